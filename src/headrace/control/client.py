@@ -91,12 +91,7 @@ class Endpoint:
 
 
 class Client:
-    """Asks one controller.
-
-    Args:
-        endpoint: where.
-        deadline_s: for each exchange, from connecting to the answer's last byte.
-    """
+    """Asks one controller."""
 
     def __init__(self, endpoint: Endpoint, deadline_s: float = DEADLINE_S) -> None:
         self.endpoint = endpoint

@@ -171,10 +171,6 @@ def memory_policy(
 ) -> tuple[int, str] | None:
     """The operator's word on memory, in bytes, and where it stands; None if nothing was said.
 
-    Args:
-        given: the argument `memory_bytes`.
-        environment: defaults to `os.environ`.
-
     Raises:
         ValueError: it is not a positive number.
     """

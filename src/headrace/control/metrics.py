@@ -70,11 +70,7 @@ class Metric:
 
 
 class Figures:
-    """Figures of one scrape.
-
-    Args:
-        table: what may be told.
-    """
+    """Figures of one scrape."""
 
     def __init__(self, table: Iterable[Metric]) -> None:
         self._table = {metric.name: metric for metric in table}
@@ -95,12 +91,6 @@ class Figures:
         self, name: str, counts: Sequence[int], seconds: float, **labels: str
     ) -> None:
         """Tell a histogram.
-
-        Args:
-            name: of the metric.
-            counts: as in `StageStats.latency_us`.
-            seconds: all latencies added up.
-            labels: of the metric.
 
         Raises:
             KeyError: there is no such metric, or it has other labels.
@@ -138,11 +128,7 @@ class Figures:
 
 
 class Labels:
-    """Which names have a label of their own: as many as there is room for, as long as they are there.
-
-    Args:
-        labels_max: at a time.
-    """
+    """Which names have a label of their own: as many as there is room for, as long as they are there."""
 
     def __init__(self, labels_max: int) -> None:
         self._labels_max = labels_max
@@ -171,10 +157,6 @@ def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
 
 def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[[], _T]) -> _T:
     """What a function gives in a loop's thread, asked from another.
-
-    Args:
-        call_soon: runs a function in the loop; thread-safe.
-        function: gives it.
 
     Raises:
         TimeoutError: the loop did not answer within `ANSWER_S`.

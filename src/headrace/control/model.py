@@ -80,13 +80,7 @@ def reads_per_sample(window: Window) -> float:
 
 
 def batches_held(window: Window, latency_us: Sequence[int], rate: float) -> int:
-    """Batches that are under way or ready at once when `rate` samples/s pass.
-
-    Args:
-        window: gives the batches' size.
-        latency_us: a histogram of many reads, for the tail.
-        rate: samples per second.
-    """
+    """Batches that are under way or ready at once when `rate` samples/s pass."""
     if window.batches == 0 or rate <= 0.0:
         return 2
     batch_s = window.samples / window.batches / rate

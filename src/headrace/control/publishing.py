@@ -228,11 +228,7 @@ class Publisher:
         self.totals = Totals()
 
     def due(self, now: float) -> bool:
-        """Whether it is time to tell again.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Whether it is time to tell again."""
         if now < self._next_s:
             return False
         self._next_s = now + PERIOD_S
@@ -258,12 +254,7 @@ class Publisher:
                 self._kept.append((plane, look))
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
-        """Look at planes, and send the totals to whoever listens. Waits for nobody but at the end.
-
-        Args:
-            planes: that are at work, or have just ended.
-            ended: the process ends.
-        """
+        """Look at planes, and send the totals to whoever listens. Waits for nobody but at the end."""
         # Iterators may still rest while the interpreter takes everything apart.
         self._ended = self._ended or ended
         me = threading.get_ident()

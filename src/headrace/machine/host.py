@@ -84,11 +84,7 @@ class MemoryUsage:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes that can be taken without swapping or being killed; page cache counts as free.
-
-    Args:
-        root: where `proc` and `sys` are.
-    """
+    """Bytes that can be taken without swapping or being killed; page cache counts as free."""
     groups = [usage.limit - usage.used for usage in memory_usages(root)]
     machine = byte_fields(root / "proc/meminfo").get("MemAvailable", NO_LIMIT)
     return max(0, min(machine, *groups, NO_LIMIT))
@@ -210,12 +206,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def read_host(now_s: float, root: Path = Path("/proc")) -> HostCounters:
-    """Read the counters, in some ten microseconds.
-
-    Args:
-        now_s: monotonic.
-        root: where proc is mounted.
-    """
+    """Read the counters, in some ten microseconds."""
     busy_s = all_s = io_s = math.nan
     try:
         with (root / "stat").open() as f:

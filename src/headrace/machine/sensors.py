@@ -49,13 +49,7 @@ lower half of it cannot have wrapped."""
 
 
 def grown(before: float, now: float, bits: int = 64) -> float:
-    """How much a counter has grown between two readings; never negative.
-
-    Args:
-        before: the first.
-        now: the second.
-        bits: after which it begins again at 0.
-    """
+    """How much a counter has grown between two readings; never negative."""
     if not (math.isfinite(before) and math.isfinite(now)):
         return 0.0
     if now >= before:
@@ -68,11 +62,7 @@ def grown(before: float, now: float, bits: int = 64) -> float:
 
 
 class Growth:
-    """Remembers the last values of counters.
-
-    Args:
-        bits: of each of them.
-    """
+    """Remembers the last values of counters."""
 
     def __init__(self, bits: int = 64) -> None:
         self._bits = bits

@@ -391,13 +391,7 @@ class Accounts:
     # -- what is observed -------------------------------------------------------------------------
 
     def observe(self, node: Observation, seconds: float, now: Now) -> None:
-        """Count what a look at the node saw.
-
-        Args:
-            node: as it was seen.
-            seconds: since the look before.
-            now: this moment.
-        """
+        """Count what a look at the node saw."""
         for job, processes in node.jobs.items():
             account = self._account(processes.identity, processes.uid, processes.began_s, now)
             if account is None:

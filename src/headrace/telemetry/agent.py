@@ -91,13 +91,7 @@ class Pace:
 
 
 def next_interval(pace: Pace, jobs: int, look_cpu_s: float) -> float:
-    """Seconds until the next look.
-
-    Args:
-        pace: how often.
-        jobs: that run now.
-        look_cpu_s: CPU seconds that a look costs lately.
-    """
+    """Seconds until the next look."""
     wanted = pace.busy_s if jobs else pace.idle_s
     return min(pace.most_s, max(wanted, look_cpu_s / pace.cpu_share))
 

@@ -332,9 +332,6 @@ SKEW_S: Final = 3600.0
 class FileHistory:
     """The history files of a folder, or one of them.
 
-    Args:
-        place: the folder or file.
-
     Attributes:
         skipped: files that could not be read, and why.
     """

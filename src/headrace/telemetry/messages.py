@@ -71,11 +71,6 @@ class ProcessReport:
 def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
     """Parse a message.
 
-    Args:
-        message: one datagram.
-        pid: who sent it.
-        uid: whose process that is.
-
     Raises:
         ValueError: it is no report; says where it is wrong.
     """

@@ -128,15 +128,7 @@ def figures_of(
     node: str,
     labels: MetricLabels,
 ) -> Figures:
-    """The figures of an agent.
-
-    Args:
-        ledger: its totals and gauges.
-        facts: what is known of jobs.
-        state: the agent's own figures, by name after `headrace_agent_`.
-        node: this one.
-        labels: who has one.
-    """
+    """The figures of an agent."""
     figures = Figures(TABLE)
     labels.jobs.update(facts)
     labels.systems.update(dict.fromkeys(key[3] for key in ledger.totals if key[3]))

@@ -229,9 +229,6 @@ class HistoryWriter:
         Args:
             ledger: is emptied, or not.
             now: try even though the last attempt has just failed.
-
-        Returns:
-            Whether nothing waits any more.
         """
         mono_s = self._mono()
         if mono_s < self._next_s and not now:

@@ -71,14 +71,6 @@ HEADER: Final = "x-headrace"
 class Web:
     """The pages, without their sockets.
 
-    Args:
-        source: what is looked at.
-        sessions: knows tokens.
-        options: how they are served.
-        stores: stores.
-        runs: that wrote a trace.
-        policies: policies; None: there is no controller.
-
     Attributes:
         app: the ASGI application.
         live: looks, and tells browsers.

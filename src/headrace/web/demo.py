@@ -331,11 +331,7 @@ class DemoSource:
 
 
 def demo_store(path: Path) -> Path:
-    """Pack a small store of pictures, drawn here, so that nobody's data are shown.
-
-    Args:
-        path: does not exist.
-    """
+    """Pack a small store of pictures, drawn here, so that nobody's data are shown."""
     from headrace import pack
 
     pack(_pictures(), path)

@@ -123,10 +123,6 @@ def _json(document: Any) -> bytes:
 class Live:
     """Looks for all browsers together.
 
-    Args:
-        source: at what.
-        clients_max: browsers at a time.
-
     Attributes:
         clients: who is told now.
         dropped: how many did not keep up.
@@ -254,10 +250,6 @@ class Live:
 
     async def ask(self, what: str, make: Callable[[], Any]) -> Any:
         """Something of the source, computed off the loop, and kept for a moment.
-
-        Args:
-            what: names it.
-            make: gives it.
 
         Raises:
             HeadraceError: it cannot be seen.

@@ -112,15 +112,6 @@ def serve(
 ) -> None:
     """Serve until a signal ends it.
 
-    Args:
-        source: what is looked at.
-        sessions: knows tokens.
-        options: where and for whom.
-        stores: stores.
-        runs: that wrote a trace.
-        policies: policies; None: there is no controller.
-        ready: told the address when it listens.
-
     Raises:
         ControlError: it cannot listen there.
     """

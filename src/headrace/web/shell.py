@@ -80,15 +80,7 @@ def files() -> dict[str, tuple[bytes, str]]:
 
 
 def document(page: WebPage, *, label: str, who: str, problem: str = "", runs: bool = False) -> str:
-    """A page.
-
-    Args:
-        page: which.
-        label: what stands on every page: `recorded demo`.
-        who: the role of who is signed in; '' for nobody.
-        problem: a sentence at the top: what went wrong.
-        runs: there are traced runs.
-    """
+    """A page."""
     shown = [each for each in PAGES if each.in_menu or (runs and each.path == "/job")]
     menu = "".join(
         f'<li><a href="{each.path}"{" aria-current=page" if each is page else ""}>{each.menu}</a></li>'

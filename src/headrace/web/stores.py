@@ -42,11 +42,7 @@ def image_type(data: bytes | memoryview) -> str | None:
 
 
 class StoreBrowser:
-    """Open stores, by their number. Its calls may come from several threads.
-
-    Args:
-        stores: open; closed with it.
-    """
+    """Open stores, by their number. Its calls may come from several threads."""
 
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = list(stores)

@@ -41,11 +41,7 @@ _STEPS_AT_ONCE: Final = 1 << 16
 
 
 class TracedRuns:
-    """Folders of runs, by their names.
-
-    Args:
-        folders: of runs, or of folders of runs.
-    """
+    """Folders of runs, by their names."""
 
     def __init__(self, folders: Sequence[str]) -> None:
         self._folders = [Path(folder).absolute() for folder in folders]

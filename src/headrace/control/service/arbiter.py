@@ -83,14 +83,7 @@ class PlaneRecord:
 
 
 class Arbiter:
-    """Decides for all planes. Not thread-safe.
-
-    Args:
-        policy: what the operator wants.
-        reign: the database.
-        epoch: its epoch.
-        now: seconds on the caller's clock.
-    """
+    """Decides for all planes. Not thread-safe."""
 
     def __init__(self, policy: Policy, reign: str, epoch: int, now: float) -> None:
         self.policy = policy

@@ -185,11 +185,7 @@ def matching(tokens: Sequence[Token], given: str) -> Token | None:
 
 
 class Throttle:
-    """Wrong tokens by peer: who guesses has to wait, and nobody else does.
-
-    Args:
-        clock: seconds.
-    """
+    """Wrong tokens by peer: who guesses has to wait, and nobody else does."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -91,12 +91,7 @@ class _Known:
 
 
 def figures_of(state: Mapping[str, Any], known: _Known | None = None) -> Figures:
-    """The figures of a controller.
-
-    Args:
-        state: what `Controller.describe` says.
-        known: remembers labels; None: this is the only scrape.
-    """
+    """The figures of a controller."""
     known = known or _Known()
     figures = Figures(TABLE)
     figures.add("headrace_build_info", 1, version=__version__)
@@ -151,11 +146,6 @@ def serve_metrics(
     controller: Controller, loop: asyncio.AbstractEventLoop, address: str
 ) -> MetricsServer:
     """Serve a controller's metrics in a thread of their own.
-
-    Args:
-        controller: the controller.
-        loop: where it runs.
-        address: `[HOST:]PORT`.
 
     Raises:
         HeadraceError: nobody can listen there, or prometheus-client is not installed.

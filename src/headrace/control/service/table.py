@@ -120,11 +120,7 @@ class Table:
         return self._numbers
 
     def problem(self, silent: NDArray[np.int64]) -> Problem:
-        """What is to be decided.
-
-        Args:
-            silent: numbers of the planes that do not report.
-        """
+        """What is to be decided."""
         known = self.numbers()
         fixed = known.problem
         held = np.isin(known.plane_of_flow, silent)

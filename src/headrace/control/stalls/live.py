@@ -170,12 +170,7 @@ VARIABLE: Final = "HEADRACE_VERDICT"
 
 
 class PassEnded:
-    """Called when a pass of a loader has ended: tells whoever tunes it, and people who want to know.
-
-    Args:
-        tuning: of the loader.
-        loader: held weakly.
-    """
+    """Called when a pass of a loader has ended: tells whoever tunes it, and people who want to know."""
 
     def __init__(self, tuning: TuningHandle, loader: Loader) -> None:
         self._tuning = tuning
@@ -225,14 +220,7 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
 def epoch_line(
     epoch: int, steps: NDArray[np.void], verdict: Verdict, changes: Sequence[Change] = ()
 ) -> str:
-    """A pass in a line.
-
-    Args:
-        epoch: its number.
-        steps: its steps, dtype `STEP`.
-        verdict: on them.
-        changes: what was tuned.
-    """
+    """A pass in a line."""
     samples = int(steps["samples"].sum())
     parts = [f"headrace: epoch {epoch}", f"{samples:,} samples"]
     if verdict.seconds > 0.0:

@@ -477,10 +477,6 @@ def causes_by_step(
 ) -> NDArray[np.float64]:
     """The causes of each step's own wait, as `verdict_of` adds them up; a slower rank is not looked for.
 
-    Args:
-        steps: of a rank, dtype `STEP`.
-        evidence: what else is known of the same stretch.
-
     Returns:
         Seconds, shape (steps, causes), in the order of `Cause`. Steps whose figures make no sense have none.
     """

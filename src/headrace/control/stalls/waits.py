@@ -255,9 +255,6 @@ def lost_share(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
 
     Threads that decode and do not compute wait for the interpreter's lock, if it is seen to be taken
     and is not taken by decoding itself.
-
-    Returns:
-        float64, shape (steps,): 0 to 1.
     """
     work, cpu = waits.work_s, np.minimum(waits.cpu_s, waits.work_s)
     stopped = np.divide(work - cpu, work, out=np.zeros_like(work), where=work > 0.0)
@@ -284,11 +281,7 @@ def others_share(waits: Waits, unseen: float) -> NDArray[np.float64]:
 
 
 def turns(waits: Waits, seen: Evidence) -> float:
-    """Of the time that this process's threads decoded, that in which they waited for one another's Python code.
-
-    Returns:
-        0 to 1.
-    """
+    """Of the time that its threads decoded, that in which they waited for one another: 0 to 1."""
     work = np.where(waits.serial, 0.0, waits.work_s)
     stopped = np.maximum(0.0, work - waits.cpu_s)
     alone = stopped * (1.0 - others_share(waits, unseen=1.0)) * taken(waits, seen)
