@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from headrace.config import ReaderOptions, TierOptions
-    from headrace.control import TuningHandle
+    from headrace.control import Plane
     from headrace.plane.batch import OnError
     from headrace.plane.pipeline import AddStage
 
@@ -230,7 +230,7 @@ def loader(
         from headrace.trace import follow
 
         about = _about(new_loader, str(store.path))
-        follow(folder, about, new_loader, plane=tuning.plane, begun=share.facts)
+        follow(folder, about, new_loader, plane=tuning, begun=share.facts)
     if tiers.plane == "node":
         from headrace.node.notes import watch
 
@@ -302,7 +302,7 @@ def _tuning(
     *,
     tune: bool,
     memory_bytes: int | None,
-) -> TuningHandle:
+) -> Plane:
     """Introduce a loader's stages to the controller."""
     frozen = [
         knob

@@ -219,7 +219,7 @@ def test_a_stage_that_fails_ends_its_tuning_and_nothing_else(stage, caplog):
     stage.stats = broken
     handle.wake()
     assert wait_for(lambda: "tuning ends" in caplog.text)
-    assert wait_for(lambda: handle.plane not in controller.planes()[0])
+    assert wait_for(lambda: handle not in controller.planes()[0])
 
 
 def test_verdicts():

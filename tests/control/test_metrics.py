@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 
 from headrace.control.messages import Flow, PlaneState, Register, Report
-from headrace.control.metrics import OTHER, Labels
+from headrace.control.metrics import LABELS_MAX, OTHER, JobLabels, Labels, serve_metrics
 from headrace.control.policy.parse import parse_policy
 from headrace.control.service.arbiter import Arbiter
 from headrace.control.service.auth import Refused
 from headrace.control.service.metrics import (
-    LABELS_MAX,
     TABLE,
-    _Known,
     figures_of,
-    serve_metrics,
 )
 
 PAGE = Path(__file__).parents[2] / "docs/howto/metrics.md"
@@ -108,7 +105,7 @@ def test_planes_that_are_silent_or_gone_are_told(arbiter):
 
 
 def test_a_thousand_jobs_have_few_labels_and_lose_nothing(arbiter):
-    plane, known = register(arbiter), _Known()
+    plane, known = register(arbiter), JobLabels()
     report(arbiter, plane, 1, [f"job-{i}" for i in range(1000)], rate=1.0)
     used = samples(figures_of(described(arbiter), known))[
         "headrace_control_job_used_bytes_per_second"
@@ -134,7 +131,9 @@ def test_it_is_served_beside_the_loop(arbiter):
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    server = serve_metrics(_Controller(arbiter), loop, "0")
+    server = serve_metrics(
+        "0", loop.call_soon_threadsafe, _Controller(arbiter).describe, figures_of
+    )
     try:
         with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
             text = answer.read().decode()

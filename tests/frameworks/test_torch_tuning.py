@@ -33,7 +33,7 @@ def test_reads_in_flight_are_tuned_within_bounds_and_the_buffer_is_the_loaders(d
         dataset, ReadAheadOptions(buffer_bytes=1 << 20, bypass=False)
     ) as ahead:
         handle = tuned(ahead)
-        limits = handle.plane.limits
+        limits = handle.limits
         assert (limits.reads_in_flight.low, limits.reads_in_flight.high) == (READS_MIN, READS_MAX)
         assert (limits.buffer_bytes.low, limits.buffer_bytes.high) == (1 << 20, 1 << 20)
         ahead.coming(range(COUNT))
@@ -52,9 +52,9 @@ def test_a_loaders_plane_is_explained_and_gone_when_it_is(dataset, monkeypatch):
     monkeypatch.setenv("HEADRACE_TUNE", "0")
     loader = DataLoader(dataset, 4, collate_fn=list)
     assert b"".join(s for batch in loader for s in batch) == b"".join(map(content, range(COUNT)))
-    name = loader._watcher._tuning.plane.name
+    name = loader._watcher._tuning.name
     assert name in str(hr.explain())
-    assert not loader._watcher._tuning.plane.enabled
+    assert not loader._watcher._tuning.enabled
     loader._watcher.close()
     assert name not in [plane.name for plane in planes()[0]]
 
@@ -72,7 +72,7 @@ def test_a_loaders_plane_is_explained_and_gone_when_it_is(dataset, monkeypatch):
 def test_a_loader_over_a_store_is_watched_from_when_it_is_iterated(path, monkeypatch, how, turned):
     monkeypatch.delenv("HEADRACE_TUNE", raising=False)
     with DataLoader(path, 16, **how) as loader:
-        plane = loader._loader.tuning.plane
+        plane = loader._loader.tuning
         assert plane not in planes()[0]
         batches = iter(loader)
         next(batches)

@@ -53,7 +53,7 @@ def _explained(loader: hr.Loader) -> dict[str, Any]:
     """What `explain` tells of the engine behind a loader: what the controller saw last."""
     plane: Any = loader.tuning
     planes = {found["name"]: found for found in hr.explain().as_dict()["planes"]}
-    stages = {stage["name"]: stage for stage in planes[plane.plane.name]["stages"]}
+    stages = {stage["name"]: stage for stage in planes[plane.name]["stages"]}
     remote: dict[str, Any] = stages["prefetch"]["remote"]
     return remote
 

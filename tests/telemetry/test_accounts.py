@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.machine.gpu import GPU
-from headrace.telemetry.accounts import KEPT_S, Interval, infer
+from headrace.telemetry.accounts import KEPT_S, infer
 from headrace.telemetry.messages import parse_report
 from headrace.telemetry.processes import GroupUse
 from telemetry.shared import accounts, message, now, processes, seen, totals
@@ -170,4 +170,4 @@ def test_what_nobody_measures_is_inferred_and_a_measured_job_is_not():
     ],
 )
 def test_inference_says_no_more_than_it_sees(seen_, expected):
-    assert infer(Interval(seconds=10.0, **seen_)) == pytest.approx(expected)
+    assert infer(seconds=10.0, **seen_) == pytest.approx(expected)

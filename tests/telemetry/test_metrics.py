@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from headrace.base.job import JobIdentity
-from headrace.control.metrics import OTHER
+from headrace.control.metrics import LABELS_MAX, OTHER, JobLabels
 from headrace.telemetry.accounts import NODE, JobFacts, Ledger
 from headrace.telemetry.history import open_history
-from headrace.telemetry.metrics import LABELS_MAX, TABLE, MetricLabels, figures_of
+from headrace.telemetry.metrics import TABLE, figures_of
 
 PAGE = Path(__file__).parents[2] / "docs/howto/agent.md"
 
@@ -66,7 +66,7 @@ def test_every_figure_of_the_ledger_has_a_place():
                      ("gpu_power_w", "0"): 1.0}  # fmt: skip
     state = dict.fromkeys(("jobs", "look_seconds", "interval_seconds", "messages_total",
                            "refused_total", "waiting_entries"), 1.0)  # fmt: skip
-    figures = figures_of(ledger, {"1": facts("1")}, state, "n", MetricLabels())
+    figures = figures_of(ledger, {"1": facts("1")}, state, "n", JobLabels())
     for metric in TABLE:
         assert values(figures, metric.name), metric.name
 
@@ -78,7 +78,7 @@ def test_labels_are_bounded():
         ledger.add(str(i), "gpu_s", 1.0, 0.0)
         ledger.add(str(i), "gpus", 4.0, 0.0)
         ledger.add(str(i), "stall_s", 1.0, 0.0, "storage", f"/{i}")
-    figures = figures_of(ledger, known, {}, "n", MetricLabels())
+    figures = figures_of(ledger, known, {}, "n", JobLabels())
     found = values(figures, "headrace_agent_job_gpu_seconds_total")
     assert len(found) == LABELS_MAX + 1
     assert found[OTHER,] == 2 * LABELS_MAX

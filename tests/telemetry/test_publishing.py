@@ -131,7 +131,7 @@ def test_what_is_kept_of_passes_outlives_their_loader(ear, lasting, packed_photo
     handle = loader.tuning
     loader.close()
     del loader
-    assert until(lambda: gc.collect() >= 0 and handle.plane.gone)
+    assert until(lambda: gc.collect() >= 0 and handle.gone)
     lasting.tell([])
     told = ear.all()[-1]
     assert told.figures["samples", "", ""] == samples
@@ -154,12 +154,12 @@ def test_a_pass_may_end_in_the_midst_of_telling(ear, lasting, packed_photos, mon
     def ends_a_pass(plane, look):
         if not ended:
             ended.append(plane)
-            lasting.tell([second.tuning.plane])
+            lasting.tell([second.tuning])
             first.stats.rest()
         return system(plane, look)
 
     monkeypatch.setattr(lasting, "_system", ends_a_pass)
-    telling = threading.Thread(target=lasting.tell, args=([first.tuning.plane],), daemon=True)
+    telling = threading.Thread(target=lasting.tell, args=([first.tuning],), daemon=True)
     telling.start()
     telling.join(20)
     assert not telling.is_alive()
@@ -174,7 +174,7 @@ def test_who_cannot_tell_now_waits_a_moment_and_loses_nothing(ear, lasting, pack
     for batch in loader:
         samples += len(batch)
     with lasting._lock:
-        lasting.tell([loader.tuning.plane])  # not for ever
+        lasting.tell([loader.tuning])  # not for ever
         assert ear.all() == []
     loader.close()
     del loader, batch

@@ -323,7 +323,7 @@ def agent_start(
     if keep_days <= 0:
         raise ValueError(f"--keep-days is {keep_days:g}, expected more than 0")
     place = None if no_history else (history or default_history()).absolute()
-    options = process.RunOptions(
+    options = process.AgentOptions(
         history=place, job=job, site=site, metrics=metrics,
         pace=Pace(busy_s=interval, idle_s=max(30.0, interval), most_s=max(60.0, interval)),
         age_s=keep_days * 86400, bytes_max=bytes_of(keep_bytes),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.plane.batch_trace import StepLog
     from headrace.plane.stage import Stage
 
-__all__ = ["Change", "Plane", "TuningHandle", "planes", "tune"]
+__all__ = ["Change", "Plane", "planes", "tune"]
 
 LOG = logging.getLogger("headrace.control")
 
@@ -62,6 +62,13 @@ class Change:
     reason: str
     evidence: str
 
+    def turned(self) -> str:
+        """What was turned, in words; ''."""
+        return ", ".join(
+            f"{name} {getattr(self.before, name)} -> {value}"
+            for name, value in self.after.changes_from(self.before).items()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
@@ -76,18 +83,18 @@ def _weakly(function: Callable[[], Any]) -> Callable[[], Callable[[], Any] | Non
     return weakref.WeakMethod(function) if ismethod(function) else lambda: function
 
 
-def _listed(stages: Sequence[Stage]) -> Callable[[], Callable[[], Sequence[Stage] | None]]:
+def _listed(stages: Sequence[Stage]) -> Callable[[], Sequence[Stage] | None]:
     refs = [weakref.ref(stage) for stage in stages]
 
     def alive_stages() -> Sequence[Stage] | None:
         alive = [stage for ref in refs if (stage := ref()) is not None]
         return alive if len(alive) == len(refs) else None
 
-    return lambda: alive_stages
+    return alive_stages
 
 
 class Plane:
-    """A plane under watch; see `headrace.control.tune`."""
+    """A plane under watch; see `headrace.control.tune`. Its owner keeps it, and drops both together."""
 
     def __init__(
         self,
@@ -110,12 +117,13 @@ class Plane:
         self.action = self.reason = ""
         self._held = 0  # decisions in a row that changed nothing
         self._silent = 0  # looks in a row at which nothing had happened
-        self._find_stages = _weakly(stages) if callable(stages) else _listed(stages)
+        find = stages if callable(stages) else _listed(stages)
+        self._find_stages = _weakly(find)
         self._find_consumer = _weakly(consumer)
         self._find_limits = limits
         self.started = time.monotonic()
         self._reading = self._read()
-        self._knobs = self._current()
+        self.knobs = self._current()
         self.refresh_limits(1)
 
     @property
@@ -132,11 +140,6 @@ class Plane:
     def idle(self) -> bool:
         """Whether nothing was read or delivered for some seconds: an epoch's end, or validation."""
         return self._silent >= IDLE_AFTER
-
-    @property
-    def knobs(self) -> Knobs:
-        """Where they stood at the last look."""
-        return self._knobs
 
     @property
     def stages(self) -> tuple[StageStats, ...]:
@@ -162,10 +165,22 @@ class Plane:
         """The last seconds taken together."""
         return Window.over(self.history.since(self.history.now_s - seconds))
 
+    def wake(self) -> None:
+        """Make sure that somebody looks, in this process."""
+        _controller.watch(self)
+
+    def rested(self) -> None:
+        """A pass has ended: what is known of it may be gone soon."""
+        _controller.publish(lambda publisher: publisher.rested(self))
+
+    def close(self) -> None:
+        """Look no more; the knobs stay where they are, and `explain` still knows the plane."""
+        _controller.forget(self)
+
     def refresh_limits(self, planes: int) -> None:
         """Look again at what may be used, as one of several planes."""
         held = sum(stage.buffered_bytes for stage in self.stages)
-        self.limits = self._find_limits(held).shared(planes).frozen(self._knobs, self.frozen)
+        self.limits = self._find_limits(held).shared(planes).frozen(self.knobs, self.frozen)
 
     def end(self) -> None:
         """Remember the last figures."""
@@ -183,22 +198,22 @@ class Plane:
         self.history = self.history.after(interval)
         if not self.enabled:
             return
-        decision = propose(self.history, self._knobs, self.limits)
+        decision = propose(self.history, self.knobs, self.limits)
         self.history = self.history.remembering(decision.memory)
         self.action, self.reason = decision.action, decision.reason
         self._held = self._held + 1 if decision.reason == "steady" else 0
         if decision.action != "hold":
             self._record(decision)
-        if decision.knobs != self._knobs:
+        if decision.knobs != self.knobs:
             self._turn(decision.knobs)
 
     def _turn(self, knobs: Knobs) -> None:
-        changes = knobs.changes_from(self._knobs)
+        changes = knobs.changes_from(self.knobs)
         for stage in self._stages_now() or ():
             mine = {name: value for name, value in changes.items() if name in stage.knobs()}
             if mine:
                 stage.turn(mine)
-        self._knobs = knobs
+        self.knobs = knobs
 
     def _stages_now(self) -> Sequence[Stage] | None:
         """The stages; None when they are gone."""
@@ -208,21 +223,11 @@ class Plane:
     def _record(self, decision: Decision) -> None:
         at_s = time.monotonic() - self.started
         change = Change(
-            at_s, decision.action, self._knobs, decision.knobs, decision.reason, decision.evidence
+            at_s, decision.action, self.knobs, decision.knobs, decision.reason, decision.evidence
         )
         self.changes.append(change)
-        turned = ", ".join(
-            f"{name} {getattr(self._knobs, name)} -> {value}"
-            for name, value in decision.knobs.changes_from(self._knobs).items()
-        )
-        LOG.info(
-            "%s: %s%s: %s (%s)",
-            self.name,
-            decision.action,
-            f" {turned}" if turned else "",
-            decision.reason,
-            decision.evidence,
-        )
+        action = f"{change.action} {change.turned()}".rstrip()
+        LOG.info("%s: %s: %s (%s)", self.name, action, change.reason, change.evidence)
 
     def _look(self) -> Interval | None:
         """What happened since the last look; None when that was nothing, or no comparison."""
@@ -232,13 +237,8 @@ class Plane:
         seconds = now.at - before.at
         if seconds < INTERVAL_MIN_S:
             return None
-        self._reading = now
-        current = self._current()
-        if current != self._knobs:  # turned by somebody else
-            self._knobs = current
-        if seconds > INTERVAL_MAX_S:
-            return None
-        return _difference(before, now, current)
+        self._reading, self.knobs = now, self._current()  # somebody else may turn them
+        return None if seconds > INTERVAL_MAX_S else _difference(before, now, self.knobs)
 
     def _read(self) -> _Reading | None:
         consumer, stages = self._find_consumer(), self._stages_now()
@@ -319,30 +319,6 @@ CLOSED_KEPT: Final = 8
 """Planes that are gone and still can be explained."""
 
 
-class TuningHandle:
-    """The tuning of one plane. Keep it as long as the plane; the planes' owner drops both together."""
-
-    def __init__(self, plane: Plane) -> None:
-        self._plane = plane
-
-    @property
-    def plane(self) -> Plane:
-        """What is known about the plane."""
-        return self._plane
-
-    def wake(self) -> None:
-        """Make sure that somebody looks, in this process."""
-        _controller.watch(self._plane)
-
-    def rested(self) -> None:
-        """A pass has ended: what is known of it may be gone soon."""
-        _controller.rested(self._plane)
-
-    def close(self) -> None:
-        """Look no more; the knobs stay where they are, and `explain` still knows the plane."""
-        _controller.forget(self._plane)
-
-
 class _Controller:
     def __init__(self) -> None:
         self.reset()
@@ -374,14 +350,11 @@ class _Controller:
 
     def forget(self, plane: Plane) -> None:
         with self._lock:
-            self._drop(plane)
-
-    def _drop(self, plane: Plane) -> None:
-        if plane in self._planes:
-            self._planes.remove(plane)
-            plane.end()
-            self.tell([plane])
-            self._closed = [*self._closed[-(CLOSED_KEPT - 1) :], plane]
+            if plane in self._planes:
+                self._planes.remove(plane)
+                plane.end()
+                self.tell([plane])
+                self._closed = [*self._closed[-(CLOSED_KEPT - 1) :], plane]
 
     def stop(self) -> None:
         """End the thread before the interpreter does."""
@@ -393,13 +366,10 @@ class _Controller:
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
         """Tell the node's agents how planes fare, now."""
-        self._publish(lambda publisher: publisher.tell(planes, ended=ended))
+        self.publish(lambda publisher: publisher.tell(planes, ended=ended))
 
-    def rested(self, plane: Plane) -> None:
-        """Tell the node's agents of a pass that has ended, now or soon."""
-        self._publish(lambda publisher: publisher.rested(plane))
-
-    def _publish(self, act: Callable[[Publisher], None]) -> None:
+    def publish(self, act: Callable[[Publisher], None]) -> None:
+        """Have something told, if anything is; what fails once is not tried again."""
         publisher = self._publisher
         try:
             if publisher is not None:
@@ -407,11 +377,6 @@ class _Controller:
         except Exception:
             LOG.exception("agents are told no more how this process fares")
             self._publisher = None
-
-    def _tell_in_time(self, planes: Sequence[Plane], now: float) -> None:
-        publisher = self._publisher
-        if publisher is not None and publisher.due(now):
-            self.tell(planes)
 
     def all(self) -> tuple[list[Plane], list[Plane]]:
         with self._lock:
@@ -422,7 +387,7 @@ class _Controller:
         while not self._ending.wait(PERIOD_S):
             with self._lock:
                 for plane in [each for each in self._planes if each.gone]:
-                    self._drop(plane)
+                    self.forget(plane)
                 if not self._planes:
                     self._thread = None
                     return
@@ -436,7 +401,8 @@ class _Controller:
                 if ticks % (IDLE_TICKS if plane.idle else CALM_TICKS if plane.calm else 1):
                     continue
                 self._look(plane, len(planes), look_at_limits=look_at_limits)
-            self._tell_in_time(planes, now)
+            if self._publisher is not None and self._publisher.due(now):
+                self.tell(planes)
 
     def _look(self, plane: Plane, count: int, *, look_at_limits: bool) -> None:
         try:
@@ -463,13 +429,13 @@ def tune(
     memory_bytes: int | None = None,
     enabled: bool = True,
     source: str = "",
-) -> TuningHandle:
+) -> Plane:
     """Watch a plane and turn its knobs as its consumer needs.
 
     Args:
         name: what logs and `explain` call it.
         stages: its stages, or what gives those there are now. Held weakly, as is what a bound
-            method belongs to: who owns them keeps them, and the handle.
+            method belongs to: who owns them keeps them, and the plane.
         consumer: gives what its consumer did so far.
         limits: gives the limits, from the bytes that the plane holds; by default `read_limits`.
         frozen: knobs that somebody set on purpose: they stay.
@@ -478,16 +444,15 @@ def tune(
         source: path or URL of what is read, for those who ask which file system that is.
 
     Returns:
-        The handle: tuning goes on until it is closed or the stages are gone.
+        The plane: once it is woken, tuning goes on until it is closed or the stages are gone.
     """
 
     def own_limits(held_bytes: int) -> Limits:
         return read_limits(memory_bytes=memory_bytes, held_bytes=held_bytes)
 
-    plane = Plane(
+    return Plane(
         name, stages, consumer, limits or own_limits, frozen, enabled=enabled, source=source
     )
-    return TuningHandle(plane)
 
 
 def planes() -> tuple[list[Plane], list[Plane]]:

@@ -127,10 +127,14 @@ class Figures:
             yield family
 
 
+LABELS_MAX: Final = 64
+"""Jobs, and file systems, that have a label of their own at a time."""
+
+
 class Labels:
     """Which names have a label of their own: as many as there is room for, as long as they are there."""
 
-    def __init__(self, labels_max: int) -> None:
+    def __init__(self, labels_max: int = LABELS_MAX) -> None:
         self._labels_max = labels_max
         self._labelled: set[str] = set()
 
@@ -145,6 +149,13 @@ class Labels:
     def of(self, name: str) -> str:
         """The label of a name."""
         return name if name in self._labelled else OTHER
+
+
+class JobLabels:
+    """Which jobs and file systems have a label of their own, from scrape to scrape."""
+
+    def __init__(self) -> None:
+        self.jobs, self.systems = Labels(), Labels()
 
 
 def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
@@ -385,6 +396,29 @@ def _answer(code: int, body: str | bytes) -> bytes:
         f"Content-Length: {len(content)}\r\nConnection: close\r\n{more}\r\n"
     )
     return head.encode() + content
+
+
+def serve_metrics(
+    address: str,
+    call_soon: Callable[[Callable[[], None]], object],
+    describe: Callable[[], _T],
+    figures: Callable[[_T], Figures],
+) -> MetricsServer:
+    """Serve what runs in a loop, in threads of their own.
+
+    Args:
+        address: `[HOST:]PORT`.
+        call_soon: runs a function in the loop; thread-safe.
+        describe: is called in the loop.
+        figures: makes figures of what that returned, outside of the loop.
+
+    Raises:
+        HeadraceError: nobody can listen there, or prometheus-client is not installed.
+        ValueError: the address is none.
+    """
+    where = address_of(address)
+    render = renderer(lambda: figures(asked(call_soon, describe)))
+    return MetricsServer(where, render, lambda: asked(call_soon, lambda: True))
 
 
 def _listen(address: Address) -> socket.socket:

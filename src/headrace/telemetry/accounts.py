@@ -42,9 +42,7 @@ __all__ = [
     "NODE",
     "Accounts",
     "Entry",
-    "Interval",
     "JobFacts",
-    "Ledger",
     "Now",
     "Observation",
     "PendingWrites",
@@ -58,31 +56,31 @@ CPU_BUSY = 0.85
 CPU_LITTLE = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A job in an interval; what is not known is None."""
+def infer(
+    seconds: float,
+    gpu_busy: float | None = None,
+    io_pressure: float | None = None,
+    cpu_share: float | None = None,
+) -> dict[Cause, float]:
+    """Seconds of an interval that a job probably waited, by cause.
 
-    seconds: float
-    gpu_busy: float | None = None
-    """Mean share of time in which its GPUs worked."""
-    io_pressure: float | None = None
-    """Share of time in which at least one task waited for I/O."""
-    cpu_share: float | None = None
-    """Of its CPUs, in use."""
-
-
-def infer(interval: Interval) -> dict[Cause, float]:
+    Args:
+        seconds: of the interval.
+        gpu_busy: mean share of time in which its GPUs worked; None: not known, as for the others.
+        io_pressure: share of time in which at least one task waited for I/O.
+        cpu_share: of its CPUs, in use.
+    """
     """Seconds that the job probably waited, by cause; at most the interval's."""
-    pressure = _share(interval.io_pressure)
-    cpu = interval.cpu_share if interval.cpu_share is not None else 0.0
-    if interval.gpu_busy is None:
+    pressure = _share(io_pressure)
+    cpu = cpu_share if cpu_share is not None else 0.0
+    if gpu_busy is None:
         free = max(0.0, 1.0 - cpu) if cpu < CPU_LITTLE else 0.0
         shares = {Cause.STORAGE: min(pressure, free)}
     else:
-        idle = 1.0 - _share(interval.gpu_busy)
+        idle = 1.0 - _share(gpu_busy)
         storage = min(idle, pressure)
         shares = {Cause.STORAGE: storage, Cause.DECODE: idle - storage if cpu > CPU_BUSY else 0.0}
-    return {cause: share * interval.seconds for cause, share in shares.items() if share > 0.0}
+    return {cause: share * seconds for cause, share in shares.items() if share > 0.0}
 
 
 def _share(value: float | None) -> float:
@@ -436,14 +434,8 @@ class Accounts:
         if account.facts.measured or seconds <= 0.0:
             return
         cpus = account.identity.cpus or os.cpu_count() or 1
-        waited = infer(
-            Interval(
-                seconds=seconds,
-                gpu_busy=busy,
-                io_pressure=None if pressure_s is None else pressure_s / seconds,
-                cpu_share=cpu_s / (cpus * seconds),
-            )
-        )
+        pressure = None if pressure_s is None else pressure_s / seconds
+        waited = infer(seconds, busy, pressure, cpu_s / (cpus * seconds))
         for cause, inferred_s in waited.items():
             system = node.busiest if cause is Cause.STORAGE else ""
             add(job, "inferred_s", inferred_s, now.unix_s, cause, system)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import os
-import pwd
 import select
 import signal
 import socket
@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean, identity_of
+from headrace.base.peers import user_name
+from headrace.control.metrics import JobLabels
 from headrace.errors import NodeError, TelemetryError
 from headrace.latch import Latch
 from headrace.machine.gpu import GPUs
@@ -33,7 +35,7 @@ from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder, launch, w
 from headrace.telemetry.accounts import NODE, Accounts, Ledger, Now, Observation
 from headrace.telemetry.history import default_history
 from headrace.telemetry.messages import Listener, ask_state, parse_report
-from headrace.telemetry.metrics import MetricLabels, figures_of
+from headrace.telemetry.metrics import figures_of
 from headrace.telemetry.processes import Processes, job_groups
 from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 
@@ -48,7 +50,6 @@ __all__ = [
     "Agent",
     "AgentOptions",
     "Pace",
-    "RunOptions",
     "folder_of",
     "next_interval",
     "node_name",
@@ -58,6 +59,8 @@ __all__ = [
     "start",
     "stop",
 ]
+
+_log = logging.getLogger("headrace.agent")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +114,23 @@ NODE_ASKED_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """What an agent looks at, and how often."""
+    """What an agent looks at, and how it runs: the options of `headrace agent start`."""
 
-    node: str
+    node: str = field(default_factory=lambda: node_name())  # noqa: PLW0108 - it is defined below
     """What this node is called."""
-
     job: str = ""
-    """The one job to look at; '': all that it can see."""
-
+    """The one job to look at; '': all that can be seen."""
     pace: Pace = field(default_factory=Pace)
-
     root: Path = Path("/")
     """Where `proc` and `sys` are."""
+    history: Path | None = None
+    """Folder of history files; None: no history is kept."""
+    age_s: float = AGE_S
+    bytes_max: int = BYTES_MAX
+    site: bool = False
+    """For all users: listens where everybody can."""
+    metrics: str | None = None
+    """Where Prometheus is served; None: nowhere."""
 
 
 class Agent:
@@ -153,16 +161,15 @@ class Agent:
         self._node_asked_s = 0.0
         self._sensors: list[Sensor] = all_sensors(options.root)
         self._processes = Processes(options.root, options.job, options.node)
-        self._users: dict[int, str] = {}
         self.ledger = Ledger()
         self.accounts = Accounts(
             self.ledger,
-            self._user_of,
+            functools.cache(user_name),
             writer.reports() if writer is not None else None,
             writer.last_seen() if writer is not None else None,
             options.pace.busy_s,
         )
-        self._labels = MetricLabels()
+        self._labels = JobLabels()
         if listener is not None:
             listener.state = self.state
         self._logged: set[str] = set()
@@ -344,14 +351,6 @@ class Agent:
         self._node_stalls = stalls or self._node_stalls
         self.accounts.explain_node(shares, now)
 
-    def _user_of(self, uid: int) -> str:
-        if uid not in self._users:
-            try:
-                self._users[uid] = pwd.getpwuid(uid).pw_name
-            except KeyError:
-                self._users[uid] = str(uid)
-        return self._users[uid]
-
     def _log_once(self, name: str, why: str) -> None:
         """Log why something is not there: the first time only."""
         if why and name not in self._logged:
@@ -412,28 +411,9 @@ def _busiest(grown: dict[SensorKey, float]) -> str:
     return "local disk" if disk > 0.0 else ""
 
 
-_log = logging.getLogger("headrace.agent")
-
 STOP_S: Final = 10.0
 
 _SITE_FOLDER: Final = Path("/run/headrace-agent-root")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How an agent runs: the options of `headrace agent start`."""
-
-    history: Path | None = None
-    """Folder of history files; None: no history is kept."""
-    job: str = ""
-    """The one job to look at; '': all that can be seen."""
-    site: bool = False
-    """For all users: listens where everybody can."""
-    metrics: str | None = None
-    """Where Prometheus is served; None: nowhere."""
-    pace: Pace = field(default_factory=Pace)
-    age_s: float = AGE_S
-    bytes_max: int = BYTES_MAX
 
 
 def node_name(environment: Mapping[str, str] | None = None) -> str:
@@ -443,11 +423,11 @@ def node_name(environment: Mapping[str, str] | None = None) -> str:
     return clean(given or socket.gethostname().partition(".")[0]) or "node"
 
 
-def own_options(environment: Mapping[str, str] | None = None) -> RunOptions:
+def own_options(environment: Mapping[str, str] | None = None) -> AgentOptions:
     """The options of an agent that is given none: within a job it looks at that job."""
     environment = os.environ if environment is None else environment
     identity = identity_of(environment)
-    return RunOptions(
+    return AgentOptions(
         history=default_history(environment), job="" if identity is None else identity.job_id
     )
 
@@ -457,7 +437,7 @@ def folder_of(job: str = "", *, site: bool = False) -> RuntimeFolder:
     return RuntimeFolder(_SITE_FOLDER, "agent", "telemetry agent") if site else agent_folder(job)
 
 
-def run(folder: RuntimeFolder, options: RunOptions) -> None:
+def run(folder: RuntimeFolder, options: AgentOptions) -> None:
     """Be the agent, until a signal ends it. Then all that was counted is in the history.
 
     Raises:
@@ -477,9 +457,8 @@ def run(folder: RuntimeFolder, options: RunOptions) -> None:
         with _claimed(folder), contextlib.ExitStack() as stack:
             agent = _open_agent(folder, options, stack)
             agents.append(agent)
-            metrics = _serve_metrics(agent, options.metrics)
-            if metrics is not None:
-                stack.callback(metrics.close)
+            if options.metrics is not None:
+                stack.callback(_serve_metrics(agent, options.metrics).close)
             _log.info("process %d looks at %s", os.getpid(), node_name())
             if ends.is_set():
                 agent.stop()
@@ -502,12 +481,11 @@ def _claimed(folder: RuntimeFolder) -> Any:
         claim.release()
 
 
-def _open_agent(folder: RuntimeFolder, options: RunOptions, stack: contextlib.ExitStack) -> Agent:
-    node = node_name()
+def _open_agent(folder: RuntimeFolder, options: AgentOptions, stack: contextlib.ExitStack) -> Agent:
     writer = None
     if options.history is not None:
-        path = file_of(options.history, node, options.job)
-        writer = HistoryWriter(path, node, age_s=options.age_s, bytes_max=options.bytes_max)
+        path = file_of(options.history, options.node, options.job)
+        writer = HistoryWriter(path, options.node, age_s=options.age_s, bytes_max=options.bytes_max)
         stack.callback(writer.close)
     sock = folder.socket
     if options.site:
@@ -516,10 +494,7 @@ def _open_agent(folder: RuntimeFolder, options: RunOptions, stack: contextlib.Ex
         sock.unlink(missing_ok=True)
     listener = Listener(sock, public=options.site)
     stack.callback(listener.close)
-    agent = Agent(
-        AgentOptions(node=node, job=options.job, pace=options.pace),
-        listener, writer, ask_node=_node_stalls,
-    )  # fmt: skip
+    agent = Agent(options, listener, writer, ask_node=_node_stalls)
     stack.callback(agent.close)
     return agent
 
@@ -543,15 +518,10 @@ def _node_stalls() -> dict[str, dict[Cause, float]]:
     }
 
 
-def _serve_metrics(agent: Agent, address: str | None) -> MetricsServer | None:
-    if address is None:
-        return None
-    from headrace.control.metrics import MetricsServer, address_of, asked, renderer
+def _serve_metrics(agent: Agent, address: str) -> MetricsServer:
+    from headrace.control.metrics import serve_metrics
 
-    render = renderer(lambda: asked(agent.call_soon, agent.figures))
-    server = MetricsServer(
-        address_of(address), render, lambda: asked(agent.call_soon, lambda: True)
-    )
+    server = serve_metrics(address, agent.call_soon, agent.figures, lambda figures: figures)
     agent.metrics = str(server.address)
     _log.info("serves metrics at http://%s/metrics", server.address)
     if not server.address.loopback:

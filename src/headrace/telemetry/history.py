@@ -49,6 +49,8 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
+
 FORMAT: Final = "1"
 SUFFIX: Final = ".telemetry"
 """Of agents' history files: SQLite, see `headrace.telemetry.writing`."""
@@ -84,12 +86,12 @@ def catch_up(history: str, job: str = "") -> None:
     """
     if "://" in history:
         return
-    from headrace.telemetry.messages import ask_to_write
+    from headrace.telemetry.messages import ask_state
 
     for path in agent_sockets(job):
         if checked(path) and Path(path).exists():
             with contextlib.suppress(OSError, ValueError):
-                ask_to_write(Path(path))
+                ask_state(Path(path), written=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,23 +123,17 @@ class JobRecord:
 
     def by_label(self, name: str) -> dict[str, float]:
         """A figure by cause as it was written, or by tier, the largest first."""
-        return self._by(name, 1)
-
-    def _by_cause(self, name: str) -> dict[Cause, float]:
-        sums: dict[Cause, float] = defaultdict(float)
-        for word, value in self.by_label(name).items():
-            sums[cause_of(word)] += value
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+        return self._by(name, lambda key: key[1])
 
     def by_file_system(self, name: str) -> dict[str, float]:
         """A figure by file system, the largest first; '' is an unknown one."""
-        return self._by(name, 2)
+        return self._by(name, lambda key: key[2])
 
-    def _by(self, name: str, place: int) -> dict[str, float]:
-        sums: dict[str, float] = defaultdict(float)
+    def _by(self, name: str, word: Callable[[tuple[str, str, str]], T]) -> dict[T, float]:
+        sums: dict[T, float] = defaultdict(float)
         for key, value in self.figures.items():
             if key[0] == name:
-                sums[key[place]] += value
+                sums[word(key)] += value
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
     @property
@@ -163,7 +159,9 @@ class JobRecord:
     @property
     def lost(self) -> dict[Cause, float]:
         """GPU-seconds that its steps waited for data, by cause, the largest first."""
-        return self._by_cause("lost_gpu_s" if self.measured else "inferred_gpu_s")
+        return self._by(
+            "lost_gpu_s" if self.measured else "inferred_gpu_s", lambda key: cause_of(key[1])
+        )
 
     @property
     def lost_by_file_system(self) -> dict[str, float]:
@@ -173,7 +171,7 @@ class JobRecord:
     @property
     def waited(self) -> dict[Cause, float]:
         """Seconds that its steps waited, of all its training processes (measured) or nodes (inferred)."""
-        return self._by_cause("stall_s" if self.measured else "inferred_s")
+        return self._by("stall_s" if self.measured else "inferred_s", lambda key: cause_of(key[1]))
 
     @property
     def stall(self) -> float | None:
@@ -300,8 +298,7 @@ def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
     with contextlib.suppress(OSError), os.scandir(history) as entries:
         if sum(entry.name.endswith(SUFFIX) for entry in entries) > FILES_MAX:
             return {}
-    opened = open_history(history)
-    try:
+    with contextlib.closing(open_history(history)) as opened:
         now_s = time.time()
         by_name: dict[str, Stall] = {}
         for record in opened.records(now_s - seconds, now_s + 60):
@@ -314,11 +311,7 @@ def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
             if record.alias:
                 by_name[record.alias] = stall
         return by_name
-    finally:
-        opened.close()
 
-
-T = TypeVar("T")
 
 _START: Final = "Start an agent that keeps one: headrace agent start --history DIR."
 
@@ -352,7 +345,8 @@ class FileHistory:
         Raises:
             TelemetryError: as for `records`.
         """
-        return self._read(lambda database: _records(database, since_s, until_s, job_id), since_s)
+        rows = self._rows(since_s, until_s, job_id, by_minute=False)
+        return [(node, record) for node, _, record in rows]
 
     def minutes(
         self, since_s: float, until_s: float, job_id: str = ""
@@ -362,24 +356,22 @@ class FileHistory:
         Raises:
             TelemetryError: as for `records`.
         """
-
-        def read(database: sqlite3.Connection) -> list[tuple[str, float, JobRecord]]:
-            return _by_minute(database, since_s, until_s, job_id)
-
         by_minute: dict[float, list[tuple[str, JobRecord]]] = {}
-        for node, minute, record in self._read(read, since_s):
+        for node, minute, record in self._rows(since_s, until_s, job_id, by_minute=True):
             by_minute.setdefault(minute, []).append((node, record))
         return {minute: merged(by_minute[minute]) for minute in sorted(by_minute)}
 
-    def _read(self, read: Callable[[sqlite3.Connection], list[T]], since_s: float) -> list[T]:
-        """What is read from each file that may have something."""
+    def _rows(
+        self, since_s: float, until_s: float, job_id: str, *, by_minute: bool
+    ) -> list[tuple[str, float, JobRecord]]:
+        """What each file that may have something says: node, minute (0: of all together) and record."""
         self.skipped = []
-        parts: list[T] = []
+        rows: list[tuple[str, float, JobRecord]] = []
         files = self._files()
         for file in (file for file in files if _written_s(file) > since_s - SKEW_S):
             try:
                 with _copied(file) as database:
-                    parts += read(database)
+                    rows += _records(database, since_s, until_s, job_id, by_minute=by_minute)
             except (sqlite3.Error, OSError, ValueError) as e:
                 self.skipped.append(f"{file}: {e}")
         if files and len(self.skipped) == len(files):
@@ -388,7 +380,7 @@ class FileHistory:
                 path=str(self._place),
                 next_step="Start the agent again: it keeps a damaged file aside and begins another.",
             )
-        return parts
+        return rows
 
     def close(self) -> None:
         """Nothing is held."""
@@ -465,52 +457,32 @@ def _copy(file: Path, copy: Path) -> bool:
 
 
 _FIGURES: Final = """
-SELECT f.job, s.name, s.label, s.file_system, sum(f.value), max(f.value)
+SELECT {minute}, f.job, s.name, s.label, s.file_system, sum(f.value), max(f.value)
 FROM figures f JOIN series s ON s.series = f.series
 WHERE f.minute >= ? AND f.minute < ? AND f.job IN (SELECT job FROM jobs WHERE ? IN ('', job_id, alias))
-GROUP BY f.job, f.series
-"""
-
-
-_BY_MINUTE: Final = """
-SELECT f.minute, f.job, s.name, s.label, s.file_system, f.value
-FROM figures f JOIN series s ON s.series = f.series
-WHERE f.minute >= ? AND f.minute < ? AND f.job IN (SELECT job FROM jobs WHERE ? IN ('', job_id, alias))
+GROUP BY {minute}, f.job, f.series
 """
 
 
 def _records(
-    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str
-) -> list[tuple[str, JobRecord]]:
-    node, records = _jobs(database)
-    seen = set()
+    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str, *, by_minute: bool
+) -> list[tuple[str, float, JobRecord]]:
+    node, jobs = _jobs(database)
+    records: dict[tuple[float, int], JobRecord] = {}
+    query = _FIGURES.format(minute="f.minute" if by_minute else "0.0")
     # A minute belongs to the stretch in which it begins, but for the first: a window ends within one.
-    for number, name, label, system, total, most in database.execute(
-        _FIGURES, (since_s - 59, until_s, job_id)
+    for minute, job, name, label, system, total, most in database.execute(
+        query, (since_s - 59, until_s, job_id)
     ):
-        record = records.get(number)
-        if record is not None:
-            seen.add(number)
+        if job in jobs:
+            record = records.setdefault((float(minute), job), replace(jobs[job], figures={}))
             value = most if name in PEAKS else total
             record.figures[clean(name), clean(label), clean(system)] = float(value)
-    return [(node, records[number]) for number in sorted(seen)]
+    return [(node, minute, record) for (minute, _), record in sorted(records.items(), key=_place)]
 
 
-def _by_minute(
-    database: sqlite3.Connection, since_s: float, until_s: float, job_id: str
-) -> list[tuple[str, float, JobRecord]]:
-    node, facts = _jobs(database)
-    minutes: dict[tuple[float, int], JobRecord] = {}
-    for minute, number, name, label, system, value in database.execute(
-        _BY_MINUTE, (since_s - 59, until_s, job_id)
-    ):
-        if number not in facts:
-            continue
-        record = minutes.get((minute, number))
-        if record is None:
-            record = minutes[minute, number] = replace(facts[number], figures={})
-        record.figures[clean(name), clean(label), clean(system)] = float(value)
-    return [(node, float(minute), record) for (minute, _), record in minutes.items()]
+def _place(item: tuple[tuple[float, int], JobRecord]) -> tuple[float, int]:
+    return item[0]
 
 
 def _jobs(database: sqlite3.Connection) -> tuple[str, dict[int, JobRecord]]:

@@ -34,7 +34,6 @@ __all__ = [
     "Listener",
     "ProcessReport",
     "ask_state",
-    "ask_to_write",
     "parse_report",
 ]
 
@@ -114,30 +113,25 @@ def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
 
 def _identity(value: Any) -> JobIdentity:
     job = _table(value, "job", 16)
-
-    def text(name: str) -> str:
-        value = job.get(name, "")
-        if not isinstance(value, str):
+    texts = {
+        name: job.get(name, "") for name in ("job_id", "alias", "name", "user", "account", "node")
+    }
+    for name, text in texts.items():
+        if not isinstance(text, str):
             raise ValueError(f"job.{name} is no text")  # noqa: TRY004 - of a message, not of a caller
-        return clean(value)
-
     indices = job.get("gpu_indices", [])
     if not isinstance(indices, list) or len(indices) > 1024:
         raise ValueError("job.gpu_indices is no list of numbers")
-    job_id = text("job_id")
-    if not job_id:
+    if not clean(texts["job_id"]):
         raise ValueError("job.job_id is empty")
+    values: dict[str, Any] = {name: clean(text) for name, text in texts.items()}
+    values |= {
+        name: int(min(most, _amount(job.get(name, 0), f"job.{name}")))
+        for name, most in (("gpus", 1024), ("cpus", 1 << 16), ("restarts", 1 << 16))
+    }
     return JobIdentity(
-        job_id=job_id,
-        alias=text("alias"),
-        name=text("name"),
-        user=text("user"),
-        account=text("account"),
-        gpus=int(min(1024, _amount(job.get("gpus", 0), "job.gpus"))),
+        **values,
         gpu_indices=tuple(int(min(1024, _amount(i, "job.gpu_indices"))) for i in indices),
-        cpus=int(min(1 << 16, _amount(job.get("cpus", 0), "job.cpus"))),
-        restarts=int(min(1 << 16, _amount(job.get("restarts", 0), "job.restarts"))),
-        node=text("node"),
     )
 
 
@@ -265,32 +259,18 @@ class Listener:
                 self.socket.sendto(json.dumps(self.state()).encode(), sender)
 
 
-def ask_state(path: Path) -> dict[str, Any]:
-    """Ask an agent for its state.
+def ask_state(path: Path, *, written: bool = False) -> dict[str, Any]:
+    """Ask an agent for its state; with `written`, when all that it has received is in its history.
 
     Raises:
         FileNotFoundError: none listens there.
         TimeoutError: it does not answer.
     """
-    return _request(path, _ASK)
-
-
-def ask_to_write(path: Path) -> dict[str, Any]:
-    """Ask an agent to write all that it has received into its history; its state, when it has.
-
-    Raises:
-        FileNotFoundError: none listens there.
-        TimeoutError: it does not answer.
-    """
-    return _request(path, _ASK_WRITTEN)
-
-
-def _request(path: Path, request: bytes) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.bind("")  # a name that the kernel draws, and that lies in no folder
         sock.settimeout(ANSWER_S)
         try:
-            sock.sendto(request, str(path))
+            sock.sendto(_ASK_WRITTEN if written else _ASK, str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             raise FileNotFoundError(f"{path}: no agent listens") from None
         state = json.loads(sock.recv(1 << 16))

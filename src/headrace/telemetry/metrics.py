@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headrace import __version__
-from headrace.control.metrics import OTHER, Figures, Labels, Metric
+from headrace.control.metrics import OTHER, Figures, JobLabels, Metric
 from headrace.telemetry.accounts import NODE
 from headrace.telemetry.history import PEAKS
 
@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
     from headrace.telemetry.accounts import JobFacts, Ledger
 
-__all__ = ["JOBS", "LABELS_MAX", "TABLE", "MetricLabels", "figures_of"]
-
-LABELS_MAX: Final = 64
-"""Jobs, and file systems, that have a label of their own at a time."""
+__all__ = ["JOBS", "TABLE", "figures_of"]
 
 _PREFIX: Final = "headrace_agent_"
 
@@ -113,20 +110,12 @@ _WAITS: Final = {
 }
 
 
-class MetricLabels:
-    """Which jobs and file systems have a label of their own."""
-
-    def __init__(self) -> None:
-        self.jobs = Labels(LABELS_MAX)
-        self.systems = Labels(LABELS_MAX)
-
-
 def figures_of(
     ledger: Ledger,
     facts: Mapping[str, JobFacts],
     state: Mapping[str, float],
     node: str,
-    labels: MetricLabels,
+    labels: JobLabels,
 ) -> Figures:
     """The figures of an agent."""
     figures = Figures(TABLE)
@@ -166,7 +155,7 @@ def _add_node(figures: Figures, name: str, label: str, value: float) -> None:
 
 
 def _add_job(
-    figures: Figures, labels: MetricLabels, key: tuple[str, str, str, str], value: float
+    figures: Figures, labels: JobLabels, key: tuple[str, str, str, str], value: float
 ) -> None:
     job, name, label, system = key
     begin, shown = f"{_PREFIX}job_", labels.jobs.of(job)

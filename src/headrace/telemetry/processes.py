@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.job import JobIdentity, identity_of
+from headrace.machine.host import read_text
 from headrace.machine.sensors import grown, lines_of, number, pressure_of
 
 if TYPE_CHECKING:
@@ -62,13 +63,13 @@ def job_of_groups(text: str) -> str:
     return ""
 
 
-def environment_of(block: bytes) -> Mapping[str, str]:
+def environment_of(block: str) -> Mapping[str, str]:
     """What `/proc/PID/environ` holds; entries without `=` are left out, of several the first counts."""
     environment: dict[str, str] = {}
-    for entry in block.split(b"\0"):
-        name, equals, value = entry.partition(b"=")
+    for entry in block.split("\0"):
+        name, equals, value = entry.partition("=")
         if equals and name:
-            environment.setdefault(name.decode(errors="replace"), value.decode(errors="replace"))
+            environment.setdefault(name, value)
     return environment
 
 
@@ -174,9 +175,9 @@ class _Known:
     job: str = ""
     identity: JobIdentity | None = None
     uid: int = 0
-    cpu_s: float | None = None
-    read_bytes: float | None = None
-    written_bytes: float | None = None
+    cpu_s: float = 0.0
+    read_bytes: float = 0.0
+    written_bytes: float = 0.0
 
 
 class Processes:
@@ -231,7 +232,7 @@ class Processes:
             return known
         if self._uid not in (0, known.uid):
             return known
-        job = job_of_groups(self._read(pid, "cgroup").decode(errors="replace"))
+        job = job_of_groups(self._read(pid, "cgroup"))
         environment = environment_of(self._read(pid, "environ", _ENVIRONMENT_BYTES_MAX))
         identity = identity_of(environment)
         if job and (identity is None or identity.job_id != job):
@@ -261,26 +262,20 @@ class Processes:
         job.uid = max(job.uid, known.uid)  # a step's root process speaks for its user
         job.began_s = min(job.began_s, began_s)
         job.pids.add(pid)
-        read_bytes, written_bytes = _io(self._read(pid, "io"))
+        lines = (line.partition(":") for line in self._read(pid, "io").splitlines())
+        counts = {name: number(value) or 0.0 for name, _, value in lines}
+        # What others' processes read and write is not ours to know.
+        read_bytes, written_bytes = counts.get("read_bytes", 0.0), counts.get("write_bytes", 0.0)
         use = job.use
         use.memory_bytes += memory_bytes
         # A new process's whole use is new.
-        use.cpu_s += grown(known.cpu_s or 0.0, cpu_s)
-        use.read_bytes += grown(known.read_bytes or 0.0, read_bytes or 0.0)
-        use.written_bytes += grown(known.written_bytes or 0.0, written_bytes or 0.0)
+        use.cpu_s += grown(known.cpu_s, cpu_s)
+        use.read_bytes += grown(known.read_bytes, read_bytes)
+        use.written_bytes += grown(known.written_bytes, written_bytes)
         known.cpu_s, known.read_bytes, known.written_bytes = cpu_s, read_bytes, written_bytes
 
-    def _read(self, pid: int, name: str, most: int = 1 << 14) -> bytes:
-        try:
-            fd = os.open(f"{self._proc}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return b""
-        try:
-            return os.read(fd, most)
-        except OSError:
-            return b""
-        finally:
-            os.close(fd)
+    def _read(self, pid: int, name: str, most: int = 1 << 14) -> str:
+        return read_text(self._proc / str(pid) / name, most)
 
 
 def fuller(one: JobIdentity, other: JobIdentity) -> JobIdentity:
@@ -288,10 +283,10 @@ def fuller(one: JobIdentity, other: JobIdentity) -> JobIdentity:
     return max(one, other, key=lambda each: (bool(each.user), each.gpus, bool(each.name)))
 
 
-def _stat(block: bytes) -> tuple[float, float, int] | None:
+def _stat(text: str) -> tuple[float, float, int] | None:
     """CPU seconds, resident bytes and start (in ticks since boot) of `/proc/PID/stat`."""
     # A program's name may hold spaces and parentheses: it ends at the last one.
-    words = block.rpartition(b")")[2].split()
+    words = text.rpartition(")")[2].split()
     if len(words) < 22:
         return None
     try:
@@ -299,13 +294,6 @@ def _stat(block: bytes) -> tuple[float, float, int] | None:
         return cpu_s, max(0, int(words[21])) * float(_PAGE_BYTES), int(words[19])
     except ValueError:
         return None
-
-
-def _io(block: bytes) -> tuple[float | None, float | None]:
-    """Bytes read from and written to storage, of `/proc/PID/io`; None where that is not ours to know."""
-    fields = (line.partition(":") for line in block.decode(errors="replace").splitlines())
-    counts = {name: number(value) for name, _, value in fields}
-    return counts.get("read_bytes"), counts.get("write_bytes")
 
 
 def _boot_time(proc: Path) -> float:

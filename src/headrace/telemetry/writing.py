@@ -130,8 +130,6 @@ def _unwritable(path: Path, error: Exception) -> TelemetryError:
     )
 
 
-_log = logging.getLogger("headrace.agent")
-
 AGE_S: Final = 30 * 86400.0
 BYTES_MAX: Final = 256 << 20
 BYTES_LEAST: Final = 1 << 20
@@ -402,14 +400,8 @@ class HistoryWriter:
             self._let_go()
 
 
-_ADD = (
-    "INSERT INTO figures VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (minute, job, series) DO UPDATE SET value = value + excluded.value"
-)
-_RAISE = (
-    "INSERT INTO figures VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (minute, job, series) DO UPDATE SET value = max(value, excluded.value)"
-)
+_INSERT = "INSERT INTO figures VALUES (?, ?, ?, ?) ON CONFLICT (minute, job, series) DO UPDATE SET value = "
+_ADD, _RAISE = f"{_INSERT} value + excluded.value", f"{_INSERT} max(value, excluded.value)"
 
 
 def _remove_old(path: Path, age_s: float) -> None:

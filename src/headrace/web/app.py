@@ -35,7 +35,7 @@ from headrace.web.cluster import plain
 from headrace.web.live import Full, Live, LiveClient
 from headrace.web.shell import PAGES, document, files
 from headrace.web.traced import PREFIX, TracedRuns
-from headrace.web.views import Query, rows
+from headrace.web.views import rows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from headrace.web.live import Source
     from headrace.web.policies import Policies
     from headrace.web.server import WebOptions
+    from headrace.web.shell import WebPage
     from headrace.web.stores import StoreBrowser
 
 __all__ = ["Web"]
@@ -66,6 +67,8 @@ _STATUS: Final[dict[type[Exception], int]] = {
 
 HEADER: Final = "x-headrace"
 """Scripts of our pages send it: another site's cannot, unless we let them."""
+
+_SIGN_IN: Final = next(page for page in PAGES if page.path == "/signin")
 
 
 class Web:
@@ -102,9 +105,7 @@ class Web:
             for name, (data, kind) in files().items()
         }
         self.port = options.address[1]
-        pages = [
-            Route(page.path, self._page(page.path)) for page in PAGES if page.path != "/signin"
-        ]
+        pages = [Route(page.path, self._page(page)) for page in PAGES if page.path != "/signin"]
         self.app = Guard(
             Starlette(
                 routes=[
@@ -133,26 +134,23 @@ class Web:
 
     # -- pages ------------------------------------------------------------------------------------
 
-    def _page(self, path: str) -> Callable[[Request], Awaitable[Response]]:
-        page = next(each for each in PAGES if each.path == path)
-
+    def _page(self, page: WebPage) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
                 who = self._who(request)
             except Refused as e:
-                return self._html("/signin", "", e.status, str(e))
+                return self._html(_SIGN_IN, "", e.status, str(e))
             if not who and self._options.needs_token:
                 return RedirectResponse("/signin", 303)
             if page.path == "/" and not self._ahead:
                 # It will ask for the grid in a moment: look while it loads its scripts.
                 self._ahead = asyncio.create_task(self.live.soon())
                 self._ahead.add_done_callback(self._was_ahead)
-            return self._html(page.path, who)
+            return self._html(page, who)
 
         return answer
 
-    def _html(self, path: str, who: str, status: int = 200, problem: str = "") -> Response:
-        page = next(each for each in PAGES if each.path == path)
+    def _html(self, page: WebPage, who: str, status: int = 200, problem: str = "") -> Response:
         text = document(
             page,
             label=self._source.label,
@@ -171,10 +169,10 @@ class Web:
         peer = _peer(request)
         once = request.query_params.get("once")
         if request.method != "POST" and not once:
-            return self._html("/signin", self._session(request) or "")
+            return self._html(_SIGN_IN, self._session(request) or "")
         kind = request.headers.get("content-type", "").split(";")[0]
         if not once and kind != "application/x-www-form-urlencoded":
-            return self._html("/signin", "", 415, "a form is expected")
+            return self._html(_SIGN_IN, "", 415, "a form is expected")
         try:
             if once:
                 name, seconds = self._access.sign_in_once(once, peer)
@@ -183,9 +181,9 @@ class Web:
                 given = parse_qs(body, max_num_fields=8).get("token", [""])[0]
                 name, seconds = self._access.sign_in(given, peer)
         except Refused as e:
-            return self._html("/signin", "", e.status, str(e))
+            return self._html(_SIGN_IN, "", e.status, str(e))
         except (ValueError, TimeoutError, ClientDisconnect) as e:
-            return self._html("/signin", "", 400, f"the form cannot be read: {plain(e)}")
+            return self._html(_SIGN_IN, "", 400, f"the form cannot be read: {plain(e)}")
         answer = RedirectResponse("/", 303)
         answer.set_cookie(
             self._cookie, name, max_age=int(min(seconds, SESSION_S)), path="/", httponly=True,
@@ -216,10 +214,10 @@ class Web:
     # -- what is looked at --------------------------------------------------------------------------
 
     async def _live(self, request: Request) -> Response:
-        connection = request.state.connection
+        connection = getattr(request.state, "connection", None)
         client = LiveClient(
             grid=request.query_params.get("grid") == "1",
-            hang_up=connection.hang_up,
+            hang_up=connection.hang_up if connection is not None else lambda: None,
             may=lambda: self._may_look(request),
         )
         try:
@@ -228,16 +226,16 @@ class Web:
             return refusal(
                 503, "as many browsers watch as may; try again soon", {"retry-after": "10"}
             )
-        connection.hold()
+        if connection is not None:
+            connection.hold()
         return StreamingResponse(
             self.live.stream(client), media_type="text/event-stream",
             headers={"cache-control": "no-store", "x-accel-buffering": "no"},
         )  # fmt: skip
 
     async def _starving(self, request: Request) -> Response:
-        query = Query.of(request.query_params)
         starving, hints = await self.live.ask("starving", self._who_starves)
-        return JSONResponse(await asyncio.to_thread(rows, starving, hints, query))
+        return JSONResponse(await asyncio.to_thread(rows, starving, hints, request.query_params))
 
     def _who_starves(self) -> tuple[Any, Any]:
         records, until_s = self._source.records(), time.time()
@@ -392,7 +390,8 @@ class Web:
 
 
 def _peer(request: Request) -> str:
-    return str(request.state.peer.name)
+    peer = getattr(request.state, "peer", None)
+    return peer.name if peer is not None else ""
 
 
 def _integer(text: str, name: str) -> int:

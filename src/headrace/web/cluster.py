@@ -7,7 +7,7 @@ number that holds while the job runs, which a GPU's holder names.
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -194,10 +194,13 @@ class Wire:
         whole = {
             "taken_s": cluster.taken_s,
             "totals": cluster.totals(),
-            "holders": _text(holders),
-            "stall": _text(cluster.stall),
-            "busy": _text(cluster.busy),
-        }
+            **{
+                name: base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+                for name, values in (
+                    ("holders", holders), ("stall", cluster.stall), ("busy", cluster.busy),
+                )
+            },
+        }  # fmt: skip
         changes = dict(whole)
         if self._last.get("holders") == changes["holders"]:
             del changes["holders"]
@@ -239,10 +242,6 @@ def _nodes(nodes: Iterable[NodeBox]) -> dict[str, Any]:
         "gpus": [box.gpus for box in boxes],
         "away": {i: plain(box.away) for i, box in enumerate(boxes) if box.away},
     }
-
-
-def _text(values: NDArray[Any]) -> str:
-    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
 
 
 LITTLE = 0.03
@@ -354,14 +353,14 @@ def cluster_of(
     boxes = [_box(job, of_job.get(job.job_id)) for job in layout.jobs.values()]
     place = {job: at for at, job in enumerate(layout.jobs)}
     holders: list[int] = []
-    stall: list[float] = []
-    busy: list[float] = []
+    stall: list[float | None] = []
+    busy: list[float | None] = []
     for box, held in zip(layout.nodes, layout.holders, strict=True):
         for job in held:
             known = on_node.get((box.name, job)) or of_job.get(job)
             holders.append(place.get(job, IDLE))
-            stall.append(_known(known.stall if known else None))
-            busy.append(_known(known.gpu_use if known else None))
+            stall.append(known.stall if known else None)
+            busy.append(known.gpu_use if known else None)
     return Cluster(
         taken_s=taken_s, nodes=layout.nodes, jobs=boxes, holders=np.array(holders, np.int32),
         stall=levels(np.array(stall, np.float64)), busy=levels(np.array(busy, np.float64)),
@@ -369,19 +368,14 @@ def cluster_of(
     )  # fmt: skip
 
 
-def _known(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
 def _box(job: JobBox, record: JobRecord | None) -> JobBox:
     if record is None:
         return job
     waits = (record.stall or 0.0) >= LITTLE
     systems = [name for name in record.lost_by_file_system if name]
-    return JobBox(
-        job_id=job.job_id, name=job.name or record.name, user=job.user or record.user,
-        account=job.account or record.account, partition=job.partition, gpus=job.gpus,
-        nodes=job.nodes, cause=next(iter(record.waited), "") if waits else "",
+    return replace(
+        job, name=job.name or record.name, user=job.user or record.user,
+        account=job.account or record.account,
+        cause=next(iter(record.waited), "") if waits else "",
         file_system=systems[0] if systems and waits else "", measured=record.measured,
-        started_s=job.started_s,
     )  # fmt: skip

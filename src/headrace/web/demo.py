@@ -20,7 +20,7 @@ import numpy as np
 from headrace.base.causes import Cause, cause_of
 from headrace.telemetry.history import JobRecord
 from headrace.web.cluster import IDLE, Cluster, JobBox, NodeBox, levels
-from headrace.web.views import Flow, JobPage, file_system
+from headrace.web.views import Flow, file_system, job_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -286,9 +286,9 @@ class DemoSource:
             for place in self._places[job].tolist()
         ]
         ranks = self._on_ranks(job, float(stall[0, -1])).tolist()
-        page = JobPage(
-            record=self._record(job, now),
-            times=[self._unix(t) for t in times.tolist()],
+        return job_page(
+            self._record(job, now),
+            [self._unix(t) for t in times.tolist()],
             use=((1.0 - stall[0]) * self._use(job)).tolist(),
             stall=stall[0].tolist(),
             tiers={name: line.tolist() for name, line in zip(TIERS, tiers, strict=True)},
@@ -302,7 +302,6 @@ class DemoSource:
             gpus=box.gpus,
             now=float(stall[0, -3:].mean()),
         )  # fmt: skip
-        return page.as_dict()
 
     def _decisions(self, job: int) -> list[dict[str, Any]]:
         """What the job's tuner did, in seconds of the recording."""

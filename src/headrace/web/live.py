@@ -113,11 +113,8 @@ class LiveClient:
 
 def event(name: str, document: Any) -> bytes:
     """A message as it goes over the wire."""
-    return b"event: " + name.encode() + b"\ndata: " + _json(document) + b"\n\n"
-
-
-def _json(document: Any) -> bytes:
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    data = json.dumps(document, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return f"event: {name}\ndata: {data}\n\n".encode()
 
 
 class Live:

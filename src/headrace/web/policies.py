@@ -6,6 +6,7 @@ A policies speaks to a controller, or in the demo to nobody. Whether somebody ma
 from __future__ import annotations
 
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.control.policy import amount_text, changes, policy_document
@@ -151,9 +152,7 @@ class DemoPolicies:
                 {
                     "version": self._version,
                     "applied": applied,
-                    "changes": [
-                        {"at": c.at, "before": c.before, "after": c.after} for c in differences
-                    ],
+                    "changes": [asdict(change) for change in differences],
                     "unknown": [],
                 }
             )

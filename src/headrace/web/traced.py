@@ -19,7 +19,7 @@ from headrace.plane.stage import TIERS
 from headrace.telemetry.history import JobRecord
 from headrace.trace import read_run
 from headrace.web.cluster import plain
-from headrace.web.views import JobPage
+from headrace.web.views import job_page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,9 +96,9 @@ def page_of(run: Run, name: str, now_s: float) -> dict[str, Any]:
     known = waited + worked
     width, lately = float(edges[1] - edges[0]), max(1, points // 20)
     ended = all(rank.of_kind("end") for rank in run.ranks) and bool(run.ranks)
-    page = JobPage(
-        record=_record(run, name, ranks, first, last),
-        times=edges[1:].tolist(),
+    page = job_page(
+        _record(run, name, ranks, first, last),
+        edges[1:].tolist(),
         use=[None] * points,
         stall=[float(w / k) if k > 0 else None for w, k in zip(waited, known, strict=True)],
         tiers={tier: (line / width).tolist() for tier, line in tiers.items() if line.any()},
@@ -111,7 +111,7 @@ def page_of(run: Run, name: str, now_s: float) -> dict[str, Any]:
         else None,
     )
     notes = sorted({plain(rank.cut) for rank in run.ranks if rank.cut})
-    return {**page.as_dict(), "traced": True, "notes": notes}
+    return {**page, "traced": True, "notes": notes}
 
 
 def _number(value: object) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.telemetry.report import JobReport, hint_of
 from headrace.web.cluster import plain
@@ -14,74 +13,64 @@ if TYPE_CHECKING:
     from headrace.insight.usage import Group, Starving, StarvingJob
     from headrace.telemetry.history import JobRecord
 
-__all__ = ["TOP", "Flow", "JobPage", "Query", "file_system", "mean", "rows"]
+__all__ = ["Flow", "file_system", "job_page", "rows"]
 
 
 RANKS_MAX = 4096
 NODES_MAX = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPage:
-    """What is known of a job.
+def job_page(
+    record: JobRecord,
+    times: Sequence[float],
+    *,
+    use: Sequence[float | None],
+    stall: Sequence[float | None],
+    tiers: Mapping[str, Sequence[float]],
+    ranks: Sequence[tuple[int, str, float]],
+    running: bool,
+    gpus: int,
+    now: float | None,
+    partition: str = "",
+    events: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """What is known of a job, as plain values, every name as it may be shown.
 
-    Attributes:
+    Args:
         record: its figures in all.
         times: Unix seconds of the moments below.
         use: GPUs' share of time at work; None where nobody looked.
         stall: steps' share of time that was waited; None where nothing is known.
         tiers: bytes per second, by where they came from.
-        events: what its tuner did: `at_s`, `knob`, `before`, `after`, `why`, `kept`.
         ranks: number, place and stall now of each.
         running: it has not ended.
+        gpus: that it has.
         now: its stall now; None: not known.
+        partition: of the scheduler; ''.
+        events: what its tuner did: `at_s`, `knob`, `before`, `after`, `why`, `kept`.
     """
-
-    record: JobRecord
-    times: Sequence[float]
-    use: Sequence[float | None] = ()
-    stall: Sequence[float | None] = ()
-    tiers: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    events: Sequence[Mapping[str, Any]] = ()
-    ranks: Sequence[tuple[int, str, float]] = ()
-    running: bool = True
-    partition: str = ""
-    gpus: int = 0
-    now: float | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """As plain values, every name as it may be shown."""
-        report = JobReport(self.record).as_dict()
-        report["nodes"] = [plain(node) for node in report["nodes"][:NODES_MAX]]
-        report["node_count"] = len(self.record.nodes)
-        for key in ("job_id", "alias", "name", "user", "account", "hint"):
-            report[key] = plain(report[key]) if key != "hint" else report[key]
-        for key in (
-            "stall_s",
-            "gpu_hours_lost_by_cause",
-            "gpu_hours_lost_by_file_system",
-            "bytes_by_tier",
-        ):
-            report[key] = {plain(name): value for name, value in report[key].items()}
-        return {
-            "facts": {**report, "partition": plain(self.partition), "gpus": self.gpus},
-            "running": self.running,
-            "now": self.now,
-            "times": [round(t, 3) for t in self.times],
-            "use": [_share(value) for value in self.use],
-            "stall": [_share(value) for value in self.stall],
-            "tiers": {plain(k): [float(f"{v:.4g}") for v in row] for k, row in self.tiers.items()},
-            "events": [
-                {k: plain(v) if isinstance(v, str) else v for k, v in event.items()}
-                for event in self.events
-            ],
-            "ranks": [[rank, plain(place), _share(s)] for rank, place, s in self.ranks[:RANKS_MAX]],
-        }
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
-    return sum(values) / len(values) if values else None
+    report = JobReport(record).as_dict()
+    report["nodes"] = [plain(node) for node in report["nodes"][:NODES_MAX]]
+    report["node_count"] = len(record.nodes)
+    for key in ("job_id", "alias", "name", "user", "account"):
+        report[key] = plain(report[key])
+    for key in (
+        "stall_s", "gpu_hours_lost_by_cause", "gpu_hours_lost_by_file_system", "bytes_by_tier",
+    ):  # fmt: skip
+        report[key] = {plain(name): value for name, value in report[key].items()}
+    return {
+        "facts": {**report, "partition": plain(partition), "gpus": gpus},
+        "running": running,
+        "now": now,
+        "times": [round(t, 3) for t in times],
+        "use": [_share(value) for value in use],
+        "stall": [_share(value) for value in stall],
+        "tiers": {plain(name): _short(row) for name, row in tiers.items()},
+        "events": [
+            {k: plain(v) if isinstance(v, str) else v for k, v in event.items()} for event in events
+        ],
+        "ranks": [[rank, plain(place), _share(s)] for rank, place, s in ranks[:RANKS_MAX]],
+    }
 
 
 def _share(value: float | None) -> float | None:
@@ -92,8 +81,7 @@ TOP: Final = 7
 """Jobs that have a band of their own; as many as there are colours to tell apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(NamedTuple):
     """A job on a file system: what it took at each moment."""
 
     job_id: str
@@ -171,60 +159,36 @@ _SORTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What is asked for.
+def rows(
+    starving: Starving, records: Mapping[str, JobRecord], given: Mapping[str, str]
+) -> dict[str, Any]:
+    """The leaderboard as an address asks for it, as plain values.
 
     Raises:
-        ValueError: the order is none.
+        ValueError: the order or the limit is none.
     """
-
-    sort: str = "lost"
-    reverse: bool = False
-    user: str = ""
-    job: str = ""
-    cause: str = ""
-    system: str = ""
-    limit: int = 50
-
-    def __post_init__(self) -> None:
-        if self.sort not in _SORTS:
-            raise ValueError(f"sort is {self.sort!r}, expected one of {', '.join(_SORTS)}")
-
-    @classmethod
-    def of(cls, given: Mapping[str, str]) -> Query:
-        """As an address says it."""
-        limit = given.get("limit", "50")
-        if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= ROWS_MAX):
-            raise ValueError(f"limit is {limit!r}, expected 1 to {ROWS_MAX}")
-        return cls(
-            sort=given.get("sort", "lost"), reverse=given.get("reverse") == "1",
-            user=given.get("user", ""), job=given.get("job", ""), cause=given.get("cause", ""),
-            system=given.get("on", ""), limit=int(limit),
-        )  # fmt: skip
-
-    def wants(self, job: StarvingJob) -> bool:
-        """Whether a job is asked for."""
-        text = self.job.lower()
-        return (
-            self.user in ("", job.user)
-            and self.cause in ("", job.cause)
-            and self.system in ("", job.file_system)
-            and (not text or text in job.job_id.lower() or text in job.name.lower())
-        )
-
-
-def rows(starving: Starving, records: Mapping[str, JobRecord], query: Query) -> dict[str, Any]:
-    """The answer, as plain values."""
-    wanted = [job for job in starving.jobs if query.wants(job)]
-    wanted.sort(key=_SORTS[query.sort], reverse=query.reverse)
+    sort, limit = given.get("sort", "lost"), given.get("limit", "50")
+    if sort not in _SORTS:
+        raise ValueError(f"sort is {sort!r}, expected one of {', '.join(_SORTS)}")
+    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= ROWS_MAX):
+        raise ValueError(f"limit is {limit!r}, expected 1 to {ROWS_MAX}")
+    text = given.get("job", "").lower()
+    wanted = [
+        job
+        for job in starving.jobs
+        if given.get("user", "") in ("", job.user)
+        and given.get("cause", "") in ("", job.cause)
+        and given.get("on", "") in ("", job.file_system)
+        and (not text or text in job.job_id.lower() or text in job.name.lower())
+    ]
+    wanted.sort(key=_SORTS[sort], reverse=given.get("reverse") == "1")
     return {
         "answer": _sentence(starving.answer),
         "since_s": starving.since_s,
         "until_s": starving.until_s,
         "gpu_hours": starving.gpu_hours,
         "lost_gpu_hours": starving.lost_gpu_hours,
-        "jobs": [_row(job, records.get(job.job_id)) for job in wanted[: query.limit]],
+        "jobs": [_row(job, records.get(job.job_id)) for job in wanted[: int(limit)]],
         "of": len(wanted),
         "all": len(starving.jobs),
         "lost_shown": sum(job.lost_gpu_hours for job in wanted),

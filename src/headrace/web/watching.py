@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
 from headrace.web.cluster import cluster_of, nodes_of_agents, nodes_of_scheduler
-from headrace.web.views import Flow, JobPage, file_system
+from headrace.web.views import Flow, file_system, job_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,9 +122,9 @@ class ClusterSource:
         nodes = [part for part in self._parts(now - NOW_S, now, job_id) if part[0]]
         tiers = sorted({tier for _, r, _ in minutes for tier in r.by_label("tier_bytes")})
         running = now - record.last_s < NOW_S
-        page = JobPage(
-            record=record,
-            times=[at for at, _, _ in minutes],
+        return job_page(
+            record,
+            [at for at, _, _ in minutes],
             use=[r.gpu_use for _, r, _ in minutes],
             stall=[r.stall for _, r, _ in minutes],
             tiers={
@@ -138,7 +139,6 @@ class ClusterSource:
             gpus=round(record.total("gpus")),
             now=minutes[-1][1].stall if minutes and running else None,
         )  # fmt: skip
-        return page.as_dict()
 
     # -- history ------------------------------------------------------------------------------------
 
@@ -150,22 +150,16 @@ class ClusterSource:
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[str, JobRecord]]:
         """Records with their node; '' where the history tells of jobs as a whole."""
-        history = open_history(self._history)
-        try:
+        with closing(open_history(self._history)) as history:
             if isinstance(history, FileHistory):
                 parts = history.parts(since_s, until_s, job_id)
             else:
                 parts = [("", record) for record in history.records(since_s, until_s, job_id)]
-        finally:
-            history.close()
         return [(node, record) for node, record in parts if record.job_id]
 
     def _records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        history = open_history(self._history)
-        try:
+        with closing(open_history(self._history)) as history:
             return [r for r in history.records(since_s, until_s, job_id) if r.job_id]
-        finally:
-            history.close()
 
     def _minutes(
         self, since_s: float, until_s: float, job_id: str
@@ -180,8 +174,7 @@ class ClusterSource:
     def _over_time(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[float, list[JobRecord], float]]:
-        history = open_history(self._history)
-        try:
+        with closing(open_history(self._history)) as history:
             if isinstance(history, FileHistory):
                 by_minute = history.minutes(since_s, until_s, job_id)
                 return [
@@ -192,8 +185,6 @@ class ClusterSource:
             count = max(1, round((until_s - since_s) / step))
             starts = [since_s + step * i for i in range(count)]
             return [(at, history.records(at, at + step, job_id), step) for at in starts]
-        finally:
-            history.close()
 
     # -- file systems -------------------------------------------------------------------------------
 

@@ -5,28 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
-from headrace.control.metrics import (
-    Figures,
-    Labels,
-    Metric,
-    MetricsServer,
-    address_of,
-    asked,
-    renderer,
-)
+from headrace.control.metrics import Figures, JobLabels, Metric
 from headrace.control.policy import RESOURCES
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Mapping
 
-    from headrace.control.service.app import Controller
-
-__all__ = ["TABLE", "figures_of", "serve_metrics"]
-
-LABELS_MAX: Final = 64
-"""Jobs, and file systems, that have a label of their own."""
-
+__all__ = ["TABLE", "figures_of"]
 _FLOW: Final = ("job_name", "file_system")
 _SYSTEM: Final = ("file_system",)
 _UNITS: Final = {
@@ -83,16 +68,9 @@ _PLAIN: Final = {
 }
 
 
-class _Known:
-    """Who has a label of its own, from scrape to scrape."""
-
-    def __init__(self) -> None:
-        self.jobs, self.systems = Labels(LABELS_MAX), Labels(LABELS_MAX)
-
-
-def figures_of(state: Mapping[str, Any], known: _Known | None = None) -> Figures:
-    """The figures of a controller."""
-    known = known or _Known()
+def figures_of(state: Mapping[str, Any], known: JobLabels | None = None) -> Figures:
+    """The figures of a controller, out of what `Controller.describe` says."""
+    known = known or JobLabels()
     figures = Figures(TABLE)
     figures.add("headrace_build_info", 1, version=__version__)
     for name, key in _PLAIN.items():
@@ -140,18 +118,3 @@ def _add_rates(
             value = rates[what][resource]
             if value is not None:
                 figures.add(f"{prefix}_{what}_{_UNITS[resource]}", value, **labels)
-
-
-def serve_metrics(
-    controller: Controller, loop: asyncio.AbstractEventLoop, address: str
-) -> MetricsServer:
-    """Serve a controller's metrics in a thread of their own.
-
-    Raises:
-        HeadraceError: nobody can listen there, or prometheus-client is not installed.
-        ValueError: the address is none.
-    """
-    where, known = address_of(address), _Known()
-    call_soon = loop.call_soon_threadsafe
-    render = renderer(lambda: figures_of(asked(call_soon, controller.describe), known))
-    return MetricsServer(where, render, lambda: asked(call_soon, lambda: True))

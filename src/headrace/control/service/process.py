@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.control.client import Client, Endpoint
-from headrace.control.metrics import address_of
+from headrace.control.metrics import JobLabels, address_of, serve_metrics
 from headrace.control.service.app import Controller
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
 from headrace.control.service.http import Listener, Server, listen_tcp
-from headrace.control.service.metrics import serve_metrics
+from headrace.control.service.metrics import figures_of
 from headrace.errors import ControlError
 from headrace.runtime import launch, wait_for_end
 
@@ -137,7 +137,13 @@ async def _serve(
     loop = asyncio.get_running_loop()
     metrics = None
     if options.metrics is not None:
-        metrics = serve_metrics(controller, loop, options.metrics)
+        labels = JobLabels()
+        metrics = serve_metrics(
+            options.metrics,
+            loop.call_soon_threadsafe,
+            controller.describe,
+            lambda state: figures_of(state, labels),
+        )
         controller.metrics = str(metrics.address)
         _log.info("serves metrics at http://%s/metrics", metrics.address)
     for number in (signal.SIGTERM, signal.SIGINT):

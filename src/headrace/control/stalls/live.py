@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.control.controller import Change, Plane, TuningHandle
+    from headrace.control.controller import Change, Plane
     from headrace.control.stalls.evidence import Source
     from headrace.plane import Loader
     from headrace.plane.batch_trace import Mark, StepLog
@@ -83,7 +83,7 @@ def evidence_of(loader: Any, since: Mark | None = None) -> Evidence:
     """
     inner = getattr(loader, "_loader", loader)
     stages: dict[str, StageStats] = dict(loader.stats.stages)
-    plane: Plane | None = getattr(getattr(inner, "tuning", None), "plane", None)
+    plane: Plane | None = getattr(inner, "tuning", None)
     source = str(getattr(getattr(inner, "source", None), "path", "") or "")
     simulation = next((stage.simulation for stage in stages.values() if stage.simulation), "")
     remote = next((stage.remote for stage in stages.values() if stage.remote is not None), None)
@@ -172,7 +172,7 @@ VARIABLE: Final = "HEADRACE_VERDICT"
 class PassEnded:
     """Called when a pass of a loader has ended: tells whoever tunes it, and people who want to know."""
 
-    def __init__(self, tuning: TuningHandle, loader: Loader) -> None:
+    def __init__(self, tuning: Plane, loader: Loader) -> None:
         self._tuning = tuning
         self._loader = weakref.ref(loader)
         self._seen = 0
@@ -186,7 +186,7 @@ class PassEnded:
         self._tuning.rested()
         loader = self._loader()
         if loader is not None:
-            self._seen = tell_epoch(loader, self._seen, self._tuning.plane.changes)
+            self._seen = tell_epoch(loader, self._seen, self._tuning.changes)
 
 
 def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> int:
@@ -231,7 +231,7 @@ def epoch_line(
         parts.append(tiers)
     if changes:
         last = changes[-1]
-        parts.append(f"tuner: {_turned(last)}")
+        parts.append(f"tuner: {f'{turned} kept' if (turned := last.turned()) else last.reason}")
     return " | ".join(parts)
 
 
@@ -241,11 +241,3 @@ def _tiers(sums: Any) -> str:
         return ""
     shares = [(name, float(sums[at]) / total) for at, name in enumerate(TIERS)]
     return " ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
-
-
-def _turned(change: Change) -> str:
-    turned = change.after.changes_from(change.before)
-    changes = ", ".join(
-        f"{name} {getattr(change.before, name)} -> {value}" for name, value in turned.items()
-    )
-    return f"{changes} kept" if changes else change.reason

@@ -28,7 +28,7 @@ from headrace.plane.read_ahead import ReadAhead
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.control import TuningHandle
+    from headrace.control import Plane
     from headrace.frameworks.torch.dropin.messages import Reading
 
 
@@ -39,7 +39,7 @@ READS_MAX = 128
 """Of one process: each read has a thread. Eight workers reach the 1,024 of a plane."""
 
 
-def tuned(ahead: ReadAhead) -> TuningHandle:
+def tuned(ahead: ReadAhead) -> Plane:
     """Return the handle to keep beside the read-ahead; `wake` it while files are read.
 
     Args:
@@ -211,7 +211,7 @@ class Watcher:
         self._dataset = dataset
         self._reading = reading
         self._ahead: ReadAhead | None = None
-        self._tuning: TuningHandle | None = None
+        self._tuning: Plane | None = None
         self._made = False
         self._pid = os.getpid()
         self._foretold = 0  # batches said to come that have not come
