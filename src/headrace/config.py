@@ -156,28 +156,17 @@ def tier_options(
     Raises:
         ValueError: a value is out of bounds or cannot be parsed.
     """
-    environment = os.environ if environment is None else environment
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    rest = dict(given)
-    for name, kind in _TIER_KINDS.items():
-        argument = rest.pop(name, None)
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        origins[name] = "default"
-        if argument is not None:
-            values[name] = os.fsdecode(argument) if name == "cache_dir" else argument
-            origins[name] = "argument"
-        elif variable in environment:
-            text = environment[variable]
-            values[name] = text if text == "auto" else _parse(variable, text, kind)
-            origins[name] = "environment"
+    values, origins = _resolved(_TIER_KINDS, given, environment)
+    if origins["cache_dir"] == "argument":
+        values["cache_dir"] = os.fsdecode(values["cache_dir"])
+    rest = {name: value for name, value in given.items() if name not in _TIER_KINDS}
     return TierOptions(**values), rest, origins
 
 
 _TIER_KINDS = {
     "cache_dir": "str",
     "cache_bytes": "int",
-    "ram_bytes": "int",
+    "ram_bytes": "int or auto",
     "bytes_per_s": "float",
     "reads_per_s": "float",
     "plane": "str",
@@ -200,26 +189,36 @@ def reader_options(
     Raises:
         ValueError: an unknown name, or a value that is out of bounds or cannot be parsed.
     """
-    environment = os.environ if environment is None else environment
-    known = {field.name: field for field in fields(ReaderOptions)}
-    unknown = set(given) - set(known)
+    kinds = {field.name: str(field.type) for field in fields(ReaderOptions)}
+    unknown = set(given) - set(kinds)
     if unknown:
-        raise ValueError(f"unknown options {sorted(unknown)}, expected some of {sorted(known)}")
+        raise ValueError(f"unknown options {sorted(unknown)}, expected some of {sorted(kinds)}")
+    values, origins = _resolved(kinds, given, environment)
+    return ReaderOptions(**values), origins
+
+
+def _resolved(
+    kinds: Mapping[str, str], given: Mapping[str, Any], environment: Mapping[str, str] | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of options that are not left to the default, and every option's origin."""
+    environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for name, field in known.items():
+    origins = dict.fromkeys(kinds, "default")
+    for name, kind in kinds.items():
         variable = ENVIRONMENT_PREFIX + name.upper()
         if given.get(name) is not None:
             values[name], origins[name] = given[name], "argument"
         elif variable in environment:
-            values[name] = _parse(variable, environment[variable], str(field.type))
+            values[name] = _parse(variable, environment[variable], kind)
             origins[name] = "environment"
-        else:
-            origins[name] = "default"
-    return ReaderOptions(**values), origins
+    return values, origins
 
 
 def _parse(variable: str, text: str, kind: str) -> Any:
+    if kind == "int or auto":
+        if text == "auto":
+            return text
+        kind = "int"
     try:
         if kind == "bool":
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]

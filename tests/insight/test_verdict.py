@@ -314,7 +314,6 @@ evidences = st.builds(
     source=st.sampled_from(["local", "network", "peer"]),
     reads_allowed=st.integers(-5, 1000),
     reads_set=st.booleans(),
-    buffer_set=st.booleans(),
     idle_latency_s=amounts,
     peak_bytes_per_s=amounts,
     limit_bytes_per_s=amounts,

@@ -26,7 +26,7 @@ from headrace.control.policy import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from headrace.control.policy import Rule
 
@@ -49,9 +49,7 @@ def problems_of(policy: Policy) -> list[str]:
     ]  # fmt: skip
 
 
-def unknown_names(
-    policy: Policy, users: Mapping[str, object], jobs: Mapping[str, object]
-) -> list[str]:
+def unknown_names(policy: Policy, users: Container[str], jobs: Container[str]) -> list[str]:
     """Users and jobs that rules speak of and no plane has reported; they may still come."""
     unknown = [f"users.{name}: no plane of this user" for name in policy.users if name not in users]
     unknown += [f"jobs.{name}: no plane reads for it" for name in policy.jobs if name not in jobs]

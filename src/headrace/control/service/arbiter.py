@@ -120,14 +120,23 @@ class Arbiter:
             secrets.token_hex(16), self._next, message.name, message.user, message.pid,
             message.instance, now, now + self.policy.lease_s,
         )  # fmt: skip
+        self._enter(plane, ((g.job, g.file_system, g.rates) for g in message.holds), now)
+        self._stale = True
+        return self._lease(plane, now)
+
+    def _enter(
+        self,
+        plane: PlaneRecord,
+        grants: Iterable[tuple[str, str, Iterable[float | None]]],
+        now: float,
+    ) -> None:
+        """Count a plane with what it may use already."""
         self._next += 1
         self._planes[plane.key] = plane
         self._instances[plane.instance] = plane
-        for grant in message.holds:
-            row = self._flow(plane, grant.job, grant.file_system, now)
-            self._table.grant[row] = _unlimited(grant.rates)
-        self._stale = True
-        return self._lease(plane, now)
+        for job, system, rates in grants:
+            row = self._flow(plane, job, system, now)
+            self._table.grant[row] = [math.inf if rate is None else rate for rate in rates]
 
     def report(self, key: str, message: Report, now: float) -> Lease:
         """Count a plane's report; returns what it may use.
@@ -350,26 +359,15 @@ class Arbiter:
                 secrets.token_hex(16), self._next, given["name"], given["user"], given["pid"],
                 given["instance"], now - 1e9, now + given["left_s"],
             )  # fmt: skip
-            self._next += 1
-            self._planes[plane.key] = plane
-            self._instances[plane.instance] = plane
-            for job, system, rates in given["grants"]:
-                row = self._flow(plane, job, system, now)
-                self._table.grant[row] = _unlimited(rates)
+            self._enter(plane, given["grants"], now)
 
-    def users(self) -> dict[str, int]:
-        """Users that planes have reported, with how many planes."""
-        counts: dict[str, int] = {}
-        for plane in self._planes.values():
-            counts[plane.user] = counts.get(plane.user, 0) + 1
-        return counts
+    def users(self) -> set[str]:
+        """Users that planes have reported."""
+        return {plane.user for plane in self._planes.values()}
 
-    def jobs(self) -> dict[str, int]:
-        """Jobs that planes have reported, with how many flows."""
-        counts: dict[str, int] = {}
-        for _, _, job, _ in self._table.keys:
-            counts[job] = counts.get(job, 0) + 1
-        return counts
+    def jobs(self) -> set[str]:
+        """Jobs that planes have reported."""
+        return {job for _, _, job, _ in self._table.keys}
 
     def describe(self, now: float) -> dict[str, Any]:
         """Everything that is known now, as plain values."""
@@ -450,10 +448,6 @@ def _headroom(
             part = np.where(asked > left, left / np.where(asked > 0, asked, 1.0), 1.0)
         room[:, r] = np.where(part[own] < 1.0, wanted[:, r] * part[own], np.inf)
     return room
-
-
-def _unlimited(rates: Iterable[float | None]) -> NDArray[np.float64]:
-    return np.array([math.inf if rate is None else rate for rate in rates])
 
 
 def _rates(values: NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:

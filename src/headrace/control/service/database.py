@@ -146,22 +146,6 @@ class Database:
                 next_step="End this one; one database is for one controller.",
             )
 
-    def check(self) -> None:
-        """See that this controller still rules.
-
-        Raises:
-            Fenced: it does not.
-            ControlError: the database cannot be read.
-        """
-        if self._connection is None:
-            return
-        try:
-            self._check(self._connection)
-        except sqlite3.Error as e:
-            raise ControlError(
-                f"{self.path}: the database cannot be read: {e}.", path=str(self.path)
-            ) from e
-
     def policy(self) -> tuple[int, dict[str, Any]]:
         """The last policy and its version; 0 and an empty one before the first."""
         assert self._connection is not None

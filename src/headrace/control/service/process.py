@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import ssl
-import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,8 +243,8 @@ def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
         ControlError: one runs already, or it did not come up; the message has the end of its log.
         NodeError: the folder is not safe.
     """
-    with contextlib.suppress(FileNotFoundError):
-        pid, pidfd = _open_pid(folder)
+    if (holder := _holder(folder)) is not None:
+        pid, pidfd = holder
         os.close(pidfd)
         raise ControlError(
             f"{folder.path}: a controller runs already, process {pid}.",
@@ -283,7 +282,10 @@ def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
         FileNotFoundError: none runs.
         ControlError: it does not end in time.
     """
-    pid, pidfd = _open_pid(folder)
+    holder = _holder(folder)
+    if holder is None:
+        raise FileNotFoundError(f"{folder.socket}: nobody listens")
+    pid, pidfd = holder
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         if not wait_for_end(pidfd, 1.0 if force else STOP_S):
@@ -303,16 +305,9 @@ def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
     return pid
 
 
-def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
-    """The process that listens, as the kernel says, and a descriptor of it."""
-    folder.check()
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(STOP_S)
-        try:
-            sock.connect(str(folder.socket))
-            size = struct.calcsize("3i")
-            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-            pid = int(struct.unpack("3i", raw)[0])
-            return pid, os.pidfd_open(pid)
-        except (ConnectionRefusedError, ProcessLookupError) as e:
-            raise FileNotFoundError(e.errno, "nobody listens", str(folder.socket)) from e
+def _holder(folder: RuntimeFolder) -> tuple[int, int] | None:
+    """The controller's process and a descriptor of it; None: none runs."""
+    with contextlib.suppress(FileNotFoundError):
+        folder.check()
+        return folder.holder()
+    return None

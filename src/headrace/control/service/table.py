@@ -7,12 +7,12 @@ the policy changes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.control.policy import OTHER, PRIORITIES, RESOURCES
+from headrace.control.policy import OTHER, PRIORITIES, RESOURCES, FileSystem
 from headrace.control.sharing import Problem
 
 if TYPE_CHECKING:
@@ -122,15 +122,12 @@ class Table:
     def problem(self, silent: NDArray[np.int64]) -> Problem:
         """What is to be decided."""
         known = self.numbers()
-        fixed = known.problem
-        held = np.isin(known.plane_of_flow, silent)
-        return Problem(
-            capacity=fixed.capacity, system=fixed.system, user_weight=fixed.user_weight,
-            user_cap=fixed.user_cap, user_guarantee=fixed.user_guarantee, user=fixed.user,
-            job_weight=fixed.job_weight, job_cap=fixed.job_cap,
-            job_guarantee=fixed.job_guarantee, priority=fixed.priority, job=fixed.job,
-            demand=self.demand[known.rows], held=held, grant=self.outstanding(),
-        )  # fmt: skip
+        return replace(
+            known.problem,
+            demand=self.demand[known.rows],
+            held=np.isin(known.plane_of_flow, silent),
+            grant=self.outstanding(),
+        )
 
     def outstanding(self) -> NDArray[np.float64]:
         """[flows, R] what each may use: its grant; where that has no limit, what it uses."""
@@ -147,33 +144,22 @@ class Table:
         number_of = {name: i for i, name in enumerate(systems)}
         user_of = {name: i for i, name in enumerate(users)}
         job_of = {name: i for i, name in enumerate(jobs)}
-        user_rules = [policy.user(user) for _, user in users]
-        job_rules = [policy.job(job, user) for _, user, job in jobs]
-        capacities = [
-            policy.file_systems[name].capacity.values(np.inf)
-            if name in policy.file_systems
-            else (np.inf,) * R
-            for name in systems
-        ]
-        at_user, at_job = [s for s, _ in users], [s for s, _, _ in jobs]
+        at_user = [(policy.user(user), system) for system, user in users]
+        at_job = [(policy.job(job, user), system) for system, user, job in jobs]
+        nothing = FileSystem()
+        capacities = (policy.file_systems.get(name, nothing).capacity for name in systems)
         flows = len(keys)
         problem = Problem(
-            capacity=_rows(capacities),
-            system=_integers(number_of[s] for s in at_user),
-            user_weight=_column(r.weight_on(s) for r, s in zip(user_rules, at_user, strict=True)),
-            user_cap=_rates(
-                (r.cap_on(s) for r, s in zip(user_rules, at_user, strict=True)), np.inf
-            ),
-            user_guarantee=_rates(
-                (r.guarantee_on(s) for r, s in zip(user_rules, at_user, strict=True)), 0.0
-            ),
+            capacity=_rates(capacities, np.inf),
+            system=_integers(number_of[s] for s, _ in users),
+            user_weight=np.array([r.weight_on(s) for r, s in at_user], np.float64),
+            user_cap=_rates((r.cap_on(s) for r, s in at_user), np.inf),
+            user_guarantee=_rates((r.guarantee_on(s) for r, s in at_user), 0.0),
             user=_integers(user_of[s, u] for s, u, _ in jobs),
-            job_weight=_column(r.weight_on(s) for r, s in zip(job_rules, at_job, strict=True)),
-            job_cap=_rates((r.cap_on(s) for r, s in zip(job_rules, at_job, strict=True)), np.inf),
-            job_guarantee=_rates(
-                (r.guarantee_on(s) for r, s in zip(job_rules, at_job, strict=True)), 0.0
-            ),
-            priority=_integers(PRIORITIES[r.priority] for r in job_rules),
+            job_weight=np.array([r.weight_on(s) for r, s in at_job], np.float64),
+            job_cap=_rates((r.cap_on(s) for r, s in at_job), np.inf),
+            job_guarantee=_rates((r.guarantee_on(s) for r, s in at_job), 0.0),
+            priority=_integers(PRIORITIES[r.priority] for r, _ in at_job),
             job=_integers(job_of[key[3], key[1], key[2]] for key in keys),
             demand=np.zeros((flows, R)),
             held=np.zeros(flows, bool),
@@ -189,13 +175,5 @@ def _integers(values: Iterable[int]) -> NDArray[np.int64]:
     return np.fromiter(values, np.int64)
 
 
-def _column(values: Iterable[float]) -> NDArray[np.float64]:
-    return np.fromiter(values, np.float64)
-
-
-def _rows(values: Iterable[tuple[float, ...]]) -> NDArray[np.float64]:
-    return np.array(list(values), np.float64).reshape(-1, R)
-
-
 def _rates(values: Iterable[Rates], missing: float) -> NDArray[np.float64]:
-    return _rows(rates.values(missing) for rates in values)
+    return np.array([rates.values(missing) for rates in values], np.float64).reshape(-1, R)

@@ -39,9 +39,6 @@ class Evidence:
     buffer_bytes: int = 0
     """Bytes of batches that may be read or wait; 0: not known."""
 
-    buffer_set: bool = False
-    """Likewise."""
-
     idle_latency_s: float = 0.0
     """Of a read that meets an idle storage, where it was measured at another time; 0.0: it was not."""
 
@@ -71,9 +68,6 @@ class Evidence:
 
     io_pressure: float = math.nan
     """Share of time in which some task waited for I/O (PSI)."""
-
-    device_busy: float = math.nan
-    """Share of time in which the device had something to do."""
 
     remote_retries: int = 0
     """Requests to remote volumes that were repeated."""

@@ -25,7 +25,7 @@ from headrace.plane.interpreter import Contention, contention
 from headrace.plane.stage import TIERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -82,13 +82,16 @@ def evidence_of(loader: Any, since: Mark | None = None) -> Evidence:
         since: when the stretch began; None: what is counted is not known for it.
     """
     inner = getattr(loader, "_loader", loader)
-    stages: dict[str, StageStats] = dict(loader.stats.stages)
+    stages: Sequence[StageStats] = tuple(dict(loader.stats.stages).values())
     plane: Plane | None = getattr(inner, "tuning", None)
     source = str(getattr(getattr(inner, "source", None), "path", "") or "")
-    simulation = next((stage.simulation for stage in stages.values() if stage.simulation), "")
-    remote = next((stage.remote for stage in stages.values() if stage.remote is not None), None)
-    quota = cpu_quota(Path("/"))
-    cpus = len(os.sched_getaffinity(0))
+    simulation = _simulation(stages)
+    remote = next((stage.remote for stage in stages if stage.remote is not None), None)
+    quota, cpus = cpu_quota(Path("/")), len(os.sched_getaffinity(0))
+    knobs = [stage.knobs() for stage in inner.stats.stages_now()]
+    turned = {name: value for each in knobs for name, value in each.items()}
+    # The drop-in has workers only; loaders that are not torch's say of no decoders.
+    decoders = getattr(loader, "decode_threads", getattr(loader, "num_workers", 0))
     now_s = time.perf_counter()
     host = read_host(now_s).since(since.host) if since is not None else None
     seen: Contention = contention().since(since.contention) if since is not None else Contention()
@@ -97,27 +100,32 @@ def evidence_of(loader: Any, since: Mark | None = None) -> Evidence:
         file_system=simulation or (file_system_of(source) if source else ""),
         interpreter_looks=seen.looks,
         interpreter_contended=seen.contended,
-        decode_threads=_decoders(loader),
+        decode_threads=decoders if isinstance(decoders, int) else 0,
         cpus=max(1, min(cpus, round(quota))) if quota else cpus,
         cpu_share=host.cpu_share if host else math.nan,
         io_pressure=host.io_pressure if host else math.nan,
         remote_retries=remote.retries if remote else 0,
         remote_requests=remote.requests if remote else 0,
         simulation=simulation,
-        **_knobs(inner, plane),
+        reads_allowed=turned.get("reads_in_flight", 0),
+        buffer_bytes=turned.get("buffer_bytes", 0),
+        limit_bytes_per_s=float(max((each.get("bytes_per_s", 0) for each in knobs), default=0)),
+        **({} if plane is None else _tuned(plane)),
     )
+
+
+def _simulation(stages: Sequence[StageStats]) -> str:
+    return next((stage.simulation for stage in stages if stage.simulation), "")
 
 
 def seen_of(plane: Plane) -> Evidence:
     """What is known of a plane beside its steps, without asking its stages again."""
-    stages = plane.stages
-    simulation = next((stage.simulation for stage in stages if stage.simulation), "")
-    remote = any(stage.remote is not None for stage in stages)
+    remote = any(stage.remote is not None for stage in plane.stages)
     return Evidence(
         source=source_kind(plane.source, remote=remote),
         reads_allowed=plane.knobs.reads_in_flight,
         buffer_bytes=plane.knobs.buffer_bytes,
-        simulation=simulation,
+        simulation=_simulation(plane.stages),
         **_tuned(plane),
     )
 
@@ -128,7 +136,6 @@ def _tuned(plane: Plane) -> dict[str, Any]:
     return {
         "reads_set": frozen,
         "reads_possible": READS_MAX if frozen else plane.limits.reads_in_flight.high,
-        "buffer_set": "buffer_bytes" in plane.frozen,
         "more_reads_in_vain": memory is not None and "reads_in_flight" in memory.ceilings,
     }
 
@@ -138,30 +145,6 @@ def source_kind(path: str, *, remote: bool = False) -> Source:
     if path.startswith(_PEERS):
         return "peer"
     return "network" if remote or "://" in path else "local"
-
-
-def _knobs(inner: Any, plane: Plane | None) -> dict[str, Any]:
-    knobs: Mapping[str, int] = {}
-    limit = 0
-    for stage in inner.stats.stages_now():
-        own = stage.knobs()
-        knobs = {**knobs, **own}
-        limit = max(limit, own.get("bytes_per_s", 0))
-    evidence: dict[str, Any] = {
-        "reads_allowed": knobs.get("reads_in_flight", 0),
-        "buffer_bytes": knobs.get("buffer_bytes", 0),
-        "limit_bytes_per_s": float(limit),
-    }
-    if plane is not None:
-        evidence |= _tuned(plane)
-    return evidence
-
-
-def _decoders(loader: Any) -> int:
-    """Those of torch's loaders; others say of none."""
-    # The drop-in has workers only.
-    decoders = getattr(loader, "decode_threads", getattr(loader, "num_workers", 0))
-    return decoders if isinstance(decoders, int) else 0
 
 
 LOG = logging.getLogger("headrace.epoch")
