@@ -1,6 +1,6 @@
 """Histories of real runs, replayed: the tuner still concludes what it should from them.
 
-`logs/NAME.json`: the intervals of one plane as they were recorded (`Interval.to_dict`), over simulated
+`logs/NAME.json`: the intervals of one plane as they were recorded (`interval_of`), over simulated
 storage whose latency grew tenfold at `step_s`. Knobs are those that were in force then.
 """
 
@@ -9,11 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from headrace.control.history import History, Interval
+from headrace.control.history import History, Interval, Knobs
 from headrace.control.limits import Limits
 from headrace.control.tuner import propose
+from headrace.plane.stage import LATENCY_BUCKETS
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.json"))
+
+
+def interval_of(recorded):
+    """An interval out of plain values, zeros left out; the histogram is {bucket: count}."""
+    counts = [0] * LATENCY_BUCKETS
+    for bucket, count in recorded["latency_us"].items():
+        counts[int(bucket)] = count
+    given = {**recorded, "latency_us": tuple(counts), "knobs": Knobs(**recorded["knobs"])}
+    return Interval(**given)
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
@@ -22,7 +32,7 @@ def test_a_recorded_run_is_understood(log):
     history, limits = History(), Limits()
     lowered_at, raised_at = [], []
     for found in recorded["intervals"]:
-        interval = Interval.from_dict(found)
+        interval = interval_of(found)
         history = history.after(interval)
         decision = propose(history, interval.knobs, limits)
         history = history.remembering(decision.memory)

@@ -222,7 +222,9 @@ def test_decoding_that_holds_the_consumer_up_gets_threads_and_returns_them():
 def test_silence_is_no_evidence():
     knobs = Knobs(64, 64 << 20)
     assert propose(History(), knobs, LIMITS).action == "hold"
-    history = History.of([Interval(seconds=PERIOD_S, knobs=knobs)] * 50)
+    history = History()
+    for _ in range(50):
+        history = history.after(Interval(seconds=PERIOD_S, knobs=knobs))
     assert propose(history, knobs, LIMITS).action == "hold"
 
 
@@ -234,10 +236,3 @@ def test_the_page_cache_needs_no_tuning():
         decision = propose(history, knobs, LIMITS)
         history = history.remembering(decision.memory)
         assert decision.knobs == knobs
-
-
-def test_an_interval_survives_json():
-    plant = Plant(PRESETS["nfs"], Consumer(samples_per_s=1000), START)
-    interval = plant.advance(0.5)
-    assert interval.reads > 0
-    assert Interval.from_dict(interval.to_dict()) == interval

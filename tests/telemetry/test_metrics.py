@@ -103,7 +103,7 @@ class FakePrometheus:
                 for labels, values in series.get(name, ())
             ]
 
-        monkeypatch.setattr("headrace.telemetry.prometheus.PrometheusHistory._ask", ask)
+        monkeypatch.setattr("headrace.telemetry.metrics.PrometheusHistory._ask", ask)
 
 
 def test_a_prometheus_is_a_history_too(monkeypatch):

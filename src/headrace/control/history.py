@@ -1,4 +1,4 @@
-"""History: what was measured on a plane, interval by interval. Immutable, and plain enough for JSON.
+"""History: what was measured on a plane, interval by interval. Immutable.
 
 The tuner sees nothing else: a simulated plant, a recorded run and a live plane give it the same
 things. An `Interval` is the difference of two readings of the stages' statistics; a `Window` several
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.plane.stage import LATENCY_BUCKETS, latency_percentile_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace.control.tuner import Memory
 
@@ -69,22 +69,6 @@ class Interval:
     """Time that they waited for bytes, added up."""
     knobs: Knobs = field(default_factory=Knobs)
     """In force during the interval."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, without zeros; the histogram as {bucket: count}."""
-        document: dict[str, Any] = {key: value for key, value in asdict(self).items() if value}
-        document["latency_us"] = {str(at): n for at, n in enumerate(self.latency_us) if n}
-        return document
-
-    @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Interval:
-        """The inverse of `to_dict`."""
-        counts = [0] * LATENCY_BUCKETS
-        for bucket, count in document.get("latency_us", {}).items():
-            counts[int(bucket)] = count
-        knobs = Knobs(**document.get("knobs", {}))
-        rest = {name: document[name] for name in document if name not in {"latency_us", "knobs"}}
-        return cls(**rest, latency_us=tuple(counts), knobs=knobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +213,3 @@ class History:
                 break
             first -= 1
         return self.intervals[first:]
-
-    @classmethod
-    def of(cls, intervals: Iterable[Interval]) -> History:
-        """A history of given intervals."""
-        history = cls()
-        for interval in intervals:
-            history = history.after(interval)
-        return history

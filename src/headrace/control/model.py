@@ -35,9 +35,6 @@ __all__ = [
     "WindowEvidence",
     "batches_held",
     "batches_read",
-    "last",
-    "need",
-    "read_latency_s",
     "reads_per_sample",
 ]
 
@@ -141,35 +138,6 @@ def _below(z: float) -> float:
     return math.erfc(-z / math.sqrt(2.0)) / 2.0
 
 
-def need(
-    window: Window,
-    delivered: Window,
-    latency_us: Sequence[int],
-    knobs: Knobs,
-    *,
-    demand_before: float = 0.0,
-    rate_max: float = math.inf,
-) -> Need | None:
-    """Reads and bytes that serve the consumer's demand; None while that is unknown.
-
-    Args:
-        window: what was measured.
-        delivered: the last deliveries, for what batches are like.
-        latency_us: a histogram of many reads, for the tail.
-        knobs: in force during the window.
-        demand_before: samples per second, for windows in which nothing was delivered.
-        rate_max: samples per second beyond which the demand is not followed.
-    """
-    demand, latency_s = window.demand or demand_before, read_latency_s(window, knobs)
-    if not demand or latency_s <= 0.0:
-        return None
-    demand = min(demand, rate_max)
-    per_sample = reads_per_sample(delivered)
-    reads = max(1, math.ceil(demand * per_sample * latency_s * HEADROOM))
-    held = max(batches_held(delivered, latency_us, demand), batches_read(delivered, reads))
-    return Need(reads, int(held * delivered.batch_bytes * BATCH_MARGIN))
-
-
 def batches_read(delivered: Window, reads_in_flight: int) -> float:
     """Batches that must be under way at once to have so many reads in flight."""
     if delivered.batches == 0:
@@ -241,6 +209,25 @@ class WindowEvidence:
     def delivered(self) -> Window:
         """The last deliveries, however long ago: they say what batches are like."""
         return Window.over(last(self.history.intervals, batches=64), histogram=False)
+
+    def need(self, knobs: Knobs, rate_max: float) -> Need | None:
+        """Reads and bytes that serve the consumer's demand; None while that is unknown.
+
+        Args:
+            knobs: in force during the window.
+            rate_max: samples per second beyond which the demand is not followed.
+        """
+        delivered = self.delivered
+        demand = self.window.demand or self.memory.demand
+        latency_s = read_latency_s(self.window, knobs)
+        if not demand or latency_s <= 0.0:
+            return None
+        demand = min(demand, rate_max)
+        per_sample = reads_per_sample(delivered)
+        reads = max(1, math.ceil(demand * per_sample * latency_s * HEADROOM))
+        held = batches_held(delivered, self.latency_us, demand)
+        held_or_read = max(held, batches_read(delivered, reads))
+        return Need(reads, int(held_or_read * delivered.batch_bytes * BATCH_MARGIN))
 
     def enough(self, batches: int) -> bool:
         """Whether the window is long enough to be looked at."""

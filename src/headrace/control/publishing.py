@@ -33,16 +33,15 @@ from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of
 from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import verdict_of
 from headrace.machine.mounts import file_system_of
-from headrace.plane.stage import ConsumerStats
+from headrace.plane.stage import ConsumerStats, StageStats
 from headrace.runtime import agent_sockets, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from headrace.control.controller import Plane
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.batch_trace import StepLog
-    from headrace.plane.stage import StageStats
 
 __all__ = ["PERIOD_S", "Publisher", "Totals", "divided", "split_wait", "tier_bytes"]
 
@@ -59,23 +58,44 @@ def split_wait(
     """The seconds that were waited, by cause; they add up to `waited_s`."""
     if waited_s <= 0.0:
         return {}
-    then = {stage.name: stage for stage in before}
-    grown = {stage.name: (stage, then.get(stage.name)) for stage in now}
-    if "node" in grown:
-        asked_s = min(waited_s, _grown(*grown["node"], "wait_input_s"))
+    stages = _since(before, now)
+    if "node" in stages:
+        asked_s = min(waited_s, stages["node"].wait_input_s)
         rest_s = waited_s - asked_s
         return {cause: s for cause, s in ((Cause.NODE, asked_s), (Cause.DECODE, rest_s)) if s > 0.0}
-    if "decode" in grown:
-        busy_s, idle_s = (_grown(*grown["decode"], name) for name in ("busy_s", "wait_input_s"))
+    if "decode" in stages:
+        busy_s, idle_s = stages["decode"].busy_s, stages["decode"].wait_input_s
         if busy_s > _SATURATED * (busy_s + idle_s) > 0.0:
             return {Cause.DECODE: waited_s}
-    held_s = 0.0
-    if "throttle" in grown:
-        held_s = min(waited_s, _grown(*grown["throttle"], "busy_s"))
+    held_s = min(waited_s, stages["throttle"].busy_s) if "throttle" in stages else 0.0
     causes = {Cause.POLICY: held_s} if held_s > 0.0 else {}
     if waited_s > held_s:
-        causes[_source(grown)] = waited_s - held_s
+        causes[_source(tuple(stages.values()))] = waited_s - held_s
     return causes
+
+
+def _grown(before: float, now: float) -> float:
+    return now - before if now >= before else now
+
+
+def _since(before: Sequence[StageStats], now: Sequence[StageStats]) -> dict[str, StageStats]:
+    """What stages did between two looks; of a new chain of stages counters begin anew."""
+    then = {stage.name: stage for stage in before}
+    stages = {}
+    for stage in now:
+        old = then.get(stage.name, _NO_STAGE)
+        stages[stage.name] = replace(
+            stage,
+            busy_s=_grown(old.busy_s, stage.busy_s),
+            wait_input_s=_grown(old.wait_input_s, stage.wait_input_s),
+            samples=int(_grown(old.samples, stage.samples)),
+            reads=int(_grown(old.reads, stage.reads)),
+            bytes_by_tier={
+                tier: int(_grown(old.bytes_by_tier.get(tier, 0), count))
+                for tier, count in stage.bytes_by_tier.items()
+            },
+        )
+    return stages
 
 
 def divided(waited_s: float, verdict: Verdict) -> dict[Cause, float]:
@@ -103,26 +123,17 @@ def tier_bytes(stages: Sequence[StageStats]) -> dict[str, int]:
     return totals
 
 
-def _source(grown: Mapping[str, tuple[StageStats, StageStats | None]]) -> Cause:
+def _source(stages: Sequence[StageStats]) -> Cause:
     """Where the bytes came from that were waited for."""
-    pairs = list(grown.values())
-    if any(_grown(now, then, "reads") > 0 for now, then in pairs):
-        tiers = tier_bytes([now for now, _ in pairs])
-        old = tier_bytes([then for _, then in pairs if then is not None])
-        peer = tiers.get("peer", 0) - old.get("peer", 0)
-        rest = sum(tiers.values()) - sum(old.values()) - tiers.get("ram", 0) + old.get("ram", 0)
-        return Cause.PEER if peer > 0.5 * rest else Cause.STORAGE
-    passed = any(_grown(now, then, "samples") > 0 for now, then in pairs)
+    if any(stage.reads > 0 for stage in stages):
+        tiers = tier_bytes(stages)
+        rest = sum(tiers.values()) - tiers.get("ram", 0)
+        return Cause.PEER if tiers.get("peer", 0) > 0.5 * rest else Cause.STORAGE
     # Nothing has come yet: a first batch is under way.
-    return Cause.MEMORY if passed else Cause.STORAGE
+    return Cause.MEMORY if any(stage.samples > 0 for stage in stages) else Cause.STORAGE
 
 
-def _grown(now: StageStats, before: StageStats | None, name: str) -> float:
-    """Of a counter that begins anew with a new chain of stages."""
-    new: float = getattr(now, name)
-    old: float = 0.0 if before is None else getattr(before, name)
-    return new - old if new >= old else new
-
+_NO_STAGE: Final = StageStats(name="")
 
 PERIOD_S: Final = 2.0
 
@@ -180,15 +191,9 @@ class _PlaneFigures:
 
 def _tiers(before: _PlaneFigures, look: _PlaneFigures) -> dict[str, float]:
     """Bytes by where they came from; what no stage accounts for came through the node daemon, or the source."""
-    old = tier_bytes(before.stages)
-    tiers: dict[str, float] = {}
-    for tier, count in tier_bytes(look.stages).items():
-        past = old.get(tier, 0)
-        tiers[tier] = count - past if count >= past else count
-    delivered = max(0, look.consumer.bytes - before.consumer.bytes)
-    rest = delivered - sum(tiers.values())
-    by_node = any(stage.name == "node" for stage in look.stages)
-    if rest > 0 and by_node:
+    tiers: dict[str, float] = {**tier_bytes(tuple(_since(before.stages, look.stages).values()))}
+    rest = max(0, look.consumer.bytes - before.consumer.bytes) - sum(tiers.values())
+    if rest > 0 and any(stage.name == "node" for stage in look.stages):
         tiers["node"] = tiers.get("node", 0.0) + rest
     return tiers
 

@@ -23,7 +23,6 @@ from headrace.control.model import (
     WindowEvidence,
     batches_held,
     batches_read,
-    need,
     reads_per_sample,
 )
 
@@ -120,10 +119,6 @@ class Memory:
         """Knowing that more than `value` gives nothing."""
         return replace(self, ceilings=_deferred(self.ceilings, knob, value, now_s))
 
-    def new_regime(self, now_s: float, demand: float, ceilings: Mapping[str, _Deferred]) -> Memory:
-        """Knowing only where the evidence begins, and what is given: storage or consumer changed."""
-        return Memory(regime_s=now_s, evidence_s=now_s, demand=demand, ceilings=ceilings)
-
 
 def _deferred(
     puts: Mapping[str, _Deferred], knob: str, value: int, now_s: float
@@ -206,15 +201,7 @@ class _Situation:
 
     def need(self) -> Need | None:
         """What the consumer needs, by the model; None: that is not known yet."""
-        evidence = self.evidence
-        return need(
-            self.window,
-            evidence.delivered,
-            evidence.latency_us,
-            self.knobs,
-            demand_before=self.memory.demand,
-            rate_max=self.rate_in_reach(),
-        )
+        return self.evidence.need(self.knobs, self.rate_in_reach())
 
     def growth(self) -> float:
         """Largest factor of a raise, as much as the storage may plausibly still have in it."""
@@ -266,19 +253,19 @@ class _Situation:
 
     def hold(self, reason: str) -> Decision:
         """Stay at these knobs, with nothing decided."""
-        return Decision(self.knobs, "hold", reason, self.facts(), self.memory)
+        return Decision(self.knobs, "hold", reason, self.evidence.facts(), self.memory)
 
     def keep(self, text: str, memory: Memory) -> Decision:
         """Stay at these knobs; the regime is known by what was measured under them."""
         if self.window.reads >= 60:
             memory = self.knowing_latency(memory)
-        return Decision(self.knobs, "keep", text, self.facts(), memory)
+        return Decision(self.knobs, "keep", text, self.evidence.facts(), memory)
 
     def change(self, knobs: Knobs, action: str, reason: str, memory: Memory) -> Decision:
         """Turn to `knobs`; what is measured until they show does not count."""
         evidence_s = self.now_s + self._transition_s(knobs)
         memory = replace(memory, evidence_s=evidence_s)
-        return Decision(knobs, action, self.news + reason, self.facts(), memory)
+        return Decision(knobs, action, self.news + reason, self.evidence.facts(), memory)
 
     def _transition_s(self, knobs: Knobs) -> float:
         """How long the old setting goes on to show."""
@@ -293,10 +280,6 @@ class _Situation:
             byte_rate = window.demand * window.bytes / window.samples
             settle_s += min(less, window.ready_bytes) / byte_rate
         return min(TRANSITION_MAX_S, settle_s)
-
-    def facts(self) -> str:
-        """What was measured, for the log."""
-        return self.evidence.facts()
 
 
 def _foresee(situation: _Situation) -> Decision | None:
@@ -439,12 +422,6 @@ PINNED = 0.9
 CORRECTIONS_MAX = 5
 
 
-def _judge(situation: _Situation, trial: Trial) -> Decision:
-    """Judge a change by what was measured since."""
-    verdict = _judge_up(situation, trial) if trial.up else _judge_down(situation, trial)
-    return verdict or situation.hold("measuring")
-
-
 def _judge_up(situation: _Situation, trial: Trial) -> Decision | None:
     window = situation.window
     gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
@@ -496,12 +473,6 @@ def _judge_down(situation: _Situation, trial: Trial) -> Decision | None:
     return _took_too_much(situation, trial)
 
 
-def _below_model(situation: _Situation) -> bool:
-    """Whether slow reads may hold up the consumer now and then: that takes longer to see."""
-    wanted = situation.need()
-    return wanted is None or situation.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes
-
-
 def _took_too_much(situation: _Situation, trial: Trial) -> Decision:
     """Give back what a lower setting lacks, or all of it."""
     knob = next(iter(situation.short_of()), trial.knob)
@@ -511,8 +482,12 @@ def _took_too_much(situation: _Situation, trial: Trial) -> Decision:
     text = f"waiting {trial.stall:.1%} -> {situation.window.stall:.1%}, short of {knob} at {now:,}"
     memory = situation.memory.with_floor(knob, now, situation.now_s)
     between = _between(situation, trial, knob)
-    if knob == BYTES and _below_model(situation):
-        between = None
+    if knob == BYTES:
+        wanted = situation.need()
+        if wanted is None or situation.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes:
+            between = (
+                None  # slow reads may hold up the consumer now and then: that takes longer to see
+            )
     if between is not None and trial.corrections < CORRECTIONS_MAX:
         trial = replace(trial, corrections=trial.corrections + 1)
         return situation.change(between, "correct", text, replace(memory, trial=trial))
@@ -559,7 +534,9 @@ def propose(history: History, knobs: Knobs, limits: Limits) -> Decision:
     if news:
         return _begin_regime(situation, news)
     if situation.memory.trial is not None:
-        return _judge(situation, situation.memory.trial)
+        trial = situation.memory.trial
+        decision = _judge_up(situation, trial) if trial.up else _judge_down(situation, trial)
+        return decision or situation.hold("measuring")
     situation.learn()
     return _act(situation)
 
@@ -575,8 +552,9 @@ def _begin_regime(situation: _Situation, news: str) -> Decision:
     demand = situation.memory.demand if situation.evidence.latency_news() else 0.0
     # Slower or faster, a storage that was the limit does not serve more at once than before.
     ceilings = situation.memory.ceilings if demand else {}
-    situation.memory = situation.memory.new_regime(
-        situation.now_s - recent.seconds, demand, ceilings
+    began_s = situation.now_s - recent.seconds
+    situation.memory = Memory(
+        regime_s=began_s, evidence_s=began_s, demand=demand, ceilings=ceilings
     )
     situation.look()
     if larger is not None:

@@ -220,7 +220,7 @@ def open_history(place: Path | str) -> History:
     """
     text = str(place)
     if text.startswith(("http://", "https://")):
-        from headrace.telemetry.prometheus import PrometheusHistory
+        from headrace.telemetry.metrics import PrometheusHistory
 
         return PrometheusHistory(text)
 

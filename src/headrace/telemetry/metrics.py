@@ -1,20 +1,35 @@
-"""The agent's metrics: its ledger's totals under their names in Prometheus. docs/howto/agent.md lists them."""
+"""The agent's metrics: its ledger's totals under their names in Prometheus, and back.
+
+docs/howto/agent.md lists them. `PrometheusHistory` makes records out of any Prometheus that scrapes agents,
+through its query API.
+
+Counters are added up here rather than by `increase`, which extrapolates, and which misses what a counter
+had counted when it was first scraped: a short job's figures would not be true. An agent's counters of a
+job begin at 0 with the job, so the first value counts too where the job began within the stretch.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
+from headrace.base.job import clean
 from headrace.control.metrics import OTHER, Figures, JobLabels, Metric
+from headrace.errors import TelemetryError
 from headrace.telemetry.accounts import NODE
-from headrace.telemetry.history import PEAKS
+from headrace.telemetry.history import PEAKS, JobRecord, merged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.telemetry.accounts import JobFacts, Ledger
 
-__all__ = ["JOBS", "TABLE", "figures_of"]
+__all__ = ["TABLE", "PrometheusHistory", "figures_of"]
 
 _PREFIX: Final = "headrace_agent_"
 
@@ -81,7 +96,7 @@ _JOB_PEAKS: Final = (
     ("gpu_memory_bytes", "gpu_memory_bytes", "The same of its GPUs."),
 )
 
-JOBS: Final = {figure: metric for figure, metric, _ in (*_JOB, *_JOB_PEAKS)}
+_JOBS: Final = {figure: metric for figure, metric, _ in (*_JOB, *_JOB_PEAKS)}
 """Figures of jobs without a label, and their names after `headrace_agent_job_`."""
 
 
@@ -160,8 +175,8 @@ def _add_job(
     job, name, label, system = key
     begin, shown = f"{_PREFIX}job_", labels.jobs.of(job)
     system = labels.systems.of(system) if system else ""
-    if name in JOBS and not (name in PEAKS and shown == OTHER):
-        figures.add(begin + JOBS[name], value, job_name=shown)
+    if name in _JOBS and not (name in PEAKS and shown == OTHER):
+        figures.add(begin + _JOBS[name], value, job_name=shown)
     elif name in _WAITS:
         metric, quality = _WAITS[name]
         figures.add(
@@ -171,3 +186,163 @@ def _add_job(
         figures.add(
             begin + "tier_bytes_total", value, job_name=shown, tier=label, file_system=system
         )
+
+
+# -- from Prometheus ------------------------------------------------------------------------------
+
+TIMEOUT_S: Final = 30.0
+ANSWER_BYTES_MAX: Final = 512 << 20
+POINTS_MAX: Final = 10_000
+"""Prometheus refuses more than 11,000 points of a series."""
+
+STEP_S: Final = 15.0
+
+BEGINNING_S: Final = 30 * 86400.0
+"""A stretch "from the beginning" goes so far back."""
+
+_LABELLED: Final = {
+    metric: dict(zip(("measured", "inferred"), figures, strict=True))
+    for metric, figures, _ in _JOB_WAITS
+}
+_NAMES: Final = {metric: name for name, metric in _JOBS.items()}
+
+
+class PrometheusHistory:
+    """A Prometheus.
+
+    Args:
+        url: as `http://host:9090`, with a path in front of `/api/v1` if it has one.
+
+    Attributes:
+        skipped: always empty.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+        self.skipped: list[str] = []
+
+    def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
+        """See `History.records`."""
+        since_s = max(since_s, until_s - BEGINNING_S)
+        names = self._names(since_s, until_s, job_id)
+        if job_id and not names:
+            return []
+        matching = ""
+        if job_id:
+            either = "|".join(_escaped(name) for name in sorted({key[1] for key in names}))
+            matching = f"{{job_name=~{_quoted(either)}}}"
+        by_node: dict[tuple[str, str], JobRecord] = {}
+        wanted = [*_NAMES, *_LABELLED, "tier_bytes_total"]
+        for metric in wanted:
+            for labels, values in self._range(f"{_PREFIX}job_{metric}{matching}", since_s, until_s):
+                key = labels.get("instance", ""), clean(labels.get("job_name", ""))
+                record = by_node.get(key)
+                if record is None:
+                    info = names.get(key, {})
+                    record = by_node[key] = JobRecord(
+                        job_id=key[1], alias=clean(info.get("alias", "")),
+                        name=clean(info.get("title", "")), user=clean(info.get("user", "")),
+                        account=clean(info.get("account", "")),
+                        measured=info.get("quality") == "measured",
+                        first_s=values[0][0], last_s=values[-1][0],
+                    )  # fmt: skip
+                record.first_s = min(record.first_s, values[0][0])
+                record.last_s = max(record.last_s, values[-1][0])
+                _put(record, metric, labels, values, since_s)
+        return merged((instance, record) for (instance, _), record in sorted(by_node.items()))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _names(
+        self, since_s: float, until_s: float, job_id: str
+    ) -> dict[tuple[str, str], dict[str, str]]:
+        """What jobs are called, by instance and job; what was told last counts."""
+        queries = [f"{_PREFIX}job_info"]
+        if job_id:
+            quoted = _quoted(job_id)
+            queries = [
+                f"{_PREFIX}job_info{{job_name={quoted}}}",
+                f"{_PREFIX}job_info{{alias={quoted}}}",
+            ]
+        latest: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
+        for query in queries:
+            for labels, values in self._range(query, since_s, until_s):
+                key = labels.get("instance", ""), clean(labels.get("job_name", ""))
+                if key not in latest or values[-1][0] >= latest[key][0]:
+                    latest[key] = values[-1][0], labels
+        return {key: labels for key, (_, labels) in latest.items()}
+
+    def _range(
+        self, query: str, since_s: float, until_s: float
+    ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        step_s = max(STEP_S, math.ceil((until_s - since_s) / POINTS_MAX))
+        answer = self._ask(
+            "query_range", query=query, start=f"{since_s:.3f}", end=f"{until_s:.3f}", step=step_s
+        )
+        series_list = []
+        for series in answer:
+            values = [
+                (float(at), float(value))
+                for at, value in series.get("values", ())
+                if math.isfinite(float(value))
+            ]
+            labels = {str(k): str(v) for k, v in series.get("metric", {}).items()}
+            if values and labels.get("job_name"):
+                series_list.append((labels, values))
+        return series_list
+
+    def _ask(self, what: str, **fields: Any) -> list[dict[str, Any]]:
+        url = f"{self._url}/api/v1/{what}?{urllib.parse.urlencode(fields)}"
+        try:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - http(s) only
+                document = json.loads(answer.read(ANSWER_BYTES_MAX))
+            result = document["data"]["result"]
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise TelemetryError(
+                f"{self._url}: Prometheus does not answer as it should: {e}.",
+                path=self._url,
+                next_step="See that the address is that of Prometheus, not of Grafana or an agent.",
+            ) from e
+        return [series for series in result if isinstance(series, dict)]
+
+
+def _put(
+    record: JobRecord,
+    metric: str,
+    labels: dict[str, str],
+    values: list[tuple[float, float]],
+    since_s: float,
+) -> None:
+    system = clean(labels.get("file_system", ""))
+    if metric in _LABELLED:
+        name = _LABELLED[metric].get(labels.get("quality", ""), "")
+        key = (name, clean(labels.get("cause", "")), system)
+    elif metric == "tier_bytes_total":
+        key = ("tier_bytes", clean(labels.get("tier", "")), system)
+    else:
+        key = (_NAMES[metric], "", "")
+    if key[0] in PEAKS:
+        amount = max(value for _, value in values)
+        record.figures[key] = max(record.figures.get(key, 0.0), amount)
+    elif key[0]:
+        record.figures[key] = record.figures.get(key, 0.0) + _grown(values, since_s)
+
+
+def _grown(values: list[tuple[float, float]], since_s: float) -> float:
+    """How much a counter grew; one that appears within the stretch began at 0."""
+    first_at, before = values[0]
+    total = before if first_at - since_s > 2 * STEP_S else 0.0
+    for _, value in values[1:]:
+        total += value - before if value >= before else value
+        before = value
+    return total
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """A name as a regular expression."""
+    return "".join(c if c.isalnum() or c == "_" or ord(c) > 127 else f"\\{c}" for c in text)

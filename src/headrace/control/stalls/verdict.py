@@ -18,11 +18,11 @@ import numpy as np
 from headrace.base.causes import Cause
 from headrace.base.text import bytes_text
 from headrace.control.stalls.evidence import Evidence
-from headrace.control.stalls.reading import reading_of
 from headrace.control.stalls.waits import (
     TURNS_MANY,
     lost_share,
     others_share,
+    reading_of,
     sensible,
     slow_rank,
     taken,
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.control.stalls.reading import Reading
-    from headrace.control.stalls.waits import Waits
+    from headrace.control.stalls.waits import Reading, Waits
 
 __all__ = [
     "NEGLIGIBLE",
@@ -228,27 +227,30 @@ def _evidence_lines(case: _Case) -> tuple[str, ...]:
 
 
 def _cause_line(cause: Cause, case: _Case) -> str:
+    seen = case.seen
+    line = f"{cause.phrase} took that time while the batch was waited for"
     if cause in _READ_CAUSES or cause is Cause.METADATA:
-        return _reading_line(cause, case.waits, case.reading, case.seen)
-    describe = {
-        Cause.POLICY: _policy_line,
-        Cause.DECODE: _decode_line,
-        Cause.PYTHON: _python_line,
-        Cause.SLOW_RANK: _rank_line,
-    }.get(cause)
-    if describe is not None:
-        return describe(case)
-    if cause is Cause.OTHER:
-        busy = case.seen.cpu_share
-        busy_text = f"; processors were {busy:.0%} busy" if math.isfinite(busy) else ""
-        return f"part of the waiting lies in no phase that was measured, or in handing batches over{busy_text}"
-    return f"{cause.phrase} took that time while the batch was waited for"
-
-
-def _policy_line(case: _Case) -> str:
-    given = case.seen.limit_bytes_per_s
-    limit = f" ({bytes_text(given)}/s)" if given else ""
-    return f"a rate limit{limit} held reads back for {float(case.waits.held_s.sum()):.3g} s in all"
+        line = _reading_line(cause, case.waits, case.reading, seen)
+    elif cause is Cause.POLICY:
+        limit = f" ({bytes_text(seen.limit_bytes_per_s)}/s)" if seen.limit_bytes_per_s else ""
+        line = (
+            f"a rate limit{limit} held reads back for {float(case.waits.held_s.sum()):.3g} s in all"
+        )
+    elif cause is Cause.DECODE:
+        line = _decode_line(case)
+    elif cause is Cause.PYTHON:
+        line = "batches were ready, and their hand-over took that time"
+        if looks := seen.interpreter_looks:
+            line = f"another thread held the interpreter's lock at {seen.contended:.0%} of {looks:,} looks"
+    elif cause is Cause.SLOW_RANK:
+        who = f" ({case.slowest})" if case.slowest else ""
+        line = f"after its batch was there this rank waited while another still waited for its own{who}"
+    elif cause is Cause.OTHER:
+        busy = (
+            f"; processors were {seen.cpu_share:.0%} busy" if math.isfinite(seen.cpu_share) else ""
+        )
+        line = f"part of the waiting lies in no phase that was measured, or in handing batches over{busy}"
+    return line
 
 
 def _decode_line(case: _Case) -> str:
@@ -262,21 +264,6 @@ def _decode_line(case: _Case) -> str:
     if waited < TURNS_MANY:
         return line
     return f"{line}; its threads waited for one another's Python code {waited:.0%} of that time"
-
-
-def _python_line(case: _Case) -> str:
-    seen = case.seen
-    if not seen.interpreter_looks:
-        return "batches were ready, and their hand-over took that time"
-    return (
-        f"another thread held the interpreter's lock at {seen.contended:.0%} of "
-        f"{seen.interpreter_looks:,} looks"
-    )
-
-
-def _rank_line(case: _Case) -> str:
-    who = f" ({case.slowest})" if case.slowest else ""
-    return f"after its batch was there this rank waited while another still waited for its own{who}"
 
 
 def _reading_line(cause: Cause, waits: Waits, reading: Reading, seen: Evidence) -> str:
