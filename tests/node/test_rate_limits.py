@@ -203,8 +203,8 @@ def test_no_wall_clock_is_looked_at():
     """A clock that jumps must not end or lengthen a lease: only monotonic time is read."""
     import inspect
 
-    from headrace.control import agent
     from headrace.control.service import arbiter
+    from headrace.node import lease_agent as agent
     from headrace.node import limits
     from headrace.plane import rate_limit
 

@@ -19,9 +19,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.control.agent import Agent
 from headrace.control.messages import Flow, Grant, PlaneState
 from headrace.control.metrics import asked
+from headrace.node.lease_agent import LeaseAgent
 from headrace.plane.rate_limit import LIMITED, Cost, Limit
 
 if TYPE_CHECKING:
@@ -336,7 +336,7 @@ class ControlledLimits:
     def __init__(self, endpoint: Endpoint, host: Server) -> None:
         self._host = host
         self.rate_limits = RateLimits()
-        self.agent = Agent(endpoint, self.rate_limits, self._state, self._leased)
+        self.agent = LeaseAgent(endpoint, self.rate_limits, self._state, self._leased)
         self.rate_limits.poke = self.agent.poke
         self.rate_limits.wake = lambda: host.call_soon(lambda: None)
         self._caches: dict[str, int] = {}

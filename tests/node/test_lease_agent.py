@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from headrace.control.agent import Agent
 from headrace.control.client import Endpoint, Refusal
 from headrace.control.messages import Lease, Register, Report, encode
 from headrace.errors import ControlError
+from headrace.node.lease_agent import LeaseAgent
 
 
 class Limits:
@@ -64,7 +64,7 @@ class Clock:
 @pytest.fixture
 def made():
     limits, controller = Limits(), Controller()
-    agent = Agent(Endpoint(url="unix:/nowhere"), limits, clock=Clock())
+    agent = LeaseAgent(Endpoint(url="unix:/nowhere"), limits, clock=Clock())
     agent._client = controller
     return agent, limits, controller
 

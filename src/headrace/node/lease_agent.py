@@ -1,4 +1,4 @@
-"""Agent: a plane's side of the controller: registers, reports, and hands leases to whoever keeps to them.
+"""Lease agent: a plane's side of the controller: registers, reports, and hands leases to whoever keeps to them.
 
 One thread that does nothing else, so that a controller that is slow, gone or hostile costs the data
 nothing. A lease of an older controller is void; one of another database counts only when no
@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.peers import user_name
 from headrace.control.client import Client, Refusal
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.control.client import Endpoint
-    from headrace.control.messages import Grant
+    from headrace.node.limits import RateLimits
 
-__all__ = ["Agent", "LeaseHolder"]
+__all__ = ["LeaseAgent"]
 
 _log = logging.getLogger("headrace.control")
 
@@ -48,24 +48,7 @@ HASTE_S = 0.05
 END_S = 1.0
 
 
-class LeaseHolder(Protocol):
-    """Whoever keeps to leases. Thread-safe."""
-
-    def usage(self) -> list[Flow]:
-        """What was done since this was last asked."""
-
-    def holdings(self) -> list[Grant]:
-        """The limits that hold by a lease that still runs."""
-
-    def apply(self, lease: Lease, asked_at: float) -> None:
-        """Keep to a lease."""
-
-    @property
-    def left_s(self) -> float:
-        """How long the lease runs still."""
-
-
-class Agent:
+class LeaseAgent:
     """Speaks for one plane, from `start` to `close`.
 
     Args:
@@ -79,7 +62,7 @@ class Agent:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: LeaseHolder,
+        limits: RateLimits,
         state: Callable[[], PlaneState] = PlaneState,
         leased: Callable[[Lease], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
