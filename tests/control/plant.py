@@ -12,7 +12,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from headrace.control.history import Interval, Knobs
+from headrace.control.history import Knobs, PlaneInterval
 from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
 
 
@@ -93,7 +93,7 @@ class Plant:
         self.knobs = knobs
         self._flow()
 
-    def advance(self, seconds: float) -> Interval:
+    def advance(self, seconds: float) -> PlaneInterval:
         end = self.now_s + seconds
         while self._events and self._events[0][0] <= end:
             at, _, kind, subject = heapq.heappop(self._events)
@@ -176,7 +176,7 @@ class Plant:
         work *= max(0.0, self._random.gauss(1.0, self.consumer.jitter))
         self._at(self.now_s + work, "ask")
 
-    def _take_interval(self, seconds: float) -> Interval:
+    def _take_interval(self, seconds: float) -> PlaneInterval:
         since = self._since
         if self._asked_at is not None:
             since.waited_s += self.now_s - max(self._asked_at, self._since_s)
@@ -185,7 +185,7 @@ class Plant:
             self._worked_from = self.now_s
         self._since, self._since_s = Totals(), self.now_s
         ready = sum(batch.nbytes for batch in self._admitted if not batch.left)
-        return Interval(
+        return PlaneInterval(
             seconds=seconds,
             waited_s=since.waited_s,
             worked_s=since.worked_s,

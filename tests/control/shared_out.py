@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from headrace.control.sharing import Problem, decide
+from headrace.control.sharing import SharingProblem, decide
 
 INF = math.inf
 
 
 @dataclass(frozen=True)
 class Case:
-    problem: Problem
+    problem: SharingProblem
 
     @staticmethod
     def of_jobs(demands, capacity, *, weight=None, cap=None, guarantee=None, priority=None):
@@ -26,7 +26,7 @@ class Case:
             return np.array([[float(v), INF, INF] for v in filled])
 
         return Case(
-            Problem(
+            SharingProblem(
                 capacity=np.array([[capacity, INF, INF]]),
                 system=np.zeros(1, np.int64),
                 user_weight=np.ones(1),
@@ -69,7 +69,7 @@ def cases(draw, *, held=True, resources=2):
     weights = st.sampled_from([0.5, 1.0, 2.0, 7.0])
     job_cap, user_cap = rows(jobs, limit), rows(users, limit)
     return Case(
-        Problem(
+        SharingProblem(
             capacity=rows(systems, limit),
             system=integers(users, systems),
             user_weight=np.array([draw(weights) for _ in range(users)]),

@@ -13,7 +13,7 @@ from control.plant import PRESETS, Consumer, Plant
 from headrace.control import controller, tune
 from headrace.control.controller import Plane
 from headrace.control.explain import verdict
-from headrace.control.history import History, Interval, Knobs, Window
+from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
 from headrace.control.limits import Bounds, Limits
 from headrace.plane.stage import ConsumerStats, StageStats, latency_bucket, latency_percentile_s
 
@@ -36,7 +36,7 @@ class PlantStage:
         self.counts = [a + b for a, b in zip(self.counts, each.latency_us, strict=True)]
 
     def stats(self):
-        last = self.last or Interval(seconds=0.1)
+        last = self.last or PlaneInterval(seconds=0.1)
         return StageStats(
             name=self.name, reads=self.reads, latency_us=tuple(self.counts), in_flight=last.in_flight,
             buffered_bytes=last.buffered_bytes, ready_bytes=last.ready_bytes,
@@ -224,7 +224,9 @@ def test_a_stage_that_fails_ends_its_tuning_and_nothing_else(stage, caplog):
 
 def test_verdicts():
     def over(**given):
-        return Window.over([Interval(**({"seconds": 1.0, "batches": 9, "reads": 50} | given))])
+        return PlaneWindow.over(
+            [PlaneInterval(**({"seconds": 1.0, "batches": 9, "reads": 50} | given))]
+        )
 
     stages = [StageStats(name="prefetch")]
     assert verdict(over(worked_s=1.0), stages) == "consumer-bound"
@@ -232,7 +234,7 @@ def test_verdicts():
     assert verdict(over(waited_s=0.5, worked_s=0.5, reads=0), stages) == "memory-bound"
     busy = over(waited_s=0.5, worked_s=0.5, decode_busy_s=2.0, decode_wait_s=0.1)
     assert verdict(busy, stages) == "decode-bound"
-    assert verdict(Window.over(History().intervals), stages) == "idle"
+    assert verdict(PlaneWindow.over(PlaneHistory().intervals), stages) == "idle"
 
 
 def test_the_latency_histogram_gives_percentiles():

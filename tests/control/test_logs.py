@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.control.history import History, Interval, Knobs
+from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
 from headrace.control.limits import Limits
 from headrace.control.tuner import propose
 from headrace.plane.stage import LATENCY_BUCKETS
@@ -23,13 +23,13 @@ def interval_of(recorded):
     for bucket, count in recorded["latency_us"].items():
         counts[int(bucket)] = count
     given = {**recorded, "latency_us": tuple(counts), "knobs": Knobs(**recorded["knobs"])}
-    return Interval(**given)
+    return PlaneInterval(**given)
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_a_recorded_run_is_understood(log):
     recorded = json.loads(log.read_text())
-    history, limits = History(), Limits()
+    history, limits = PlaneHistory(), Limits()
     lowered_at, raised_at = [], []
     for found in recorded["intervals"]:
         interval = interval_of(found)

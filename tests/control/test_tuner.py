@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from control.plant import PRESETS, Consumer, Plant, Storage
 from control.tuned import LIMITS, PERIOD_S, START, smallest, tuned
-from headrace.control.history import History, Interval, Knobs
+from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
 from headrace.control.limits import Bounds, Limits
 from headrace.control.tuner import propose
 
@@ -197,12 +197,12 @@ def busy(seconds=0.1, **changes):
         "samples": 160,
         "bytes": 16_000_000,
     }
-    return Interval(seconds=seconds, **(given | changes))
+    return PlaneInterval(seconds=seconds, **(given | changes))
 
 
 def test_decoding_that_holds_the_consumer_up_gets_threads_and_returns_them():
     limits = Limits(decode_threads=Bounds(1, 8))
-    knobs, history = Knobs(8, 64 << 20, 2), History()
+    knobs, history = Knobs(8, 64 << 20, 2), PlaneHistory()
     for _ in range(6):
         waiting = busy(waited_s=0.06, worked_s=0.04, decode_busy_s=0.195, decode_wait_s=0.005)
         history = history.after(replace(waiting, knobs=knobs))
@@ -221,16 +221,16 @@ def test_decoding_that_holds_the_consumer_up_gets_threads_and_returns_them():
 
 def test_silence_is_no_evidence():
     knobs = Knobs(64, 64 << 20)
-    assert propose(History(), knobs, LIMITS).action == "hold"
-    history = History()
+    assert propose(PlaneHistory(), knobs, LIMITS).action == "hold"
+    history = PlaneHistory()
     for _ in range(50):
-        history = history.after(Interval(seconds=PERIOD_S, knobs=knobs))
+        history = history.after(PlaneInterval(seconds=PERIOD_S, knobs=knobs))
     assert propose(history, knobs, LIMITS).action == "hold"
 
 
 def test_the_page_cache_needs_no_tuning():
     """Nothing is read from the storage: no knob can help a consumer that waits for copies."""
-    knobs, history = Knobs(64, 64 << 20), History()
+    knobs, history = Knobs(64, 64 << 20), PlaneHistory()
     for _ in range(60):
         history = history.after(busy(waited_s=0.09, worked_s=0.01, knobs=knobs))
         decision = propose(history, knobs, LIMITS)

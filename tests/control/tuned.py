@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from control.plant import Consumer, Plant, Storage, steady_rate
-from headrace.control.history import History, Interval, Knobs
+from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
 from headrace.control.limits import Bounds, Limits
-from headrace.control.tuner import Decision, propose
+from headrace.control.tuner import KnobDecision, propose
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +25,8 @@ LIMITS = Limits(buffer_bytes=Bounds(1 << 20, 1 << 31))
 class Run:
     """Every interval of a run, the knobs in force, and the decision that followed."""
 
-    intervals: list[Interval] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    intervals: list[PlaneInterval] = field(default_factory=list)
+    decisions: list[KnobDecision] = field(default_factory=list)
 
     def rate(self, start_s: float, stop_s: float) -> float:
         part = self.intervals[round(start_s / PERIOD_S) : round(stop_s / PERIOD_S)]
@@ -56,11 +56,11 @@ def tuned(
     seconds: float,
     *,
     limits: Limits = LIMITS,
-    history: History | None = None,
+    history: PlaneHistory | None = None,
     run: Run | None = None,
-) -> tuple[History, Run]:
+) -> tuple[PlaneHistory, Run]:
     """Tune a plant for some simulated time; goes on from a history and a run."""
-    history, run = history or History(), run or Run()
+    history, run = history or PlaneHistory(), run or Run()
     for _ in range(round(seconds / PERIOD_S)):
         interval = plant.advance(PERIOD_S)
         history = history.after(interval)

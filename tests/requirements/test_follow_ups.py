@@ -22,7 +22,7 @@ from control.service import controller, parent, request  # noqa: F401
 from control.shared_out import cases, share
 from headrace.control.policy import PolicyError
 from headrace.control.policy.parse import parse_policy
-from headrace.control.sharing import Problem, decide
+from headrace.control.sharing import SharingProblem, decide
 from headrace.node.limits import RateLimits
 from node.test_rate_limits import Client, Clock, Data, go_on, lease
 
@@ -50,7 +50,7 @@ def test_f7_the_order_of_users_jobs_and_planes_does_not_matter(case, random):
         random.shuffle(numbers)
     user_at = np.argsort(users)
     job_at = np.argsort(jobs)
-    shuffled = Problem(
+    shuffled = SharingProblem(
         capacity=p.capacity, system=p.system[users], user_weight=p.user_weight[users],
         user_cap=p.user_cap[users], user_guarantee=p.user_guarantee[users],
         user=user_at[p.user[jobs]], job_weight=p.job_weight[jobs], job_cap=p.job_cap[jobs],

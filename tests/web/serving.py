@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 import headrace as hr
-from headrace.control.service.http import Listener, Server
+from headrace.control.service.http import HttpListener, HttpServer
 from headrace.web.access import Sessions
 from headrace.web.app import Web
 from headrace.web.demo import DemoSource
@@ -84,7 +84,7 @@ class Serving:
         self.web = Web(source, self.sessions, given, stores=stores, policies=policies,
                        runs=TracedRuns(given.runs), live=Live(source, clients_max))  # fmt: skip
         self.web.port = self.port
-        self.server = Server(self.web.app, [Listener(self.sock)], CONNECTIONS_MAX)
+        self.server = HttpServer(self.web.app, [HttpListener(self.sock)], CONNECTIONS_MAX)
         self.thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._store_browser, self._policies = stores, policies
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headrace.control.service.auth import PEERS_MAX, Refused, Throttle, TokenFile
+from headrace.control.service.auth import PEERS_MAX, Refused, TokenFile, TokenThrottle
 from headrace.errors import ControlError
 from headrace.web.access import ROLES, Sessions
 from headrace.web.policies import DemoPolicies
@@ -200,7 +200,7 @@ def test_guessing_is_slowed_down_for_who_guesses():
 
 
 def test_many_who_guess_do_not_fill_the_memory():
-    throttle = Throttle(lambda: 0.0)
+    throttle = TokenThrottle(lambda: 0.0)
     for peer in range(PEERS_MAX + 10):
         throttle.wrong(str(peer))
     assert len(throttle._wrong) == PEERS_MAX

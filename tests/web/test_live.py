@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import TelemetryError
-from headrace.web.cluster import IDLE, UNKNOWN, Cluster, JobBox, NodeBox, Wire, levels, plain
+from headrace.web.cluster import IDLE, UNKNOWN, ClusterMoment, JobBox, NodeBox, Wire, levels, plain
 from headrace.web.demo import DemoSource
 from headrace.web.live import QUEUE_MAX
 from web.serving import small_demo, until
@@ -183,7 +183,7 @@ def cluster(jobs, gpus=8):
     place = {name: at for at, name in enumerate(names)}
     held = np.array([IDLE if n is None else place[n] for n in jobs], np.int32)
     stall = levels(np.linspace(0, 1, len(jobs)))
-    return Cluster(
+    return ClusterMoment(
         taken_s=1.0, nodes=[NodeBox("n0", "p", len(jobs))], jobs=[JobBox(job_id=str(n)) for n in names],
         holders=held, stall=stall, busy=stall,
     )  # fmt: skip
@@ -209,7 +209,7 @@ def test_ticks_bring_every_browser_to_the_same_picture(steps):
 
 
 def test_totals_count_what_is_known():
-    found = Cluster(
+    found = ClusterMoment(
         taken_s=1.0, nodes=[NodeBox("a", "p", 2), NodeBox("b", "p", 2, "down")],
         jobs=[JobBox(job_id="1", cause="decode"), JobBox(job_id="2")],
         holders=np.array([0, 1, IDLE, IDLE], np.int32), stall=levels(np.array([0.5, np.nan, np.nan, np.nan])),

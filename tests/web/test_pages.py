@@ -10,7 +10,6 @@ from selenium.webdriver.common.keys import Keys
 import headrace as hr
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
-from headrace.web.cluster import Cluster
 from headrace.web.policies import ControllerPolicies, DemoPolicies
 from tests_shared import png
 from web.accessibility import contrast, problems
@@ -307,8 +306,7 @@ class Hostile:
             dataclasses.replace(n, name=f"{EVIL}{i}", partition=EVIL, away=EVIL)
             for i, n in enumerate(found.nodes)
         ]
-        return Cluster(taken_s=found.taken_s, nodes=nodes, jobs=jobs, holders=found.holders, stall=found.stall,
-                       busy=found.busy, notes=(EVIL,))  # fmt: skip
+        return dataclasses.replace(found, nodes=nodes, jobs=jobs, waiting=0, notes=(EVIL,))
 
     def records(self):
         records = self._demo.records()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from headrace.cluster.snapshot import ClusterSnapshot
     from headrace.control.client import Client
-    from headrace.web.live import Source
+    from headrace.web.live import PageSource
     from headrace.web.policies import Policies
     from headrace.web.stores import StoreBrowser
 
@@ -143,7 +143,7 @@ def _source(
     history: str | None,
     client: Client | None,
     snapshot: Callable[[], ClusterSnapshot] | None,
-) -> Source:
+) -> PageSource:
     if demo:
         from headrace.web.demo import DemoSource
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from inspect import ismethod
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.control.history import History, Interval, Knobs, Window
+from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
 from headrace.control.limits import read_limits
 from headrace.control.publishing import Publisher
 from headrace.control.tuner import propose
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from headrace.control.limits import Limits
-    from headrace.control.tuner import Decision
+    from headrace.control.tuner import KnobDecision
     from headrace.plane.batch_trace import StepLog
     from headrace.plane.stage import Stage
 
@@ -113,7 +113,7 @@ class Plane:
         self.ended = False
         self.frozen = tuple(frozen)
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)
-        self.history = History()
+        self.history = PlaneHistory()
         self.action = self.reason = ""
         self._held = 0  # decisions in a row that changed nothing
         self._silent = 0  # looks in a row at which nothing had happened
@@ -161,9 +161,9 @@ class Plane:
         reading = self._read()
         return None if reading is None else (reading.consumer, reading.stages)
 
-    def window(self, seconds: float = 5.0) -> Window:
+    def window(self, seconds: float = 5.0) -> PlaneWindow:
         """The last seconds taken together."""
-        return Window.over(self.history.since(self.history.now_s - seconds))
+        return PlaneWindow.over(self.history.since(self.history.now_s - seconds))
 
     def wake(self) -> None:
         """Make sure that somebody looks, in this process."""
@@ -220,7 +220,7 @@ class Plane:
         find = self._find_stages()
         return find() if find is not None else None
 
-    def _record(self, decision: Decision) -> None:
+    def _record(self, decision: KnobDecision) -> None:
         at_s = time.monotonic() - self.started
         change = Change(
             at_s, decision.action, self.knobs, decision.knobs, decision.reason, decision.evidence
@@ -229,7 +229,7 @@ class Plane:
         action = f"{change.action} {change.turned()}".rstrip()
         LOG.info("%s: %s: %s (%s)", self.name, action, change.reason, change.evidence)
 
-    def _look(self) -> Interval | None:
+    def _look(self) -> PlaneInterval | None:
         """What happened since the last look; None when that was nothing, or no comparison."""
         before, now = self._reading, self._read()
         if now is None or before is None:
@@ -258,7 +258,7 @@ class Plane:
         return Knobs(**values)
 
 
-def _difference(before: _Reading, now: _Reading, knobs: Knobs) -> Interval | None:
+def _difference(before: _Reading, now: _Reading, knobs: Knobs) -> PlaneInterval | None:
     """The interval between two readings; None when nothing happened or a stage began anew."""
     seconds = now.at - before.at
     waited_s = now.consumer.waited_s - before.consumer.waited_s
@@ -278,7 +278,7 @@ def _difference(before: _Reading, now: _Reading, knobs: Knobs) -> Interval | Non
             pairs = zip(stage.latency_us, old[stage.name].latency_us, strict=True)
             counts = [n + new - past for n, (new, past) in zip(counts, pairs, strict=True)]
     decoding = [stage for stage in now.stages if stage.name == "decode"]
-    return Interval(
+    return PlaneInterval(
         seconds=seconds,
         waited_s=max(0.0, waited_s),
         worked_s=max(0.0, worked_s),

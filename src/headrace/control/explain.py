@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.control.controller import Change, Plane
-    from headrace.control.history import Window
+    from headrace.control.history import PlaneWindow
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 
@@ -79,7 +79,7 @@ def explain(loader: object = None, *, epoch: int | None = None) -> Explanation |
     return Explanation([_plane(plane) for plane in (*ended, *working)])
 
 
-def verdict(window: Window, stages: Sequence[StageStats]) -> str:
+def verdict(window: PlaneWindow, stages: Sequence[StageStats]) -> str:
     """Who is the slower side: a key of `VERDICTS`."""
     if window.batches == 0 and window.waited_s == 0.0:
         return "idle"

@@ -1,7 +1,7 @@
 """History: what was measured on a plane, interval by interval. Immutable.
 
 The tuner sees nothing else: a simulated plant, a recorded run and a live plane give it the same
-things. An `Interval` is the difference of two readings of the stages' statistics; a `Window` several
+things. A `PlaneInterval` is the difference of two readings of the stages' statistics; a `PlaneWindow` several
 intervals taken together.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from headrace.control.tuner import Memory
 
-__all__ = ["History", "Interval", "Knobs", "Window"]
+__all__ = ["Knobs", "PlaneHistory", "PlaneInterval", "PlaneWindow"]
 
 INTERVALS_KEPT = 300
 """A minute at the controller's pace: older evidence is about another plant."""
@@ -44,7 +44,7 @@ class Knobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class PlaneInterval:
     """What happened on one plane between two looks at it."""
 
     seconds: float
@@ -72,7 +72,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PlaneWindow:
     """Several intervals taken together."""
 
     seconds: float
@@ -97,7 +97,7 @@ class Window:
     """Standard error of `read_rate`, as a share of it; 1.0: unknown."""
 
     @classmethod
-    def over(cls, intervals: Sequence[Interval], *, histogram: bool = True) -> Window:
+    def over(cls, intervals: Sequence[PlaneInterval], *, histogram: bool = True) -> PlaneWindow:
         """Add intervals up. Without the histogram, which costs most, it is empty."""
         count = max(1, len(intervals))
         held = [each.in_flight for each in intervals] or [0.0]
@@ -176,7 +176,7 @@ def _error(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count * (count - 1)))
 
 
-def _relative_error(intervals: Sequence[Interval]) -> float:
+def _relative_error(intervals: Sequence[PlaneInterval]) -> float:
     """Of the rate of reads; few intervals may agree by chance, few reads cannot."""
     reads = sum(each.reads for each in intervals)
     if reads == 0:
@@ -186,25 +186,25 @@ def _relative_error(intervals: Sequence[Interval]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class PlaneHistory:
     """The intervals of one plane so far, the newest last."""
 
-    intervals: tuple[Interval, ...] = ()
+    intervals: tuple[PlaneInterval, ...] = ()
     now_s: float = 0.0
     """Length of all intervals ever, those forgotten included: the tuner's only clock."""
     memory: Memory | None = None
     """What the tuner concluded so far; None: nothing."""
 
-    def after(self, interval: Interval) -> History:
+    def after(self, interval: PlaneInterval) -> PlaneHistory:
         """This history and one more interval."""
         kept = (*self.intervals[-(INTERVALS_KEPT - 1) :], interval)
-        return History(kept, self.now_s + interval.seconds, self.memory)
+        return PlaneHistory(kept, self.now_s + interval.seconds, self.memory)
 
-    def remembering(self, memory: Memory) -> History:
+    def remembering(self, memory: Memory) -> PlaneHistory:
         """This history with what the tuner concluded from it."""
-        return History(self.intervals, self.now_s, memory)
+        return PlaneHistory(self.intervals, self.now_s, memory)
 
-    def since(self, start_s: float) -> tuple[Interval, ...]:
+    def since(self, start_s: float) -> tuple[PlaneInterval, ...]:
         """The intervals that began at `start_s` (of `now_s`'s clock) or later."""
         begins_s, first = self.now_s, len(self.intervals)
         while first > 0:

@@ -111,9 +111,10 @@ def read_limits(
         ValueError: `memory_bytes` or HEADRACE_MEMORY_BYTES is not a positive number.
     """
     tree = Path(root)
-    limits = dict(rlimits) if rlimits is not None else _soft_limits()
-    memory, memory_origin = _memory(tree, memory_bytes, held_bytes, environment, limits)
-    reads, reads_origin = _reads(tree, limits)
+    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
+    asked = {kind: resource.getrlimit(kind)[0] for kind in kinds} if rlimits is None else rlimits
+    memory, memory_origin = _memory(tree, memory_bytes, held_bytes, environment, asked)
+    reads, reads_origin = _reads(tree, asked)
     threads, threads_origin = _threads(tree, cpus)
     return Limits(
         reads_in_flight=Bounds(1, reads),
@@ -125,11 +126,6 @@ def read_limits(
             "decode_threads": threads_origin,
         },
     )
-
-
-def _soft_limits() -> dict[int, int]:
-    kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
-    return {kind: resource.getrlimit(kind)[0] for kind in kinds}
 
 
 def _memory(

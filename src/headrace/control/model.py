@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from headrace.control.history import Window
+from headrace.control.history import PlaneWindow
 from headrace.plane.stage import latency_percentile_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.control.history import History, Interval, Knobs
+    from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
     from headrace.control.tuner import Memory
 
 __all__ = [
@@ -59,7 +59,7 @@ class Need:
     buffer_bytes: int
 
 
-def read_latency_s(window: Window, knobs: Knobs) -> float:
+def read_latency_s(window: PlaneWindow, knobs: Knobs) -> float:
     """Mean latency of a read, from Little's law where that is exact, else from the histogram."""
     pinned = window.in_flight_min >= 0.99 * knobs.reads_in_flight > 0
     if pinned and window.reads >= 4 * knobs.reads_in_flight:
@@ -67,7 +67,7 @@ def read_latency_s(window: Window, knobs: Knobs) -> float:
     return window.latency_s
 
 
-def reads_per_sample(window: Window) -> float:
+def reads_per_sample(window: PlaneWindow) -> float:
     """Reads that a sample takes: less than one where neighbours are read together."""
     if window.samples == 0 or window.reads == 0 or window.bytes == 0:
         return 1.0
@@ -76,7 +76,7 @@ def reads_per_sample(window: Window) -> float:
     return min(4.0, max(0.01, window.reads / read)) if read >= 1.0 else 1.0
 
 
-def batches_held(window: Window, latency_us: Sequence[int], rate: float) -> int:
+def batches_held(window: PlaneWindow, latency_us: Sequence[int], rate: float) -> int:
     """Batches that are under way or ready at once when `rate` samples/s pass."""
     if window.batches == 0 or rate <= 0.0:
         return 2
@@ -138,7 +138,7 @@ def _below(z: float) -> float:
     return math.erfc(-z / math.sqrt(2.0)) / 2.0
 
 
-def batches_read(delivered: Window, reads_in_flight: int) -> float:
+def batches_read(delivered: PlaneWindow, reads_in_flight: int) -> float:
     """Batches that must be under way at once to have so many reads in flight."""
     if delivered.batches == 0:
         return 2.0
@@ -176,7 +176,7 @@ class WindowEvidence:
         memory: since when they are, and what the regime was like.
     """
 
-    def __init__(self, history: History, knobs: Knobs, memory: Memory) -> None:
+    def __init__(self, history: PlaneHistory, knobs: Knobs, memory: Memory) -> None:
         self.history = history
         self.knobs = knobs
         self.memory = memory
@@ -187,28 +187,28 @@ class WindowEvidence:
         self.intervals = intervals
 
     @cached_property
-    def window(self) -> Window:
+    def window(self) -> PlaneWindow:
         """The setting in force, as far back as it is of interest."""
-        return Window.over(last(self.intervals, batches=WINDOW_BATCHES, seconds=WINDOW_S))
+        return PlaneWindow.over(last(self.intervals, batches=WINDOW_BATCHES, seconds=WINDOW_S))
 
     @cached_property
-    def recent(self) -> Window:
+    def recent(self) -> PlaneWindow:
         """The shortest past that shows the storage's present latency."""
-        return Window.over(last(self.intervals, reads=30, batches=1, seconds=0.2))
+        return PlaneWindow.over(last(self.intervals, reads=30, batches=1, seconds=0.2))
 
     @cached_property
     def latency_us(self) -> Sequence[int]:
         """Histogram of many reads: the tail takes more of them than a window has."""
-        own = Window.over(last(self.intervals, reads=5000))
+        own = PlaneWindow.over(last(self.intervals, reads=5000))
         if own.reads >= 500:
             return own.latency_us
         regime = self.history.since(self.memory.regime_s)
-        return Window.over(last(regime, reads=5000)).latency_us
+        return PlaneWindow.over(last(regime, reads=5000)).latency_us
 
     @cached_property
-    def delivered(self) -> Window:
+    def delivered(self) -> PlaneWindow:
         """The last deliveries, however long ago: they say what batches are like."""
-        return Window.over(last(self.history.intervals, batches=64), histogram=False)
+        return PlaneWindow.over(last(self.history.intervals, batches=64), histogram=False)
 
     def need(self, knobs: Knobs, rate_max: float) -> Need | None:
         """Reads and bytes that serve the consumer's demand; None while that is unknown.
@@ -299,7 +299,9 @@ class WindowEvidence:
             return ""
         newest = last(self.intervals, batches=12)
         half = len(newest) // 2
-        halves = [Window.over(part, histogram=False) for part in (newest[:half], newest[half:])]
+        halves = [
+            PlaneWindow.over(part, histogram=False) for part in (newest[:half], newest[half:])
+        ]
         if min(each.batches for each in halves) < 3:
             return ""
         ratios = [(each.demand or demand) / demand for each in halves]
@@ -323,12 +325,12 @@ class WindowEvidence:
 
 
 def last(
-    intervals: Sequence[Interval],
+    intervals: Sequence[PlaneInterval],
     *,
     batches: int = 0,
     reads: int = 0,
     seconds: float = 0.0,
-) -> Sequence[Interval]:
+) -> Sequence[PlaneInterval]:
     """The fewest of the newest intervals that hold as much; all when they do not."""
     found_batches = found_reads = 0
     found_s = 0.0

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 __all__ = [
-    "Problem",
-    "Shares",
+    "SharingProblem",
+    "SharingResult",
     "decide",
     "demand_after",
     "fill",
@@ -142,7 +142,7 @@ def demand_after(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class SharingProblem:
     """Who wants what. `R` resources; a user counts once for each file system, and so does a job.
 
     Attributes:
@@ -179,7 +179,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class SharingResult:
     """Who gets what.
 
     Attributes:
@@ -193,7 +193,7 @@ class Shares:
     wanted: Floats
 
 
-def decide(problem: Problem) -> Shares:
+def decide(problem: SharingProblem) -> SharingResult:
     """Share everything out. See the module's text."""
     p = problem
     held = p.held[:, None]
@@ -214,10 +214,10 @@ def decide(problem: Problem) -> Shares:
     most = np.where(held, grant, np.inf)
     flows = _fill(p.job, even, flows, np.maximum(most, flows), job_all)
     # A silent plane cannot be told of more, nor of less, even if it has more than there is.
-    return Shares(np.where(held, grant, flows), job_all, wanted)
+    return SharingResult(np.where(held, grant, flows), job_all, wanted)
 
 
-def _guaranteed(p: Problem, high: Floats, reserved: Floats) -> Floats:
+def _guaranteed(p: SharingProblem, high: Floats, reserved: Floats) -> Floats:
     """The least that each job gets: guarantees of its own and of its user, within caps and capacity."""
     users, systems = len(p.system), len(p.capacity)
     low = np.maximum(np.minimum(p.job_guarantee, high), reserved)
@@ -236,7 +236,7 @@ def _guaranteed(p: Problem, high: Floats, reserved: Floats) -> Floats:
     return guaranteed
 
 
-def _by_priority(p: Problem, low: Floats, high: Floats) -> Floats:
+def _by_priority(p: SharingProblem, low: Floats, high: Floats) -> Floats:
     """What each job gets of what it wants: one priority after the other."""
     users, systems = len(p.system), len(p.capacity)
     given = low.copy()

@@ -29,12 +29,12 @@ from headrace.control.model import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.control.history import History, Knobs
+    from headrace.control.history import Knobs, PlaneHistory
     from headrace.control.limits import Limits
     from headrace.control.model import Need
 
 __all__ = [
-    "Decision",
+    "KnobDecision",
     "Memory",
     "Trial",
     "propose",
@@ -145,7 +145,7 @@ READS, BYTES, DECODE = "reads_in_flight", "buffer_bytes", "decode_threads"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class KnobDecision:
     """Where the knobs should stand, and why."""
 
     knobs: Knobs
@@ -164,7 +164,7 @@ class _Situation:
         news: what has changed, as the beginning of the reason.
     """
 
-    def __init__(self, history: History, knobs: Knobs, limits: Limits) -> None:
+    def __init__(self, history: PlaneHistory, knobs: Knobs, limits: Limits) -> None:
         self.history = history
         self.now_s = history.now_s
         self.knobs = knobs
@@ -251,21 +251,21 @@ class _Situation:
 
     # -- how a call ends --------------------------------------------------------------------------
 
-    def hold(self, reason: str) -> Decision:
+    def hold(self, reason: str) -> KnobDecision:
         """Stay at these knobs, with nothing decided."""
-        return Decision(self.knobs, "hold", reason, self.evidence.facts(), self.memory)
+        return KnobDecision(self.knobs, "hold", reason, self.evidence.facts(), self.memory)
 
-    def keep(self, text: str, memory: Memory) -> Decision:
+    def keep(self, text: str, memory: Memory) -> KnobDecision:
         """Stay at these knobs; the regime is known by what was measured under them."""
         if self.window.reads >= 60:
             memory = self.knowing_latency(memory)
-        return Decision(self.knobs, "keep", text, self.evidence.facts(), memory)
+        return KnobDecision(self.knobs, "keep", text, self.evidence.facts(), memory)
 
-    def change(self, knobs: Knobs, action: str, reason: str, memory: Memory) -> Decision:
+    def change(self, knobs: Knobs, action: str, reason: str, memory: Memory) -> KnobDecision:
         """Turn to `knobs`; what is measured until they show does not count."""
         evidence_s = self.now_s + self._transition_s(knobs)
         memory = replace(memory, evidence_s=evidence_s)
-        return Decision(knobs, action, self.news + reason, self.evidence.facts(), memory)
+        return KnobDecision(knobs, action, self.news + reason, self.evidence.facts(), memory)
 
     def _transition_s(self, knobs: Knobs) -> float:
         """How long the old setting goes on to show."""
@@ -282,7 +282,7 @@ class _Situation:
         return min(TRANSITION_MAX_S, settle_s)
 
 
-def _foresee(situation: _Situation) -> Decision | None:
+def _foresee(situation: _Situation) -> KnobDecision | None:
     """What is in stock hides for a while that slower reads need more: do not wait for the end."""
     wanted = situation.need()
     if wanted is None or situation.evidence.waits():
@@ -297,7 +297,7 @@ def _foresee(situation: _Situation) -> Decision | None:
     return situation.change(raised, "raise", "so much will be needed", situation.memory)
 
 
-def _raise_knobs(situation: _Situation) -> Decision | None:
+def _raise_knobs(situation: _Situation) -> KnobDecision | None:
     """Ask for more of what the plane is short of; None: nothing that may help is left."""
     if situation.patient():
         return None
@@ -340,7 +340,7 @@ def _more_of(situation: _Situation, knob: str) -> dict[str, int]:
     return {READS: reads, BYTES: max(knobs.buffer_bytes, room, held)}
 
 
-def _lower(situation: _Situation, *, bound: bool) -> Decision | None:
+def _lower(situation: _Situation, *, bound: bool) -> KnobDecision | None:
     """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
     window = situation.window
     if bound and not (window.reads and situation.evidence.rate_known()):
@@ -422,7 +422,7 @@ PINNED = 0.9
 CORRECTIONS_MAX = 5
 
 
-def _judge_up(situation: _Situation, trial: Trial) -> Decision | None:
+def _judge_up(situation: _Situation, trial: Trial) -> KnobDecision | None:
     window = situation.window
     gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
     text = f"{gain:.2f} x the reads, waiting {trial.stall:.1%} -> {window.stall:.1%}"
@@ -453,7 +453,7 @@ def _judge_up(situation: _Situation, trial: Trial) -> Decision | None:
     return situation.change(trial.before, "roll back", text, memory)
 
 
-def _judge_down(situation: _Situation, trial: Trial) -> Decision | None:
+def _judge_down(situation: _Situation, trial: Trial) -> KnobDecision | None:
     window, evidence = situation.window, situation.evidence
     text = f"waiting {trial.stall:.1%} -> {window.stall:.1%}"
     if trial.stall <= STALL_OK:  # the consumer was served, and must be
@@ -473,7 +473,7 @@ def _judge_down(situation: _Situation, trial: Trial) -> Decision | None:
     return _took_too_much(situation, trial)
 
 
-def _took_too_much(situation: _Situation, trial: Trial) -> Decision:
+def _took_too_much(situation: _Situation, trial: Trial) -> KnobDecision:
     """Give back what a lower setting lacks, or all of it."""
     knob = next(iter(situation.short_of()), trial.knob)
     if getattr(trial.before, knob) == getattr(situation.knobs, knob):
@@ -514,11 +514,11 @@ def _between(situation: _Situation, trial: Trial, knob: str) -> Knobs | None:
     return situation.knobs.turned({knob: target}) if target < 0.96 * before else None
 
 
-def propose(history: History, knobs: Knobs, limits: Limits) -> Decision:
+def propose(history: PlaneHistory, knobs: Knobs, limits: Limits) -> KnobDecision:
     """Say where the knobs of a plane should stand now.
 
     Args:
-        history: what was measured so far, and what the call before concluded (`History.remembering`).
+        history: what was measured so far, and what the call before concluded (`PlaneHistory.remembering`).
         knobs: where they stand.
         limits: what they must never pass.
 
@@ -541,7 +541,7 @@ def propose(history: History, knobs: Knobs, limits: Limits) -> Decision:
     return _act(situation)
 
 
-def _begin_regime(situation: _Situation, news: str) -> Decision:
+def _begin_regime(situation: _Situation, news: str) -> KnobDecision:
     """Storage or consumer have changed: what was learned is no longer true."""
     trial = situation.memory.trial
     # A setting on trial for being smaller was found for the load that is gone.
@@ -569,7 +569,7 @@ def _begin_regime(situation: _Situation, news: str) -> Decision:
     return replace(decision, memory=replace(decision.memory, trial=None))
 
 
-def _act(situation: _Situation) -> Decision:
+def _act(situation: _Situation) -> KnobDecision:
     changed = None
     if situation.evidence.waits():
         changed = _raise_knobs(situation) or _lower(situation, bound=True)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Growth",
-    "Reading",
     "Sensor",
     "SensorKey",
+    "SensorReading",
     "all_sensors",
     "grown",
     "lines_of",
@@ -81,7 +81,7 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SensorReading:
     """One reading of a sensor."""
 
     grown: dict[SensorKey, float] = field(default_factory=dict)
@@ -117,11 +117,11 @@ class Sensor:
         self._values, self._root = _VALUES[name], root
         self._counters, self._milliseconds = Growth(), Growth(bits=32)
 
-    def read(self) -> Reading:
+    def read(self) -> SensorReading:
         """Read it now."""
         self.why, counters, gauges, milliseconds = self._values(self._root)
         times = self._milliseconds.since(milliseconds).items()
-        return Reading(
+        return SensorReading(
             self._counters.since(counters) | {key: ms / 1e3 for key, ms in times}, gauges
         )
 

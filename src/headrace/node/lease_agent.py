@@ -78,7 +78,7 @@ class LeaseAgent:
         self._sequence = 0
         self._reign, self._epoch = "", 0
         self._reported_at = clock()
-        self._unsaid: list[Flow] = []
+        self._unreported: list[Flow] = []
         self._poked = threading.Event()
         self._ending = False
         self._thread: threading.Thread | None = None
@@ -156,10 +156,10 @@ class LeaseAgent:
             self._sequence += 1
             seconds = asked_at - self._reported_at
             # What a lost report said is said again.
-            self._unsaid = _added(self._unsaid, self._limits.usage())
-            report = Report(self._sequence, seconds, self._unsaid, self._state())
+            self._unreported = _added(self._unreported, self._limits.usage())
+            report = Report(self._sequence, seconds, self._unreported, self._state())
             answer = self._client.ask("POST", f"/v1/planes/{self._plane}/report", encode(report))
-            self._unsaid = []
+            self._unreported = []
         self._reported_at = asked_at
         self.reports += 1
         return self._take(decode(Lease, answer), asked_at)

@@ -42,7 +42,6 @@ from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.base.causes import Cause
     from headrace.control.metrics import Figures, MetricsServer
     from headrace.machine.sensors import Sensor, SensorKey
 

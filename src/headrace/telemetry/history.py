@@ -478,11 +478,10 @@ def _records(
             record = records.setdefault((float(minute), job), replace(jobs[job], figures={}))
             value = most if name in PEAKS else total
             record.figures[clean(name), clean(label), clean(system)] = float(value)
-    return [(node, minute, record) for (minute, _), record in sorted(records.items(), key=_place)]
-
-
-def _place(item: tuple[tuple[float, int], JobRecord]) -> tuple[float, int]:
-    return item[0]
+    return [
+        (node, minute, record)
+        for (minute, _), record in sorted(records.items(), key=lambda item: item[0])
+    ]
 
 
 def _jobs(database: sqlite3.Connection) -> tuple[str, dict[int, JobRecord]]:

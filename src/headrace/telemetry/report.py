@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from headrace.telemetry.history import JobRecord
-
 __all__ = ["LITTLE", "JobReport", "hint_of", "hours_text", "job_report"]
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from headrace.base.job import clean
 from headrace.control.stalls.live import evidence_of
-from headrace.machine.sensors import Reading, all_sensors
+from headrace.machine.sensors import SensorReading, all_sensors
 from headrace.trace.format import RUN, TraceFile, bytes_max, write_once
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class HostLook:
             try:
                 reading = sensor.read()
             except OSError:
-                reading = Reading()
+                reading = SensorReading()
             grown |= _named(reading.grown.items())
             gauges |= _named(reading.gauges.items())
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 
-from headrace.control.service.auth import Refused, Throttle, Token, TokenFile, matching
+from headrace.control.service.auth import Refused, Token, TokenFile, TokenThrottle, matching
 from headrace.control.service.http import refusal
 from headrace.pages.html import safe
 
@@ -94,11 +94,11 @@ class Guard:
 
         async def covered(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
+                present = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = list(message["headers"]) + [
                     (name.encode(), value.encode())
                     for name, value in HEADERS.items()
-                    if name.encode() not in given
+                    if name.encode() not in present
                 ]
             await send(message)
 
@@ -197,7 +197,7 @@ class Sessions:
         self.once = "" if self._file else secrets.token_urlsafe(24)
         self._clock = clock
         self._sessions: dict[bytes, _Session] = {}
-        self._throttle = Throttle(clock)
+        self._throttle = TokenThrottle(clock)
 
     def tokens(self) -> Sequence[Token]:
         """Those that are good now."""
@@ -211,27 +211,27 @@ class Sessions:
         Raises:
             Refused: the token is wrong or has expired.
         """
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise Refused(401, "the Authorization header is not understood, expected: Bearer TOKEN")
-        return self._known(given.strip(), peer).role
+        return self._known(secret.strip(), peer).role
 
-    def sign_in(self, given: str, peer: str) -> tuple[str, float]:
+    def sign_in(self, secret: str, peer: str) -> tuple[str, float]:
         """A session for a token: its secret name, and for how many seconds.
 
         Raises:
             Refused: the token is wrong or has expired.
         """
-        return self._open_session(self._known(given.strip(), peer))
+        return self._open_session(self._known(secret.strip(), peer))
 
-    def sign_in_once(self, given: str, peer: str) -> tuple[str, float]:
+    def sign_in_once(self, secret: str, peer: str) -> tuple[str, float]:
         """A session for who has the link; nobody else has one for it any more.
 
         Raises:
             Refused: the link is wrong, or was used.
         """
         self._expect_patience(peer)
-        if self.own is None or not self.once or not hmac.compare_digest(self.once, given):
+        if self.own is None or not self.once or not hmac.compare_digest(self.once, secret):
             self._throttle.wrong(peer)
             raise Refused(
                 401, "this link was used already, or is not of this run: sign in with the token"
@@ -272,9 +272,9 @@ class Sessions:
         if self._throttle.is_shut(peer):
             raise Refused(429, "too many wrong tokens: wait a minute")
 
-    def _known(self, given: str, peer: str) -> Token:
+    def _known(self, secret: str, peer: str) -> Token:
         self._expect_patience(peer)
-        token = matching(self.tokens(), given)
+        token = matching(self.tokens(), secret)
         if token is None:
             self._throttle.wrong(peer)
             raise Refused(401, "the token is wrong")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from headrace.web.access import Sessions
-    from headrace.web.live import Source
+    from headrace.web.live import PageSource
     from headrace.web.policies import Policies
     from headrace.web.server import WebOptions
     from headrace.web.shell import WebPage
@@ -82,7 +82,7 @@ class Web:
 
     def __init__(
         self,
-        source: Source,
+        source: PageSource,
         sessions: Sessions,
         options: WebOptions,
         *,

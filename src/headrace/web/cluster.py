@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = [
     "IDLE",
     "UNKNOWN",
-    "Cluster",
     "ClusterLayout",
+    "ClusterMoment",
     "JobBox",
     "NodeBox",
     "Wire",
@@ -103,7 +103,7 @@ class JobBox:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterMoment:
     """All of it.
 
     Attributes:
@@ -185,7 +185,7 @@ class Wire:
             "jobs": dict(self._rows),
         }
 
-    def tick(self, cluster: Cluster) -> dict[str, Any]:
+    def tick(self, cluster: ClusterMoment) -> dict[str, Any]:
         """What changed since the cluster before."""
         before = dict(self._rows)
         places = self._place(cluster.jobs)
@@ -335,7 +335,7 @@ def cluster_of(
     parts: Sequence[tuple[str, JobRecord]],
     taken_s: float,
     notes: tuple[str, ...] = (),
-) -> Cluster:
+) -> ClusterMoment:
     """The picture: who is where, and how long each waits there.
 
     Args:
@@ -361,7 +361,7 @@ def cluster_of(
             holders.append(place.get(job, IDLE))
             stall.append(known.stall if known else None)
             busy.append(known.gpu_use if known else None)
-    return Cluster(
+    return ClusterMoment(
         taken_s=taken_s, nodes=layout.nodes, jobs=boxes, holders=np.array(holders, np.int32),
         stall=levels(np.array(stall, np.float64)), busy=levels(np.array(busy, np.float64)),
         waiting=layout.waiting, notes=notes,

@@ -19,8 +19,8 @@ import numpy as np
 
 from headrace.base.causes import Cause, cause_of
 from headrace.telemetry.history import JobRecord
-from headrace.web.cluster import IDLE, Cluster, JobBox, NodeBox, levels
-from headrace.web.views import Flow, file_system, job_page
+from headrace.web.cluster import IDLE, ClusterMoment, JobBox, NodeBox, levels
+from headrace.web.views import JobFlow, file_system, job_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,7 +83,7 @@ class DemoSource:
         began = columns["began_s"] != NEVER
         self._shown = np.array(inside) & (began | (np.arange(len(began)) % 1000 < nodes))
         self._columns = columns
-        self._came, self._began, self._ended = (
+        self._submitted, self._began, self._ended = (
             columns[name].astype(np.float64) for name in ("came_s", "began_s", "ended_s")
         )
         self._gpus = columns["gpus"].astype(np.int64)
@@ -181,8 +181,8 @@ class DemoSource:
             measured=bool(columns["measured"][job]), started_s=round(self._unix(self._began[job])),
         )  # fmt: skip
 
-    def cluster(self) -> Cluster:
-        """See `Source`."""
+    def cluster(self) -> ClusterMoment:
+        """See `PageSource`."""
         now = self.now_s()
         running = np.flatnonzero(self._shown & (self._began <= now) & (now < self._ended))
         stalls = self._stall(running, np.array([now]), smooth=False)[:, 0]
@@ -193,15 +193,15 @@ class DemoSource:
             ranks, places = self._on_ranks(job, share), self._places[job]
             holders[places], stall[places] = place, ranks
             busy[places] = (1.0 - ranks) * self._use(job)
-        waiting = self._shown & (self._came <= now) & (now < self._began)
-        return Cluster(
+        waiting = self._shown & (self._submitted <= now) & (now < self._began)
+        return ClusterMoment(
             taken_s=self._clock(), nodes=self._nodes,
             jobs=[self._box(job) for job in running.tolist()],
             holders=holders, stall=levels(stall), busy=levels(busy), waiting=int(waiting.sum()),
         )  # fmt: skip
 
     def records(self) -> list[JobRecord]:
-        """See `Source`."""
+        """See `PageSource`."""
         now = self.now_s()
         seen = self._shown & (self._began < now) & (self._ended > now - DAY_S)
         return [self._record(job, now) for job in np.flatnonzero(seen).tolist()]
@@ -239,7 +239,7 @@ class DemoSource:
         )  # fmt: skip
 
     def storage(self) -> list[dict[str, Any]]:
-        """See `Source`."""
+        """See `PageSource`."""
         now = self.now_s()
         moments = np.arange(1, STORAGE_POINTS + 1, dtype=np.float64)
         times = now - STORAGE_S + moments * (STORAGE_S / STORAGE_POINTS)
@@ -260,7 +260,7 @@ class DemoSource:
                 file_system(
                     name,
                     [self._unix(t) for t in times.tolist()],
-                    [Flow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
+                    [JobFlow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
                      for i in mine.tolist()],
                     capacity=capacity,
                     latency_s=(0.0015 + 0.03 * load**3 + 0.0002 * waiting).tolist(),
@@ -270,7 +270,7 @@ class DemoSource:
         return systems
 
     def job(self, job_id: str) -> dict[str, Any] | None:
-        """See `Source`."""
+        """See `PageSource`."""
         now = self.now_s()
         job = int(job_id) - 118_000 if job_id.isascii() and job_id.isdecimal() else -1
         if not (0 <= job < len(self._began) and self._shown[job] and self._began[job] <= now):

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from headrace.telemetry.history import JobRecord
-    from headrace.web.cluster import Cluster
+    from headrace.web.cluster import ClusterMoment
 
-__all__ = ["CLIENTS_MAX", "Full", "Live", "LiveClient", "Source", "event"]
+__all__ = ["CLIENTS_MAX", "Full", "Live", "LiveClient", "PageSource", "event"]
 
 
-class Source(Protocol):
+class PageSource(Protocol):
     """Looks at something. Called by one thread at a time; what it returns is not changed afterwards.
 
     Attributes:
@@ -39,7 +39,7 @@ class Source(Protocol):
     label: str
     period_s: float
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterMoment:
         """Nodes, GPUs and running jobs now.
 
         Raises:
@@ -127,7 +127,7 @@ class Live:
         trouble: why nothing can be seen; ''.
     """
 
-    def __init__(self, source: Source, clients_max: int = CLIENTS_MAX) -> None:
+    def __init__(self, source: PageSource, clients_max: int = CLIENTS_MAX) -> None:
         self.source = source
         self.clients: set[LiveClient] = set()
         self.dropped = 0
@@ -200,12 +200,12 @@ class Live:
         while not client.queue.empty():
             client.queue.get_nowait()
         if not client.grid:
-            return event("look", self._said())
+            return event("look", self._status())
         if self._full is None or self.trouble:
             return event("trouble", {"text": self.trouble})
         return self._full
 
-    def _said(self) -> dict[str, Any]:
+    def _status(self) -> dict[str, Any]:
         return {"look": self.looks, "trouble": self.trouble, "label": self.source.label}
 
     # -- looks ----------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Live:
                 self._looked_s = time.monotonic()
                 self.trouble = ""
                 self._tell(tick, grid=True)
-            self._tell(event("look", self._said()), grid=False)
+            self._tell(event("look", self._status()), grid=False)
 
     def _see(self) -> tuple[bytes, bytes]:
         tick = self._wire.tick(self.source.cluster())

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.control.service.http import Listener, Server, listen_tcp
+from headrace.control.service.http import HttpListener, HttpServer, listen_tcp
 from headrace.web.access import LOOPBACK
 from headrace.web.app import Web
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.web.access import Sessions
-    from headrace.web.live import Source
+    from headrace.web.live import PageSource
     from headrace.web.policies import Policies
     from headrace.web.stores import StoreBrowser
     from headrace.web.traced import TracedRuns
@@ -101,7 +101,7 @@ _log = logging.getLogger("headrace.web")
 
 
 def serve(
-    source: Source,
+    source: PageSource,
     sessions: Sessions,
     options: WebOptions,
     *,
@@ -134,7 +134,7 @@ def serve(
 
 async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) -> None:
     web.port = sock.getsockname()[1]
-    server = Server(web.app, [Listener(sock)], CONNECTIONS_MAX)
+    server = HttpServer(web.app, [HttpListener(sock)], CONNECTIONS_MAX)
 
     def end() -> None:
         server.should_exit = True
@@ -144,7 +144,7 @@ async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     looking = asyncio.create_task(web.live.run())
-    looking.add_done_callback(_told)
+    looking.add_done_callback(_log_failure)
     host = sock.getsockname()[0]
     ready(f"http://{f'[{host}]' if ':' in host else host}:{web.port}/")
     try:
@@ -155,6 +155,6 @@ async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) ->
             await looking
 
 
-def _told(task: asyncio.Task[Any]) -> None:
+def _log_failure(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _log.error("it looks no more", exc_info=task.exception())

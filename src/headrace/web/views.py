@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.insight.usage import Group, Starving, StarvingJob
     from headrace.telemetry.history import JobRecord
 
-__all__ = ["Flow", "file_system", "job_page", "rows"]
+__all__ = ["JobFlow", "file_system", "job_page", "rows"]
 
 
 RANKS_MAX = 4096
@@ -81,7 +81,7 @@ TOP: Final = 7
 """Jobs that have a band of their own; as many as there are colours to tell apart."""
 
 
-class Flow(NamedTuple):
+class JobFlow(NamedTuple):
     """A job on a file system: what it took at each moment."""
 
     job_id: str
@@ -93,7 +93,7 @@ class Flow(NamedTuple):
 def file_system(
     name: str,
     times: Sequence[float],
-    flows: Sequence[Flow],
+    flows: Sequence[JobFlow],
     *,
     unit: str = "B/s",
     capacity: float | None = None,

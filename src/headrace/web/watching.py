@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
 from headrace.web.cluster import cluster_of, nodes_of_agents, nodes_of_scheduler
-from headrace.web.views import Flow, file_system, job_page
+from headrace.web.views import JobFlow, file_system, job_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.cluster.snapshot import ClusterSnapshot
     from headrace.control.client import Client
-    from headrace.web.cluster import Cluster
+    from headrace.web.cluster import ClusterMoment
 
 __all__ = ["ClusterSource"]
 
@@ -78,8 +78,8 @@ class ClusterSource:
 
     # -- what is asked ----------------------------------------------------------------------------
 
-    def cluster(self) -> Cluster:
-        """See `Source`."""
+    def cluster(self) -> ClusterMoment:
+        """See `PageSource`."""
         notes: list[str] = []
         parts = self._try(notes, "history", HISTORY_S, self._now)
         seen = None
@@ -94,7 +94,7 @@ class ClusterSource:
         return cluster_of(layout, records, self._clock(), tuple(notes))
 
     def records(self) -> list[JobRecord]:
-        """See `Source`."""
+        """See `PageSource`."""
         now = self._clock()
         records: list[JobRecord] = self._once(
             "day", HISTORY_S, lambda: self._records(now - DAY_S, now)
@@ -102,7 +102,7 @@ class ClusterSource:
         return records
 
     def storage(self) -> list[dict[str, Any]]:
-        """See `Source`."""
+        """See `PageSource`."""
         if self._client is not None:
             self._ask_controller([])
             if self._states:
@@ -110,7 +110,7 @@ class ClusterSource:
         return self._waits()
 
     def job(self, job_id: str) -> dict[str, Any] | None:
-        """See `Source`."""
+        """See `PageSource`."""
         if not job_id:
             return None
         now = self._clock()
@@ -205,7 +205,7 @@ class ClusterSource:
             file_system(
                 name or "not known",
                 times,
-                [Flow(r.shown_id, r.name, r.user, line) for r, line in jobs.values()],
+                [JobFlow(r.shown_id, r.name, r.user, line) for r, line in jobs.values()],
                 unit="processes that wait",
             )
             for name, jobs in sorted(by_system.items())
@@ -229,7 +229,7 @@ class ClusterSource:
             file_system(
                 name,
                 times,
-                [Flow(job, "", user, line) for (job, user), line in lines.get(name, {}).items()],
+                [JobFlow(job, "", user, line) for (job, user), line in lines.get(name, {}).items()],
                 capacity=capacity.get(name),
             )
             for name in sorted({*capacity, *lines})

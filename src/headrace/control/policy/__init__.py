@@ -8,7 +8,7 @@ its `file_systems` says something else for one. What is not said is not limited,
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ __all__ = [
     "OTHER",
     "PRIORITIES",
     "RESOURCES",
-    "FileSystem",
     "JobRule",
     "Override",
     "Policy",
@@ -26,6 +25,7 @@ __all__ = [
     "PolicyError",
     "Rates",
     "Rule",
+    "SharedFileSystem",
     "UserRule",
     "amount",
     "amount_text",
@@ -116,20 +116,15 @@ class Rates:
 
     def over(self, below: Rates) -> Rates:
         """These, and what `below` says where these say nothing."""
-        return Rates(
-            **{
-                name: getattr(self, name) if getattr(self, name) is not None else beneath
-                for name in RESOURCES
-                for beneath in (getattr(below, name),)
-            }
-        )
+        rates = {name: getattr(self, name) for name in RESOURCES}
+        return replace(below, **{name: rate for name, rate in rates.items() if rate is not None})
 
 
 NO_RATES: Final = Rates()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileSystem:
+class SharedFileSystem:
     """Storage that is shared."""
 
     paths: tuple[str, ...] = ()
@@ -146,6 +141,9 @@ class Override:
     weight: float | None = None
     cap: Rates = NO_RATES
     guarantee: Rates = NO_RATES
+
+
+NO_OVERRIDE: Final = Override()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,20 +164,16 @@ class Rule:
 
     def weight_on(self, file_system: str) -> float:
         """Its weight there."""
-        override = self.file_systems.get(file_system)
-        if override is None or override.weight is None:
-            return self.weight
-        return override.weight
+        weight = self.file_systems.get(file_system, NO_OVERRIDE).weight
+        return self.weight if weight is None else weight
 
     def cap_on(self, file_system: str) -> Rates:
         """Its cap there."""
-        override = self.file_systems.get(file_system)
-        return self.cap if override is None else override.cap.over(self.cap)
+        return self.file_systems.get(file_system, NO_OVERRIDE).cap.over(self.cap)
 
     def guarantee_on(self, file_system: str) -> Rates:
         """Its guarantee there."""
-        override = self.file_systems.get(file_system)
-        return self.guarantee if override is None else override.guarantee.over(self.guarantee)
+        return self.file_systems.get(file_system, NO_OVERRIDE).guarantee.over(self.guarantee)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +205,7 @@ class Policy:
     when_expired: Rates | None = None
     """What each job may have on a plane that has heard nothing for so long; None: it runs free."""
 
-    file_systems: Mapping[str, FileSystem] = field(default_factory=dict)
+    file_systems: Mapping[str, SharedFileSystem] = field(default_factory=dict)
     users: Mapping[str, UserRule] = field(default_factory=dict)
     """By name; `*` is for all others."""
 

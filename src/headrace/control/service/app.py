@@ -23,7 +23,7 @@ from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, dec
 from headrace.control.policy import Policy, PolicyError, changes, policy_document
 from headrace.control.policy.parse import parse_document, parse_policy, unknown_names
 from headrace.control.service.arbiter import Arbiter
-from headrace.control.service.auth import Caller, Peer, Refused, Throttle, TokenFile, caller_of
+from headrace.control.service.auth import Caller, Peer, Refused, TokenFile, TokenThrottle, caller_of
 from headrace.control.service.database import Database, Fenced
 from headrace.control.service.http import read_body, refusal
 from headrace.errors import ControlError
@@ -74,7 +74,7 @@ class Controller:
         self.metrics = ""  # where Prometheus may ask
         self._database = database
         self._tokens = tokens
-        self._throttle = Throttle()
+        self._throttle = TokenThrottle()
         self._checking = asyncio.Lock()
         self._certificates = certificates
         self._fenced = fenced

@@ -19,7 +19,7 @@ from headrace.control.messages import Grant, Lease, Place, PlaneState
 from headrace.control.policy import OTHER, RESOURCES, Policy
 from headrace.control.service.auth import Refused
 from headrace.control.service.table import Table
-from headrace.control.sharing import Shares, decide, demand_after
+from headrace.control.sharing import SharingResult, decide, demand_after
 from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Arbiter:
         self._next = 1
         self._decided_at = now - 1e9
         self._stale = True
-        self.shares: Shares | None = None
+        self.shares: SharingResult | None = None
         self._warm_up(now)
 
     # -- planes -----------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Arbiter:
         self.decide_s_sum, self.decide_us = 0.0, [0] * LATENCY_BUCKETS
         self._decided_at, self._stale = now - 1e9, True
 
-    def decide(self, now: float) -> Shares:
+    def decide(self, now: float) -> SharingResult:
         """Share everything out anew, unless that was done a moment ago."""
         self.expire(now)
         fresh = now - self._decided_at < min(self.decide_s / DECIDE_SHARE, REPORT_S_MAX)

@@ -33,9 +33,9 @@ __all__ = [
     "Caller",
     "Peer",
     "Refused",
-    "Throttle",
     "Token",
     "TokenFile",
+    "TokenThrottle",
     "caller_of",
     "matching",
 ]
@@ -175,16 +175,16 @@ class TokenFile:
         return Token(role, secret, until_s)
 
 
-def matching(tokens: Sequence[Token], given: str) -> Token | None:
-    """The token that is `given`; its time says nothing about it, and neither does the search's."""
+def matching(tokens: Sequence[Token], secret: str) -> Token | None:
+    """The token whose secret this is; its time says nothing about it, and neither does the search's."""
     match: Token | None = None
     for token in tokens:
-        if hmac.compare_digest(token.secret.encode(), given.encode(errors="replace")):
+        if hmac.compare_digest(token.secret.encode(), secret.encode(errors="replace")):
             match = token
     return match
 
 
-class Throttle:
+class TokenThrottle:
     """Wrong tokens by peer: who guesses has to wait, and nobody else does."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -240,8 +240,8 @@ def caller_of(
         return None
     if tokens is None:
         return Caller("certificate", "operator") if peer.certified else None
-    scheme, _, given = (authorization or "").partition(" ")
-    token = matching(tokens, given.strip())
+    scheme, _, secret = (authorization or "").partition(" ")
+    token = matching(tokens, secret.strip())
     if token is None or scheme.lower() != "bearer":
         return None
     expired = token.until_s is not None and token.until_s <= time.time()

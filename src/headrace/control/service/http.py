@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "HEAD_BYTES_MAX",
     "REQUEST_S",
-    "Connection",
-    "Listener",
-    "Server",
+    "HttpConnection",
+    "HttpListener",
+    "HttpServer",
     "listen_tcp",
     "read_body",
     "refusal",
@@ -58,13 +58,13 @@ SEND_BYTES: Final = 1 << 18
 """What the kernel keeps for whoever does not read a stream: it is to be seen soon."""
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """One connection, which the application finds as `request.state.connection`."""
 
     _deadline: asyncio.TimerHandle | None = None
     _unread_bytes = 0
     peer = Peer()
-    crowd: Crowd[Connection]
+    crowd: Crowd[HttpConnection]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Know the other end, and expect a request."""
@@ -142,7 +142,7 @@ def _peer_of(transport: asyncio.Transport) -> Peer:
     return Peer(certified=tls is not None and bool(tls.getpeercert()), name=name)
 
 
-class Listener(NamedTuple):
+class HttpListener(NamedTuple):
     """A socket to serve on, and its TLS."""
 
     sock: socket.socket
@@ -185,25 +185,25 @@ def refusal(
     return JSONResponse({"error": {"message": message, **more}}, status, headers)
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Serves one application on several sockets, each with TLS of its own or none.
 
     Beyond `connections_max` the peer that has most of them loses its oldest.
     """
 
     def __init__(
-        self, app: Any, listeners: Sequence[Listener], connections_max: int = CONNECTIONS_MAX
+        self, app: Any, listeners: Sequence[HttpListener], connections_max: int = CONNECTIONS_MAX
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app, http=Connection, ws="none", lifespan="off", log_config=None,
+                app, http=HttpConnection, ws="none", lifespan="off", log_config=None,
                 access_log=False, proxy_headers=False, server_header=False, date_header=False,
                 timeout_keep_alive=int(IDLE_S), timeout_graceful_shutdown=STOP_S,
                 h11_max_incomplete_event_size=HEAD_BYTES_MAX,
             )
         )  # fmt: skip
         self._listeners = listeners
-        self._crowd: Crowd[Connection] = Crowd(connections_max, Connection.hang_up)
+        self._crowd: Crowd[HttpConnection] = Crowd(connections_max, HttpConnection.hang_up)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -217,7 +217,7 @@ class Server(uvicorn.Server):
         self.servers = []
 
         def connection() -> asyncio.Protocol:
-            protocol = Connection(self.config, self.server_state, {})
+            protocol = HttpConnection(self.config, self.server_state, {})
             protocol.crowd = self._crowd
             return protocol
 

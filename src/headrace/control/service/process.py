@@ -23,7 +23,7 @@ from headrace.control.metrics import JobLabels, address_of, serve_metrics
 from headrace.control.service.app import Controller
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
-from headrace.control.service.http import Listener, Server, listen_tcp
+from headrace.control.service.http import HttpListener, HttpServer, listen_tcp
 from headrace.control.service.metrics import figures_of
 from headrace.errors import ControlError
 from headrace.runtime import launch, wait_for_end
@@ -106,7 +106,7 @@ def run(folder: RuntimeFolder, options: ControlOptions) -> None:
         options.database.parent.mkdir(parents=True, exist_ok=True)
         database = Database(options.database)
         with contextlib.ExitStack() as stack:
-            listeners = [Listener(_listen_unix(folder.socket, 0o600))]
+            listeners = [HttpListener(_listen_unix(folder.socket, 0o600))]
             tls = _tls(options)
             listeners += [stack.enter_context(_listen(where, tls)) for where in options.listen]
             _log.info(
@@ -124,7 +124,7 @@ async def _serve(
     database: Database,
     tokens: TokenFile | None,
     options: ControlOptions,
-    listeners: Sequence[Listener],
+    listeners: Sequence[HttpListener],
 ) -> None:
     def end() -> None:
         server.should_exit = True
@@ -132,7 +132,7 @@ async def _serve(
     controller = Controller(
         database, tokens=tokens, certificates=options.tls_ca is not None, fenced=end
     )
-    server = Server(controller.app, listeners)
+    server = HttpServer(controller.app, listeners)
     loop = asyncio.get_running_loop()
     metrics = None
     if options.metrics is not None:
@@ -161,7 +161,7 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _listen(where: str, tls: ssl.SSLContext | None) -> Iterator[Listener]:
+def _listen(where: str, tls: ssl.SSLContext | None) -> Iterator[HttpListener]:
     kind, _, rest = where.partition(":")
     if kind == "tcp":
         host, _, port = rest.rpartition(":")
@@ -170,14 +170,14 @@ def _listen(where: str, tls: ssl.SSLContext | None) -> Iterator[Listener]:
         if tls is None and host not in ("localhost", "127.0.0.1", "::1"):
             _log.warning("%s: tokens go over the network as they are; give --tls-cert", where)
         _log.info("listens on tcp:%s:%d", host, sock.getsockname()[1])
-        yield Listener(sock, tls)
+        yield HttpListener(sock, tls)
         return
     path = Path(rest)
     _remove_stale(path)
     sock = _listen_unix(path, 0o666)  # the kernel says who connects
     created = path.lstat()
     try:
-        yield Listener(sock)
+        yield HttpListener(sock)
     finally:
         with contextlib.suppress(OSError):
             if os.path.samestat(created, path.lstat()):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.control.policy import OTHER, PRIORITIES, RESOURCES, FileSystem
-from headrace.control.sharing import Problem
+from headrace.control.policy import OTHER, PRIORITIES, RESOURCES, SharedFileSystem
+from headrace.control.sharing import SharingProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +47,7 @@ class _Numbers:
     systems: list[str]
     users: list[tuple[str, str]]
     jobs: list[tuple[str, str, str]]
-    problem: Problem
+    problem: SharingProblem
     system_of_flow: NDArray[np.int64]
     plane_of_flow: NDArray[np.int64]
 
@@ -119,7 +119,7 @@ class Table:
             self._numbers = self._number()
         return self._numbers
 
-    def problem(self, silent: NDArray[np.int64]) -> Problem:
+    def problem(self, silent: NDArray[np.int64]) -> SharingProblem:
         """What is to be decided."""
         known = self.numbers()
         return replace(
@@ -146,10 +146,10 @@ class Table:
         job_of = {name: i for i, name in enumerate(jobs)}
         at_user = [(policy.user(user), system) for system, user in users]
         at_job = [(policy.job(job, user), system) for system, user, job in jobs]
-        nothing = FileSystem()
+        nothing = SharedFileSystem()
         capacities = (policy.file_systems.get(name, nothing).capacity for name in systems)
         flows = len(keys)
-        problem = Problem(
+        problem = SharingProblem(
             capacity=_rates(capacities, np.inf),
             system=_integers(number_of[s] for s, _ in users),
             user_weight=np.array([r.weight_on(s) for r, s in at_user], np.float64),

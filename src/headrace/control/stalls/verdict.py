@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.control.stalls.waits import Reading, Waits
+    from headrace.control.stalls.waits import ReadWaits, StepWaits
 
 __all__ = [
     "NEGLIGIBLE",
@@ -57,8 +57,8 @@ class _Case:
     """
 
     causes: Mapping[Cause, float]
-    waits: Waits
-    reading: Reading
+    waits: StepWaits
+    reading: ReadWaits
     seen: Evidence
     slowest: str = ""
 
@@ -118,7 +118,7 @@ _GAINS: Final[Mapping[Cause, str]] = {
 """From what the gain is computed where the cause's remedy is the action."""
 
 
-def _prefetch(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> _Action:
+def _prefetch(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> _Action:
     held_s = float(waits.room_s.sum())
     if seen.reads_set and reading.few:
         most = seen.reads_possible or _READS_MOST
@@ -140,14 +140,14 @@ def _prefetch(seconds: float, waits: Waits, reading: Reading, seen: Evidence) ->
     )
 
 
-def _need(waits: Waits) -> float:
+def _need(waits: StepWaits) -> float:
     """How many times faster reading would have to be for nobody to wait."""
     stall_s = waits.stall_s
     worked_s = max(1e-9, waits.seconds - stall_s)
     return min(64.0, max(1.5, 1.1 * (stall_s + worked_s) / worked_s))
 
 
-def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> _Action:
+def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> _Action:
     possible = seen.reads_possible or _READS_MOST
     now = max(reading.in_flight, 1.0)
     wanted = min(float(possible), now * _need(waits))
@@ -169,7 +169,7 @@ def _latency(seconds: float, waits: Waits, reading: Reading, seen: Evidence) -> 
     )
 
 
-def _decode(seconds: float, waits: Waits, seen: Evidence) -> _Action:
+def _decode(seconds: float, waits: StepWaits, seen: Evidence) -> _Action:
     threads, cpus = seen.decode_threads, seen.cpus
     idle = cpus * (1.0 - seen.cpu_share) if cpus and math.isfinite(seen.cpu_share) else 0.0
     if threads and turns(waits, seen) >= TURNS_MANY:
@@ -266,7 +266,7 @@ def _decode_line(case: _Case) -> str:
     return f"{line}; its threads waited for one another's Python code {waited:.0%} of that time"
 
 
-def _reading_line(cause: Cause, waits: Waits, reading: Reading, seen: Evidence) -> str:
+def _reading_line(cause: Cause, waits: StepWaits, reading: ReadWaits, seen: Evidence) -> str:
     reads = float(waits.reads.sum())
     if not reads:
         near = waits.tier_bytes()
@@ -475,7 +475,9 @@ def causes_by_step(
     return by_step
 
 
-def _divided(waits: Waits, reading: Reading, seen: Evidence) -> dict[Cause, NDArray[np.float64]]:
+def _divided(
+    waits: StepWaits, reading: ReadWaits, seen: Evidence
+) -> dict[Cause, NDArray[np.float64]]:
     """Each step's wait by cause, shape (steps,) each; all causes are there, in their order."""
     phase = dict(zip(PHASES, waits.phases.T, strict=True))
     making = phase["queue"] + phase["decode"]
@@ -499,7 +501,7 @@ def _divided(waits: Waits, reading: Reading, seen: Evidence) -> dict[Cause, NDAr
 
 
 def _confidence(
-    causes: Mapping[Cause, float], stall_s: float, reading: Reading, steps: int
+    causes: Mapping[Cause, float], stall_s: float, reading: ReadWaits, steps: int
 ) -> float:
     if stall_s <= 0.0:
         return 1.0

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TURNS_MANY",
-    "Reading",
-    "Waits",
+    "ReadWaits",
+    "StepWaits",
     "lost_share",
     "others_share",
     "reading_of",
@@ -60,7 +60,7 @@ STEP_MAX_S: Final = 7 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class StepWaits:
     """Waits of steps, and what their batches say for themselves.
 
     Attributes:
@@ -111,7 +111,7 @@ class Waits:
         return {name: float(sums[at]) for at, name in enumerate(TIERS)}
 
 
-def waits_of(steps: NDArray[np.void]) -> Waits:
+def waits_of(steps: NDArray[np.void]) -> StepWaits:
     """Clean the steps of one rank up.
 
     Args:
@@ -134,7 +134,7 @@ def waits_of(steps: NDArray[np.void]) -> Waits:
     _hide(phases, serial)
     _share_queue(phases)
     span = float(delivered[good].max() - asked[good].min()) if len(rows) else 0.0
-    return Waits(
+    return StepWaits(
         phases=phases,
         unknown_s=unknown,
         serial=serial,
@@ -248,7 +248,7 @@ TURNS_MANY: Final = 0.25
 """Threads that wait for one another for such a share of their time are better off as processes."""
 
 
-def taken(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
+def taken(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
     """How far the interpreter's lock was what Python code waited for, at each step: 0 to 1."""
     looks = _around(waits.looks)
     share = _ratio(np.minimum(_around(waits.contended), looks), looks)
@@ -256,7 +256,7 @@ def taken(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
     return np.clip((share - _CONTENDED_FROM) / (_CONTENDED - _CONTENDED_FROM), 0.0, 1.0)
 
 
-def lost_share(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
+def lost_share(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
     """Of the time of decoding each batch, that in which its threads waited for Python code of others.
 
     Threads that decode and do not compute wait for the interpreter's lock, if it is seen to be taken
@@ -269,7 +269,7 @@ def lost_share(waits: Waits, seen: Evidence) -> NDArray[np.float64]:
     )
 
 
-def others_share(waits: Waits, unseen: float) -> NDArray[np.float64]:
+def others_share(waits: StepWaits, unseen: float) -> NDArray[np.float64]:
     """Of all Python code that ran while the lock was wanted, that which is not decoding.
 
     Args:
@@ -286,7 +286,7 @@ def others_share(waits: Waits, unseen: float) -> NDArray[np.float64]:
     return _ratio(other, other + _around(own), unseen)
 
 
-def turns(waits: Waits, seen: Evidence) -> float:
+def turns(waits: StepWaits, seen: Evidence) -> float:
     """Of the time that its threads decoded, that in which they waited for one another: 0 to 1."""
     work = np.where(waits.serial, 0.0, waits.work_s)
     stopped = np.maximum(0.0, work - waits.cpu_s)
@@ -373,7 +373,7 @@ _QUIET_LEAST: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadWaits:
     """How reads went.
 
     Attributes:
@@ -397,7 +397,7 @@ class Reading:
     few: bool
 
 
-def reading_of(waits: Waits, seen: Evidence) -> Reading:
+def reading_of(waits: StepWaits, seen: Evidence) -> ReadWaits:
     """Divide the time that was waited for bytes."""
     reads, read_s = float(waits.reads.sum()), float(waits.read_s.sum())
     seconds = max(waits.seconds, 1e-9)
@@ -426,11 +426,11 @@ def reading_of(waits: Waits, seen: Evidence) -> Reading:
     _take(seconds_by_cause, Cause.PREFETCH, _part(hold, room) + _part(read, room))
     for cause, part_s in _storage(seen, waits, hold + read, fulls).items():
         _take(seconds_by_cause, cause, part_s)
-    return Reading(seconds_by_cause, latency_s, idle_s, in_flight, rate, full, sure, few)
+    return ReadWaits(seconds_by_cause, latency_s, idle_s, in_flight, rate, full, sure, few)
 
 
 def _fullness(
-    waits: Waits, seen: Evidence, rate: float
+    waits: StepWaits, seen: Evidence, rate: float
 ) -> tuple[float, NDArray[np.float64], float]:
     """An idle storage's latency; how full the storage was at each step, 0 or 1; and how sure that is.
 
@@ -468,7 +468,7 @@ def _mean(values: NDArray[np.float64], weights: NDArray[np.float64]) -> float:
 
 
 def _storage(
-    seen: Evidence, waits: Waits, left: NDArray[np.float64], fulls: NDArray[np.float64]
+    seen: Evidence, waits: StepWaits, left: NDArray[np.float64], fulls: NDArray[np.float64]
 ) -> dict[Cause, NDArray[np.float64]]:
     """What is left of each step's wait for bytes, by what kind of storage gave them."""
     if left.sum() <= 0.0:
