@@ -34,12 +34,14 @@ __all__ = [
     "OTHER",
     "Address",
     "Figures",
+    "JobLabels",
     "Labels",
     "Metric",
     "MetricsServer",
     "address_of",
     "asked",
     "renderer",
+    "serve_metrics",
 ]
 
 _log = logging.getLogger("headrace.metrics")

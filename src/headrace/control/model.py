@@ -59,7 +59,7 @@ class Need:
     buffer_bytes: int
 
 
-def read_latency_s(window: PlaneWindow, knobs: Knobs) -> float:
+def _read_latency_s(window: PlaneWindow, knobs: Knobs) -> float:
     """Mean latency of a read, from Little's law where that is exact, else from the histogram."""
     pinned = window.in_flight_min >= 0.99 * knobs.reads_in_flight > 0
     if pinned and window.reads >= 4 * knobs.reads_in_flight:
@@ -189,26 +189,26 @@ class WindowEvidence:
     @cached_property
     def window(self) -> PlaneWindow:
         """The setting in force, as far back as it is of interest."""
-        return PlaneWindow.over(last(self.intervals, batches=WINDOW_BATCHES, seconds=WINDOW_S))
+        return PlaneWindow.over(_last(self.intervals, batches=WINDOW_BATCHES, seconds=WINDOW_S))
 
     @cached_property
     def recent(self) -> PlaneWindow:
         """The shortest past that shows the storage's present latency."""
-        return PlaneWindow.over(last(self.intervals, reads=30, batches=1, seconds=0.2))
+        return PlaneWindow.over(_last(self.intervals, reads=30, batches=1, seconds=0.2))
 
     @cached_property
     def latency_us(self) -> Sequence[int]:
         """Histogram of many reads: the tail takes more of them than a window has."""
-        own = PlaneWindow.over(last(self.intervals, reads=5000))
+        own = PlaneWindow.over(_last(self.intervals, reads=5000))
         if own.reads >= 500:
             return own.latency_us
         regime = self.history.since(self.memory.regime_s)
-        return PlaneWindow.over(last(regime, reads=5000)).latency_us
+        return PlaneWindow.over(_last(regime, reads=5000)).latency_us
 
     @cached_property
     def delivered(self) -> PlaneWindow:
         """The last deliveries, however long ago: they say what batches are like."""
-        return PlaneWindow.over(last(self.history.intervals, batches=64), histogram=False)
+        return PlaneWindow.over(_last(self.history.intervals, batches=64), histogram=False)
 
     def need(self, knobs: Knobs, rate_max: float) -> Need | None:
         """Reads and bytes that serve the consumer's demand; None while that is unknown.
@@ -219,7 +219,7 @@ class WindowEvidence:
         """
         delivered = self.delivered
         demand = self.window.demand or self.memory.demand
-        latency_s = read_latency_s(self.window, knobs)
+        latency_s = _read_latency_s(self.window, knobs)
         if not demand or latency_s <= 0.0:
             return None
         demand = min(demand, rate_max)
@@ -297,7 +297,7 @@ class WindowEvidence:
         demand = self.memory.demand
         if not demand or self.window.stall > 0.9:  # it takes whatever comes
             return ""
-        newest = last(self.intervals, batches=12)
+        newest = _last(self.intervals, batches=12)
         half = len(newest) // 2
         halves = [
             PlaneWindow.over(part, histogram=False) for part in (newest[:half], newest[half:])
@@ -324,7 +324,7 @@ class WindowEvidence:
         return ", ".join(parts)
 
 
-def last(
+def _last(
     intervals: Sequence[PlaneInterval],
     *,
     batches: int = 0,

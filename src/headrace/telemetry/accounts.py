@@ -43,6 +43,7 @@ __all__ = [
     "Accounts",
     "Entry",
     "JobFacts",
+    "Ledger",
     "Now",
     "Observation",
     "PendingWrites",
