@@ -24,7 +24,7 @@ def test_a_run_is_a_page(runs):
     assert list(found.by_id()) == ["run:one"]
     page = found.page("run:one", time.time())
     assert page["facts"]["samples"] == 36
-    assert page["facts"]["worked_s"] == pytest.approx((BATCHES - 1) * 0.01, rel=0.9)
+    assert page["facts"]["worked_s"] >= (BATCHES - 1) * 0.01  # slept so long, and perhaps longer
     assert len(page["times"]) == len(page["stall"]) == BATCHES // 3
     assert sum(page["facts"]["stall_s"].values()) > 0
     assert set(page["facts"]["stall_s"]) <= {cause.value for cause in Cause}

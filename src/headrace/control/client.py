@@ -24,8 +24,6 @@ from headrace.runtime import control_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Client", "Endpoint", "Refusal"]
-
 DEADLINE_S = 5.0
 ANSWER_BYTES_MAX = 64 << 20
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from headrace.plane.batch_trace import StepLog
     from headrace.plane.stage import Stage
 
-__all__ = ["Change", "Plane", "planes", "tune"]
-
 LOG = logging.getLogger("headrace.control")
 
 CHANGES_KEPT = 200

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 
-__all__ = ["Explanation", "explain", "verdict"]
-
 CHANGES_SHOWN = 12
 
 VERDICTS = {

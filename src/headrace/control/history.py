@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from headrace.control.tuner import Memory
 
-__all__ = ["Knobs", "PlaneHistory", "PlaneInterval", "PlaneWindow"]
-
 INTERVALS_KEPT = 300
 """A minute at the controller's pace: older evidence is about another plant."""
 

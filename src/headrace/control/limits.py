@@ -20,8 +20,6 @@ from headrace.machine.host import byte_fields, cpu_quota, memory_usages
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["Bounds", "Limits", "memory_policy", "read_limits"]
-
 MEMORY_VARIABLE: Final = "HEADRACE_MEMORY_BYTES"
 
 SHARE_OF_LIMIT: Final = 0.25

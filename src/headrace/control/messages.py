@@ -11,20 +11,6 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-__all__ = [
-    "API",
-    "BODY_BYTES_MAX",
-    "Flow",
-    "Grant",
-    "Lease",
-    "Place",
-    "PlaneState",
-    "Register",
-    "Report",
-    "decode",
-    "encode",
-]
-
 API = 1
 """Version; another one is refused."""
 

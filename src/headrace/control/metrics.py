@@ -29,21 +29,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as Family
 
-__all__ = [
-    "ANSWER_S",
-    "OTHER",
-    "Address",
-    "Figures",
-    "JobLabels",
-    "Labels",
-    "Metric",
-    "MetricsServer",
-    "address_of",
-    "asked",
-    "renderer",
-    "serve_metrics",
-]
-
 _log = logging.getLogger("headrace.metrics")
 
 ANSWER_S: Final = 2.0

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
     from headrace.control.tuner import Memory
 
-__all__ = [
-    "BATCH_MARGIN",
-    "PATIENCE_S",
-    "SAME_RATE",
-    "STALL_BAD",
-    "STALL_OK",
-    "Need",
-    "WindowEvidence",
-    "batches_held",
-    "batches_read",
-    "reads_per_sample",
-]
-
 HEADROOM = 1.2
 """Reads in flight above Little's bare number: what is lost in the tails of batches."""
 

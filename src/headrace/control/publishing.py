@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.batch_trace import StepLog
 
-__all__ = ["PERIOD_S", "Publisher", "Totals", "divided", "split_wait", "tier_bytes"]
-
 _SMALL: Final = 0.02
 """Causes of a smaller share are not told one by one."""
 

@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Integers = NDArray[np.int64]
 
-__all__ = [
-    "SharingProblem",
-    "SharingResult",
-    "decide",
-    "demand_after",
-    "fill",
-]
-
 
 def fill(
     group: NDArray[np.int64], weight: Floats, low: Floats, high: Floats, amount: Floats

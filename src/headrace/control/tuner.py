@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from headrace.control.limits import Limits
     from headrace.control.model import Need
 
-__all__ = [
-    "KnobDecision",
-    "Memory",
-    "Trial",
-    "propose",
-]
-
 BACKOFF_FIRST_S = 6.0
 BACKOFF_LAST_S = 96.0
 """What gave nothing is tried again after 6 s, then after twice as long each time, up to a minute and a

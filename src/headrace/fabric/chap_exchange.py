@@ -39,8 +39,6 @@ from headrace.fabric.identity import Hash
 if TYPE_CHECKING:
     from headrace.fabric.identity import HostSecret, Secret
 
-__all__ = ["GROUPS", "HASHES", "ChapHost", "ChapRefused", "ChapTarget", "Exchange", "Gate"]
-
 HASHES = (Hash.SHA512, Hash.SHA384, Hash.SHA256)
 GROUPS = (
     DhGroup.FFDHE3072, DhGroup.FFDHE2048, DhGroup.FFDHE4096, DhGroup.FFDHE6144, DhGroup.FFDHE8192,

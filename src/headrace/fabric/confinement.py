@@ -22,15 +22,6 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-__all__ = [
-    "ARCHITECTURES",
-    "CALLS",
-    "Architecture",
-    "Confinement",
-    "confine_calls",
-    "confine_files",
-]
-
 
 class Architecture(NamedTuple):
     """How an architecture is told from others.

@@ -77,8 +77,6 @@ if TYPE_CHECKING:
     from headrace.fabric.subsystem import Subsystem
     from headrace.fabric.target import TargetOptions
 
-__all__ = ["Admission", "Associations", "ConnectRequest", "HostConnection", "Joined"]
-
 _INVALID_AT_CNTLID = 1 << 16 | 16
 _INVALID_AT_SUBNQN = 1 << 16 | 256
 _INVALID_AT_HOSTNQN = 1 << 16 | 512

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from headrace.fabric.command import DiscoveryEntry
     from headrace.fabric.subsystem import Namespace
 
-__all__ = ["ENTRIES_MAX", "QUEUES_MAX", "Association", "CommandReply", "Controller"]
-
 ENTRIES_MAX = 1024
 """Of an I/O queue. A host with more reads in flight opens more queues."""
 

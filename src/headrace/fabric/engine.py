@@ -41,19 +41,6 @@ if TYPE_CHECKING:
 
     from headrace.fabric.command import NamespaceIdentity
 
-__all__ = [
-    "EngineOptions",
-    "FabricAddress",
-    "FabricEngine",
-    "FabricOptions",
-    "NamespaceChanged",
-    "borrow",
-    "give_back",
-    "options_of",
-    "parse_url",
-    "split_window",
-]
-
 _COMMAND_BYTES_MAX = 1 << 20
 _BLOCK_BYTES_MIN = 512
 _BYTES_MAX = 1 << 62

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from headrace.fabric.command import Completion
     from headrace.fabric.identity import Hash, HostIdentity
 
-__all__ = ["Host", "HostOptions", "discover"]
-
 _ANY_CONTROLLER = 0xFFFF
 _DISCOVERY_TRIES = 5
 _MDTS_UNIT = 4096

@@ -25,16 +25,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "Hash",
-    "HostIdentity",
-    "HostSecret",
-    "Secret",
-    "check_nqn",
-    "read_host_secrets",
-    "secret_of_environment",
-]
-
 _NQN = re.compile(r"nqn\.\d{4}-\d{2}\.[a-z0-9][a-z0-9.\-]*(:.+)?", re.IGNORECASE)
 _NQN_BYTES_MAX = 223
 _UUID_NQN = "nqn.2014-08.org.nvmexpress:uuid:"

@@ -28,23 +28,6 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]
 
-__all__ = [
-    "MAGIC",
-    "MANIFEST",
-    "PAGE_BYTES",
-    "CatalogEntry",
-    "CatalogHeader",
-    "ImageReport",
-    "StoreFiles",
-    "aligned",
-    "files_of",
-    "lay_out",
-    "pack_catalog",
-    "parse_header",
-    "parse_table",
-    "write_image",
-]
-
 MANIFEST = "store.json"
 _MANIFEST_BYTES_MAX = 64 << 20
 

@@ -60,8 +60,6 @@ if TYPE_CHECKING:
     from headrace.fabric.chap_exchange import Exchange
     from headrace.fabric.identity import HostIdentity
 
-__all__ = ["CommandFailed", "ConnectedQueue", "Queue"]
-
 T = TypeVar("T")
 
 _EVENT_CID = 0xF000

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from headrace.fabric.identity import HostSecret
     from headrace.fabric.image import StoreFiles
 
-__all__ = ["Namespace", "Subsystem"]
-
 BLOCK_BYTES = 512
 """The smallest that hosts take: a file's last block is filled up with least."""
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from headrace.fabric.identity import Hash
     from headrace.fabric.subsystem import Subsystem
 
-__all__ = ["Target", "TargetOptions"]
-
 _log = logging.getLogger("headrace.fabric")
 
 PORT = 4420

@@ -45,17 +45,6 @@ if TYPE_CHECKING:
     from headrace.store.manifest import Segment
     from headrace.store.segment import Directory
 
-__all__ = [
-    "JobEngine",
-    "JobVolumes",
-    "SharePart",
-    "SourceReads",
-    "connect_options",
-    "copy_namespace",
-    "identity_of",
-    "volume_name",
-]
-
 _THREADS = 4
 _CHUNK_BYTES = 32 << 20
 _CHUNK_RANGES = 1024

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace.job.meeting import SharePlace
     from headrace.store.manifest import Segment
 
-__all__ = ["NodeExports", "copy_share"]
-
 _ASSOCIATIONS_MAX = 4096
 """Each process of each node has one with every target."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     Fetch = Callable[[int], None]
     """Fills a file of the directory's size."""
 
-__all__ = ["Directories", "LocalFile", "sweep"]
-
 
 class LocalFile(Closing):
     """A file of known size that this process writes.

@@ -46,17 +46,6 @@ if TYPE_CHECKING:
     from headrace.base.documents import Fields
     from headrace.store.manifest import Segment
 
-__all__ = [
-    "FOLDER_VARIABLE",
-    "KIND",
-    "JobDocument",
-    "Meeting",
-    "NodeDocument",
-    "SegmentPlaces",
-    "SharePlace",
-    "meeting_folder",
-]
-
 NODES_MAX = 1 << 20
 KIND = DocumentKind(
     name="a document of the meeting folder",

@@ -34,16 +34,6 @@ if TYPE_CHECKING:
 
     from headrace.job.meeting import Meeting, NodeDocument
 
-__all__ = [
-    "NodeStatus",
-    "Registrar",
-    "StagingStatus",
-    "answers",
-    "compose",
-    "job_status",
-    "own_address",
-]
-
 _DISCARD = 9
 _ANYWHERE = "192.0.2.1"
 """Reserved for documentation: nobody is there, but a route to it is one to the outside."""

@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-__all__ = ["NodeServer", "StageOptions", "is_store", "staging"]
-
 PUBLISH_S = 1.0
 """How often progress is published while a share is copied: one small file on the shared file system."""
 

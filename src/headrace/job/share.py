@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from headrace.io.batch_reader import PendingBatch
     from headrace.store import Store
 
-__all__ = ["Share", "Stager", "cut_shares", "plan_share", "sample_bytes", "write_share_directory"]
-
 _AT_ONCE = 1 << 18
 _ONE_VOLUME_BYTES = 1 << 46
 """A share is one volume: one namespace, one mark of what is written."""

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from headrace.store.manifest import Segment
     from headrace.store.segment import Directory
 
-__all__ = ["SCHEME", "JobStore", "open_job", "own_node"]
-
 SCHEME = "headrace://"
 WAIT_S = 60.0
 """How long opening waits for the job to begin."""

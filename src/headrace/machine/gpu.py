@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["GPU", "GPUS_MAX", "GPUs"]
-
 GPUS_MAX: Final = 64
 PROCESSES_MAX: Final = 256
 

@@ -17,19 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "HostCounters",
-    "HostUse",
-    "MemoryUsage",
-    "available_memory",
-    "byte_fields",
-    "cpu_quota",
-    "fits_in_free_memory",
-    "memory_usages",
-    "read_host",
-    "read_text",
-]
-
 NO_LIMIT: Final = 1 << 60
 """Version 1 says "unlimited" by a huge number that depends on the page size."""
 

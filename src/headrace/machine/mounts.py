@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Mount", "file_system_of", "mounts", "unescaped"]
-
 _TABLE = "proc/self/mountinfo"
 _BYTES_MAX = 4 << 20
 

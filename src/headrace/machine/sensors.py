@@ -22,18 +22,6 @@ from headrace.machine.mounts import unescaped
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "Growth",
-    "Sensor",
-    "SensorKey",
-    "SensorReading",
-    "all_sensors",
-    "grown",
-    "lines_of",
-    "number",
-    "pressure_of",
-]
-
 LINES_MAX: Final = 4096
 DEVICES_MAX: Final = 64
 """Disks, interfaces, ports or mounts of one sensor."""

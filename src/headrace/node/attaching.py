@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.store.opening import Recipe
 
-__all__ = ["Attaching"]
-
 _log = logging.getLogger("headrace")
 
 RETRY_FIRST_S = 0.2

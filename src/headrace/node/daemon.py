@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from headrace.control.metrics import MetricsServer
     from headrace.runtime import RuntimeFolder
 
-__all__ = [
-    "NodeOptions",
-    "ask_status",
-    "automatic_ram_bytes",
-    "run",
-    "start",
-    "stop",
-    "systemd_unit",
-]
-
 
 def automatic_ram_bytes() -> int:
     """Half of the memory that machine and cgroup have left, 2 GiB left alone."""

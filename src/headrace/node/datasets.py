@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from headrace.node.wire import Open
     from headrace.store import Store
 
-__all__ = ["OpenDatasets", "Sharer", "Want", "share_out"]
-
 
 @dataclass(frozen=True, slots=True)
 class Want:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from headrace.node.session import Session
     from headrace.node.wire import Note
 
-__all__ = ["CAUSES", "ClientJob", "JobTally", "JobTotals"]
-
 
 @dataclass(slots=True)
 class ClientJob:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from headrace.control.client import Endpoint
     from headrace.node.limits import RateLimits
 
-__all__ = ["LeaseAgent"]
-
 _log = logging.getLogger("headrace.control")
 
 RETRY_S = 0.25

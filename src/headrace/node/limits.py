@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from headrace.node.server import Server
     from headrace.node.session import Session
 
-__all__ = ["Charge", "ControlledLimits", "RateLimits"]
-
 OTHER = "other"
 """The file system of paths that belong to no other."""
 

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["ALIVE_S", "Link", "LinkLost", "connect"]
-
 ALIVE_S = 2.0
 """A daemon says something within this time of being asked, or it is given up."""
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     from headrace.node.wire import Cache, Samples
 
-__all__ = ["LeaseLedger", "Mappings", "NodeBatch", "SharedCache"]
-
 
 class LeaseLedger:
     """Which leases live, and which have ended and wait to be given back."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from headrace.node.server import Server
 
-__all__ = ["TABLE", "figures_of", "serve_metrics"]
-
 _DATA: Final = ("dataset",)
 _JOB: Final = ("job_name",)
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from headrace.plane import LoaderStats
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["note_of", "watch"]
-
 _log = logging.getLogger("headrace")
 
 PERIOD_S: Final = 1.0

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from headrace.runtime import RuntimeFolder
     from headrace.store import Store
 
-__all__ = ["NodeReads", "NodeReport", "Pending", "join_pieces", "over_node"]
-
 
 class Pending:
     """A batch that was submitted.

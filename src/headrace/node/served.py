@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from headrace.plane.stage import PendingReads
     from headrace.store import Store
 
-__all__ = ["ReadOutcome", "ServedData", "label_of"]
-
 _log = logging.getLogger("headrace.node")
 
 READS_MAX = 1 << 30

@@ -54,11 +54,6 @@ if TYPE_CHECKING:
     from headrace.node.served import ServedData
     from headrace.runtime import Claim
 
-__all__ = [
-    "ClientConnection",
-    "Server",
-]
-
 _log = logging.getLogger("headrace.node")
 
 TICK_S = 1.0

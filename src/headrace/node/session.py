@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from headrace.node.served import ReadOutcome, ServedData
     from headrace.node.server import Server
 
-__all__ = ["Session", "WindowBudget"]
-
 _log = logging.getLogger("headrace.node")
 
 READS_MAX = 64

@@ -17,41 +17,6 @@ from msgspec import Meta, Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "Abandon",
-    "Ask",
-    "Buffers",
-    "Cache",
-    "Direct",
-    "Dropped",
-    "Files",
-    "FilesAsked",
-    "FilesReady",
-    "Gone",
-    "Hello",
-    "Hurry",
-    "Note",
-    "Open",
-    "Opened",
-    "Release",
-    "Report",
-    "Request",
-    "Retired",
-    "Samples",
-    "Splitter",
-    "Status",
-    "StatusAsked",
-    "StopAsked",
-    "Used",
-    "Welcome",
-    "WireError",
-    "Working",
-    "decode_reply",
-    "decode_request",
-    "encode",
-    "peer_of",
-]
-
 PROTOCOL = 2
 """The version of the protocol. Both sides must have the same."""
 

@@ -37,20 +37,6 @@ if TYPE_CHECKING:
     from headrace.telemetry.messages import FigureKey, ProcessReport
     from headrace.telemetry.processes import GroupUse, JobProcesses
 
-__all__ = [
-    "BUCKET_S",
-    "NODE",
-    "Accounts",
-    "Entry",
-    "JobFacts",
-    "Ledger",
-    "Now",
-    "Observation",
-    "PendingWrites",
-    "infer",
-]
-
-
 CPU_BUSY = 0.85
 """A job that uses more than this share of its CPUs is held up by them."""
 

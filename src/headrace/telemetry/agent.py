@@ -45,20 +45,6 @@ if TYPE_CHECKING:
     from headrace.control.metrics import Figures, MetricsServer
     from headrace.machine.sensors import Sensor, SensorKey
 
-__all__ = [
-    "Agent",
-    "AgentOptions",
-    "Pace",
-    "folder_of",
-    "next_interval",
-    "node_name",
-    "own_options",
-    "run",
-    "socket_of",
-    "start",
-    "stop",
-]
-
 _log = logging.getLogger("headrace.agent")
 
 

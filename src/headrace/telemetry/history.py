@@ -30,25 +30,6 @@ from headrace.runtime import agent_sockets, checked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = [
-    "FORMAT",
-    "PEAKS",
-    "RECENT_S",
-    "SUFFIX",
-    "FileHistory",
-    "History",
-    "JobRecord",
-    "Stall",
-    "catch_up",
-    "check_whole",
-    "default_history",
-    "history_place",
-    "merged",
-    "open_history",
-    "stalls",
-]
-
-
 T = TypeVar("T")
 
 FORMAT: Final = "1"

@@ -27,17 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = [
-    "MESSAGE_BYTES_MAX",
-    "Datagram",
-    "FigureKey",
-    "Listener",
-    "ProcessReport",
-    "ask_state",
-    "parse_report",
-]
-
-
 MESSAGE_BYTES_MAX: Final = 1 << 14
 FILE_SYSTEMS_MAX: Final = 32
 NAMES_MAX: Final = 24

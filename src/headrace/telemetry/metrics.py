@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from headrace.telemetry.accounts import JobFacts, Ledger
 
-__all__ = ["TABLE", "PrometheusHistory", "figures_of"]
-
 _PREFIX: Final = "headrace_agent_"
 
 _AGENT: Final = {

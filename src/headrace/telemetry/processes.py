@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = [
-    "GroupUse",
-    "JobProcesses",
-    "Processes",
-    "Use",
-    "environment_of",
-    "fuller",
-    "job_groups",
-    "job_of_group",
-    "job_of_groups",
-]
-
-
 _JOB: Final = re.compile(r"(?:^|/)job_([0-9]{1,18})(?:/|$)")
 _SLURM: Final = re.compile(r"(?:^|/)(?:slurm(?:_[^/]*)?|[^/]*slurmstepd\.scope)(?:/|$)")
 

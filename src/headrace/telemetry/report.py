@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["LITTLE", "JobReport", "hint_of", "hours_text", "job_report"]
-
-
 LITTLE: Final = 0.05
 """Who waits for less than this share of its time does not starve."""
 

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from headrace.telemetry.accounts import Ledger, PendingWrites
     from headrace.telemetry.messages import FigureKey
 
-__all__ = ["AGE_S", "BYTES_MAX", "HistoryWriter", "file_of", "open_database"]
-
-
 _log = logging.getLogger("headrace.agent")
 
 _SCHEMA: Final = """

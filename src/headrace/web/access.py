@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["HEADERS", "LOOPBACK", "Guard", "Sessions"]
-
-
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """Names that only this machine goes by."""
 

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from headrace.web.shell import WebPage
     from headrace.web.stores import StoreBrowser
 
-__all__ = ["Web"]
-
 DAY_S: Final = 86400.0
 """The leaderboard is of so long."""
 

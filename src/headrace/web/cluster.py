@@ -23,22 +23,6 @@ if TYPE_CHECKING:
     from headrace.cluster.snapshot import ClusterSnapshot
     from headrace.telemetry.history import JobRecord
 
-__all__ = [
-    "IDLE",
-    "UNKNOWN",
-    "ClusterLayout",
-    "ClusterMoment",
-    "JobBox",
-    "NodeBox",
-    "Wire",
-    "cluster_of",
-    "levels",
-    "nodes_of_agents",
-    "nodes_of_scheduler",
-    "plain",
-]
-
-
 IDLE: Final = -1
 """A GPU that no job holds."""
 

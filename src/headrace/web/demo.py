@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PLAYED_S", "DemoSource", "demo_store"]
-
 RECORDING: Final = Path(__file__).parent / "static/demo.npz"
 DAY_S: Final = 86400.0
 PLAYED_S: Final = 2 * 3600.0

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from headrace.telemetry.history import JobRecord
     from headrace.web.cluster import ClusterMoment
 
-__all__ = ["CLIENTS_MAX", "Full", "Live", "LiveClient", "PageSource", "event"]
-
 
 class PageSource(Protocol):
     """Looks at something. Called by one thread at a time; what it returns is not changed afterwards.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from headrace.control.client import Client
     from headrace.control.policy import Policy
 
-__all__ = ["ControllerPolicies", "DemoPolicies", "Policies", "policy_text"]
-
 
 class Policies(Protocol):
     """Knows the policy. Its calls wait; call them off the loop."""

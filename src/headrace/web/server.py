@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from headrace.web.stores import StoreBrowser
     from headrace.web.traced import TracedRuns
 
-__all__ = ["CONNECTIONS_MAX", "WebOptions", "serve"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebOptions:

@@ -11,8 +11,6 @@ from headrace import __version__
 from headrace.base.causes import Cause
 from headrace.pages.html import STYLE, safe
 
-__all__ = ["PAGES", "WebPage", "document", "files"]
-
 _FOLDER: Final = Path(__file__).parent / "static"
 
 _TYPES: Final = {

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.store.segment import Extent, OpenSegment
 
-__all__ = ["IMAGE_BYTES_MAX", "StoreBrowser", "image_type"]
-
 ROWS: Final = 50
 IMAGE_BYTES_MAX: Final = 32 << 20
 PREVIEW_BYTES: Final = 256

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from headrace.trace import RankTrace, Run
 
-__all__ = ["PREFIX", "TracedRuns", "page_of"]
-
 PREFIX: Final = "run:"
 """What the id of a traced run begins with, where jobs have the scheduler's number."""
 

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from headrace.insight.usage import Group, Starving, StarvingJob
     from headrace.telemetry.history import JobRecord
 
-__all__ = ["JobFlow", "file_system", "job_page", "rows"]
-
-
 RANKS_MAX = 4096
 NODES_MAX = 256
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headrace.control.client import Client
     from headrace.web.cluster import ClusterMoment
 
-__all__ = ["ClusterSource"]
-
 _log = logging.getLogger("headrace.web")
 
 DAY_S: Final = 86400.0

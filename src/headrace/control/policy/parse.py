@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from headrace.control.policy import Rule
 
-__all__ = ["DOCUMENT_BYTES_MAX", "parse_document", "parse_policy", "problems_of", "unknown_names"]
-
 _SLACK = 1 + 1e-9
 
 

@@ -31,8 +31,6 @@ from headrace.errors import ControlError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["Controller"]
-
 _log = logging.getLogger("headrace.control")
 
 ANSWER_S = 10.0

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from headrace.control.messages import Flow, Register, Report
     from headrace.control.service.table import FlowKey
 
-__all__ = ["Arbiter", "PlaneRecord"]
-
 PLANES_MAX = 10_000
 FLOWS_MAX = 200_000
 

@@ -29,17 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-__all__ = [
-    "Caller",
-    "Peer",
-    "Refused",
-    "Token",
-    "TokenFile",
-    "TokenThrottle",
-    "caller_of",
-    "matching",
-]
-
 TOKEN_CHARACTERS_MIN: Final = 16
 TOKENS_BYTES_MAX: Final = 1 << 20
 WRONG_MAX: Final = 20

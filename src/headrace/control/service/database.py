@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Database", "Fenced"]
-
 SCHEMA = 1
 BUSY_S = 2.0
 POLICIES_KEPT = 100

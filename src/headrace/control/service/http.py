@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-__all__ = [
-    "HEAD_BYTES_MAX",
-    "REQUEST_S",
-    "HttpConnection",
-    "HttpListener",
-    "HttpServer",
-    "listen_tcp",
-    "read_body",
-    "refusal",
-]
-
 REQUEST_S: Final = 5.0
 """A request comes whole within this."""
 ANSWER_S: Final = 15.0

@@ -11,7 +11,6 @@ from headrace.control.policy import RESOURCES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TABLE", "figures_of"]
 _FLOW: Final = ("job_name", "file_system")
 _SYSTEM: Final = ("file_system",)
 _UNITS: Final = {

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from headrace.runtime import RuntimeFolder
 
-__all__ = ["ControlOptions", "ask_status", "default_database", "run", "start", "stop"]
-
 _log = logging.getLogger("headrace.control")
 
 STOP_S = 10.0

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from headrace.control.policy import Policy, Rates
 
-__all__ = ["FlowKey", "Table"]
-
 R = len(RESOURCES)
 _FIRST_ROWS = 64
 

@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
-__all__ = ["Evidence", "Source"]
-
 Source = Literal["local", "network", "peer"]
 """Where the bytes lie: on a file system of this node, in an object store, on other nodes."""
 

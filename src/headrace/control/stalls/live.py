@@ -35,16 +35,6 @@ if TYPE_CHECKING:
     from headrace.plane.batch_trace import Mark, StepLog
     from headrace.plane.stage import StageStats
 
-__all__ = [
-    "PassEnded",
-    "epoch_line",
-    "evidence_of",
-    "seen_of",
-    "source_kind",
-    "tell_epoch",
-    "verdict_on",
-]
-
 _PEERS = ("headrace://", "nvme+tcp://")
 
 

@@ -38,14 +38,6 @@ if TYPE_CHECKING:
 
     from headrace.control.stalls.waits import ReadWaits, StepWaits
 
-__all__ = [
-    "NEGLIGIBLE",
-    "Verdict",
-    "causes_by_step",
-    "verdict_line",
-    "verdict_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class _Case:

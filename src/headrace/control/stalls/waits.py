@@ -28,20 +28,6 @@ if TYPE_CHECKING:
 
     from headrace.control.stalls.evidence import Evidence
 
-__all__ = [
-    "TURNS_MANY",
-    "ReadWaits",
-    "StepWaits",
-    "lost_share",
-    "others_share",
-    "reading_of",
-    "sensible",
-    "slow_rank",
-    "taken",
-    "turns",
-    "waits_of",
-]
-
 _HOLD, _OPEN, _READ, _QUEUE = (PHASES.index(name) for name in ("hold", "open", "read", "queue"))
 _MADE: Final = [PHASES.index(name) for name in ("decode", "collate", "transfer")]
 _FETCHED: Final = [_HOLD, _OPEN, _READ]

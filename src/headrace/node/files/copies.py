@@ -34,20 +34,6 @@ if TYPE_CHECKING:
     from headrace.node.files.disk_copies import DiskCopies, DiskCopy
     from headrace.node.files.run import ProgramRun
 
-__all__ = [
-    "AheadFigures",
-    "Copies",
-    "Copy",
-    "CopyFigures",
-    "DescriptorBudget",
-    "OpenFigures",
-    "copy_bytes",
-    "copy_of",
-    "new_copy",
-    "raise_descriptor_limit",
-    "seal",
-]
-
 PAGE = 4096
 OVERHEAD_BYTES = 2048
 """Of the kernel's memory for inode, file and descriptor."""

@@ -43,8 +43,6 @@ from headrace.plane.cache_directory import disk_reserve
 if TYPE_CHECKING:
     from headrace.node.files.copies import Bytes
 
-__all__ = ["DiskCopies", "DiskCopy", "DiskFolder"]
-
 _FORMAT = "headrace-files"
 _BLOCK = 4096
 _NUMBERS_A_FOLDER = 4096

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["NEVER", "Epochs", "Follower", "Foresight", "GivenOrder", "OrderFile", "read_order_file"]
-
 LINES_MAX = 1 << 27
 """More are not read: 90 epochs of ImageNet are 115 million."""
 

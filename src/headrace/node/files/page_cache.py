@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["PageCacheAhead", "read_into_page_cache"]
-
 FILE_BYTES_MAX = 64 << 20
 """Larger files are left to the kernel's own reading ahead."""
 

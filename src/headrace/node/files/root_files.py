@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from headrace.node.files.disk_copies import DiskCopies, DiskCopy
     from headrace.node.files.run import ProgramRun
 
-__all__ = ["FarReader", "RootFiles"]
-
 _log = logging.getLogger("headrace.node")
 
 AHEAD_READS = 64

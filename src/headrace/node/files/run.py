@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from headrace.node.files.copies import Tier
     from headrace.node.files.root_files import RootFiles
 
-__all__ = ["ProgramRun"]
-
 _log = logging.getLogger("headrace.node")
 
 AHEAD_BYTES = 128 << 20

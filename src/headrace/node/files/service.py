@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from headrace.node.session import Session
     from headrace.node.wire import Files
 
-__all__ = ["FileService"]
-
 _log = logging.getLogger("headrace.node")
 
 PATIENCE_S = 0.5

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from headrace import _native
 
-__all__ = ["STAT_COLUMNS", "FileTree", "TreeScan", "is_far", "stat_row"]
-
 STAT_COLUMNS = (
     "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_nlink", "st_uid", "st_gid",
     "st_atime_ns", "st_ctime_ns", "st_blocks", "st_blksize", "is_link",
