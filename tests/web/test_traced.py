@@ -1,4 +1,4 @@
-"""TracedRuns that wrote a trace, as pages: a real one of a loader; cut off, damaged, and not there."""
+"""Runs that wrote a trace, as pages: a real one of a loader; cut off, damaged, and not there."""
 
 import shutil
 import time
@@ -63,9 +63,9 @@ def test_what_is_damaged_is_told(runs, tmp_path, serve):
         assert web.ask(f"/api/job?id={name}").status == 502
     assert web.ask("/api/job?id=run:one").document["traced"] is True
     assert web.ask("/api/job?id=run:none").status == 404
-    assert b">TracedRuns</a>" in web.ask("/job").body
+    assert b">Runs</a>" in web.ask("/job").body
 
 
 def test_without_runs_there_is_no_such_page_in_the_menu(served):
-    assert b">TracedRuns</a>" not in served.ask("/job").body
+    assert b">Runs</a>" not in served.ask("/job").body
     assert served.ask("/api/runs").document == {"runs": []}

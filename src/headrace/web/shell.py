@@ -36,7 +36,7 @@ class WebPage:
     @property
     def menu(self) -> str:
         """What it is called in the menu."""
-        return "TracedRuns" if self.path == "/job" else self.title
+        return "Runs" if self.path == "/job" else self.title
 
 
 PAGES: Final = (
