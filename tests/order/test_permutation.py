@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_order import ReferencePermutation
 
-from headrace.order import Permutation, ReferencePermutation
+from headrace.order import Permutation
 from headrace.order.permutation import SAMPLES_MAX
 
 KEYS = st.integers(0, 2**64 - 1)

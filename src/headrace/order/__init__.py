@@ -9,10 +9,10 @@
 * randomness: how random an order is
 """
 
-from headrace.order.hash import combine_hashes, order_hash, reference_order_hash
+from headrace.order.hash import combine_hashes, order_hash
 from headrace.order.opportunistic import Opportunistic
 from headrace.order.order import Order
-from headrace.order.permutation import Permutation, ReferencePermutation
+from headrace.order.permutation import Permutation
 from headrace.order.randomness import Randomness
 from headrace.order.shuffled import Blocked, Sequential, Shuffled
 from headrace.order.slices import Share, Slices, Tail
@@ -27,7 +27,6 @@ __all__ = [
     "OrderState",
     "Permutation",
     "Randomness",
-    "ReferencePermutation",
     "Sequential",
     "Share",
     "Shuffled",
@@ -36,5 +35,4 @@ __all__ = [
     "Weighted",
     "combine_hashes",
     "order_hash",
-    "reference_order_hash",
 ]

@@ -19,8 +19,6 @@ import numpy as np
 from headrace import _native
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -101,14 +99,6 @@ def position_hashes(position_start: int, indices: npt.NDArray[np.int64]) -> npt.
     positions = np.arange(position_start, position_start + len(indices), dtype=np.uint64)
     spread = mix64_array(positions + np.uint64(GOLDEN))
     return mix64_array(spread ^ indices.astype(np.uint64))
-
-
-def reference_order_hash(position_start: int, indices: Sequence[int]) -> int:
-    """Hash one batch in plain Python; the slow side of the equivalence test."""
-    total = 0
-    for position, index in enumerate(indices, position_start):
-        total += mix64(mix64(position + GOLDEN) ^ (int(index) & MASK))
-    return total & MASK
 
 
 def combine_hashes(*hashes: int) -> int:

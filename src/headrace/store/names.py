@@ -1,8 +1,7 @@
 """The name tree: sorted names, front-coded in blocks of 16, searchable from the top level down.
 
-`build_levels` is what the directory writer calls: native where this build has it, else the plain
-reference below, which stays as the slow side of the equivalence tests. The reading half
-(`NameTree`) is what the reference directory uses.
+`build_levels` is what the directory writer calls. The reading half (`NameTree`) is what the reference
+directory uses.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from headrace.errors import SourceError
 from headrace.store.format import NAME_BYTES_MAX, NAMES_PER_BLOCK, corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -69,26 +68,6 @@ def build_levels(blob: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NameLe
     return NameLevels(ranks, tuple(levels))
 
 
-def build_levels_reference(blob: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NameLevels:
-    """`build_levels` in plain Python."""
-    names = split_names(blob, offsets)
-    ranks: NDArray[np.int64] | None = None
-    if any(a >= b for a, b in pairwise(names)):
-        order = sorted(range(len(names)), key=names.__getitem__)
-        names = [names[i] for i in order]
-        ranks = np.array(order, np.int64)
-        for a, b in pairwise(names):
-            if a == b:
-                raise duplicate_name(a)
-    levels = []
-    while names:
-        levels.append(_front_code(names))
-        if len(names) <= NAMES_PER_BLOCK:
-            break
-        names = names[::NAMES_PER_BLOCK]
-    return NameLevels(ranks, tuple(levels))
-
-
 def duplicate_name(name: bytes, detail: str = "") -> SourceError:
     """The error for two samples of one name."""
     return SourceError(
@@ -117,35 +96,6 @@ def join_names(names: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.ui
     return np.frombuffer(b"".join(names), np.uint8), offsets
 
 
-def _front_code(names: list[bytes]) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
-    blob = bytearray()
-    offsets = [0]
-    for start in range(0, len(names), NAMES_PER_BLOCK):
-        block = names[start : start + NAMES_PER_BLOCK]
-        blob += _varint(len(block[0])) + block[0]
-        for before, name in pairwise(block):
-            shared = _common_prefix(before, name)
-            blob += _varint(shared) + _varint(len(name) - shared) + name[shared:]
-        offsets.append(len(blob))
-    return np.array(offsets, np.uint64), np.frombuffer(bytes(blob), np.uint8)
-
-
-def _common_prefix(a: bytes, b: bytes) -> int:
-    limit = min(len(a), len(b))
-    if a[:limit] == b[:limit]:
-        return limit
-    return next(i for i in range(limit) if a[i] != b[i])
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 class NameTree:
     """Look-ups in a stored name tree.
 
@@ -163,9 +113,6 @@ class NameTree:
         self._levels = levels
         self._block = block
         self._path = path
-
-    def __len__(self) -> int:
-        return self._names
 
     def search(self, name: bytes) -> int:
         """The rank of `name` in the sorted order, or -1."""
@@ -196,10 +143,6 @@ class NameTree:
     def name(self, rank: int) -> bytes:
         """The name at `rank`."""
         return self._decode(0, rank // NAMES_PER_BLOCK)[rank % NAMES_PER_BLOCK]
-
-    def __iter__(self) -> Iterator[bytes]:
-        for block in range(-(-self._names // NAMES_PER_BLOCK)):
-            yield from self._decode(0, block)
 
     def _decode(self, level: int, block: int) -> list[bytes]:
         data, offset = self._block(level, block)

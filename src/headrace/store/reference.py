@@ -31,7 +31,7 @@ from headrace.store.segment import ReadFailure
 from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -145,10 +145,6 @@ class ReferenceDirectory:
     def index_at_rank(self, rank: int) -> int:
         """The sample at a rank of the sorted name order."""
         return self._from_rank(self._index(rank))
-
-    def sorted_names(self) -> Iterator[bytes]:
-        """All names in sorted order."""
-        return iter(self._tree)
 
     def find_many(self, names: Sequence[str | bytes]) -> NDArray[np.int64]:
         """The indices of `names`, (k,) int64; -1 for a name that no sample has."""
@@ -449,26 +445,6 @@ class ReferenceReader:
                     segment, extent, "checksum", f"{computed:08x}", f"{extent.crc:08x}"
                 )
         return data
-
-    def read_batch(
-        self, indices: Iterable[int]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-        """Many samples' extents back to back.
-
-        Returns:
-            data (bytes,) uint8; offsets (extents+1,) int64 into it; the sample of each extent
-            (extents,) int64.
-        """
-        pieces: list[bytearray] = []
-        owners: list[int] = []
-        for index in indices:
-            for extent in self._segment_of(index).extents(index):
-                pieces.append(self.read(extent))
-                owners.append(index)
-        offsets = np.zeros(len(pieces) + 1, np.int64)
-        np.cumsum([len(p) for p in pieces], out=offsets[1:])
-        data = np.frombuffer(b"".join(pieces), np.uint8)
-        return data, offsets, np.array(owners, np.int64)
 
     @staticmethod
     def _check_place(segment: OpenSegment, extent: Extent) -> None:

@@ -1,0 +1,94 @@
+"""Permutations and order hashes in plain Python: the slow side of the equivalence tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.order.hash import GOLDEN, MASK, mix64
+from headrace.order.permutation import SAMPLES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TABLE_SIZE_MAX = 4096
+"""Up to here a permutation is a table; above, a Feistel network."""
+
+ROUNDS = 8
+
+
+class ReferencePermutation:
+    """The keyed permutation in plain Python, one element at a time."""
+
+    def __init__(self, n: int, key: int) -> None:
+        if not 1 <= n <= SAMPLES_MAX:
+            raise ValueError(f"n is {n}, expected 1 to 2^48 elements")
+        self.n = n
+        self._words = _key_stream(n, key)
+        if n <= TABLE_SIZE_MAX:
+            self._table = self._shuffled_table()
+        else:
+            bits = (n - 1).bit_length()
+            self._low_bits = bits // 2
+            self._masks = ((1 << (bits - bits // 2)) - 1, (1 << (bits // 2)) - 1)
+            self._round_keys = [next(self._words) for _ in range(ROUNDS)]
+
+    def at(self, position: int) -> int:
+        """Return the index at one position."""
+        if self.n <= TABLE_SIZE_MAX:
+            return self._table[position]
+        index = self._network(position, forward=True)
+        while index >= self.n:
+            index = self._network(index, forward=True)
+        return index
+
+    def inverse(self, index: int) -> int:
+        """Return the position of one index."""
+        if self.n <= TABLE_SIZE_MAX:
+            return self._table.index(index)
+        position = self._network(index, forward=False)
+        while position >= self.n:
+            position = self._network(position, forward=False)
+        return position
+
+    def range(self, start: int, stop: int) -> list[int]:
+        """Return the indices at positions `start` to `stop - 1`."""
+        return [self.at(position) for position in range(start, stop)]
+
+    def _shuffled_table(self) -> list[int]:
+        table = list(range(self.n))
+        for last in range(self.n - 1, 0, -1):
+            other = self._draw_below(last + 1)
+            table[last], table[other] = table[other], table[last]
+        return table
+
+    def _draw_below(self, bound: int) -> int:
+        """Draw from [0, bound) without bias: the part of 2^64 that does not divide is redrawn."""
+        rejected = (1 << 64) % bound
+        while True:
+            product = next(self._words) * bound
+            if product & MASK >= rejected:
+                return product >> 64
+
+    def _network(self, value: int, *, forward: bool) -> int:
+        """Run the rounds; even rounds change the high half (0), odd ones the low half (1)."""
+        halves = [value >> self._low_bits, value & self._masks[1]]
+        for i in range(ROUNDS) if forward else reversed(range(ROUNDS)):
+            changed = i % 2
+            other = halves[1 - changed]
+            halves[changed] ^= mix64(other ^ self._round_keys[i]) & self._masks[changed]
+        return halves[0] << self._low_bits | halves[1]
+
+
+def _key_stream(n: int, key: int) -> Iterator[int]:
+    state = mix64(key ^ mix64(n + GOLDEN))
+    while True:
+        state = (state + GOLDEN) & MASK
+        yield mix64(state)
+
+
+def reference_order_hash(position_start: int, indices: Sequence[int]) -> int:
+    """Hash one batch in plain Python; the slow side of the equivalence test."""
+    total = 0
+    for position, index in enumerate(indices, position_start):
+        total += mix64(mix64(position + GOLDEN) ^ (int(index) & MASK))
+    return total & MASK
