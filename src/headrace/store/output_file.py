@@ -66,7 +66,6 @@ class OutputFile:
         self._new: NewFile | None = None
         self._direct = direct
         self._sync = sync
-        self._patches: list[tuple[int, bytes]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -179,11 +178,6 @@ class OutputFile:
                 if self._direct and at % _ALIGNMENT:
                     self._set_direct(on=False)
 
-    def patch(self, offset: int, data: bytes) -> None:
-        """Replaces bytes that were written before."""
-        assert offset + len(data) <= self.written
-        self._patches.append((offset, data))
-
     def _drain(self, size: int) -> None:
         if self._new is None and self._direct:
             self._set_direct(on=True)
@@ -213,11 +207,6 @@ class OutputFile:
             self._drain(self._held)
         if os.fstat(self._fd).st_size != self.written:
             os.ftruncate(self._fd, self.written)
-        if self._patches:
-            if self._direct:
-                self._set_direct(on=False)
-            for offset, data in self._patches:
-                os.pwrite(self._fd, data, offset)
         if self._sync:
             os.fsync(self._fd)
         self._file().publish(sync=False)

@@ -27,13 +27,12 @@ from headrace.errors import (
     CorruptStore,
     HeadraceError,
     SourceChanged,
-    StoreExists,
     StoreNotFound,
     VolumeError,
 )
 from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.faults import Failure
-from headrace.io.objects.listing import remove, upload, write
+from headrace.io.objects.listing import remove, store_exists, upload, write
 from headrace.io.objects.location import join, root_of, shown
 from headrace.io.objects.reading import RemoteObject
 from headrace.store.format import (
@@ -443,11 +442,7 @@ def _check_remote_target(url: str, engine: ObjectEngine, *, overwrite: bool) -> 
     except StoreNotFound:
         return None
     if not overwrite:
-        raise StoreExists(
-            f"{shown(url)} exists already.",
-            path=shown(url),
-            next_step="Choose another target, or pass overwrite=True to replace the store there.",
-        )
+        raise store_exists(url)
     return manifest
 
 

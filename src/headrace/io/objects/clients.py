@@ -205,7 +205,7 @@ def _sign_elsewhere(root: str, options: Mapping[str, Any], key: str) -> str:
         raise Fault(
             "refused", f"a forked process cannot sign with options that cannot be pickled: {e}"
         ) from e
-    command = [sys.executable, "-m", "headrace.io.objects.sign"]
+    command = [sys.executable, "-m", "headrace.io.objects.clients"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
@@ -218,3 +218,18 @@ def _sign_elsewhere(root: str, options: Mapping[str, Any], key: str) -> str:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise Fault("refused", f"no usable credentials: {said[-1] if said else 'no answer'}")
     return done.stdout.decode("utf-8")
+
+
+def _sign_for_parent() -> int:
+    """Reads a pickled (root, options, key) from our parent, and writes the signed address."""
+    root, options, key = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
+    try:
+        sys.stdout.write(sign(make_client(root, options), key))
+    except Fault as fault:
+        sys.stderr.write(f"{fault.reason}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_sign_for_parent())

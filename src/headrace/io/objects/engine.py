@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import join
@@ -27,9 +27,7 @@ from headrace.io.objects.reading import Reading, RemoteObject, Wanted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from headrace._native import RemoteRequests
     from headrace.io.objects.transport import Found
 
 _FAILURES_KEPT = 256
@@ -40,37 +38,6 @@ _FRESH_S = 5.0
 # Loops inherited over a fork: their threads do not exist in the child, and destroying them there could
 # touch what the parent still uses.
 _inherited: list[Any] = []
-
-
-class RemoteRequests(Protocol):
-    """A batch of reads as the native reader hands it over (`headrace._native.RemoteRequests`)."""
-
-    @property
-    def count(self) -> int:
-        """How many."""
-        ...
-
-    @property
-    def offsets(self) -> NDArray[np.int64]:
-        """(count,) int64: first bytes."""
-        ...
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """(count,) int64: bytes."""
-        ...
-
-    def path(self, i: int, /) -> bytes:
-        """The URL."""
-        ...
-
-    def dest(self, i: int, /) -> memoryview:
-        """Where the bytes go."""
-        ...
-
-    def finish(self, i: int, nbytes: int, errno: int, /) -> object:
-        """Reports one; from any thread."""
-        ...
 
 
 class ObjectEngine:

@@ -72,10 +72,12 @@ class Connection(asyncio.BufferedProtocol):
         self._response, self._done = None, loop.create_future()
         self._seen_s = loop.time()
         self.requests += 1
-        watch = loop.call_later(stall_s, self._watch, loop, stall_s)
-        self._watch_handle = watch
+        if self._transport is None or not self.reusable:
+            self.abort()
+            raise Fault("transient", "connection lost before the request")
+        self._watch_handle = loop.call_later(stall_s, self._watch, loop, stall_s)
         try:
-            self._write(head)
+            self._transport.write(head)
             return await self._done
         except BaseException:
             self.abort()
@@ -84,11 +86,6 @@ class Connection(asyncio.BufferedProtocol):
             self._watch_handle.cancel()
             self._dest = memoryview(b"")
             self._sink = None
-
-    def _write(self, head: bytes) -> None:
-        if self._transport is None or not self.reusable:
-            raise Fault("transient", "connection lost before the request")
-        self._transport.write(head)
 
     def abort(self) -> None:
         """Closes at once; nothing more is stored."""
@@ -320,14 +317,10 @@ class Pool:
             raise Fault("final", f"certificate refused: {host}: {e.verify_message}") from e
         except OSError as e:
             if e.errno in (errno.EMFILE, errno.ENFILE):
-                self._drop_idle()
+                self.close()  # descriptors that rest with other servers
                 raise Fault("descriptors", f"no file descriptor was left: {e.strerror}") from e
             raise Fault("transient", f"connect failed: {host}:{port}: {e.strerror or e}") from e
         return connection
-
-    def _drop_idle(self) -> None:
-        """Gives descriptors back that rest with other servers."""
-        self.close()
 
 
 @lru_cache(_TARGETS_KEPT)

@@ -149,7 +149,7 @@ def _put(url: str, options: Mapping[str, Any], opener: Any, size: int, *, create
                 max_concurrency=_PARTS_AT_ONCE, mode="create" if create else "overwrite",
             )  # fmt: skip
     except (AlreadyExistsError, FileExistsError) as e:
-        raise _exists(url) from e
+        raise store_exists(url) from e
     except BaseError as e:
         raise _refused(url, "written", e) from e
 
@@ -158,7 +158,7 @@ def _put_fsspec(url: str, options: Mapping[str, Any], opener: Any, *, create: bo
     try:
         fs, path = file_system(url, options)
         if create and fs.exists(path):
-            raise _exists(url)
+            raise store_exists(url)
         with opener() as file, fs.open(path, "wb") as target:
             while piece := file.read(PART_BYTES):
                 target.write(piece)
@@ -195,7 +195,8 @@ def remove(urls: list[str], options: Mapping[str, Any]) -> None:
             raise _refused(url, "removed", e) from e
 
 
-def _exists(url: str) -> StoreExists:
+def store_exists(url: str) -> StoreExists:
+    """The error for a URL that is taken."""
     return StoreExists(
         f"{shown(url)} exists already.",
         path=shown(url),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
     from headrace.io.objects.clients import Addresses
-    from headrace.io.objects.http import Pool
+    from headrace.io.objects.http import Pool, Response
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\Z")
 _STATUS_IN_TEXT = re.compile(r"status code: (\d{3})")
@@ -101,36 +101,30 @@ class HttpTransport:
             url = target
             response = await self._pool.get(url, headers, dest)
         if response.status == 200:
-            return self._whole(response.received, response.headers, offset, len(dest))
+            # Right only where we asked for all of the object.
+            size = int(response.headers.get("content-length", "0") or 0)
+            if offset != 0 or size > len(dest):
+                raise Fault("final", "ranges ignored: the server sends whole objects only")
+            return _found(response, size)
         if response.status != 206:
             after = parse_retry_after(response.headers.get("retry-after"), time.time())
             raise status_fault(response.status, response.text, after)
-        return _partial(response.received, response.headers, offset)
+        stated, received = response.headers.get("content-range", ""), response.received
+        extent = _CONTENT_RANGE.match(stated)
+        if extent is None or int(extent[1]) != offset or int(extent[2]) - offset + 1 != received:
+            raise Fault(
+                "transient", f"wrong range: {stated[:60] or 'none'} for {offset}+{received}"
+            )
+        return _found(response, offset + received if extent[3] == "*" else int(extent[3]))
 
     def refresh(self) -> bool:
         """As `Transport.refresh`."""
         return self._addresses.refresh()
 
-    @staticmethod
-    def _whole(received: int, headers: Mapping[str, str], offset: int, asked: int) -> Found:
-        """A server that answers with the whole object is right only where we asked for all of it."""
-        size = int(headers.get("content-length", "0") or 0)
-        if offset != 0 or size > asked:
-            raise Fault("final", "ranges ignored: the server sends whole objects only")
-        return Found(received, size, headers.get("etag"), _modified(headers))
 
-
-def _partial(received: int, headers: Mapping[str, str], offset: int) -> Found:
-    stated = headers.get("content-range", "")
-    found = _CONTENT_RANGE.match(stated)
-    if found is None or int(found[1]) != offset or int(found[2]) - offset + 1 != received:
-        raise Fault("transient", f"wrong range: {stated[:60] or 'none'} for {offset}+{received}")
-    size = offset + received if found[3] == "*" else int(found[3])
-    return Found(received, size, headers.get("etag"), _modified(headers))
-
-
-def _modified(headers: Mapping[str, str]) -> int | None:
-    return _time_ns(headers.get("last-modified", ""))
+def _found(response: Response, size: int) -> Found:
+    modified_ns = _time_ns(response.headers.get("last-modified", ""))
+    return Found(response.received, size, response.headers.get("etag"), modified_ns)
 
 
 @lru_cache(1024)
