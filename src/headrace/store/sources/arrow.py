@@ -25,6 +25,7 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     check_unchanged,
+    damaged,
     import_extra,
     label_array,
     null_problems,
@@ -95,7 +96,7 @@ def require_columns(schema: Any, columns: ArrowColumns, path: str) -> None:
 def stream_table(
     paths: list[str],
     columns: ArrowColumns,
-    read: Callable[[str, LabelReader], Iterator[tuple[int, StreamedRow]]],
+    read: Callable[[str, ArrowColumns, LabelReader], Iterator[tuple[int, StreamedRow]]],
     source: dict[str, Any],
     options: SourceOptions,
     *,
@@ -104,7 +105,7 @@ def stream_table(
     """The rows of tables that can only be read, whose labels are numbered in the order of reading."""
     labels = LabelReader(columns, paths[0])
     return stream_rows(
-        paths, lambda path: read(path, labels), source, options,
+        paths, lambda path: read(path, columns, labels), source, options,
         reason=reason, class_names=lambda: labels.class_names,
     )  # fmt: skip
 
@@ -221,7 +222,7 @@ def values_of(array: Any, path: str) -> Values:
         start, length, buffer, base = _variable(array, path)
     size = 0 if buffer is None else buffer.size
     if len(start) and int((start + length).max()) + base > size:
-        raise _wrong(
+        raise damaged(
             path, "end of a value", int((start + length).max()) + base, f"at most {size:,}"
         )
     return Values(buffer, start + base, length, _valid(array))
@@ -250,7 +251,7 @@ def _fixed(array: Any, path: str) -> tuple[NDArray[np.int64], NDArray[np.int64],
         base = array.offset * width
     size = 0 if buffer is None else buffer.size
     if base + count * width > size:
-        raise _wrong(path, "size of a column", size, f"{base + count * width:,}")
+        raise damaged(path, "size of a column", size, f"{base + count * width:,}")
     start = np.arange(count, dtype=np.int64) * width
     return start, np.full(count, width, np.int64), buffer, base
 
@@ -271,22 +272,14 @@ def _variable(array: Any, path: str) -> tuple[NDArray[np.int64], NDArray[np.int6
     have = 0 if buffers[1] is None else buffers[1].size
     need = (array.offset + count + 1) * width
     if have < need:
-        raise _wrong(path, "size of a column's offsets", have, f"{need:,} or more")
+        raise damaged(path, "size of a column's offsets", have, f"{need:,} or more")
     offsets = np.frombuffer(
         buffers[1], f"<i{width}", count=count + 1, offset=array.offset * width
     ).astype(np.int64)
     length = np.diff(offsets)
     if int(offsets[0]) < 0 or int(length.min()) < 0:
-        raise _wrong(path, "order of a column's offsets", "descending or negative", "ascending")
+        raise damaged(path, "order of a column's offsets", "descending or negative", "ascending")
     return offsets[:-1], length, buffer, base
-
-
-def _wrong(path: str, what: str, found: object, expected: str) -> SourceError:
-    return SourceError(
-        f"{path}: {what} is {found}, expected {expected}.",
-        path=path,
-        next_step="The file is truncated or damaged: fetch it again.",
-    )
 
 
 class LabelReader:
@@ -325,7 +318,7 @@ class LabelReader:
         if table is None:
             return values
         if len(values) and int(values.max()) >= len(table):
-            raise _wrong(
+            raise damaged(
                 self._path, f"a number in {name!r}", int(values.max()), f"below {len(table)}"
             )
         return np.where(values < 0, -1, np.append(table, -1)[values])
@@ -400,14 +393,7 @@ def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:
     try:
         files = [_list_rows(path, columns, labels) for path in paths]
     except NotInPlace as e:
-        return stream_table(
-            paths,
-            columns,
-            lambda path, again: _stream(path, columns, again),
-            source,
-            options,
-            reason=str(e),
-        )
+        return stream_table(paths, columns, _stream, source, options, reason=str(e))
     return scan_rows(paths, files, source, options, labels.class_names)
 
 

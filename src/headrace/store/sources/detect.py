@@ -138,10 +138,12 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
             next_step="Name files of one kind.",
         )
     kind = kinds[paths[0]]
-    if kind not in _IN_OBJECTS:
-        from headrace.store.sources.shards import refuse_object
-
-        refuse_object(paths[0], f"files of the kind {kind}")
+    if kind not in _IN_OBJECTS and is_url(paths[0]):
+        raise SourceError(
+            f"{paths[0]}: files of the kind {kind} in an object store cannot be read where it lies.",
+            path=str(paths[0]),
+            next_step="Copy it to a disk first.",
+        )
     if kind not in _WITH_COLUMNS:
         _refuse_columns(f"a file of the kind {kind}", options)
     if kind in _OPENERS:

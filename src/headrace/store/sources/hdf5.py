@@ -389,7 +389,7 @@ def _walk_heap(fd: int, at: int, size: int, path: str) -> None:
     header = os.pread(fd, _HEAP_HEADER.size, at)
     length = _HEAP_HEADER.unpack(header)[1] if len(header) == _HEAP_HEADER.size else 0
     if not 4096 <= length <= size - at:
-        raise _wrong_heap(path, "size of a heap", length, f"4,096 to {size - at:,}", at)
+        raise damaged(path, "size of a heap", f"{length:,}", f"4,096 to {size - at:,}", at)
     head = os.pread(fd, min(length, _HEAP_BYTES), at)  # nearly always all of it
     offset = _HEAP_HEADER.size
     while offset + _HEAP_OBJECT.size <= length:
@@ -401,14 +401,10 @@ def _walk_heap(fd: int, at: int, size: int, path: str) -> None:
         # The free space counts its own header.
         step = data_bytes if index == 0 else _HEAP_OBJECT.size + -(-data_bytes // 8) * 8
         if not _HEAP_OBJECT.size <= step <= length - offset:
-            raise _wrong_heap(
-                path, f"size of object {index} of a heap", data_bytes,
+            raise damaged(
+                path, f"size of object {index} of a heap", f"{data_bytes:,}",
                 f"at most {length - offset:,}", place,
             )  # fmt: skip
         if index == 0:
             return
         offset += step
-
-
-def _wrong_heap(path: str, what: str, value: int, expected: str, at: int) -> SourceError:
-    return damaged(path, what, f"{value:,}", expected, at)

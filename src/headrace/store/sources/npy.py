@@ -28,6 +28,7 @@ from headrace.store.sources.scan import (
     no_samples,
     row_names,
     unreadable,
+    unsound,
 )
 
 if TYPE_CHECKING:
@@ -130,11 +131,7 @@ def _list_npz(f: IO[bytes], path: str) -> list[_Array]:
                     )  # fmt: skip
                 arrays.append(header)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, ValueError) as e:
-        raise SourceError(
-            f"{path}: is no sound npz file: {e}.",
-            path=path,
-            next_step="The file is truncated or damaged: fetch it again.",
-        ) from e
+        raise unsound(path, "npz", e) from e
     return arrays
 
 

@@ -363,14 +363,7 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     try:
         files = map_files(paths, lambda path: _list_rows(path, columns), options.workers)
     except NotInPlace as e:
-        return stream_table(
-            paths,
-            columns,
-            lambda path, again: _stream(path, columns, again),
-            source,
-            options,
-            reason=str(e),
-        )
+        return stream_table(paths, columns, _stream, source, options, reason=str(e))
     if columns.label:
         for path, file in zip(paths, files, strict=True):
             # One after the other, so that words are numbered alike each time.

@@ -83,25 +83,10 @@ class SourceOptions:
         return out
 
 
-def source_options(
-    *,
-    extensions: tuple[str, ...] | None = None,
-    prefix_names: bool = False,
-    on_error: str = "raise",
-    workers: int = 8,
-    column: str | Sequence[str] | None = None,
-    label: str | None = None,
-) -> SourceOptions:
-    """The options as `pack`, `append` and `index` are given them."""
+def source_options(column: str | Sequence[str] | None, **others: Any) -> SourceOptions:
+    """The options as `pack`, `append`, `index` and `open` are given them: one column may be a string."""
     columns = (column,) if isinstance(column, str) else column
-    return SourceOptions(
-        extensions=extensions,
-        prefix_names=prefix_names,
-        on_error=on_error,
-        workers=workers,
-        column=None if columns is None else tuple(columns),
-        label=label,
-    )
+    return SourceOptions(column=None if columns is None else tuple(columns), **others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +216,13 @@ def shard_labels(paths: list[str]) -> list[bytes]:
     return [os.fsencode(b) for b in base]
 
 
-def damaged(path: str, what: str, found: object, expected: object, offset: int) -> SourceError:
+def damaged(
+    path: str, what: str, found: object, expected: object, offset: int | None = None
+) -> SourceError:
     """The error for a file that contradicts its own format."""
+    where = "" if offset is None else f" (offset {offset:,})"
     return SourceError(
-        f"{path}: {what} is {found}, expected {expected} (offset {offset:,}).",
+        f"{path}: {what} is {found}, expected {expected}{where}.",
         path=path,
         offset_bytes=offset,
         next_step="The file is truncated or damaged: fetch it again.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.errors import SourceError
 from headrace.io.objects.faults import Failure
-from headrace.io.objects.location import is_url, shown
+from headrace.io.objects.location import shown
 from headrace.store.sources.extents import read_fully
 from headrace.store.sources.scan import (
     Scan,
@@ -88,20 +88,6 @@ def readable(path: str) -> Any:
 def open_binary(path: str) -> Any:
     """A file or object, open for reading."""
     return readable(path) if isinstance(path, ObjectName) else open(path, "rb")
-
-
-def refuse_object(path: str, what: str) -> None:
-    """Says that this kind of source must be a local file.
-
-    Raises:
-        SourceError: `path` is an object.
-    """
-    if is_url(path):
-        raise SourceError(
-            f"{path}: {what} in an object store cannot be read where it lies.",
-            path=str(path),
-            next_step="Copy it to a disk first.",
-        )
 
 
 class _ObjectFile(io.RawIOBase):

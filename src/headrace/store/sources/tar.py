@@ -11,9 +11,10 @@ members cannot be samples; folders and names that begin with a dot are left out.
 
 from __future__ import annotations
 
+import itertools
 import tarfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -36,7 +37,9 @@ from headrace.store.sources.scan import (
 from headrace.store.sources.shards import ShardListing, Window, map_files, read_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
 
 _BLOCK = 512
 _EXTENSION_BYTES_MAX = 1 << 20
@@ -134,14 +137,26 @@ def _compression(path: str) -> str | None:
 def _scan_shard(path: str, prefix: bytes, problems: list[Problem]) -> ShardListing:
     with Window(path) as window:
         listing = ShardListing(window.volume())
-        groups = _Groups(path, prefix, listing)
-        for member in read_members(window, problems):
-            label = None
-            if split_key(member.name)[1] == _LABEL_PART and member.size <= _LABEL_BYTES_MAX:
-                label = _parse_label(window.read(member.offset, member.size))
-            groups.add(member, label)
-        groups.end()
+        for key, parts in _grouped(path, _labelled(window, problems)):
+            listing.names.append(prefix + b"/" + key if prefix else key)
+            listing.counts.append(len(parts))
+            listing.labels.append(next((n for _, (_, n) in parts if n is not None), -1))
+            for part, (member, _) in parts:
+                listing.parts.append(part)
+                listing.offset.append(member.offset)
+                listing.length.append(member.size)
     return listing
+
+
+def _labelled(
+    window: Window, problems: list[Problem]
+) -> Iterator[tuple[bytes, int, tuple[Member, int | None]]]:
+    """The members as `_grouped` takes them, with the labels, which are read on the way."""
+    for member in read_members(window, problems):
+        label = None
+        if split_key(member.name)[1] == _LABEL_PART and member.size <= _LABEL_BYTES_MAX:
+            label = _parse_label(window.read(member.offset, member.size))
+        yield member.name, member.offset, (member, label)
 
 
 def _parse_label(data: bytes) -> int | None:
@@ -149,48 +164,24 @@ def _parse_label(data: bytes) -> int | None:
     return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 19 else None
 
 
-class _Groups:
-    """Collects adjacent members of one key into samples."""
-
-    def __init__(self, path: str, prefix: bytes, listing: ShardListing) -> None:
-        self._path = path
-        self._prefix = prefix + b"/" if prefix else b""
-        self._listing = listing
-        self._key: bytes | None = None
-        self._members: list[tuple[bytes, Member]] = []
-        self._label = -1
-
-    def add(self, member: Member, label: int | None) -> None:
-        key, part = split_key(member.name)
-        if key != self._key:
-            self.end()
-            self._key = key
-        if any(part == other for other, _ in self._members):
-            raise SourceError(
-                f"{self._path}: sample {printable(key)} has the part {printable(part)} twice "
-                f"(offset {member.offset:,}).",
-                path=self._path,
-                offset_bytes=member.offset,
-                next_step="Rename or remove one of the two members.",
-            )
-        self._members.append((part, member))
-        if label is not None:
-            self._label = label
-
-    def end(self) -> None:
-        """Closes the sample at hand."""
-        if self._key is None:
-            return
-        listing = self._listing
-        listing.names.append(self._prefix + self._key)
-        listing.counts.append(len(self._members))
-        listing.labels.append(self._label)
-        for part, member in sorted(self._members, key=lambda m: m[0]):
-            listing.parts.append(part)
-            listing.offset.append(member.offset)
-            listing.length.append(member.size)
-        self._key, self._label = None, -1
-        self._members.clear()
+def _grouped(
+    path: str, members: Iterable[tuple[bytes, int | None, T]]
+) -> Iterator[tuple[bytes, list[tuple[bytes, T]]]]:
+    """Adjacent members (name, offset, content) of one key: the key, and its parts, sorted by name."""
+    named = ((*split_key(name), offset, content) for name, offset, content in members)
+    for key, group in itertools.groupby(named, lambda member: member[0]):
+        parts: dict[bytes, T] = {}
+        for _, part, offset, content in group:
+            if part in parts:
+                where = "" if offset is None else f" (offset {offset:,})"
+                raise SourceError(
+                    f"{path}: sample {printable(key)} has the part {printable(part)} twice{where}.",
+                    path=path,
+                    offset_bytes=offset,
+                    next_step="Rename or remove one of the two members.",
+                )
+            parts[part] = content
+        yield key, sorted(parts.items(), key=lambda item: item[0])
 
 
 def read_members(window: Window, problems: list[Problem]) -> Iterator[Member]:
@@ -403,35 +394,14 @@ def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
 
     def items() -> Iterator[StreamItem]:
         for path, prefix in zip(paths, prefixes, strict=True):
-            yield from _stream_file(path, prefix, options)
+            members = ((name, None, data) for name, data in _stream_members(path, options))
+            for key, parts in _grouped(path, members):
+                text = dict(parts).get(_LABEL_PART)
+                label = None if text is None else _parse_label(text)
+                name = prefix + b"/" + key if prefix else key
+                yield StreamItem(name, tuple(parts), -1 if label is None else label)
 
     return Stream(items, source)
-
-
-def _stream_file(path: str, prefix: bytes, options: SourceOptions) -> Iterator[StreamItem]:
-    key: bytes | None = None
-    parts: dict[bytes, bytes] = {}
-    for name, data in _stream_members(path, options):
-        member_key, part = split_key(name)
-        if member_key != key:
-            if key is not None:
-                yield _stream_item(prefix, key, parts)
-            key, parts = member_key, {}
-        if part in parts:
-            raise SourceError(
-                f"{path}: sample {printable(member_key)} has the part {printable(part)} twice.",
-                path=path,
-                next_step="Rename or remove one of the two members.",
-            )
-        parts[part] = data
-    if key is not None:
-        yield _stream_item(prefix, key, parts)
-
-
-def _stream_item(prefix: bytes, key: bytes, parts: dict[bytes, bytes]) -> StreamItem:
-    label = _parse_label(parts[_LABEL_PART]) if _LABEL_PART in parts else None
-    name = prefix + b"/" + key if prefix else key
-    return StreamItem(name, tuple(sorted(parts.items())), -1 if label is None else label)
 
 
 def _stream_members(path: str, options: SourceOptions) -> Iterator[tuple[bytes, bytes]]:
