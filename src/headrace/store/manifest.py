@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.checksum import crc32c
@@ -127,10 +127,6 @@ class Manifest:
             )
         remove_leftovers(folder)
         replace_file(folder / FILE_NAME, data)
-
-    def first_segments(self, count: int, fingerprint: str) -> Manifest:
-        """The store as it was when it had `count` segments."""
-        return replace(self, segments=self.segments[:count], fingerprint=fingerprint)
 
 
 def segment_of_header(

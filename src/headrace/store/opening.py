@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import mmap
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -218,7 +218,8 @@ def open_folder(
         opened.append(open_segment_at(where, entry, base, engine, reference=reference))
         base += entry.samples
     fingerprint = fingerprint_of([s.directory.header() for s in opened])
-    manifest = manifest.first_segments(len(kept), fingerprint) if segments else manifest
+    if segments:  # the store as it was when it had so many
+        manifest = replace(manifest, segments=kept, fingerprint=fingerprint)
     if fingerprint != manifest.fingerprint:
         raise corrupt(
             join(where, FILE_NAME), "fingerprint", found=fingerprint,
@@ -326,16 +327,6 @@ def recipe_of(store: Store) -> Recipe | str:
     return Recipe(path, len(store.segments), store.fingerprint, direct)
 
 
-def reopen(path: str, segments: int, fingerprint: str, direct: SourceOptions | None) -> Store:
-    """Open a store by its recipe.
-
-    Raises:
-        SourceChanged: other data lies there.
-        StoreNotFound, CorruptStore, SourceError, VolumeError: as for `open_store`.
-    """
-    return reopen_pickled(path, segments, fingerprint, False, direct, None)
-
-
 def reopen_memory(
     path: str, entry: Segment, content: bytes, reference: bool, objects: RemoteEngine | None
 ) -> Store:
@@ -351,15 +342,20 @@ def reopen_memory(
     return store
 
 
-def reopen_pickled(  # noqa: PLR0917 - pickle calls it
+def reopen(  # noqa: PLR0917 - pickle calls it
     path: str,
     segments: int,
     fingerprint: str,
-    reference: bool,
     direct: SourceOptions | None,
-    objects: RemoteEngine | None,
+    reference: bool = False,
+    objects: RemoteEngine | None = None,
 ) -> Store:
-    """Opens a pickled store again: the same samples, or an error."""
+    """Opens a store by its recipe, or a pickled one: the same samples, or an error.
+
+    Raises:
+        SourceChanged: other data lies there.
+        StoreNotFound, CorruptStore, SourceError, VolumeError: as for `open_store`.
+    """
     if direct is not None:
         store = open_directly(
             path, direct, reference=reference, engine=cast("ObjectEngine | None", objects)

@@ -16,7 +16,7 @@ import uuid
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,7 +65,7 @@ from headrace.store.sources.scan import (
 from headrace.store.trust import record_trust
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.store.packing import Progress
 
@@ -122,7 +122,7 @@ def pack(
     )  # fmt: skip
     engine = object_engine(storage_options) if storage_options is not None else None
 
-    def build(place: Path, *, overwrite: bool) -> WriteReport:
+    def build(place: Path, overwrite: bool) -> WriteReport:
         started = time.monotonic()
         check_target(place, overwrite=overwrite)
         listed = open_source(source, chosen, engine)
@@ -150,13 +150,9 @@ def pack(
     return _publish_at(target, build, storage_options, overwrite=overwrite)
 
 
-class _Build(Protocol):
-    def __call__(self, place: Path, *, overwrite: bool) -> WriteReport: ...
-
-
 def _publish_at(
     target: str | os.PathLike[str],
-    build: _Build,
+    build: Callable[[Path, bool], WriteReport],
     storage_options: Mapping[str, Any] | None,
     *,
     overwrite: bool,
@@ -164,11 +160,11 @@ def _publish_at(
     """Builds a store where it shall stand, or in a staging folder and publishes it at a URL."""
     where = local_path(target)
     if not is_url(where):
-        return build(Path(where), overwrite=overwrite)
+        return build(Path(where), overwrite)
     from headrace.store.remote import publish_remotely
 
     return publish_remotely(
-        lambda folder: build(folder, overwrite=False), where, storage_options, overwrite=overwrite
+        lambda folder: build(folder, False), where, storage_options, overwrite=overwrite
     )
 
 
@@ -320,7 +316,7 @@ def index(
         column=column, label=label,
     )  # fmt: skip
 
-    def build(place: Path, *, overwrite: bool) -> WriteReport:
+    def build(place: Path, overwrite: bool) -> WriteReport:
         started = time.monotonic()
         check_target(place, overwrite=overwrite)
         engine = object_engine(storage_options) if storage_options is not None else None

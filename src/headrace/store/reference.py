@@ -27,7 +27,7 @@ from headrace.store.format import (
     parse_header,
 )
 from headrace.store.names import NameTree
-from headrace.store.segment import ReadFailure
+from headrace.store.segment import read_error
 from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
@@ -518,7 +518,7 @@ class ReferenceReader:
         code: int = 0,
     ) -> HeadraceError:
         foreign = segment.volumes.entries[extent.volume].kind != "packed"
-        return ReadFailure(
-            kind, extent.index, extent.name, self._path(segment, extent), extent.offset, found,
-            expected, code, foreign,
-        ).to_error()  # fmt: skip
+        return read_error(
+            kind, extent.index, extent.name, self._path(segment, extent), extent.offset,
+            found=found, expected=expected, code=code, foreign=foreign,
+        )  # fmt: skip

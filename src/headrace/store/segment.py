@@ -42,11 +42,21 @@ if TYPE_CHECKING:
     Directory: TypeAlias = _native.Directory | ReferenceDirectory
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFailure:
-    """One extent that did not give its bytes.
+def read_error(
+    kind: str,
+    index: int,
+    name: bytes,
+    path: str,
+    offset: int,
+    *,
+    found: str,
+    expected: str,
+    code: int = 0,
+    foreign: bool = False,
+) -> HeadraceError:
+    """The error for an extent that did not give its bytes.
 
-    Attributes:
+    Args:
         kind: `checksum`, `short`, `changed` (a foreign file) or `system`.
         index: the sample.
         name: its name.
@@ -54,54 +64,36 @@ class ReadFailure:
         offset: of the extent in it.
         found: what was read.
         expected: what the directory says.
-        errno: the system's error, for `system`.
+        code: the system's error, for `system`.
         foreign: the file is not of our making.
     """
-
-    kind: str
-    index: int
-    name: bytes
-    path: str
-    offset: int
-    found: str
-    expected: str
-    errno: int = 0
-    foreign: bool = False
-
-    def to_error(self) -> HeadraceError:
-        """The error to raise."""
-        name = os.fsdecode(self.name)
-        where = f"sample {self.index} ({name!r}): {self.path}"
-        fields: dict[str, Any] = {
-            "path": self.path, "offset_bytes": self.offset, "index": self.index, "name": name,
-        }  # fmt: skip
-        if self.kind == "system":
-            kind = VolumeTimeout if self.errno == errno.ETIMEDOUT else VolumeError
-            return kind(
-                f"{where}: reading failed: {os.strerror(self.errno)} (offset {self.offset:,}).",
-                errno=self.errno,
-                next_step=_ERRNO_ADVICE.get(
-                    self.errno, "Check the disk and the file's permissions."
-                ),
-                **fields,
-            )
-        if self.kind == "changed":
-            return SourceChanged(
-                f"{where}: {self.found}, expected {self.expected}: the file changed after it was "
-                "indexed.",
-                next_step="Index the source again.",
-                **fields,
-            )
-        what = "checksum" if self.kind == "checksum" else "bytes"
-        return CorruptSample(
-            f"{where}: {what} {self.found}, expected {self.expected} (offset {self.offset:,}).",
-            next_step=(
-                "The source is damaged: restore it and index it again."
-                if self.foreign
-                else "Verify the store to list every bad sample, and repair it from its source."
-            ),
+    text = os.fsdecode(name)
+    where = f"sample {index} ({text!r}): {path}"
+    fields: dict[str, Any] = {"path": path, "offset_bytes": offset, "index": index, "name": text}
+    if kind == "system":
+        error = VolumeTimeout if code == errno.ETIMEDOUT else VolumeError
+        return error(
+            f"{where}: reading failed: {os.strerror(code)} (offset {offset:,}).",
+            errno=code,
+            next_step=_ERRNO_ADVICE.get(code, "Check the disk and the file's permissions."),
             **fields,
         )
+    if kind == "changed":
+        return SourceChanged(
+            f"{where}: {found}, expected {expected}: the file changed after it was indexed.",
+            next_step="Index the source again.",
+            **fields,
+        )
+    what = "checksum" if kind == "checksum" else "bytes"
+    return CorruptSample(
+        f"{where}: {what} {found}, expected {expected} (offset {offset:,}).",
+        next_step=(
+            "The source is damaged: restore it and index it again."
+            if foreign
+            else "Verify the store to list every bad sample, and repair it from its source."
+        ),
+        **fields,
+    )
 
 
 _ERRNO_ADVICE = {

@@ -22,7 +22,7 @@ from headrace.io.objects.location import is_url, shown
 from headrace.store.names import printable
 from headrace.store.reference import ReferenceReader
 from headrace.store.residency import resident_samples
-from headrace.store.segment import ReadFailure
+from headrace.store.segment import read_error
 from headrace.store.sources.scan import readers_of
 
 if TYPE_CHECKING:
@@ -92,16 +92,16 @@ class Store(Closing):
         return card(f"Store: {shown(self.path)}", rows, note="closed" if self._closed else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from headrace.store.opening import reopen_memory, reopen_pickled
+        from headrace.store.opening import reopen, reopen_memory
 
         if isinstance(self._direct, bytes):
             entry = self.segments[0].entry
             return reopen_memory, (self.path, entry, self._direct, self._reference, self.objects)
         state = (
-            self.path, len(self.segments), self.fingerprint, self._reference, self._direct,
+            self.path, len(self.segments), self.fingerprint, self._direct, self._reference,
             self.objects,
         )  # fmt: skip
-        return reopen_pickled, state
+        return reopen, state
 
     @property
     def closed(self) -> bool:
@@ -340,10 +340,11 @@ class Store(Closing):
         tree = any(v.kind == "tree" for v in segment.entry.volumes)
         if tree:
             path = os.path.join(path, os.fsdecode(name))
-        return ReadFailure(
-            kind, index, name, path, int(failure["offset"]), found, expected,
-            int(failure["errno"]), any(v.kind != "packed" for v in segment.entry.volumes),
-        ).to_error()  # fmt: skip
+        return read_error(
+            kind, index, name, path, int(failure["offset"]),
+            found=found, expected=expected, code=int(failure["errno"]),
+            foreign=any(v.kind != "packed" for v in segment.entry.volumes),
+        )  # fmt: skip
 
     def _extent(self, index: int, part: str | bytes | None) -> Extent:
         segment = self.segment_of(index)

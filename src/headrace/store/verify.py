@@ -147,39 +147,27 @@ def verify(
     if is_url(where) or storage_options is not None:
         engine = engine_for(where, storage_options)
     try:
-        return _verify(where, engine, started, workers, progress, trust=trust)
+        manifest, reader = manifest_at(where, engine, trust=trust)
+        report = VerifyReport(shown(where), manifest.samples)
+        segments = open_leniently(where, manifest, report, reader)
+        threads = workers or min(8, 2 * (os.cpu_count() or 1))
+        with ThreadPoolExecutor(threads, "headrace-verify") as pool:
+            for number, segment in segments:
+                _verify_volumes(number, segment, report)
+                firsts = range(0, segment.directory.samples, _SAMPLES_AT_ONCE)
+                for done in pool.map(partial(_check_range, segment), firsts):
+                    report.checked_samples += done.checked_samples
+                    report.checked_bytes += done.checked_bytes
+                    report.unchecked_samples += done.unchecked_samples
+                    report.bad_samples += done.bad_samples
+                    if progress is not None:
+                        seen = report.checked_samples + report.unchecked_samples
+                        progress(seen, report.samples, report.checked_bytes, None)
+        report.seconds = time.monotonic() - started
+        return report
     finally:
         if engine is not None:
             engine.close()
-
-
-def _verify(
-    where: str,
-    engine: RemoteEngine | None,
-    started: float,
-    workers: int | None,
-    progress: Progress | None,
-    *,
-    trust: Trust,
-) -> VerifyReport:
-    manifest, engine = manifest_at(where, engine, trust=trust)
-    report = VerifyReport(shown(where), manifest.samples)
-    segments = open_leniently(where, manifest, report, engine)
-    threads = workers or min(8, 2 * (os.cpu_count() or 1))
-    with ThreadPoolExecutor(threads, "headrace-verify") as pool:
-        for number, segment in segments:
-            _verify_volumes(number, segment, report)
-            firsts = range(0, segment.directory.samples, _SAMPLES_AT_ONCE)
-            for done in pool.map(partial(_check_range, segment), firsts):
-                report.checked_samples += done.checked_samples
-                report.checked_bytes += done.checked_bytes
-                report.unchecked_samples += done.unchecked_samples
-                report.bad_samples += done.bad_samples
-                if progress is not None:
-                    seen = report.checked_samples + report.unchecked_samples
-                    progress(seen, report.samples, report.checked_bytes, None)
-    report.seconds = time.monotonic() - started
-    return report
 
 
 def open_leniently(
