@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.order.hash import GOLDEN, MASK, mix64
-from headrace.order.permutation import SAMPLES_MAX
+from headrace.order.hash import GOLDEN, MASK, SAMPLES_MAX, mix64
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference_order import ReferencePermutation
 
 from headrace.order import Permutation
-from headrace.order.permutation import SAMPLES_MAX
+from headrace.order.hash import SAMPLES_MAX
 
 KEYS = st.integers(0, 2**64 - 1)
 GOLDEN_SMALL = [8, 5, 2, 1, 7, 3, 9, 6, 4, 0]

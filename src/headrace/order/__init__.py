@@ -2,17 +2,15 @@
 
 * order: what every order is; `shuffled` (also sequential and blocked), `weighted` (also balanced) and
   `opportunistic`: the kinds
-* permutation: keyed permutations of [0, n)
 * slices: ranks and steps
 * state: stop and resume
-* hash: keys, and the order hash that proves what was delivered
+* hash: keys, keyed permutations, and the order hash that proves what was delivered
 * randomness: how random an order is
 """
 
-from headrace.order.hash import combine_hashes, order_hash
+from headrace.order.hash import Permutation, combine_hashes, order_hash
 from headrace.order.opportunistic import Opportunistic
 from headrace.order.order import Order
-from headrace.order.permutation import Permutation
 from headrace.order.randomness import Randomness
 from headrace.order.shuffled import Blocked, Sequential, Shuffled
 from headrace.order.slices import Share, Slices, Tail

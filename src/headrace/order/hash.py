@@ -1,8 +1,14 @@
-"""Hashes of orders: the mixing function, keys derived from a seed, and the order hash.
+"""Hashes of orders: the mixing function, keys derived from a seed, keyed permutations, the order hash.
 
 `mix64` is the finaliser of SplitMix64 (Steele, Lea and Flood 2014; Stafford's variant 13), the same
 function as in the native library. Everything random in headrace comes from it, so orders are the
 same on every machine and with every version of numpy.
+
+A **permutation** of [0, n) is a pure function of (n, key) in O(1) memory, with its inverse. Up to 4,096
+elements it is a Fisher-Yates table; above, a Feistel network over the smallest bit width that holds n, with
+cycle walking (see native/core/permutation.h for the algorithm and its sources). A 64-bit key cannot reach
+all n! orders once n > 20: no generator with a 64-bit seed can. What the tests hold is that no statistic we
+know of tells its orders from random ones.
 
 The **order hash** is H = sum over delivered samples of h(position, index) mod 2^64. A sum does not
 care about grouping: the partial hashes of ranks, workers and resumed runs add up to the hash of the
@@ -12,11 +18,13 @@ epoch, and a missing, doubled or misplaced sample changes it.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace import _native
+from headrace._native import Permutation
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -25,6 +33,9 @@ GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: the odd step that spreads counters before mixing."""
 
 MASK = (1 << 64) - 1
+
+SAMPLES_MAX = 1 << 48
+"""The most elements a permutation can have, and so the most samples an order can have."""
 
 
 def mix64(value: int) -> int:
@@ -64,6 +75,19 @@ def derive_key(seed: int, *parts: int) -> int:
     for part in parts:
         key = mix64((key ^ part) + GOLDEN)
     return key
+
+
+@lru_cache(maxsize=64)
+def keyed(n: int, key: int) -> Permutation:
+    """Return the permutation of [0, n) under `key`, kept for the batches that follow.
+
+    Making a table of 4,096 takes about 12 us, more than looking up a batch in it. At most 64 are
+    kept: 1 MiB.
+
+    Raises:
+        ValueError: n is not 1 to 2^48.
+    """
+    return Permutation(n, key)
 
 
 def hash_array(key: int, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

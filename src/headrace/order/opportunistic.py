@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import OrderError
-from headrace.order.hash import Purpose, derive_key
+from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, keyed
 from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked, digest_of
-from headrace.order.permutation import SAMPLES_MAX, keyed
 from headrace.order.randomness import Randomness
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.order.hash import Purpose, derive_key
+from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, keyed
 from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked
-from headrace.order.permutation import SAMPLES_MAX, keyed
 from headrace.order.randomness import Randomness
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from headrace.order.permutation import Permutation
+    from headrace.order.hash import Permutation
 
 
 @dataclass(frozen=True, eq=False)
