@@ -23,13 +23,12 @@ from headrace.fabric.image import (
     parse_table,
 )
 from headrace.io.objects.faults import Failure, Fault
-from headrace.io.objects.transport import Found
+from headrace.io.objects.transport import Found, RangeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from headrace.fabric.engine import FabricEngine
-    from headrace.io.objects.reading import RemoteObject
 
 _SLACK_S = 5.0
 """The initiator ends reads at their deadline; we only wait longer than it does."""
@@ -102,21 +101,19 @@ class FabricFailure(Failure):
         )  # fmt: skip
 
 
-class NamespaceEngine:
+class NamespaceEngine(RangeEngine):
     """Reads volumes that are windows of NVMe/TCP namespaces.
 
     Attributes:
         policy: what the options come to.
-        looked_at: volumes that somebody has looked at and found right.
 
     Raises:
         ValueError: an option is wrong.
     """
 
     def __init__(self, storage_options: Mapping[str, Any] | None = None) -> None:
-        self.storage_options = dict(storage_options or {})
+        super().__init__(storage_options)
         self.policy = options_of(self.storage_options)
-        self.looked_at: set[str] = set()
         self._pid = os.getpid()
         # Reentrant: what is dropped meanwhile may be collected anywhere.
         self._lock = threading.RLock()
@@ -124,7 +121,6 @@ class NamespaceEngine:
         self._closed = False
         self._catalogs: dict[str, dict[str, CatalogEntry]] = {}
         self._volumes: dict[str, int] = {}
-        self._known: dict[str, RemoteObject] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NamespaceEngine, (self.storage_options,)
@@ -189,37 +185,6 @@ class NamespaceEngine:
                 )
         self.open(url)
         return url
-
-    def register(self, objects: Iterable[RemoteObject]) -> None:
-        """States what volumes are like: their size cannot change while a target is connected."""
-        for each in objects:
-            self._known[each.url] = each
-
-    def forget(self, url: str) -> None:
-        """Takes a `register` back."""
-        self._known.pop(url, None)
-
-    def known(self, url: str) -> RemoteObject | None:
-        """What was registered for a volume."""
-        return self._known.get(url)
-
-    def fetch(self, url: str, offset: int, dest: memoryview, *, exact: bool = True) -> Found:
-        """Reads one range and waits for it.
-
-        Args:
-            url: the volume, opened before.
-            offset: first byte.
-            dest: writable; its length is the range's.
-            exact: fewer bytes are an error; else they mark the volume's end.
-
-        Raises:
-            SourceChanged: another namespace stands there.
-            VolumeError: it cannot be read.
-        """
-        outcome = self.fetch_many([(url, offset, dest)], exact=exact)[0]
-        if isinstance(outcome, Failure):
-            raise outcome.to_error()
-        return outcome
 
     def fetch_many(
         self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True

@@ -125,11 +125,11 @@ def open_segment_at(
     """Opens a segment of the store at a folder or URL; errors as for `open_segment`."""
     if not is_url(where):
         return open_segment(where, entry, base, reference=reference, engine=engine)
-    from headrace.store.remote import FabricVolumes, RemoteVolumes, open_remote_segment
+    from headrace.store.remote import RemoteVolumes, namespace_volumes, open_remote_segment
 
     assert engine is not None
     if is_namespace(where):
-        volumes: RemoteVolumes = FabricVolumes(where, entry, cast("NamespaceEngine", engine))
+        volumes = namespace_volumes(where, entry, cast("NamespaceEngine", engine))
     else:
         volumes = RemoteVolumes(where, entry, engine, remote=True)
     directory = engine.place(where, entry.directory)

@@ -357,40 +357,22 @@ def _missing_object(entry: VolumeEntry, failure: Failure) -> HeadraceError:
     return kind(error.message, path=error.path, next_step=error.next_step)
 
 
-class FabricVolumes(RemoteVolumes):
-    """The volumes of one segment.
-
-    Args:
-        folder: the namespace's URL.
-        segment: the segment's manifest entry.
-        engine: reads them.
-        urls: of the volumes, in the segment's order; None: as the catalog of `folder` says.
+def namespace_volumes(folder: str, segment: Segment, engine: NamespaceEngine) -> RemoteVolumes:
+    """The volumes of a segment whose store lies on the namespace with the URL `folder`.
 
     Raises:
         CorruptStore: one is not packed, or the catalog has none of its name.
         FabricError: a target cannot be reached.
     """
-
-    def __init__(
-        self,
-        folder: str,
-        segment: Segment,
-        engine: NamespaceEngine,
-        urls: Sequence[str] | None = None,
-    ) -> None:
-        foreign = next((v.path for v in segment.volumes if v.kind != "packed"), None)
-        if foreign is not None:
-            raise CorruptStore(
-                f"{folder}: the volume {foreign!r} lies elsewhere, expected packed volumes only.",
-                path=folder,
-                next_step="Pack the source: an index cannot be read from a namespace.",
-            )
-        if urls is None:
-            urls = [engine.place(folder, v.path) for v in segment.volumes]
-        else:
-            for url in urls:
-                engine.open(url)
-        super().__init__(folder, segment, engine, remote=True, paths=urls)
+    foreign = next((v.path for v in segment.volumes if v.kind != "packed"), None)
+    if foreign is not None:
+        raise CorruptStore(
+            f"{folder}: the volume {foreign!r} lies elsewhere, expected packed volumes only.",
+            path=folder,
+            next_step="Pack the source: an index cannot be read from a namespace.",
+        )
+    urls = [engine.place(folder, v.path) for v in segment.volumes]
+    return RemoteVolumes(folder, segment, engine, remote=True, paths=urls)
 
 
 _FILES_AT_ONCE = 2

@@ -23,9 +23,10 @@ from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import join
 from headrace.io.objects.options import split_options
 from headrace.io.objects.reading import Reading, RemoteObject, Wanted
+from headrace.io.objects.transport import RangeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from headrace._native import RemoteRequests
     from headrace.io.objects.transport import Found
@@ -40,7 +41,7 @@ _FRESH_S = 5.0
 _inherited: list[Any] = []
 
 
-class ObjectEngine:
+class ObjectEngine(RangeEngine):
     """Reads ranges of objects.
 
     Args:
@@ -49,15 +50,12 @@ class ObjectEngine:
     Attributes:
         policy: our part of the options.
         client_options: the client's part.
-        looked_at: URLs that somebody has looked at and found right, here or before pickling.
     """
 
     def __init__(self, storage_options: Mapping[str, Any] | None = None) -> None:
-        self.storage_options = dict(storage_options or {})
+        super().__init__(storage_options)
         self.policy, self.client_options = split_options(self.storage_options)
         self._depth = self.policy.reads_in_flight
-        self._objects: dict[str, RemoteObject] = {}
-        self.looked_at: set[str] = set()
         self._tally = Tally()
         self._failures: deque[tuple[float, Failure]] = deque(maxlen=_FAILURES_KEPT)
         self._lock = threading.Lock()
@@ -66,7 +64,7 @@ class ObjectEngine:
         self._loop: _Loop | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.storage_options, list(self._objects.values()), self.looked_at)
+        return _rebuild, (self.storage_options, list(self._known.values()), self.looked_at)
 
     @property
     def native(self) -> object:
@@ -77,19 +75,6 @@ class ObjectEngine:
     def place(folder: str, name: str) -> str:
         """The URL of the file `name` of the store at `folder`."""
         return join(folder, name)
-
-    def register(self, objects: Iterable[RemoteObject]) -> None:
-        """States what objects are like: reads that find another one fail."""
-        for each in objects:
-            self._objects[each.url] = each
-
-    def forget(self, url: str) -> None:
-        """Takes a `register` back."""
-        self._objects.pop(url, None)
-
-    def known(self, url: str) -> RemoteObject | None:
-        """What was registered for a URL."""
-        return self._objects.get(url)
 
     def read(self, requests: RemoteRequests) -> None:
         """Begins a batch of reads for the native reader and returns."""
@@ -119,24 +104,6 @@ class ObjectEngine:
     def reads_in_flight(self) -> int:
         """The depth that is set."""
         return self._depth
-
-    def fetch(self, url: str, offset: int, dest: memoryview, *, exact: bool = True) -> Found:
-        """Reads one range and waits for it.
-
-        Args:
-            url: the object.
-            offset: first byte.
-            dest: writable; its length is the range's, and may not be 0.
-            exact: fewer bytes are an error; else they mark the object's end.
-
-        Raises:
-            SourceChanged: another object stands there.
-            VolumeError: it cannot be read.
-        """
-        outcome = self.fetch_many([(url, offset, dest)], exact=exact)[0]
-        if isinstance(outcome, Failure):
-            raise outcome.to_error()
-        return outcome
 
     def fetch_many(
         self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True
@@ -218,7 +185,7 @@ class ObjectEngine:
                 loop = asyncio.new_event_loop()
                 self._loop = _Loop(
                     loop,
-                    Reading(self.policy, self.client_options, self._objects, self._tally, loop),
+                    Reading(self.policy, self.client_options, self._known, self._tally, loop),
                 )
                 self._loop.turn(self._depth)
             return self._loop

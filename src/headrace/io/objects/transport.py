@@ -13,6 +13,7 @@ import re
 import time
 import urllib.parse
 import urllib.request
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,15 +26,16 @@ from headrace.io.objects.clients import (
     first_line,
     make_client,
 )
-from headrace.io.objects.faults import Fault, parse_retry_after, status_fault
+from headrace.io.objects.faults import Failure, Fault, parse_retry_after, status_fault
 from headrace.io.objects.location import HTTP, key_of, root_of, scheme_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from concurrent.futures import ThreadPoolExecutor
 
     from headrace.io.objects.clients import Addresses
     from headrace.io.objects.http import Pool, Response
+    from headrace.io.objects.reading import RemoteObject
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)\Z")
 _STATUS_IN_TEXT = re.compile(r"status code: (\d{3})")
@@ -56,6 +58,57 @@ class Found:
     size: int
     etag: str | None
     modified_ns: int | None
+
+
+class RangeEngine(ABC):
+    """Reads ranges of volumes that are no files, and keeps what is known of them.
+
+    Attributes:
+        storage_options: as they were given.
+        looked_at: URLs that somebody has looked at and found right, here or before pickling.
+    """
+
+    def __init__(self, storage_options: Mapping[str, Any] | None) -> None:
+        self.storage_options = dict(storage_options or {})
+        self.looked_at: set[str] = set()
+        self._known: dict[str, RemoteObject] = {}
+
+    def register(self, objects: Iterable[RemoteObject]) -> None:
+        """States what volumes are like: reads of objects that find another one fail."""
+        for each in objects:
+            self._known[each.url] = each
+
+    def forget(self, url: str) -> None:
+        """Takes a `register` back."""
+        self._known.pop(url, None)
+
+    def known(self, url: str) -> RemoteObject | None:
+        """What was registered for a URL."""
+        return self._known.get(url)
+
+    def fetch(self, url: str, offset: int, dest: memoryview, *, exact: bool = True) -> Found:
+        """Reads one range and waits for it.
+
+        Args:
+            url: the volume.
+            offset: first byte.
+            dest: writable; its length is the range's, and may not be 0.
+            exact: fewer bytes are an error; else they mark the volume's end.
+
+        Raises:
+            SourceChanged: another one stands there.
+            VolumeError: it cannot be read.
+        """
+        outcome = self.fetch_many([(url, offset, dest)], exact=exact)[0]
+        if isinstance(outcome, Failure):
+            raise outcome.to_error()
+        return outcome
+
+    @abstractmethod
+    def fetch_many(
+        self, ranges: list[tuple[str, int, memoryview]], *, exact: bool = True
+    ) -> list[Found | Failure]:
+        """Reads many ranges at once and waits for all of them; failures are returned."""
 
 
 class Transport(Protocol):

@@ -251,8 +251,6 @@ class _Files:
         if self._objects is not None:
             self._objects.read(extent, view)
             return
-        from headrace.io.objects.faults import Failure
-
         columns, engine = self._scan.columns, self._scan.objects
         assert engine is not None
         path = self._scan.volumes[int(columns.volume[extent])].path

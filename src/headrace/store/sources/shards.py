@@ -332,7 +332,6 @@ def open_objects(
 
 
 def _look_at(urls: list[str], engine: ObjectEngine) -> list[Any]:
-    from headrace.io.objects.faults import Failure
     from headrace.io.objects.reading import RemoteObject
 
     heads = [memoryview(bytearray(HEAD_BYTES)) for _ in urls]
