@@ -14,7 +14,6 @@ from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError, StoreNotFound
 from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, scheme_of
 from headrace.store.directory import (
-    columns_of,
     create_memory_directory,
     write_all,
 )
@@ -444,24 +443,21 @@ class MemoryVolume:
 
 
 def _copy_to_memory(stream: Stream, memory: MemoryVolume) -> Scan:
-    names, labels, offset, length, crc, parts = [], [], [], [], [], []
+    from headrace.store.packing import StreamMetadata  # to open a store needs none of it
+
+    metadata = StreamMetadata()
+    offset, length, crc = [], [], []
     for item in stream.items():
-        names.append(item.name)
-        labels.append(item.label)
-        for part, data in item.parts:
+        metadata.add(item)
+        for _, data in item.parts:
             view = memoryview(data).cast("B")
             offset.append(memory.append(view))
             length.append(len(view))
             crc.append(crc32c(view))
-            parts.append(part)
-    if not names:
+    if not metadata.names:
         raise no_samples("the data set")
-    columns = columns_of(
-        names,
-        np.zeros(len(length), np.uint8), np.array(offset, np.uint64), np.array(length, np.uint64),
-        parts=sorted(set(parts)),
-        crc=np.array(crc, np.uint32),
-        labels=np.array(labels, np.int64) if max(labels) >= 0 else None,
-        class_names=None if stream.class_names is None else stream.class_names(),
-    )  # fmt: skip
+    columns = metadata.columns()
+    columns.offset, columns.length = np.array(offset, np.uint64), np.array(length, np.uint64)
+    columns.crc = np.array(crc, np.uint32)
+    columns.class_names = None if stream.class_names is None else stream.class_names()
     return Scan(columns, (memory.volume(),), stream.source)

@@ -58,7 +58,10 @@ def resident_bytes(path: str | os.PathLike[str]) -> int | None:
 def resident_pages(fd: int, size: int) -> int | None:
     """Pages of an open file of `size` bytes, not 0, that lie in the page cache; None: nobody can tell."""
     pages = _by_cachestat(fd)
-    return _by_mincore(fd, size) if pages is None else pages
+    if pages is not None:
+        return pages
+    in_cache = page_map(fd, size)
+    return None if in_cache is None else int(in_cache.sum())
 
 
 def resident_range(fd: int, offset: int, length: int) -> int | None:
@@ -79,16 +82,11 @@ def resident_range(fd: int, offset: int, length: int) -> int | None:
 
 
 def _by_cachestat(fd: int, offset: int = 0, length: int = 0) -> int | None:
-    asked, status_ = _Range(offset, length), _CacheStat()
+    extent, pages = _Range(offset, length), _CacheStat()
     status = _libc.syscall(
-        _SYS_CACHESTAT, fd, ctypes.byref(asked), ctypes.byref(status_), ctypes.c_uint(0)
+        _SYS_CACHESTAT, fd, ctypes.byref(extent), ctypes.byref(pages), ctypes.c_uint(0)
     )
-    return None if status else int(status_.cached)
-
-
-def _by_mincore(fd: int, size: int) -> int | None:
-    pages = page_map(fd, size)
-    return None if pages is None else int(pages.sum())
+    return None if status else int(pages.cached)
 
 
 def page_map(fd: int, size: int) -> NDArray[np.bool_] | None:

@@ -264,7 +264,8 @@ class ObjectWindow(Window):
         while near and self._ahead is not None:
             start, view, future = self._ahead
             self._ahead = None
-            _raise_failure(future.result())
+            if isinstance(outcome := future.result(), Failure):
+                raise outcome.to_error()
             kept = self._data[max(0, offset - self._start) :] if offset < start else b""
             self._start, self._data = start - len(kept), kept + bytes(view)
             self._fetch_ahead(start + len(view))
@@ -287,11 +288,6 @@ class ObjectWindow(Window):
             view = memoryview(bytearray(size))
             future = self.path.engine.start([(str(self.path), start, view)])[0]
             self._ahead = (start, view, future)
-
-
-def _raise_failure(outcome: Found | Failure) -> None:
-    if isinstance(outcome, Failure):
-        raise outcome.to_error()
 
 
 HEAD_BYTES = 1024

@@ -257,7 +257,11 @@ class _Extensions:
     def size(self, path: str, stated: int, at: int) -> int:
         """The member's size, where its header has no room for it."""
         digits = self._get(b"size")
-        return stated if digits is None else _pax_size(path, digits, at)
+        if digits is None:
+            return stated
+        if not digits.isdigit() or len(digits) > 19:
+            raise damaged(path, "size in a pax header", digits[:30], "decimal digits", at)
+        return int(digits)
 
     @property
     def sparse(self) -> bool:
@@ -338,12 +342,6 @@ def _parse_pax(path: str, data: bytes, at: int) -> dict[bytes, bytes]:
         out[key] = value[:-1]
         i += size
     return out
-
-
-def _pax_size(path: str, digits: bytes, at: int) -> int:
-    if not digits.isdigit() or len(digits) > 19:
-        raise damaged(path, "size in a pax header", digits[:30], "decimal digits", at)
-    return int(digits)
 
 
 # -- several tar files ------------------------------------------------------------------------------
