@@ -89,14 +89,19 @@ def busy(path: Path, what: str) -> StoreError:
     )
 
 
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write to the file system of `path`."""
+    stats = os.statvfs(path)
+    return stats.f_bavail * stats.f_frsize
+
+
 def check_free_space(path: Path, needed_bytes: int) -> None:
     """Refuses to begin what cannot fit.
 
     Raises:
         VolumeError: with errno ENOSPC.
     """
-    stats = os.statvfs(path)
-    free = stats.f_bavail * stats.f_frsize  # what this user may still write
+    free = free_bytes(path)
     if free < needed_bytes:
         raise VolumeError(
             f"{path}: {free:,} bytes are free, {needed_bytes:,} are needed.",
