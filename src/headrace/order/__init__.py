@@ -8,7 +8,8 @@
 * randomness: how random an order is
 """
 
-from headrace.order.hash import Permutation, combine_hashes, order_hash
+from headrace._native import Permutation
+from headrace.order.hash import combine_hashes, order_hash
 from headrace.order.opportunistic import Opportunistic
 from headrace.order.order import Order
 from headrace.order.randomness import Randomness

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace._native import Permutation
 from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, keyed
 from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked
 from headrace.order.randomness import Randomness

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from headrace._native import Permutation
 from headrace.errors import OrderError
-from headrace.order.hash import SAMPLES_MAX, Permutation, Purpose, derive_key, hash_array, uniform
+from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, hash_array, uniform
 from headrace.order.order import SEED_MAX, Order, checked, digest_of
 from headrace.order.randomness import Randomness
 
