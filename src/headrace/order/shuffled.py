@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from headrace.order.hash import Permutation
+    from headrace._native import Permutation
 
 
 @dataclass(frozen=True, eq=False)
