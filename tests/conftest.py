@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 
 
 TESTS = Path(__file__).parent
-# With several processes, a long module that begins last is what all wait for: these folders go first.
-LONG = ("recipes", "cluster", "frameworks", "insight", "demo", "node", "posix", "control")
+# With several processes, a long module that begins last is what all wait for: these modules go first, by the
+# time that they take, then these folders.
+LONG = (
+    "recipes/test_torch_recipes.py", "repository/test_documents.py", "cluster/launch/test_endings.py",
+    "job/test_nodes.py", "frameworks/test_torch_identical.py", "insight/test_examples.py",
+    "repository/test_built_pages.py", "frameworks/test_torch_resume.py",
+    "cluster", "frameworks", "insight", "demo", "node", "posix", "control",
+)  # fmt: skip
 SPLIT = {"tests/recipes/test_torch_recipes.py"}
 """Modules of several minutes whose parameters share nothing but what each process makes for itself."""
 
@@ -54,8 +60,13 @@ def _share_out(items: list[pytest.Item]) -> None:
             if group in SPLIT:
                 group += item.name.partition("[")[2]
             item.add_marker(pytest.mark.xdist_group(group))
-    place = {folder: at for at, folder in enumerate(LONG)}
-    items.sort(key=lambda item: place.get(item.path.relative_to(TESTS).parts[0], len(place)))
+    place = {name: at for at, name in enumerate(LONG)}
+
+    def turn(item: pytest.Item) -> int:
+        path = item.path.relative_to(TESTS)
+        return place.get(path.as_posix(), place.get(path.parts[0], len(place)))
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(scope="session", autouse=True)

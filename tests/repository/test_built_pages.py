@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -25,7 +26,7 @@ class Page(HTMLParser):
 
     def __init__(self, path: Path) -> None:
         super().__init__(convert_charrefs=True)
-        self.anchors: list[str] = []
+        self.anchors: Counter[str] = Counter()
         self.links: list[str] = []
         self.loads: list[str] = []
         self.headings: list[int] = []
@@ -39,7 +40,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = {key: value or "" for key, value in attrs}
         if "id" in found:
-            self.anchors.append(found["id"])
+            self.anchors[found["id"]] += 1
         if tag == "html":
             self.language = found.get("lang", "")
         if tag == "a" and "href" in found:
@@ -143,7 +144,7 @@ def test_the_pages_can_be_read_by_all(site, pages):
         for above, below in zip(page.headings, page.headings[1:], strict=False):
             if below > above + 1:
                 faults.append(f"{name}: a heading of rank {below} below one of rank {above}")
-        doubled = {a for a in page.anchors if page.anchors.count(a) > 1}
+        doubled = {a for a, times in page.anchors.items() if times > 1}
         if doubled:
             faults.append(f"{name}: anchors twice: {doubled}")
     assert faults == []
