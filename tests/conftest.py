@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import headrace as hr
-from tests_shared import ROOT, descriptors, until, write_photos
+from tests_shared import descriptors, until, write_photos
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +30,6 @@ LONG = (
     "repository/test_built_pages.py", "frameworks/test_torch_resume.py",
     "cluster", "frameworks", "insight", "demo", "node", "posix", "control",
 )  # fmt: skip
-SPLIT = {"tests/recipes/test_torch_recipes.py"}
-"""Modules of several minutes whose parameters share nothing but what each process makes for itself."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,18 +46,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(modules)
         place = {module: at for at, module in enumerate(modules)}
         items.sort(key=lambda item: place[str(item.path)])
-    if config.getoption("dist", "no") == "loadgroup":
-        _share_out(items)
+    if hasattr(config, "workerinput"):  # one of several processes, which take a module each
+        _longest_first(items)
 
 
-def _share_out(items: list[pytest.Item]) -> None:
-    """A module's tests run in one process, one after the other; the longest modules begin first."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            group = item.path.relative_to(ROOT).as_posix()
-            if group in SPLIT:
-                group += item.name.partition("[")[2]
-            item.add_marker(pytest.mark.xdist_group(group))
+def _longest_first(items: list[pytest.Item]) -> None:
     place = {name: at for at, name in enumerate(LONG)}
 
     def turn(item: pytest.Item) -> int:
