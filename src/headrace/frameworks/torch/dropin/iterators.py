@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from headrace.plane.batch_trace import BatchTrace
 
 
+_profiler_enabled = torch.autograd._profiler_enabled  # type: ignore[attr-defined] # noqa: SLF001
+
 _BLOCK_BYTES = (32 << 20) - (64 << 10)
 """glibc learns from blocks of up to 32 MiB (DEFAULT_MMAP_THRESHOLD_MAX), its own head included."""
 
@@ -120,7 +122,8 @@ class _Draws:
 
     def _draw(self) -> Any:
         """The next batch's indices, in their time."""
-        self._skip_drawn()
+        if self._skip:
+            self._skip_drawn()
         if self._literal:
             return self._literal.popleft()
         if self._ahead:
@@ -164,11 +167,6 @@ class _Draws:
             if (loader := self._told()) is not None:
                 tell_epoch(loader, self._steps_before)
             raise
-        self._log(asked_s)
-        return data
-
-    def _log(self, asked_s: float) -> None:
-        """Count a delivery, and what it was waited for."""
         got_s = time.perf_counter()
         samples, hashed = hash_of(self._position, self._last_index)
         place = (self._epoch, self.progress.delivered - 1, self._position, hashed)
@@ -176,9 +174,11 @@ class _Draws:
         self._stats.count(samples, 0, {}, got_s - asked_s)
         self._stats.steps.add(place, samples, (asked_s, got_s), self._last_trace)
         self._last_index = self._last_trace = None
+        return data
 
-    def _next_data(self) -> Any:
-        return super()._next_data()  # type: ignore[misc]
+    if TYPE_CHECKING:
+
+        def _next_data(self) -> Any: ...
 
 
 class InProcess(_Draws, _SingleProcessDataLoaderIter):
@@ -232,7 +232,7 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         if self._watcher is None:
             return index
         self._watcher.arrived(index)
-        if self._drawable and isinstance(index, list):
+        if self._drawn_in_all < self._drawable and isinstance(index, list):
             self._foretell(len(index))
         return self._watcher.watched(index)
 
@@ -444,10 +444,6 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         super()._shutdown_workers()
         if self._context is not None:
             self._context.retire()
-
-
-def _profiler_enabled() -> bool:
-    return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _batches_wanted(batch_size: int) -> int:

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from torch.utils import data as torch_data
 
+from headrace import _native
 from headrace.control import tune
 from headrace.control.limits import Bounds, Limits, read_limits
 from headrace.io.replaced import real_open
-from headrace.order import order_hash
 from headrace.plane.batch_trace import BatchTrace, read_record
 from headrace.plane.read_ahead import ReadAhead
 
@@ -159,7 +159,7 @@ def hash_of(position: int, index: Any) -> tuple[int, int]:
         indices = np.asarray(index, dtype=np.int64)
     except (TypeError, ValueError, OverflowError):
         return len(index), 0
-    return len(index), order_hash(position, indices) if indices.ndim == 1 else 0
+    return len(index), _native.order_hash(position, indices) if indices.ndim == 1 else 0
 
 
 def _queued_ns() -> int:
@@ -271,9 +271,9 @@ class Watcher:
     def watched(self, index: Any) -> Any:
         """Return what torch is to fetch: equal to `index`, and reports each sample if it can."""
         ahead = self._ahead
-        if ahead is None or not self._steps or type(index) is not list or self._rests(ahead):
+        if ahead is None or not self._steps or type(index) is not list:
             return index
-        if ahead.bypassed and not ahead.planned:
+        if (ahead.bypassed and not ahead.planned) or self._rests(ahead):
             return index
         if ahead.reads:
             if self._tuning is None:
