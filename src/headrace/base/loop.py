@@ -55,13 +55,12 @@ class Loop:
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run a function in the loop. Thread-safe; after `close` it is never run."""
         self._soon.append(function)
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        self._ring()
 
     def stop(self) -> None:
         """End the loop. From any thread, and from signal handlers."""
         self.stopping = True
-        os.eventfd_write(self._wake, 1)
+        self._ring()
 
     def wait(self, seconds: float | None) -> None:
         """Wait for events (None: for ever), call their handlers, and run what was asked for."""
@@ -76,8 +75,12 @@ class Loop:
     def close(self) -> None:
         """Close what is the loop's own; registered descriptors stay open."""
         self._selector.close()
-        os.close(self._wake)
-        self._wake = -1
+        wake, self._wake = self._wake, -1  # first: others may ring meanwhile
+        os.close(wake)
+
+    def _ring(self) -> None:
+        if (wake := self._wake) >= 0:
+            os.eventfd_write(wake, 1)
 
     def _woken(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
