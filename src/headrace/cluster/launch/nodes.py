@@ -229,6 +229,8 @@ class NodeStarts:
                 environment.pop(name, None)
             if str(len(spec.nodes)) != environment.get("SLURM_JOB_NUM_NODES"):
                 environment.pop("SLURM_GPUS", None)  # of all nodes: a part of them has not so many
+            # In the step SLURM_JOB_NAME is the step's own name; agents are to hear the job's.
+            environment["HEADRACE_JOB_NAME"] = place.name
             self._start(srun_command(place, spec.nodes), environment)
             return
         for index in range(len(spec.nodes)):

@@ -54,9 +54,8 @@ class Sender:
         self._thread: threading.Thread | None = None
         if self._direct:
             self._lock = queue._wlock  # noqa: SLF001 - there is no other way past its thread
-            self._fd = queue._writer.fileno()  # noqa: SLF001
             self._room = select.poll()
-            self._room.register(self._fd, select.POLLOUT)
+            self._room.register(queue._writer.fileno(), select.POLLOUT)  # noqa: SLF001
 
     def put(self, message: Any) -> None:
         """Send a message. Never waits for the reader.
@@ -92,9 +91,16 @@ class Sender:
         if not self._lock.acquire(True, LOCK_WAIT_S):
             return False
         try:
+            # Asked each time: the collector may have closed the queue's end before what holds the queue, and
+            # its number may be another file's by now.
+            fd = self._queue._writer.fileno()  # noqa: SLF001
+        except OSError:
+            self._lock.release()
+            return True  # nobody waits for more
+        try:
             if not self._room.poll(0):
                 return False
-            os.write(self._fd, _LENGTH.pack(len(content)) + content)
+            os.write(fd, _LENGTH.pack(len(content)) + content)
             return True
         finally:
             self._lock.release()
