@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils import data as torch_data
 
+from headrace.frameworks.torch.dropin.messages import Sender
 from headrace.torch import DataLoader
 from tests_shared import own_bytes, python_threads, until
 
@@ -291,3 +292,19 @@ def test_a_fork_of_the_consumer_does_not_give_its_batches_away(kept):
     rest = [int(one[1, 5]) for one in batches]
     assert rest == [3, 5, 7]
     assert int(batch[1, 5]) == 1
+
+
+def test_a_message_for_a_queue_that_was_closed_goes_nowhere_else(tmp_path):
+    """The collector closes what a dropped iterator holds in any order; the number may be another file's."""
+    queue = multiprocessing.get_context("fork").Queue()
+    sender = Sender(queue)
+    number = queue._writer.fileno()
+    with (tmp_path / "other").open("wb") as other:
+        queue._writer.close()
+        os.dup2(other.fileno(), number)
+        try:
+            sender.put("nobody reads this")
+        finally:
+            os.close(number)
+    assert (tmp_path / "other").read_bytes() == b""
+    queue._reader.close()

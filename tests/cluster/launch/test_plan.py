@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from headrace.cluster.launch import nodes
+from headrace.cluster.launch.nodes import NodeStarts
 from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan, lay_out
 from headrace.cluster.launch.ranks import NodeFacts, commands_for, program_of, settings_for
 from headrace.errors import LaunchError
@@ -149,3 +152,15 @@ def test_settings_have_reasons_and_never_override_the_users():
     assert all(s.reason for s in found.values())
     without = {s.name for s in settings_for(LaunchPlan(("a",), 1, 0, 4), "torch", None, {})}
     assert not any(name.startswith(("NCCL", "GLOO")) for name in without)
+
+
+def test_in_a_step_the_jobs_name_is_told_beside_the_steps(monkeypatch):
+    started = []
+    monkeypatch.setattr(NodeStarts, "_start", lambda _, *given: started.append(given))
+    monkeypatch.setattr(nodes.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train")
+    spec = SimpleNamespace(nodes=("a", "b"), to_json=lambda: "{}")
+    NodeStarts(JobPlace(scheduler="slurm", job_id="1", nodes=("a", "b"), name="train"), spec)
+    [(command, environment)] = started
+    assert "--job-name=headrace-launch" in command
+    assert environment["HEADRACE_JOB_NAME"] == "train"

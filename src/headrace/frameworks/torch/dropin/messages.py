@@ -88,15 +88,14 @@ class Sender:
         """Write at once, if that cannot block."""
         if len(content) > PIPE_BYTES - _LENGTH.size:
             return False
-        if not self._lock.acquire(True, LOCK_WAIT_S):
-            return False
         try:
             # Asked each time: the collector may have closed the queue's end before what holds the queue, and
             # its number may be another file's by now.
             fd = self._queue._writer.fileno()  # noqa: SLF001
         except OSError:
-            self._lock.release()
             return True  # nobody waits for more
+        if not self._lock.acquire(True, LOCK_WAIT_S):
+            return False
         try:
             if not self._room.poll(0):
                 return False
