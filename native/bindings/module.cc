@@ -15,6 +15,7 @@
 #include "bindings/interpreter.h"
 #include "bindings/mapping.h"
 #include "bindings/permutation.h"
+#include "bindings/pixels.h"
 #include "bindings/reader.h"
 #include "bindings/remote.h"
 #include "bindings/sample_cache.h"
@@ -39,6 +40,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_generation(m);
   headrace::bindings::register_interpreter(m);
   headrace::bindings::register_permutation(m);
+  headrace::bindings::register_pixels(m);
   headrace::bindings::register_sample_cache(m);
   headrace::bindings::register_cache_view(m);
   headrace::bindings::register_string_kernel(m);

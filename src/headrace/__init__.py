@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.api import loader, open, order_for  # noqa: A004  # hr.open is the product's first word
     from headrace.control.explain import explain
     from headrace.plane import Batch, Loader
+    from headrace.plane.images import ImageBatch, Images
     from headrace.store import Store, from_hf
     from headrace.store.pack import append, index, pack
     from headrace.store.repair import repair
@@ -33,6 +34,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "ImageBatch",
+    "Images",
     "Loader",
     "Store",
     "__version__",
@@ -54,6 +57,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("loader", "open", "order_for"), "headrace.api"),
     **dict.fromkeys(("Batch", "Loader"), "headrace.plane"),
+    **dict.fromkeys(("ImageBatch", "Images"), "headrace.plane.images"),
     **dict.fromkeys(("Store", "from_hf"), "headrace.store"),
     **dict.fromkeys(("append", "index", "pack"), "headrace.store.pack"),
     "explain": "headrace.control.explain",

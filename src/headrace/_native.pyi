@@ -595,6 +595,74 @@ class Permutation:
 def order_hash(position_start: int, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum over the batch of a hash of (position, index), mod 2^64."""
 
+def picture_formats() -> list[str]:
+    """Formats that this build decodes itself."""
+
+def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int, index: int) -> bytes:
+    """
+    One picture, in the calling thread. ValueError: why it cannot be decoded.
+    """
+
+class PictureRecipe:
+    """What pictures become: see recipe.h."""
+
+    @staticmethod
+    def make(*, height: int, width: int, crop: str, short_side: int, area: tuple[float, float], aspect: tuple[float, float], flip: float, flip_vertical: float, filter: str, dtype: str, planar: bool, scaled: bool, orient: bool, max_pixels: int, mean: Sequence[float], std: Sequence[float]) -> PictureRecipe: ...
+
+    @property
+    def output_bytes(self) -> int: ...
+
+    def draw(self, width: int, height: int, seed: int, epoch: int, index: int) -> tuple[float, float, float, float, int, int, bool, bool]:
+        """
+        Where a picture of this size is cut: origin, scale and first output of x and y; flips.
+        """
+
+class DecodeJob:
+    """A batch that is being decoded."""
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is done, after at most so many seconds."""
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def pixels(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
+        """uint8, shape (samples, bytes of one), once it is done."""
+
+    @property
+    def failures(self, /) -> list[tuple[int, str]]:
+        """Samples that could not be decoded, and why. Their pixels are zeros."""
+
+    def replace(self, sample: int, rgb: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, 3), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Puts a picture that was decoded elsewhere in a sample's place: uint8, shape (height, width, 3).
+        """
+
+    @property
+    def times(self, /) -> tuple[float, float, float, float]:
+        """
+        When it began and ended, monotonic; seconds of threads and of processors that it took.
+        """
+
+class DecodePool:
+    """Threads that decode pictures."""
+
+    def __init__(self, threads: int, retained_bytes: int) -> None: ...
+
+    def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int) -> DecodeJob:
+        """Queues one batch; returns at once."""
+
+    def turn(self, threads: int) -> None: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
+
+    def stats(self) -> dict[str, Any]: ...
+
 class Assembler:
     """Puts batches together from what several tiers have read."""
 

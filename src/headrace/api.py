@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from headrace.config import ReaderOptions, TierOptions
     from headrace.control import Plane
     from headrace.plane.batch import OnError
+    from headrace.plane.images import Images
     from headrace.plane.pipeline import AddStage
 
 __all__ = ["loader", "open", "order_for", "plane_over"]
@@ -171,6 +172,8 @@ def loader(
     tail: Literal["drop", "pad", "exact"] | None = None,
     parts: Sequence[str] = (),
     on_error: OnError = "raise",
+    decode: Images | None = None,
+    decode_threads: int | None = None,
     tune: bool = True,
     memory_bytes: int | None = None,
     trace: str | PathLike[str] | None = None,
@@ -194,6 +197,9 @@ def loader(
             several): filled up with samples from the epoch's beginning. `drop`: left out.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be delivered and record them.
+        decode: what pictures become, decoded by native threads: batches are `headrace.ImageBatch`, see
+            docs/howto/images.md. None: batches hold bytes.
+        decode_threads: threads that decode; None: the tuner's choice, from this process's processors on.
         tune: let headrace turn the knobs: reads in flight and buffer bytes. Those given here or by
             HEADRACE_* are left alone. HEADRACE_TUNE=0 turns it off for all loaders.
         memory_bytes: what all buffers of this process may take; by default a part of what the job's
@@ -221,7 +227,10 @@ def loader(
     new_loader = Loader(
         store, chosen, share, resolved,
         parts=parts, on_error=on_error, tiers=tiers, over=plane_over(tiers, resolved),
+        decoding=None if decode is None else (decode, seed), decode_threads=decode_threads,
     )  # fmt: skip
+    if decode_threads is not None:
+        origins = {**origins, "decode_threads": "given"}
     # The node daemon's knobs are its own.
     tune = tune and tiers.plane == "process"
     tuning = _tuning(new_loader, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
@@ -280,6 +289,7 @@ def plane_over(tiers: TierOptions, reading: ReaderOptions) -> AddStage | None:
 _KNOB_OPTIONS = {
     "reads_in_flight": ("reads_in_flight", "queue_depth", "threads"),
     "buffer_bytes": ("budget_bytes",),
+    "decode_threads": ("decode_threads",),
 }
 """Options that say where a knob stands."""
 

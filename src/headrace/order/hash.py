@@ -64,6 +64,7 @@ class Purpose(IntEnum):
     DRAWS = 6
     SAMPLES = 7
     RESIDENT = 8
+    PICTURES = 9
 
 
 def derive_key(seed: int, *parts: int) -> int:

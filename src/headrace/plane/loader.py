@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.order import Order, Share, Slices
     from headrace.plane.batch import Batch, OnError, Skipped
     from headrace.plane.disk_tier import CacheReport
+    from headrace.plane.images import Decoding, Images
     from headrace.plane.pipeline import AddStage
 
 
@@ -143,6 +144,8 @@ class Loader:
         on_error: what to do with a sample that cannot be delivered.
         tiers: where samples are kept nearer than the source, and limits.
         over: puts another stage on top, see `Pipeline`.
+        decoding: what pictures become, see `Pipeline`.
+        decode_threads: threads that decode, likewise.
 
     Attributes:
         tuning: whoever does; None: nobody.
@@ -159,12 +162,17 @@ class Loader:
         on_error: OnError = "raise",
         tiers: TierOptions | None = None,
         over: AddStage | None = None,
+        decoding: tuple[Images, int] | None = None,
+        decode_threads: int | None = None,
     ) -> None:
         self.source = source
         self.order = order
         self.options = options
         self._cursor = Cursor(order, share, source.fingerprint)
-        self._reader = Pipeline(source, options, parts, on_error, tiers, over=over)
+        self._reader = Pipeline(
+            source, options, parts, on_error, tiers,
+            over=over, decoding=decoding, decode_threads=decode_threads,
+        )  # fmt: skip
         # Not of this loader's own method: a cycle would keep files and threads open after the last
         # reference has gone, until garbage is collected.
         self.stats = LoaderStats(stages_now=self._reader.all_stages)
@@ -231,6 +239,11 @@ class Loader:
     def cache(self) -> CacheReport | None:
         """How far the cache in `cache_dir` is; None without one, or before reading began."""
         return self._reader.cache
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """The stage that decodes pictures; None where bytes are delivered."""
+        return self._reader.decoding
 
     @property
     def skipped(self) -> list[Skipped]:

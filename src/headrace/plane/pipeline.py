@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from headrace.plane.cursor import Span
     from headrace.plane.disk_cache import DiskCache
     from headrace.plane.disk_tier import CacheReport, DiskTier
+    from headrace.plane.images import Decoded, Decoding, Images
     from headrace.plane.stage import PendingReads, Reads, Stage
 
 WINDOWS_AHEAD_MAX = 2
@@ -268,11 +269,14 @@ class Pipeline:
         on_error: what to do with a sample that cannot be read.
         tiers: where samples are kept nearer than the source, and limits.
         over: puts another stage on top.
+        decoding: what pictures become, and the seed of their crops; None: bytes are delivered.
+        decode_threads: threads that decode; None: as many as this process has processors.
 
     Attributes:
         part_names: the parts that are read.
         skipped: samples that were left out so far.
         was_ready: the batch that was taken last did not have to be waited for.
+        decoding: the stage that decodes pictures, if there is one.
 
     Raises:
         ValueError: the store has no part of this name.
@@ -289,6 +293,8 @@ class Pipeline:
         tiers: TierOptions | None = None,
         *,
         over: AddStage | None = None,
+        decoding: tuple[Images, int] | None = None,
+        decode_threads: int | None = None,
     ) -> None:
         self.source = source
         self.options = options
@@ -296,6 +302,11 @@ class Pipeline:
         self.skipped: list[Skipped] = []
         self.was_ready = False
         self._part_numbers = _numbers_of(self.part_names, source.parts)
+        self.decoding: Decoding | None = None
+        if decoding is not None:
+            from headrace.plane.images import Decoding  # who reads bytes alone needs it not
+
+            self.decoding = Decoding(*decoding, self.part_names, decode_threads)
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
         self._over = over
@@ -369,7 +380,8 @@ class Pipeline:
     @property
     def mapped_bytes(self) -> int:
         """Memory that batch buffers take, those of delivered batches included, and held samples."""
-        return self._stages.top.mapped_bytes if self._stages is not None else 0
+        pixels = self.decoding.mapped_bytes if self.decoding is not None else 0
+        return pixels + (self._stages.top.mapped_bytes if self._stages is not None else 0)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -377,8 +389,9 @@ class Pipeline:
         return self._stages.stages if self._stages is not None else ()
 
     def all_stages(self) -> tuple[Stage, ...]:
-        """The pipeline itself as the stage `prefetch`, then the tiers and limits."""
-        return (self, *self.stages)
+        """The pipeline itself as the stage `prefetch`, what decodes, then the tiers and limits."""
+        decoding = () if self.decoding is None else (self.decoding,)
+        return (self, *decoding, *self.stages)
 
     @property
     def cache(self) -> CacheReport | None:
@@ -405,7 +418,10 @@ class Pipeline:
             SampleNotFound: an index lies outside the store.
             HeadraceError: a sample cannot be read and `on_error` is `raise`.
         """
-        return self._checked(self._reader().submit(indices).take(), epoch, 0)
+        native = self._reader().submit(indices).take()
+        if self.decoding is None:
+            return self._checked(native, epoch, 0)
+        return self._checked(self.decoding.pending(native, epoch).take(), epoch, 0)
 
     def stream(
         self,
@@ -431,10 +447,13 @@ class Pipeline:
             self._stages.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
         # Reading runs ahead of the consumer: each walks the spans at its own pace.
         ahead, here = tee(spans)
-        if isinstance(order, Blocked):
+        natives: Generator[_native.Batch | Decoded, None, None]
+        if not isinstance(order, Blocked):
+            natives = self._read_batches(reader, order, epoch, ahead)
+        elif self.decoding is None:
             natives = _read_windows(reader, order, epoch, ahead)
         else:
-            natives = self._read_batches(reader, order, epoch, ahead)
+            natives = self.decoding.ahead_of(_read_windows(reader, order, epoch, ahead), epoch)
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 fetched = self._checked(native, epoch, position)
@@ -445,21 +464,28 @@ class Pipeline:
 
     def _read_batches(
         self, reader: Reads, order: Order, epoch: int, spans: Iterable[Span]
-    ) -> Generator[_native.Batch, None, None]:
+    ) -> Generator[_native.Batch | Decoded, None, None]:
         """Yield the batch of each span, in order; each is read on its own.
 
         Batches are submitted ahead without deciding how much memory that takes: the native reader keeps to
         its budget, and what is more only queues up.
         """
-        pending: deque[PendingReads] = deque()
+        pending: deque[Any] = deque()  # PendingPixels where pictures are decoded
+        decoding = self.decoding
         for span in spans:
-            pending.append(reader.submit(order.wrapped(epoch, *span)))
+            reads = reader.submit(order.wrapped(epoch, *span))
+            pending.append(reads if decoding is None else decoding.pending(reads, epoch))
             while len(pending) > max(1, self._batches_ahead()):
-                self.was_ready = pending[0].done
-                yield pending.popleft().take()
+                yield self._take(pending)
         while pending:
-            self.was_ready = pending[0].done
-            yield pending.popleft().take()
+            yield self._take(pending)
+
+    def _take(self, pending: deque[Any]) -> _native.Batch | Decoded:
+        first = pending.popleft()
+        self.was_ready = first.done
+        taken: _native.Batch | Decoded
+        taken = first.take() if self.decoding is None else first.take(pending)
+        return taken
 
     def _batches_ahead(self) -> int:
         """Batches to submit ahead: what reads never runs dry, and the buffer can be filled."""
@@ -476,6 +502,8 @@ class Pipeline:
         if self._stages is not None:
             self._stages.top.close()
         self._stages = None
+        if self.decoding is not None:
+            self.decoding.close()
 
     def _reader(self) -> Reads:
         if self._stages is None or not self._stages.top.usable:
@@ -488,12 +516,19 @@ class Pipeline:
                 self._stages.source.turn(**self._turned)
         return self._stages.top
 
-    def _checked(self, native: _native.Batch, epoch: int, position: int) -> Fetched:
+    def _checked(self, taken: _native.Batch | Decoded, epoch: int, position: int) -> Fetched:
+        native = taken[0] if isinstance(taken, tuple) else taken
         keep = self._without_failed(native) if native.failed else None
-        batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
-        return Fetched(
-            batch, native.indices, native.stats, BatchTrace(getattr(native, "way", NOT_READ))
-        )
+        trace = BatchTrace(getattr(native, "way", NOT_READ))
+        if not isinstance(taken, tuple) or self.decoding is None:
+            batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
+            return Fetched(batch, native.indices, native.stats, trace)
+        trace.decoding_s, trace.decoded_s, trace.work_s, trace.cpu_s = taken.job.times
+        pixels = self.decoding.batch(
+            taken, self.part_names, self.source.names, self._on_error, self.skipped,
+            epoch=epoch, position=position, keep=keep,
+        )  # fmt: skip
+        return Fetched(pixels, native.indices, native.stats, trace)
 
     def _without_failed(self, native: _native.Batch) -> NDArray[np.bool_]:
         keep = np.ones(native.samples, np.bool_)

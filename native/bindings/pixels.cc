@@ -1,0 +1,212 @@
+// Decoding: one call submits a batch that was read, one call takes its pixels; the GIL is free
+// meanwhile.
+#include "bindings/pixels.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "bindings/arrays.h"
+#include "bindings/gil.h"
+#include "core/error.h"
+#include "pixels/decode.h"
+#include "pixels/pool.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace headrace::bindings {
+namespace {
+
+using pixels::DecodeJob;
+using pixels::DecodePool;
+using pixels::Recipe;
+
+// Joins its threads without the interpreter.
+struct PoolHandle {
+  std::unique_ptr<DecodePool> pool;
+  PoolHandle(unsigned threads, uint64_t retained_bytes)
+      : pool(std::make_unique<DecodePool>(threads, retained_bytes)) {}
+  ~PoolHandle() {
+    const WithoutGil released;
+    pool.reset();
+  }
+  PoolHandle(const PoolHandle&) = delete;
+  PoolHandle& operator=(const PoolHandle&) = delete;
+};
+
+int choice(const char* name, std::initializer_list<const char*> names, const char* what) {
+  int i = 0;
+  for (const char* known : names) {
+    if (std::string_view(known) == name) return i;
+    ++i;
+  }
+  throw Error(ErrorKind::kInvalidArgument,
+              std::string(what) + " is '" + name + "', which is unknown");
+}
+
+Recipe make_recipe(int height, int width, const char* crop, int short_side,
+                   std::pair<double, double> area, std::pair<double, double> aspect, double flip,
+                   double flip_vertical, const char* filter, const char* type, bool planar,
+                   bool scaled, bool orient, uint64_t max_pixels, const std::vector<float>& mean,
+                   const std::vector<float>& std) {
+  Recipe recipe;
+  recipe.height = height;
+  recipe.width = width;
+  recipe.crop = static_cast<pixels::Crop>(choice(crop, {"random", "center", "stretch"}, "crop"));
+  recipe.short_side = short_side;
+  recipe.area = {area.first, area.second};
+  recipe.aspect = {aspect.first, aspect.second};
+  recipe.flip = flip;
+  recipe.flip_vertical = flip_vertical;
+  recipe.filter = static_cast<pixels::Filter>(
+      choice(filter, {"box", "bilinear", "hamming", "bicubic", "lanczos"}, "filter"));
+  recipe.type =
+      static_cast<pixels::Type>(choice(type, {"uint8", "float16", "bfloat16", "float32"}, "dtype"));
+  recipe.planar = planar;
+  recipe.scaled = scaled;
+  recipe.orient = orient;
+  recipe.pixels_max = max_pixels;
+  if (mean.size() != 3 || std.size() != 3) {
+    throw Error(ErrorKind::kInvalidArgument, "mean and std are not three numbers each");
+  }
+  std::copy_n(mean.begin(), 3, recipe.mean.begin());
+  std::copy_n(std.begin(), 3, recipe.deviation.begin());
+  recipe.check();
+  return recipe;
+}
+
+using PixelBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
+
+// Writable: the buffer is this batch's alone, until its last array goes.
+PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self) {
+  const auto& job = nb::cast<const DecodeJob&>(self);
+  if (!job.done()) throw Error(ErrorKind::kInvalidArgument, "the batch is not decoded yet");
+  const size_t each = job.recipe.output_bytes();
+  return PixelBytes(reinterpret_cast<uint8_t*>(job.pixels->data), {job.batch->samples, each}, self);
+}
+
+using RgbIn = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
+
+// What this library could not decode and somebody else did.
+void replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
+  if (!job.done() || sample >= job.batch->samples) {
+    throw Error(ErrorKind::kInvalidArgument, "the batch is not decoded yet, or has no such sample");
+  }
+  if (rgb.shape(0) == 0 || rgb.shape(1) == 0 || rgb.shape(0) >> 30 || rgb.shape(1) >> 30) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "the picture has no pixels, or a side of 2^30 and more");
+  }
+  const WithoutGil released;
+  pixels::Worker().resize(job.recipe, job.draw(sample), rgb.data(), static_cast<int>(rgb.shape(1)),
+                          static_cast<int>(rgb.shape(0)), job.at(sample));
+}
+
+nb::dict pool_stats(const PoolHandle& handle) {
+  const pixels::DecodeStats stats = handle.pool->stats();
+  nb::dict d;
+  d["busy_s"] = stats.busy_s;
+  d["wait_input_s"] = stats.idle_s;
+  d["samples"] = stats.pictures;
+  d["bytes"] = stats.bytes;
+  d["failures"] = stats.failures;
+  d["buffered_bytes"] = stats.buffered_bytes;
+  return d;
+}
+
+nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t seed, uint64_t epoch,
+                     uint64_t index) {
+  std::vector<uint8_t> out(recipe.output_bytes());
+  const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(encoded.data()), encoded.size());
+  pixels::Reason reason;
+  {
+    const WithoutGil released;
+    reason = pixels::Worker().decode(recipe, {seed, epoch, index}, bytes, out.data());
+  }
+  if (!reason.empty()) throw Error(ErrorKind::kInvalidArgument, reason);
+  return nb::bytes(out.data(), out.size());
+}
+
+}  // namespace
+
+void register_pixels(nb::module_& m) {
+  static_assert(SharedNatively<DecodeJob>);
+  m.def(
+      "picture_formats",
+      [] {
+        nb::list list;
+        for (const char* name : pixels::formats()) list.append(name);
+        return list;
+      },
+      nb::sig("def picture_formats() -> list[str]"), "Formats that this build decodes itself.");
+  m.def("decode_picture", &decode_one, "recipe"_a, "encoded"_a, "seed"_a, "epoch"_a, "index"_a,
+        "One picture, in the calling thread. ValueError: why it cannot be decoded.");
+  nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
+      .def_static("make", &make_recipe, nb::kw_only(), "height"_a, "width"_a, "crop"_a,
+                  "short_side"_a, "area"_a, "aspect"_a, "flip"_a, "flip_vertical"_a, "filter"_a,
+                  "dtype"_a, "planar"_a, "scaled"_a, "orient"_a, "max_pixels"_a, "mean"_a, "std"_a)
+      .def_prop_ro("output_bytes", &Recipe::output_bytes)
+      .def(
+          "draw",
+          [](const Recipe& recipe, int width, int height, uint64_t seed, uint64_t epoch,
+             uint64_t index) {
+            if (width < 1 || height < 1) throw Error(ErrorKind::kInvalidArgument, "no pixels");
+            const pixels::Plan plan = pixels::draw(recipe, width, height, {seed, epoch, index});
+            return nb::make_tuple(plan.x.origin, plan.y.origin, plan.x.scale, plan.y.scale,
+                                  plan.x.first, plan.y.first, plan.flip, plan.flip_vertical);
+          },
+          "width"_a, "height"_a, "seed"_a, "epoch"_a, "index"_a,
+          nb::sig("def draw(self, width: int, height: int, seed: int, epoch: int, index: int) -> "
+                  "tuple[float, float, float, float, int, int, bool, bool]"),
+          "Where a picture of this size is cut: origin, scale and first output of x and y; flips.");
+  nb::class_<DecodeJob>(m, "DecodeJob", "A batch that is being decoded.")
+      .def("wait", &DecodeJob::wait, "seconds"_a, nb::call_guard<WithoutGil>(),
+           "Whether it is done, after at most so many seconds.")
+      .def_prop_ro("done", &DecodeJob::done)
+      .def_prop_ro("pixels", &pixel_bytes, "uint8, shape (samples, bytes of one), once it is done.")
+      .def_prop_ro(
+          "failures",
+          [](const DecodeJob& job) {
+            nb::list list;
+            for (const auto& failure : job.failures) {
+              list.append(nb::make_tuple(failure.sample, failure.reason));
+            }
+            return list;
+          },
+          nb::sig("def failures(self, /) -> list[tuple[int, str]]"),
+          "Samples that could not be decoded, and why. Their pixels are zeros.")
+      .def("replace", &replace, "sample"_a, "rgb"_a,
+           "Puts a picture that was decoded elsewhere in a sample's place: uint8, shape (height, "
+           "width, 3).")
+      .def_prop_ro(
+          "times",
+          [](const DecodeJob& job) {
+            return nb::make_tuple(job.begun_s, job.ended_s, job.busy_s, job.cpu_s);
+          },
+          nb::sig("def times(self, /) -> tuple[float, float, float, float]"),
+          "When it began and ended, monotonic; seconds of threads and of processors that it took.");
+  nb::class_<PoolHandle>(m, "DecodePool", "Threads that decode pictures.")
+      .def(nb::init<unsigned, uint64_t>(), "threads"_a, "retained_bytes"_a)
+      .def(
+          "submit",
+          [](PoolHandle& handle, const Recipe& recipe, uint64_t seed, uint64_t epoch,
+             std::shared_ptr<io::Batch> batch, uint64_t part) {
+            return handle.pool->submit(recipe, seed, epoch, std::move(batch), part);
+          },
+          "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, nb::call_guard<WithoutGil>(),
+          "Queues one batch; returns at once.")
+      .def(
+          "turn", [](PoolHandle& handle, unsigned threads) { handle.pool->turn(threads); },
+          "threads"_a)
+      .def_prop_ro("threads", [](const PoolHandle& handle) { return handle.pool->threads(); })
+      .def_prop_ro("mapped_bytes",
+                   [](const PoolHandle& handle) { return handle.pool->mapped_bytes(); })
+      .def("stats", &pool_stats, nb::sig("def stats(self) -> dict[str, typing.Any]"));
+}
+
+}  // namespace headrace::bindings

@@ -1,0 +1,131 @@
+#include "pixels/decode.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <new>
+#include <utility>
+
+namespace headrace::pixels {
+namespace {
+
+// A drawn plan is of the picture as it is looked at. What lies in the file may be turned: its axes.
+Plan in_file(Plan plan, int orientation, int width, int height) {
+  const auto mirror = [](Axis& axis, int side) {
+    const Axis old = axis;
+    axis.low = side - old.high;
+    axis.high = side - old.low;
+    // Output i of the mirrored axis is output count - 1 - i of the old one.
+    const double last = old.origin + (old.first + old.count) * old.scale;
+    axis.origin = side - last;
+    axis.first = 0;
+  };
+  if (orientation == 2 || orientation == 3 || orientation == 6 || orientation == 7)
+    mirror(plan.x, width);
+  if (orientation == 3 || orientation == 4 || orientation == 7 || orientation == 8)
+    mirror(plan.y, height);
+  if (orientation >= 5) std::swap(plan.x, plan.y);
+  return plan;
+}
+
+}  // namespace
+
+Decoder& Worker::decoder_of(Format format) {
+  std::unique_ptr<Decoder>& decoder = decoders_[static_cast<size_t>(format)];
+  if (decoder) return *decoder;
+  switch (format) {
+#if HEADRACE_HAVE_JPEG
+    case Format::kJpeg:
+      decoder = make_jpeg_decoder();
+      break;
+#endif
+#if HEADRACE_HAVE_DEFLATE
+    case Format::kPng:
+      decoder = make_png_decoder();
+      break;
+#endif
+#if HEADRACE_HAVE_WEBP
+    case Format::kWebp:
+      decoder = make_webp_decoder();
+      break;
+#endif
+    default:
+      assert(false);
+  }
+  return *decoder;
+}
+
+Reason Worker::decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes,
+                      void* out) {
+  Reason reason;
+  try {
+    reason = decoded(recipe, draw, bytes, out);
+  } catch (const std::bad_alloc&) {
+    reason = "there is no memory for it";
+  }
+  if (!reason.empty()) std::memset(out, 0, recipe.output_bytes());
+  return reason;
+}
+
+Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const uint8_t> bytes,
+                       void* out) {
+  if (bytes.empty()) return "it is empty";
+  const Format format = format_of(bytes);
+  if (format == Format::kUnknown) return "it is none of the formats that are decoded here";
+  Decoder& decoder = decoder_of(format);
+  Header header;
+  if (Reason reason = decoder.open(bytes, recipe.orient, &header); !reason.empty()) return reason;
+  const uint64_t pixels =
+      static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height);
+  if (pixels > recipe.pixels_max) {
+    return "it has " + std::to_string(header.width) + " x " + std::to_string(header.height) +
+           " pixels, more than the " + std::to_string(recipe.pixels_max) + " of max_pixels";
+  }
+  int width = header.width, height = header.height;
+  if (header.orientation >= 5) std::swap(width, height);
+  Plan plan = draw(recipe, width, height, what);
+  // Axes are mirrored while they are still the upright picture's.
+  plan = in_file(plan, header.orientation, width, height);
+  const int shift = recipe.scaled && decoder.shrinks() ? plan.shift() : 0;
+  const auto shrunk = [&](const Axis& axis, int side) {
+    return shift == 0 ? axis : axis.shrunk(shift, (side + (1 << shift) - 1) >> shift);
+  };
+  const auto columns = shrunk(plan.x, header.width).inputs(recipe.filter);
+  const auto rows = shrunk(plan.y, header.height).inputs(recipe.filter);
+  Picture picture;
+  const Region region{columns[0], rows[0], columns[1], rows[1]};
+  if (Reason reason = decoder.decode(region, shift, &picture); !reason.empty()) return reason;
+  resizer_.run(recipe, plan, header.orientation, picture, out);
+  return {};
+}
+
+void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, int width,
+                    int height, void* out) {
+  Picture picture;
+  picture.width = picture.whole_width = width;
+  picture.height = picture.whole_height = height;
+  picture.allocate(memory_);
+  for (int y = 0; y < height; ++y) {
+    uint8_t* row = picture.row(y);
+    for (int x = 0; x < width; ++x, rgb += 3, row += kPixelBytes) std::memcpy(row, rgb, 3);
+  }
+  resizer_.run(recipe, draw(recipe, width, height, what), 1, picture, out);
+}
+
+std::span<const char* const> formats() {
+  static constexpr const char* kFormats[] = {
+#if HEADRACE_HAVE_JPEG
+    "jpeg",
+#endif
+#if HEADRACE_HAVE_DEFLATE
+    "png",
+#endif
+#if HEADRACE_HAVE_WEBP
+    "webp",
+#endif
+    "",
+  };
+  return {kFormats, std::size(kFormats) - 1};
+}
+
+}  // namespace headrace::pixels

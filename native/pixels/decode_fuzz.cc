@@ -1,0 +1,35 @@
+// Any bytes as a picture: the first two choose the recipe. No crash, nothing read or written
+// outside, and what cannot be decoded leaves zeros.
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+#include "pixels/decode.h"
+
+using namespace headrace::pixels;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size < 2) return 0;
+  static Worker* const worker = new Worker;
+  Recipe recipe;
+  recipe.height = 1 + data[0] % 40;
+  recipe.width = 1 + data[1] % 40;
+  recipe.crop = static_cast<Crop>(data[0] % 3);
+  recipe.short_side = 40;
+  recipe.filter = static_cast<Filter>(data[1] % 5);
+  recipe.type = static_cast<Type>(data[0] / 40 % 4);
+  recipe.planar = (data[1] & 64) != 0;
+  recipe.orient = (data[1] & 128) != 0;
+  recipe.scaled = (data[0] & 128) != 0;
+  recipe.flip = recipe.flip_vertical = 0.5;
+  recipe.pixels_max = 1 << 20;
+  recipe.check();
+  std::vector<uint8_t> out(recipe.output_bytes(), 0xee);
+  const Reason reason = worker->decode(recipe, {1, 2, data[0]}, {data + 2, size - 2}, out.data());
+  if (!reason.empty()) {
+    for (const uint8_t byte : out) {
+      if (byte != 0) std::abort();
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,166 @@
+// What Python's tests cannot see: the plain code beside AVX2's, bounds of the region, a pool that
+// is turned and ended while it works. Pixels are compared with Pillow's in
+// tests/plane/test_images.py.
+#include "pixels/decode.h"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+
+#include "core/error.h"
+#include "pixels/pool.h"
+#include "pixels/resize.h"
+
+using namespace headrace;
+using namespace headrace::pixels;
+
+namespace {
+
+std::vector<uint8_t> noise(size_t bytes, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<uint8_t> values(bytes);
+  for (uint8_t& value : values) value = static_cast<uint8_t>(random());
+  return values;
+}
+
+// A picture with two rows and columns of other values around it, which nothing may look at.
+struct Inside {
+  Scratch scratch;
+  Picture picture;
+  Inside(int width, int height, unsigned seed) {
+    picture.width = picture.whole_width = width;
+    picture.height = picture.whole_height = height;
+    picture.allocate(scratch);
+    const auto bytes = noise(picture.stride * static_cast<size_t>(height + 1), seed);
+    std::memcpy(picture.data, bytes.data(), bytes.size());
+  }
+};
+
+std::vector<uint8_t> resized(const Recipe& recipe, const Plan& plan, const Picture& picture,
+                             bool plain, int orientation = 1) {
+  Resizer resizer;
+  resizer.plain = plain;
+  std::vector<uint8_t> out(recipe.output_bytes());
+  resizer.run(recipe, plan, orientation, picture, out.data());
+  return out;
+}
+
+std::shared_ptr<io::Batch> batch_of(const std::vector<std::vector<uint8_t>>& pictures) {
+  auto batch = std::make_shared<io::Batch>();
+  size_t bytes = 1;
+  for (const auto& picture : pictures) bytes += picture.size();
+  batch->buffer = Arena::make(0)->acquire(bytes);
+  batch->samples = pictures.size();
+  int64_t at = 0;
+  for (const auto& picture : pictures) {
+    if (!picture.empty()) std::memcpy(batch->buffer->data + at, picture.data(), picture.size());
+    batch->offsets.push_back(at);
+    batch->lengths.push_back(static_cast<int64_t>(picture.size()));
+    batch->indices.push_back(static_cast<int64_t>(batch->indices.size()));
+    at += static_cast<int64_t>(picture.size());
+  }
+  batch->bytes = static_cast<uint64_t>(at);
+  return batch;
+}
+
+}  // namespace
+
+TEST_CASE("AVX2 gives the bytes of the plain code, for every filter, crop, layout and type") {
+  std::mt19937 random(5);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int i = 0; i < 400; ++i) {
+    Recipe recipe;
+    recipe.width = 1 + below(90);
+    recipe.height = 1 + below(90);
+    recipe.short_side = 90 + below(90);
+    recipe.crop = static_cast<Crop>(below(3));
+    recipe.filter = static_cast<Filter>(below(5));
+    recipe.type = static_cast<Type>(below(4));
+    recipe.planar = below(2) != 0;
+    recipe.flip = recipe.flip_vertical = 0.5;
+    recipe.check();
+    const int width = 1 + below(300), height = 1 + below(300);
+    Inside inside(width, height, static_cast<unsigned>(i));
+    const Plan plan = draw(recipe, width, height, {1, 2, static_cast<uint64_t>(i)});
+    CHECK(resized(recipe, plan, inside.picture, true) ==
+          resized(recipe, plan, inside.picture, false));
+  }
+}
+
+TEST_CASE("Pixels outside the region that a plan names change nothing") {
+  for (int i = 0; i < 100; ++i) {
+    Recipe recipe;
+    recipe.width = recipe.height = 20;
+    recipe.filter = static_cast<Filter>(i % 5);
+    const Plan plan = draw(recipe, 200, 150, {3, 0, static_cast<uint64_t>(i)});
+    Inside one(200, 150, 1), other(200, 150, 2);
+    const auto columns = plan.x.inputs(recipe.filter), rows = plan.y.inputs(recipe.filter);
+    for (int y = rows[0]; y < rows[1]; ++y) {
+      std::memcpy(other.picture.row(y) + columns[0] * 4, one.picture.row(y) + columns[0] * 4,
+                  static_cast<size_t>(columns[1] - columns[0]) * 4);
+    }
+    CHECK(resized(recipe, plan, one.picture, false) == resized(recipe, plan, other.picture, false));
+  }
+}
+
+TEST_CASE("A recipe that contradicts itself is refused") {
+  const auto refused = [](auto&& change) {
+    Recipe recipe;
+    change(recipe);
+    CHECK_THROWS_AS(recipe.check(), Error);
+  };
+  refused([](Recipe& r) { r.width = 0; });
+  refused([](Recipe& r) { r.height = kSideMax + 1; });
+  refused([](Recipe& r) { r.crop = Crop::kCenter, r.short_side = 223; });
+  refused([](Recipe& r) { r.area = {0.5, 0.4}; });
+  refused([](Recipe& r) { r.area = {0, 1}; });
+  refused([](Recipe& r) { r.aspect = {-1, 1}; });
+  refused([](Recipe& r) { r.flip = 1.5; });
+  refused([](Recipe& r) { r.deviation[1] = 0; });
+  refused([](Recipe& r) { r.pixels_max = 0; });
+}
+
+TEST_CASE("A pool decodes all pictures of all batches, while its threads are turned") {
+  DecodePool pool(1, 1 << 20);
+  std::vector<std::shared_ptr<DecodeJob>> jobs;
+  Recipe recipe;
+  recipe.width = recipe.height = 8;
+  for (unsigned i = 0; i < 40; ++i) {
+    // Not pictures: every one has its reason, and zeros.
+    jobs.push_back(pool.submit(recipe, 1, 0, batch_of({noise(100, i), {}, noise(7, i)}), 0));
+    pool.turn(1 + i % 5);
+  }
+  for (const auto& job : jobs) {
+    REQUIRE(job->wait(60));
+    REQUIRE(job->failures.size() == 3);
+    CHECK(job->failures[1].sample == 1);
+    CHECK(job->failures[1].reason == "it is empty");
+    for (size_t i = 0; i < 3 * recipe.output_bytes(); ++i) {
+      REQUIRE(job->pixels->data[i] == std::byte{0});
+    }
+  }
+  CHECK(pool.stats().pictures == 120);
+  CHECK(pool.stats().failures == 120);
+}
+
+TEST_CASE("A pool that ends leaves no job waiting") {
+  std::vector<std::shared_ptr<DecodeJob>> jobs;
+  {
+    DecodePool pool(2, 0);
+    for (unsigned i = 0; i < 50; ++i) {
+      jobs.push_back(pool.submit(Recipe(), 1, 0, batch_of({noise(1000, i), noise(1000, i)}), 0));
+    }
+  }
+  for (const auto& job : jobs) {
+    CHECK(job->done());
+    CHECK(job->failures.size() == 2);
+  }
+}
+
+TEST_CASE("A part that the batch lacks, and a batch without samples") {
+  DecodePool pool(1, 0);
+  CHECK_THROWS_AS((void)pool.submit(Recipe(), 1, 0, batch_of({}), 1), Error);
+  CHECK(pool.submit(Recipe(), 1, 0, batch_of({}), 0)->done());
+}

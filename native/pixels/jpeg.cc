@@ -1,0 +1,197 @@
+// JPEG by libjpeg-turbo: only the rows and columns that are needed, at 1/1, 1/2, 1/4 or 1/8.
+//
+// Columns are cut at the edges of iMCUs, where fancy upsampling would look at a neighbour that is
+// not there: a margin of one iMCU on each side, which nobody looks at, makes the rest equal to a
+// whole decode. Rows below the region are not decoded at all. The slow integer DCT and fancy
+// upsampling, as Pillow has them.
+#if HEADRACE_HAVE_JPEG
+
+#include <csetjmp>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+// Their headers need those above.
+// clang-format off
+#include <jpeglib.h>
+#include <jerror.h>
+// clang-format on
+
+#include "pixels/picture.h"
+
+namespace headrace::pixels {
+namespace {
+
+// A progressive file may repeat its scans without end, each a walk over the whole picture.
+constexpr int kScansMax = 200;
+
+struct Errors {
+  jpeg_error_mgr base;  // first: libjpeg knows no more
+  std::jmp_buf escape;
+  char message[JMSG_LENGTH_MAX];
+  bool damaged;
+};
+
+[[noreturn]] void give_up(j_common_ptr common) {
+  auto* errors = reinterpret_cast<Errors*>(common->err);
+  if (errors->message[0] == 0) errors->base.format_message(common, errors->message);
+  std::longjmp(errors->escape, 1);
+}
+
+// libjpeg goes on after damage, with grey or repeated pixels: these must not be delivered.
+void note(j_common_ptr common, int level) {
+  if (level >= 0) return;
+  auto* errors = reinterpret_cast<Errors*>(common->err);
+  if (common->err->msg_code == JWRN_EXTRANEOUS_DATA) return;  // between markers, no pixel is lost
+  if (!errors->damaged) errors->base.format_message(common, errors->message);
+  errors->damaged = true;
+}
+
+void count_scans(j_common_ptr common) {
+  const auto* info = reinterpret_cast<j_decompress_ptr>(common);
+  if (info->input_scan_number <= kScansMax) return;
+  auto* errors = reinterpret_cast<Errors*>(common->err);
+  std::snprintf(errors->message, sizeof errors->message, "more than %d scans", kScansMax);
+  give_up(common);
+}
+
+// As Pillow converts: Adobe's files hold their inks inverted, and so do all others that are met.
+void inks_to_rgb(uint8_t* row, int width) {
+  for (int x = 0; x < width; ++x, row += kPixelBytes) {
+    const int light = row[3];
+    for (int c = 0; c < 3; ++c) {
+      const int product = (255 - row[c]) * light + 128;
+      const int value = light - ((product + (product >> 8)) >> 8);
+      row[c] = static_cast<uint8_t>(value < 0 ? 0 : value);
+    }
+  }
+}
+
+class JpegDecoder final : public Decoder {
+ public:
+  JpegDecoder() {
+    info_.err = jpeg_std_error(&errors_.base);
+    errors_.base.error_exit = give_up;
+    errors_.base.emit_message = note;
+    errors_.base.output_message = [](j_common_ptr) {};
+    errors_.message[0] = 0;
+    if (setjmp(errors_.escape) != 0) throw std::bad_alloc();
+    jpeg_create_decompress(&info_);
+    progress_.progress_monitor = count_scans;
+    info_.progress = &progress_;
+  }
+  ~JpegDecoder() override { jpeg_destroy_decompress(&info_); }
+  JpegDecoder(const JpegDecoder&) = delete;
+  JpegDecoder& operator=(const JpegDecoder&) = delete;
+
+  bool shrinks() const override { return true; }
+
+  Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header) override {
+    bytes_ = bytes;
+    errors_.message[0] = 0;
+    errors_.damaged = false;
+    if (setjmp(errors_.escape) != 0) return reason();
+    jpeg_abort_decompress(&info_);
+    jpeg_mem_src(&info_, bytes.data(), bytes.size());
+    jpeg_save_markers(&info_, JPEG_APP0 + 1, orientation ? 0xffff : 0);
+    jpeg_read_header(&info_, TRUE);
+    header->width = static_cast<int>(info_.image_width);
+    header->height = static_cast<int>(info_.image_height);
+    header->orientation = orientation ? orientation_of(info_.marker_list) : 1;
+    return {};
+  }
+
+  Reason decode(const Region& region, int shift, Picture* picture) override {
+    if (setjmp(errors_.escape) != 0) {
+      jpeg_abort_decompress(&info_);
+      return reason();
+    }
+    inks_ = info_.jpeg_color_space == JCS_CMYK || info_.jpeg_color_space == JCS_YCCK;
+    info_.out_color_space = inks_ ? JCS_CMYK : JCS_EXT_RGBX;
+    info_.scale_num = 1;
+    info_.scale_denom = 1u << shift;
+    info_.dct_method = JDCT_ISLOW;
+    info_.do_fancy_upsampling = TRUE;
+    jpeg_start_decompress(&info_);
+    read(region, shift, picture);
+    if (info_.output_scanline < info_.output_height && !ends()) {
+      std::snprintf(errors_.message, sizeof errors_.message,
+                    "the file is cut off: it has no end marker");
+      errors_.damaged = true;
+    }
+    jpeg_abort_decompress(&info_);
+    return errors_.damaged ? reason() : Reason();
+  }
+
+ private:
+  Reason reason() const { return errors_.message[0] != 0 ? errors_.message : "libjpeg gave up"; }
+
+  static int orientation_of(const jpeg_marker_struct* marker) {
+    for (; marker != nullptr; marker = marker->next) {
+      const std::span<const uint8_t> data(marker->data, marker->data_length);
+      if (data.size() > 6 && std::memcmp(data.data(), "Exif\0\0", 6) == 0) {
+        return exif_orientation(data.subspan(6));
+      }
+    }
+    return 1;
+  }
+
+  // Not a scope with destructors: libjpeg jumps out of it.
+  void read(const Region& region, int shift, Picture* picture) {
+    const int margin = info_.max_h_samp_factor * info_.min_DCT_scaled_size;
+    picture->shift = shift;
+    picture->whole_width = static_cast<int>(info_.output_width);
+    picture->whole_height = static_cast<int>(info_.output_height);
+    picture->top = region.top;
+    picture->height = region.bottom - region.top;
+    const int left = region.left > margin ? region.left - margin : 0;
+    const int right =
+        picture->whole_width - region.right > margin ? region.right + margin : picture->whole_width;
+    JDIMENSION offset = static_cast<JDIMENSION>(left),
+               width = static_cast<JDIMENSION>(right - left);
+    if (width < info_.output_width) jpeg_crop_scanline(&info_, &offset, &width);
+    picture->left = static_cast<int>(offset);
+    picture->width = static_cast<int>(width);
+    picture->allocate(memory_);
+    if (picture->top > 0) jpeg_skip_scanlines(&info_, static_cast<JDIMENSION>(picture->top));
+    for (int y = 0; y < picture->height;) {
+      JSAMPROW rows[4];
+      const int count = picture->height - y < 4 ? picture->height - y : 4;
+      for (int i = 0; i < count; ++i)
+        rows[i] = picture->data + picture->stride * static_cast<size_t>(y + i);
+      const auto read =
+          static_cast<int>(jpeg_read_scanlines(&info_, rows, static_cast<JDIMENSION>(count)));
+      if (inks_) {
+        for (int i = 0; i < read; ++i) inks_to_rgb(rows[i], picture->width);
+      }
+      y += read;
+    }
+  }
+
+  // Whether an end marker follows what was decoded; files without one were cut off.
+  bool ends() const {
+    const size_t left = info_.src->bytes_in_buffer;
+    const uint8_t* from = info_.src->next_input_byte;
+    for (size_t i = left; i >= 2; --i) {
+      if (from[i - 2] == 0xff && from[i - 1] == JPEG_EOI) return true;
+    }
+    // The decoder may have looked ahead, past the marker.
+    return bytes_.size() >= 2 && bytes_[bytes_.size() - 2] == 0xff && bytes_.back() == JPEG_EOI;
+  }
+
+  jpeg_decompress_struct info_{};
+  jpeg_progress_mgr progress_{};
+  Errors errors_{};
+  Scratch memory_;
+  std::span<const uint8_t> bytes_;
+  bool inks_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> make_jpeg_decoder() { return std::make_unique<JpegDecoder>(); }
+
+}  // namespace headrace::pixels
+
+#endif

@@ -1,0 +1,89 @@
+// Picture: the pixels of a part of a picture, as decoders give them and the resize takes them.
+//
+// Four bytes a pixel: red, green, blue and one that nobody looks at. Four fit a vector register
+// where three do not. Rows have `kSlack` readable bytes behind their end. The memory is kept from
+// picture to picture: fresh memory costs more than a small picture's decoding.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "pixels/recipe.h"
+
+namespace headrace::pixels {
+
+inline constexpr size_t kPixelBytes = 4;
+inline constexpr size_t kSlack = 64;
+
+// Recycled memory, not initialised.
+class Scratch {
+ public:
+  // At least so many bytes, valid until the next call. Throws std::bad_alloc.
+  uint8_t* get(size_t bytes);
+
+ private:
+  std::unique_ptr<uint8_t[]> memory_;
+  size_t capacity_ = 0;
+};
+
+struct Picture {
+  // Its columns [left, left + width) and rows [top, top + height) are in memory, of the picture as
+  // it was decoded: at 1 / 2^shift of its size, `whole_width` x `whole_height` pixels.
+  int left = 0, top = 0, width = 0, height = 0;
+  int whole_width = 0, whole_height = 0;
+  int shift = 0;
+  size_t stride = 0;
+  uint8_t* data = nullptr;
+
+  uint8_t* row(int y) const { return data + static_cast<size_t>(y - top) * stride; }
+  // Gives the part of a picture its memory.
+  void allocate(Scratch& scratch);
+};
+
+enum class Format : int { kUnknown, kJpeg, kPng, kWebp };
+
+// The formats that this build can decode, by the first bytes.
+Format format_of(std::span<const uint8_t> bytes);
+const char* name_of(Format format);
+
+// What a header says.
+struct Header {
+  int width = 0;
+  int height = 0;
+  int orientation = 1;  // EXIF's; 1 where it is not asked for, or not there
+};
+
+// Which part is needed, in pixels of the whole picture.
+struct Region {
+  int left, top, right, bottom;
+};
+
+// Why a picture could not be decoded; empty: it was.
+using Reason = std::string;
+
+// Each decoder of its own format. `open` reads the header; `decode` fills `picture` with at least
+// the region, which it may shrink by up to 2^shift while decoding if the format can. One picture at
+// a time; the bytes must stay. No exception but std::bad_alloc; whatever the bytes are, nothing
+// outside the given memory is read or written.
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+  virtual Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header) = 0;
+  // REQUIRES the region for this shift: `Plan` and `Axis::shrunk` say it. The picture's whole size
+  // at a shift is given by `side`.
+  virtual Reason decode(const Region& region, int shift, Picture* picture) = 0;
+  virtual bool shrinks() const { return false; }
+};
+
+std::unique_ptr<Decoder> make_jpeg_decoder();
+std::unique_ptr<Decoder> make_png_decoder();
+std::unique_ptr<Decoder> make_webp_decoder();
+
+// EXIF's orientation in the bytes of an APP1 or eXIf block, from "II" or "MM" on; 1 if it says
+// none.
+int exif_orientation(std::span<const uint8_t> tiff);
+
+}  // namespace headrace::pixels

@@ -1,0 +1,145 @@
+#include "pixels/pool.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "core/error.h"
+#include "pixels/decode.h"
+
+namespace headrace::pixels {
+namespace {
+
+double seconds_of(clockid_t clock) {
+  timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+}  // namespace
+
+bool DecodeJob::wait(double seconds) const {
+  std::unique_lock lock(mutex_);
+  return ended_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done(); });
+}
+
+std::span<const uint8_t> DecodeJob::encoded(uint64_t sample) const {
+  const uint64_t slot = sample * batch->parts + part;
+  return {reinterpret_cast<const uint8_t*>(batch->buffer->data) + batch->offsets[slot],
+          static_cast<size_t>(batch->lengths[slot])};
+}
+
+Draw DecodeJob::draw(uint64_t sample) const {
+  return {seed, epoch, static_cast<uint64_t>(batch->indices[sample])};
+}
+
+DecodePool::DecodePool(unsigned threads, size_t retained_bytes)
+    : arena_(Arena::make(retained_bytes)) {
+  turn(threads);
+}
+
+DecodePool::~DecodePool() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  wake_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  for (const auto& job : jobs_) {
+    const std::lock_guard lock(job->mutex_);
+    const uint64_t open = job->batch->samples - job->next_;
+    for (uint64_t i = job->next_; i < job->batch->samples; ++i) {
+      std::fill_n(job->at(i), job->recipe.output_bytes(), std::byte{0});
+      job->failures.push_back({i, "decoding was stopped"});
+    }
+    job->left_ -= open;
+    job->ended_.notify_all();
+  }
+}
+
+void DecodePool::turn(unsigned threads) {
+  const std::lock_guard lock(mutex_);
+  wanted_ = std::clamp(threads, 1u, kThreadsMax);
+  while (threads_.size() < wanted_) {
+    threads_.emplace_back(
+        [this, number = static_cast<unsigned>(threads_.size())] { work(number); });
+  }
+  wake_.notify_all();
+}
+
+unsigned DecodePool::threads() const {
+  const std::lock_guard lock(mutex_);
+  return wanted_;
+}
+
+std::shared_ptr<DecodeJob> DecodePool::submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
+                                              std::shared_ptr<io::Batch> batch, uint64_t part) {
+  if (part >= batch->parts) {
+    throw Error(ErrorKind::kInvalidArgument, "the batch has no part " + std::to_string(part));
+  }
+  auto job = std::make_shared<DecodeJob>();
+  job->recipe = recipe;
+  job->seed = seed;
+  job->epoch = epoch;
+  job->part = part;
+  job->pixels = arena_->acquire(std::max<size_t>(1, batch->samples * recipe.output_bytes()));
+  job->left_ = batch->samples;
+  job->batch = std::move(batch);
+  job->begun_s = job->ended_s = seconds_of(CLOCK_MONOTONIC);
+  const std::lock_guard lock(mutex_);
+  std::erase_if(held_, [](const auto& held) { return held.expired(); });
+  held_.push_back(job);
+  if (job->left_ == 0) return job;
+  jobs_.push_back(job);
+  wake_.notify_all();
+  return job;
+}
+
+DecodeStats DecodePool::stats() const {
+  const std::lock_guard lock(mutex_);
+  DecodeStats stats = stats_;
+  for (const auto& held : held_) {
+    if (const auto job = held.lock()) stats.buffered_bytes += job->pixels->capacity;
+  }
+  return stats;
+}
+
+void DecodePool::work(unsigned number) {
+  Worker worker;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    const double asleep_s = seconds_of(CLOCK_MONOTONIC);
+    wake_.wait(lock, [&] { return closed_ || (number < wanted_ && !jobs_.empty()); });
+    if (number < wanted_) stats_.idle_s += seconds_of(CLOCK_MONOTONIC) - asleep_s;
+    if (closed_) return;
+    const std::shared_ptr<DecodeJob> job = jobs_.front();
+    const uint64_t sample = job->next_++;
+    if (sample == 0) job->begun_s = seconds_of(CLOCK_MONOTONIC);
+    if (job->next_ == job->batch->samples) jobs_.pop_front();
+    lock.unlock();
+    const double begun_s = seconds_of(CLOCK_MONOTONIC), cpu_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+    const auto encoded = job->encoded(sample);
+    Reason reason = worker.decode(job->recipe, job->draw(sample), encoded, job->at(sample));
+    const double ended_s = seconds_of(CLOCK_MONOTONIC);
+    const double used_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu_s;
+    lock.lock();
+    // Before its consumer hears of it: who was given a batch finds it counted.
+    stats_.busy_s += ended_s - begun_s;
+    ++stats_.pictures;
+    stats_.bytes += encoded.size();
+    stats_.failures += !reason.empty();
+    const std::lock_guard of_job(job->mutex_);
+    if (!reason.empty()) job->failures.push_back({sample, std::move(reason)});
+    job->busy_s += ended_s - begun_s;
+    job->cpu_s += used_s;
+    if (job->left_ == 1) {
+      job->ended_s = ended_s;
+      std::ranges::sort(job->failures, {}, &DecodeFailure::sample);
+    }
+    job->left_.fetch_sub(1, std::memory_order_release);
+    job->ended_.notify_all();
+  }
+}
+
+}  // namespace headrace::pixels

@@ -1,0 +1,108 @@
+// DecodePool: threads that decode pictures into batches, without the interpreter.
+//
+// A batch is one job; its pictures are shared out one at a time, those of the oldest job first. The
+// number of threads may be changed at any time; a smaller one takes effect as pictures are
+// finished. Threads sleep while there is nothing to do, and belong to the process that made the
+// pool.
+//
+// Memory: each job's pixels lie in one recycled buffer, which goes back when its last owner lets
+// go.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/arena.h"
+#include "io/batch.h"
+#include "pixels/recipe.h"
+
+namespace headrace::pixels {
+
+inline constexpr unsigned kThreadsMax = 1024;
+
+struct DecodeStats {
+  double busy_s = 0;  // that threads decoded, added up
+  double idle_s = 0;  // that they waited for batches
+  uint64_t pictures = 0;
+  uint64_t bytes = 0;           // encoded
+  uint64_t failures = 0;        // pictures that could not be decoded here
+  uint64_t buffered_bytes = 0;  // pixels being decoded, or decoded and not taken
+};
+
+struct DecodeFailure {
+  uint64_t sample;  // its place in the batch
+  std::string reason;
+};
+
+class DecodePool;
+
+// One batch. Its results are complete, and may be read without a lock, once it is done.
+class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
+ public:
+  bool done() const { return left_.load(std::memory_order_acquire) == 0; }
+  // False: not done after so many seconds.
+  bool wait(double seconds) const;
+
+  Recipe recipe;
+  uint64_t seed = 0, epoch = 0;
+  std::shared_ptr<io::Batch> batch;
+  uint64_t part = 0;  // whose bytes are the picture
+  BufferPtr pixels;
+  std::vector<DecodeFailure> failures;  // by sample
+  // Seconds of the steady clock.
+  double begun_s = 0, ended_s = 0;
+  double busy_s = 0, cpu_s = 0;  // of its pictures, added up
+
+  std::byte* at(uint64_t sample) const { return pixels->data + sample * recipe.output_bytes(); }
+  std::span<const uint8_t> encoded(uint64_t sample) const;
+  Draw draw(uint64_t sample) const;
+
+ private:
+  friend class DecodePool;
+  uint64_t next_ = 0;  // picture that nobody has begun with
+  std::atomic<uint64_t> left_{0};
+  mutable std::mutex mutex_;
+  mutable std::condition_variable ended_;
+};
+
+class DecodePool {
+ public:
+  // `retained_bytes`: of free buffers that are kept.
+  DecodePool(unsigned threads, size_t retained_bytes);
+  // Ends the threads; pictures that are under way are finished, other jobs end as failed.
+  ~DecodePool();
+  DecodePool(const DecodePool&) = delete;
+  DecodePool& operator=(const DecodePool&) = delete;
+
+  // REQUIRES a recipe that `check` accepts. Throws Error(kVolume, ENOMEM), Error(kInvalidArgument)
+  // for a part that the batch lacks.
+  std::shared_ptr<DecodeJob> submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
+                                    std::shared_ptr<io::Batch> batch, uint64_t part);
+  void turn(unsigned threads);
+  unsigned threads() const;
+  DecodeStats stats() const;
+  size_t mapped_bytes() const { return arena_->mapped_bytes(); }
+
+ private:
+  void work(unsigned number);
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<DecodeJob>> jobs_;  // with pictures that nobody has begun with
+  std::vector<std::weak_ptr<DecodeJob>> held_;   // for buffered_bytes
+  std::vector<std::thread> threads_;
+  unsigned wanted_ = 0;
+  bool closed_ = false;
+  DecodeStats stats_;
+  std::shared_ptr<Arena> arena_;
+};
+
+}  // namespace headrace::pixels

@@ -1,0 +1,211 @@
+#include "pixels/recipe.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <string>
+
+#include "core/error.h"
+#include "core/permutation.h"
+
+namespace headrace::pixels {
+namespace {
+
+constexpr uint64_t kPictures = 9;
+
+// A stream of random numbers: SplitMix64 from a key (Steele, Lea and Flood 2014).
+class Random {
+ public:
+  // The key is `derive_key(seed, Purpose.PICTURES, epoch, index)` of headrace/order/hash.py.
+  explicit Random(const Draw& draw) : state_(mix64(draw.seed + kGolden)) {
+    for (const uint64_t part : {kPictures, draw.epoch, draw.index}) {
+      state_ = mix64((state_ ^ part) + kGolden);
+    }
+  }
+
+  // In [0, 1), 53 bits.
+  double uniform() {
+    state_ += kGolden;
+    return static_cast<double>(mix64(state_) >> 11) * 0x1p-53;
+  }
+  double uniform(double low, double high) { return low + (high - low) * uniform(); }
+  // In [0, n).
+  int below(int n) { return std::min(n - 1, static_cast<int>(uniform() * n)); }
+
+ private:
+  uint64_t state_;
+};
+
+struct Box {
+  int left, top, width, height;
+};
+
+// Ten tries for a random area and aspect that fit, then the middle: torchvision's
+// RandomResizedCrop.
+Box random_box(const Recipe& recipe, int width, int height, Random& random) {
+  const double whole = static_cast<double>(width) * height;
+  const double low = std::log(recipe.aspect[0]), high = std::log(recipe.aspect[1]);
+  for (int i = 0; i < 10; ++i) {
+    const double area = whole * random.uniform(recipe.area[0], recipe.area[1]);
+    const double aspect = std::exp(random.uniform(low, high));
+    const double w = std::nearbyint(std::sqrt(area * aspect));
+    const double h = std::nearbyint(std::sqrt(area / aspect));
+    if (w >= 1 && w <= width && h >= 1 && h <= height) {
+      const int top = random.below(height - static_cast<int>(h) + 1);
+      const int left = random.below(width - static_cast<int>(w) + 1);
+      return {left, top, static_cast<int>(w), static_cast<int>(h)};
+    }
+  }
+  int w = width, h = height;
+  const double aspect = static_cast<double>(width) / height;
+  if (aspect < recipe.aspect[0]) {
+    h = std::clamp(static_cast<int>(std::nearbyint(w / recipe.aspect[0])), 1, height);
+  } else if (aspect > recipe.aspect[1]) {
+    w = std::clamp(static_cast<int>(std::nearbyint(h * recipe.aspect[1])), 1, width);
+  }
+  return {(width - w) / 2, (height - h) / 2, w, h};
+}
+
+Axis cut(int start, int length, int outputs) {
+  return {.low = start,
+          .high = start + length,
+          .origin = static_cast<double>(start),
+          .scale = static_cast<double>(length) / outputs,
+          .first = 0,
+          .count = outputs};
+}
+
+// The middle `outputs` of a side that is resized to `resized` pixels.
+Axis middle(int side, int resized, int outputs) {
+  return {.low = 0,
+          .high = side,
+          .origin = 0,
+          .scale = static_cast<double>(side) / resized,
+          .first = static_cast<int>(std::nearbyint((resized - outputs) / 2.0)),
+          .count = outputs};
+}
+
+void expect(bool holds, const char* what) {
+  if (!holds) throw Error(ErrorKind::kInvalidArgument, what);
+}
+
+double sinc(double x) {
+  if (x == 0.0) return 1.0;
+  const double angle = x * std::numbers::pi;
+  return std::sin(angle) / angle;
+}
+
+}  // namespace
+
+void Recipe::check() const {
+  expect(width >= 1 && width <= kSideMax && height >= 1 && height <= kSideMax,
+         "a side of the output is not between 1 and 16,384 pixels");
+  expect(crop != Crop::kCenter || short_side >= std::max(width, height),
+         "the short side is smaller than the output that is cut out of its middle");
+  expect(short_side <= kSideMax, "the short side is larger than 16,384 pixels");
+  expect(area[0] > 0 && area[0] <= area[1] && area[1] <= 1,
+         "the areas are not 0 < low <= high <= 1");
+  expect(aspect[0] > 0 && aspect[0] <= aspect[1] && std::isfinite(aspect[1]),
+         "the aspect ratios are not 0 < low <= high");
+  expect(flip >= 0 && flip <= 1 && flip_vertical >= 0 && flip_vertical <= 1,
+         "the probability of a flip is not between 0 and 1");
+  expect(pixels_max >= 1 && pixels_max < uint64_t{1} << 32,
+         "max_pixels is not between 1 and 2^32 - 1");
+  for (int c = 0; c < 3; ++c) {
+    expect(std::isfinite(mean[c]) && std::isfinite(deviation[c]) && deviation[c] > 0,
+           "a mean is not finite, or a deviation not positive");
+  }
+}
+
+Axis Axis::shrunk(int shift, int side) const {
+  const double factor = 1.0 / (1 << shift);
+  Axis small = *this;
+  small.low = std::min(side - 1, low >> shift);
+  small.high = std::clamp((high + (1 << shift) - 1) >> shift, small.low + 1, side);
+  small.origin = origin * factor;
+  small.scale = scale * factor;
+  return small;
+}
+
+std::array<int, 2> Axis::inputs(Filter filter) const {
+  const double reach = support_of(filter) * std::max(1.0, scale);
+  const double begin = origin + (first + 0.5) * scale - reach;
+  const double end = origin + (first + count - 0.5) * scale + reach;
+  const int from = std::clamp(static_cast<int>(std::floor(begin)) - 4, low, high - 1);
+  return {from, std::clamp(static_cast<int>(std::ceil(end)) + 1, from + 1, high)};
+}
+
+int Plan::shift() const {
+  // A block's mean is a coarser filter than Pillow's: left to it alone, edges differ by up to 19
+  // levels. With half as much again to be resized, they differ by 6.
+  const double scale = std::min(x.scale, y.scale) / 1.5;
+  return scale >= 8 ? 3 : scale >= 4 ? 2 : scale >= 2 ? 1 : 0;
+}
+
+Plan draw(const Recipe& recipe, int width, int height, const Draw& what) {
+  Random random(what);
+  Plan plan;
+  switch (recipe.crop) {
+    case Crop::kRandom: {
+      const Box box = random_box(recipe, width, height, random);
+      plan.x = cut(box.left, box.width, recipe.width);
+      plan.y = cut(box.top, box.height, recipe.height);
+      break;
+    }
+    case Crop::kCenter: {
+      // The long side is cut off to a whole pixel, as torchvision does.
+      const int64_t s = recipe.short_side;
+      const bool wide = width > height;
+      const auto longer = static_cast<int>(std::min<int64_t>(
+          s * (wide ? width : height) / (wide ? height : width), int64_t{1} << 30));
+      plan.x = middle(width, wide ? longer : recipe.short_side, recipe.width);
+      plan.y = middle(height, wide ? recipe.short_side : longer, recipe.height);
+      break;
+    }
+    case Crop::kStretch:
+      plan.x = cut(0, width, recipe.width);
+      plan.y = cut(0, height, recipe.height);
+      break;
+  }
+  plan.flip = random.uniform() < recipe.flip;
+  plan.flip_vertical = random.uniform() < recipe.flip_vertical;
+  return plan;
+}
+
+double support_of(Filter filter) {
+  switch (filter) {
+    case Filter::kBox:
+      return 0.5;
+    case Filter::kBilinear:
+    case Filter::kHamming:
+      return 1.0;
+    case Filter::kBicubic:
+      return 2.0;
+    case Filter::kLanczos:
+      return 3.0;
+  }
+  return 0;
+}
+
+double weight_of(Filter filter, double x) {
+  switch (filter) {
+    case Filter::kBox:
+      return x > -0.5 && x <= 0.5 ? 1.0 : 0.0;
+    case Filter::kBilinear:
+      return std::max(0.0, 1.0 - std::abs(x));
+    case Filter::kHamming:
+      x = std::abs(x);
+      return x < 1.0 ? sinc(x) * (0.54 + 0.46 * std::cos(x * std::numbers::pi)) : 0.0;
+    case Filter::kBicubic: {
+      constexpr double a = -0.5;
+      x = std::abs(x);
+      if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
+      return x < 2.0 ? (((x - 5.0) * x + 8.0) * x - 4.0) * a : 0.0;
+    }
+    case Filter::kLanczos:
+      return x > -3.0 && x < 3.0 ? sinc(x) * sinc(x / 3.0) : 0.0;
+  }
+  return 0;
+}
+
+}  // namespace headrace::pixels

@@ -1,0 +1,473 @@
+#include "pixels/resize.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace headrace::pixels {
+namespace {
+
+// Weights are multiples of 2^-22, as Pillow's: the sum of 255 times as many fits 32 bits.
+constexpr int kBits = 22;
+// A vector multiplies 16-bit numbers, so a weight is two of them: weight = high * 2^11 + low. Sums
+// of both parts are put together at the end, and are Pillow's to the last bit.
+constexpr int kLowBits = 11;
+
+uint8_t clipped(int32_t sum) { return static_cast<uint8_t>(std::clamp(sum >> kBits, 0, 255)); }
+
+int32_t weight(const int16_t* weights, int size, int k) {
+  return weights[k] * (1 << kLowBits) + weights[size + k];
+}
+
+// One row's columns. `in` is the row from the picture's first column on.
+void narrow_plain(const Taps& taps, const uint8_t* in, int count, uint8_t* out) {
+  for (int i = 0; i < count; ++i) {
+    const int16_t* weights = taps.of(i);
+    const uint8_t* p = in + kPixelBytes * taps.first[i];
+    int32_t r = 1 << (kBits - 1), g = r, b = r;
+    for (int k = 0; k < taps.size; ++k, p += kPixelBytes) {
+      const int32_t w = weight(weights, taps.size, k);
+      r += w * p[0];
+      g += w * p[1];
+      b += w * p[2];
+    }
+    uint8_t* o = out + kPixelBytes * i;
+    o[0] = clipped(r), o[1] = clipped(g), o[2] = clipped(b), o[3] = 0;
+  }
+}
+
+// One output row of `bytes` bytes, from the first `used` of its rows, which are `stride` apart.
+void blend_plain(const int16_t* weights, int size, int used, const uint8_t* in, size_t stride,
+                 size_t bytes, uint8_t* out) {
+  for (size_t i = 0; i < bytes; ++i) {
+    int32_t sum = 1 << (kBits - 1);
+    for (int k = 0; k < used; ++k) {
+      sum += weight(weights, size, k) * in[static_cast<size_t>(k) * stride + i];
+    }
+    out[i] = clipped(sum);
+  }
+}
+
+#if defined(__x86_64__)
+#define HEADRACE_AVX2 __attribute__((target("avx2")))
+
+// Two 16-bit weights for each 32-bit lane.
+HEADRACE_AVX2 inline __m256i pair_of(const int16_t* weights) {
+  int32_t pair;
+  std::memcpy(&pair, weights, sizeof pair);
+  return _mm256_set1_epi32(pair);
+}
+
+// Two rows at once, one in each half: the weights are the same. Reads up to 3 pixels behind the
+// last tap, which weigh nothing.
+HEADRACE_AVX2 void narrow_avx2(const Taps& taps, const uint8_t* in0, const uint8_t* in1, int count,
+                               uint8_t* out0, uint8_t* out1) {
+  const __m256i half = _mm256_set1_epi32(1 << (kBits - 1));
+  // Channels of two neighbouring pixels side by side, as 16-bit numbers.
+  const __m256i first_two = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1));
+  const __m256i last_two = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(8, -1, 12, -1, 9, -1, 13, -1, 10, -1, 14, -1, 11, -1, 15, -1));
+  const int size = taps.size;
+  const int16_t* weights = taps.weights.data();
+  for (int i = 0; i < count; ++i, weights += 2 * size) {
+    const uint8_t* p0 = in0 + kPixelBytes * taps.first[i];
+    const uint8_t* p1 = in1 + kPixelBytes * taps.first[i];
+    __m256i high = _mm256_setzero_si256(), low = half;
+    for (int k = 0; k < size; k += 4, p0 += 4 * kPixelBytes, p1 += 4 * kPixelBytes) {
+      const __m256i pixels = _mm256_inserti128_si256(
+          _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p0))),
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(p1)), 1);
+      const __m256i a = _mm256_shuffle_epi8(pixels, first_two);
+      const __m256i b = _mm256_shuffle_epi8(pixels, last_two);
+      const int16_t* w = weights + k;
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(a, pair_of(w)));
+      high = _mm256_add_epi32(high, _mm256_madd_epi16(b, pair_of(w + 2)));
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(a, pair_of(w + size)));
+      low = _mm256_add_epi32(low, _mm256_madd_epi16(b, pair_of(w + size + 2)));
+    }
+    __m256i sum = _mm256_add_epi32(_mm256_slli_epi32(high, kLowBits), low);
+    sum = _mm256_srai_epi32(sum, kBits);
+    sum = _mm256_packs_epi32(sum, sum);
+    sum = _mm256_packus_epi16(sum, sum);
+    const int pixel0 = _mm256_extract_epi32(sum, 0), pixel1 = _mm256_extract_epi32(sum, 4);
+    std::memcpy(out0 + kPixelBytes * i, &pixel0, kPixelBytes);
+    std::memcpy(out1 + kPixelBytes * i, &pixel1, kPixelBytes);
+  }
+}
+
+// REQUIRES rows that are padded to a multiple of 32 bytes, and `used` to be even.
+HEADRACE_AVX2 void blend_avx2(const int16_t* weights, int size, int used, const uint8_t* in,
+                              size_t stride, size_t bytes, uint8_t* out) {
+  const __m256i half = _mm256_set1_epi32(1 << (kBits - 1));
+  const __m256i zero = _mm256_setzero_si256();
+  for (size_t i = 0; i < bytes; i += 32) {
+    __m256i high[4] = {zero, zero, zero, zero}, low[4] = {half, half, half, half};
+    for (int k = 0; k < used; k += 2) {
+      const uint8_t* p = in + static_cast<size_t>(k) * stride + i;
+      const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+      const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + stride));
+      const __m256i first = _mm256_unpacklo_epi8(a, b), second = _mm256_unpackhi_epi8(a, b);
+      const __m256i numbers[4] = {
+          _mm256_unpacklo_epi8(first, zero), _mm256_unpackhi_epi8(first, zero),
+          _mm256_unpacklo_epi8(second, zero), _mm256_unpackhi_epi8(second, zero)};
+      const __m256i upper = pair_of(weights + k), lower = pair_of(weights + size + k);
+      for (int n = 0; n < 4; ++n) {
+        high[n] = _mm256_add_epi32(high[n], _mm256_madd_epi16(numbers[n], upper));
+        low[n] = _mm256_add_epi32(low[n], _mm256_madd_epi16(numbers[n], lower));
+      }
+    }
+    __m256i sums[4];
+    for (int n = 0; n < 4; ++n) {
+      sums[n] = _mm256_add_epi32(_mm256_slli_epi32(high[n], kLowBits), low[n]);
+      sums[n] = _mm256_srai_epi32(sums[n], kBits);
+    }
+    const __m256i words = _mm256_packs_epi32(sums[0], sums[1]);
+    const __m256i more = _mm256_packs_epi32(sums[2], sums[3]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), _mm256_packus_epi16(words, more));
+  }
+}
+
+// Four planes of 8 pixels from 32 bytes.
+HEADRACE_AVX2 void planes_avx2(const uint8_t* in, int count, bool flip, uint8_t* r, uint8_t* g,
+                               uint8_t* b) {
+  const __m256i by_channel = _mm256_broadcastsi128_si256(
+      flip ? _mm_setr_epi8(12, 8, 4, 0, 13, 9, 5, 1, 14, 10, 6, 2, 15, 11, 7, 3)
+           : _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  const __m256i joined =
+      flip ? _mm256_setr_epi32(4, 0, 5, 1, 6, 2, 7, 3) : _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  int i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m256i pixels =
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + kPixelBytes * i));
+    const __m256i sorted =
+        _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(pixels, by_channel), joined);
+    const int at = flip ? count - 8 - i : i;
+    const int64_t red = _mm256_extract_epi64(sorted, 0), green = _mm256_extract_epi64(sorted, 1),
+                  blue = _mm256_extract_epi64(sorted, 2);
+    std::memcpy(r + at, &red, 8);
+    std::memcpy(g + at, &green, 8);
+    std::memcpy(b + at, &blue, 8);
+  }
+  for (; i < count; ++i) {
+    const int at = flip ? count - 1 - i : i;
+    r[at] = in[kPixelBytes * i], g[at] = in[kPixelBytes * i + 1], b[at] = in[kPixelBytes * i + 2];
+  }
+}
+
+bool has_avx2() {
+  static const bool has = __builtin_cpu_supports("avx2");
+  return has;
+}
+#else
+bool has_avx2() { return false; }
+#endif
+
+void planes_plain(const uint8_t* in, int count, bool flip, uint8_t* r, uint8_t* g, uint8_t* b) {
+  for (int i = 0; i < count; ++i) {
+    const int at = flip ? count - 1 - i : i;
+    r[at] = in[kPixelBytes * i], g[at] = in[kPixelBytes * i + 1], b[at] = in[kPixelBytes * i + 2];
+  }
+}
+
+// Rounds to the nearest, ties to even, as IEEE 754 does.
+uint16_t half_of(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  const uint32_t rest = bits & 0x7fffffff;
+  if (rest >= 0x47800000) return static_cast<uint16_t>(sign | 0x7c00);  // too large
+  if (rest < 0x38800000) {                                              // below the normal ones
+    const float scaled = std::bit_cast<float>(rest) * 0x1p24f;
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(scaled)));
+  }
+  const uint32_t rounded = rest + 0xfff + (rest >> 13 & 1);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000) >> 13));
+}
+
+uint16_t brain_of(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+template <class T>
+T converted(float value, Type type) {
+  if constexpr (sizeof(T) == 4) return value;
+  if constexpr (sizeof(T) == 2) return type == Type::kFloat16 ? half_of(value) : brain_of(value);
+  return T{};
+}
+
+// What the 256 levels of each channel become.
+template <class T>
+using Levels = std::array<std::array<T, 256>, 3>;
+
+template <class T>
+Levels<T> levels_of(const Recipe& recipe) {
+  Levels<T> levels;
+  for (size_t c = 0; c < 3; ++c) {
+    for (size_t v = 0; v < 256; ++v) {
+      const float value = (static_cast<float>(v) / 255.0f - recipe.mean[c]) / recipe.deviation[c];
+      levels[c][v] = converted<T>(value, recipe.type);
+    }
+  }
+  return levels;
+}
+
+// Where output pixel (x, y) comes from, in the picture as it was resized: `base + x * dx + y * dy`
+// pixels.
+struct Walk {
+  ptrdiff_t base, dx, dy;
+};
+
+Walk walk_of(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
+             ptrdiff_t stride) {
+  // As functions of the oriented picture's (x, y): EXIF's eight.
+  const bool swapped = orientation >= 5;
+  const bool mirror_x =
+      orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
+  const bool mirror_y =
+      orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
+  ptrdiff_t base = 0, column = 1, row = stride;
+  // Columns and rows of the picture as it lies in the file.
+  if (mirror_x) base += columns - 1, column = -1;
+  if (mirror_y) base += (rows - 1) * stride, row = -stride;
+  ptrdiff_t dx = swapped ? row : column, dy = swapped ? column : row;
+  if (plan.flip) base += (recipe.width - 1) * dx, dx = -dx;
+  if (plan.flip_vertical) base += (recipe.height - 1) * dy, dy = -dy;
+  return {base, dx, dy};
+}
+
+template <class T>
+void write_levels(const Recipe& recipe, const Walk& walk, const uint8_t* pixels, T* out) {
+  const Levels<T> levels = levels_of<T>(recipe);
+  const size_t plane = static_cast<size_t>(recipe.width) * static_cast<size_t>(recipe.height);
+  for (int y = 0; y < recipe.height; ++y) {
+    const uint8_t* p = pixels + static_cast<ptrdiff_t>(kPixelBytes) * (walk.base + y * walk.dy);
+    const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
+    const size_t at = static_cast<size_t>(y) * static_cast<size_t>(recipe.width);
+    if (recipe.planar) {
+      T* r = out + at;
+      for (int x = 0; x < recipe.width; ++x, p += step) {
+        r[x] = levels[0][p[0]];
+        r[plane + static_cast<size_t>(x)] = levels[1][p[1]];
+        r[2 * plane + static_cast<size_t>(x)] = levels[2][p[2]];
+      }
+    } else {
+      T* o = out + 3 * at;
+      for (int x = 0; x < recipe.width; ++x, p += step, o += 3) {
+        o[0] = levels[0][p[0]], o[1] = levels[1][p[1]], o[2] = levels[2][p[2]];
+      }
+    }
+  }
+}
+
+void write_bytes(const Recipe& recipe, const Walk& walk, const uint8_t* pixels, bool avx2,
+                 uint8_t* out) {
+  const size_t plane = static_cast<size_t>(recipe.width) * static_cast<size_t>(recipe.height);
+  for (int y = 0; y < recipe.height; ++y) {
+    const uint8_t* p = pixels + static_cast<ptrdiff_t>(kPixelBytes) * (walk.base + y * walk.dy);
+    const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
+    uint8_t* r =
+        out + static_cast<size_t>(y) * static_cast<size_t>(recipe.width) * (recipe.planar ? 1 : 3);
+    if (recipe.planar && (walk.dx == 1 || walk.dx == -1)) {
+      const bool flip = walk.dx < 0;
+      if (flip) p -= static_cast<ptrdiff_t>(kPixelBytes) * (recipe.width - 1);
+#if defined(__x86_64__)
+      if (avx2) {
+        planes_avx2(p, recipe.width, flip, r, r + plane, r + 2 * plane);
+        continue;
+      }
+#endif
+      planes_plain(p, recipe.width, flip, r, r + plane, r + 2 * plane);
+      continue;
+    }
+    for (int x = 0; x < recipe.width; ++x, p += step) {
+      if (recipe.planar) {
+        r[x] = p[0], r[plane + static_cast<size_t>(x)] = p[1],
+        r[2 * plane + static_cast<size_t>(x)] = p[2];
+      } else {
+        r[3 * x] = p[0], r[3 * x + 1] = p[1], r[3 * x + 2] = p[2];
+      }
+    }
+  }
+  (void)avx2;
+}
+
+// The weights of an axis, as Pillow's precompute_coeffs has them.
+void make_taps(const Axis& axis, Filter filter, std::vector<double>* sums, Taps* taps) {
+  const double scale = std::max(1.0, axis.scale), reach = support_of(filter) * scale;
+  const double narrower = 1.0 / scale;
+  // A multiple of 4, which is what a vector takes at once.
+  taps->size = (static_cast<int>(std::ceil(reach)) * 2 + 1 + 3) / 4 * 4;
+  const auto size = static_cast<size_t>(taps->size), count = static_cast<size_t>(axis.count);
+  taps->first.resize(count);
+  sums->assign(size * count, 0.0);
+  // In coordinates of the axis' own low end, as Pillow computes a crop that was cut out before.
+  const double origin = axis.origin - axis.low;
+  const int length = axis.high - axis.low;
+  int used = 1;
+  for (size_t i = 0; i < count; ++i) {
+    const double centre =
+        origin + (static_cast<double>(axis.first) + static_cast<double>(i) + 0.5) * axis.scale;
+    const int from = std::clamp(static_cast<int>(centre - reach + 0.5), 0, length - 1);
+    const int to = std::clamp(static_cast<int>(centre + reach + 0.5), from + 1, length);
+    double* weights = &(*sums)[i * size];
+    double total = 0;
+    for (int k = 0; k < to - from; ++k) {
+      weights[k] = weight_of(filter, (k + from - centre + 0.5) * narrower);
+      total += weights[k];
+    }
+    if (total == 0) weights[0] = total = 1;  // a box that lies between two pixels
+    for (int k = 0; k < to - from; ++k) weights[k] /= total;
+    used = std::max(used, to - from);
+    taps->first[i] = axis.low + from;
+  }
+  // Fewer taps than Pillow has room for are often enough.
+  const auto needed = static_cast<size_t>((used + 3) / 4 * 4);
+  taps->size = static_cast<int>(needed);
+  taps->weights.assign(2 * needed * count, 0);
+  for (size_t i = 0; i < count; ++i) {
+    int16_t* weights = &taps->weights[2 * needed * i];
+    for (size_t k = 0; k < std::min(needed, size); ++k) {
+      const double scaled = (*sums)[i * size + k] * (1 << kBits);
+      const auto rounded = static_cast<int32_t>(scaled < 0 ? scaled - 0.5 : scaled + 0.5);
+      weights[k] = static_cast<int16_t>(rounded >> kLowBits);
+      weights[needed + k] = static_cast<int16_t>(rounded & ((1 << kLowBits) - 1));
+    }
+  }
+}
+
+// Moves the taps of outputs at the high edge back, so that no vector reads more than 3 pixels
+// beyond it.
+void keep_below(int low, int high, Taps* taps) {
+  for (size_t i = 0; i < taps->first.size(); ++i) {
+    const int first = std::max(low, std::min(taps->first[i], high - taps->size));
+    const int moved = taps->first[i] - first;
+    if (moved == 0) continue;
+    const auto begin = taps->weights.begin() + static_cast<ptrdiff_t>(i) * 2 * taps->size;
+    for (const auto part : {begin, begin + taps->size}) {
+      std::rotate(part, part + (taps->size - moved), part + taps->size);
+    }
+    taps->first[i] = first;
+  }
+}
+
+// Bytes of a row of so many pixels: whole vectors.
+size_t padded(int pixels) { return (static_cast<size_t>(pixels) * kPixelBytes + 31) / 32 * 32; }
+
+// Which pass comes first, by the rule of Pillow 13 (those before it always begin with the columns):
+// it was found by comparing results, and the order shows where a filter's overshoot is cut off at 0
+// or 255.
+bool rows_first(const Plan& plan) {
+  const auto lost = [](const Axis& axis) {
+    const int length = axis.high - axis.low;
+    return length - static_cast<int>(std::lround(length / axis.scale));
+  };
+  return lost(plan.y) > 0 && lost(plan.y) > 2 * lost(plan.x);
+}
+
+// The columns of `rows` rows, whose first pixel in memory is the picture's column `left`.
+void narrow(const Taps& taps, const Rows& in, int left, int count, int rows, const Rows& out,
+            bool avx2) {
+  const ptrdiff_t back = static_cast<ptrdiff_t>(kPixelBytes) * left;
+  for (int row = 0; row < rows; row += 2) {
+    // Of an odd number the last is done twice.
+    const int other = std::min(row + 1, rows - 1);
+    const uint8_t *first = in.row(row) - back, *second = in.row(other) - back;
+#if defined(__x86_64__)
+    if (avx2) {
+      narrow_avx2(taps, first, second, count, out.row(row), out.row(other));
+      continue;
+    }
+#endif
+    narrow_plain(taps, first, count, out.row(row));
+    narrow_plain(taps, second, count, out.row(other));
+  }
+  (void)avx2;
+}
+
+void blend(const int16_t* weights, int size, int used, const uint8_t* in, size_t stride,
+           size_t bytes, uint8_t* out, bool avx2) {
+#if defined(__x86_64__)
+  if (avx2) return blend_avx2(weights, size, used, in, stride, bytes, out);
+#endif
+  (void)avx2;
+  blend_plain(weights, size, used, in, stride, bytes, out);
+}
+
+}  // namespace
+
+int Taps::used(int output) const {
+  const int16_t* weights = of(output);
+  int used = size;
+  while (used > 2 && (weights[used - 1] | weights[used - 2] | weights[size + used - 1] |
+                      weights[size + used - 2]) == 0) {
+    used -= 2;
+  }
+  return used;
+}
+
+void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const Picture& picture,
+                  void* out) {
+  const Axis x = picture.shift == 0 ? plan.x : plan.x.shrunk(picture.shift, picture.whole_width);
+  const Axis y = picture.shift == 0 ? plan.y : plan.y.shrunk(picture.shift, picture.whole_height);
+  make_taps(x, recipe.filter, &sums_, &x_);
+  keep_below(x.low, x.high, &x_);
+  make_taps(y, recipe.filter, &sums_, &y_);
+  const bool avx2 = has_avx2() && !plain;
+  // What the outputs need of the picture.
+  const int low = *std::ranges::min_element(y_.first);
+  int high = low;
+  for (int i = 0; i < y.count; ++i) high = std::max(high, y_.first[i] + y_.used(i));
+  high = std::min(high, picture.top + picture.height);
+  assert(low >= picture.top && low < high);
+  const Rows from{picture.row(low), picture.stride};
+  small_.stride = padded(x.count);
+  small_.data = small_memory_.get(small_.stride * static_cast<size_t>(y.count) + kSlack);
+  if (rows_first(plan)) {
+    const Rows half{half_memory_.get(picture.stride * static_cast<size_t>(y.count)),
+                    picture.stride};
+    const size_t bytes = padded(picture.width);
+    for (int i = 0; i < y.count; ++i) {
+      const uint8_t* in = from.row(y_.first[i] - low);
+      blend(y_.of(i), y_.size, y_.used(i), in, from.stride, bytes, half.row(i), avx2);
+    }
+    narrow(x_, half, picture.left, x.count, y.count, small_, avx2);
+  } else {
+    const Rows half{half_memory_.get(small_.stride * static_cast<size_t>(high - low + 1)),
+                    small_.stride};
+    narrow(x_, from, picture.left, x.count, high - low, half, avx2);
+    for (int i = 0; i < y.count; ++i) {
+      const uint8_t* in = half.row(y_.first[i] - low);
+      blend(y_.of(i), y_.size, y_.used(i), in, half.stride, half.stride, small_.row(i), avx2);
+    }
+  }
+  write(recipe, plan, orientation, x.count, y.count, out);
+}
+
+void Resizer::write(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
+                    void* out) {
+  const uint8_t* pixels = small_.data;
+  const Walk walk = walk_of(recipe, plan, orientation, columns, rows,
+                            static_cast<ptrdiff_t>(small_.stride / kPixelBytes));
+  switch (recipe.type) {
+    case Type::kUint8:
+      write_bytes(recipe, walk, pixels, has_avx2() && !plain, static_cast<uint8_t*>(out));
+      return;
+    case Type::kFloat32:
+      write_levels(recipe, walk, pixels, static_cast<float*>(out));
+      return;
+    case Type::kFloat16:
+    case Type::kBfloat16:
+      write_levels(recipe, walk, pixels, static_cast<uint16_t*>(out));
+      return;
+  }
+}
+
+}  // namespace headrace::pixels

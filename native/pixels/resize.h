@@ -1,0 +1,53 @@
+// Resizer: one antialiased resize of a picture's region, flipped and laid out for a batch.
+//
+// Pillow's resampling: columns first, then rows, each pass rounded to 8 bits, with its weights:
+// results are equal to the last bit. With AVX2 where the processor has it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pixels/picture.h"
+#include "pixels/recipe.h"
+
+namespace headrace::pixels {
+
+// The weights of an axis.
+struct Taps {
+  int size = 0;                  // of each output, a multiple of 4
+  std::vector<int32_t> first;    // the first input of each output
+  std::vector<int16_t> weights;  // of each output: `size` high parts, then as many low ones
+
+  const int16_t* of(int output) const { return &weights[static_cast<size_t>(output) * 2 * size]; }
+  // How many taps weigh anything, rounded up to an even number.
+  int used(int output) const;
+};
+
+struct Rows {
+  uint8_t* data = nullptr;
+  size_t stride = 0;
+  uint8_t* row(int i) const { return data + static_cast<ptrdiff_t>(stride) * i; }
+};
+
+class Resizer {
+ public:
+  // `orientation` as in EXIF: what has to be done to the picture after it was resized. Its plan's
+  // axes are the picture's as it lies in the file. Writes `recipe.output_bytes()` bytes. REQUIRES
+  // that the picture has the plan's region.
+  void run(const Recipe& recipe, const Plan& plan, int orientation, const Picture& picture,
+           void* out);
+
+  // For tests: never AVX2.
+  bool plain = false;
+
+ private:
+  void write(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
+             void* out);
+
+  Taps x_, y_;
+  std::vector<double> sums_;
+  Scratch half_memory_, small_memory_;
+  Rows small_;  // resized
+};
+
+}  // namespace headrace::pixels

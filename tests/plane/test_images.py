@@ -1,0 +1,571 @@
+"""Pictures decoded into batches: Pillow's pixels, the same crop anywhere, and never what was there before."""
+
+import dataclasses
+import io
+import math
+import multiprocessing
+import pickle
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+import headrace as hr
+from headrace import _native
+from headrace.errors import DecodeError
+from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64
+from headrace.plane.images import IMAGENET_MEAN, IMAGENET_STD, THREADS_MAX
+
+SIZES = [
+    (500, 375),
+    (375, 500),
+    (233, 117),
+    (64, 64),
+    (17, 9),
+    (1, 1),
+    (640, 480),
+    (300, 30),
+    (7, 400),
+]
+FILTERS = {
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Slopes, waves, noise, and a block with hard edges."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [
+        128 + 100 * np.sin(x / 17 + y / 31),
+        128 + 100 * np.cos(x / 23 - y / 11),
+        (3 * x + 5 * y) % 256,
+    ]
+    pixels = np.stack(waves, -1) + rng.normal(0, 12, (height, width, 3))
+    pixels[height // 3 : height // 2, width // 4 : width // 2] = rng.integers(0, 256, 3)
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def encoded(im: Image.Image, form: str, **options) -> bytes:
+    out = io.BytesIO()
+    im.save(out, form, **options)
+    return out.getvalue()
+
+
+def png(width, height, depth, colour, rows: bytes, interlace=0) -> bytes:
+    """A PNG of rows that have their filters already; Pillow writes neither interlaced nor deep ones."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )  # fmt: skip
+
+
+def interlaced(im: Image.Image) -> bytes:
+    pixels = np.asarray(im)
+    passes = [
+        (0, 0, 8, 8),
+        (4, 0, 8, 8),
+        (0, 4, 4, 8),
+        (2, 0, 4, 4),
+        (0, 2, 2, 4),
+        (1, 0, 2, 2),
+        (0, 1, 1, 2),
+    ]
+    rows = b"".join(
+        b"\0" + row.tobytes()
+        for x, y, dx, dy in passes
+        if x < im.width
+        for row in pixels[y::dy, x::dx]
+    )
+    return png(im.width, im.height, 8, 2, rows, interlace=1)
+
+
+def deep(im: Image.Image) -> bytes:
+    pixels = np.asarray(im).astype(">u2") * 257
+    return png(im.width, im.height, 16, 2, b"".join(b"\0" + row.tobytes() for row in pixels))
+
+
+KINDS = {
+    "jpeg 4:4:4": lambda im: encoded(im, "JPEG", quality=91, subsampling=0),
+    "jpeg 4:2:2": lambda im: encoded(im, "JPEG", quality=60, subsampling=1),
+    "jpeg 4:2:0": lambda im: encoded(im, "JPEG", quality=88, subsampling=2),
+    "jpeg, restart markers": lambda im: encoded(im, "JPEG", restart_marker_rows=1),
+    "jpeg, progressive": lambda im: encoded(im, "JPEG", progressive=True),
+    "jpeg, progressive 4:4:4": lambda im: encoded(im, "JPEG", progressive=True, subsampling=0),
+    "jpeg, grey": lambda im: encoded(im.convert("L"), "JPEG"),
+    "jpeg, cmyk": lambda im: encoded(im.convert("CMYK"), "JPEG"),
+    "png": lambda im: encoded(im, "PNG"),
+    "png, interlaced": interlaced,
+    "png, alpha": lambda im: encoded(im.convert("RGBA"), "PNG"),
+    "png, palette": lambda im: encoded(im.quantize(64), "PNG"),
+    "png, palette of 4 bits": lambda im: encoded(im.quantize(9), "PNG", bits=4),
+    "png, 1 bit": lambda im: encoded(im.convert("1"), "PNG"),
+    "png, grey": lambda im: encoded(im.convert("L"), "PNG"),
+    "png, grey and alpha": lambda im: encoded(im.convert("LA"), "PNG"),
+    "png, 16 bits": deep,
+    "webp": lambda im: encoded(im, "WEBP", quality=80),
+    "webp, lossless": lambda im: encoded(im, "WEBP", lossless=True),
+    "webp, alpha": lambda im: encoded(im.convert("RGBA"), "WEBP"),
+}
+
+
+def decoded(images: hr.Images, data: bytes, index: int, seed=7, epoch=1) -> np.ndarray:
+    raw = _native.decode_picture(images.recipe(), data, seed, epoch, index)
+    return np.frombuffer(raw, images.numpy_dtype).reshape(images.shape)
+
+
+def by_pillow(images: hr.Images, data: bytes, index: int, seed=7, epoch=1) -> np.ndarray:
+    """The same by Pillow, whole picture first; uint8, shape (height, width, 3)."""
+    im = Image.open(io.BytesIO(data))
+    if images.orient:
+        im = ImageOps.exif_transpose(im)
+    im = im.convert("RGB")
+    drawn = images.recipe().draw(im.width, im.height, seed, epoch, index)
+    left, top, scale_x, scale_y, first_x, first_y, flip, flip_vertical = drawn
+    height, width = images.size if isinstance(images.size, tuple) else (images.size,) * 2
+    how = FILTERS[images.filter]
+    if images.crop == "center":
+        im = im.resize((round(im.width / scale_x), round(im.height / scale_y)), how)
+        im = im.crop((first_x, first_y, first_x + width, first_y + height))
+    else:
+        right, bottom = round(left + scale_x * width), round(top + scale_y * height)
+        im = im.crop((int(left), int(top), right, bottom)).resize((width, height), how)
+    pixels = np.asarray(im)
+    return pixels[:: -1 if flip_vertical else 1, :: -1 if flip else 1]
+
+
+def differences(kinds, count: int, **options):
+    """Levels between ours and Pillow's: one array for each picture."""
+    for i in range(count):
+        data = KINDS[kinds[i % len(kinds)]](picture(*SIZES[i % len(SIZES)], seed=i))
+        images = hr.Images(
+            crop=("random", "center", "stretch")[i % 3],
+            filter=list(FILTERS)[i % len(FILTERS)],
+            flip=True, flip_vertical=0.3, layout="nhwc", **options,
+        )  # fmt: skip
+        ours, pillows = decoded(images, data, i), by_pillow(images, data, i)
+        yield np.abs(ours.astype(int) - pillows)
+
+
+def check_exactness(count: int) -> None:
+    levels = list(differences(list(KINDS), count, exact=True))
+    assert max(level.max() for level in levels) <= 1
+    assert np.mean([level.mean() for level in levels]) < 1e-5
+
+
+def test_pixels_are_pillows():
+    check_exactness(4 * len(KINDS) * 3)
+
+
+@pytest.mark.slow
+def test_pixels_of_two_thousand_pictures_are_pillows():
+    check_exactness(2000)
+
+
+def photograph(width: int, height: int, seed: int) -> Image.Image:
+    """Noise with the spectrum of photographs (amplitude falls with frequency), and a sensor's noise."""
+    rng = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency[0, 0] = np.inf
+    planes = []
+    for _ in range(3):
+        waves = rng.normal(size=frequency.shape) + 1j * rng.normal(size=frequency.shape)
+        plane = np.fft.irfft2(waves / frequency**1.15, (height, width))
+        planes.append(plane / plane.std())
+    pixels = 128 + 36 * planes[0][..., None] + 18 * np.stack(planes, -1)
+    pixels += rng.normal(0, 3, pixels.shape)
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("short", [330, 256, 160, 120, 80, 60])
+def test_a_jpeg_decoded_smaller_is_close_and_exact_turns_it_off(short):
+    data = encoded(photograph(1301, 977, short), "JPEG", quality=90)
+    images = hr.Images(size=60, crop="center", short=short, layout="nhwc")
+    levels = np.abs(decoded(images, data, 0).astype(int) - by_pillow(images, data, 0))
+    assert (levels.max() > 1) == (977 / short >= 3)  # it was decoded smaller, or not
+    assert levels.mean() <= 1.5
+    assert np.percentile(levels, 99) <= 4
+    assert levels.max() <= 32
+    exact = dataclasses.replace(images, exact=True)
+    assert np.abs(decoded(exact, data, 0).astype(int) - by_pillow(exact, data, 0)).max() <= 1
+
+
+class Stream:
+    """SplitMix64 from the picture's key, in plain Python."""
+
+    def __init__(self, seed, epoch, index):
+        self.state = derive_key(seed, Purpose.PICTURES, epoch, index)
+
+    def uniform(self, low=0.0, high=1.0):
+        self.state = (self.state + GOLDEN) & 0xFFFFFFFFFFFFFFFF
+        return low + (high - low) * ((mix64(self.state) >> 11) * 2.0**-53)
+
+    def below(self, n):
+        return min(n - 1, int(self.uniform() * n))
+
+
+def drawn(images, width, height, seed, epoch, index):
+    """RandomResizedCrop and the flips: (left, top, width, height, flip, flip_vertical)."""
+    stream = Stream(seed, epoch, index)
+    box = None
+    for _ in range(10):
+        area = width * height * stream.uniform(*images.scale)
+        ratio = math.exp(stream.uniform(*map(math.log, images.ratio)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            top, left = stream.below(height - h + 1), stream.below(width - w + 1)
+            box = (left, top, w, h)
+            break
+    if box is None:
+        w, h = width, height
+        if width / height < images.ratio[0]:
+            h = max(1, min(height, round(w / images.ratio[0])))
+        elif width / height > images.ratio[1]:
+            w = max(1, min(width, round(h * images.ratio[1])))
+        box = ((width - w) // 2, (height - h) // 2, w, h)
+    return (*box, stream.uniform() < images.flip, stream.uniform() < images.flip_vertical)
+
+
+def test_crops_and_flips_are_a_function_of_seed_epoch_and_index():
+    images = hr.Images(flip=0.5, flip_vertical=0.25, size=(120, 224))
+    recipe, flips = images.recipe(), []
+    for i in range(2000):
+        width, height = SIZES[i % len(SIZES)]
+        x, y, sx, sy, _, _, flip, vertical = recipe.draw(width, height, i % 5, i % 3, i)
+        ours = (int(x), int(y), round(sx * 224), round(sy * 120), flip, vertical)
+        assert ours == drawn(images, width, height, i % 5, i % 3, i)
+        flips.append((flip, vertical))
+    assert 0.45 < np.mean([flip for flip, _ in flips]) < 0.55
+    assert 0.21 < np.mean([vertical for _, vertical in flips]) < 0.29
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_followed_where_it_is_asked_for(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for form, options in (("JPEG", {"quality": 95}), ("PNG", {})):
+        data = encoded(picture(83, 61), form, exif=exif, **options)
+        for crop in ("random", "center", "stretch"):
+            images = hr.Images(size=(40, 56), crop=crop, orient=True, layout="nhwc", flip=0.5)
+            for index in range(6):
+                ours, pillows = decoded(images, data, index), by_pillow(images, data, index)
+                # Passes come in another order where a picture lies on its side.
+                assert np.abs(ours.astype(int) - pillows).max() <= 2
+    asked_not = hr.Images(size=40, crop="stretch", layout="nhwc")
+    assert (
+        np.abs(decoded(asked_not, data, 0).astype(int) - by_pillow(asked_not, data, 0)).max() <= 1
+    )
+
+
+def test_types_and_layouts_hold_the_same_values():
+    data = encoded(picture(200, 150), "PNG")
+    base = {"size": (48, 80), "flip": True}
+    raw = decoded(hr.Images(**base, layout="nhwc"), data, 3)
+    assert (decoded(hr.Images(**base), data, 3) == raw.transpose(2, 0, 1)).all()
+    mean, std = np.float32(IMAGENET_MEAN), np.float32(IMAGENET_STD)
+    expected = (raw.astype(np.float32) / np.float32(255) - mean) / std
+    for layout, turned in (("nhwc", expected), ("nchw", expected.transpose(2, 0, 1))):
+        options = {**base, "layout": layout, "mean": IMAGENET_MEAN, "std": IMAGENET_STD}
+        single = decoded(hr.Images(**options, dtype="float32"), data, 3)
+        np.testing.assert_array_equal(single, turned)
+        half = decoded(hr.Images(**options, dtype="float16"), data, 3)
+        np.testing.assert_array_equal(half, turned.astype(np.float16))
+        brain = decoded(hr.Images(**options, dtype="bfloat16"), data, 3).astype(np.uint32) << 16
+        np.testing.assert_allclose(brain.view(np.float32), turned, rtol=2.0**-8, atol=0)
+
+
+def test_halves_are_rounded_as_ieee_754_says():
+    data = encoded(picture(64, 64), "PNG")
+    for scale in (1e-6, 1e-4, 3.0, 1e4):
+        images = hr.Images(
+            size=64, crop="stretch", dtype="float16", mean=(0.5,) * 3, std=(scale,) * 3
+        )
+        single = hr.Images(
+            size=64, crop="stretch", dtype="float32", mean=(0.5,) * 3, std=(scale,) * 3
+        )
+        with np.errstate(over="ignore"):
+            expected = decoded(single, data, 0).astype(np.float16)
+        np.testing.assert_array_equal(decoded(images, data, 0), expected)
+
+
+# -- in a loader ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return {
+        f"{i:03d}": KINDS[list(KINDS)[i % len(KINDS)]](picture(*SIZES[i % 4], seed=i))
+        for i in range(97)
+    }
+
+
+@pytest.fixture(scope="module")
+def photo_store(tmp_path_factory, pictures):
+    folder = tmp_path_factory.mktemp("images") / "photos.hr"
+    hr.pack(((name, data, i % 5) for i, (name, data) in enumerate(pictures.items())), folder)
+    return folder
+
+
+IMAGES = hr.Images(size=32, flip=True)
+
+
+def epoch_of(loader) -> dict[int, bytes]:
+    """Pixels by index; checks what else a batch says."""
+    pixels = {}
+    for batch in loader:
+        assert isinstance(batch, hr.ImageBatch)
+        assert batch.pixels.shape == (len(batch), 3, 32, 32)
+        for i, index in enumerate(batch.indices.tolist()):
+            assert batch.labels[i] == index % 5
+            assert index not in pixels
+            pixels[index] = batch.pixels[i].tobytes()
+    return pixels
+
+
+def expected_epoch(pictures, seed, epoch):
+    data = list(pictures.values())
+    return {i: decoded(IMAGES, data[i], i, seed, epoch).tobytes() for i in range(len(data))}
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "blocked"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_loader_delivers_every_pictures_own_pixels(photo_store, pictures, order, threads):
+    loader = hr.loader(photo_store, 8, order=order, seed=5, decode=IMAGES, decode_threads=threads)
+    assert epoch_of(loader) == expected_epoch(pictures, 5, 0)
+    assert epoch_of(loader) == expected_epoch(pictures, 5, 1)
+    assert loader.decoding.stats().samples == 2 * len(pictures)
+    assert loader.decoding.fallbacks == 0
+    loader.close()
+
+
+def test_the_same_crops_on_any_number_of_ranks_and_after_a_resume(photo_store, pictures):
+    expected = expected_epoch(pictures, 3, 0)
+    together = {}
+    for rank in range(3):
+        loader = hr.loader(
+            photo_store, 4, seed=3, decode=IMAGES, rank=rank, world_size=3, tail="exact"
+        )
+        together |= epoch_of(loader)
+        loader.close()
+    assert together == expected
+    first = hr.loader(photo_store, 4, seed=3, decode=IMAGES)
+    batches = iter(first)
+    for _ in range(6):
+        next(batches)
+    state = first.state_dict()
+    first.close()
+    second = hr.loader(photo_store, 4, seed=3, decode=IMAGES, decode_threads=2)
+    second.load_state_dict(state)
+    rest = epoch_of(second)
+    assert len(rest) == len(pictures) - 24
+    assert rest.items() <= expected.items()
+    second.close()
+
+
+def test_threads_are_a_knob_and_its_numbers_are_published(photo_store):
+    loader = hr.loader(photo_store, 8, decode=IMAGES, decode_threads=1)
+    stage = loader.decoding
+    assert stage in loader.stages_now()
+    assert stage.knobs() == {"decode_threads": 1}
+    for batch in loader:
+        stage.turn({"decode_threads": 1 + len(batch) % 4, "buffer_bytes": 1})
+    stats = stage.stats()
+    assert stats.samples == 97
+    assert stats.busy_s > 0
+    assert stage.mapped_bytes >= batch.pixels.nbytes
+    with pytest.raises(ValueError, match="at least 1"):
+        stage.turn({"decode_threads": 0})
+    loader.close()
+    with pytest.raises(ValueError, match=str(THREADS_MAX)):
+        hr.loader(photo_store, 8, decode=IMAGES, decode_threads=THREADS_MAX + 1)
+
+
+def test_pixels_stay_when_the_loader_is_gone_and_are_not_recycled_under_a_view(
+    photo_store, pictures
+):
+    loader = hr.loader(photo_store, 8, order="sequential", decode=IMAGES)
+    kept = [batch.pixels[0] for batch in loader]
+    loader.close()
+    expected = expected_epoch(pictures, 0, 0)
+    for place, pixels in enumerate(kept):
+        assert pixels.tobytes() == expected[8 * place]
+
+
+def _epoch_in_child(loader, pipe):
+    pipe.send(epoch_of(loader))
+
+
+def test_a_forked_child_decodes_with_threads_of_its_own(photo_store, pictures):
+    loader = hr.loader(photo_store, 8, seed=2, decode=IMAGES)
+    batches = iter(loader)
+    next(batches)  # its threads run
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    other = hr.loader(photo_store, 8, seed=2, decode=IMAGES)
+    next(iter(other))
+    other.set_epoch(0)
+    child = context.Process(target=_epoch_in_child, args=(other, there))
+    child.start()
+    assert here.recv() == expected_epoch(pictures, 2, 0)
+    child.join(60)
+    assert child.exitcode == 0
+    loader.close()
+    other.close()
+
+
+# -- bad pictures -----------------------------------------------------------------------------------
+
+GOOD = encoded(picture(80, 60), "JPEG", quality=85)
+
+
+def store_of(tmp_path, samples: dict[str, bytes]):
+    hr.pack(samples.items(), tmp_path / "bad.hr")
+    return tmp_path / "bad.hr"
+
+
+def bomb() -> bytes:
+    """A header that claims 2^30 pixels, with a few bytes behind it."""
+    return png(1 << 15, 1 << 15, 8, 2, b"\0" * 100)
+
+
+BAD = {
+    "empty": b"",
+    "text": b"no picture at all",
+    "cut off": GOOD[: len(GOOD) // 2],
+    "without its end": GOOD[:-2],
+    "png cut off": encoded(picture(80, 60), "PNG")[:-40],
+    "png with a wrong checksum": encoded(picture(80, 60), "PNG")[:60]
+    + b"\0\0"
+    + encoded(picture(80, 60), "PNG")[62:],
+    "webp cut off": encoded(picture(80, 60), "WEBP")[:-30],
+    "bomb": bomb(),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_picture_that_nobody_can_decode_is_named(tmp_path, kind):
+    samples = {"a.jpg": GOOD, "b.jpg": BAD[kind], "c.jpg": GOOD}
+    store = store_of(tmp_path, samples)
+    loader = hr.loader(store, 3, order="sequential", decode=IMAGES)
+    with pytest.raises(DecodeError, match=r"sample 1 \('b.jpg'\)") as failure:
+        next(iter(loader))
+    assert failure.value.index == 1
+    loader.close()
+    loader = hr.loader(store, 3, order="sequential", decode=IMAGES, on_error="skip")
+    (batch,) = loader
+    assert batch.indices.tolist() == [0, 2]
+    assert len(batch.pixels) == 2
+    for place, index in enumerate((0, 2)):
+        assert (batch.pixels[place] == decoded(IMAGES, GOOD, index, 0, 0)).all()
+    (skipped,) = loader.skipped
+    assert (skipped.index, skipped.name) == (1, "b.jpg")
+    loader.close()
+
+
+def test_a_jpeg_cut_off_anywhere_is_never_delivered():
+    images = hr.Images(size=16)
+    for size in range(len(GOOD)):
+        with pytest.raises(ValueError, match=r"\w"):
+            _native.decode_picture(images.recipe(), GOOD[:size], 0, 0, 0)
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+def test_others_cut_off_anywhere_are_never_delivered(form):
+    data = encoded(picture(33, 21), form)
+    for size in range(len(data) - (1 if form == "WEBP" else 0)):
+        with pytest.raises(ValueError, match=r"\w"):
+            _native.decode_picture(hr.Images(size=16).recipe(), data[:size], 0, 0, 0)
+
+
+def test_damaged_scans_are_refused_although_libjpeg_goes_on():
+    data = bytearray(encoded(picture(400, 300), "JPEG", quality=85))
+    start = data.index(b"\xff\xda") + 200
+    data[start : start + 40] = b"\xff\xd9" * 20  # an end marker within the scan
+    with pytest.raises(ValueError, match=r"\w"):
+        _native.decode_picture(hr.Images(crop="stretch").recipe(), bytes(data), 0, 0, 0)
+
+
+def test_max_pixels_is_asked_before_memory_is_taken():
+    images = hr.Images(max_pixels=4799)
+    with pytest.raises(ValueError, match="80 x 60 pixels, more than the 4799"):
+        _native.decode_picture(images.recipe(), GOOD, 0, 0, 0)
+    assert len(_native.decode_picture(hr.Images(max_pixels=4800).recipe(), GOOD, 0, 0, 0))
+
+
+def test_pillow_decodes_what_the_native_decoders_refuse_and_it_is_said_once(tmp_path, caplog):
+    grey = Image.fromarray((np.arange(60 * 80).reshape(60, 80) * 13).astype(np.uint16))
+    samples = {
+        "grey of 16 bits": encoded(grey, "PNG"),
+        "bmp": encoded(picture(80, 60), "BMP"),
+        "gif": encoded(picture(80, 60).quantize(20), "GIF"),
+    }
+    loader = hr.loader(
+        store_of(tmp_path, samples), 3, order="sequential",
+        decode=hr.Images(size=32, layout="nhwc", flip=True),
+    )  # fmt: skip
+    with caplog.at_level("WARNING", "headrace"):
+        (batch,) = loader
+    for i, data in enumerate(samples.values()):
+        expected = by_pillow(loader.decoding.images, data, i, 0, 0)
+        assert np.abs(batch.pixels[i].astype(int) - expected).max() <= 1
+    assert loader.decoding.fallbacks == 3
+    assert len([r for r in caplog.records if "Pillow decodes" in r.message]) == 1
+    loader.close()
+
+
+def test_samples_of_several_parts_say_which_is_the_picture(tmp_path):
+    samples = [(f"{i}", {"jpg": GOOD, "cls": b"%d" % i}) for i in range(5)]
+    hr.pack(samples, tmp_path / "parts.hr")
+    loader = hr.loader(tmp_path / "parts.hr", 5, order="sequential", decode=IMAGES)
+    (batch,) = loader
+    assert [bytes(batch[i, "cls"]) for i in range(5)] == [b"%d" % i for i in range(5)]
+    assert (batch.pixels[4] == decoded(IMAGES, GOOD, 4, 0, 0)).all()
+    loader.close()
+    with pytest.raises(ValueError, match="part is 'png'"):
+        hr.loader(tmp_path / "parts.hr", 5, decode=hr.Images(part="png"))
+    with pytest.raises(ValueError, match="which is the picture"):
+        hr.Images().part_of(("left.png", "right.png"))
+
+
+def test_images_is_a_value():
+    images = hr.Images(
+        size=(160, 224), crop="center", short=256, dtype="float32", mean=IMAGENET_MEAN
+    )
+    assert pickle.loads(pickle.dumps(images)) == images
+    assert eval(repr(images), {"Images": hr.Images}) == images
+    assert images.shape == (3, 160, 224)
+    assert hr.Images(layout="nhwc").shape == (224, 224, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"size": 0}, "between 1 and 16,384"),
+        ({"crop": "centre"}, "crop is 'centre'"),
+        ({"crop": "center", "size": 224, "short": 200}, "short side is smaller"),
+        ({"scale": (0.5, 0.1)}, "areas"),
+        ({"ratio": (0, 1)}, "aspect"),
+        ({"flip": 1.5}, "flip"),
+        ({"filter": "nearest"}, "filter is 'nearest'"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"layout": "chw"}, "layout is 'chw'"),
+        ({"mean": IMAGENET_MEAN}, "give a float dtype"),
+        ({"dtype": "float32", "std": (1, 0, 1)}, "deviation not positive"),
+    ],
+)
+def test_contradictions_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        hr.Images(**options)
