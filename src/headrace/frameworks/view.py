@@ -1,16 +1,27 @@
-"""LoaderView: where a store's loader stands and what it delivered, as every framework's loader shows it."""
+"""View: what the adapters of all frameworks have in common.
+
+`LoaderView` shows where a store's loader stands and what it delivered. The functions below say what an
+element is: a sample's bytes as decoders get them, rows of equal length, and the error for a sample that does
+not decode.
+"""
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headrace.closing import Closing
+from headrace.errors import DecodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
     from headrace.order import Order
-    from headrace.plane import Loader, LoaderStats
+    from headrace.plane import Batch, Loader, LoaderStats
     from headrace.plane.batch import Skipped
 
 
@@ -92,3 +103,67 @@ class LoaderView(Closing):
     def close(self) -> None:
         """End reading ahead. Batches stay valid; the loader can be used again."""
         self._loader.close()
+
+
+def sample_data(batch: Any, i: int) -> Any:
+    """The bytes of a batch's i-th sample; a dict of them by part, where several parts are read."""
+    if batch.offsets.ndim == 1:
+        return batch[i]
+    return {name: batch[i, name] for name in batch.part_names}
+
+
+def takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a function wants a second positional argument; builtins without signature do not."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is p.empty for p in parameters) > 1
+
+
+def decode_error(
+    index: int, name: str, why: str, instead: str = ", or pass on_error='skip'"
+) -> DecodeError:
+    """The error for a sample that the user's decode function refused."""
+    return DecodeError(
+        f"decoding sample {index} ({name!r}) failed: {why}.",
+        next_step=f"Mend the sample or the decode function{instead}.",
+        index=index,
+        name=name,
+    )
+
+
+def check_form(form: str, forms: Sequence[str], part_names: Sequence[str]) -> None:
+    """Check what `elements` is, as far as that can be done without a batch.
+
+    Raises:
+        ValueError: an unknown form, or rows of several parts.
+    """
+    if form not in forms:
+        raise ValueError(f"elements is {form!r}, expected one of {forms}")
+    if form == "rows" and len(part_names) > 1:
+        raise ValueError(f"elements is 'rows', but several parts are read: {tuple(part_names)}")
+
+
+def rows_of(batch: Batch, instead: str) -> NDArray[np.uint8]:
+    """Samples of equal length as uint8, shape (samples, length); no copy where they lie one after the other.
+
+    Raises:
+        ValueError: the lengths differ; says what to do `instead`.
+    """
+    if len(batch) == 0:
+        return np.empty((0, 0), np.uint8)
+    length = int(batch.lengths[0])
+    if (batch.lengths != length).any():
+        low, high = int(batch.lengths.min()), int(batch.lengths.max())
+        raise ValueError(
+            f"elements is 'rows', but lengths are {low} to {high} bytes, expected all equal: {instead}"
+        )
+    if (np.diff(batch.offsets) == length).all():
+        start = int(batch.offsets[0])
+        return batch.data[start : start + len(batch) * length].reshape(len(batch), length)
+    rows = np.empty((len(batch), length), np.uint8)
+    for row, offset in zip(rows, batch.offsets, strict=True):
+        row[:] = batch.data[offset : offset + length]
+    return rows

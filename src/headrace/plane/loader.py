@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.plane.batch import Batch, OnError, Skipped
     from headrace.plane.disk_tier import CacheReport
     from headrace.plane.images import Decoding, Images
-    from headrace.plane.pipeline import AddStage
+    from headrace.plane.pipeline import AddStage, Delivery
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -114,6 +114,28 @@ class LoaderStats:
         for name, value in reads.items():
             if name in _ROUTES:
                 setattr(self, name, getattr(self, name) + value)
+
+    def deliver(
+        self,
+        a_pass: Pass,
+        step: int,
+        delivery: Delivery,
+        times: tuple[float, float],
+        *,
+        ready: bool = False,
+    ) -> None:
+        """Count a delivery here, in its pass, and in the log of steps.
+
+        Args:
+            a_pass: the pass under way.
+            step: counted from the beginning of the pass.
+            delivery: the batch.
+            times: when the consumer asked for it, and had it.
+            ready: as in `count`.
+        """
+        _, asked, samples, nbytes, reads, trace = delivery
+        self.count(samples, nbytes, reads, times[1] - times[0], ready=ready)
+        self.steps.add(a_pass.delivered(step, asked), len(asked), times, trace)
 
 
 _ROUTES = ("cached_reads", "direct_reads", "buffered_reads", "opened_files")
@@ -320,14 +342,11 @@ class Loader:
                 a_pass.check()
                 self.stats.ask()
                 asked_at = time.perf_counter()
-                batch, asked, reads, trace = next(fetched)
-                got_at = time.perf_counter()
-                waited_s = got_at - asked_at
-                ready = self._reader.was_ready
-                self.stats.count(len(batch), batch.nbytes, reads, waited_s, ready=ready)
-                place = a_pass.delivered(step, asked)
-                self.stats.steps.add(place, len(asked), (asked_at, got_at), trace)
-                yield batch
+                one = next(fetched)
+                times = asked_at, time.perf_counter()
+                delivery = one.delivery(one.batch, len(one.batch))
+                self.stats.deliver(a_pass, step, delivery, times, ready=self._reader.was_ready)
+                yield one.batch
             self.stats.ask()  # what came after the last batch was work, too
         finally:
             self.stats.rest()

@@ -82,16 +82,34 @@ class SampleSource(Protocol):
         """The error for a failed slot of a native batch."""
 
 
+class Delivery(NamedTuple):
+    """What a consumer gets, and what its delivery is counted with."""
+
+    value: Any
+    asked: NDArray[np.int64]
+    """int64, shape (samples asked for,): goes into the order hash."""
+    samples: int
+    """Samples that are in it."""
+    nbytes: int
+    """Bytes of its batch in the store."""
+    reads: dict[str, int]
+    """How the bytes were read: numbers by name, see `LoaderStats`."""
+    trace: BatchTrace
+
+
 class Fetched(NamedTuple):
-    """A batch that was read, and what its delivery has to be counted with."""
+    """A batch that was read."""
 
     batch: Batch
     asked: NDArray[np.int64]
     """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
     reads: dict[str, int]
-    """How the bytes were read: numbers by name, see `LoaderStats`."""
     trace: BatchTrace
     """When and how it was read; each stage that works on the batch adds its time."""
+
+    def delivery(self, value: Any, samples: int) -> Delivery:
+        """The delivery of a value of so many samples that was made from the batch."""
+        return Delivery(value, self.asked, samples, self.batch.nbytes, self.reads, self.trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import headrace as hr
 from headrace.base.causes import Cause
 from headrace.control.controller import planes
-from headrace.frameworks.tensorflow.pipeline import Run
+from headrace.frameworks.tensorflow.loader import EpochRun
 from headrace.tensorflow import Loader
 from tests_shared import until
 
@@ -63,7 +63,7 @@ def test_the_wait_for_a_slow_decoder_is_decodings(own):
 def test_a_decoded_batch_waits_for_the_threads_that_decode_the_next(own, taken):
     with hr.open(own) as store:
         loader = hr.loader(store, BATCH)
-        run = Run(loader, 1, decodes=True)
+        run = EpochRun(loader, 1, decodes=True)
         batches = run.batches()
         for _ in range(taken):
             next(batches)
@@ -99,7 +99,7 @@ def test_a_clock_that_is_set_makes_no_wait_negative_and_none_longer_than_the_ste
     next(batches)
     now_s = time.time
     monkeypatch.setattr(
-        "headrace.frameworks.tensorflow.pipeline.time.time", lambda: now_s() + clock
+        "headrace.frameworks.tensorflow.loader.time.time", lambda: now_s() + clock
     )
     assert len(list(batches)) == STEPS - 1
     steps, _ = loader.stats.steps.since(0)

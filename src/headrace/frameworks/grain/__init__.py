@@ -3,7 +3,3 @@
 * dataset: `Source`, for Grain's own samplers and workers; `Dataset`, whole batches in headrace's order
 * elements: what a batch is: rows, headrace's own buffer, or decoded samples; as numpy or JAX arrays
 """
-
-from headrace.frameworks.grain.dataset import Dataset, Source, dataset
-
-__all__ = ["Dataset", "Source", "dataset"]

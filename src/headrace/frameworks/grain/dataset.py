@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import grain
 import numpy as np
@@ -17,7 +17,8 @@ from headrace import api
 from headrace.base.job import RankDecision
 from headrace.config import reader_options
 from headrace.errors import OrderError
-from headrace.frameworks.grain.elements import Decoder, Form, arrays_of, check_form, on_device
+from headrace.frameworks.grain.elements import Form, StackingDecoder, arrays_of, on_device
+from headrace.frameworks.view import check_form, sample_data
 from headrace.plane.pipeline import Pipeline
 from headrace.store import Store
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.plane import Batch, Loader
     from headrace.plane.batch import OnError, Skipped
     from headrace.plane.cursor import Pass
-    from headrace.plane.pipeline import Fetched
+    from headrace.plane.pipeline import Delivery, Fetched
 
 
 class Source:
@@ -105,14 +106,12 @@ class Source:
 
 
 def _sample(batch: Batch, i: int) -> dict[str, Any]:
-    if len(batch.part_names) == 1:
-        data: Any = np.frombuffer(batch[i], np.uint8)
+    data = sample_data(batch, i)
+    if isinstance(data, dict):
+        arrays: Any = {name: np.frombuffer(part, np.uint8) for name, part in data.items()}
     else:
-        data = {name: np.frombuffer(batch[i, name], np.uint8) for name in batch.part_names}
-    return {"data": data, "label": batch.labels[i]}
-
-
-_FIRST = np.zeros(1, np.int64)
+        arrays = np.frombuffer(data, np.uint8)
+    return {"data": arrays, "label": batch.labels[i]}
 
 
 # Grain is not typed where it counts, so for the type checker these are subclasses of Any.
@@ -190,7 +189,7 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
             **options,
         }
         loader = self._new_loader()
-        check_form(elements, loader.reader.part_names if decode is None else ("",))
+        check_form(elements, get_args(Form), loader.reader.part_names if decode is None else ("",))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -224,11 +223,13 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         loader.cursor.share.ranks = self._ranks  # one answer for all iterators, here and in workers
         return loader
 
-    def _decoder_over(self, loader: Loader) -> Decoder | None:
+    def _decoder_over(self, loader: Loader) -> StackingDecoder | None:
         if self._decode is None:
             return None
         on_error = self._arguments["on_error"]
-        return Decoder(self._decode, self._threads, self.store.names, on_error, loader.skipped)
+        return StackingDecoder(
+            self._decode, self._threads, self.store.names, on_error, loader.skipped
+        )
 
 
 class Batches(grain.DatasetIterator):  # type: ignore[misc]
@@ -266,8 +267,11 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         asked_s = time.perf_counter()
         while self._epochs is None or self._loader.epoch < self._epochs:
             if self._under_way is None:
-                self._this = self._loader.begin()
-                self._under_way = self._read(self._this, self._steps(self._this))
+                self._pass = self._loader.begin()
+                slices, order = self._loader.slices, self._loader.order
+                begin, steps = self._pass.begin, self._steps(self._pass)
+                spans = (slices.span(step, begin) for step in steps)
+                self._under_way = self._loader.reader.stream(order, self._pass.epoch, spans)
             try:
                 one = next(self._under_way, None)
                 element = None if one is None else self._element(one)
@@ -278,9 +282,7 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
                 self._under_way = None
                 self._finished()
                 continue
-            got_s = time.perf_counter()
-            self._loader.stats.count(len(one.batch), one.batch.nbytes, one.reads, got_s - asked_s)
-            self._delivered(one, asked_s, got_s)
+            self._delivered(one.delivery(None, len(one.batch)), (asked_s, time.perf_counter()))
             return element
         self._loader.stats.rest()
         raise StopIteration
@@ -329,41 +331,31 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
         self._step = 0
         return range(a_pass.steps)
 
-    def _delivered(self, one: Fetched, asked_s: float, got_s: float) -> None:
+    def _delivered(self, delivery: Delivery, times: tuple[float, float]) -> None:
         """Count it. Where Grain's own threads ask ahead, they are whoever waits: when they have room."""
-        place = self._this.delivered(self._step, one.asked)
-        self._loader.stats.steps.add(place, len(one.asked), (asked_s, got_s), one.trace)
+        self._loader.stats.deliver(self._pass, self._step, delivery, times)
         self._step += 1
-        if self._step == self._this.steps:
-            self._this.finish()
+        if self._step == self._pass.steps:
+            self._pass.finish()
 
     def _finished(self) -> None:
         """The pass has no more steps for this iterator."""
         self._loader.stats.rest()
         self._loader.stats.ask()
 
-    def _read(self, a_pass: Pass, steps: range) -> Generator[Fetched, None, None]:
-        loader = self._loader
-        spans = (loader.slices.span(step, a_pass.begin) for step in steps)
-        return loader.reader.stream(loader.order, a_pass.epoch, spans)
-
     def _element(self, one: Fetched) -> dict[str, Any]:
         dataset, trace = self._dataset, one.trace
-        if self._decoder is not None:
-            element = self._decoded(self._decoder, one)
-        else:
+        if self._decoder is None:
             element = arrays_of(one.batch, dataset._elements)  # noqa: SLF001
             trace.collated_s = time.perf_counter()
+        elif len(one.asked):
+            element = self._decoder(one.batch, trace)
+        else:  # of an exact tail that several ranks share, one may have nothing
+            element = self._decoder.empty(self._loader.reader.fetch(np.zeros(1, np.int64)).batch)
         if dataset._device is not None:  # noqa: SLF001
             element = on_device(element, dataset._device)  # noqa: SLF001
             trace.moved_s = time.perf_counter()
         return element
-
-    def _decoded(self, decoder: Decoder, one: Fetched) -> dict[str, Any]:
-        if len(one.asked):
-            return decoder(one.batch, one.trace)
-        # Of an exact tail that several ranks share, one may have nothing.
-        return decoder.empty(self._loader.reader.fetch(_FIRST).batch)
 
 
 class ShareOfBatches(Batches):
@@ -409,8 +401,10 @@ class ShareOfBatches(Batches):
     def _steps(self, a_pass: Pass) -> range:
         return range(self._step % a_pass.steps, a_pass.steps, self._stride)
 
-    def _delivered(self, one: Fetched, asked_s: float, got_s: float) -> None:  # noqa: ARG002
+    def _delivered(self, delivery: Delivery, times: tuple[float, float]) -> None:
         # The place is a step, however large.
+        waited_s = times[1] - times[0]
+        self._loader.stats.count(delivery.samples, delivery.nbytes, delivery.reads, waited_s)
         self._step += self._stride
 
     def _finished(self) -> None:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from headrace.errors import DecodeError
+from headrace.frameworks.view import decode_error, rows_of, sample_data
 from headrace.plane.batch import Skipped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
 
     from headrace.plane import Batch
     from headrace.plane.batch import OnError
@@ -30,18 +29,6 @@ lie one after the other. `buffer`: `data` is uint8, shape (bytes,), and `offsets
 where the samples lie in it; never a copy."""
 
 
-def check_form(form: Form, part_names: Sequence[str]) -> None:
-    """Check what can be known without a batch.
-
-    Raises:
-        ValueError: an unknown form, or rows of several parts.
-    """
-    if form not in get_args(Form):
-        raise ValueError(f"elements is {form!r}, expected one of {get_args(Form)}")
-    if form == "rows" and len(part_names) > 1:
-        raise ValueError(f"elements is 'rows', but several parts are read: {tuple(part_names)}")
-
-
 def arrays_of(batch: Batch, form: Form) -> dict[str, Any]:
     """Return a batch as numpy arrays, see `Form`.
 
@@ -50,30 +37,11 @@ def arrays_of(batch: Batch, form: Form) -> dict[str, Any]:
     """
     common = {"labels": batch.labels, "indices": batch.indices}
     if form == "rows":
-        return {"data": _rows(batch), **common}
+        return {"data": rows_of(batch, "give decode=, or take 'buffer'"), **common}
     return {"data": batch.data, "offsets": batch.offsets, "lengths": batch.lengths, **common}
 
 
-def _rows(batch: Batch) -> NDArray[np.uint8]:
-    if len(batch) == 0:
-        return np.empty((0, 0), np.uint8)
-    length = int(batch.lengths[0])
-    if (batch.lengths != length).any():
-        low, high = int(batch.lengths.min()), int(batch.lengths.max())
-        raise ValueError(
-            f"elements is 'rows', but lengths are {low} to {high} bytes, expected all equal: "
-            "give decode=, or take 'buffer'",
-        )
-    if (np.diff(batch.offsets) == length).all():
-        start = int(batch.offsets[0])
-        return batch.data[start : start + len(batch) * length].reshape(len(batch), length)
-    rows = np.empty((len(batch), length), np.uint8)
-    for row, offset in zip(rows, batch.offsets, strict=True):
-        row[:] = batch.data[offset : offset + length]
-    return rows
-
-
-class Decoder:
+class StackingDecoder:
     """Decodes the samples of a batch in threads and stacks the results.
 
     Args:
@@ -114,14 +82,13 @@ class Decoder:
         trace.decoded_s = time.perf_counter()
         trace.work_s, trace.cpu_s = sum(each[1] for each in timed), sum(each[2] for each in timed)
         results = [each[0] for each in timed]
-        kept = []
-        for i, result in zip(places, results, strict=True):
+        for result in results:
             if not isinstance(result, DecodeError):
-                kept.append(i)
-            elif self._on_error == "raise":
+                continue
+            if self._on_error == "raise":
                 raise result
-            else:
-                self._skipped.append(Skipped(result.index, result.name, str(result)))
+            self._skipped.append(Skipped(result.index, result.name, str(result)))
+        kept = [i for i in places if not isinstance(results[i], DecodeError)]
         if not kept:
             raise ValueError(
                 "a batch has no samples: all were skipped; see `skipped` of the iterator",
@@ -161,19 +128,11 @@ class Decoder:
         return result, time.perf_counter() - began_s, time.thread_time() - cpu_s
 
     def _decode(self, batch: Batch, i: int) -> Any:
-        several = batch.offsets.ndim == 2
-        data: Any = {name: batch[i, name] for name in batch.part_names} if several else batch[i]
         try:
-            return self._function(data)
+            return self._function(sample_data(batch, i))
         except Exception as e:  # noqa: BLE001 - it is raised, or recorded, where the batch is made
             index = int(batch.indices[i])
-            name = self._names[index]
-            error = DecodeError(
-                f"decoding sample {index} ({name!r}) failed: {type(e).__name__}: {e}.",
-                next_step="Mend the sample or the decode function, or pass on_error='skip'.",
-                index=index,
-                name=name,
-            )
+            error = decode_error(index, self._names[index], f"{type(e).__name__}: {e}")
             error.__cause__ = e
             return error
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
 from headrace import _native
+from headrace.frameworks.view import check_form, rows_of
 from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64_array
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def cut(data: Any, offsets: Any, lengths: Any) -> Any:
         offsets: int64: where each sample starts.
         lengths: int64, shaped like `offsets`.
     """
-    found = op_def_library.apply_op(_OPERATION, data=data, offsets=offsets, lengths=lengths)
-    found.set_shape(offsets.shape)
-    return found
+    strings = op_def_library.apply_op(_OPERATION, data=data, offsets=offsets, lengths=lengths)
+    strings.set_shape(offsets.shape)
+    return strings
 
 
 @cache
@@ -83,12 +84,12 @@ def _tried() -> str:
     offsets = np.array([[0, 7, 8999], [0, 3, 1]], np.int64)
     lengths = np.array([[9000, 22, 1], [0, 23, 5000]], np.int64)
     with tf.init_scope(), tf.device("/CPU:0"):  # whoever asks may be building a graph
-        found = tf.function(cut, autograph=False)(
+        strings = tf.function(cut, autograph=False)(
             *(tf.constant(array) for array in (data, offsets, lengths))
         ).numpy()
     for at in np.ndindex(offsets.shape):
         start = int(offsets[at])
-        if found[at] != data[start : start + int(lengths[at])].tobytes():
+        if strings[at] != data[start : start + int(lengths[at])].tobytes():
             return f"sample {at} of a trial came out wrong"
     return ""
 
@@ -120,10 +121,7 @@ class Elements:
         samples: int | None,
         seed: int | None,
     ) -> None:
-        if form not in get_args(Form):
-            raise ValueError(f"elements is {form!r}, expected one of {get_args(Form)}")
-        if form == "rows" and len(part_names) > 1:
-            raise ValueError(f"elements is 'rows', but several parts are read: {part_names}")
+        check_form(form, get_args(Form), part_names)
         self.form = form
         self._part_names = tuple(part_names)
         self.samples = samples
@@ -153,13 +151,12 @@ class Elements:
         extra = () if self._seed is None else (_seeds(self._seed, batch),)
         return (_buffer(batch), *extra)
 
-    def arrived(self, buffer: Any, *seeds: Any) -> Any:
-        """Make of what crossed what `of` makes, inside TensorFlow."""
-        offsets, lengths = buffer["offsets"], buffer["lengths"]
-        found = cut(buffer["data"], offsets, lengths)
+    def strings(self, buffer: Any, *seeds: Any) -> Any:
+        """Make of a buffer that crossed what `of` makes, inside TensorFlow."""
+        data = cut(buffer["data"], buffer["offsets"], buffer["lengths"])
         if len(self._part_names) > 1:
-            found = {name: found[:, p] for p, name in enumerate(self._part_names)}
-        return found, buffer["labels"], *seeds
+            data = {name: data[:, p] for p, name in enumerate(self._part_names)}
+        return data, buffer["labels"], *seeds
 
     def _signature(self, form: Form) -> Any:
         n = self.samples
@@ -190,7 +187,7 @@ class Elements:
         if self.form == "buffer":
             return _buffer(batch)
         if self.form == "rows":
-            return _rows(batch), batch.labels
+            return rows_of(batch, "take 'strings' or 'buffer'"), batch.labels
         if len(self._part_names) > 1:
             data: Any = {name: _strings(batch, name) for name in self._part_names}
         else:
@@ -202,38 +199,15 @@ class Elements:
 
 def _buffer(batch: Batch) -> dict[str, Any]:
     return {
-        "data": batch.data,
-        "offsets": batch.offsets,
-        "lengths": batch.lengths,
-        "indices": batch.indices,
-        "labels": batch.labels,
+        name: getattr(batch, name) for name in ("data", "offsets", "lengths", "indices", "labels")
     }
 
 
 def _strings(batch: Batch, part: str | None) -> NDArray[np.object_]:
-    found = np.empty(len(batch), np.object_)
+    strings = np.empty(len(batch), np.object_)
     for i in range(len(batch)):
-        found[i] = bytes(batch[i] if part is None else batch[i, part])
-    return found
-
-
-def _rows(batch: Batch) -> NDArray[np.uint8]:
-    if len(batch) == 0:
-        return np.empty((0, 0), np.uint8)
-    length = int(batch.lengths[0])
-    if (batch.lengths != length).any():
-        low, high = int(batch.lengths.min()), int(batch.lengths.max())
-        raise ValueError(
-            f"elements is 'rows', but lengths are {low} to {high} bytes, expected all equal: "
-            "take 'strings' or 'buffer'",
-        )
-    if (np.diff(batch.offsets) == length).all():
-        start = int(batch.offsets[0])
-        return batch.data[start : start + len(batch) * length].reshape(len(batch), length)
-    rows = np.empty((len(batch), length), np.uint8)
-    for row, offset in zip(rows, batch.offsets, strict=True):
-        row[:] = batch.data[offset : offset + length]
-    return rows
+        strings[i] = bytes(batch[i] if part is None else batch[i, part])
+    return strings
 
 
 def _seeds(seed: int, batch: Batch) -> NDArray[np.int64]:

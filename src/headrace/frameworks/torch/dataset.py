@@ -7,7 +7,6 @@ path and fingerprint) to spawned workers.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,8 @@ from torch.utils import data as torch_data
 
 from headrace import api
 from headrace.config import reader_options, tier_options
-from headrace.errors import DecodeError
 from headrace.frameworks.torch.tensors import TensorBatch
+from headrace.frameworks.view import decode_error, sample_data, takes_two
 from headrace.order.hash import Purpose, derive_key
 from headrace.plane.batch import Skipped
 from headrace.plane.pipeline import Pipeline
@@ -89,7 +88,7 @@ class Decoder:
         self.function = function
         self.seed = seed
         self._on_error = on_error
-        self._takes_sample = function is not None and _takes_two(function)
+        self._takes_sample = function is not None and takes_two(function)
 
     def decode(
         self,
@@ -112,17 +111,14 @@ class Decoder:
         places = range(len(batch))[span]
         if self.function is None:
             tensors = TensorBatch.over(batch)
-            one = tensors.offsets.ndim == 1
-            return [
-                (tensors[i] if one else self._parts(tensors, i), int(batch.labels[i]))
-                for i in places
-            ]
+            return [(sample_data(tensors, i), int(batch.labels[i])) for i in places]
         decoded = []
         for i in places:
             try:
                 decoded.append((self._call(batch, i), int(batch.labels[i])))
             except Exception as e:
-                error = _named(e, int(batch.indices[i]), names)
+                index = int(batch.indices[i])
+                error = decode_error(index, names[index], f"{type(e).__name__}: {e}")
                 if self._on_error == "raise":
                     raise error from e
                 skipped.append(Skipped(error.index, error.name, str(error)))
@@ -130,36 +126,11 @@ class Decoder:
 
     def _call(self, batch: Batch, i: int) -> Any:
         assert self.function is not None
-        data: Any = batch[i] if batch.offsets.ndim == 1 else self._parts(batch, i)
+        data = sample_data(batch, i)
         if not self._takes_sample:
             return self.function(data)
         index, label = int(batch.indices[i]), int(batch.labels[i])
         return self.function(data, Sample(index, label, batch.epoch, self.seed))
-
-    @staticmethod
-    def _parts(batch: Batch | TensorBatch, i: int) -> dict[str, Any]:
-        return {name: batch[i, name] for name in batch.part_names}
-
-
-def _named(cause: Exception, index: int, names: Sequence[str]) -> DecodeError:
-    name = names[index]
-    return DecodeError(
-        f"decoding sample {index} ({name!r}) failed: {type(cause).__name__}: {cause}.",
-        next_step="Mend the sample or the decode function, or pass on_error='skip'.",
-        index=index,
-        name=name,
-    )
-
-
-def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a function wants a second positional argument; builtins without signature do not."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    wanted = [p for p in parameters if p.kind in positional and p.default is p.empty]
-    return len(wanted) > 1
 
 
 class Dataset(torch_data.Dataset[Decoded]):

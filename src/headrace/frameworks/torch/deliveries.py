@@ -41,38 +41,9 @@ if TYPE_CHECKING:
     from headrace.order import Order
     from headrace.plane import Loader
     from headrace.plane.batch import Skipped
-    from headrace.plane.batch_trace import BatchTrace, Interruption
+    from headrace.plane.batch_trace import Interruption
     from headrace.plane.cursor import Pass
-    from headrace.plane.pipeline import Fetched
-
-
-class Delivery(NamedTuple):
-    """One batch, and what its delivery is counted with."""
-
-    value: Any
-    """What the user gets."""
-
-    asked: NDArray[np.int64]
-    """int64, shape (samples asked for,): goes into the order hash."""
-
-    samples: int
-    """Samples that are in the batch."""
-
-    nbytes: int
-    """Their bytes in the store."""
-
-    reads: dict[str, int]
-    """How they were read, see `LoaderStats`."""
-
-    trace: BatchTrace
-    """How it came."""
-
-    @classmethod
-    def of(cls, fetched: Fetched, value: Any, samples: int) -> Delivery:
-        """Return the delivery of a value that was made from a batch."""
-        return cls(
-            value, fetched.asked, samples, fetched.batch.nbytes, fetched.reads, fetched.trace
-        )
+    from headrace.plane.pipeline import Delivery, Fetched
 
 
 class Deliveries(Protocol):
@@ -158,7 +129,7 @@ class WholeBatches:
                     one.trace.collated_s = time.perf_counter()
                     tensors = tensors.pin_memory()
                     one.trace.moved_s = time.perf_counter()
-                yield Delivery.of(one, tensors, len(tensors))
+                yield one.delivery(tensors, len(tensors))
         finally:
             fetched.close()
 
@@ -175,25 +146,6 @@ SUBMITS_PER_BATCH = 2
 filling it at once would delay the first batch by the reading of all others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadOptions:
-    """How batches are decoded in threads."""
-
-    threads: int
-    """0 decodes in the consumer's thread, when a batch is asked for."""
-
-    batches_ahead: int
-    """Batches that are decoded or wait to be taken."""
-
-    pin_memory: bool
-    """Copy each batch into page-locked memory."""
-
-    def __post_init__(self) -> None:
-        for name, low in (("threads", 0), ("batches_ahead", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {low}")
-
-
 class ThreadedDecoding:
     """Decodes batches ahead.
 
@@ -201,7 +153,9 @@ class ThreadedDecoding:
         loader: gives order and reader.
         decoder: decodes samples.
         collate: puts them together.
-        options: threads, look-ahead and memory.
+        threads: 0 decodes in the consumer's thread, when a batch is asked for.
+        batches_ahead: batches that are decoded or wait to be taken.
+        pin_memory: copy each batch into page-locked memory.
     """
 
     def __init__(
@@ -209,14 +163,18 @@ class ThreadedDecoding:
         loader: Loader,
         decoder: Decoder,
         collate: Collate,
-        options: ThreadOptions,
+        *,
+        threads: int,
+        batches_ahead: int,
+        pin_memory: bool,
     ) -> None:
+        _check_bounds(threads=(threads, 0), batches_ahead=(batches_ahead, 1))
         self._loader = loader
         self._decoder = decoder
         self._collate = collate
-        self.threads = options.threads
-        self._batches_ahead = options.batches_ahead if options.threads else 1
-        self._pin_memory = options.pin_memory
+        self.threads = threads
+        self._batches_ahead = batches_ahead if threads else 1
+        self._pin_memory = pin_memory
         self._ended: list[Executor] = []
 
     def deliveries(self, a_pass: Pass) -> Generator[Delivery, None, None]:
@@ -282,16 +240,18 @@ class ThreadedDecoding:
             return failed, False
         interruptions.append((time.perf_counter(), one.trace.read))
         pieces = max(1, min(len(one.batch), PIECES_PER_THREAD * self.threads))
-        job = _Job(one, pieces, self._decode, self._finish)
+        job = _Job(self, one, pieces)
         for piece in range(pieces):
             pool.submit(job.run, piece)
         return job.future, True
 
-    def _decode(self, one: Fetched, span: slice) -> list[Decoded]:
+    def decode(self, one: Fetched, span: slice) -> list[Decoded]:
+        """Decode some samples of a batch, in any thread."""
         skipped = self._loader.skipped
         return self._decoder.decode(one.batch, self._loader.source.names, skipped, span)
 
-    def _finish(self, one: Fetched, samples: list[Decoded]) -> Delivery:
+    def finish(self, one: Fetched, samples: list[Decoded]) -> Delivery:
+        """Put a batch together, in any thread."""
         trace = one.trace
         trace.decoded_s = time.perf_counter()
         value = self._collate(samples, len(one.asked))
@@ -299,23 +259,16 @@ class ThreadedDecoding:
         if self._pin_memory:
             value = pinned(value)  # type: ignore[no-untyped-call]
             trace.moved_s = time.perf_counter()
-        return Delivery.of(one, value, len(samples))
+        return one.delivery(value, len(samples))
 
 
 class _Job:
     """One batch in the pool. The thread that ends its last piece finishes the batch."""
 
-    def __init__(
-        self,
-        one: Fetched,
-        pieces: int,
-        decode: Callable[[Fetched, slice], list[Decoded]],
-        finish: Callable[[Fetched, list[Decoded]], Delivery],
-    ) -> None:
+    def __init__(self, decoding: ThreadedDecoding, one: Fetched, pieces: int) -> None:
         self.future: Future[Delivery] = Future()
+        self._decoding = decoding
         self._one = one
-        self._decode = decode
-        self._finish = finish
         self._decoded: list[list[Decoded]] = [[] for _ in range(pieces)]
         self._left = pieces
         self._error: BaseException | None = None
@@ -328,7 +281,7 @@ class _Job:
         began_s, cpu_s = time.perf_counter(), time.thread_time()
         try:
             if self._error is None:
-                self._decoded[piece] = self._decode(self._one, span)
+                self._decoded[piece] = self._decoding.decode(self._one, span)
         except BaseException as e:  # noqa: BLE001 - it is raised where the batch is delivered
             self._error = e
         work_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_s
@@ -338,16 +291,13 @@ class _Job:
             trace.work_s += work_s
             trace.cpu_s += cpu_s
             self._left -= 1
-            last = self._left == 0
-        if last:
-            self._complete()
-
-    def _complete(self) -> None:
+            if self._left:
+                return
         if self._error is not None:
             self.future.set_exception(self._error)
             return
         try:
-            delivery = self._finish(self._one, list(chain.from_iterable(self._decoded)))
+            delivery = self._decoding.finish(self._one, list(chain.from_iterable(self._decoded)))
         except BaseException as e:  # noqa: BLE001 - the same
             self.future.set_exception(e)
         else:
@@ -368,27 +318,10 @@ class _Inline(Executor):
 _inherited: list[Any] = []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """What torch's DataLoader is told of its workers, in its own words."""
-
-    num_workers: int
-    prefetch_factor: int
-    pin_memory: bool
-    persistent_workers: bool
-    timeout: float
-    multiprocessing_context: Any
-    worker_init_fn: Callable[[int], None] | None
-
-    def __post_init__(self) -> None:
-        for name, low in (("num_workers", 1), ("prefetch_factor", 1), ("timeout", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {low}")
-
-
-class _Request(NamedTuple):
-    epoch: int
-    indices: NDArray[np.int64]
+def _check_bounds(**bounds: tuple[float, int]) -> None:
+    for name, (value, low) in bounds.items():
+        if value < low:
+            raise ValueError(f"{name} is {value}, expected at least {low}")
 
 
 class _Answer(NamedTuple):
@@ -406,11 +339,11 @@ class _Requests(torch_data.Sampler[Any]):
     order: Order
     a_pass: Pass | None = field(default=None)
 
-    def __iter__(self) -> Iterator[_Request]:
+    def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         assert self.a_pass is not None, "a pass is begun before torch asks for indices"
         epoch = self.a_pass.epoch
         for span in self.a_pass.spans():
-            yield _Request(epoch, self.order.wrapped(epoch, *span))
+            yield epoch, self.order.wrapped(epoch, *span)
 
 
 class _Answers(torch_data.Dataset[Any]):
@@ -423,7 +356,8 @@ class _Answers(torch_data.Dataset[Any]):
     def __getitems__(self, request: Any) -> _Answer:
         already = len(self._dataset.skipped)
         try:
-            fetched = self._dataset.fetch(request.indices, request.epoch)
+            epoch, indices = request
+            fetched = self._dataset.fetch(indices, epoch)
             trace = fetched.trace
             trace.serial = True  # this process does one batch after the other
             trace.decoding_s, cpu_s = time.perf_counter(), time.thread_time()
@@ -434,7 +368,7 @@ class _Answers(torch_data.Dataset[Any]):
         trace.decoded_s, trace.cpu_s = time.perf_counter(), time.thread_time() - cpu_s
         trace.work_s = trace.decoded_s - trace.decoding_s
         value = self._collate(samples, len(fetched.asked))
-        delivery = Delivery.of(fetched, value, len(samples))
+        delivery = fetched.delivery(value, len(samples))
         trace.collated_s = time.perf_counter()
         return _Answer(delivery, self._dataset.skipped[already:])
 
@@ -450,16 +384,13 @@ class WorkerDecoding:
         loader: gives the order.
         dataset: what each worker reads and decodes with.
         collate: puts samples together, in the worker.
-        options: what torch is told.
+        options: of torch's DataLoader, in its own words; bounds are checked here.
     """
 
-    def __init__(
-        self,
-        loader: Loader,
-        dataset: Dataset,
-        collate: Collate,
-        options: WorkerOptions,
-    ) -> None:
+    def __init__(self, loader: Loader, dataset: Dataset, collate: Collate, **options: Any) -> None:
+        _check_bounds(
+            **{n: (options[n], low) for n, low in (("prefetch_factor", 1), ("timeout", 0))}
+        )
         self._loader = loader
         self._answers = _Answers(dataset, collate)
         self._options = options
@@ -512,18 +443,11 @@ class WorkerDecoding:
             _inherited.append(self._torch)
             self._torch = None
         if self._torch is None:
-            options = self._options
             self._torch = torch_data.DataLoader(
                 self._answers,
                 batch_sampler=self._requests,
                 collate_fn=_as_it_is,
-                num_workers=options.num_workers,
-                prefetch_factor=options.prefetch_factor,
-                pin_memory=options.pin_memory,
-                persistent_workers=options.persistent_workers,
-                timeout=options.timeout,
-                multiprocessing_context=options.multiprocessing_context,
-                worker_init_fn=options.worker_init_fn,
+                **self._options,
                 # Its own, so that the user's random numbers do not depend on us.
                 generator=torch.Generator().manual_seed(self._loader.order.seed),
             )

@@ -19,10 +19,8 @@ from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.deliveries import (
     Collate,
     ThreadedDecoding,
-    ThreadOptions,
     WholeBatches,
     WorkerDecoding,
-    WorkerOptions,
 )
 from headrace.frameworks.view import LoaderView
 from headrace.order import Order
@@ -162,10 +160,7 @@ class StoreLoader(LoaderView):
         return self.dataset.decode is None and self.collate_fn is None
 
     def _choose_deliveries(
-        self,
-        threads: int | None,
-        batches_ahead: int | None,
-        **worker_options: Any,
+        self, threads: int | None, prefetch_batches: int | None, **worker_options: Any
     ) -> Deliveries:
         if self.num_workers < 0:
             raise ValueError(f"num_workers is {self.num_workers}, expected at least 0")
@@ -174,23 +169,25 @@ class StoreLoader(LoaderView):
         collate = Collate(self.collate_fn, partial(self.dataset.__getitem__, 0))
         if self.num_workers:
             default = BATCHES_AHEAD_PER_WORKER * self.num_workers
-            ahead = default if batches_ahead is None else batches_ahead
-            options = WorkerOptions(
+            ahead = default if prefetch_batches is None else prefetch_batches
+            return WorkerDecoding(
+                self._loader,
+                self.dataset,
+                collate,
                 num_workers=self.num_workers,
                 prefetch_factor=-(-ahead // self.num_workers),
                 pin_memory=self.pin_memory,
                 **worker_options,
             )
-            return WorkerDecoding(self._loader, self.dataset, collate, options)
+        if threads is None:
+            threads = min(THREADS_MAX, len(os.sched_getaffinity(0)))
         return ThreadedDecoding(
             self._loader,
             self.dataset.decoder,
             collate,
-            ThreadOptions(
-                threads=min(THREADS_MAX, _usable_cores()) if threads is None else threads,
-                batches_ahead=BATCHES_AHEAD if batches_ahead is None else batches_ahead,
-                pin_memory=self.pin_memory,
-            ),
+            threads=threads,
+            batches_ahead=BATCHES_AHEAD if prefetch_batches is None else prefetch_batches,
+            pin_memory=self.pin_memory,
         )
 
     def close(self) -> None:
@@ -210,15 +207,7 @@ class StoreLoader(LoaderView):
                     raise RuntimeError("this iterator belongs to the process that made it")
                 asked_at = time.perf_counter()
                 delivery = next(deliveries)
-                got_at = time.perf_counter()
-                waited_s = got_at - asked_at
-                self.stats.count(delivery.samples, delivery.nbytes, delivery.reads, waited_s)
-                self.stats.steps.add(
-                    a_pass.delivered(step, delivery.asked),
-                    len(delivery.asked),
-                    (asked_at, got_at),
-                    delivery.trace,
-                )
+                self.stats.deliver(a_pass, step, delivery, (asked_at, time.perf_counter()))
                 yield delivery.value
             self.stats.ask()  # what came after the last batch was work, too
         finally:
@@ -226,7 +215,3 @@ class StoreLoader(LoaderView):
                 self.stats.rest()
                 deliveries.close()
         a_pass.finish()
-
-
-def _usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
