@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils import data as torch_data
 
-from headrace.frameworks.torch.dropin.messages import Sender
+from headrace.frameworks.torch.dropin.sending import Sender
 from headrace.torch import DataLoader
 from tests_shared import own_bytes, python_threads, until
 

@@ -172,10 +172,10 @@ def test_the_state_before_an_epoch_begins_it():
 
 
 def test_marks_are_far_apart_when_batches_are_fast_and_replayed_exactly(monkeypatch):
-    from headrace.frameworks.torch.dropin import worker
+    from headrace.frameworks.torch.dropin import workers as dropin_workers
 
     for interval in (0.0, 1e9):
-        monkeypatch.setattr(worker, "MARK_INTERVAL_S", interval)
+        monkeypatch.setattr(dropin_workers, "MARK_INTERVAL_S", interval)
         state, randomness, rest, following = stopped(CASES["shuffled"], 4, num_workers=2)
         replayed = [len(one["replay"]) for one in state["_snapshot"]["_worker_snapshots"].values()]
         assert replayed == ([0, 0] if interval == 0 else [2, 2])
@@ -188,9 +188,9 @@ def test_marks_are_far_apart_when_batches_are_fast_and_replayed_exactly(monkeypa
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_iterable_that_knows_where_it_stands_is_told_so(workers, monkeypatch):
-    from headrace.frameworks.torch.dropin import worker
+    from headrace.frameworks.torch.dropin import workers as dropin_workers
 
-    monkeypatch.setattr(worker, "MARK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(dropin_workers, "MARK_INTERVAL_S", 0.0)
     case = lambda: (StatefulStream(), {"batch_size": 5})  # noqa: E731
     state, randomness, rest, _ = stopped(case, 3, num_workers=workers)
     resumed = fresh(case, num_workers=workers)

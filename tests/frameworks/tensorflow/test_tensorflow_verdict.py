@@ -98,9 +98,7 @@ def test_a_clock_that_is_set_makes_no_wait_negative_and_none_longer_than_the_ste
     batches = iter(loader.dataset())
     next(batches)
     now_s = time.time
-    monkeypatch.setattr(
-        "headrace.frameworks.tensorflow.loader.time.time", lambda: now_s() + clock
-    )
+    monkeypatch.setattr("headrace.frameworks.tensorflow.loader.time.time", lambda: now_s() + clock)
     assert len(list(batches)) == STEPS - 1
     steps, _ = loader.stats.steps.since(0)
     assert len(steps) == STEPS

@@ -26,9 +26,7 @@ from headrace.control.stalls.live import verdict_on
 from headrace.control.stalls.verdict import verdict_line
 from headrace.errors import RankError, StateMismatch
 from headrace.frameworks.torch.dataset import Dataset
-from headrace.frameworks.torch.dropin.context import WorkerContext
 from headrace.frameworks.torch.dropin.iterators import InProcess, InWorkers
-from headrace.frameworks.torch.dropin.messages import Reading
 from headrace.frameworks.torch.dropin.position import DataPosition, DataState, is_stateful
 from headrace.frameworks.torch.dropin.progress import (
     Beginning,
@@ -38,7 +36,8 @@ from headrace.frameworks.torch.dropin.progress import (
     kept_randomness,
     resumption_of,
 )
-from headrace.frameworks.torch.dropin.watching import Watcher, nothing_to_read
+from headrace.frameworks.torch.dropin.watching import FileReading, Watcher, nothing_to_read
+from headrace.frameworks.torch.dropin.workers import WorkerContext
 from headrace.frameworks.torch.store_loader import StoreLoader
 from headrace.plane import LoaderStats
 from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
@@ -183,10 +182,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._resumption: Resumption | None = None
         self._starting: Resumption | None = None
         self._loaded: Resumption | None = None
-        self._reading: Reading | None = None
+        self._reading: FileReading | None = None
         self._watcher: Watcher | None = None
         self._context: WorkerContext | None = None
-        self._told = False
+        self._explained = False
         if (folder := trace_folder()) is not None:
             from headrace.trace import follow
 
@@ -228,14 +227,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 return self._begin_in_process(resumption)
             # Within an epoch this process has drawn the epoch's numbers before the state was taken.
             with kept_randomness() if resumption.under_way else contextlib.nullcontext():
-                resumption.beginning.restore(self, everything=True)
+                resumption.progress.beginning.restore(self, everything=True)
                 return self._begin_epoch()
         finally:
             self._starting = None
 
     def _begin_in_process(self, resumption: Resumption) -> Any:
         """Begin where the data set draws from this process's generators: they go on, too."""
-        resumption.beginning.restore(self, everything=resumption.under_way)
+        resumption.progress.beginning.restore(self, everything=resumption.under_way)
         iterator = self._begin_epoch() if resumption.under_way else None
         if resumption.in_process is not None:
             resumption.in_process.restore()
@@ -258,7 +257,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             return super()._get_iterator()
         beginning = Beginning.take(self)
         if self._starting is not None and self._starting.under_way:
-            beginning = self._starting.beginning
+            beginning = self._starting.progress.beginning
         reading = self._get_reading()
         iterator: InProcess | InWorkers
         if self.num_workers == 0:
@@ -286,11 +285,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         pipes = (torch_data.IterDataPipe, torch_data.MapDataPipe)
         return isinstance(self.dataset, pipes)
 
-    def _get_reading(self) -> Reading | None:
+    def _get_reading(self) -> FileReading | None:
         reason = nothing_to_read(self.dataset, map_style=self._map_style)
         if reason is not None:
-            if not self._told:
-                self._told = True
+            if not self._explained:
+                self._explained = True
                 log.info(
                     "%s: nothing is read ahead, because %s", type(self.dataset).__name__, reason
                 )
@@ -306,7 +305,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if self.num_workers:
                 with contextlib.suppress(OSError):  # no descriptor left: each worker learns alone
                     learned = SharedLog()
-            self._reading = Reading(options, learned)
+            self._reading = FileReading(options, learned)
         return self._reading
 
     @property
@@ -370,7 +369,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 next_step="Go on with the same num_workers, or begin the epoch anew.",
             )
         if not resumption.under_way:
-            resumption.beginning.restore(self, everything=False)
+            resumption.progress.beginning.restore(self, everything=False)
         self._resumption = resumption
         self._progress = None
 
@@ -440,7 +439,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         elif self._watcher is not None:
             lines.append(f"reading ahead: {self._watcher.explain()}")
         elif self._context is not None:
-            lines += [f"reading ahead: worker {w}: {said}" for w, said in self._context.said()]
+            notes = sorted(self._context.results.notes.items())
+            lines += [f"reading ahead: worker {worker}: {note}" for worker, note in notes]
         if self._context is not None:
             lines.append(f"batches: {self._context.explain()}")
         if self.stats.batches:

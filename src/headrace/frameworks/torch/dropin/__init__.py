@@ -1,8 +1,8 @@
 """How `headrace.torch.DataLoader` speeds torch's loader up without changing what it does.
 
 * iterators: torch's two iterators, which count what they deliver and can go on from a state
-* context, worker, messages: our ends on torch's queues
-* arena, packing, collating: batches in recycled shared memory
-* watching, samplers: what the read-ahead is told of coming samples
-* progress, randomness: where an epoch stands, exactly
+* workers, sending: our ends on torch's queues, and what runs in a worker process
+* shared_batches: batches in recycled shared memory
+* watching: what the read-ahead is told of coming samples, and what fetching costs
+* progress, position: where an epoch stands, exactly
 """

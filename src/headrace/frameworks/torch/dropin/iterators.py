@@ -20,22 +20,22 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
+from headrace import _native
 from headrace.control.stalls.live import tell_epoch
 from headrace.errors import StateMismatch
-from headrace.frameworks.torch.dropin.messages import Coming
 from headrace.frameworks.torch.dropin.position import (
     DataPosition,
     batches_drawable,
     sampler_position,
 )
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
-from headrace.frameworks.torch.dropin.watching import Making, hash_of
+from headrace.frameworks.torch.dropin.watching import Coming, Making
 
 if TYPE_CHECKING:
-    from headrace.frameworks.torch.dropin.context import WorkerContext
     from headrace.frameworks.torch.dropin.position import SamplerPosition
     from headrace.frameworks.torch.dropin.progress import Resumption
     from headrace.frameworks.torch.dropin.watching import Watcher
+    from headrace.frameworks.torch.dropin.workers import WorkerContext
     from headrace.plane import LoaderStats
     from headrace.plane.batch_trace import BatchTrace
 
@@ -102,7 +102,7 @@ class _Draws:
             self._skip = 0
         self._drawn_in_all = 0
         self._stats: LoaderStats = loader.stats
-        self._told = weakref.ref(loader)
+        self._user_loader = weakref.ref(loader)
         self._steps_before = loader.stats.steps.added
         self._epoch = loader.epochs_begun - 1
         self._position = 0
@@ -164,11 +164,11 @@ class _Draws:
         except StopIteration:
             self.progress.finished = True
             stats.rest()
-            if (loader := self._told()) is not None:
+            if (loader := self._user_loader()) is not None:
                 tell_epoch(loader, self._steps_before)
             raise
         got_s = time.perf_counter()
-        samples, hashed = hash_of(self._position, self._last_index)
+        samples, hashed = _hash_of(self._position, self._last_index)
         place = (self._epoch, self.progress.delivered - 1, self._position, hashed)
         self._position += samples
         self._stats.count(samples, 0, {}, got_s - asked_s)
@@ -253,10 +253,10 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self._count()  # lost: torch goes on with the next one
             raise
         self._count()
-        made = self._making.made()
-        if made is not None:
-            self._last_trace = trace = made.trace()
-            trace.moved_s = made.made_s if self._pin_memory else 0.0
+        timing = self._making.timing()
+        if timing is not None:
+            self._last_trace = trace = timing.trace()
+            trace.moved_s = timing.done_s if self._pin_memory else 0.0
         return data
 
     def _count(self) -> None:
@@ -288,7 +288,7 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
     """
 
     _shutdown = True  # until torch has begun: nothing is there to be shut down
-    _context: WorkerContext | None = None
+    _context: WorkerContext
 
     def __init__(
         self,
@@ -375,31 +375,28 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         self._reset(loader)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        assert self._context is not None
         if first_iter and self._context.announced:
             self._await_workers()
         super()._reset(loader, first_iter)
         if not first_iter:
-            for worker, mark in self._context.resumed():
+            for worker, mark in self._context.results.resumed():
                 self.progress.tracks[worker].begin(mark)
 
     def _await_workers(self) -> None:
         """Wait until all workers have begun: what is wrong with that is raised here."""
-        assert self._context is not None
         self._workers_status = [True] * self._num_workers  # torch looks there for workers that died
         for _ in range(self._num_workers):
             _, failure = super()._get_data()  # type: ignore[no-untyped-call]
             if isinstance(failure, ExceptionWrapper):
                 failure.reraise()  # type: ignore[no-untyped-call]
-        for worker, mark in self._context.begun():
-            track = self.progress.tracks[worker]
-            if self._context.beginnings is None:
-                track.data = mark.data
+        if self._context.beginnings is None:
+            for worker, mark in self._context.results.begun:
+                self.progress.tracks[worker].data = mark.data
 
     def _next_index(self) -> Any:
         index = self._draw()
         self._batch_length = len(index) if isinstance(index, list) else 1
-        self.progress.draw(self._send_idx, index)
+        self.progress.pending[self._send_idx] = index
         return index
 
     def _try_put_index(self) -> None:
@@ -409,8 +406,7 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
 
     def _foretell(self) -> None:
         """Tell workers whose read-ahead wants it which batches they will get."""
-        assert self._context is not None
-        if not self._in_order or self._literal or not self._context.wants_more:
+        if not self._in_order or self._literal or not self._context.results.wants_more:
             return
         known = len(self._ahead)
         wanted = _batches_wanted(self._batch_length)
@@ -425,26 +421,35 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
             self._index_queues[worker].put(Coming(batches))
 
     def _get_data(self) -> Any:
-        assert self._context is not None
         idx, data = received = super()._get_data()  # type: ignore[no-untyped-call]
         self._last_received = idx
         if isinstance(data, torch_worker._IterableDatasetStopIteration):  # noqa: SLF001
-            self.progress.tracks[data.worker_id].end(self._context.mark_of(idx))
+            self.progress.tracks[data.worker_id].end(self._context.results.mark_of(idx))
         return received
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
-        assert self._context is not None
         idx = self._rcvd_idx - 1 if self._in_order else self._last_received
         self._last_index = self.progress.pending.get(idx)
-        self._last_trace = self._context.made(idx)
-        self.progress.deliver(idx, worker_idx, self._context.mark_of(idx))
+        self._last_trace = self._context.results.trace_of(idx)
+        self.progress.deliver(idx, worker_idx, self._context.results.mark_of(idx))
         return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
 
     def _shutdown_workers(self) -> None:
         super()._shutdown_workers()
-        if self._context is not None:
+        if hasattr(self, "_context"):
             self._context.retire()
 
 
 def _batches_wanted(batch_size: int) -> int:
     return min(BATCHES_FORETOLD_MAX, math.ceil(SAMPLES_FORETOLD / max(1, batch_size)))
+
+
+def _hash_of(position: int, index: Any) -> tuple[int, int]:
+    """How many samples a list of indices names, and their order hash; 0 where they are no numbers."""
+    if not isinstance(index, (list, tuple)):
+        return 1, 0
+    try:
+        indices = np.asarray(index, dtype=np.int64)
+    except (TypeError, ValueError, OverflowError):
+        return len(index), 0
+    return len(index), _native.order_hash(position, indices) if indices.ndim == 1 else 0

@@ -21,7 +21,7 @@ from headrace.errors import StateMismatch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from headrace.frameworks.torch.dropin.messages import Mark
+    from headrace.frameworks.torch.dropin.progress import WorkerMark
 
 
 ALL = 1 << 62
@@ -176,7 +176,7 @@ class DataPosition:
         if fetcher is not None and hasattr(fetcher, "ended"):
             fetcher.ended = state.ended
 
-    def follow(self, mark: Mark | None) -> None:
+    def follow(self, mark: WorkerMark | None) -> None:
         """Attach every fetcher that torch makes for the data set in this process, a worker's.
 
         Args:

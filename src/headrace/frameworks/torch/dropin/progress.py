@@ -19,17 +19,12 @@ import numpy as np
 import torch
 
 from headrace.errors import StateMismatch
-from headrace.frameworks.torch.dropin.messages import Mark
 from headrace.frameworks.torch.dropin.position import DataState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from headrace.frameworks.torch.dropin.position import SamplerPosition
-
-
-SAMPLER_DEPTH = 4
-"""Samplers within samplers that are searched for generators: batch sampler, shard, sampler, source."""
 
 
 class Snapshot(NamedTuple):
@@ -95,51 +90,7 @@ def kept_randomness() -> Iterator[None]:
         before.restore()
 
 
-def generators_of(*roots: Any) -> list[Any]:
-    """Return the generators that samplers hold, each once, in an order that depends on code alone.
-
-    Looks at the roots themselves and at what they hold in attributes, `SAMPLER_DEPTH` samplers deep;
-    not into data sets.
-    """
-    found: list[Any] = []
-    seen: set[int] = set()
-
-    def look(thing: Any, depth: int) -> None:
-        if id(thing) in seen:
-            return
-        seen.add(id(thing))
-        if isinstance(thing, _KINDS):
-            found.append(thing)
-        elif isinstance(thing, torch.utils.data.Sampler) and depth < SAMPLER_DEPTH:
-            held = vars(thing)
-            for name in sorted(held):
-                look(held[name], depth + 1)
-
-    for root in roots:
-        look(root, 0)
-    return found
-
-
-def save_generators(generators: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the generators' states as plain values."""
-    return [_save(generator) for generator in generators]
-
-
-def load_generators(generators: Sequence[Any], states: Sequence[Mapping[str, Any]]) -> None:
-    """Set the generators' states.
-
-    Raises:
-        KeyError, TypeError, ValueError: the states do not fit.
-    """
-    if len(generators) != len(states):
-        raise ValueError(f"{len(states)} generators were saved, {len(generators)} are here")
-    for generator, state in zip(generators, states, strict=True):
-        if state["kind"] != type(generator).__name__:
-            raise ValueError(f"a {state['kind']} was saved where a {type(generator).__name__} is")
-        _load(generator, state)
-
-
-_KINDS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 def _save(generator: Any) -> dict[str, Any]:
@@ -154,7 +105,16 @@ def _save(generator: Any) -> dict[str, Any]:
     return {"kind": kind, "state": _listed(generator.get_state(legacy=False))}
 
 
+def _load_all(generators: list[Any], states: list[dict[str, Any]]) -> None:
+    if len(generators) != len(states):
+        raise ValueError(f"{len(states)} generators were saved, {len(generators)} are here")
+    for generator, state in zip(generators, states, strict=True):
+        _load(generator, state)
+
+
 def _load(generator: Any, state: Mapping[str, Any]) -> None:
+    if state["kind"] != type(generator).__name__:
+        raise ValueError(f"a {state['kind']} was saved where a {type(generator).__name__} is")
     value = state["state"]
     if isinstance(generator, torch.Generator):
         generator.set_state(_tensor(_binary(value)))
@@ -186,6 +146,19 @@ def _tensor(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
+class WorkerMark(NamedTuple):
+    """Where a worker stands after a batch: enough to go on from there."""
+
+    snapshot: Snapshot | None
+    """The generators' states; None: as in the last mark."""
+
+    data: DataState | None = None
+    """Where the data set stands, if it has a state of its own."""
+
+    under_way: bool = True
+    """Within an epoch; otherwise between two."""
+
+
 FORMAT = "headrace.torch.DataLoader/2"
 FORMAT_BEFORE = "headrace.torch.DataLoader/1"
 """Of headrace 0.1: one state for a data set and its iterator, none of samplers, none between epochs."""
@@ -206,7 +179,7 @@ class Beginning:
         """Return it, at the beginning of an epoch or between two."""
         return cls(
             Snapshot.take(),
-            save_generators(_generators(loader)),
+            [_save(generator) for generator in _generators(loader)],
             [
                 {name: vars(one)[name] for name in _EPOCH_NAMES if _counts(one, name)}
                 for one in _samplers(loader)
@@ -218,7 +191,7 @@ class Beginning:
         if everything:
             self.randomness.restore()
         try:
-            load_generators(_generators(loader), self.generators)
+            _load_all(_generators(loader), self.generators)
         except (KeyError, TypeError, ValueError) as e:
             raise StateMismatch(
                 f"the state's random generators do not fit this loader: {e}.",
@@ -268,7 +241,7 @@ class Track:
     ended: bool = False
     """The worker's iterable has given its last sample."""
 
-    def advance(self, index: Any, mark: Mark | None, *, map_style: bool) -> None:
+    def advance(self, index: Any, mark: WorkerMark | None, *, map_style: bool) -> None:
         """Count a batch that was delivered."""
         self.delivered += 1
         if mark is not None and mark.snapshot is not None:
@@ -279,7 +252,7 @@ class Track:
         else:
             self.replay.append(index)
 
-    def end(self, mark: Mark | None) -> None:
+    def end(self, mark: WorkerMark | None) -> None:
         """The worker's iterable ended: all stays as it is until the next epoch."""
         self.ended = True
         if mark is not None and mark.snapshot is not None:
@@ -294,7 +267,7 @@ class Track:
             return Track(0, self.snapshot, self.latest, self.data, self.replay, under_way=False)
         return Track(0, self.latest, self.latest, self.data, under_way=False)
 
-    def begin(self, mark: Mark | None) -> None:
+    def begin(self, mark: WorkerMark | None) -> None:
         """Begin an epoch where the last one left the worker, at the mark."""
         if mark is not None:
             self.latest = mark.snapshot
@@ -322,11 +295,11 @@ class Track:
             bool(plain.get("under_way", under_way)),
         )  # fmt: skip
 
-    def beginning(self) -> tuple[Mark | None, list[Any]]:
+    def beginning(self) -> tuple[WorkerMark | None, list[Any]]:
         """Return what a worker needs to go on from here."""
         if self.snapshot is None and self.data is None:
             return None, list(self.replay)
-        return Mark(self.snapshot, self.data, self.under_way), list(self.replay)
+        return WorkerMark(self.snapshot, self.data, self.under_way), list(self.replay)
 
 
 @dataclass(slots=True)
@@ -355,11 +328,7 @@ class Progress:
     loaded: int | None = None
     """Batches that had been delivered when a state was loaded for this epoch."""
 
-    def draw(self, idx: int, index: Any) -> None:
-        """Count a task."""
-        self.pending[idx] = index
-
-    def deliver(self, idx: int, worker: int, mark: Mark | None) -> None:
+    def deliver(self, idx: int, worker: int, mark: WorkerMark | None) -> None:
         """Count a batch that is handed to the user."""
         index = self.pending.pop(idx, None)
         self.delivered += 1
@@ -393,7 +362,6 @@ class Resumption:
     """A state that was loaded and waits for the next epoch's iterator."""
 
     under_way: bool
-    beginning: Beginning
     progress: Progress
     in_process: Snapshot | None
     """The generators of a loader without workers, at the moment of the state."""
@@ -450,7 +418,6 @@ def resumption_of(state: Mapping[str, Any]) -> Resumption:
         in_process = state.get("in_process")
         return Resumption(
             under_way,
-            progress.beginning,
             progress,
             None if in_process is None else Snapshot.of(in_process),
             DataState.of(state),
@@ -466,20 +433,44 @@ def resumption_of(state: Mapping[str, Any]) -> Resumption:
 
 def _samplers(loader: Any) -> list[Any]:
     """The samplers of a loader, outermost first, each once."""
-    found: list[Any] = []
+    samplers: list[Any] = []
     waiting = [loader.batch_sampler, loader.sampler]
-    while waiting and len(found) < 8:
+    while waiting and len(samplers) < 8:
         one = waiting.pop(0)
-        if one is None or any(one is other for other in found) or not hasattr(one, "__dict__"):
+        if one is None or any(one is other for other in samplers) or not hasattr(one, "__dict__"):
             continue
-        found.append(one)
+        samplers.append(one)
         waiting += [vars(one).get("batch_sampler"), vars(one).get("sampler")]
-    return found
+    return samplers
 
 
 def _counts(sampler: Any, name: str) -> bool:
     return type(vars(sampler).get(name)) is int
 
 
+_SAMPLER_DEPTH = 4
+"""Samplers within samplers that are searched for generators: batch sampler, shard, sampler, source."""
+
+
 def _generators(loader: Any) -> list[Any]:
-    return generators_of(loader.generator, *_samplers(loader))
+    """The generators that a loader and its samplers hold, each once, in an order that depends on code alone.
+
+    Not those of data sets.
+    """
+    generators: list[Any] = []
+    seen: set[int] = set()
+
+    def look(thing: Any, depth: int) -> None:
+        if id(thing) in seen:
+            return
+        seen.add(id(thing))
+        if isinstance(thing, _GENERATORS):
+            generators.append(thing)
+        elif isinstance(thing, torch.utils.data.Sampler) and depth < _SAMPLER_DEPTH:
+            held = vars(thing)
+            for name in sorted(held):
+                look(held[name], depth + 1)
+
+    for root in (loader.generator, *_samplers(loader)):
+        look(root, 0)
+    return generators

@@ -3,7 +3,7 @@
 `Arena` is an anonymous memfd, mapped by the worker that writes and by the process that takes: nothing has
 a name, so nothing can be left behind. The worker alone gives regions out (`Regions`); the consumer alone
 hands them back, by clearing the region's byte in a table at the arena's head when the last tensor or
-array over the region is gone (`Lease`). No lock, no message. The lowest free region is used first: what an
+array over the region is gone (`_Lease`). No lock, no message. The lowest free region is used first: what an
 arena holds in memory is what was ever in flight at a time.
 
 `pack` pickles a batch as torch would (protocol 4, multiprocessing's reducers), except that tensors and
@@ -96,7 +96,7 @@ class Arena:
             lies over it are gone.
         """
         self._leases += 1
-        return np.asarray(Lease(self, slot, self.view(offset, nbytes)))
+        return np.asarray(_Lease(self, slot, self.view(offset, nbytes)))
 
     def hand_back(self, slot: int) -> None:
         """Say that nobody here looks at a region any more."""
@@ -134,7 +134,7 @@ def _received(sent: Any) -> Arena:
     return arena
 
 
-class Lease:
+class _Lease:
     """Keeps a region the consumer's for as long as an array over it lives."""
 
     def __init__(self, arena: Arena, slot: int, view: np.ndarray[Any, Any]) -> None:

@@ -12,13 +12,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 from torch.utils import data as torch_data
 
-from headrace import _native
 from headrace.control import tune
 from headrace.control.limits import Bounds, Limits, read_limits
 from headrace.io.replaced import real_open
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from headrace.control import Plane
-    from headrace.frameworks.torch.dropin.messages import Reading
+    from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
 
 
 READS_MIN = 16
@@ -67,13 +65,13 @@ _LONG_S = 0.001
 """Whoever stood still for less has not waited for files; asking why costs 20 microseconds."""
 
 
-class Made(NamedTuple):
-    """When and how a batch was made; monotonic seconds."""
+class Timing(NamedTuple):
+    """When and how a batch was prepared; monotonic seconds."""
 
     begun_s: float
     collating_s: float
     collated_s: float
-    made_s: float
+    done_s: float
     waited_s: float
     """For files, in all."""
     opened_s: float
@@ -123,14 +121,14 @@ class Making:
         self._collated_s = time.perf_counter()
         return batch
 
-    def made(self) -> Made | None:
-        """The batch is made; None: nobody said that it was begun."""
+    def timing(self) -> Timing | None:
+        """The batch is complete; None: nobody said that it was begun."""
         begun_s, self._begun_s = self._begun_s, 0.0
         if not begun_s:
             return None
         now_s = time.perf_counter()
         if not self._collating_s:  # an error, or an end
-            return Made(begun_s, now_s, now_s, now_s, 0.0, 0.0, 0.0)
+            return Timing(begun_s, now_s, now_s, now_s, 0.0, 0.0, 0.0)
         cpu_s = self._collating_cpu_s - self._cpu_s
         ahead_s = 0.0 if self.watcher is None else self.watcher.waited_s - self._waited_s
         # What neither ran nor waited for a processor waited for something else: for files, here.
@@ -140,7 +138,7 @@ class Making:
         if stopped_s > _LONG_S:
             stopped_s -= self._queued_s()
         waited_s = max(0.0, ahead_s, stopped_s)
-        return Made(begun_s, self._collating_s, self._collated_s, now_s, waited_s, 0.0, cpu_s)
+        return Timing(begun_s, self._collating_s, self._collated_s, now_s, waited_s, 0.0, cpu_s)
 
     def _queued_s(self) -> float:
         """How long this thread has waited for a processor since this was last asked."""
@@ -149,17 +147,6 @@ class Making:
 
     def __reduce__(self) -> Any:
         return Making, (self.collate,)
-
-
-def hash_of(position: int, index: Any) -> tuple[int, int]:
-    """How many samples a list of indices names, and their order hash; 0 where they are no numbers."""
-    if not isinstance(index, (list, tuple)):
-        return 1, 0
-    try:
-        indices = np.asarray(index, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return len(index), 0
-    return len(index), _native.order_hash(position, indices) if indices.ndim == 1 else 0
 
 
 def _queued_ns() -> int:
@@ -199,6 +186,20 @@ def nothing_to_read(dataset: Any, *, map_style: bool) -> str | None:
     return None
 
 
+class Coming(NamedTuple):
+    """To a worker: indices that it will be asked for later. Nothing depends on it but speed."""
+
+    batches: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileReading:
+    """How files are read ahead, and what all who do it learn."""
+
+    options: ReadAheadOptions
+    log: SharedLog | None
+
+
 class Watcher:
     """Feeds a `ReadAhead` with what is known. Makes it in the process that fetches, when it fetches.
 
@@ -207,12 +208,12 @@ class Watcher:
         reading: how.
     """
 
-    def __init__(self, dataset: Any, reading: Reading) -> None:
+    def __init__(self, dataset: Any, reading: FileReading) -> None:
         self._dataset = dataset
         self._reading = reading
         self._ahead: ReadAhead | None = None
         self._tuning: Plane | None = None
-        self._made = False
+        self._begun = False
         self._pid = os.getpid()
         self._foretold = 0  # batches said to come that have not come
         self._rest = 0  # batches that are left unwatched
@@ -220,7 +221,7 @@ class Watcher:
         self._calm = False  # the last window of fetching waited for nothing
         self._window_s = self._stopped_s = 0.0
         self._queued_ns = 0
-        self._said: str | None = None
+        self._last_news: str | None = None
         # Subset goes through the list one by one; what another __getitems__ does with it is its own
         # affair, and it gets what torch would give it.
         self._steps = not hasattr(dataset, "__getitems__") or type(dataset) is torch_data.Subset
@@ -284,13 +285,13 @@ class Watcher:
     def news(self) -> str | None:
         """Return `READS_AHEAD`, or why nothing is read ahead, when that changed."""
         if self._ahead is None:
-            says = "the data set's length is unknown" if self._made else None
+            news = "the data set's length is unknown" if self._begun else None
         else:
-            says = self._ahead.why_off or READS_AHEAD
-        if says == self._said:
+            news = self._ahead.why_off or READS_AHEAD
+        if news == self._last_news:
             return None
-        self._said = says
-        return says
+        self._last_news = news
+        return news
 
     def explain(self) -> str:
         """One line on what was read ahead."""
@@ -310,8 +311,8 @@ class Watcher:
             self.close()
 
     def _say(self, batch: Any) -> None:
-        if not self._made:
-            self._made = True
+        if not self._begun:
+            self._begun = True
             self._ahead = ReadAhead.for_dataset(
                 self._dataset, self._reading.options, log=self._reading.log
             )
