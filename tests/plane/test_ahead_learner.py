@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plane.read_ahead import ReadAhead, ReadAheadOptions, SharedLog
-from headrace.plane.read_ahead.learned import LearnedFiles
-from headrace.plane.read_ahead.opens import Watch
-from headrace.plane.read_ahead.sample_files import guess_paths
+from headrace.plane.read_ahead.opens import OpensWatch
+from headrace.plane.read_ahead.sample_files import LearnedFiles, guess_paths
 from plane.ahead_files import Hidden, Listed, content, make_files, serve
 
 COUNT = 100
@@ -91,7 +90,7 @@ def test_a_dataset_that_opens_nothing_is_soon_not_watched(paths):
 def test_a_watch_sees_its_own_thread_and_reads_only(paths, tmp_path):
     import threading
 
-    watch = Watch()
+    watch = OpensWatch()
     watch.begin()
     Path(paths[0]).read_bytes()
     Path(paths[0]).read_bytes()
@@ -230,9 +229,9 @@ class Wrapper:
 
 def test_paths_are_found_in_lists_subsets_concatenations_and_wrappers(paths, tmp_path):
     listed = Listed(paths)
-    assert guess_paths(listed).paths(5) == (paths[5],)
-    assert guess_paths(Wrapper(Wrapper(listed))).paths(5) == (paths[5],)
-    assert guess_paths(Wrapper(listed, [9, 4])).paths(1) == (paths[4],)
+    assert guess_paths(listed)(5) == (paths[5],)
+    assert guess_paths(Wrapper(Wrapper(listed)))(5) == (paths[5],)
+    assert guess_paths(Wrapper(listed, [9, 4]))(1) == (paths[4],)
 
     class Concatenation:
         datasets = (listed, Hidden(paths), Wrapper(listed, [1]))
@@ -242,7 +241,7 @@ def test_paths_are_found_in_lists_subsets_concatenations_and_wrappers(paths, tmp
             return 2 * COUNT + 1
 
     both = guess_paths(Concatenation())
-    assert [both.paths(i) for i in (3, COUNT + 3, 2 * COUNT, -1)] == [
+    assert [both(i) for i in (3, COUNT + 3, 2 * COUNT, -1)] == [
         (paths[3],), (), (paths[1],), (paths[1],),
     ]  # fmt: skip
 
@@ -253,7 +252,7 @@ def test_paths_are_found_in_lists_subsets_concatenations_and_wrappers(paths, tmp
         def __len__(self):
             return COUNT
 
-    assert guess_paths(Rooted()).paths(7) == (paths[7],)
+    assert guess_paths(Rooted())(7) == (paths[7],)
 
 
 def test_lists_that_are_no_paths_are_no_guess(paths):

@@ -16,7 +16,7 @@ import io
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from headrace.io.replaced import MEMORY, python_open, real_open
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace import _native
+    from headrace.plane.read_ahead.stage import ReadAhead
 
 
 _CODE = (".py", ".pyc", ".so")
@@ -65,7 +66,7 @@ def _install() -> None:
             sys.addaudithook(_hook)
 
 
-class Watch:
+class OpensWatch:
     """Collects the files that this thread opens for reading between `begin` and `end`."""
 
     __slots__ = ("_before", "paths")
@@ -90,17 +91,6 @@ class Watch:
 _BINARY = frozenset({"rb", "br"})
 _TEXT = frozenset({"r", "rt", "tr"})
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
-
-
-class PlannedFiles(Protocol):
-    """Files that are read ahead, as `open` sees them."""
-
-    planned: Any
-    """A container of the paths (str) that are planned, for `in`."""
-
-    def take(self, path: str) -> _native.FileBytes | None:
-        """The file's bytes, or None when the real open must serve."""
-        ...
 
 
 class AheadFile(io.FileIO):
@@ -251,10 +241,10 @@ def _open(
     return beneath(file, mode, buffering, *rest, **named)
 
 
-_served: tuple[PlannedFiles, ...] = ()
+_served: tuple[ReadAhead, ...] = ()
 
 
-def serve(files: PlannedFiles) -> None:
+def serve(files: ReadAhead) -> None:
     """Answer opens of planned files from memory, from now on and in this process."""
     global _served  # noqa: PLW0603  # there is one `open`
     with _lock:
@@ -265,7 +255,7 @@ def serve(files: PlannedFiles) -> None:
         _served = (*_served, files)
 
 
-def stop_serving(files: PlannedFiles) -> None:
+def stop_serving(files: ReadAhead) -> None:
     """Let go of the files; the last one puts the real `open` back."""
     global _served  # noqa: PLW0603
     with _lock:

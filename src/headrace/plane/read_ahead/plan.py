@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headrace import _native
 from headrace.io.simulation import simulated_paths
@@ -147,17 +147,6 @@ _ORDERS_IN_BUFFER = 8  # an order's memory is free again when the last of its fi
 _MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
 
 
-class RecentReads(NamedTuple):
-    """What reads say of where the files lie."""
-
-    bytes: int
-    """Read since the start."""
-    resident_bytes: int
-    """Of them from the page cache."""
-    latency_s: float
-    """The median of the reads since the last time that this was asked."""
-
-
 class PlannedReader:
     """Reads files in orders of some at a time. Its threads begin with the first order.
 
@@ -245,8 +234,13 @@ class PlannedReader:
             if self._cold.judge(waited_s, busy_s, allowed, self._mean_bytes):
                 self._native.turn(cold=self._cold.now)
 
-    def lately(self) -> RecentReads | None:
-        """What reads say since this was last asked; None before there were any."""
+    def recent(self) -> tuple[int, int, float] | None:
+        """What reads say of where the files lie; None before there were any.
+
+        Returns:
+            Bytes read since the start; how many of them came from the page cache; and the median latency since
+            the last time that this was asked, in seconds.
+        """
         if self._native is None:
             return None
         stats = self._native.stats()
@@ -255,7 +249,7 @@ class PlannedReader:
         self._latencies = latencies
         new = [a - b for a, b in zip(latencies, before, strict=True)]
         resident_bytes = stats["bytes_by_tier"]["page_cache"]
-        return RecentReads(stats["bytes"], resident_bytes, latency_percentile_s(new, 0.5))
+        return stats["bytes"], resident_bytes, latency_percentile_s(new, 0.5)
 
     def stats(self) -> dict[str, Any]:
         """The native reader's figures since the first order; {} before."""

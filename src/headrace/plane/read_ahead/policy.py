@@ -83,6 +83,54 @@ class CacheBypass:
         self._left = self.pause
 
 
+@dataclass(slots=True)
+class Usefulness:
+    """Switches reading ahead off while most of what is read ahead is not used.
+
+    After `window` files of which more than half were skipped or had changed, nothing is planned for
+    `pause` samples; each time in a row the pause doubles.
+    """
+
+    window: int = 64
+    pause: int = 2048
+    pause_max: int = 1 << 20
+    reason: str | None = None
+    """Why it is off; None: it is on."""
+    _good: int = 0
+    _skipped: int = 0
+    _changed: int = 0
+    _left: int = 0
+    _next_pause: int = 0
+
+    def note(self, *, good: int = 0, skipped: int = 0, changed: int = 0) -> None:
+        """Files that were planned have come to their end."""
+        self._good += good
+        self._skipped += skipped
+        self._changed += changed
+        total = self._good + self._skipped + self._changed
+        if total < self.window:
+            return
+        if 2 * self._good >= total:
+            self._next_pause = 0
+        elif self.reason is None:
+            self._next_pause = min(max(2 * self._next_pause, self.pause), self.pause_max)
+            self._left = self._next_pause
+            self.reason = (
+                f"off for {self._left} samples: of the last {total} files read ahead {self._good} "
+                f"were used, {self._skipped} were never opened and {self._changed} had changed"
+            )
+        self._good = self._skipped = self._changed = 0
+
+    def admits(self) -> bool:
+        """Whether one more sample may be planned."""
+        if self.reason is None:
+            return True
+        self._left -= 1
+        if self._left <= 0:
+            self.reason = None
+        return False
+
+
 FIRST_FILES = 64
 """All wait for the first reads: they say nothing."""
 

@@ -23,7 +23,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -32,8 +32,8 @@ from headrace.closing import Closing
 from headrace.io.simulation import simulated_paths
 from headrace.plane.read_ahead import opens
 from headrace.plane.read_ahead.plan import Plan, PlannedFile, PlannedReader, PlannedSample, ReadJob
-from headrace.plane.read_ahead.policy import CacheBypass
-from headrace.plane.read_ahead.sample_files import PathSource, SampleFiles, guess_paths
+from headrace.plane.read_ahead.policy import CacheBypass, Usefulness
+from headrace.plane.read_ahead.sample_files import Paths, PredictedFiles, guess_paths
 from headrace.plane.stage import ConsumerStats, StageStats
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from headrace import _native
-    from headrace.plane.read_ahead.learned import SharedLog
+    from headrace.plane.read_ahead.sample_files import SharedLog
 
 
 @dataclass(slots=True)
@@ -61,54 +61,6 @@ class Counts:
     bytes_served: int = 0
     wait_s: float = 0.0
     """How long opens waited for reads that had begun."""
-
-
-@dataclass(slots=True)
-class Usefulness:
-    """Switches reading ahead off while most of what is read ahead is not used.
-
-    After `window` files of which more than half were skipped or had changed, nothing is planned for
-    `pause` samples; each time in a row the pause doubles.
-    """
-
-    window: int = 64
-    pause: int = 2048
-    pause_max: int = 1 << 20
-    reason: str | None = None
-    """Why it is off; None: it is on."""
-    _good: int = 0
-    _skipped: int = 0
-    _changed: int = 0
-    _left: int = 0
-    _next_pause: int = field(default=0)
-
-    def note(self, *, good: int = 0, skipped: int = 0, changed: int = 0) -> None:
-        """Files that were planned have come to their end."""
-        self._good += good
-        self._skipped += skipped
-        self._changed += changed
-        total = self._good + self._skipped + self._changed
-        if total < self.window:
-            return
-        if 2 * self._good >= total:
-            self._next_pause = 0
-        elif self.reason is None:
-            self._next_pause = min(max(2 * self._next_pause, self.pause), self.pause_max)
-            self._left = self._next_pause
-            self.reason = (
-                f"off for {self._left} samples: of the last {total} files read ahead {self._good} "
-                f"were used, {self._skipped} were never opened and {self._changed} had changed"
-            )
-        self._good = self._skipped = self._changed = 0
-
-    def admits(self) -> bool:
-        """Whether one more sample may be planned."""
-        if self.reason is None:
-            return True
-        self._left -= 1
-        if self._left <= 0:
-            self.reason = None
-        return False
 
 
 Cold = Literal["auto", "direct", "fill"]
@@ -187,14 +139,14 @@ class ReadAhead(Closing):
     def __init__(
         self,
         samples: int,
-        source: PathSource | None = None,
+        source: Paths | None = None,
         options: ReadAheadOptions | None = None,
         log: SharedLog | None = None,
     ) -> None:
         self.options = options or ReadAheadOptions()
         self.figures = Counts()
         self._samples = samples
-        self._files = SampleFiles(samples, source, self.options, log)
+        self._files = PredictedFiles(samples, source, self.options, log)
         self._closed = False
         self._start(PlannedReader(self.options, samples))
         _all.add(self)
@@ -348,8 +300,8 @@ class ReadAhead(Closing):
         self.figures.bytes_served += size
         self._judge.note(good=1)
         self._reader.note_served(size, self.figures.wait_s)
-        if self._bypass.note_served() and self.options.bypass and (lately := self._reader.lately()):
-            self._bypass.judge(*lately)
+        if self._bypass.note_served() and self.options.bypass and (recent := self._reader.recent()):
+            self._bypass.judge(*recent)
 
     def _note_failure(self, error: int) -> None:
         if error in _NOT_BEGUN:
@@ -405,7 +357,7 @@ class ReadAhead(Closing):
 
     def _begin(self, sample: _Sample) -> None:
         if self._files.watching:
-            sample.watch = opens.Watch()
+            sample.watch = opens.OpensWatch()
             sample.watch.begin()
         with self._lock:
             self._active += 1
@@ -548,7 +500,7 @@ class _Sample:
         self._ahead = ahead
         self.key = key
         self.occurrence: PlannedSample | None = None
-        self.watch: opens.Watch | None = None
+        self.watch: opens.OpensWatch | None = None
 
     def __enter__(self) -> Self:
         self._ahead._begin(self)  # noqa: SLF001  # two halves of one thing
