@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.node.link import Link
     from headrace.node.wire import Note
     from headrace.plane.pipeline import Stages
-    from headrace.plane.stage import PendingReads, Reads
+    from headrace.plane.stage import BatchReads, PendingReads
     from headrace.runtime import RuntimeFolder
     from headrace.store import Store
 
@@ -194,7 +194,7 @@ class NodeReads(ReadStage):
 
     def __init__(
         self,
-        below: Reads,
+        below: BatchReads,
         store: Store,
         part_names: Sequence[str],
         folder: RuntimeFolder,

@@ -86,8 +86,8 @@ class CacheDirectory:
 
     def caches(self) -> list[CacheEntry]:
         """All caches, the one that was used longest ago first."""
-        found = [info for folder in self._folders() if (info := _info(folder)) is not None]
-        return sorted(found, key=lambda info: info.used_s)
+        entries = [entry for folder in self._folders() if (entry := _entry(folder)) is not None]
+        return sorted(entries, key=lambda entry: entry.used_s)
 
     def used_bytes(self) -> int:
         """Bytes of all caches, with what is reserved for segments under way."""
@@ -212,7 +212,7 @@ def take_lock(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _info(folder: Path) -> CacheEntry | None:
+def _entry(folder: Path) -> CacheEntry | None:
     mark = read_mark(folder)
     if mark is None:
         return None

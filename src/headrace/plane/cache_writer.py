@@ -23,7 +23,7 @@ import time
 import weakref
 from collections import deque
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,22 +37,11 @@ from headrace.store.names import join_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from typing import Protocol
 
     from numpy.typing import NDArray
 
     from headrace.plane.disk_cache import DiskCache
-
-    class Described(Protocol):
-        """What a segment copies from its data set beside the bytes."""
-
-        @property
-        def names(self) -> Sequence[str]:
-            """The samples' names."""
-
-        @property
-        def classes(self) -> list[str] | None:
-            """The names of labels."""
+    from headrace.store import Store
 
     Offer = tuple[_native.Batch, NDArray[np.int64], int]
 
@@ -151,17 +140,16 @@ class CacheSegment:
         self._lock = open_folder(self.path)
         try:
             lock(self._lock)
-            self._fd = create_file(self._volume)
+            self._fd = create_file(self.path / "volume.hrv")
             # Counts against the quota from now on; takes no room on the disk yet.
             os.ftruncate(self._fd, DATA_OFFSET + capacity)
-            self._direct = _direct_writer(self._fd) if direct else None
+            if direct:  # another descriptor of the same file, where that can be had
+                with contextlib.suppress(OSError):
+                    path = f"/proc/self/fd/{self._fd}"
+                    self._direct = _native.DirectWriter(path, DATA_OFFSET)
         except BaseException:
             self.remove()
             raise
-
-    @property
-    def _volume(self) -> Path:
-        return self.path / "volume.hrv"
 
     @property
     def room(self) -> int:
@@ -191,7 +179,7 @@ class CacheSegment:
         self.bytes += int(lengths.sum())
         self.samples += len(positions)
 
-    def finish(self, source: Described, keep: NDArray[np.bool_]) -> Segment:
+    def finish(self, source: Store, keep: NDArray[np.bool_]) -> Segment:
         """Make a segment of the samples where `keep` ((samples,) bool) is true.
 
         Its files lie in the segment's folder, under the names that they will have.
@@ -213,7 +201,7 @@ class CacheSegment:
         write_all(self._fd, VolumeHeader(uuid, header.uuid, 0).to_page(), 0)
         stem = f"segment-{header.uuid.hex()}"
         directory.rename(self.path / f"{stem}.hrd")
-        self._volume.rename(self.path / f"{stem}.hrv")
+        (self.path / "volume.hrv").rename(self.path / f"{stem}.hrv")
         size = os.fstat(self._fd).st_size
         return Segment(
             directory=f"{stem}.hrd", directory_bytes=header.file_bytes, uuid=header.uuid.hex(),
@@ -236,13 +224,13 @@ class CacheSegment:
                 os.close(fd)
         self._fd = self._lock = -1
 
-    def _columns(self, source: Described, keep: NDArray[np.bool_]) -> DirectoryColumns:
+    def _columns(self, source: Store, keep: NDArray[np.bool_]) -> DirectoryColumns:
         parts = len(self._part_names)
         lengths = np.concatenate(self._lengths)
         starts = DATA_OFFSET + np.cumsum(lengths) - lengths
         slots = np.repeat(keep, parts)
         indices = self.indices[keep]
-        names, name_offsets = join_names(_names_of(source, indices))
+        names, name_offsets = join_names([os.fsencode(name) for name in source.names.many(indices)])
         classes = source.classes
         n = len(indices)
         several = parts > 1
@@ -259,20 +247,6 @@ class CacheSegment:
             class_names=tuple(map(os.fsencode, classes)) if classes else None,
             columns={INDEX_COLUMN: indices},
         )  # fmt: skip
-
-
-def _direct_writer(fd: int) -> _native.DirectWriter | None:
-    """Another descriptor of the same file, with direct writes; None where that cannot be had."""
-    try:
-        return _native.DirectWriter(f"/proc/self/fd/{fd}", DATA_OFFSET)
-    except OSError:
-        return None
-
-
-def _names_of(source: Described, indices: NDArray[np.int64]) -> list[bytes]:
-    many: Any = getattr(source.names, "many", None)
-    names = many(indices) if many is not None else [source.names[int(i)] for i in indices]
-    return [os.fsencode(name) for name in names]
 
 
 def remove_stale_segments(cache: Path) -> None:

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -54,36 +54,6 @@ _ATTEMPTS = 50
 _PAUSE_S = 0.02
 
 
-class CacheSource(Protocol):
-    """What a cache needs of its data set."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the data."""
-
-    @property
-    def path(self) -> str:
-        """Where it lies."""
-
-    @property
-    def parts(self) -> Sequence[str]:
-        """Names of the parts of its samples."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The samples' names."""
-
-    @property
-    def classes(self) -> list[str] | None:
-        """The names of labels."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all samples."""
-
-    def __len__(self) -> int: ...
-
-
 class DiskCache:
     """One data set's cache, as this process sees it. Thread-safe.
 
@@ -96,12 +66,10 @@ class DiskCache:
         folder: where it lies.
         places: int64, shape (samples of the data set,): 1 + index in the cache; 0: not cached;
             -1: being written by this process.
-        writable: whether this process may add to it.
+        why_not_writable: why this process may not add to it, or ''.
     """
 
-    def __init__(
-        self, directory: CacheDirectory, source: CacheSource, part_names: Sequence[str]
-    ) -> None:
+    def __init__(self, directory: CacheDirectory, source: Store, part_names: Sequence[str]) -> None:
         self.directory = directory
         self.source = source
         self.part_names = tuple(part_names)
@@ -117,11 +85,6 @@ class DiskCache:
         self._struck: set[str] = set()
         self._held: int | None = None
         self._attach()
-
-    @property
-    def writable(self) -> bool:
-        """Whether this process may add to it."""
-        return not self.why_not_writable
 
     @property
     def complete(self) -> bool:
@@ -165,7 +128,7 @@ class DiskCache:
             self.why_not_writable = self.why_not_writable or f"{self.folder} cannot be used"
             return
         self.refresh()
-        if self.writable:
+        if not self.why_not_writable:
             self._clean()
 
     def _make(self) -> None:
@@ -175,21 +138,17 @@ class DiskCache:
             OSError: it cannot be written.
         """
         self.directory.path.mkdir(parents=True, exist_ok=True)
-        # What is no store of files (objects, a fabric) has readers that nobody here knows.
-        mode = getattr(self.source, "readers", lambda: 0o700)()
-        make_folder(self.folder, mode=mode, exist_ok=True)
+        make_folder(self.folder, mode=self.source.readers(), exist_ok=True)
         with take_lock(self.folder / "writer.lock"):
             if read_mark(self.folder) is None:
-                write_mark(self.folder, self._description())
+                mark = {
+                    "fingerprint": self.source.fingerprint,
+                    "source": self.source.path,
+                    "samples": len(self.places),
+                    "parts": list(self.part_names),
+                }
+                write_mark(self.folder, mark)
             os.utime(self.folder / MARK, follow_symlinks=False)
-
-    def _description(self) -> dict[str, Any]:
-        return {
-            "fingerprint": self.source.fingerprint,
-            "source": self.source.path,
-            "samples": len(self.places),
-            "parts": list(self.part_names),
-        }
 
     def _clean(self) -> None:
         """Remove what killed writers left behind."""
@@ -224,7 +183,11 @@ class DiskCache:
     def _refresh(self) -> tuple[bool, list[Segment]]:
         """As `refresh`; also returns segments that turned out to be bad."""
         with self._lock:
-            status = self._look()
+            try:
+                s = (self.folder / "store.json").stat()
+                status: tuple[int, ...] = (s.st_dev, s.st_ino, s.st_mtime_ns, s.st_size)
+            except OSError:
+                status = ()
             if status == self._status:
                 return False, []
             self._status = status
@@ -233,13 +196,6 @@ class DiskCache:
             self._use(manifest, opened)
             self._struck |= {s.uuid for s in bad}
         return True, bad
-
-    def _look(self) -> tuple[int, ...]:
-        try:
-            s = (self.folder / "store.json").stat()
-        except OSError:
-            return ()
-        return (s.st_dev, s.st_ino, s.st_mtime_ns, s.st_size)
 
     def _open(self, manifest: Manifest) -> tuple[list[OpenSegment], list[Segment]]:
         """The segments that can be used, those that are open already included, and the others."""
@@ -347,7 +303,7 @@ class DiskCache:
 
     def _strike(self, bad: list[Segment]) -> None:
         """Take segments out of the manifest, for all, and remove their files."""
-        if not self.writable:
+        if self.why_not_writable:
             return
         names = {s.uuid for s in bad}
         with contextlib.suppress(OSError), take_lock(self.folder / "writer.lock"):
@@ -368,7 +324,7 @@ class DiskCache:
         replace(manifest, fingerprint=fingerprint_of(pages)).save(self.folder)
 
 
-def _folder_name(source: CacheSource, part_names: tuple[str, ...]) -> str:
+def _folder_name(source: Store, part_names: tuple[str, ...]) -> str:
     """The data set's fingerprint; with some parts only, another cache."""
     if part_names == tuple(source.parts):
         return source.fingerprint

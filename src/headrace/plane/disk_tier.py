@@ -18,7 +18,7 @@ import numpy as np
 from headrace import _native
 from headrace.errors import HeadraceError, VolumeTimeout
 from headrace.io import BatchReader
-from headrace.plane.stage import TIERS, ReadStage, StageStats
+from headrace.plane.stage import TIERS, ReadStage, StageStats, own_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.config import ReaderOptions
     from headrace.plane.cache_writer import CacheWriter
     from headrace.plane.disk_cache import DiskCache
-    from headrace.plane.stage import PendingReads, Reads
+    from headrace.plane.stage import BatchReads, PendingReads
     from headrace.store.store import Store
 
 
@@ -90,7 +90,7 @@ class DiskTier(ReadStage):
 
     def __init__(
         self,
-        below: Reads,
+        below: BatchReads,
         cache: DiskCache,
         options: ReaderOptions,
         writer: CacheWriter,
@@ -193,23 +193,14 @@ class DiskTier(ReadStage):
         Raises:
             ValueError: the quota is not positive.
         """
-        quota = knobs.get("cache_bytes")
-        if quota is None:
-            return
-        if quota <= 0:
-            raise ValueError(f"cache_bytes is {quota}, expected more than 0")
-        self.cache.directory.quota_bytes = quota
+        for quota in own_knobs(knobs, {"cache_bytes"}).values():
+            self.cache.directory.quota_bytes = quota
 
     # -- for pending batches ----------------------------------------------------------------------
 
-    def join(
-        self,
-        indices: NDArray[np.int64],
-        near: _Near | None,
-        far: PendingReads | None,
-        rest: NDArray[np.int64] | None,
-    ) -> _native.Batch:
+    def join(self, pending: _Pending) -> _native.Batch:
         """Wait for both halves of a batch and put it together."""
+        indices, near, far = pending.indices, pending.near, pending.far
         if near is None:
             assert far is not None
             return self._counted(self._take_far(far, 0), 0)
@@ -223,13 +214,17 @@ class DiskTier(ReadStage):
             local_bytes = int(local.lengths.reshape(local.samples, -1)[good].sum())
         again = np.setdiff1d(np.arange(len(near.positions)), good)
         if far is not None:
-            assert rest is not None
-            parts.append((self._take_far(far, local_bytes), rest))
+            assert pending.rest is not None
+            parts.append((self._take_far(far, local_bytes), pending.rest))
         if len(again):
-            parts.append((self._take_again(indices, near, again), near.positions[again]))
+            with self._lock:
+                self._read_again += len(again)
+            batch = self._below.submit(indices[near.positions[again]]).take()
+            self._offer(batch)
+            parts.append((batch, near.positions[again]))
         if local is not None and len(good):
-            if len(again):
-                local = self._only(local, good)
+            if len(again):  # the good samples, without the failures
+                local = self._below.gather([(local, int(k), int(k) + 1) for k in good])
             parts.append((local, near.positions[good]))
         return self._counted(self._assembler.assemble(indices, parts), local_bytes)
 
@@ -263,19 +258,6 @@ class DiskTier(ReadStage):
                 _log.warning("cache: %s Its segment is read from the source from now on.", error)
         return batch, np.setdiff1d(every, _native.failed_samples(batch))
 
-    def _take_again(
-        self, indices: NDArray[np.int64], near: _Near, again: NDArray[np.int64]
-    ) -> _native.Batch:
-        with self._lock:
-            self._read_again += len(again)
-        batch = self._below.submit(indices[near.positions[again]]).take()
-        self._offer(batch)
-        return batch
-
-    def _only(self, batch: _native.Batch, good: NDArray[np.int64]) -> _native.Batch:
-        """The good samples of a batch, without its failures."""
-        return self._below.gather([(batch, int(k), int(k) + 1) for k in good])
-
     def _offer(self, batch: _native.Batch) -> None:
         if self.writer.why_stopped or not batch.samples:
             return
@@ -301,17 +283,14 @@ class DiskTier(ReadStage):
         if local is None or local.store is not store:
             names = list(store.parts)
             numbers = [names.index(part) for part in self.cache.part_names]
+            options = self._options
+            # Both tiers together keep to the budget: a whole one for a whole cache, else half.
+            if not self.cache.complete:
+                options = replace(options, budget_bytes=max(1 << 20, options.budget_bytes // 2))
             # Batches under way keep the reader before this one until they are taken.
-            local = self._local = _Local(
-                store, BatchReader(store.catalog, numbers, self._budgeted(), shared=self._shared)
-            )
+            reader = BatchReader(store.catalog, numbers, options, shared=self._shared)
+            local = self._local = _Local(store, reader)
         return local
-
-    def _budgeted(self) -> ReaderOptions:
-        """Both tiers together keep to the budget: a whole one for a whole cache, else half."""
-        if self.cache.complete:
-            return self._options
-        return replace(self._options, budget_bytes=max(1 << 20, self._options.budget_bytes // 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,29 +303,23 @@ class _Near:
     job: PendingReads
 
 
+@dataclass(frozen=True, slots=True)
 class _Pending:
     """A batch from two tiers."""
 
-    def __init__(
-        self,
-        tier: DiskTier,
-        indices: NDArray[np.int64],
-        near: _Near | None,
-        far: PendingReads | None,
-        rest: NDArray[np.int64] | None = None,
-    ) -> None:
-        self._tier = tier
-        self._indices = indices
-        self._near = near
-        self._far = far
-        self._rest = rest
+    tier: DiskTier
+    indices: NDArray[np.int64]
+    near: _Near | None
+    far: PendingReads | None
+    rest: NDArray[np.int64] | None = None
+    """Where in the batch those are that the source reads, if the cache reads some."""
 
     @property
     def done(self) -> bool:
         """Whether `take` would return at once."""
-        near = self._near is None or self._near.job.done
-        return near and (self._far is None or self._far.done)
+        near = self.near is None or self.near.job.done
+        return near and (self.far is None or self.far.done)
 
     def take(self) -> _native.Batch:
         """Wait for the batch."""
-        return self._tier.join(self._indices, self._near, self._far, self._rest)
+        return self.tier.join(self)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headrace.base.text import bytes_text
 from headrace.plane.batch_trace import StepLog
 from headrace.plane.cursor import Cursor, Pass
-from headrace.plane.pipeline import Pipeline, SampleSource
+from headrace.plane.pipeline import Pipeline
 from headrace.plane.stage import ConsumerStats, Stage, StageStats
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.plane.batch import Batch, OnError, Skipped
     from headrace.plane.disk_tier import CacheReport
     from headrace.plane.images import Decoding, Images
-    from headrace.plane.pipeline import AddStage, Delivery
+    from headrace.plane.pipeline import AddStage, Delivery, SampleSource
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -212,7 +212,6 @@ class Loader:
         return len(self._cursor.share)
 
     def __repr__(self) -> str:
-
         return loader_line(self)
 
     def _repr_html_(self) -> str:
@@ -251,11 +250,11 @@ class Loader:
     @property
     def bytes_by_tier(self) -> dict[str, int]:
         """Bytes read so far by where they came from: `ram`, `disk` (the cache) and `source`."""
-        found = {"ram": 0, "disk": 0}
+        tiers = {"ram": 0, "disk": 0}
         for stage in self.stages:
             for tier, count in stage.stats().bytes_by_tier.items():
-                found[tier] = found.get(tier, 0) + count
-        return {**found, "source": max(0, self.stats.bytes - sum(found.values()))}
+                tiers[tier] = tiers.get(tier, 0) + count
+        return {**tiers, "source": max(0, self.stats.bytes - sum(tiers.values()))}
 
     @property
     def cache(self) -> CacheReport | None:
@@ -392,8 +391,8 @@ def delivered_rows(stats: LoaderStats) -> list[tuple[str, object]]:
     """What was delivered so far; nothing before the first batch."""
     if not stats.batches:
         return []
-    told = f"{stats.batches:,} batches, {stats.samples:,} samples"
-    return [("delivered", f"{told}, {bytes_text(stats.bytes)}" if stats.bytes else told)]
+    text = f"{stats.batches:,} batches, {stats.samples:,} samples"
+    return [("delivered", f"{text}, {bytes_text(stats.bytes)}" if stats.bytes else text)]
 
 
 def waited_share(stats: LoaderStats) -> float | None:
@@ -403,4 +402,4 @@ def waited_share(stats: LoaderStats) -> float | None:
 
 
 def _source(loader: Loader) -> str:
-    return str(getattr(loader.source, "path", type(loader.source).__name__))
+    return str(loader.source.path)

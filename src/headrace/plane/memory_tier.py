@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace import _native
 from headrace.machine.host import available_memory
-from headrace.plane.stage import ReadStage, StageStats
+from headrace.plane.stage import ReadStage, StageStats, own_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.plane.stage import PendingReads, Reads
+    from headrace.plane.stage import BatchReads, PendingReads
 
 
 _PRESSURE_CHECK_S = 1.0
@@ -74,7 +75,7 @@ class MemoryTier(ReadStage):
 
     def __init__(
         self,
-        below: Reads,
+        below: BatchReads,
         samples: int,
         parts: int,
         quota_bytes: int,
@@ -152,12 +153,8 @@ class MemoryTier(ReadStage):
         Raises:
             ValueError: the quota is not positive.
         """
-        quota = knobs.get("cache_bytes")
-        if quota is None:
-            return
-        if quota <= 0:
-            raise ValueError(f"cache_bytes is {quota}, expected more than 0")
-        self._cache.set_quota(quota)
+        for quota in own_knobs(knobs, {"cache_bytes"}).values():
+            self._cache.set_quota(quota)
 
     def join(self, hits: _native.Hits, job: PendingReads | None) -> _native.Batch:
         """Take what was read, keep it, and put the batch together."""
@@ -189,24 +186,24 @@ class MemoryTier(ReadStage):
             self._cache.set_quota(max(0, self._cache.mapped_bytes - short))
 
 
+@dataclass(slots=True)
 class _Pending:
     """A batch of which some is held and the rest is being read."""
 
-    def __init__(self, tier: MemoryTier, hits: _native.Hits, job: PendingReads | None) -> None:
-        self._tier = tier
-        self._hits = hits
-        self._job = job
+    tier: MemoryTier
+    hits: _native.Hits
+    job: PendingReads | None
 
     @property
     def ram_bytes(self) -> int:
         """Bytes of the batch that are held."""
-        return self._hits.bytes
+        return self.hits.bytes
 
     @property
     def done(self) -> bool:
         """Whether `take` would return at once."""
-        return self._job is None or self._job.done
+        return self.job is None or self.job.done
 
     def take(self) -> _native.Batch:
         """Wait for the batch."""
-        return self._tier.join(self._hits, self._job)
+        return self.tier.join(self.hits, self.job)

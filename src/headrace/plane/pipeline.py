@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import tee
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
 from headrace.plane.memory_tier import MemoryTier, memory_quota
-from headrace.plane.stage import RemoteStats, StageStats
+from headrace.plane.stage import RemoteStats, StageStats, own_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -33,13 +33,16 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.config import ReaderOptions
-    from headrace.errors import HeadraceError
     from headrace.order import Order
     from headrace.plane.cursor import Span
     from headrace.plane.disk_cache import DiskCache
     from headrace.plane.disk_tier import CacheReport, DiskTier
     from headrace.plane.images import Decoded, Decoding, Images
-    from headrace.plane.stage import PendingReads, Reads, Stage
+    from headrace.plane.stage import BatchReads, PendingReads, Stage
+    from headrace.store import Store
+
+    SampleSource = Store
+    """What loaders read: any store."""
 
 WINDOWS_AHEAD_MAX = 2
 """Windows of a blocked order that are submitted ahead of the one that is being consumed."""
@@ -57,29 +60,6 @@ _ROOM = 2
 
 _IDLE_BYTES = 1 << 20
 """What a source's reader may hold while the cache has every sample."""
-
-
-class SampleSource(Protocol):
-    """What reading needs of a store."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identifies the data."""
-
-    @property
-    def parts(self) -> Sequence[str]:
-        """Names of the parts of its samples."""
-
-    @property
-    def catalog(self) -> _native.Catalog:
-        """Directories and volumes, opened in this process."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The samples' names."""
-
-    def failure_error(self, index: int, failure: dict[str, Any]) -> HeadraceError:
-        """The error for a failed slot of a native batch."""
 
 
 class Delivery(NamedTuple):
@@ -124,7 +104,7 @@ class Stages:
         ram: the RAM tier, if there is one.
     """
 
-    top: Reads
+    top: BatchReads
     source: BatchReader
     stages: tuple[Stage, ...] = ()
     disk: DiskTier | None = None
@@ -166,7 +146,7 @@ AddStage = Callable[[Stages, Any, Sequence[str]], Stages]
 
 
 def build_stages(
-    source: Any,
+    source: Store,
     part_names: Sequence[str],
     part_numbers: Sequence[int],
     options: ReaderOptions,
@@ -177,7 +157,7 @@ def build_stages(
     """Make the stages that the options ask for.
 
     Args:
-        source: the store (what each stage needs of it: `SampleSource`, `CacheSource`).
+        source: the store.
         part_names: the parts that are read.
         part_numbers: their numbers in the source.
         options: how to read.
@@ -192,7 +172,7 @@ def build_stages(
 
         cache = DiskCache(CacheDirectory(tiers.cache_dir, tiers.cache_bytes), source, part_names)
     reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache), shared=shared)
-    top: Reads = reader
+    top: BatchReads = reader
     stages: list[Stage] = []
     if tiers.bytes_per_s is not None or tiers.reads_per_s is not None:
         from headrace.plane.rate_limit import Throttle
@@ -225,7 +205,7 @@ def build_stages(
     return Stages(top, reader, tuple(stages), disk, ram)
 
 
-def bytes_of(store: Any, indices: NDArray[np.int64]) -> int:
+def bytes_of(store: Store, indices: NDArray[np.int64]) -> int:
     """Bytes of the samples with these indices, all parts counted."""
     total = 0
     for segment in store.segments:
@@ -248,11 +228,11 @@ def _budgeted(options: ReaderOptions, cache: DiskCache | None) -> ReaderOptions:
     return replace(options, budget_bytes=max(_IDLE_BYTES, share))
 
 
-def _ram_bytes(source: Any, options: ReaderOptions, tiers: TierOptions) -> int:
+def _ram_bytes(source: Store, options: ReaderOptions, tiers: TierOptions) -> int:
     if isinstance(tiers.ram_bytes, int):
         return tiers.ram_bytes
-    kinds = {v.kind for s in getattr(source, "segments", ()) for v in s.entry.volumes}
-    far = not kinds <= set(_LOCAL_KINDS) or bool(getattr(options, "simulate", None))
+    kinds = {v.kind for s in source.segments for v in s.entry.volumes}
+    far = not kinds <= set(_LOCAL_KINDS) or bool(options.simulate)
     # What lies on the local disk already is near, once it is there; memory still saves reading it.
     if tiers.ram_bytes is None and (not far or tiers.cache_dir is not None):
         return 0
@@ -366,11 +346,7 @@ class Pipeline:
         Raises:
             ValueError: a value is not positive.
         """
-        own = {name: value for name, value in knobs.items() if name in self._knobs}
-        for name, value in own.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
-        self._turned |= own
+        self._turned |= own_knobs(knobs, self._knobs)
         stages = self._stages
         if stages is not None and stages.active.usable:
             stages.active.turn(**self._turned)
@@ -385,7 +361,7 @@ class Pipeline:
 
     def _remote(self) -> RemoteStats | None:
         """What the engine of the store's remote volumes did in this process; None without one."""
-        engine = getattr(self.source, "objects", None)
+        engine = self.source.objects
         if engine is None:
             return None
         stats = engine.stats()
@@ -481,7 +457,7 @@ class Pipeline:
             natives.close()
 
     def _read_batches(
-        self, reader: Reads, order: Order, epoch: int, spans: Iterable[Span]
+        self, reader: BatchReads, order: Order, epoch: int, spans: Iterable[Span]
     ) -> Generator[_native.Batch | Decoded, None, None]:
         """Yield the batch of each span, in order; each is read on its own.
 
@@ -523,7 +499,7 @@ class Pipeline:
         if self.decoding is not None:
             self.decoding.close()
 
-    def _reader(self) -> Reads:
+    def _reader(self) -> BatchReads:
         if self._stages is None or not self._stages.top.usable:
             self._stages = build_stages(
                 self.source, self.part_names, self._part_numbers, self.options, self._tiers
@@ -608,7 +584,7 @@ def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]
 
 
 def _read_windows(
-    reader: Reads, order: Blocked, epoch: int, spans: Iterable[Span]
+    reader: BatchReads, order: Blocked, epoch: int, spans: Iterable[Span]
 ) -> Generator[_native.Batch, None, None]:
     """Yield the batch of each span, in order.
 
@@ -628,7 +604,7 @@ def _read_windows(
 
 
 def _submit_windows(
-    reader: Reads,
+    reader: BatchReads,
     windows: Iterable[_Window],
 ) -> Iterator[tuple[_Window, PendingReads]]:
     ahead: deque[tuple[_Window, PendingReads]] = deque()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
-    from headrace.plane.stage import PendingReads, Reads
+    from headrace.plane.stage import BatchReads, PendingReads
 
     BytesOf = Callable[[NDArray[np.int64]], int]
 
@@ -92,7 +92,7 @@ class Cost(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class LimitUsage:
     """What a limit has counted in an interval, each in the order of `LIMITED`.
 
     Attributes:
@@ -185,7 +185,7 @@ class Limit:
             if not self._held:
                 self._held_by = None
 
-    def take_usage(self, now: float) -> Usage:
+    def take_usage(self, now: float) -> LimitUsage:
         """What was counted since this was last asked."""
         with self._lock:
             self._settle(now)
@@ -196,7 +196,7 @@ class Limit:
                 waiting[self._held_by] = sum(c[self._held_by] for c in self._held.values())
             # What was paid back may belong to the interval before.
             used = [max(0.0, units) for units in self._used]
-            usage = Usage(_three(used), _three(waiting), _three(self._held_for))
+            usage = LimitUsage(_three(used), _three(waiting), _three(self._held_for))
             self._used = [min(0.0, units) for units in self._used]
             self._held_for = [0.0] * len(LIMITED)
             return usage
@@ -245,7 +245,7 @@ class Throttle(ReadStage):
 
     def __init__(
         self,
-        below: Reads,
+        below: BatchReads,
         bytes_of: BytesOf,
         *,
         bytes_per_s: float | None = None,
@@ -286,8 +286,8 @@ class Throttle(ReadStage):
 
     def knobs(self) -> Mapping[str, int]:
         """The limits that are set."""
-        found = {"bytes_per_s": self._gate.bytes.rate, "reads_per_s": self._gate.reads.rate}
-        return {name: int(rate) for name, rate in found.items() if rate is not None}
+        rates = {"bytes_per_s": self._gate.bytes.rate, "reads_per_s": self._gate.reads.rate}
+        return {name: int(rate) for name, rate in rates.items() if rate is not None}
 
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Set `bytes_per_s` or `reads_per_s`; the other stays.
@@ -341,7 +341,7 @@ class _Gate:
 
     def __init__(
         self,
-        below: Reads,
+        below: BatchReads,
         bytes_of: BytesOf,
         deadline_s: float,
         room: Callable[[], int] | None,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -198,6 +198,19 @@ def latency_percentile_s(counts: Sequence[int], share: float) -> float:
     return 0.0
 
 
+def own_knobs(knobs: Mapping[str, int], names: Container[str]) -> dict[str, int]:
+    """Those of some knobs that a stage has.
+
+    Raises:
+        ValueError: the value of one is not positive.
+    """
+    own = {name: value for name, value in knobs.items() if name in names}
+    for name, value in own.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}, expected at least 1")
+    return own
+
+
 class PendingReads(Protocol):
     """A batch that was asked for."""
 
@@ -213,7 +226,7 @@ class PendingReads(Protocol):
         """
 
 
-class Reads(Protocol):
+class BatchReads(Protocol):
     """Gives batches of samples by index."""
 
     @property
@@ -249,7 +262,7 @@ class ReadStage:
         below: what reads.
     """
 
-    def __init__(self, below: Reads) -> None:
+    def __init__(self, below: BatchReads) -> None:
         self._below = below
 
     @property

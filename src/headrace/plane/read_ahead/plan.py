@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.io.simulation import simulated_paths
 from headrace.plane.read_ahead.policy import ColdChoice
-from headrace.plane.stage import latency_percentile_s
+from headrace.plane.stage import latency_percentile_s, own_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -211,10 +211,7 @@ class PlannedReader:
         Raises:
             ValueError: a value is not positive.
         """
-        mine = {name: knobs[name] for name in self.knobs if name in knobs}
-        for name, value in mine.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
+        mine = own_knobs(knobs, self.knobs)
         self.knobs.update(mine)
         if self._native is not None and mine:
             self._native.turn(
