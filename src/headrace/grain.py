@@ -1,5 +1,5 @@
 """JAX and Grain over headrace stores: `from headrace.grain import Source, dataset`."""
 
-from headrace.frameworks.grain.dataset import Dataset, Source, dataset
+from headrace.frameworks.grain import Dataset, Source, dataset
 
 __all__ = ["Dataset", "Source", "dataset"]

@@ -19,7 +19,7 @@ from headrace.store.store import Store
 
 fsspec = pytest.importorskip("fsspec")
 
-from headrace.frameworks.fsspec import filesystem  # noqa: E402
+from headrace.frameworks import fsspec as filesystem  # noqa: E402
 from headrace.fsspec import HeadraceFileSystem  # noqa: E402
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.plane.read_ahead import policy
-from headrace.plane.read_ahead.policy import ColdChoice
+from headrace.plane.read_ahead import plan as policy
+from headrace.plane.read_ahead.plan import ColdChoice
 
 
 @pytest.fixture

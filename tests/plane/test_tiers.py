@@ -17,9 +17,9 @@ import headrace as hr
 from headrace import _native
 from headrace.config import TierOptions, tier_options
 from headrace.plane.cache_writer import publish_after_s, segment_bytes
-from headrace.plane.memory_tier import memory_quota
 from headrace.plane.rate_limit import Throttle, TokenBucket
 from headrace.plane.stage import Stage
+from headrace.plane.tiers import memory_quota
 from plane.conftest import SAMPLES
 from tests_shared import until
 
@@ -117,7 +117,7 @@ def test_a_smaller_quota_gives_memory_back_at_once(store, expected):
 
 
 def test_memory_is_given_back_when_it_runs_short(store, monkeypatch):
-    monkeypatch.setattr("headrace.plane.memory_tier._PRESSURE_CHECK_S", 0.0)
+    monkeypatch.setattr("headrace.plane.tiers._PRESSURE_CHECK_S", 0.0)
     loader = hr.loader(store, 32, seed=3, ram_bytes="auto")
     batches = iter(loader)
     for _ in range(8):

@@ -25,7 +25,7 @@ from headrace.node.files.copies import raise_descriptor_limit
 from headrace.node.link import Link, LinkLost, connect
 from headrace.node.server import Server
 from headrace.node.wire import Report, StatusAsked, StopAsked, peer_of
-from headrace.plane.memory_tier import memory_quota
+from headrace.plane.tiers import memory_quota
 from headrace.runtime import launch, wait_for_end
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from headrace.errors import HeadraceError, SourceChanged
 from headrace.machine.host import available_memory
 from headrace.node.served import ServedData
 from headrace.node.wire import Status
-from headrace.plane.memory_tier import MEMORY_RESERVE_BYTES
+from headrace.plane.tiers import MEMORY_RESERVE_BYTES
 from headrace.store.opening import reopen
 
 if TYPE_CHECKING:

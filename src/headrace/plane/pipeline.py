@@ -23,8 +23,8 @@ from headrace.machine.host import available_memory
 from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
-from headrace.plane.memory_tier import MemoryTier, memory_quota
 from headrace.plane.stage import RemoteStats, StageStats, own_knobs
+from headrace.plane.tiers import MemoryTier, memory_quota
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.config import ReaderOptions
     from headrace.order import Order
-    from headrace.plane.cursor import Span
     from headrace.plane.disk_cache import DiskCache
-    from headrace.plane.disk_tier import CacheReport, DiskTier
     from headrace.plane.images import Decoded, Decoding, Images
+    from headrace.plane.loader import Span
     from headrace.plane.stage import BatchReads, PendingReads, Stage
+    from headrace.plane.tiers import CacheReport, DiskTier
     from headrace.store import Store
 
     SampleSource = Store
@@ -189,7 +189,7 @@ def build_stages(
     disk = None
     if cache is not None:
         from headrace.plane.cache_writer import CacheWriter
-        from headrace.plane.disk_tier import DiskTier
+        from headrace.plane.tiers import DiskTier
 
         writer = CacheWriter(cache, min(_QUEUE_BYTES, options.budget_bytes))
         top = disk = DiskTier(top, cache, options, writer, shared=shared)

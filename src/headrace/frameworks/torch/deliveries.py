@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from headrace.plane import Loader
     from headrace.plane.batch import Skipped
     from headrace.plane.batch_trace import Interruption
-    from headrace.plane.cursor import Pass
+    from headrace.plane.loader import Pass
     from headrace.plane.pipeline import Delivery, Fetched
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.api import OrderName
     from headrace.frameworks.torch.deliveries import Deliveries
     from headrace.plane.batch import OnError
-    from headrace.plane.cursor import Pass
+    from headrace.plane.loader import Pass
     from headrace.store import Store
 
 BATCHES_AHEAD = 4

@@ -31,8 +31,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 from headrace.closing import Closing
 from headrace.io.simulation import simulated_paths
 from headrace.plane.read_ahead import opens
-from headrace.plane.read_ahead.plan import Plan, PlannedFile, PlannedReader, PlannedSample, ReadJob
-from headrace.plane.read_ahead.policy import CacheBypass, Usefulness
+from headrace.plane.read_ahead.plan import (
+    CacheBypass,
+    Plan,
+    PlannedFile,
+    PlannedReader,
+    PlannedSample,
+    ReadJob,
+    Usefulness,
+)
 from headrace.plane.read_ahead.sample_files import Paths, PredictedFiles, guess_paths
 from headrace.plane.stage import ConsumerStats, StageStats
 
