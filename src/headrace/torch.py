@@ -1,12 +1,36 @@
-"""PyTorch: `from headrace.torch import DataLoader`, in the place of torch's, or over a store."""
+"""PyTorch: `from headrace.torch import DataLoader`, in the place of torch's, or over a store.
 
-from headrace.frameworks.torch import (
-    DataLoader,
-    Dataset,
-    Sample,
-    StoreLoader,
-    TensorBatch,
-    adopt,
-)
+What loads stores is imported when it is asked for: over a torch data set it is not needed.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.frameworks.torch.dataloader import DataLoader, adopt
+    from headrace.frameworks.torch.dataset import Dataset, Sample
+    from headrace.frameworks.torch.store_loader import StoreLoader
+    from headrace.frameworks.torch.tensors import TensorBatch
 
 __all__ = ["DataLoader", "Dataset", "Sample", "StoreLoader", "TensorBatch", "adopt"]
+
+_HOMES = {
+    "DataLoader": "dataloader",
+    "Dataset": "dataset",
+    "Sample": "dataset",
+    "StoreLoader": "store_loader",
+    "TensorBatch": "tensors",
+    "adopt": "dataloader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace.torch' has no attribute {name!r}")
+    module = import_module(f"headrace.frameworks.torch.{_HOMES[name]}")
+    value = globals()[name] = getattr(module, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

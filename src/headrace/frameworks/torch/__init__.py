@@ -1,17 +1,9 @@
 """PyTorch: a drop-in DataLoader, and data sets and a loader over stores.
 
-* dataloader: `DataLoader`, torch's own with headrace's data plane; `dropin`: how it is done
-* adopting: the same in the place of a loader that a library made
+* dataloader: `DataLoader`, torch's own with headrace's data plane, also in the place of a loader that a library
+  built (`adopt`); `dropin`: how it is done
 * tensors: batches as tensors over headrace's own buffers
-* decode: a user's decode function, sample by sample, with its random numbers
-* dataset: `Dataset`, for torch's own loaders and samplers
+* dataset: `Dataset`, for torch's own loaders and samplers; a user's decode function, with its random numbers
 * store_loader: `StoreLoader`, which delivers in headrace's order and resumes exactly
-* whole, threads, workers: its three ways from bytes to batches
+* deliveries: its three ways from bytes to batches: whole, decoded in threads, decoded in worker processes
 """
-
-from headrace.frameworks.torch.dataloader import DataLoader, adopt
-from headrace.frameworks.torch.dataset import Dataset, Sample
-from headrace.frameworks.torch.store_loader import StoreLoader
-from headrace.frameworks.torch.tensors import TensorBatch
-
-__all__ = ["DataLoader", "Dataset", "Sample", "StoreLoader", "TensorBatch", "adopt"]

@@ -25,7 +25,6 @@ from headrace.control.limits import memory_policy
 from headrace.control.stalls.live import verdict_on
 from headrace.control.stalls.verdict import verdict_line
 from headrace.errors import RankError, StateMismatch
-from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.dropin.iterators import InProcess, InWorkers
 from headrace.frameworks.torch.dropin.position import DataPosition, DataState, is_stateful
 from headrace.frameworks.torch.dropin.progress import (
@@ -38,10 +37,8 @@ from headrace.frameworks.torch.dropin.progress import (
 )
 from headrace.frameworks.torch.dropin.watching import FileReading, Watcher, nothing_to_read
 from headrace.frameworks.torch.dropin.workers import WorkerContext
-from headrace.frameworks.torch.store_loader import StoreLoader
 from headrace.plane import LoaderStats
 from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
-from headrace.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -107,16 +104,21 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a `StoreLoader` where a store is to be loaded, else a new loader of this class."""
         dataset = args[0] if args else kwargs.get("dataset")
-        if isinstance(dataset, (Store, str, os.PathLike)):
-            if cls is not DataLoader:
-                raise TypeError(
-                    f"{cls.__name__} is given a {type(dataset).__name__}, expected a torch data set: "
-                    "derive from headrace.torch.StoreLoader to load stores",
-                )
-            return StoreLoader(*args, **kwargs)
-        if cls is DataLoader and isinstance(dataset, Dataset) and not _means_torch(args, kwargs):
-            return StoreLoader(*args, **kwargs)
-        return super().__new__(cls)
+        is_store = isinstance(dataset, (str, os.PathLike)) or _is_a(
+            dataset, "headrace.store.store", "Store"
+        )
+        if is_store and cls is not DataLoader:
+            raise TypeError(
+                f"{cls.__name__} is given a {type(dataset).__name__}, expected a torch data set: "
+                "derive from headrace.torch.StoreLoader to load stores",
+            )
+        means_torch = len(args) > _POSITIONAL_FOR_BOTH or not _TORCH_ONLY.isdisjoint(kwargs)
+        ours = cls is DataLoader and _is_a(dataset, "headrace.frameworks.torch.dataset", "Dataset")
+        if not is_store and (not ours or means_torch):
+            return super().__new__(cls)
+        from headrace.frameworks.torch.store_loader import StoreLoader
+
+        return StoreLoader(*args, **kwargs)
 
     def __init__(  # noqa: PLR0917 - torch's signature
         self,
@@ -462,8 +464,10 @@ def _own_rank() -> dict[str, Any]:
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch_data.DataLoader.__init__).parameters
 
 
-def _means_torch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return len(args) > _POSITIONAL_FOR_BOTH or not _TORCH_ONLY.isdisjoint(kwargs)
+def _is_a(thing: Any, module: str, name: str) -> bool:
+    """Whether it is an instance of a class, which is not imported for that."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(thing, getattr(loaded, name))
 
 
 def adopt(loader: Any) -> Any:
