@@ -99,9 +99,6 @@ class Resharding:
     def tree(self, like: Any) -> tuple[Any, int]:
         """The tree, and how many bytes were read for it.
 
-        Args:
-            like: a tree whose sharded leaves say which part is wanted; it may lack any.
-
         Raises:
             CheckpointError: something differs between the ranks, or is not there as a whole.
             CorruptCheckpoint: its bytes are not what was saved.

@@ -167,10 +167,8 @@ def _stacked(samples: list[Any], count: int | None = None) -> Any:
 def on_device(element: dict[str, Any], place: Any) -> dict[str, Any]:
     """Return a batch as JAX arrays; `indices` stay with the host, which counts with them.
 
-    Args:
-        element: numpy arrays.
-        place: a `jax.Device`, or a `jax.sharding.Sharding` whose first axis is the batch: then the
-            result is the global array of which this process holds its share.
+    `place` is a `jax.Device`, or a `jax.sharding.Sharding` whose first axis is the batch: then the result is
+    the global array of which this process holds its share.
     """
     import jax
 
@@ -179,10 +177,7 @@ def on_device(element: dict[str, Any], place: Any) -> dict[str, Any]:
             return jax.make_array_from_process_local_data(place, array)
         return jax.device_put(array, place)
 
-    return {
-        key: value if key == "indices" else jax.tree.map(put, value)
-        for key, value in element.items()
-    }
+    return {k: v if k == "indices" else jax.tree.map(put, v) for k, v in element.items()}
 
 
 class Source:

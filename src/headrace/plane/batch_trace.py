@@ -109,9 +109,6 @@ def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) ->
 class BatchTrace:
     """When one batch passed each stage.
 
-    Args:
-        read: how it was read, as a record of dtype `READ`.
-
     Attributes:
         interruptions: what else the consumer's own thread waited for when it asked for this batch.
         others: as in `PREPARED`.
@@ -212,7 +209,7 @@ def waits(
     """
     done_s = _done_s(traces)
     delivered_s = np.maximum(asked_s, delivered_s)
-    phases, at = _along(asked_s, delivered_s, traces)
+    phases, at = _walk(asked_s, delivered_s, traces, _UNTIL_DONE)
     straight = np.ones(len(traces), np.bool_)
     for first in interruptions[:1]:
         straight[first.rows] = False
@@ -221,9 +218,11 @@ def waits(
     for rows, until_s, others in interruptions:
         room_s[rows] += others["room_s"]
         held_s[rows] += others["held_s"]
-        part, reached = _interrupted(at[rows], np.minimum(until_s, delivered_s[rows]), others)
+        end_s = np.minimum(until_s, delivered_s[rows])
+        part, reached = _walk(at[rows], end_s, others, _UNTIL_READ)
+        at[rows] = np.maximum(reached, end_s)
+        part[:, _HAND] = at[rows] - reached  # once it was read, it was on its way
         phases[rows] += part
-        at[rows] = reached
     phases[:, _HAND] += delivered_s - at
     phases = np.where(
         (traces["serial"] > 0.0)[:, None], _shared_out(asked_s, delivered_s, traces), phases
@@ -249,58 +248,35 @@ def _open_share(traces: NDArray[np.void]) -> NDArray[np.float64]:
     return np.minimum(share, 1.0)
 
 
-class _Walk:
-    """Goes along ways from one moment to the next, no further than an end.
+_UNTIL_READ: Final = (
+    (_HOLD, "taken_s"), (_OPEN, "planned_s"), (_HOLD, "begun_s"), (_READ, "ready_s"),
+)  # fmt: skip
+_UNTIL_DONE: Final = (
+    *_UNTIL_READ,
+    (_QUEUE, "decoding_s"), (_DECODE, "decoded_s"), (_COLLATE, "collated_s"), (_TRANSFER, "moved_s"),
+)  # fmt: skip
 
-    Attributes:
-        phases: seconds in each phase so far, shape (batches, phases).
-        at_s: where each has got to.
+
+def _walk(
+    at_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+    traces: NDArray[np.void],
+    moments: Sequence[tuple[int, str]],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Go along traces from moment to moment, no further than an end.
+
+    Returns:
+        Seconds in each phase, shape (batches, phases), and where each has got to.
     """
-
-    def __init__(self, at_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> None:
-        self.phases = np.zeros((len(at_s), len(PHASES)))
-        self.at_s = at_s
-        self._end_s = end_s
-
-    def to(self, moment_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Go on to a moment, and return how long that took; 0 where it is past."""
-        reached_s = np.maximum(self.at_s, np.minimum(moment_s, self._end_s))
-        took_s: NDArray[np.float64] = reached_s - self.at_s
-        self.at_s = reached_s
-        return took_s
-
-    def read(self, traces: NDArray[np.void]) -> None:
-        """Go on until all was read."""
-        self.phases[:, _HOLD] = self.to(traces["taken_s"])
-        self.phases[:, _OPEN] = self.to(traces["planned_s"])
-        self.phases[:, _HOLD] += self.to(traces["begun_s"])
-        reading_s = self.to(traces["ready_s"])
-        opened_s = reading_s * _open_share(traces)
-        self.phases[:, _OPEN] += opened_s
-        self.phases[:, _READ] = reading_s - opened_s
-
-
-def _along(
-    asked_s: NDArray[np.float64], delivered_s: NDArray[np.float64], traces: NDArray[np.void]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What batches did from when they were asked for until they were done; and when that was."""
-    walk = _Walk(asked_s, delivered_s)
-    walk.read(traces)
-    for phase, name in (
-        (_QUEUE, "decoding_s"), (_DECODE, "decoded_s"), (_COLLATE, "collated_s"), (_TRANSFER, "moved_s"),
-    ):  # fmt: skip
-        walk.phases[:, phase] = walk.to(traces[name])
-    return walk.phases, walk.at_s.copy()
-
-
-def _interrupted(
-    at_s: NDArray[np.float64], until_s: NDArray[np.float64], traces: NDArray[np.void]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What later batches did while the consumer was busy with them; after it was read, that is `hand`."""
-    walk = _Walk(at_s, until_s)
-    walk.read(traces)
-    walk.phases[:, _HAND] = walk.to(until_s)
-    return walk.phases, walk.at_s
+    phases = np.zeros((len(traces), len(PHASES)))
+    for phase, name in moments:
+        reached_s = np.maximum(at_s, np.minimum(traces[name], end_s))
+        phases[:, phase] += reached_s - at_s
+        at_s = reached_s
+    opened_s = phases[:, _READ] * _open_share(traces)
+    phases[:, _OPEN] += opened_s
+    phases[:, _READ] -= opened_s
+    return phases, at_s
 
 
 def _shared_out(
@@ -310,14 +286,14 @@ def _shared_out(
 
     Whatever of it a wait fell on, all of it took that process's time: it is shared out as that was.
     """
-    made_s = traces["collated_s"]
+    done_s = traces["collated_s"]
     for name in ("decoded_s", "ready_s"):
-        made_s = np.where(made_s > 0.0, made_s, traces[name])
+        done_s = np.where(done_s > 0.0, done_s, traces[name])
     begun_s = traces["taken_s"]
     for name in ("begun_s", "decoding_s"):
         begun_s = np.where(begun_s > 0.0, begun_s, traces[name])
     ready_s = np.where(traces["ready_s"] > 0.0, traces["ready_s"], begun_s)
-    done_s = np.minimum(np.maximum(asked_s, made_s), delivered_s)
+    done_s = np.minimum(np.maximum(asked_s, done_s), delivered_s)
     moved_s = np.minimum(np.maximum(done_s, traces["moved_s"]), delivered_s)
     read_s = np.maximum(0.0, ready_s - begun_s)
     decode_s = np.maximum(0.0, traces["decoded_s"] - traces["decoding_s"])
@@ -371,7 +347,7 @@ STEP: Final = np.dtype(
 MARKS: Final = 64
 
 
-class Mark(NamedTuple):
+class PassMark(NamedTuple):
     """What had been counted when a pass delivered its first batch."""
 
     epoch: int
@@ -425,7 +401,7 @@ class StepLog:
         self._ring = bytearray(self._slots * _PACKED.size)
         self._interruptions: deque[tuple[int, Sequence[Interruption]]] = deque()
         self.added = 0
-        self.marks: deque[Mark] = deque(maxlen=MARKS)
+        self.marks: deque[PassMark] = deque(maxlen=MARKS)
         self.first: Callable[[], object] | None = None
         self._write(0, (0, 0, 0, 0), 0, (0.0, 0.0), _NOTHING)
 
@@ -462,7 +438,7 @@ class StepLog:
         """
         if place[1] == 0:
             self.marks.append(
-                Mark(place[0], self.added, times[0], contention(), read_host(times[0]))
+                PassMark(place[0], self.added, times[0], contention(), read_host(times[0]))
             )
         delivered(times[1], self)
         if trace is None:

@@ -57,11 +57,6 @@ _PAUSE_S = 0.02
 class DiskCache:
     """One data set's cache, as this process sees it. Thread-safe.
 
-    Args:
-        directory: the folder of caches.
-        source: the data set.
-        part_names: the parts that are read.
-
     Attributes:
         folder: where it lies.
         places: int64, shape (samples of the data set,): 1 + index in the cache; 0: not cached;

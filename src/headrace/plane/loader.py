@@ -47,11 +47,6 @@ class Cursor:
     Each pass goes through the rest of the current epoch. If it is left early, the next pass begins
     the next epoch; after `load_state_dict` it goes on where the state was saved.
 
-    Args:
-        order: which sample comes when.
-        share: which positions are this rank's.
-        fingerprint: identifies the data.
-
     Attributes:
         last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
     """

@@ -114,9 +114,6 @@ class LimitUsage:
 class Limit:
     """Buckets, counters, and who waits.
 
-    Args:
-        now: seconds on the caller's monotonic clock.
-
     Attributes:
         total: everything that was let through, in the order of `LIMITED`.
         held_s: seconds for which something was held back.

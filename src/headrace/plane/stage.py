@@ -256,11 +256,7 @@ class BatchReads(Protocol):
 
 
 class ReadStage:
-    """Passes on what is below.
-
-    Args:
-        below: what reads.
-    """
+    """Passes on what is below."""
 
     def __init__(self, below: BatchReads) -> None:
         self._below = below

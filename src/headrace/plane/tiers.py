@@ -267,15 +267,7 @@ class _Local:
 
 
 class DiskTier(ReadStage):
-    """Reads from the local disk what is there.
-
-    Args:
-        below: reads the source.
-        cache: the data set's cache.
-        options: how to read the cache.
-        writer: writes what was read from the source.
-        shared: deliver in memory that other processes may map.
-    """
+    """Reads from the local disk what is there."""
 
     name = "disk"
 

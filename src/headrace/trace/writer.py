@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace.control.controller import Change, Plane
     from headrace.machine.sensors import SensorKey
     from headrace.plane import LoaderStats
-    from headrace.plane.batch_trace import Mark, StepLog
+    from headrace.plane.batch_trace import PassMark, StepLog
     from headrace.plane.stage import StageStats
 
 
@@ -188,7 +188,7 @@ class _Followed:
     began_s: float = 0.0
     look_at_s: float = 0.0
     evidence_at_s: float = 0.0
-    mark: Mark | None = None
+    mark: PassMark | None = None
     """What was counted when its first pass began."""
     last_change: Change | None = None
     ended: bool = False

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.control.controller import Change, Plane
     from headrace.control.stalls.evidence import Source
     from headrace.plane import Loader
-    from headrace.plane.batch_trace import Mark, StepLog
+    from headrace.plane.batch_trace import PassMark, StepLog
     from headrace.plane.stage import StageStats
 
 _PEERS = ("headrace://", "nvme+tcp://")
@@ -64,7 +64,7 @@ def verdict_on(
     return verdict_of(steps, evidence_of(loader, marks[0] if marks else None), ranks)
 
 
-def evidence_of(loader: Any, since: Mark | None = None) -> Evidence:
+def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
     """What is known of a loader beside its steps.
 
     Args:

@@ -305,10 +305,8 @@ def dataset(store: Store | str | PathLike[str], batch_size: int, **arguments: An
 class EpochRun:
     """The passes of one iterator. A new run ends the one before.
 
-    Args:
-        loader: gives order, cursor and reader.
-        epochs: epochs to go through, the rest of the current one included; None: for ever.
-        decodes: TensorFlow decodes the samples; else it only cuts or copies them.
+    `epochs` counts the rest of the current epoch, too; None: for ever. `decodes`: TensorFlow decodes the
+    samples; else it only cuts or copies them.
 
     Attributes:
         taken: batches that TensorFlow took and that were not delivered; the value of each is its epoch.

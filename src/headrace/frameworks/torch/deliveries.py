@@ -108,12 +108,7 @@ def _emptied(batch: Any) -> Any:
 
 
 class WholeBatches:
-    """Delivers `TensorBatch`.
-
-    Args:
-        loader: gives order and reader.
-        pin_memory: copy each batch into page-locked memory.
-    """
+    """Delivers `TensorBatch`."""
 
     def __init__(self, loader: Loader, *, pin_memory: bool) -> None:
         self._loader = loader

@@ -155,12 +155,7 @@ BOUND_WINDOWS = 2
 
 
 class ColdChoice:
-    """Chooses between `direct` and `fill`; `auto` begins with the former, and changes once at most.
-
-    Args:
-        wanted: the user's choice.
-        samples: of the dataset.
-    """
+    """Chooses between `direct` and `fill`; `auto` begins with the former, and changes once at most."""
 
     def __init__(self, wanted: Cold, samples: int) -> None:
         self.now = "direct" if wanted == "auto" else wanted

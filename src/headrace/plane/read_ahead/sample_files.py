@@ -161,14 +161,7 @@ SYNC_EVERY = 64
 
 
 class PredictedFiles:
-    """The files of samples 0..n-1.
-
-    Args:
-        samples: how many there are.
-        source: the guess, if there is one.
-        options: whether to learn, and in how much memory.
-        log: shared with the other processes that serve the same dataset.
-    """
+    """The files of samples 0..n-1."""
 
     def __init__(
         self,

@@ -132,14 +132,7 @@ _all: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
 
 
 class ReadAhead(Closing):
-    """Serves the files of coming samples from memory.
-
-    Args:
-        samples: how many samples the dataset has.
-        source: which files they are made of, if that can be guessed.
-        options: bounds and first settings.
-        log: shared with the other processes that serve the same dataset.
-    """
+    """Serves the files of coming samples from memory."""
 
     name = "ahead"
 

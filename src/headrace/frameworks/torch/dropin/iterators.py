@@ -182,14 +182,7 @@ class _Draws:
 
 
 class InProcess(_Draws, _SingleProcessDataLoaderIter):
-    """Fetches in the consumer's process.
-
-    Args:
-        loader: the user's.
-        beginning: where the epoch begins.
-        resumption: where to go on instead, if a state was loaded.
-        watcher: feeds the read-ahead, if there is one.
-    """
+    """Fetches in the consumer's process."""
 
     def __init__(
         self,
@@ -278,14 +271,7 @@ class _View:
 
 
 class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
-    """Fetches in worker processes.
-
-    Args:
-        loader: the user's.
-        beginning: where the epoch begins.
-        resumption: where to go on instead, if a state was loaded.
-        context: starts the workers.
-    """
+    """Fetches in worker processes."""
 
     _shutdown = True  # until torch has begun: nothing is there to be shut down
     _context: WorkerContext

@@ -108,11 +108,7 @@ class DataState(NamedTuple):
 
 
 class DataPosition:
-    """A data set and what torch fetches from it at present.
-
-    Args:
-        dataset: the user's.
-    """
+    """A data set and what torch fetches from it at present."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -33,7 +33,7 @@ import torch
 from torch.utils.data._utils import collate as torch_collate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 SLOTS = 4096
@@ -96,7 +96,7 @@ class Arena:
             lies over it are gone.
         """
         self._leases += 1
-        return np.asarray(_Lease(self, slot, self.view(offset, nbytes)))
+        return np.asarray(_Lease(self.view(offset, nbytes), self.hand_back, slot))
 
     def hand_back(self, slot: int) -> None:
         """Say that nobody here looks at a region any more."""
@@ -135,32 +135,23 @@ def _received(sent: Any) -> Arena:
 
 
 class _Lease:
-    """Keeps a region the consumer's for as long as an array over it lives."""
+    """Memory that is let go of when the last array over it is gone."""
 
-    def __init__(self, arena: Arena, slot: int, view: np.ndarray[Any, Any]) -> None:
-        self._arena = arena
-        self._slot = slot
+    def __init__(self, view: np.ndarray[Any, Any], let_go: Callable[[int], None], key: int) -> None:
+        self._let_go = let_go
+        self._key = key
         self.__array_interface__ = view.__array_interface__
 
     def __del__(self) -> None:
-        self._arena.hand_back(self._slot)
+        self._let_go(self._key)
 
 
-class Region:
-    """Some bytes of an arena.
+class Region(NamedTuple):
+    """Some bytes of an arena."""
 
-    Args:
-        slot: its number.
-        offset: where it begins in the arena.
-        nbytes: its length.
-    """
-
-    __slots__ = ("nbytes", "offset", "slot")
-
-    def __init__(self, slot: int, offset: int, nbytes: int) -> None:
-        self.slot = slot
-        self.offset = offset
-        self.nbytes = nbytes
+    slot: int
+    offset: int
+    nbytes: int
 
 
 class Regions:
@@ -168,9 +159,6 @@ class Regions:
 
     A region is taken, filled, and then sent or dropped; it is free again when whoever holds it, here
     or there, has let go.
-
-    Args:
-        arena: the memory.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -187,15 +175,12 @@ class Regions:
         self._collect()
         return self._fit(need, nbytes)
 
-    def view(self, region: Region) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Return uint8, shape (bytes of the region,), to be filled now and not kept."""
-        return self.arena.view(region.offset, region.nbytes)
-
     def hold(self, region: Region) -> Any:
         """Return the region as an array that may be kept: the region is not reused before it is gone."""
-        array = np.asarray(_Hold(self, region))
-        self._held[array.ctypes.data] = region
-        return array
+        view = self.arena.view(region.offset, region.nbytes)
+        address = view.ctypes.data
+        self._held[address] = region
+        return np.asarray(_Lease(view, self._let_go, address))
 
     def held_at(self, address: int, nbytes: int) -> Region | None:
         """Return the region that is held, has this address and length, and was not sent, if any."""
@@ -204,11 +189,7 @@ class Regions:
             return None
         return region
 
-    def send(self, region: Region) -> None:
-        """The region goes to the consumer."""
-        self.arena.mark(region.slot)
-
-    def let_go(self, address: int) -> None:
+    def _let_go(self, address: int) -> None:
         """The tensors of this process over a region are gone."""
         self._held.pop(address, None)
 
@@ -249,17 +230,6 @@ class Regions:
             else:
                 joined.append((offset, room))
         self._free = joined
-
-
-class _Hold:
-    """Keeps a region from being reused while a tensor of this process lies over it."""
-
-    def __init__(self, regions: Regions, region: Region) -> None:
-        self._regions = regions
-        self.__array_interface__ = regions.view(region).__array_interface__
-
-    def __del__(self) -> None:
-        self._regions.let_go(self.__array_interface__["data"][0])
 
 
 ALIGNMENT = 64
@@ -418,7 +388,7 @@ def pack(batch: Any, regions: Regions | None) -> Packed | None:
     region = None if regions is None else regions.take(total)
     if regions is None or region is None:
         return None
-    _fill(regions.view(region).data, pickler, pieces, pickle_at)
+    _fill(regions.arena.view(region.offset, region.nbytes).data, pickler, pieces, pickle_at)
     return Packed(_send(regions, [region, *pickler.sent]), None, pickle_at)
 
 
@@ -426,7 +396,7 @@ def _send(regions: Regions | None, sent: Sequence[Region]) -> tuple[tuple[int, i
     if regions is None:
         return ()
     for region in sent:
-        regions.send(region)
+        regions.arena.mark(region.slot)  # it is the consumer's now
     return tuple((region.slot, region.offset, region.nbytes) for region in sent)
 
 
@@ -450,10 +420,6 @@ _unpacking = _Unpacking()
 
 def unpack(packed: Packed, arena: Arena | None) -> Any:
     """Return the batch.
-
-    Args:
-        packed: what the worker sent.
-        arena: that worker's.
 
     Raises:
         Exception: something in the batch cannot be unpickled here.
@@ -502,11 +468,7 @@ def _array_at(
 
 
 class ArenaCollate:
-    """Stacks tensors into regions of a worker's arena.
-
-    Args:
-        regions: gives out the memory.
-    """
+    """Stacks tensors into regions of a worker's arena."""
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
@@ -556,14 +518,5 @@ class ArenaCollate:
         region = self._regions.take(nbytes)
         if region is None:
             return None
-        memory = torch.from_numpy(self._regions.hold(region)).untyped_storage()
-        shape = (len(batch), *first.shape)
-        return torch.empty(0, dtype=first.dtype).set_(memory, 0, shape, _contiguous(shape))
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+        memory = torch.from_numpy(self._regions.hold(region))
+        return memory.view(first.dtype).view(len(batch), *first.shape)

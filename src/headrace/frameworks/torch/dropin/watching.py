@@ -38,11 +38,7 @@ READS_MAX = 128
 
 
 def tuned(ahead: ReadAhead) -> Plane:
-    """Return the handle to keep beside the read-ahead; `wake` it while files are read.
-
-    Args:
-        ahead: of this process.
-    """
+    """Return the handle to keep beside the read-ahead; `wake` it while files are read."""
     return tune(
         f"files read ahead in process {os.getpid()}",
         [ahead],
@@ -201,12 +197,7 @@ class FileReading:
 
 
 class Watcher:
-    """Feeds a `ReadAhead` with what is known. Makes it in the process that fetches, when it fetches.
-
-    Args:
-        dataset: the user's, map-style.
-        reading: how.
-    """
+    """Feeds a `ReadAhead` with what is known. Makes it in the process that fetches, when it fetches."""
 
     def __init__(self, dataset: Any, reading: FileReading) -> None:
         self._dataset = dataset

@@ -184,11 +184,7 @@ class WorkerContext:
 
 
 class TaskOutlet:
-    """A queue of tasks, as torch's iterator fills it.
-
-    Args:
-        inner: the queue that the worker takes from.
-    """
+    """A queue of tasks, as torch's iterator fills it."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -206,10 +202,6 @@ class TaskOutlet:
 
 class ResultQueue:
     """The queue of results, as the consumer (or torch's pinning thread) sees it.
-
-    Args:
-        inner: the queue itself.
-        arenas: of the workers, by number.
 
     Attributes:
         begun: where the workers stood when they had begun, by worker.
@@ -296,13 +288,7 @@ _REPLAYED = _Replayed()
 
 
 def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]) -> None:
-    """Run torch's worker loop with our queues. Must be importable: spawned workers find it by name.
-
-    Args:
-        plan: what this worker does beyond torch's loop.
-        loop: torch's loop.
-        arguments: torch's, by name.
-    """
+    """Run torch's worker loop with our queues. Must be importable: spawned workers find it by name."""
     keep_freed_memory()
     regions = None
     if plan.arena is not None:
@@ -362,14 +348,7 @@ def _begin(
 
 
 class TaskQueue:
-    """The queue that torch's loop takes tasks from.
-
-    Args:
-        inner: the queue that the main process fills.
-        answers: where torch's loop puts what it did.
-        replay: indices to begin with.
-        watcher: is told what comes; None if nothing is read ahead.
-    """
+    """The queue that torch's loop takes tasks from."""
 
     def __init__(
         self, inner: Any, answers: AnswerQueue, replay: list[Any], watcher: Watcher | None
@@ -427,16 +406,7 @@ class TaskQueue:
 
 
 class AnswerQueue:
-    """The queue that torch's loop puts batches into.
-
-    Args:
-        inner: the queue that the main process takes from.
-        plan: what this worker does beyond torch's loop.
-        regions: of its arena, None if it has none.
-        position: where the data set stands, if it can say so.
-        watcher: says what there is to say about reading ahead.
-        making: knows how each batch is made.
-    """
+    """The queue that torch's loop puts batches into."""
 
     def __init__(  # noqa: PLR0917
         self,
