@@ -30,7 +30,6 @@ from headrace.checkpoint.folder import (
     damaged,
     read_manifest,
     read_record,
-    read_shard,
     remove_old,
     shard_name,
     step_folder,
@@ -39,7 +38,7 @@ from headrace.checkpoint.folder import (
     write_shard,
 )
 from headrace.checkpoint.resharding import PartsElsewhereError, Resharding
-from headrace.checkpoint.tree import DTYPES, assemble, leaf_bytes, part_of, take_apart
+from headrace.checkpoint.tree import DTYPES, leaf_bytes, part_of, take_apart
 from headrace.closing import Closing
 from headrace.errors import CheckpointNotFound, HeadraceError, VolumeError
 from headrace.store.output_file import WriteBuffer, write_error
@@ -158,9 +157,12 @@ class Checkpointer(Closing):
             raise ValueError(f"local is {self.local}, expected another folder than the target")
         self.rank, self.world_size = rank, world_size
         self.options = options or CheckpointOptions()
-        self._run = _run_of(run, world_size)
-        self.pid = os.getpid()
         self._given = run
+        # What is the same on all ranks of a start of the job, and on no other.
+        if run is None:
+            run = start_of_job() if world_size > 1 else secrets.token_hex(8)
+        self._run = run
+        self.pid = os.getpid()
         self._target = _Place(self.folder, rank, world_size)
         self._near: _Place | None = None
         if self.local is not None:
@@ -180,12 +182,8 @@ class Checkpointer(Closing):
 
     def same_as(self, other: Checkpointer) -> bool:
         """Whether it was made with the same arguments."""
-        return (self._target, self._near, self.options, self._given) == (
-            other._target,
-            other._near,
-            other.options,
-            other._given,
-        )
+        names = ("_target", "_near", "options", "_given")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def save(self, tree: Any, step: int) -> None:
         """Saves a tree: nested dicts, lists and tuples of arrays, tensors, numbers and strings.
@@ -247,19 +245,19 @@ class Checkpointer(Closing):
             for place in (self._near, self._target):
                 if place is not None:
                     self._write_to(place, leaves, outline, step)
-                    self._note(time.monotonic() - started, local=place is self._near)
+                    assert self._report is not None
+                    report, seconds = self._report, time.monotonic() - started
+                    near = place is self._near
+                    self._report = (
+                        replace(report, local_s=seconds)
+                        if near
+                        else replace(report, total_s=seconds)
+                    )
         except OSError as e:
             ours = isinstance(e, HeadraceError)
             self._error = e if ours else write_error(e, e.filename or self.folder)
         except BaseException as e:  # noqa: BLE001 - raised by the next call
             self._error = e
-
-    def _note(self, seconds: float, *, local: bool) -> None:
-        assert self._report is not None
-        if local:
-            self._report = replace(self._report, local_s=seconds)
-        else:
-            self._report = replace(self._report, total_s=seconds)
 
     def _write_to(self, at: _Place, leaves: Sequence[Leaf], outline: Any, step: int) -> None:
         place = step_folder(at.folder, step)
@@ -317,15 +315,6 @@ class Checkpointer(Closing):
             ) from e
 
 
-def _run_of(run: str | None, world_size: int) -> str:
-    """What is the same on all ranks of a start of the job, and on no other."""
-    if run is not None:
-        return run
-    if world_size == 1:
-        return secrets.token_hex(8)
-    return start_of_job()
-
-
 def _share_out(leaves: Sequence[Leaf], writers: int) -> list[list[Leaf]]:
     """Arrays to shards of about one size: the largest first, each to the smallest shard."""
     total = sum(leaf.nbytes for leaf in leaves)
@@ -353,28 +342,39 @@ def _load(target: _Place, near: _Place | None, step: int | None, like: Any) -> C
             known += steps(near.folder)
         wanted = max(known, default=None)
     manifest = None if wanted is None else read_manifest(target.folder, wanted)
-    if manifest is not None and (manifest.world_size != target.world_size or _has_parts(like)):
-        tree, folder, nbytes = _load_parts(target, near, manifest, like)
-        return Checkpoint(tree, manifest.step, folder, nbytes, time.monotonic() - started)
-    source = None if wanted is None else _find(target, near, wanted, manifest)
-    if wanted is None or source is None:
+    source = None
+    if wanted is not None and (manifest is None or manifest.world_size == target.world_size):
+        source = _find(target, near, wanted, manifest)
+    if wanted is None or (source is None and manifest is None):
         what = "no whole checkpoint" if step is None else f"no whole checkpoint of step {step}"
         raise CheckpointNotFound(
             f"{target.folder}: there is {what}.",
             path=target.folder,
             next_step="Check the folder; what was interrupted while it was saved does not count.",
         )
-    at, record = source
-    place = str(step_folder(at.folder, wanted))
-    arrays: dict[str, Any] = {}
-    with ThreadPoolExecutor(max(1, len(record.shards)), "restore") as pool:
-        for part in pool.map(lambda shard: read_shard(place, shard), record.shards):
-            arrays |= part
+    at = target
+    own = target.rank if source is not None else None
+    like = like if own is None or _has_parts(like) else None
     try:
-        tree = assemble(record.outline, arrays)
-    except (ValueError, TypeError, KeyError) as e:
-        raise damaged(os.path.join(place, record.file), "the tree", e, "one that was saved") from e
-    return Checkpoint(tree, wanted, at.folder, record.nbytes, time.monotonic() - started)
+        if source is not None:
+            at, record = source
+            records, place = {target.rank: record}, str(step_folder(at.folder, wanted))
+            with contextlib.suppress(PartsElsewhereError):
+                parts = Resharding(place, records, target.rank, target.world_size, own=own)
+                tree, nbytes = parts.tree(like)
+                if like is None:
+                    nbytes = record.nbytes
+                return Checkpoint(tree, wanted, at.folder, nbytes, time.monotonic() - started)
+        assert manifest is not None
+        saved, at = manifest.world_size, target
+        records = {r: read_record(target.folder, wanted, r, saved) for r in range(saved)}
+        place = str(step_folder(target.folder, wanted))
+        parts = Resharding(place, records, target.rank, target.world_size, own=own)
+        tree, nbytes = parts.tree(like)
+    except (ValueError, TypeError, LookupError, AttributeError, StopIteration) as e:
+        place = str(step_folder(at.folder, wanted))
+        raise damaged(place, "the tree", repr(e), "one that was saved") from e
+    return Checkpoint(tree, wanted, target.folder, nbytes, time.monotonic() - started)
 
 
 def _has_parts(like: Any) -> bool:
@@ -383,29 +383,6 @@ def _has_parts(like: Any) -> bool:
     if isinstance(like, (list, tuple)):
         return any(map(_has_parts, like))
     return part_of(like) is not None
-
-
-def _load_parts(
-    target: _Place, near: _Place | None, manifest: CheckpointManifest, like: Any
-) -> tuple[Any, str, int]:
-    """What another number of ranks has saved, or is to be cut as `like` is: tree, folder, bytes."""
-    step, saved, rank = manifest.step, manifest.world_size, target.rank
-    own = rank if saved == target.world_size else None
-    try:
-        if own is not None and (source := _find(target, near, step, manifest)) is not None:
-            at, record = source
-            place = str(step_folder(at.folder, step))
-            with contextlib.suppress(PartsElsewhereError):
-                parts = Resharding(place, {rank: record}, rank, saved, own=rank)
-                tree, nbytes = parts.tree(like)
-                return tree, at.folder, nbytes
-        records = {r: read_record(target.folder, step, r, saved) for r in range(saved)}
-        place = str(step_folder(target.folder, step))
-        tree, nbytes = Resharding(place, records, rank, target.world_size, own=own).tree(like)
-    except (ValueError, TypeError, LookupError, AttributeError, StopIteration) as e:
-        place = str(step_folder(target.folder, step))
-        raise damaged(place, "the tree", repr(e), "one that was saved") from e
-    return tree, target.folder, nbytes
 
 
 def _find(
@@ -446,12 +423,9 @@ class TreeSnapshot:
             self._memory = np.empty(end, np.uint8)
         places = [self._memory[s : s + leaf.nbytes] for s, leaf in zip(starts, leaves, strict=True)]
         if end < _ALONE_BYTES:
-            for leaf, place in zip(leaves, places, strict=True):
-                place[:] = leaf_bytes(leaf)
-        else:
-            with ThreadPoolExecutor(_THREADS, "snapshot") as pool:
-                list(pool.map(_copy, leaves, places))
-        return [_copied(leaf, place) for leaf, place in zip(leaves, places, strict=True)]
+            return list(map(_copied, leaves, places))
+        with ThreadPoolExecutor(_THREADS, "snapshot") as pool:
+            return list(pool.map(_copied, leaves, places))
 
     @property
     def nbytes(self) -> int:
@@ -459,12 +433,9 @@ class TreeSnapshot:
         return self._memory.size
 
 
-def _copy(leaf: Leaf, place: NDArray[np.uint8]) -> None:
-    place[:] = leaf_bytes(leaf)
-
-
 def _copied(leaf: Leaf, place: NDArray[np.uint8]) -> Leaf:
-    """The leaf with its bytes in the snapshot. Of types that numpy lacks the bytes are enough."""
+    """Copies a leaf's bytes into the snapshot. Of types that numpy lacks the bytes are enough."""
+    place[:] = leaf_bytes(leaf)
     kind = DTYPES[leaf.dtype]
     known = kind != "bfloat16" and not kind.startswith("float8")
     return replace(leaf, source=place.view(kind) if known else place)

@@ -1,4 +1,4 @@
-"""Resharding: the tree of one rank, out of a checkpoint that another number of ranks has saved.
+"""Resharding: the tree of one rank, out of a checkpoint that as many ranks or another number of them saved.
 
 What a tree holds says what becomes of it:
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.checkpoint.folder import RankRecord, ShardArray
+
+
+_THREADS_MAX = 16
+"""Shards that are read side by side."""
 
 
 class _Box(NamedTuple):
@@ -94,7 +99,7 @@ class Resharding:
         }
         self._wanted: dict[int, set[str]] = {r: set() for r in records}
         self._arrays: dict[tuple[int, str], ShardArray] | None = None
-        self._made: dict[str, Any] = {}
+        self._built: dict[str, Any] = {}
 
     def tree(self, like: Any) -> tuple[Any, int]:
         """The tree, and how many bytes were read for it.
@@ -107,11 +112,16 @@ class Resharding:
         outlines = {r: record.outline for r, record in self._records.items()}
         self._build(outlines, like, ())
         self._arrays = {}
-        for r, record in self._records.items():
-            for shard in record.shards:
-                if names := self._wanted[r] & set(shard.crc32c):
-                    arrays = read_shard(self._place, shard, names)
-                    self._arrays |= {(r, name): array for name, array in arrays.items()}
+        jobs = [
+            (r, shard, names)
+            for r, record in self._records.items()
+            for shard in record.shards
+            if (names := self._wanted[r] & set(shard.crc32c))
+        ]
+        with ThreadPoolExecutor(min(len(jobs), _THREADS_MAX) or 1, "restore") as pool:
+            read = pool.map(lambda job: read_shard(self._place, job[1], job[2]), jobs)
+            for (r, _, _), arrays in zip(jobs, read, strict=True):
+                self._arrays |= {(r, name): array for name, array in arrays.items()}
         nbytes = sum(array[0].nbytes for array in self._arrays.values())
         return self._build(outlines, like, ()), nbytes
 
@@ -201,9 +211,9 @@ class Resharding:
             return self._cut(kind, [(source, name, whole)], shape, like, path)
         key = f"{kind} {name}"
         data = self._array(source, name)
-        if data is not None and key not in self._made:
-            self._made[key] = array_of(kind, data, dtype, shape)
-        return self._made.get(key)
+        if data is not None and key not in self._built:
+            self._built[key] = array_of(kind, data, dtype, shape)
+        return self._built.get(key)
 
     def _crc32c(self, rank: int, name: str) -> int:
         shards = self._records[rank].shards

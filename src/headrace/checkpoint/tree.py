@@ -1,4 +1,4 @@
-"""Trees: nested dicts, lists and tuples of arrays and plain values, taken apart and put together again.
+"""Trees: nested dicts, lists and tuples of arrays and plain values, taken apart (`resharding` builds them).
 
 Taking apart gives a list of arrays with names, and an outline in JSON that says where they belong. Nothing
 is pickled: what is neither a container, an array nor a plain value is refused with its place.
@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
 DTYPES = {
@@ -198,44 +196,6 @@ def leaf_bytes(leaf: Leaf) -> NDArray[np.uint8]:
     return flat
 
 
-def assemble(
-    outline: Any, arrays: Mapping[str, tuple[NDArray[np.uint8], str, tuple[int, ...]]]
-) -> Any:
-    """A tree of its outline.
-
-    Args:
-        outline: as `take_apart` made it.
-        arrays: (bytes, element type, shape) by name; what is made shares their memory.
-
-    Raises:
-        ValueError: it is no outline, or an array is missing.
-    """
-    tensors: dict[str, Any] = {}
-
-    def build(node: Any, depth: int) -> Any:
-        if not isinstance(node, dict) or len(node) != 1 or depth > _DEPTH_MAX + 1:
-            raise ValueError("the outline of the tree is damaged")
-        ((kind, value),) = node.items()
-        match kind:
-            case "value" if isinstance(value, _PLAIN):
-                return value
-            case "dict":
-                return {key: build(part, depth + 1) for key, part in value}
-            case "list":
-                return [build(part, depth + 1) for part in value]
-            case "tuple":
-                return tuple(build(part, depth + 1) for part in value)
-            case "tensor" | "array" | "scalar" if value in arrays:
-                if value not in tensors:
-                    tensors[value] = array_of(kind, *arrays[value])
-                return tensors[value]
-            case "sharded":
-                return Sharded(build(value["part"], depth + 1), value["shape"], value["offsets"])
-        raise ValueError("the outline of the tree is damaged")
-
-    return build(outline, 0)
-
-
 def array_of(kind: str, data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Any:
     """An array of its bytes.
 
@@ -246,14 +206,10 @@ def array_of(kind: str, data: NDArray[np.uint8], dtype: str, shape: tuple[int, .
         shape: of the array.
     """
     if kind == "tensor":
-        return _tensor(data, dtype, shape)
+        torch = importlib.import_module("torch")
+        element = getattr(torch, DTYPES[dtype])
+        if not data.size:
+            return torch.empty(shape, dtype=element)
+        return torch.from_numpy(data).view(element).reshape(shape)
     array = data.view(DTYPES[dtype]).reshape(shape)
     return array[()] if kind == "scalar" else array
-
-
-def _tensor(data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Any:
-    torch = importlib.import_module("torch")
-    kind = getattr(torch, DTYPES[dtype])
-    if not data.size:
-        return torch.empty(shape, dtype=kind)
-    return torch.from_numpy(data).view(kind).reshape(shape)
