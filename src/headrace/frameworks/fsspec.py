@@ -24,7 +24,7 @@ from headrace.store.manifest import FILE_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.store.segment import Directory, OpenSegment
+    from headrace.store.segment import OpenSegment
 
 
 _BLOCK_MAX = 4096
@@ -33,7 +33,7 @@ _BLOCK_MAX = 4096
 _FOLDER = 1  # the kind of an entry, see `Directory.children`
 
 
-class File(NamedTuple):
+class SampleFile(NamedTuple):
     """One part of one sample, seen as a file."""
 
     path: str
@@ -45,124 +45,6 @@ class File(NamedTuple):
     """In bytes."""
 
 
-class Folders:
-    """The files and folders that a store's names make.
-
-    A sample is a file of its name. Where the store has several parts, each part is a file: the name, a
-    dot and the part's name, as in a WebDataset tar. Names with empty components (`a//b`, `a/`) have no
-    place in a hierarchy and are not listed.
-    """
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._parts = [os.fsencode(p) for p in store.parts]
-
-    def find(self, path: str) -> File | None:
-        """The file at a path of the store."""
-        name = os.fsencode(path)
-        if len(self._parts) == 1:
-            return self._file(name, 0)
-        for base, part in self._readings(name):
-            found = self._file(base, part)
-            if found is not None:
-                return found
-        return None
-
-    def is_folder(self, path: str) -> bool:
-        """Whether any name goes on below a path."""
-        name = os.fsencode(path)
-        return not name or any(s.directory.lookup(name)[1] >= 0 for s in self._store.segments)
-
-    def children(self, path: str) -> tuple[list[str], list[File]]:
-        """The folders and files directly in a folder: paths in the store, sorted."""
-        prefix = _prefix(path)
-        folders: set[bytes] = set()
-        files: list[File] = []
-        for segment in self._store.segments:
-            self._list_segment(segment, prefix, folders, files)
-        files.sort()
-        return sorted(os.fsdecode(prefix + f) for f in folders), files
-
-    def below(self, path: str) -> Iterator[File]:
-        """All files below a folder, segment by segment in the order of their names."""
-        prefix = _prefix(path)
-        # The successor of all names below: "/" is followed by "0".
-        stop = prefix[:-1] + b"0" if prefix else None
-        for segment in self._store.segments:
-            directory = segment.directory
-            first = directory.seek(prefix)
-            last = directory.samples if stop is None else directory.seek(stop)
-            for begin in range(first, last, _BLOCK_MAX):
-                locals_ = _indices(directory, begin, min(begin + _BLOCK_MAX, last))
-                names = directory.names(np.array(locals_, np.int64))
-                shown = [i for i, name in enumerate(names) if _is_path(name)]
-                yield from self._files(
-                    segment, [locals_[i] for i in shown], [names[i] for i in shown]
-                )
-
-    def _list_segment(
-        self, segment: OpenSegment, prefix: bytes, folders: set[bytes], files: list[File]
-    ) -> None:
-        directory, rank = segment.directory, 0
-        while True:
-            names, samples, ranks, kinds = directory.children(prefix, rank, _BLOCK_MAX)
-            if not names:
-                return
-            rank = int(ranks[-1])
-            found = list(zip(names, samples.tolist(), (kinds == _FOLDER).tolist(), strict=True))
-            folders.update(name for name, _, is_folder in found if is_folder and name)
-            shown = [
-                (prefix + name, sample)
-                for name, sample, is_folder in found
-                if not is_folder and _is_path(prefix + name)
-            ]
-            files += self._files(segment, [sample for _, sample in shown], [n for n, _ in shown])
-
-    def _files(
-        self, segment: OpenSegment, locals_: Sequence[int], names: Sequence[bytes]
-    ) -> list[File]:
-        if not locals_:
-            return []
-        directory, base = segment.directory, segment.base
-        found = directory.extents_of(np.array(locals_, np.int64))
-        sizes = found["length"].tolist()
-        if len(self._parts) == 1:
-            return [
-                File(os.fsdecode(name), base + local, 0, size)
-                for name, local, size in zip(names, locals_, sizes, strict=True)
-            ]
-        by_local = dict(zip(locals_, names, strict=True))
-        numbers = [self._parts.index(p) for p in directory.part_names]
-        out = []
-        for local, part, size in zip(
-            found["sample"].tolist(), found["part"].tolist(), sizes, strict=True
-        ):
-            name, word = by_local[local], directory.part_names[part]
-            path = os.fsdecode(name + b"." + word if word else name)
-            out.append(File(path, base + local, numbers[part], size))
-        return out
-
-    def _file(self, name: bytes, part: int) -> File | None:
-        index = int(self._store.find_many([name])[0])
-        if index < 0:
-            return None
-        segment = self._store.segment_of(index)
-        found = self._files(segment, [index - segment.base], [name])
-        return next((f for f in found if f.part == part), None)
-
-    def _readings(self, name: bytes) -> Iterator[tuple[bytes, int]]:
-        """The ways to read a file's name as a sample's and a part's; the longest sample first."""
-        numbers = {part: i for i, part in enumerate(self._parts)}
-        if b"" in numbers:
-            yield name, numbers[b""]
-        at = name.rfind(b".")
-        while at >= 0:
-            part = numbers.get(name[at + 1 :])
-            if part is not None and at + 1 < len(name):
-                yield name[:at], part
-            at = name.rfind(b".", 0, at)
-
-
 def _prefix(path: str) -> bytes:
     return os.fsencode(path) + b"/" if path else b""
 
@@ -171,10 +53,6 @@ def _is_path(name: bytes) -> bool:
     return (
         bool(name) and not name.startswith(b"/") and not name.endswith(b"/") and b"//" not in name
     )
-
-
-def _indices(directory: Directory, begin: int, end: int) -> list[int]:
-    return [directory.index_at_rank(rank) for rank in range(begin, end)]
 
 
 BATCH_BYTES = 32 << 20
@@ -225,10 +103,10 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             FileNotFoundError: there is none.
         """
         store, inner = self._split(path)
-        file = store.folders.find(inner) if inner else None
+        file = store.find(inner) if inner else None
         if file is not None:
             return store.entry(file)
-        if store.folders.is_folder(inner):
+        if store.is_folder(inner):
             return store.folder_entry(inner)
         raise _missing(path)
 
@@ -239,17 +117,17 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             FileNotFoundError: there is neither.
         """
         store, inner = self._split(path)
-        found = []
-        if store.folders.is_folder(inner):
-            folders, files = store.folders.children(inner)
-            found = [*map(store.folder_entry, folders), *map(store.entry, files)]
-        if not found:
-            file = store.folders.find(inner)
+        entries = []
+        if store.is_folder(inner):
+            folders, files = store.children(inner)
+            entries = [*map(store.folder_entry, folders), *map(store.entry, files)]
+        if not entries:
+            file = store.find(inner)
             if file is None:
                 raise _missing(path)
-            found = [store.entry(file)]
-        found.sort(key=lambda e: str(e["name"]))
-        return found if detail else [e["name"] for e in found]
+            entries = [store.entry(file)]
+        entries.sort(key=lambda entry: str(entry["name"]))
+        return entries if detail else [entry["name"] for entry in entries]
 
     def find(
         self,
@@ -266,8 +144,8 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             store, inner = self._split(path)
         except FileNotFoundError:
             return {} if detail else []
-        file = store.folders.find(inner) if inner else None
-        files = [file] if file is not None else store.folders.below(inner)
+        file = store.find(inner) if inner else None
+        files = [file] if file is not None else store.below(inner)
         entries = {e["name"]: e for e in map(store.entry, files)}
         names = sorted(entries)
         return {name: entries[name] for name in names} if detail else names
@@ -343,13 +221,12 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             return self.cat_file(paths[0])
         if recursive:
             paths = [p for p in paths if not self.isdir(p)]
-        found = dict(zip(paths, self.cat_ranges(paths, None, None), strict=True))
-        failed = [x for x in found.values() if isinstance(x, BaseException)]
-        if failed and on_error == "raise":
-            raise failed[0]
-        if on_error == "omit":
-            return {p: x for p, x in found.items() if not isinstance(x, BaseException)}
-        return found
+        contents = self.cat_ranges(paths, None, None, on_error=on_error)
+        return {
+            path: content
+            for path, content in zip(paths, contents, strict=True)
+            if on_error != "omit" or not isinstance(content, BaseException)
+        }
 
     def _open(
         self,
@@ -452,12 +329,12 @@ class HeadraceFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ha
             path,
         )
 
-    def _file(self, path: str) -> tuple[_OpenStore, File]:
+    def _file(self, path: str) -> tuple[_OpenStore, SampleFile]:
         store, inner = self._split(path)
-        file = store.folders.find(inner) if inner else None
+        file = store.find(inner) if inner else None
         if file is not None:
             return store, file
-        if store.folders.is_folder(inner):
+        if store.is_folder(inner):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         raise _missing(path)
 
@@ -473,21 +350,125 @@ class _Wanted(NamedTuple):
     """One range that was asked for: where its bytes go, of which file, from where to where."""
 
     place: int
-    file: File
+    file: SampleFile
     start: int
     end: int
 
 
 class _OpenStore:
-    """An open store: its names as folders, and readers of whole batches."""
+    """An open store: the files and folders that its names make, and readers of whole batches.
+
+    A sample is a file of its name. Where the store has several parts, each part is a file: the name, a
+    dot and the part's name, as in a WebDataset tar. Names with empty components (`a//b`, `a/`) have no
+    place in a hierarchy and are not listed.
+    """
 
     def __init__(self, where: str, store: Store) -> None:
         self._where = where
         self._store = store
-        self.folders = Folders(store)
+        self._parts = [os.fsencode(p) for p in store.parts]
         self._readers: dict[int, BatchReader] = {}
 
-    def entry(self, file: File) -> dict[str, Any]:
+    def find(self, path: str) -> SampleFile | None:
+        """The file at a path of the store."""
+        name = os.fsencode(path)
+        if len(self._parts) == 1:
+            return self._file(name, 0)
+        files = (self._file(base, part) for base, part in self._readings(name))
+        return next((file for file in files if file is not None), None)
+
+    def is_folder(self, path: str) -> bool:
+        """Whether any name goes on below a path."""
+        name = os.fsencode(path)
+        return not name or any(s.directory.lookup(name)[1] >= 0 for s in self._store.segments)
+
+    def children(self, path: str) -> tuple[list[str], list[SampleFile]]:
+        """The folders and files directly in a folder: paths in the store, sorted."""
+        prefix = _prefix(path)
+        folders: set[bytes] = set()
+        files: list[SampleFile] = []
+        for segment in self._store.segments:
+            rank = 0
+            while True:
+                names, samples, ranks, kinds = segment.directory.children(prefix, rank, _BLOCK_MAX)
+                if not names:
+                    break
+                rank = int(ranks[-1])
+                folders.update(
+                    n for n, kind in zip(names, kinds, strict=True) if kind == _FOLDER and n
+                )
+                listed = [
+                    (sample, prefix + name)
+                    for name, sample, kind in zip(names, samples.tolist(), kinds, strict=True)
+                    if kind != _FOLDER and _is_path(prefix + name)
+                ]
+                files += self._files(segment, [s for s, _ in listed], [n for _, n in listed])
+        files.sort()
+        return sorted(os.fsdecode(prefix + f) for f in folders), files
+
+    def below(self, path: str) -> Iterator[SampleFile]:
+        """All files below a folder, segment by segment in the order of their names."""
+        prefix = _prefix(path)
+        # The successor of all names below: "/" is followed by "0".
+        stop = prefix[:-1] + b"0" if prefix else None
+        for segment in self._store.segments:
+            directory = segment.directory
+            first = directory.seek(prefix)
+            last = directory.samples if stop is None else directory.seek(stop)
+            for begin in range(first, last, _BLOCK_MAX):
+                ranks = range(begin, min(begin + _BLOCK_MAX, last))
+                locals_ = [directory.index_at_rank(rank) for rank in ranks]
+                names = directory.names(np.array(locals_, np.int64))
+                shown = [i for i, name in enumerate(names) if _is_path(name)]
+                yield from self._files(
+                    segment, [locals_[i] for i in shown], [names[i] for i in shown]
+                )
+
+    def _files(
+        self, segment: OpenSegment, locals_: Sequence[int], names: Sequence[bytes]
+    ) -> list[SampleFile]:
+        if not locals_:
+            return []
+        directory, base = segment.directory, segment.base
+        extents = directory.extents_of(np.array(locals_, np.int64))
+        sizes = extents["length"].tolist()
+        if len(self._parts) == 1:
+            return [
+                SampleFile(os.fsdecode(name), base + local, 0, size)
+                for name, local, size in zip(names, locals_, sizes, strict=True)
+            ]
+        by_local = dict(zip(locals_, names, strict=True))
+        numbers = [self._parts.index(p) for p in directory.part_names]
+        out = []
+        for local, part, size in zip(
+            extents["sample"].tolist(), extents["part"].tolist(), sizes, strict=True
+        ):
+            name, word = by_local[local], directory.part_names[part]
+            path = os.fsdecode(name + b"." + word if word else name)
+            out.append(SampleFile(path, base + local, numbers[part], size))
+        return out
+
+    def _file(self, name: bytes, part: int) -> SampleFile | None:
+        index = int(self._store.find_many([name])[0])
+        if index < 0:
+            return None
+        segment = self._store.segment_of(index)
+        files = self._files(segment, [index - segment.base], [name])
+        return next((file for file in files if file.part == part), None)
+
+    def _readings(self, name: bytes) -> Iterator[tuple[bytes, int]]:
+        """The ways to read a file's name as a sample's and a part's; the longest sample first."""
+        numbers = {part: i for i, part in enumerate(self._parts)}
+        if b"" in numbers:
+            yield name, numbers[b""]
+        at = name.rfind(b".")
+        while at >= 0:
+            part = numbers.get(name[at + 1 :])
+            if part is not None and at + 1 < len(name):
+                yield name[:at], part
+            at = name.rfind(b".", 0, at)
+
+    def entry(self, file: SampleFile) -> dict[str, Any]:
         """What fsspec is told of a file."""
         return {
             "name": f"{self._where}/{file.path}", "size": file.size, "type": "file",
@@ -499,7 +480,7 @@ class _OpenStore:
         name = f"{self._where}/{path}" if path else self._where
         return {"name": name, "size": 0, "type": "directory"}
 
-    def read(self, file: File, start: int, end: int) -> bytes:
+    def read(self, file: SampleFile, start: int, end: int) -> bytes:
         """A range of one file."""
         part = self._store.parts[file.part]
         return bytes(self._store.read(file.sample, start, end - start, part=part))

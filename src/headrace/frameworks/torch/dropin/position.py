@@ -231,15 +231,14 @@ class SamplerPosition:
         self._loaded: Mapping[str, Any] | None = None
         self.exhausted = False
         """The epoch's last index was drawn."""
-        self.draws_from: Any = _Seen(self)
+        self.draws_from: Any = self
         """What torch is to draw from: the user's samplers, and we see the iterator."""
         if inner is not index_sampler:
             self.draws_from = torch_data.BatchSampler(
-                self.draws_from, index_sampler.batch_size, index_sampler.drop_last
+                self, index_sampler.batch_size, index_sampler.drop_last
             )
 
-    def iterate(self) -> Iterator[Any]:
-        """Return a new iterator over the sampler."""
+    def __iter__(self) -> Iterator[Any]:
         self._iterator = iter(self._sampler)
         if self._iterator_state is not None:
             _load(self._iterator, self._iterator_state, "sampler's iterator")
@@ -287,19 +286,6 @@ class SamplerPosition:
             self._loaded, self.exhausted = plain, plain["exhausted"]
         if not over:
             self._iterator_state = plain["iterator"]
-
-
-class _Seen:
-    """A sampler whose iterators a `SamplerPosition` sees."""
-
-    def __init__(self, position: SamplerPosition) -> None:
-        self._position = position
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._position.iterate()
-
-    def __len__(self) -> int:
-        return len(self._position)
 
 
 _NOTHING = object()
