@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.schema import ALIASES, KEYS, TimeDistribution
+from headrace.bench.schema import ALIASES, KEYS
+from headrace.bench.values import TimeDistribution
 from headrace.errors import WorkloadError
 
 

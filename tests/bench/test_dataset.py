@@ -82,7 +82,7 @@ def test_a_section_of_yaml_becomes_a_spec():
 
 
 MISTAKES = [
-    ({"format": "npzz"}, "dataset.format is 'npzz', expected one of npz, npy"),
+    ({"format": "npzz"}, "dataset.format is 'npzz', expected one of tfrecord, hdf5"),
     ({"num_files_train": "8"}, "dataset.num_files_train is '8', expected a whole number"),
     ({"num_files_train": True}, "whole number"),
     ({"num_samples_per_file": 0}, "at least 1"),

@@ -12,7 +12,7 @@ from headrace.bench.dataset_files import find_files
 from headrace.bench.engines import native as preprocessing
 from headrace.bench.engines.base import Delivered
 from headrace.bench.generate import generate
-from headrace.bench.schema import TimeDistribution
+from headrace.bench.values import TimeDistribution
 from headrace.errors import BenchError, SourceError
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.bench.checkpoint_runs import checkpoint_problems
 from headrace.bench.engines import engine_name
+from headrace.bench.schema import KEYS
+from headrace.bench.values import SchemaKey
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -40,93 +42,56 @@ def check_supported(loaded: LoadedWorkload, world: int) -> None:
         raise WorkloadError("\n".join(f"{loaded.at(key)}: {why}" for key, why in problems))
 
 
-_ALWAYS: Final = {
-    "dataset.generation_buffer_size": "files of any size are streamed from small buffers",
-    "dataset.data_gen_method": "data is made by headrace's own generator; it cannot be compressed",
-    "storage.storage_library": "mounted file systems are read, without a library",
-    "storage.storage_options": "mounted file systems are read, without options",
-    "profiling.profiler": "outside profilers are not started (workflow.profiling)",
-    "profiling.iostat_devices": "outside profilers are not started (workflow.profiling)",
-    "checkpoint.type": "which ranks write follows from model.parallelism, as in DLIO",
-}
-
-_BY_ENGINE: Final = {
-    "reader.shuffle_size": (
-        ("tensorflow",), "samples are shuffled over the whole data set, not in a window"
-    ),
-    "reader.computation_threads": (("tensorflow",), "nothing is computed upon samples"),
-    "reader.transfer_size": (("tensorflow",), "each sample or file is read as a whole"),
-    "reader.multiprocessing_context": (("torch",), "there are no worker processes"),
-    "reader.pin_memory": (("torch",), "memory is not pinned"),
-    "reader.transformed_record_dims": (("torch", "tensorflow"), "no tensor is made of samples"),
-    "reader.transformed_record_element_type": (
-        ("torch", "tensorflow"), "no tensor is made of samples"
-    ),
-    "dataset.record_length_bytes_resize": (
-        ("torch", "tensorflow"), "no tensor is made of samples"
-    ),
-    "reader.preprocess_time": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
-    "reader.read_threads": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
-    "reader.prefetch_size": (("headrace", "torch", "tensorflow"), "it is left to the engine"),
-}  # fmt: skip
-"""Key: the engines that honour it, and why the others do not."""
-
+_OF_DATA: Final = ("dataset.", "reader.", "train.", "evaluation.")
 _TFRECORD_ONLY: Final = ("reader.shuffle_size", "reader.transfer_size")
 
 
 def notes_of(loaded: LoadedWorkload) -> list[str]:
     """A line for each key that was given and has no effect."""
-    given = loaded.origins
-    notes = [
-        f"{loaded.at(key)} has no effect: {why}"
-        for key in given
-        for name, why in _ALWAYS.items()
-        if key == name or key.startswith(name + ".")
-    ]
-    if "dataset.listing_validation_interval" in given and loaded.listing_interval is None:
-        key = "dataset.listing_validation_interval"
-        notes.append(f"{loaded.at(key)} has no effect without dataset.skip_listing")
-    if "reader.write_threads" in given and not loaded.workload.workflow.generate_data:
-        notes.append(f"{loaded.at('reader.write_threads')} has no effect: nothing is generated")
-    if not loaded.workload.workflow.train:
-        return notes if loaded.workload.workflow.generate_data else notes + _of_no_data(loaded)
-    notes += _of_checkpoints(loaded)
-    engine = engine_name(loaded)
-    records = loaded.workload.dataset.format == "tfrecord"
-    for key, (engines, why) in _BY_ENGINE.items():
-        if key not in given or engine == "null":
-            continue
-        if engine not in engines:
-            notes.append(f"{loaded.at(key)} has no effect with the engine {engine}: {why}")
-        elif engine == "tensorflow" and key in _TFRECORD_ONLY and not records:
-            notes.append(f"{loaded.at(key)} has no effect: it is for tfrecord files alone")
+    does = loaded.workload.workflow
+    unused = _of_checkpoints(loaded) if does.train else {}
+    if loaded.listing_interval is None:
+        unused["dataset.listing_validation_interval"] = " without dataset.skip_listing"
+    if not does.generate_data:
+        unused["reader.write_threads"] = ": nothing is generated"
+    notes = []
+    for name in loaded.origins:
+        why = unused.get(name) or _why_unused(loaded, name)
+        if why:
+            notes.append(f"{loaded.at(name)} has no effect{why}")
     return notes
 
 
-def _of_checkpoints(loaded: LoadedWorkload) -> list[str]:
-    """Of a run that trains."""
-    why = dict.fromkeys(
-        ("time_between_checkpoints", "recovery_rank_shift"), "it is for runs of checkpoints alone"
+def _why_unused(loaded: LoadedWorkload, name: str) -> str:
+    """Why a key has no effect in this run; nothing where it has one."""
+    does = loaded.workload.workflow
+    key = KEYS.get(name) or KEYS.get(name.rpartition(".")[0]) or SchemaKey()
+    if key.unused and not key.engines:
+        return f": {key.unused}"
+    if not does.train:
+        reads_nothing = not does.generate_data and name.startswith(_OF_DATA)
+        return ": no data set is read" if reads_nothing and name != "train.seed" else ""
+    engine = engine_name(loaded)
+    if engine == "null" or not key.engines:
+        return ""
+    if engine not in key.engines:
+        return f" with the engine {engine}: {key.unused}"
+    if name in _TFRECORD_ONLY and loaded.workload.dataset.format != "tfrecord":
+        return ": it is for tfrecord files alone"
+    return ""
+
+
+def _of_checkpoints(loaded: LoadedWorkload) -> dict[str, str]:
+    """Keys of a run that trains, and why they have no effect."""
+    if not loaded.workload.workflow.checkpoint:
+        return {}
+    unused = dict.fromkeys(
+        ("checkpoint.time_between_checkpoints", "checkpoint.recovery_rank_shift"),
+        ": it is for runs of checkpoints alone",
     )
     if loaded.workload.checkpoint.steps_between_checkpoints > 0:
-        names = ("checkpoint_after_epoch", "epochs_between_checkpoints")
-        why |= dict.fromkeys(
-            names, "checkpoint.steps_between_checkpoints says when they are written"
-        )
-    if not loaded.workload.workflow.checkpoint:
-        return []
-    return [
-        f"{loaded.at(f'checkpoint.{name}')} has no effect: {reason}"
-        for name, reason in why.items()
-        if f"checkpoint.{name}" in loaded.origins
-    ]
-
-
-def _of_no_data(loaded: LoadedWorkload) -> list[str]:
-    """Of a run that only writes and reads checkpoints."""
-    sections = ("dataset.", "reader.", "train.", "evaluation.")
-    return [
-        f"{loaded.at(key)} has no effect: no data set is read"
-        for key in loaded.origins
-        if key.startswith(sections) and key != "train.seed" and key not in _ALWAYS
-    ]
+        for name in ("checkpoint_after_epoch", "epochs_between_checkpoints"):
+            unused[f"checkpoint.{name}"] = (
+                ": checkpoint.steps_between_checkpoints says when they are written"
+            )
+    return unused

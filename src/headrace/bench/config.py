@@ -13,14 +13,13 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from headrace.bench import schema
-from headrace.bench.dataset import DatasetSpec
-from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES
+from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, Workload
+from headrace.bench.values import TimeDistribution, build, value_in
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -267,16 +266,9 @@ def flatten(name: str, value: Any, where: str) -> dict[str, YamlSetting]:
     return settings
 
 
-PROBLEMS_MAX: Final = 30
-_STDEVS: Final = {
-    "train.computation_time_stdev": "train.computation_time",
-    "reader.preprocess_time_stdev": "reader.preprocess_time",
-    "evaluation.eval_time_stdev": "evaluation.eval_time",
-}
-_ONLY_CHECKED: Final = frozenset(
-    name for name, key in KEYS.items() if key.only is not None and len(key.only) >= 1
-) | {"dataset.data_gen_method", "dataset.skip_listing", "dataset.listing_validation_interval"}
-"""Keys that have one meaning here, and so no field."""
+_PROBLEMS_MAX: Final = 30
+_TIMES: Final = ("train.computation_time", "reader.preprocess_time", "evaluation.eval_time")
+"""Each may have its deviation beside it: `..._stdev`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +279,7 @@ class LoadedWorkload:
     """`workload=NAME`."""
     source: str
     """The file."""
-    workload: schema.Workload
+    workload: Workload
     document: Mapping[str, Any]
     """The composed configuration with DLIO's keys, for config.yaml."""
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -323,9 +315,9 @@ def load_workload(line: CommandLine) -> LoadedWorkload:
     for override in line.overrides:
         merging.override(override)
     workload = merging.workload()
-    left = len(merging.problems) - PROBLEMS_MAX
+    left = len(merging.problems) - _PROBLEMS_MAX
     if merging.problems:
-        problems = merging.problems[:PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else [])
+        problems = merging.problems[:_PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else [])
         raise WorkloadError("\n".join(problems), path=str(path))
     assert workload is not None
     return LoadedWorkload(
@@ -425,7 +417,7 @@ class _Merging:
 
     # -- checking --------------------------------------------------------------------------------
 
-    def workload(self) -> schema.Workload | None:
+    def workload(self) -> Workload | None:
         """The workload; None, with problems, when there is none."""
         values: dict[str, Any] = {}
         for name, setting in self.settings.items():
@@ -439,57 +431,33 @@ class _Merging:
                 values[base] = {**values.get(base, {}), name.removeprefix(base + "."): value}
             else:
                 values[base] = value
-        for stdev, of in _STDEVS.items():
-            if values.get(stdev) and of in values:
-                values[of] = values[of].with_stdev(values[stdev])
-            elif values.get(stdev):
-                self.problems.append(f"{self.settings[stdev].where}: {of} is missing beside it")
+        self._spread_times(values)
         if values.get("dataset.skip_listing"):
             self.listing_interval = values.get("dataset.listing_validation_interval", 1000)
-        return None if self.problems else self._built(values)
-
-    def _built(self, values: dict[str, Any]) -> schema.Workload | None:
-        grouped: dict[str, dict[str, Any]] = {}
-        for name, value in values.items():
-            section, dot, key = name.partition(".")
-            if not dot or name in _ONLY_CHECKED or name in _STDEVS:
-                continue
-            grouped.setdefault(section, {})[key] = value
-        dataset = self._dataset(grouped.pop("dataset", {}))
-        sections_given: dict[str, Any] = {"dataset": dataset}
-        for section, given in grouped.items():
-            kind = _SECTIONS[section]
-            sections_given[section] = kind(
-                **{key.replace(".", "_"): value for key, value in given.items()}
-            )
-        if "framework" in values:
-            sections_given["framework"] = values["framework"]
+        if values.get("dataset.requests") is not None:
+            values["dataset.requests"] = self._beside(values["dataset.requests"])
         if self.problems:
             return None
-        workload = schema.Workload(**sections_given)
-        root = workload.storage.storage_root
-        folder = os.path.normpath(os.path.join(root, dataset.data_folder))
-        return replace(workload, dataset=replace(dataset, data_folder=folder))
-
-    def _dataset(self, flat: dict[str, Any]) -> DatasetSpec:
-        nested: dict[str, Any] = {}
-        for key, value in flat.items():
-            outer, dot, inner = key.partition(".")
-            if dot:
-                nested.setdefault(outer, {})[inner] = value
-            else:
-                nested[outer] = value
-        if nested.get("requests") is not None:
-            nested["requests"] = self._beside(nested["requests"], "dataset.requests")
         try:
-            return DatasetSpec.from_mapping(nested)
-        except (ValueError, TypeError, AttributeError) as e:
+            workload: Workload = build(Workload, values)
+        except ValueError as e:  # of keys that do not go together
             self.problems.append(f"{self._where(str(e))}: {e}")
-            return DatasetSpec()
+            return None
+        root, data = workload.storage.storage_root, workload.dataset
+        folder = os.path.normpath(os.path.join(root, data.data_folder))
+        return replace(workload, dataset=replace(data, data_folder=folder))
 
-    def _beside(self, name: str, key: str) -> str:
+    def _spread_times(self, values: dict[str, Any]) -> None:
+        for time in _TIMES:
+            stdev = f"{time}_stdev"
+            if values.get(stdev) and time in values:
+                values[time] = values[time].with_stdev(values[stdev])
+            elif values.get(stdev):
+                self.problems.append(f"{self.settings[stdev].where}: {time} is missing beside it")
+
+    def _beside(self, name: str) -> str:
         """A file that a workload names lies beside it; one of the command line, where we are."""
-        given_in_file = self.settings[key].where.startswith(f"{self._source}:")
+        given_in_file = self.settings["dataset.requests"].where.startswith(f"{self._source}:")
         folder = os.path.dirname(os.path.abspath(self._source)) if given_in_file else os.getcwd()
         return os.path.join(folder, name)
 
@@ -520,27 +488,12 @@ def _converted(base: str, name: str, value: Any) -> Any:
     Raises:
         ValueError: it is not supported, or makes no sense.
     """
-    key = KEYS[base]
-    if key.convert is None:
-        raise ValueError(f"{base} is not supported: {key.reason}")
-    if isinstance(value, str) and "${" in value:
-        raise ValueError(f"{name}: interpolation (${{...}}) is not done here")
-    if base != name:
-        return value
-    try:
-        converted = key.convert(value)
-    except (ValueError, TypeError) as e:
-        raise ValueError(f"{name} is {value!r}, expected {e}") from e
-    if key.only is not None and converted not in key.only:
-        raise ValueError(f"{name} is {value!r}, which is not supported: {key.reason}")
-    return converted
-
-
-_SECTIONS: Final = {
-    f.name: getattr(schema, f"{f.name.capitalize()}Section")
-    for f in fields(schema.Workload)
-    if f.name not in ("framework", "dataset")
-}
+    if KEYS[base].convert is not None:
+        if isinstance(value, str) and "${" in value:
+            raise ValueError(f"{name}: interpolation (${{...}}) is not done here")
+        if base != name:
+            return value
+    return KEYS[base].value(base, value)
 
 
 def _parents(name: str) -> Sequence[str]:
@@ -552,7 +505,7 @@ def closest_key(name: str) -> str:
     """That a key is not known, and which one was meant."""
     if name.split(".", maxsplit=1)[0] in ("defaults", "hydra"):
         return f"{name}: files are not composed of others here; write all keys into one"
-    known = [*KEYS, *ALIASES, *_SECTIONS, "dataset"]
+    known = [*KEYS, *ALIASES, *(name.partition(".")[0] for name in KEYS)]
     meant = difflib.get_close_matches(name, known, 1, 0.6)
     if not meant:
         last = name.rsplit(".", maxsplit=1)[-1]
@@ -564,3 +517,34 @@ def closest_key(name: str) -> str:
             for n in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], tails, 1, 0.75)
         ]
     return f"{name} is not known" + (f"; did you mean {meant[0]}?" if meant else "")
+
+
+_QUERY: Final = "workflow.query"
+
+
+def queried(line: CommandLine) -> Any:
+    """The value of the key that `workflow.query` names: as given, else its default; None without a query.
+
+    Args:
+        line: a command line with `++workload.workflow.query=KEY`.
+
+    Raises:
+        WorkloadError: the workload is wrong, or has no such key.
+    """
+    queries = [override for override in line.overrides if override.key == _QUERY]
+    others = tuple(override for override in line.overrides if override.key != _QUERY)
+    loaded = load_workload(replace(line, overrides=others))
+    if not queries or queries[-1].value is None:
+        return None
+    name = str(parse_value(queries[-1].value))
+    given: Any = loaded.document
+    for part in name.split("."):
+        given = given.get(part) if isinstance(given, dict) else None
+    if given is not None and (name in KEYS or not isinstance(given, dict)):
+        return given
+    try:
+        value = value_in(loaded.workload, name)
+    except KeyError:
+        message = f"command line: {queries[-1].written}: {closest_key(name)}"
+        raise WorkloadError(message) from None
+    return value.mean_s if isinstance(value, TimeDistribution) else value

@@ -12,12 +12,25 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from headrace.bench.replay import replay_of
+from headrace.bench.values import (
+    boolean,
+    build,
+    check_fields,
+    choice,
+    integer,
+    integers,
+    key,
+    keys_of,
+    number,
+    optional,
+    text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,8 +38,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Format = Literal[
-    "npz", "npy", "hdf5", "tfrecord", "jpeg", "png", "csv",
-    "indexed_binary", "mmap_indexed_binary", "parquet", "synthetic",
+    "tfrecord", "hdf5", "csv", "npz", "npy", "jpeg", "png", "indexed_binary", "mmap_indexed_binary",
+    "parquet", "synthetic",
 ]  # fmt: skip
 Compression = Literal["none", "gzip", "zip", "bz2", "xz", "lzf", "snappy", "lz4", "zstd"]
 Split = Literal["train", "valid"]
@@ -42,56 +55,53 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
 _SIZES_SEED = 10
 """DLIO draws the sizes of all files from this seed, whatever the workload's."""
 
-_NUMERIC = (
-    "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
-    "float16", "float32", "float64",
-)  # fmt: skip
-_COLUMN_TYPES = (*_NUMERIC, "list", "string", "binary", "bool")
+_BYTES_MAX = 1 << 48
+
+NO_TENSOR = "no tensor is made of samples"
+"""Why engines that do not decode leave a key alone."""
 
 
-def _refuse(name: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"dataset.{name} is {value!r}, expected {expected}")
+def _format(value: Any) -> str:
+    if value == "hdf5_opt":
+        raise ValueError("hdf5: DLIO has a name hdf5_opt, and neither writes nor reads it")
+    name: str = choice(*get_args(Format))(value)
+    return name
 
 
-def _whole(name: str, value: object, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise _refuse(name, value, f"a whole number of at least {low}")
+def _folder(value: Any) -> str:
+    if "\0" in text(value):
+        raise ValueError("a folder's name")
+    return text(value).rstrip("/") or "/"
 
 
-def _dims(name: str, value: object) -> None:
-    whole = isinstance(value, tuple) and all(
-        isinstance(v, int) and not isinstance(v, bool) and v > 0 for v in value
-    )
-    if not whole:
-        raise _refuse(name, value, "positive whole numbers")
+def _prefix(value: Any) -> str:
+    if "\0" in text(value) or "/" in text(value):
+        raise ValueError("a name without /")
+    return text(value)
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise _refuse(name, value, f"one of {', '.join(allowed)}")
+def _element_type(value: Any) -> str:
+    try:
+        known = np.dtype(text(value)).kind in "iufc"
+    except TypeError:
+        known = False
+    if not known:
+        raise ValueError("a numpy number type")
+    return text(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hdf5Spec:
-    """`dataset.hdf5`.
+    """`dataset.hdf5`."""
 
-    Raises:
-        ValueError: a value makes no sense.
-    """
-
-    chunk_dims: tuple[int, ...] = ()
+    chunk_dims: tuple[int, ...] = key((), integers(1))
     """Shape of the chunks, with the samples' axis; empty for contiguous data."""
 
-    num_dset_per_record: int = 1
+    num_dset_per_record: int = key(1, integer(1))
     """A record is spread over so many data sets, along its first dimension."""
 
-    max_shape: tuple[int, ...] = ()
+    max_shape: tuple[int, ...] = key((), integers(1))
     """To what a record's shape could grow; empty for never."""
-
-    def __post_init__(self) -> None:
-        _dims("hdf5.chunk_dims", self.chunk_dims)
-        _dims("hdf5.max_shape", self.max_shape)
-        _whole("hdf5.num_dset_per_record", self.num_dset_per_record, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,56 +112,53 @@ class Column:
         ValueError: a value makes no sense.
     """
 
-    name: str = "data"
-    dtype: str = "float32"
+    name: str = key("data", text)
+    dtype: str = key("float32", choice(
+        "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+        "float16", "float32", "float64", "list", "string", "binary", "bool",
+    ))  # fmt: skip
     """A numpy number type, or list (of float32), string, binary, bool."""
-    size: int = 1
+    size: int = key(1, integer(1))
     """Elements of a row: above 1 a list of fixed length; bytes of a `binary` row."""
-    read: bool = True
+    read: bool = key(True, boolean)
     """Whether training reads the column."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise _refuse("parquet.columns.name", self.name, "a name")
-        where = f"parquet.columns.{self.name}"
-        _one_of(f"{where}.dtype", self.dtype, _COLUMN_TYPES)
-        _whole(f"{where}.size", self.size, 1)
-        if not isinstance(self.read, bool):
-            raise _refuse(f"{where}.read", self.read, "true or false")
+        check_fields(self, f"parquet.columns.{self.name}")
+
+
+def _columns(value: Any) -> tuple[Column, ...]:
+    """Columns of mappings, or of names alone."""
+    columns = []
+    for given in value:
+        if isinstance(given, dict):
+            _refuse_unknown(Column, given, "parquet.columns.")
+            columns.append(Column(**given))
+        else:
+            columns.append(given if isinstance(given, Column) else Column(name=given))
+    names = [column.name for column in columns]
+    if len(set(names)) < len(names):
+        raise ValueError("columns of names that differ")
+    return tuple(columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetSpec:
-    """`dataset.parquet`.
+    """`dataset.parquet`."""
 
-    Raises:
-        ValueError: a value makes no sense.
-    """
-
-    columns: tuple[Column, ...] = ()
+    columns: tuple[Column, ...] = key((), _columns)
     """Empty: one column `data` that holds a sample's bytes as a list."""
 
-    row_group_size: int = 1024
+    row_group_size: int = key(1024, integer(1))
     """Rows of a row group."""
 
-    partition_by: str | None = None
-    """DLIO's Hive-style folders. Refused: the files' names would not be the data set's any more."""
+    partition_by: str | None = key(
+        None, optional(text), only=(None,), reason="files would be named anew"
+    )
+    """DLIO's Hive-style folders."""
 
-    generation_batch_size: int = 0
+    generation_batch_size: int = key(0, integer(0))
     """Rows that are generated at a time; 0: a row group's."""
-
-    def __post_init__(self) -> None:
-        _whole("parquet.row_group_size", self.row_group_size, 1)
-        _whole("parquet.generation_batch_size", self.generation_batch_size, 0)
-        names = [c.name for c in self.columns]
-        if len(set(names)) < len(names):
-            raise _refuse("parquet.columns", names, "names that differ")
-        if self.partition_by is not None:
-            raise _refuse(
-                "parquet.partition_by",
-                self.partition_by,
-                "none: partitions have file names that no reader of the data set would look for",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,106 +169,74 @@ class DatasetSpec:
         ValueError: a value makes no sense; says the field, what was found and what was expected.
     """
 
-    data_folder: str = "./data"
+    data_folder: str = key("./data", _folder)
     """`train/` and `valid/` lie in it."""
 
-    format: Format = "tfrecord"
-    num_files_train: int = 8
-    num_files_eval: int = 0
-    num_samples_per_file: int = 1
+    format: Format = key("tfrecord", _format)  # noqa: RUF009 - a field
+    num_files_train: int = key(8, integer(0))
+    num_files_eval: int = key(0, integer(0))
+    num_samples_per_file: int = key(1, integer(1))
 
-    record_length_bytes: float = 65536
+    record_length_bytes: float = key(65536, number(1, _BYTES_MAX))
     """Bytes of a sample, about: a square matrix of bytes with the root of this as its side."""
 
-    record_length_bytes_stdev: float = 0
+    record_length_bytes_stdev: float = key(0, number(0, _BYTES_MAX))
     """Standard deviation of `record_length_bytes` from file to file."""
 
-    record_length_bytes_resize: float = 0
+    record_length_bytes_resize: float = key(
+        0, number(0, _BYTES_MAX), unused=NO_TENSOR, engines=("torch", "tensorflow")
+    )
     """Bytes of what is handed to the trainer; 0: as `record_length_bytes`."""
 
-    record_dims: tuple[int, ...] = ()
+    record_dims: tuple[int, ...] = key((), integers(1))
     """The shape of all samples, instead of `record_length_bytes`."""
 
-    record_element_type: str = "uint8"
+    record_element_type: str = key("uint8", _element_type)
     """numpy's name of the elements' type."""
 
-    num_subfolders_train: int = 0
-    num_subfolders_eval: int = 0
-    file_prefix: str = "img"
-    compression: Compression = "none"
-    compression_level: int = 4
+    num_subfolders_train: int = key(0, integer(0))
+    num_subfolders_eval: int = key(0, integer(0))
+    file_prefix: str = key("img", _prefix)
+    compression: Compression = key("none", choice(*get_args(Compression)))  # noqa: RUF009 - a field
+    compression_level: int = key(4, integer(0))
     hdf5: Hdf5Spec = field(default_factory=Hdf5Spec)
     parquet: ParquetSpec = field(default_factory=ParquetSpec)
 
-    generation_buffer_size: int = 2 << 30
-    """DLIO's buffer. Accepted and not needed: files are written in small pieces."""
+    generation_buffer_size: int = key(
+        2 << 30, integer(1), unused="files of any size are streamed from small buffers"
+    )
+    """DLIO's buffer."""
 
-    keep_files: bool = True
+    keep_files: bool = key(True, boolean)
     """Whether the data set stays when the run is over."""
 
     seed: int = 123
     """Of the samples' content. Sizes do not depend on it, as in DLIO."""
 
-    requests: str | None = None
+    requests: str | None = key(None, optional(text))
     """A recorded job's exact requests: the files have its names and sizes, and it says the order."""
 
     def __post_init__(self) -> None:
-        _one_of("format", self.format, get_args(Format))
-        for name, low in _WHOLE.items():
-            _whole(name, getattr(self, name), low)
-        for name in (
-            "record_length_bytes",
-            "record_length_bytes_stdev",
-            "record_length_bytes_resize",
-        ):
-            low = 1 if name == "record_length_bytes" else 0
-            value = getattr(self, name)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not low <= value < 1 << 48:
-                raise _refuse(name, value, f"bytes, from {low} to 2^48")
-        _dims("record_dims", self.record_dims)
-        self._check_text()
-        self._check_elements()
-        _one_of("compression", self.compression, COMPRESSIONS.get(self.format, ("none",)))
-        if self.requests is None:
-            self._check_format()
-
-    def _check_text(self) -> None:
-        for name in ("data_folder", "file_prefix"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value or "\0" in value:
-                raise _refuse(name, value, "a name")
-        if "/" in self.file_prefix:
-            raise _refuse("file_prefix", self.file_prefix, "a name without /")
-        if not isinstance(self.keep_files, bool):
-            raise _refuse("keep_files", self.keep_files, "true or false")
-
-    def _check_elements(self) -> None:
-        try:
-            known = np.dtype(self.record_element_type).kind in "iufc"
-        except TypeError:
-            known = False
-        if not known:
-            raise _refuse("record_element_type", self.record_element_type, "a numpy number type")
+        check_fields(self, "dataset")
+        self._expect("compression", COMPRESSIONS.get(self.format, ("none",)))
         if self.record_dims and self.record_length_bytes_stdev:
             raise _refuse(
                 "record_length_bytes_stdev", self.record_length_bytes_stdev, "0 with record_dims"
             )
+        if self.requests is None:
+            self._check_format()
+
+    def _expect(self, name: str, allowed: tuple[object, ...], why: str = "") -> None:
+        value = getattr(self, name)
+        if value not in allowed:
+            raise _refuse(name, value, why or f"one of {', '.join(map(str, allowed))}")
 
     def _check_format(self) -> None:
-        image = self.format in ("jpeg", "png")
-        if image and self.record_element_type != "uint8":
-            raise _refuse(
-                "record_element_type", self.record_element_type, f"uint8 for {self.format}"
-            )
-        if image and len(self.record_dims) not in (0, 2):
-            raise _refuse("record_dims", self.record_dims, f"2 dimensions for {self.format}")
-        if image and self.num_samples_per_file != 1:
-            raise _refuse(
-                "num_samples_per_file",
-                self.num_samples_per_file,
-                f"1: a {self.format} is one sample",
-            )
+        if self.format in ("jpeg", "png"):
+            self._expect("record_element_type", ("uint8",), f"uint8 for {self.format}")
+            self._expect("num_samples_per_file", (1,), f"1: a {self.format} is one sample")
+            if len(self.record_dims) not in (0, 2):
+                raise _refuse("record_dims", self.record_dims, f"2 dimensions for {self.format}")
         pieces = self.hdf5.num_dset_per_record
         if pieces > 1 and (not self.record_dims or self.record_dims[0] % pieces):
             raise _refuse(
@@ -271,19 +246,25 @@ class DatasetSpec:
             )
 
     @classmethod
-    def from_mapping(cls, section: Mapping[str, Any]) -> DatasetSpec:
+    def from_mapping(cls, values: Mapping[str, Any]) -> DatasetSpec:
         """A spec from a workload's `dataset` section, with DLIO's keys.
 
         Raises:
             ValueError: an unknown key, or a value that makes no sense.
         """
-        values = dict(section)
-        for name, part in (("hdf5", Hdf5Spec), ("parquet", ParquetSpec)):
-            if isinstance(values.get(name), dict):
-                values[name] = _part(name, part, values[name])
-        if isinstance(values.get("data_folder"), str):
-            values["data_folder"] = values["data_folder"].rstrip("/") or "/"
-        spec: DatasetSpec = _part("", cls, values)
+        flat: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in ("hdf5", "parquet") and isinstance(value, dict):
+                flat |= {f"{name}.{inner}": each for inner, each in value.items()}
+            else:
+                flat[name] = value
+        _refuse_unknown(cls, flat)
+        keys = keys_of(cls)
+        converted = {
+            name: keys[name].value(f"dataset.{name}", value) if name in keys else value
+            for name, value in flat.items()
+        }
+        spec: DatasetSpec = build(cls, converted)
         return spec
 
     @property
@@ -393,39 +374,12 @@ class DatasetSpec:
         return int(self.sample_bytes().sum()) * self.num_samples_per_file
 
 
-_WHOLE = {
-    "num_files_train": 0,
-    "num_files_eval": 0,
-    "num_samples_per_file": 1,
-    "num_subfolders_train": 0,
-    "num_subfolders_eval": 0,
-    "compression_level": 0,
-    "generation_buffer_size": 1,
-    "seed": 0,
-}
-"""Whole numbers and the least each may be."""
+def _refuse(name: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"dataset.{name} is {value!r}, expected {expected}")
 
 
-def _part(where: str, cls: type[Any], values: Mapping[str, Any]) -> Any:
-    """A dataclass of a section's values: lists become tuples, unknown keys are refused."""
-    prefix = f"{where}." if where else ""
-    known = {f.name for f in fields(cls)}
-    for key in values:
-        if key not in known:
-            raise ValueError(f"dataset.{prefix}{key} is unknown, expected one of {sorted(known)}")
-    arguments = dict(values)
-    for key, value in arguments.items():
-        if key == "columns":
-            arguments[key] = tuple(_column(v) for v in value)
-        elif isinstance(value, list):
-            arguments[key] = tuple(value)
-    return cls(**arguments)
-
-
-def _column(value: Any) -> Column:
-    if isinstance(value, Column):
-        return value
-    if isinstance(value, str):
-        return Column(name=value)
-    column: Column = _part("parquet.columns", Column, value)
-    return column
+def _refuse_unknown(kind: type[Any], values: Mapping[str, Any], where: str = "") -> None:
+    known = {*keys_of(kind), "seed"}
+    for name in values:
+        if name not in known:
+            raise ValueError(f"dataset.{where}{name} is unknown, expected one of {sorted(known)}")

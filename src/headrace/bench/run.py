@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.bench.metrics import Block
     from headrace.bench.plan import StepPlan
     from headrace.bench.ranks import RankGroup
-    from headrace.bench.schema import TimeDistribution
+    from headrace.bench.values import TimeDistribution
 
 
 Phase = Literal["staging", "training", "evaluation", "checkpointing", "other"]

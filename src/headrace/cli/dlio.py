@@ -84,8 +84,7 @@ def _run(words: list[str]) -> int:
 
 
 def _query(words: list[str]) -> int:
-    from headrace.bench.config import parse_command_line
-    from headrace.bench.query import queried
+    from headrace.bench.config import parse_command_line, queried
 
     value = queried(parse_command_line(words))
     print(list(value) if isinstance(value, tuple) else value)

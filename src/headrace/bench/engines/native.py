@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.engines.base import BatchSource, EngineContext
-    from headrace.bench.schema import TimeDistribution
+    from headrace.bench.values import TimeDistribution
 
 _READS_IN_FLIGHT_MAX: Final = 1024
 _MEMORY_BYTES_LEAST: Final = 64 << 20
