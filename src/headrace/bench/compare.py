@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from headrace.bench.metrics import Confidence, confidence
-from headrace.bench.results import differences, number_of
+from headrace.bench.results import differences, number_at, number_of
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
@@ -106,19 +106,11 @@ def measure_named(name: str) -> RunMeasure:
 
 def value_of(summary: dict[str, Any], measure: RunMeasure) -> float | None:
     """The measure's value in a summary.json, or None where it has none."""
-    value = _at(summary, measure.path)
+    value = number_at(summary, measure.path)
     if value is None or not measure.per:
         return value
-    whole = _at(summary, measure.per)
+    whole = number_at(summary, measure.per)
     return 100 * value / whole if whole else None
-
-
-def _at(document: Any, path: str) -> float | None:
-    for key in path.split("."):
-        if not isinstance(document, dict):
-            return None
-        document = document.get(key)
-    return number_of(document)
 
 
 def measured(runs: Sequence[RunResult], measure: RunMeasure) -> Confidence | None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.base.text import bytes_text, number_text, seconds_text
+from headrace.base.text import bytes_text, counted, number_text, seconds_text
 from headrace.bench.compare import MEASURES, measure_named, measured, value_of
-from headrace.bench.results import number_of
+from headrace.bench.results import number_at, number_of
 from headrace.bench.trace import phases_of, slowest_steps
 from headrace.pages.charts import Part, bars, columns, figure, stacked, table
 from headrace.pages.html import axis_text, document, measure_text, safe
@@ -35,13 +35,37 @@ def sections_of(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Itera
     run = runs[-1]
     phases = phases_of(blocks, barrier=str(run.provenance.get("barrier", "step")))
     yield from _titled("Training", (
-        _time(run), _solution(run), _repeats(runs), _epochs(run), _throughput(run),
+        _split(
+            run, "time", "Where the accelerators' time went",
+            (("compute", "compute", "c1"), ("wait", "waiting for data", "c2"),
+             ("barrier", "at the barrier", "c3"), ("harness", "harness", "c4")),
+        ),
+        _solution(run), _repeats(runs),
+        _columns(
+            "AU of each epoch", _parts(run.metric.get("train_au_percentage"), "{:.2f} %".format),
+            _percent, "epoch", "AU", top=100, line=_target(run),
+        ),
+        _columns(
+            "Throughput of each epoch, samples/s",
+            _parts(run.metric.get("train_throughput_samples_per_second"), number_text),
+            axis_text, "epoch", "samples/s",
+        ),
         _accelerators(blocks),
     ))  # fmt: skip
     yield from _titled("Waiting for data", (_waits(run), _over_time(phases)))
     yield _slowest(phases)
     yield _bytes(run)
-    yield from _titled("Checkpoints", (_checkpoints(run, "save"), _checkpoints(run, "load")))
+    yield from _titled("Checkpoints", (
+        _columns(
+            "Time to save each checkpoint", _parts(_own_list(run, "saves_s"), seconds_text),
+            seconds_text, "checkpoint", "time",
+            "Of the slowest accelerator, until its bytes are where the writer promises them.",
+        ),
+        _columns(
+            "Time to read each back", _parts(_own_list(run, "loads_s"), seconds_text, "c2"),
+            seconds_text, "checkpoint", "time", "Of the slowest accelerator.",
+        ),
+    ))  # fmt: skip
 
 
 def _titled(title: str, parts: Sequence[str]) -> Iterator[str]:
@@ -55,52 +79,31 @@ def _percent(value: float) -> str:
     return f"{number_text(value)} %"
 
 
-def _time(run: RunResult) -> str:
-    kinds = (
-        ("compute", "compute", "c1"), ("wait", "waiting for data", "c2"),
-        ("barrier", "at the barrier", "c3"), ("harness", "harness", "c4"),
-    )  # fmt: skip
-    parts, rows = _split(run.own.get("time"), kinds)
-    svg = stacked("Where the time of all accelerators went", parts)
-    if not svg:
-        return ""
-    return figure(
-        "Where the accelerators' time went", svg, table(["part", "share", "seconds"], rows)
-    )
+def _split(
+    run: RunResult, path: str, title: str, kinds: Sequence[tuple[str, str, str]], note: str = ""
+) -> str:
+    """The parts of a time that has a total."""
+    total = number_at(run.own, f"{path}.total_s") or 0.0
+    parts = [
+        Part(name, max(0.0, seconds), f"{100 * seconds / total:.1f} %", colour)
+        for key, name, colour in kinds
+        if total > 0 and (seconds := number_at(run.own, f"{path}.{key}_s")) is not None
+    ]
+    svg = stacked(title, parts)
+    rows = [(part.name, part.text, f"{part.value:.3f}") for part in parts]
+    return figure(title, svg, table(["part", "share", "seconds"], rows), note) if svg else ""
 
 
 def _solution(run: RunResult) -> str:
-    kinds = (
-        ("training", "training", "c1"), ("staging", "staging", "c2"),
-        ("evaluation", "evaluation", "c3"), ("checkpointing", "checkpointing", "c5"),
-        ("other", "other", "c4"),
+    total = seconds_text(number_at(run.own, "time_to_solution.total_s") or 0.0)
+    colours = {
+        "training": "c1", "staging": "c2", "evaluation": "c3", "checkpointing": "c5", "other": "c4",
+    }  # fmt: skip
+    return _split(
+        run, "time_to_solution", f"Time to solution: {total}",
+        [(name, name, colour) for name, colour in colours.items()],
+        "From the first byte that was staged to the end of the last epoch and its checkpoint.",
     )  # fmt: skip
-    split = run.own.get("time_to_solution")
-    parts, rows = _split(split, kinds)
-    svg = stacked("What the time to solution went to", parts)
-    if not svg or not isinstance(split, dict):
-        return ""
-    total = seconds_text(number_of(split.get("total_s")) or 0.0)
-    note = "From the first byte that was staged to the end of the last epoch and its checkpoint."
-    behind = table(["part", "share", "seconds"], rows)
-    return figure(f"Time to solution: {total}", svg, behind, note)
-
-
-def _split(
-    split: object, kinds: Sequence[tuple[str, str, str]]
-) -> tuple[list[Part], list[tuple[str, str, str]]]:
-    """Parts of a time that has a total, and the rows of their table."""
-    parts: list[Part] = []
-    rows: list[tuple[str, str, str]] = []
-    total = (number_of(split.get("total_s")) if isinstance(split, dict) else None) or 0.0
-    for name, title, colour in kinds:
-        seconds = number_of(split.get(f"{name}_s")) if isinstance(split, dict) else None
-        if seconds is None or total <= 0:
-            continue
-        share = f"{100 * seconds / total:.1f} %"
-        parts.append(Part(title, max(0.0, seconds), share, colour))
-        rows.append((title, share, f"{seconds:.3f}"))
-    return parts, rows
 
 
 def _columns(  # noqa: PLR0917 - a chart has an axis, a table and a name
@@ -118,8 +121,7 @@ def _columns(  # noqa: PLR0917 - a chart has an axis, a table and a name
     if not parts:
         return ""
     svg = columns(title, parts, text_of, below=below, top=top, line=line)
-    rows = [(part.name, part.text) for part in parts]
-    return figure(title, svg, table([below, head], rows), note)
+    return figure(title, svg, table([below, head], [(p.name, p.text) for p in parts]), note)
 
 
 def _repeats(runs: Sequence[RunResult]) -> str:
@@ -139,6 +141,11 @@ def _target(run: RunResult) -> tuple[float, str] | None:
     return None if target is None else (target, f"asked for: {number_text(target)} %")
 
 
+def _own_list(run: RunResult, name: str) -> object:
+    checkpoint = run.own.get("checkpoint")
+    return checkpoint.get(name) if isinstance(checkpoint, dict) else None
+
+
 def _parts(values: object, text_of: Callable[[float], str], colour: str = "c1") -> list[Part]:
     """Parts of a list of a run's file, numbered from 1."""
     numbers = [number_of(value) for value in values] if isinstance(values, list) else []
@@ -147,17 +154,6 @@ def _parts(values: object, text_of: Callable[[float], str], colour: str = "c1") 
         for n, value in enumerate(numbers, 1)
         if value is not None
     ]
-
-
-def _epochs(run: RunResult) -> str:
-    parts = _parts(run.metric.get("train_au_percentage"), "{:.2f} %".format)
-    return _columns("AU of each epoch", parts, _percent, "epoch", "AU", top=100, line=_target(run))
-
-
-def _throughput(run: RunResult) -> str:
-    parts = _parts(run.metric.get("train_throughput_samples_per_second"), number_text)
-    title = "Throughput of each epoch, samples/s"
-    return _columns(title, parts, axis_text, "epoch", "samples/s")
 
 
 def _accelerators(blocks: Sequence[RankBlock]) -> str:
@@ -175,19 +171,20 @@ def _accelerators(blocks: Sequence[RankBlock]) -> str:
 
 
 def _waits(run: RunResult) -> str:
-    waits = run.own.get("wait_s")
     titles = {"p50": "median", "p90": "90 %", "p99": "99 %", "p99.9": "99.9 %", "max": "longest"}
-    parts = []
-    for key, title in titles.items():
-        value = number_of(waits.get(key)) if isinstance(waits, dict) else None
-        if value is not None:
-            parts.append(Part(title, max(0.0, value), seconds_text(value), "c2"))
+    waits = run.own.get("wait_s")
+    values = {key: number_of(waits.get(key)) for key in titles} if isinstance(waits, dict) else {}
+    parts = [
+        Part(titles[key], max(0.0, value), seconds_text(value), "c2")
+        for key, value in values.items()
+        if value is not None
+    ]
     if not parts:
         return ""
     svg = bars("Percentiles of steps' waits for data", parts)
-    rows = [(part.name, part.text) for part in parts]
     note = "Of the steps of training that count: the first of an epoch does not, unless the workload says so."
-    return figure("How long steps waited", svg, table(["of the steps", "wait"], rows), note)
+    behind = table(["of the steps", "wait"], [(part.name, part.text) for part in parts])
+    return figure("How long steps waited", svg, behind, note)
 
 
 def _over_time(phases: Sequence[StepPhase]) -> str:
@@ -237,27 +234,14 @@ def _bytes(run: RunResult) -> str:
     cached = number_of(run.own.get("page_cache_bytes"))
     if device is None or cached is None or device + cached <= 0:
         return ""
-    parts = [
-        Part("from the device", max(0.0, device), bytes_text(device), "c1"),
-        Part(
-            "not from the device (page cache, memory)", max(0.0, cached), bytes_text(cached), "c3"
-        ),
-    ]
-    svg = stacked("Where the bytes came from", parts)
-    rows = [(part.name, part.text) for part in parts]
-    return figure("Where the bytes came from", svg, table(["source", "bytes"], rows))
-
-
-def _checkpoints(run: RunResult, kind: str) -> str:
-    own = run.own.get("checkpoint")
-    times = own.get(f"{kind}s_s") if isinstance(own, dict) else None
-    parts = _parts(times, seconds_text, "c1" if kind == "save" else "c2")
-    if kind == "load":
-        title, note = "Time to read each back", "Of the slowest accelerator."
-    else:
-        title = "Time to save each checkpoint"
-        note = "Of the slowest accelerator, until its bytes are where the writer promises them."
-    return _columns(title, parts, seconds_text, "checkpoint", "time", note)
+    named = (
+        ("from the device", device, "c1"),
+        ("not from the device (page cache, memory)", cached, "c3"),
+    )
+    parts = [Part(name, max(0.0, size), bytes_text(size), colour) for name, size, colour in named]
+    title = "Where the bytes came from"
+    behind = table(["source", "bytes"], [(part.name, part.text) for part in parts])
+    return figure(title, stacked(title, parts), behind)
 
 
 NOT_MLPERF: Final = "This is not an MLPerf result."
@@ -292,26 +276,18 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
 
 
 def _subtitle(runs: Sequence[RunResult]) -> str:
-    run = runs[-1]
-    summary = run.summary
-    accelerators = number_of(summary.get("num_accelerators")) or 0
-    hosts = number_of(summary.get("num_hosts")) or 0
+    summary, own = runs[-1].summary, runs[-1].own
+    accelerators = int(number_of(summary.get("num_accelerators")) or 0)
+    hosts = int(number_of(summary.get("num_hosts")) or 0)
+    engine, checkpoint = own.get("engine"), own.get("checkpoint")
+    ran = f"engine {'of DLIO' if engine is None else engine}"
+    if engine is None and isinstance(checkpoint, dict):
+        ran = f"checkpoints by {checkpoint.get('writer')}"
     text = (
-        f"{_counted(accelerators, 'emulated accelerator')} on {_counted(hosts, 'host')}, "
-        f"{_what_ran(run)}; {_times(summary.get('start'), summary.get('end'))}"
+        f"{counted(accelerators, 'emulated accelerator')} on {counted(hosts, 'host')}, {ran}; "
+        f"{_times(summary.get('start'), summary.get('end'))}"
     )
     return f"{text}; {len(runs)} runs, charts show the last" if len(runs) > 1 else text
-
-
-def _what_ran(run: RunResult) -> str:
-    engine, checkpoint = run.own.get("engine"), run.own.get("checkpoint")
-    if engine is None and isinstance(checkpoint, dict):
-        return f"checkpoints by {checkpoint.get('writer')}"
-    return f"engine {'of DLIO' if engine is None else engine}"
-
-
-def _counted(count: float, noun: str) -> str:
-    return f"{count:,.0f} {noun}" + ("" if count == 1 else "s")
 
 
 def _times(*times: object) -> str:
@@ -335,23 +311,18 @@ def with_confidence(value: Confidence, unit: str, *, brief: bool = False) -> str
     return text if brief else f"{text} (95 %, {value.runs} runs)"
 
 
+_CARDS: Final = (
+    "au", "throughput", "io", "wait_share", "wait_p99", "checkpoint_s", "load_s", "checkpoint_size",
+    "time_to_solution",
+)  # fmt: skip
+
+
 def _cards(runs: Sequence[RunResult]) -> str:
-    named = {measure.name: measure for measure in MEASURES}
-    cards = []
-    for name in (
-        "au",
-        "throughput",
-        "io",
-        "wait_share",
-        "wait_p99",
-        "checkpoint_s",
-        "load_s",
-        "checkpoint_size",
-        "time_to_solution",
-    ):
-        value = measured(runs, named[name])
-        if value is not None:
-            cards.append(_card(named[name], value, runs[-1]))
+    cards = [
+        _card(measure, value, runs[-1])
+        for measure in map(measure_named, _CARDS)
+        if (value := measured(runs, measure)) is not None
+    ]
     return f'<ul class="cards">{"".join(cards)}</ul>' if cards else ""
 
 
@@ -368,12 +339,8 @@ def _card(measure: RunMeasure, value: Confidence, run: RunResult) -> str:
 
 
 def _verdict(run: RunResult) -> str:
-    bound = run.own.get("bound")
-    if not bound:
-        return ""
-    return (
-        f"<p><strong>Bound by: {safe(bound)}.</strong> {safe(run.own.get('bound_reason', ''))}</p>"
-    )
+    bound, reason = run.own.get("bound"), run.own.get("bound_reason", "")
+    return f"<p><strong>Bound by: {safe(bound)}.</strong> {safe(reason)}</p>" if bound else ""
 
 
 def _figures(runs: Sequence[RunResult]) -> str:
@@ -398,16 +365,17 @@ def _provenance(run: RunResult) -> Iterator[str]:
     ]
     rows.append(("results", run.folder))
     yield "<h2>Where and how it ran</h2>"
-    yield table(["what", "value"], rows).replace("<table>", '<table class="words">', 1)
+    yield _words(["what", "value"], rows)
     if run.workload:
-        yield "<h2>The workload</h2><details><summary>All keys</summary>"
-        yield table(["key", "value"], list(_rows(run.workload, ""))).replace(
-            "<table>", '<table class="words">', 1
-        )
-        yield "</details>"
+        keys = _words(["key", "value"], list(_rows(run.workload, "")))
+        yield f"<h2>The workload</h2><details><summary>All keys</summary>{keys}</details>"
     notes = run.own.get("notes")
     if isinstance(notes, list) and notes:
         yield "<h2>Notes</h2><ul>" + "".join(f"<li>{safe(note)}</li>" for note in notes) + "</ul>"
+
+
+def _words(head: Sequence[str], rows: Sequence[tuple[str, object]]) -> str:
+    return table(head, rows).replace("<table>", '<table class="words">', 1)
 
 
 def _rows(document: Any, prefix: str) -> Iterator[tuple[str, object]]:

@@ -243,6 +243,15 @@ def number_of(value: object) -> float | None:
     return float(value) if abs(value) < _GREATEST else None
 
 
+def number_at(document: Any, path: str) -> float | None:
+    """The number that a document has at `key.of.key`, if it is one that a run can have."""
+    for key in path.split("."):
+        if not isinstance(document, dict):
+            return None
+        document = document.get(key)
+    return number_of(document)
+
+
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
