@@ -14,8 +14,8 @@ from headrace.bench.checkpoint_runs import RunCheckpointer
 from headrace.bench.checkpoints import ModelSpec
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.ranks import join
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions
+from headrace.bench.session import run_session
 from headrace.errors import BenchError, CheckpointError, VolumeError, WorkloadError
 
 from .test_mlpstorage import TINY
@@ -41,9 +41,7 @@ def words(tmp_path):
 
 
 def run(given, accelerators=1, **options):
-    return run_session(
-        given, SessionOptions(run=RunOptions(accelerators=accelerators), **options)
-    ).summary
+    return run_session(given, SessionOptions(accelerators=accelerators, **options)).summary
 
 
 def small(workload):

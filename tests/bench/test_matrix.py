@@ -10,8 +10,8 @@ from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import find_files
 from headrace.bench.engines import frameworks as torch_engine
 from headrace.bench.formats import format_of
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions
+from headrace.bench.session import run_session
 from headrace.errors import BenchError, WorkloadError
 
 from .scaled import (
@@ -120,7 +120,7 @@ def test_a_storage_is_simulated_for_none_that_reads_by_itself(data, tmp_path, en
     folder = data.folder("default", "npz")
     words = scaled("default", "npz", folder, tmp_path, f"++workload.reader.engine={engine}")
     with pytest.raises(BenchError, match=f"cannot be simulated for the engine {engine}"):
-        run_session(words, SessionOptions(run=RunOptions(simulate="nfs")))
+        run_session(words, SessionOptions(simulate="nfs"))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.bench.report import report_page
 from headrace.bench.results import load_runs, rank_blocks
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions
+from headrace.bench.session import run_session
 
 from .test_mlpstorage import TINY
 from .test_report import HOSTILE, write_run
@@ -70,7 +70,7 @@ def page(tmp_path_factory):
             f"++workload.dataset.data_folder={folder / 'data'}",
             f"++workload.checkpoint.checkpoint_folder={folder / 'checkpoints'}",
             f"++hydra.run.dir={folder / 'runs' / str(number)}",
-        ], SessionOptions(run=RunOptions(accelerators=2)))  # fmt: skip
+        ], SessionOptions(accelerators=2))  # fmt: skip
     runs = load_runs(str(folder / "runs"))
     path = folder / "report.html"
     path.write_text(report_page(runs, rank_blocks(runs[-1])))
@@ -122,7 +122,7 @@ def checkpoints(tmp_path_factory):
         "workload=llama_7b_zero3", *TINY, f"++hydra.run.dir={folder / 'run'}",
         f"++workload.checkpoint.checkpoint_folder={folder / 'checkpoints'}",
         "++workload.checkpoint.time_between_checkpoints=0",
-    ], SessionOptions(run=RunOptions(accelerators=2)))  # fmt: skip
+    ], SessionOptions(accelerators=2))  # fmt: skip
     runs = load_runs(str(folder / "run"))
     path = folder / "report.html"
     path.write_text(report_page(runs, rank_blocks(runs[-1])))

@@ -14,8 +14,8 @@ from headrace.bench import session
 from headrace.bench.compare import measure_named, measured
 from headrace.bench.ranks import join
 from headrace.bench.results import load_runs
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions
+from headrace.bench.session import run_session
 from headrace.bench.staging import stage_files
 from headrace.errors import BenchError, HeadraceError, SourceError, WorkloadError
 from headrace.io.simulation import Simulation
@@ -104,7 +104,7 @@ def test_dlios_files_are_written_with_dlios_keys(words, tmp_path):
         "default", GENERATE, "++workload.dataset.num_files_eval=2",
         "++workload.evaluation.eval_time=0.001", "++workload.model.name=tiny",
     )  # fmt: skip
-    report = run_session(given, SessionOptions(run=RunOptions(accelerators=2)))
+    report = run_session(given, SessionOptions(accelerators=2))
     out = tmp_path / "out"
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary) >= SUMMARY_KEYS
@@ -170,7 +170,7 @@ def test_sharded_checkpoints_are_spread_over_accelerators(words, tmp_path):
         "++workload.model.transformer.num_kv_heads=4", "++workload.model.parallelism.zero_stage=3",
         "++workload.checkpoint.checkpoint_after_epoch=1",
         f"++workload.checkpoint.checkpoint_folder={folder}",
-    ), SessionOptions(run=RunOptions(accelerators=2)))  # fmt: skip
+    ), SessionOptions(accelerators=2))  # fmt: skip
     names = {p.name for p in folder.rglob("*.pt")}
     assert names == {
         f"zero_pp_rank_{rank}_mp_rank_0_{kind}_states.pt"
@@ -184,7 +184,7 @@ def test_a_slow_storage_lowers_au_and_is_named(words):
     given = words("unet3d_h100", GENERATE, "++workload.dataset.num_samples_per_file=1",
                   "++workload.dataset.num_files_train=24", "++workload.train.epochs=1",
                   "++workload.reader.prefetch_size=1", "++workload.reader.read_threads=1")  # fmt: skip
-    report = run_session(given, SessionOptions(run=RunOptions(simulate=simulate), ceiling=True))
+    report = run_session(given, SessionOptions(simulate=simulate, ceiling=True))
     own = report.summary["headrace"]
     assert report.summary["metric"]["train_au_mean_percentage"] < 15
     assert report.summary["metric"]["train_au_meet_expectation"] == "fail"
@@ -323,9 +323,7 @@ def test_ranks_without_a_common_folder_are_refused(monkeypatch, tmp_path):
 
 
 def test_repeats_keep_their_own_results_and_make_one_of_all(words, tmp_path):
-    report = run_session(
-        words("unet3d_h100", GENERATE), SessionOptions(repeats=3, run=RunOptions(accelerators=2))
-    )
+    report = run_session(words("unet3d_h100", GENERATE), SessionOptions(repeats=3, accelerators=2))
     out = tmp_path / "out"
     kept = [json.loads((out / f"repeats/{n}/summary.json").read_text()) for n in (1, 2, 3)]
     whole = json.loads((out / "summary.json").read_text())
@@ -433,16 +431,14 @@ def test_a_data_set_is_not_staged_into_itself(words, tmp_path, where):
 
 def test_staging_and_simulating_are_refused(words):
     with pytest.raises(BenchError, match="one of --stage and --simulate"):
-        run_session(
-            words("unet3d_h100"), SessionOptions(stage="x", run=RunOptions(simulate="lustre"))
-        )
+        run_session(words("unet3d_h100"), SessionOptions(stage="x", simulate="lustre"))
 
 
 def test_a_slow_volume_can_be_given_and_is_named(words):
     volume = SlowVolume(Simulation(name="attic", bandwidth_bytes_per_s=1e9))
     given = words("unet3d_h100", GENERATE, "++workload.dataset.num_samples_per_file=1",
                   "++workload.dataset.num_files_train=24")  # fmt: skip
-    report = run_session(given, SessionOptions(run=RunOptions(simulate=volume)))
+    report = run_session(given, SessionOptions(simulate=volume))
     assert report.summary["headrace"]["provenance"]["simulated"] == "attic"
     # Files that were written a moment ago may be read twice.
     assert volume.stats()["bytes"] >= report.summary["headrace"]["bytes"] > 24 * 4096

@@ -3,8 +3,7 @@
 import pytest
 
 from headrace.bench.compare import condition_of
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions
+from headrace.bench.run import SessionOptions
 from headrace.bench.sweep import Probe, Sweep, most_before, sweep
 from headrace.errors import BenchError, WorkloadError
 from headrace.io.simulation import Simulation
@@ -46,7 +45,7 @@ def test_a_thin_storage_feeds_few(words, tmp_path):
     thin = Simulation(name="thin", bandwidth_bytes_per_s=700e3)
     told = []
     found = sweep(words, (1, 8), condition_of("au<0.7", changes=False),
-                  SessionOptions(run=RunOptions(simulate=thin)), told.append)  # fmt: skip
+                  SessionOptions(simulate=thin), told.append)  # fmt: skip
     assert found.most is not None
     assert 1 <= found.most < 8
     assert sorted(p.accelerators for p in told) == [p.accelerators for p in found.probes]

@@ -45,7 +45,7 @@ class VirtualFeeder:
         at_s, batch = self._source.ready(asked_s)
         self._clock.expect(Arrival(self._number, asked_s, batch, None, at_s))
 
-    def close(self):
+    def close(self, *, keep=False):
         pass
 
 

@@ -277,13 +277,6 @@ def run_checkpoints(
 ) -> tuple[list[CheckpointTimes], list[CheckpointTimes], float | None]:
     """Write `num_checkpoints_write` and read `num_checkpoints_read`, each after `time_between_checkpoints`.
 
-    Args:
-        loaded: the workload.
-        accelerators: of each process.
-        group: all processes.
-        cold: put the checkpoints out of the page cache before they are read, and see that it is so.
-        progress: called with (done, of how many).
-
     Returns:
         What this process wrote and read, and the share of the checkpoints' bytes in this host's page cache
         before the first was read; None when nobody can tell, or none was read.

@@ -525,9 +525,6 @@ _QUERY: Final = "workflow.query"
 def queried(line: CommandLine) -> Any:
     """The value of the key that `workflow.query` names: as given, else its default; None without a query.
 
-    Args:
-        line: a command line with `++workload.workflow.query=KEY`.
-
     Raises:
         WorkloadError: the workload is wrong, or has no such key.
     """

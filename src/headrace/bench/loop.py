@@ -121,13 +121,7 @@ class Arrival:
 
 
 class Feeder:
-    """Feeds one accelerator for one epoch.
-
-    Args:
-        number: of the accelerator, among those of this process.
-        source: its batches.
-        inbox: where arrivals go.
-    """
+    """Feeds one accelerator for one epoch."""
 
     def __init__(self, number: int, source: BatchSource, inbox: SimpleQueue[Arrival]) -> None:
         self._number = number
@@ -153,11 +147,14 @@ class Feeder:
         """Let it wait for one more batch."""
         self._permits.put(True)
 
-    def close(self, seconds: float = 5.0) -> None:
-        """End the thread; one that is stuck in a read is left behind."""
+    def close(self, *, keep: bool = False) -> None:
+        """End the thread, and the source unless another block goes on with it.
+
+        A thread that is stuck in a read is left behind, with its source.
+        """
         self._permits.put(False)
-        self._thread.join(seconds)
-        if not self._thread.is_alive():
+        self._thread.join(5.0)
+        if not keep and not self._thread.is_alive():
             self._source.close()
 
     def _feed(self) -> None:
@@ -250,6 +247,8 @@ class StepLoop:
         epoch: int,
         kind: Literal["train", "eval"] = "train",
         number: int = 1,
+        *,
+        keep: bool = False,
     ) -> list[Block]:
         """Run one block on all accelerators.
 
@@ -259,6 +258,7 @@ class StepLoop:
             epoch: from 1.
             kind: training or evaluation.
             number: of the epoch's blocks, from 1.
+            keep: the sources, for the epoch's next block.
 
         Returns:
             A block for each accelerator.
@@ -272,8 +272,10 @@ class StepLoop:
             try:
                 with before_others() if sleeps else contextlib.nullcontext():
                     running.run()
-            finally:
+            except BaseException:
                 running.close()
+                raise
+            running.close(keep=keep)
         blocks = []
         for accelerator, steps in enumerate(running.steps):
             self.nbytes += steps.nbytes
@@ -353,9 +355,9 @@ class _Running:
             elif not self._ends and now - last_event_s > self._options.deadline_s:
                 raise BenchError(f"no batch came for {self._options.deadline_s:g} s.")
 
-    def close(self) -> None:
+    def close(self, *, keep: bool = False) -> None:
         for feeder in self._feeders:
-            feeder.close()
+            feeder.close(keep=keep)
 
     def _arrive(self, arrival: Arrival) -> None:
         if arrival.error is not None:

@@ -60,12 +60,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class StepWindow:
-    """The steps that count: without the first and the last few.
-
-    Attributes:
-        exclude_start: steps left out at the begin.
-        exclude_end: steps left out at the end.
-    """
+    """The steps that count: without the first and the last few."""
 
     exclude_start: int = 1
     exclude_end: int = 0
@@ -341,15 +336,7 @@ class BoundVerdict:
 def verdict_of(
     au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float
 ) -> BoundVerdict:
-    """Decide what lost the accelerators' time.
-
-    Args:
-        au: of the run, in percent.
-        ceiling_au: of the same run on a null store; None when it was not made.
-        shares: where the time went.
-        late_p99_s: how late ends of steps were noticed.
-        step_s: mean compute time of a step.
-    """
+    """Decide what lost the accelerators' time."""
     lost = 100 - au
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
         return BoundVerdict(

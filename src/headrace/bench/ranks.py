@@ -21,6 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.documents import DocumentKind
+from headrace.base.files import replace_file
 from headrace.base.job import start_of_job
 from headrace.errors import BenchError
 
@@ -114,13 +115,7 @@ class RankConnection:
 
 
 class RankGroup:
-    """All ranks of a run. Calls must come in the same order in every rank.
-
-    Args:
-        place: this process.
-        connections: open connections: in rank 0 to all others, in the others to rank 0.
-        deadline_s: how long a call waits for the slowest rank.
-    """
+    """All ranks of a run. Calls must come in the same order in every rank."""
 
     def __init__(
         self, place: Rank, connections: Mapping[int, RankConnection], deadline_s: float
@@ -131,10 +126,6 @@ class RankGroup:
 
     def gather(self, value: Any, deadline_s: float | None = None) -> list[Any]:
         """Every rank's value by rank, in rank 0; an empty list in the others.
-
-        Args:
-            value: anything that JSON has.
-            deadline_s: for the slowest rank; not given, the group's.
 
         Raises:
             BenchError: a rank died, or did not come within the deadline.
@@ -252,11 +243,6 @@ _SIOCGIFADDR: Final = 0x8915
 def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> RankGroup:
     """Meet the other ranks. At once in a world of one.
 
-    Args:
-        place: this process.
-        folder: where rank 0 leaves its address; seen by all ranks.
-        deadline_s: how long to wait for the others.
-
     Raises:
         BenchError: a rank is missing after `deadline_s`.
     """
@@ -276,9 +262,7 @@ def _listen(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     until = time.monotonic() + deadline_s
     with socket.create_server(("", 0), backlog=place.world_size) as server:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
-        partial = meeting.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(_ADDRESS.encode(address))
-        partial.replace(meeting)
+        replace_file(meeting, _ADDRESS.encode(address), sync=False)
         try:
             while len(connections) < place.world_size - 1:
                 server.settimeout(max(0.01, until - time.monotonic()))

@@ -12,6 +12,7 @@ import numpy as np
 from headrace.base.text import bytes_text, counted, number_text, seconds_text
 from headrace.bench.compare import MEASURES, measure_named, measured, value_of
 from headrace.bench.results import number_at, number_of
+from headrace.bench.summary import NOT_MLPERF
 from headrace.bench.trace import phases_of, slowest_steps
 from headrace.pages.charts import Part, bars, columns, figure, stacked, table
 from headrace.pages.html import axis_text, document, measure_text, safe
@@ -244,19 +245,12 @@ def _bytes(run: RunResult) -> str:
     return figure(title, stacked(title, parts), behind)
 
 
-NOT_MLPERF: Final = "This is not an MLPerf result."
-
 _LISTED_MOST: Final = 12
 """Values of a list that are shown, at most: what has more is a histogram."""
 
 
 def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
-    """The page.
-
-    Args:
-        runs: a run, or repeats of one: figures are of all, charts of the last.
-        blocks: the last run's steps.
-    """
+    """The page."""
     run = runs[-1]
     model = run.workload.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""

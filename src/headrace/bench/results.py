@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from headrace.base.files import replace_file
 from headrace.bench.config import yaml_of
 from headrace.bench.metrics import block_au, block_throughput
 from headrace.bench.summary import timestamp
@@ -56,9 +57,7 @@ def repeat_folder(folder: Path, number: int) -> Path:
 def write_json(path: Path, document: Any) -> None:
     """A whole document or none: a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(document, indent=4) + "\n")
-    partial.replace(path)
+    replace_file(path, (json.dumps(document, indent=4) + "\n").encode(), sync=False)
 
 
 def write_log(folder: Path, name: str, lines: Sequence[str]) -> None:
@@ -107,14 +106,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _ends(of_epoch: dict[str, Any], end_s: float) -> None:
-    """An epoch ends with the last of what belongs to it."""
-    end_s = max(end_s, of_epoch["_to"])
-    of_epoch |= {
-        "_to": end_s, "end": timestamp(end_s), "duration": f"{end_s - of_epoch['_from']:.2f}"
-    }  # fmt: skip
-
-
 def write_rank_files(
     folder: Path,
     rank: int,
@@ -128,62 +119,53 @@ def write_rank_files(
     saved: Sequence[CheckpointTimes] = (),
     restored: Sequence[CheckpointTimes] = (),
 ) -> None:
-    """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator.
-
-    Args:
-        folder: the run's.
-        rank: the accelerator's number among all processes'.
-        blocks: its own.
-        offset_s: what turns the blocks' times into seconds since 1970.
-        batches: samples of a step of training and of evaluation.
-        window: the steps that count.
-        formula: of throughput.
-        host: this machine's document.
-        saved: the checkpoints of this process.
-        restored: those that it read back.
-    """
+    """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator."""
     output: dict[str, Any] = {
         "hostname": host.get("hostname", ""),
         "host_cpuinfo": host.get("cpuinfo", {}),
         "host_meminfo": host.get("meminfo", {}),
     }
-    stats: dict[str, Any] = {}
+    spans: dict[int, list[tuple[str, float, float, dict[str, Any]]]] = {}
     for block in blocks:
         epoch = output.setdefault(str(block.epoch), {
             "load": {}, "proc": {}, "throughput": {}, "au": {}, "compute": {},
             "host_meminfo": host.get("meminfo", {}),
         })  # fmt: skip
-        name = f"block{block.number}" if block.kind == "train" else "eval"
-        batch = batches[0] if block.kind == "train" else batches[1]
-        start, end = block.start_s + offset_s, block.end_s + offset_s
+        train = block.kind == "train"
+        name = f"block{block.number}" if train else "eval"
+        batch = batches[0] if train else batches[1]
+        start_s, end_s = block.start_s + offset_s, block.end_s + offset_s
         epoch["load"][name] = block.load_s.tolist()
         epoch["proc"][name] = block.process_s.tolist()
         epoch["compute"][name] = block.compute_s.tolist()
         epoch["throughput"][name] = block_throughput(block, batch, window, formula)
         epoch["au"][name] = block_au(block, window)
-        epoch["end"] = timestamp(end)
-        of_epoch = stats.setdefault(
-            str(block.epoch), {"start": timestamp(start), "_from": start, "_to": 0.0}
-        )
-        _ends(of_epoch, end)
-        of_epoch[name] = {
-            "start": timestamp(start), "end": timestamp(end), "duration": f"{end - start:.2f}",
-        }  # fmt: skip
+        epoch["end"] = timestamp(end_s)
+        spans.setdefault(block.epoch, []).append((name, start_s, end_s, {}))
     for kind, done in (("save", saved), ("load", restored)):
         for one in done:
-            end_s = one.start_s + one.duration_s
-            of_epoch = stats.setdefault(
-                str(one.epoch), {"start": timestamp(one.start_s), "_from": one.start_s, "_to": 0.0}
-            )
-            of_epoch[f"{kind}_ckpt{one.number}"] = {
-                "start": timestamp(one.start_s), "end": timestamp(end_s),
+            figures = {
                 "duration": one.duration_s, "throughput": one.nbytes / 2**30 / one.duration_s,
             }  # fmt: skip
-            _ends(of_epoch, end_s)
-    for of_epoch in stats.values():
-        del of_epoch["_from"], of_epoch["_to"]
+            end_s = one.start_s + one.duration_s
+            span = (f"{kind}_ckpt{one.number}", one.start_s, end_s, figures)
+            spans.setdefault(one.epoch, []).append(span)
     write_json(folder / f"{rank}_output.json", output)
-    write_json(folder / f"{rank}_per_epoch_stats.json", stats)
+    write_json(
+        folder / f"{rank}_per_epoch_stats.json",
+        {
+            # An epoch ends with the last of what belongs to it.
+            str(epoch): _span(parts[0][1], max(end_s for _, _, end_s, _ in parts))
+            | {name: _span(start_s, end_s) | more for name, start_s, end_s, more in parts}
+            for epoch, parts in spans.items()
+        },
+    )
+
+
+def _span(start_s: float, end_s: float) -> dict[str, Any]:
+    return {
+        "start": timestamp(start_s), "end": timestamp(end_s), "duration": f"{end_s - start_s:.2f}",
+    }  # fmt: skip
 
 
 _RANK_FILE: Final = re.compile(r"(\d+)_output\.json")
@@ -202,13 +184,7 @@ _CONFIGS: Final = ("dlio_config", ".hydra")
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One run.
-
-    Attributes:
-        folder: where its files are.
-        summary: summary.json.
-        workload: what was run, as its config.yaml has it; empty where there is none.
-    """
+    """One run."""
 
     folder: str
     summary: dict[str, Any]
@@ -295,8 +271,6 @@ def _workload(folder: Path) -> dict[str, Any]:
         file = folder / name / "config.yaml"
         if not file.exists():
             continue
-        from headrace.bench.config import yaml_of
-
         yaml = yaml_of()
         try:
             config = yaml.safe_load(file.read_bytes())

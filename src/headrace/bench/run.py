@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import resource
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.engines.base import BatchSource, Delivered, Engine
-    from headrace.bench.metrics import Block
+    from headrace.bench.engines.base import BatchSource, Engine
+    from headrace.bench.metrics import Block, Formula
     from headrace.bench.plan import StepPlan
     from headrace.bench.ranks import RankGroup
     from headrace.bench.values import TimeDistribution
@@ -46,7 +47,7 @@ class PhaseTimes:
         self._phase: Phase = "other"
         self._seconds = dict.fromkeys(PHASES, 0.0)
 
-    @contextmanager
+    @contextlib.contextmanager
     def of(self, phase: Phase) -> Iterator[None]:
         """Count for a phase, and then again for the one before."""
         before = self._switch(phase)
@@ -67,47 +68,6 @@ class PhaseTimes:
         return before
 
 
-class EpochSource:
-    """Batches of an epoch."""
-
-    def __init__(self, engine: Engine, split: str, epoch: int, accelerator: int) -> None:
-        self._engine, self._what = engine, (split, epoch, accelerator)
-        self._source: BatchSource | None = None
-        self._idle = True
-
-    def part(self) -> EpochSource:
-        """Begin a block: opens with the first, goes on with the others."""
-        if self._source is None:
-            self._source = self._engine.open(*self._what)
-        self._idle = False
-        return self
-
-    def ask(self) -> bool:
-        """Ask for one batch more of those that are read ahead; False when all are asked for."""
-        ask: Callable[[], bool] | None = getattr(self._source, "ask", None)
-        return ask is not None and ask()
-
-    def poll(self) -> Delivered | None:
-        """The next batch if it is there; None: ask `next`, which waits."""
-        poll: Callable[[], Delivered | None] | None = getattr(self._source, "poll", None)
-        return None if poll is None else poll()
-
-    def next(self) -> Delivered:
-        """The next batch; errors as the engine's."""
-        assert self._source is not None
-        return self._source.next()
-
-    def close(self) -> None:
-        """The end of a block: nobody waits in `next`, and there may be another block."""
-        self._idle = True
-
-    def end(self) -> None:
-        """Give back what the epoch needed, unless a read is stuck in it."""
-        if self._source is not None and self._idle:
-            self._source.close()
-            self._source = None
-
-
 _CEILING_S: Final = 15.0
 """How long a ceiling is measured, about: it has one epoch of as many steps."""
 
@@ -115,20 +75,37 @@ _CEILING_STEPS_LEAST: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """How a workload is run; what it is about is in the workload.
+class SessionOptions:
+    """How a workload is run and judged: what DLIO has no words for.
 
     Attributes:
         accelerators: of each process.
         barrier: at every step, as DLIO has it, or at the end of every epoch only.
         simulate: a slow storage to simulate: a preset's name or a SlowVolume.
         deadline_s: how long a batch may take.
+        cold: put the data set out of the page cache before every repeat, and see that it is.
+        ceiling: run the same steps on a null store, too.
+        repeats: of the whole run; more than one give a confidence interval.
+        stage: a folder, of each host or of all, to copy the data set to; it is read there, and removed at the
+            end.
+        overwrite: another data set of ours that is in the way is removed before data is generated.
+        generate_threads: that write data; not given: reader.write_threads, or as many as suit this host.
+        formula: DLIO's throughput formula in summary.json.
+        progress: called with (what, done, total).
     """
 
     accelerators: int = 1
     barrier: Literal["step", "epoch"] = "step"
     simulate: Any = None
     deadline_s: float = 300.0
+    cold: bool = False
+    ceiling: bool = False
+    repeats: int = 1
+    stage: str | None = None
+    overwrite: bool = False
+    generate_threads: int | None = None
+    formula: Formula = "mlcommons"
+    progress: Callable[[str, int, int | None], None] | None = None
 
 
 @dataclass(slots=True)
@@ -139,7 +116,6 @@ class RunRecord:
         nbytes: that the engine delivered; 0 where it cannot tell.
         device_bytes: that this process and its workers read from devices.
         cpu_s: user and system time of this process and its workers.
-        epoch_times: start and end of each epoch, seconds since 1970.
         phases_s: what this process's time went to.
     """
 
@@ -149,8 +125,6 @@ class RunRecord:
     nbytes: int = 0
     device_bytes: int = 0
     cpu_s: float = 0.0
-    wall_s: float = 0.0
-    epoch_times: list[tuple[float, float]] = field(default_factory=list)
     engine_figures: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[CheckpointTimes] = field(default_factory=list)
     phases_s: dict[Phase, float] = field(default_factory=dict)
@@ -170,19 +144,12 @@ def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, StepP
 
 def run_epochs(
     loaded: LoadedWorkload,
-    options: RunOptions,
+    options: SessionOptions,
     group: RankGroup,
     files: Mapping[str, Sequence[str]],
     progress: Callable[[int, int], None] | None = None,
 ) -> RunRecord:
     """Train, and evaluate when it is due, for all epochs.
-
-    Args:
-        loaded: the workload.
-        options: how.
-        group: all processes.
-        files: of each split, as `find_files` gives them.
-        progress: called with (steps done, steps) of this process's accelerators.
 
     Raises:
         WorkloadError: the workload cannot be run so.
@@ -203,7 +170,7 @@ def run_epochs(
         engine.close()
 
 
-def run_ceiling(loaded: LoadedWorkload, options: RunOptions, group: RankGroup) -> RunRecord:
+def run_ceiling(loaded: LoadedWorkload, options: SessionOptions, group: RankGroup) -> RunRecord:
     """The same steps on a null store, one epoch of about 15 seconds."""
     plan = plans_of(loaded, options.accelerators * group.place.world_size)["train"]
     step_s = loaded.workload.train.computation_time.mean_s
@@ -226,7 +193,7 @@ class _Epochs:
     def __init__(
         self,
         loaded: LoadedWorkload,
-        options: RunOptions,
+        options: SessionOptions,
         group: RankGroup,
         engine: Engine,
         *,
@@ -259,39 +226,30 @@ class _Epochs:
         ))  # fmt: skip
 
     def run(self) -> RunRecord:
-        try:
-            return self._run()
-        finally:
-            if self._checkpointer is not None:
-                self._checkpointer.close()
-
-    def _run(self) -> RunRecord:
         recorded = RunRecord(self._engine.name)
         train, evaluation = self._workload.train, self._workload.evaluation
         before = used()
-        begin = time.perf_counter()
-        for epoch in range(1, train.epochs + 1):
-            started = time.time()
-            plan = self._plans["train"]
-            with self._times.of("training"):
-                recorded.blocks += self.block("train", epoch, plan.steps, train.computation_time)
-            since = epoch - evaluation.eval_after_epoch
-            if (
-                "valid" in self._plans
-                and since >= 0
-                and not since % evaluation.epochs_between_evals
-            ):
-                steps = self._plans["valid"].steps
-                with self._times.of("evaluation"):
-                    recorded.blocks += self.block("valid", epoch, steps, evaluation.eval_time)
-            if self._checkpointer is not None and self._checkpointer.due(epoch):
-                self._save(epoch, plan.steps)
-            recorded.epoch_times.append((started, time.time()))
-        if self._checkpointer is not None:
-            with self._times.of("checkpointing"):
-                self._checkpointer.settle()
-            recorded.checkpoints = self._checkpointer.saved
-        recorded.wall_s = time.perf_counter() - begin
+        with contextlib.ExitStack() as closing:
+            if self._checkpointer is not None:
+                closing.callback(self._checkpointer.close)
+            for epoch in range(1, train.epochs + 1):
+                steps = self._plans["train"].steps
+                with self._times.of("training"):
+                    recorded.blocks += self.block("train", epoch, steps, train.computation_time)
+                since = epoch - evaluation.eval_after_epoch
+                due = since >= 0 and not since % evaluation.epochs_between_evals
+                if "valid" in self._plans and due:
+                    evaluated = self._plans["valid"].steps
+                    with self._times.of("evaluation"):
+                        recorded.blocks += self.block(
+                            "valid", epoch, evaluated, evaluation.eval_time
+                        )
+                if self._checkpointer is not None and self._checkpointer.due(epoch):
+                    self._save(epoch, steps)
+            if self._checkpointer is not None:
+                with self._times.of("checkpointing"):
+                    self._checkpointer.settle()
+                recorded.checkpoints = self._checkpointer.saved
         recorded.phases_s = self._times.seconds()
         recorded.engine_figures = self._engine.figures()
         cpu_s, device_bytes = used()
@@ -312,23 +270,30 @@ class _Epochs:
         every = steps
         if split == "train" and self._checkpointer is not None:
             every = self._checkpointer.steps_between or steps
-        sources = [
-            EpochSource(self._engine, split, epoch, self._first + number)
-            for number in range(self._count)
-        ]
+        opened: dict[int, BatchSource] = {}
+
+        def source(number: int) -> BatchSource:
+            """Opened with the first block; the others go on with it."""
+            if number not in opened:
+                opened[number] = self._engine.open(split, epoch, self._first + number)
+            return opened[number]
+
         kind: Literal["train", "eval"] = "train" if split == "train" else "eval"
+        sources = [functools.partial(source, number) for number in range(self._count)]
         blocks: list[Block] = []
-        try:
-            for number, first in enumerate(range(0, steps, every or 1), 1):
-                part = compute_s[:, first : first + every]
-                self._meet()
-                blocks += self.loop.run([s.part for s in sources], part, epoch, kind, number)
-                self._done += part.shape[1] * self._count
-                if every < steps and part.shape[1] == every:
+        for number, first in enumerate(range(0, steps, every or 1), 1):
+            part = compute_s[:, first : first + every]
+            more = first + every < steps
+            self._meet()
+            blocks += self.loop.run(sources, part, epoch, kind, number, keep=more)
+            self._done += part.shape[1] * self._count
+            if every < steps and part.shape[1] == every:
+                try:
                     self._save(epoch, first + every, number)
-        finally:
-            for source in sources:
-                source.end()
+                except BaseException:
+                    for each in opened.values() if more else ():
+                        each.close()
+                    raise
         return blocks
 
     def _save(self, epoch: int, step: int, number: int = 1) -> None:

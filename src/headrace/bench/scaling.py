@@ -111,17 +111,7 @@ TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ScalingRun:
-    """What happened at one size.
-
-    Attributes:
-        ranks: processes that trained.
-        nodes: that they ran on; 1 under the local executor.
-        job_id: the executor's.
-        state: how the job ended, in Slurm's words.
-        wall_s: from the job's start to its end.
-        epochs: that it told of.
-        log: where it wrote.
-    """
+    """What happened at one size."""
 
     ranks: int
     nodes: int
@@ -346,11 +336,6 @@ def measure(
     tell: Callable[[ScalingRun], None] = lambda _run: None,
 ) -> Iterator[ScalingRun]:
     """Run each size, the smallest first, and yield what happened.
-
-    Args:
-        executor: that runs the jobs.
-        options: what to run.
-        tell: called when a job was submitted, with a run that has no epochs yet.
 
     Raises:
         BenchError: there is no such script, or the folder for results has something in it.

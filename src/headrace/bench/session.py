@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import which_rank
@@ -23,17 +23,17 @@ from headrace.bench.results import (
     write_rank_files,
 )
 from headrace.bench.run import (
-    RunOptions,
     RunRecord,
+    SessionOptions,
     plans_of,
     run_ceiling,
     run_epochs,
     used,
 )
-from headrace.bench.staging import make_cold, residency_of, stage_files
+from headrace.bench.staging import Staged, make_cold, residency_of, stage_files
 from headrace.bench.summary import (
-    RunFigures,
-    gather_figures,
+    GatheredRun,
+    gather_run,
     host_document,
     metric_lines,
     provenance,
@@ -44,46 +44,16 @@ from headrace.bench.summary import (
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from headrace.bench.checkpoint_runs import CheckpointTimes
-    from headrace.bench.config import CommandLine, LoadedWorkload
+    from headrace.bench.config import LoadedWorkload
     from headrace.bench.dataset import Split
-    from headrace.bench.metrics import Formula
     from headrace.bench.ranks import RankGroup
-    from headrace.bench.staging import Residency, Staged
 
 _RESIDENCY_FILES: Final = 2000
 """Files that are looked at before a run, at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
-    """How a workload is run and judged.
-
-    Attributes:
-        run: how steps are run.
-        cold: put the data set out of the page cache before every repeat, and see that it is.
-        ceiling: run the same steps on a null store, too.
-        repeats: of the whole run; more than one give a confidence interval.
-        stage: a folder, of each host or of all, to copy the data set to; it is read there, and removed at the
-            end.
-        overwrite: another data set of ours that is in the way is removed before data is generated.
-        generate_threads: that write data; not given: reader.write_threads, or as many as suit this host.
-        formula: DLIO's throughput formula in summary.json.
-        progress: called with (what, done, total).
-    """
-
-    run: RunOptions = field(default_factory=RunOptions)
-    cold: bool = False
-    ceiling: bool = False
-    repeats: int = 1
-    stage: str | None = None
-    overwrite: bool = False
-    generate_threads: int | None = None
-    formula: Formula = "mlcommons"
-    progress: Callable[[str, int, int | None], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +74,7 @@ class SessionReport:
 
 
 def run_session(words: Sequence[str], options: SessionOptions | None = None) -> SessionReport:
-    """Run DLIO's command line: generate if the workload says so, then train and evaluate.
-
-    Args:
-        words: the command line after the program's name.
-        options: what DLIO has no words for.
+    """Run DLIO's command line, the words after the program's name: generate if it says so, then train.
 
     Raises:
         WorkloadError: the command line or the workload is wrong, or asks for what is not done.
@@ -120,7 +86,7 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     line = parse_command_line(words)
     loaded = load_workload(line)
     place = which_rank()
-    world = options.run.accelerators * place.world_size
+    world = options.accelerators * place.world_size
     check_supported(loaded, world)
     folder = default_folder(line, loaded)
     if place.world_size > 1 and not (line.run_dir or loaded.workload.output.folder):
@@ -128,11 +94,10 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
             f"{place.world_size} ranks need one folder for their results.",
             next_step="Give ++hydra.run.dir=DIR.",
         )
-    workflow = loaded.workload.workflow
-    if workflow.train:
+    if loaded.workload.workflow.train:
         plans_of(loaded, world)
         _check_training(engine_name(loaded), options)
-    if workflow.checkpoint:
+    if loaded.workload.workflow.checkpoint:
         _check_checkpoints(loaded, options)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,19 +105,21 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
         raise BenchError(f"{folder} cannot be made: {e.strerror}.", path=str(folder)) from e
     group = join(place, folder)
     try:
-        return _Session(line, loaded, options, group, folder).run(list(words))
+        if place.is_first:
+            write_configuration(folder, line, loaded)
+        return _Session(words, loaded, options, group, folder).run()
     finally:
         group.close()
 
 
 def _check_training(engine: str, options: SessionOptions) -> None:
     """Refuse to call a run simulated whose reads nothing delays, and to copy from a simulated storage."""
-    if options.run.simulate is not None and engine in ("torch", "tensorflow", "null"):
+    if options.simulate is not None and engine in ("torch", "tensorflow", "null"):
         raise BenchError(
             f"a slow storage cannot be simulated for the engine {engine}: it reads by itself.",
             next_step="Give ++workload.reader.engine=headrace, or no simulation.",
         )
-    if options.stage is not None and options.run.simulate is not None:
+    if options.stage is not None and options.simulate is not None:
         raise BenchError(
             "a simulated storage is read, not copied from.",
             next_step="Give one of --stage and --simulate.",
@@ -175,85 +142,78 @@ class _Session:
 
     def __init__(
         self,
-        line: CommandLine,
+        words: Sequence[str],
         loaded: LoadedWorkload,
         options: SessionOptions,
         group: RankGroup,
         folder: Path,
     ) -> None:
-        self._loaded = loaded
-        self._workload = loaded.workload
-        self._options = options
-        self._group = group
-        self._folder = folder
+        self._words, self._loaded, self._options = words, loaded, options
+        self._workload, self._group, self._folder = loaded.workload, group, folder
         self._rank = group.place.rank
-        self._first = options.run.accelerators * self._rank
-        self._notes = (*loaded.notes, *notes_of(loaded))
-        if group.place.is_first:
-            write_configuration(folder, line, loaded)
-
-    def run(self, words: list[str]) -> SessionReport:
-        started = time.time()
-        generated = self._generate() if self._workload.workflow.generate_data else None
-        if not self._workload.workflow.train and self._workload.workflow.checkpoint:
-            return self._checkpoints(started, words, generated)
-        if not self._workload.workflow.train:
-            lines = [f"Generated data in {self._workload.dataset.data_folder}"]
-            self._log(lines)
-            return self._report(None, lines, generated)
-        files = self._files()
-        if self._options.stage is None:
-            return self._train(started, words, files, generated)
-        staged = self._stage(files)
-        try:
-            return self._train(started, words, staged.files, generated, staged.seconds)
-        finally:
-            staged.remove()
-
-    def _train(
-        self,
-        started: float,
-        words: list[str],
-        files: Mapping[str, list[str]],
-        generated: int | None,
-        staging_s: float = 0.0,
-    ) -> SessionReport:
-        """All repeats of a run that trains."""
-        residency = self._residency(files)
-        ceiling = (
-            run_ceiling(self._loaded, self._options.run, self._group)
-            if self._options.ceiling
-            else None
+        self._started = time.time()
+        self._report = SessionReport(
+            str(folder), self._rank, None, (), (*loaded.notes, *notes_of(loaded))
         )
-        runs: list[RunFigures] = []
-        for number in range(1, self._options.repeats + 1):
-            if self._options.cold:
+
+    def run(self) -> SessionReport:
+        workflow = self._workload.workflow
+        if workflow.generate_data:
+            self._report = replace(self._report, generated_bytes=self._generate())
+        if workflow.train:
+            return self._train(self._files())
+        if workflow.checkpoint:
+            return self._checkpoints()
+        return self._finish(None, [f"Generated data in {self._workload.dataset.data_folder}"])
+
+    def _train(self, files: dict[str, list[str]]) -> SessionReport:
+        """All repeats of a run that trains, on a staged copy of the data if there is to be one."""
+        options, staged = self._options, None
+        if options.stage is not None:
+            if options.cold:
+                self._make_cold(files)
+            staged = stage_files(
+                files, self._workload.dataset.data_folder, options.stage, self._group
+            )
+        try:
+            runs = self._repeats(files if staged is None else staged.files, staged)
+        finally:
+            if staged is not None:
+                staged.remove()
+        return self._finish(together(runs) if runs else None)
+
+    def _repeats(
+        self, files: Mapping[str, Sequence[str]], staged: Staged | None
+    ) -> list[GatheredRun]:
+        every = [path for paths in files.values() for path in paths]
+        residency: dict[str, Any] = {}
+        if self._group.place.is_first:
+            residency = residency_of(every, _RESIDENCY_FILES).document()
+        options, ceiling = self._options, None
+        if options.ceiling:
+            ceiling = run_ceiling(self._loaded, options, self._group)
+        runs: list[GatheredRun] = []
+        for number in range(1, options.repeats + 1):
+            if options.cold:
                 residency = self._make_cold(files)
-            began = time.time()
-            recorded = run_epochs(self._loaded, self._options.run, self._group, files, self._tell)
-            if recorded.phases_s:
-                recorded.phases_s["staging"] += staging_s
-            figures = self._gathered(recorded, started if number == 1 else began, words, ceiling)
-            if figures is not None:
-                figures.residency = residency
-                runs.append(figures)
+            started = self._started if number == 1 else time.time()
+            recorded = run_epochs(self._loaded, options, self._group, files, self._progress)
+            if recorded.phases_s and staged is not None:
+                recorded.phases_s["staging"] += staged.seconds
+            gathered = self._gathered(recorded, started, ceiling)
+            if gathered is not None:
+                gathered.residency = residency
+                runs.append(gathered)
             self._write_ranks(self._folder, recorded)
-            if self._options.repeats > 1:
-                self._write_repeat(number, recorded, figures)
-        if not runs:
-            return self._report(None, [], generated)
-        return self._finish(together(runs), generated)
+            if options.repeats > 1:  # at once: what a later repeat meets does not take it away
+                folder = repeat_folder(self._folder, number)
+                self._write_ranks(folder, recorded)
+                if gathered is not None:
+                    document = summary_document(self._workload, gathered)
+                    write_json(folder / "summary.json", document)
+        return runs
 
-    def _write_repeat(self, number: int, recorded: RunRecord, figures: RunFigures | None) -> None:
-        """A repeat's own results, at once: what a later one meets does not take them away."""
-        folder = repeat_folder(self._folder, number)
-        self._write_ranks(folder, recorded)
-        if figures is not None:
-            write_json(folder / "summary.json", summary_document(self._workload, figures))
-
-    def _checkpoints(
-        self, started: float, words: list[str], generated: int | None
-    ) -> SessionReport:
+    def _checkpoints(self) -> SessionReport:
         """A run of checkpoints alone."""
         recorded = RunRecord("none")
         before = used()
@@ -261,108 +221,81 @@ class _Session:
         residency = None
         for _ in range(self._options.repeats):
             saved, read_back, residency = run_checkpoints(
-                self._loaded, self._options.run.accelerators, self._group,
-                cold=self._options.cold, progress=self._tell,
+                self._loaded, self._options.accelerators, self._group,
+                cold=self._options.cold, progress=self._progress,
             )  # fmt: skip
             recorded.checkpoints += saved
             restored += read_back
         cpu_s, device_bytes = used()
         recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
         self._write_ranks(self._folder, recorded, restored)
-        figures = self._gathered(recorded, started, words, restored=restored)
-        if figures is None:
-            return self._report(None, [], generated)
-        figures.restore_residency = residency
-        return self._finish(figures, generated)
+        gathered = self._gathered(recorded, self._started, restored=restored)
+        if gathered is not None:
+            gathered.restore_residency = residency
+        return self._finish(gathered)
 
-    def _finish(self, figures: RunFigures, generated: int | None) -> SessionReport:
-        summary = summary_document(self._workload, figures)
-        write_json(self._folder / "summary.json", summary)
-        lines = metric_lines(summary)
-        self._log(lines)
-        return self._report(summary, lines, generated)
-
-    def _report(
-        self, summary: dict[str, Any] | None, lines: list[str], generated: int | None
-    ) -> SessionReport:
-        return SessionReport(
-            str(self._folder), self._rank, summary, tuple(lines), self._notes, generated
-        )
-
-    def _log(self, lines: list[str]) -> None:
+    def _finish(self, gathered: GatheredRun | None, lines: Sequence[str] = ()) -> SessionReport:
+        """Rank 0 writes the summary and the log; the others have neither."""
+        summary = None
+        if gathered is not None:
+            summary = summary_document(self._workload, gathered)
+            write_json(self._folder / "summary.json", summary)
+            lines = metric_lines(summary)
         if self._group.place.is_first:
             write_log(self._folder, self._workload.output.log_file, lines)
+        return replace(self._report, summary=summary, lines=tuple(lines))
 
     def _generate(self) -> int:
         from headrace.bench.generate import generate
 
-        def tell(done: int, total: int | None, *_: Any) -> None:
+        def progress(done: int, total: int | None, *_: Any) -> None:
             if self._options.progress is not None:
                 self._options.progress("generating", done, total)
 
         report = generate(
             self._workload.dataset, rank=self._rank, world_size=self._group.place.world_size,
             threads=self._options.generate_threads or self._workload.reader.write_threads,
-            overwrite=self._options.overwrite, progress=tell,
+            overwrite=self._options.overwrite, progress=progress,
         )  # fmt: skip
         self._group.barrier(24 * 3600.0)
         time.sleep(max(self._workload.storage.post_generation_settle_seconds, AT_REST_S))
         return report.bytes
 
     def _files(self) -> dict[str, list[str]]:
+        data = self._workload.dataset
         splits: list[Split] = ["train"]
         if self._workload.workflow.evaluation:
             splits.append("valid")
-        synthetic = self._workload.dataset.format == "synthetic"
-        if synthetic and engine_name(self._loaded) == "null":  # as DLIO: nothing needs to be there
-            return {split: [] for split in splits}
+        if data.format == "synthetic" and engine_name(self._loaded) == "null":
+            return {split: [] for split in splits}  # as DLIO: nothing needs to be there
         every = self._loaded.listing_interval
-        data = self._workload.dataset
         files: dict[str, list[str]] = {split: find_files(data, split, every) for split in splits}
         for split in splits if self._group.place.is_first else ():
             check_files(data, split, files[split])
         return files
 
-    def _residency(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
-        if not self._group.place.is_first:
-            return {}
-        residency = residency_of([p for paths in files.values() for p in paths], _RESIDENCY_FILES)
-        return self._document(residency)
-
-    def _make_cold(self, files: Mapping[str, list[str]]) -> dict[str, Any]:
+    def _make_cold(self, files: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         every = [path for paths in files.values() for path in paths]
-        mine = every[self._rank :: self._group.place.world_size]
         residency = make_cold(
-            mine,
+            every[self._rank :: self._group.place.world_size],
             _RESIDENCY_FILES,
             "the data set",
             "Another process may have the files open or mapped; on tmpfs it is impossible. Run without "
             "--cold, or with reader.odirect.",
         )
         self._group.barrier()
-        return self._document(residency) | {"cold": True}
+        return residency.document() | {"cold": True}
 
-    @staticmethod
-    def _document(residency: Residency) -> dict[str, Any]:
-        return {"files": residency.files, "bytes": residency.nbytes, "share": residency.share}
-
-    def _place(self) -> str:
-        """The folder whose storage is measured."""
-        if self._workload.workflow.train:
-            return self._workload.dataset.data_folder
-        return self._workload.checkpoint.checkpoint_folder
-
-    def _tell(self, done: int, total: int) -> None:
+    def _progress(self, done: int, total: int) -> None:
         if self._options.progress is not None and self._group.place.is_first:
             self._options.progress("running", done, total)
 
     def _write_ranks(
         self, folder: Path, recorded: RunRecord, restored: Sequence[CheckpointTimes] = ()
     ) -> None:
-        host = host_document()
-        reader = self._workload.reader
-        for number in range(self._options.run.accelerators):
-            rank = self._first + number
+        host, reader = host_document(), self._workload.reader
+        first = self._options.accelerators * self._rank
+        for rank in range(first, first + self._options.accelerators):
             write_rank_files(
                 folder, rank, [b for b in recorded.blocks if b.accelerator == rank],
                 offset_s=time.time() - time.perf_counter(),
@@ -375,38 +308,31 @@ class _Session:
         self,
         recorded: RunRecord,
         started: float,
-        words: list[str],
         ceiling: RunRecord | None = None,
         restored: Sequence[CheckpointTimes] = (),
-    ) -> RunFigures | None:
+    ) -> GatheredRun | None:
         """All ranks' figures; None in ranks other than 0."""
-        figures = RunFigures(
+        options, does, place = self._options, self._workload.workflow, self._group.place
+        measured_folder = self._workload.dataset.data_folder
+        if not does.train:
+            measured_folder = self._workload.checkpoint.checkpoint_folder
+        run = GatheredRun(
             engine=recorded.engine,
-            formula=self._options.formula,
+            formula=options.formula,
             start_s=started,
-            accelerators=self._options.run.accelerators * self._group.place.world_size,
-            checkpoint_writer=(
-                writer_name(self._loaded) if self._workload.workflow.checkpoint else None
-            ),
-            provenance=provenance(self._place(), list(sys.argv)) | {
-                "words": list(words),
+            accelerators=options.accelerators * place.world_size,
+            checkpoint_writer=writer_name(self._loaded) if does.checkpoint else None,
+            provenance=provenance(measured_folder, list(sys.argv)) | {
+                "words": list(self._words),
                 "engine": recorded.engine_figures,
-                "launcher": self._group.place.source,
-                "barrier": self._options.run.barrier,
-                "simulated": _name_of(self._options.run.simulate),
-                "staged": self._options.stage,
+                "launcher": place.source,
+                "barrier": options.barrier,
+                "simulated": _name_of(options.simulate),
+                "staged": options.stage,
             },
-            notes=self._notes,
+            notes=self._report.notes,
         )  # fmt: skip
-        whole = gather_figures(self._group, figures, recorded, ceiling, restored)
-        return figures if whole else None
-
-    def _stage(self, files: dict[str, list[str]]) -> Staged:
-        assert self._options.stage is not None
-        if self._options.cold:
-            self._make_cold(files)
-        folder = self._workload.dataset.data_folder
-        return stage_files(files, folder, self._options.stage, self._group)
+        return run if gather_run(self._group, run, recorded, ceiling, restored) else None
 
 
 def _name_of(simulate: Any) -> str | None:

@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import BenchError
 from headrace.store.output_file import write_error
@@ -55,6 +55,10 @@ class Residency:
         if self.resident_bytes is None:
             return None
         return self.resident_bytes / self.nbytes if self.nbytes else 0.0
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"files": self.files, "bytes": self.nbytes, "share": self.share}
 
 
 def residency_of(paths: Iterable[str], most: int | None = None) -> Residency:

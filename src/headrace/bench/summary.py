@@ -26,6 +26,7 @@ from headrace.bench.metrics import (
     steadiness_of,
     verdict_of,
 )
+from headrace.machine.mounts import file_system_of, mounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,23 +65,14 @@ def _processor() -> str:
 
 def mount_of(path: str) -> dict[str, str]:
     """The mount that a path lies on: its place, type, source and options; empty if nobody tells."""
-    real = os.path.realpath(path)
-    best: dict[str, str] = {}
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                left, _, right = line.partition(" - ")
-                fields, behind = left.split(), right.split()
-                place = fields[4]
-                inside = real == place or real.startswith(place.rstrip("/") + "/")
-                if inside and len(place) >= len(best.get("place", "")):
-                    best = {
-                        "place": place, "type": behind[0], "source": behind[1],
-                        "options": fields[5], "device": fields[2],
-                    }  # fmt: skip
-    except (OSError, IndexError):
-        return best
-    return best
+    place = file_system_of(os.path.abspath(path))
+    for mount in reversed(mounts()):
+        if mount.point == place:
+            return {
+                "place": place, "type": mount.kind, "source": mount.source,
+                "options": ",".join(mount.options), "device": mount.device,
+            }  # fmt: skip
+    return {}
 
 
 def provenance(data_folder: str, command: list[str]) -> dict[str, Any]:
@@ -96,13 +88,13 @@ def provenance(data_folder: str, command: list[str]) -> dict[str, Any]:
     }
 
 
-_NOT_MLPERF = "This is not an MLPerf result."
+NOT_MLPERF: Final = "This is not an MLPerf result."
 
 _ARRAYS = ("load_s", "compute_s", "harness_s", "late_s")
 
 
 @dataclass(slots=True, kw_only=True)
-class RunFigures:
+class GatheredRun:
     """What rank 0 knows of a run.
 
     Attributes:
@@ -162,31 +154,31 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
-def summary_document(workload: Workload, figures: RunFigures) -> dict[str, Any]:
+def summary_document(workload: Workload, run: GatheredRun) -> dict[str, Any]:
     """summary.json."""
-    data = workload.dataset
-    first = figures.hosts[0] if figures.hosts else {}
+    data, hosts = workload.dataset, run.hosts
+    first = hosts[0] if hosts else {}
     size_gb = data.num_samples("train") * data.nominal_bytes / 2**30
-    per_host_gb = size_gb / max(1, len(figures.hosts))
+    per_host_gb = size_gb / max(1, len(run.hosts))
     return {
-        "start": timestamp(figures.start_s),
-        "end": timestamp(figures.end_s),
-        "num_accelerators": figures.accelerators,
-        "num_hosts": len(figures.hosts),
+        "start": timestamp(run.start_s),
+        "end": timestamp(run.end_s),
+        "num_accelerators": run.accelerators,
+        "num_hosts": len(run.hosts),
         "hostname": first.get("hostname", ""),
         "epochs": workload.train.epochs,
-        "metric": _metric(workload, figures),
+        "metric": _metric(workload, run),
         "num_files_train": data.num_files_train,
         "num_files_eval": data.num_files_eval,
         "num_samples_per_file": data.num_samples_per_file,
-        "host_cpu_count": [host["cpu_count"] for host in figures.hosts],
+        "host_cpu_count": [host["cpu_count"] for host in run.hosts],
         "host_processor_name": first.get("processor", ""),
-        "potential_caching": [int(h["memory_gb"] > per_host_gb) for h in figures.hosts],
+        "potential_caching": [int(h["memory_gb"] > per_host_gb) for h in run.hosts],
         "host_cpuinfo": first.get("cpuinfo", {}),
         "host_meminfo": first.get("meminfo", {}),
-        "host_memory_GB": [host["memory_gb"] for host in figures.hosts],
+        "host_memory_GB": [host["memory_gb"] for host in run.hosts],
         "data_size_per_host_GB": per_host_gb,
-        "headrace": _own(workload, figures),
+        "headrace": _own(workload, run),
     }
 
 
@@ -201,14 +193,14 @@ def _mark(au: float, workload: Workload) -> str:
     return "success" if au >= workload.metric.au * 100 else "fail"
 
 
-def _metric(workload: Workload, figures: RunFigures) -> dict[str, Any]:
+def _metric(workload: Workload, run: GatheredRun) -> dict[str, Any]:
     metric: dict[str, Any] = {}
     reader = workload.reader
     for kind, batch in (("train", reader.batch_size), ("eval", reader.batch_size_eval)):
-        blocks = [block for block in figures.blocks if block.kind == kind]
+        blocks = [block for block in run.blocks if block.kind == kind]
         if not blocks:
             continue
-        phase = phase_figures(blocks, batch, window_of(workload), figures.formula)
+        phase = phase_figures(blocks, batch, window_of(workload), run.formula)
         io_mean, io_stdev = phase.mb_per_s(workload.dataset.nominal_bytes)
         metric |= {
             f"{kind}_au_percentage": list(phase.au_percent),
@@ -221,106 +213,91 @@ def _metric(workload: Workload, figures: RunFigures) -> dict[str, Any]:
             f"{kind}_io_mean_MB_per_second": io_mean,
             f"{kind}_io_stdev_MB_per_second": io_stdev,
         }
-    for name, timed in (("save", figures.checkpoints), ("load", figures.restores)):
-        if timed:
-            metric |= _checkpoint_metric(name, timed)
+    for name, timed in (("save", run.checkpoints), ("load", run.restores)):
+        if not timed:
+            continue
+        # DLIO's GB are GiB.
+        rates = [nbytes / 2**30 / max(seconds, 1e-9) for seconds, nbytes in timed]
+        durations = [seconds for seconds, _ in timed]
+        metric |= {
+            f"{name}_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
+            f"{name}_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
+            f"{name}_checkpoint_duration_mean_seconds": float(np.mean(durations)),
+            f"{name}_checkpoint_duration_stdev_seconds": float(np.std(durations)),
+            "checkpoint_size_GB": timed[-1][1] / 2**30,
+        }
     return metric
 
 
-def _checkpoint_metric(name: str, timed: Sequence[tuple[float, int]]) -> dict[str, Any]:
-    """DLIO's figures of checkpoints that were saved or loaded; its GB are GiB."""
-    sizes = [nbytes / 2**30 for _, nbytes in timed]
-    seconds = [duration for duration, _ in timed]
-    rates = [size / max(duration, 1e-9) for size, duration in zip(sizes, seconds, strict=True)]
-    return {
-        f"{name}_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
-        f"{name}_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
-        f"{name}_checkpoint_duration_mean_seconds": float(np.mean(seconds)),
-        f"{name}_checkpoint_duration_stdev_seconds": float(np.std(seconds)),
-        "checkpoint_size_GB": sizes[-1],
+def _own(workload: Workload, run: GatheredRun) -> dict[str, Any]:
+    """What DLIO has no names for."""
+    own: dict[str, Any] = {"not_mlperf": NOT_MLPERF}
+    if run.blocks:
+        own = _of_training(workload, run)
+    if run.checkpoint_writer is not None:
+        saves, loads = ([s for s, _ in timed] for timed in (run.checkpoints, run.restores))
+        own["checkpoint"] = {
+            "writer": run.checkpoint_writer,
+            "saves_s": saves,
+            "loads_s": loads,
+            "save_s": percentiles(saves),
+            "blocking_s": percentiles(run.blocking_s),
+            "load_s": percentiles(loads),
+            "page_cache_share_before_loads": run.restore_residency,
+        }
+    return own | {
+        "cpu_s": run.cpu_s,
+        "device_bytes": run.device_bytes,
+        "provenance": run.provenance,
+        "notes": list(run.notes),
     }
 
 
-def _own_checkpoints(figures: RunFigures) -> dict[str, Any]:
-    """What DLIO has no names for. Empty without checkpoints."""
-    if figures.checkpoint_writer is None:
-        return {}
-    return {
-        "checkpoint": {
-            "writer": figures.checkpoint_writer,
-            "saves_s": [seconds for seconds, _ in figures.checkpoints],
-            "loads_s": [seconds for seconds, _ in figures.restores],
-            "save_s": percentiles([seconds for seconds, _ in figures.checkpoints]),
-            "blocking_s": percentiles(figures.blocking_s),
-            "load_s": percentiles([seconds for seconds, _ in figures.restores]),
-            "page_cache_share_before_loads": figures.restore_residency,
-        }
-    }
-
-
-def _own(workload: Workload, figures: RunFigures) -> dict[str, Any]:
-    if not figures.blocks:  # checkpoints alone
-        return {
-            "not_mlperf": _NOT_MLPERF,
-            **_own_checkpoints(figures),
-            "cpu_s": figures.cpu_s,
-            "device_bytes": figures.device_bytes,
-            "provenance": figures.provenance,
-            "notes": list(figures.notes),
-        }
-    window = window_of(workload)
-    train = [block for block in figures.blocks if block.kind == "train"]
+def _of_training(workload: Workload, run: GatheredRun) -> dict[str, Any]:
+    window, batch = window_of(workload), workload.reader.batch_size
+    train = [block for block in run.blocks if block.kind == "train"]
     step_s = workload.train.computation_time.mean_s
     shares = shares_of(train, window)
-    late = percentiles(np.concatenate([b.late_s for b in figures.blocks])) if train else {}
+    late = percentiles(np.concatenate([b.late_s for b in run.blocks])) if train else {}
     steady = steadiness_of(train, window)
-    repeats = _repeats(train, figures.repeats)
-    aus = [
-        phase_figures(each, workload.reader.batch_size, window, figures.formula).au_mean_percent
-        for each in repeats
-    ]
-    au = float(np.mean(aus)) if aus else 0.0
+    repeats = _repeats(train, run.repeats)
+    aus = [phase_figures(r, batch, window, run.formula).au_mean_percent for r in repeats]
     au_mlperf = float(np.mean([mlperf_au(each, step_s) for each in repeats]))
     ceiling_au = None
-    if figures.ceiling:
-        ceiling = phase_figures(figures.ceiling, workload.reader.batch_size, window, "mlcommons")
-        ceiling_au = ceiling.au_mean_percent
+    if run.ceiling:
+        ceiling_au = phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
+    au = float(np.mean(aus)) if aus else 0.0
     verdict = verdict_of(au, ceiling_au, shares, late.get("p99", 0.0), step_s)
-    counted = [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
-    gigabytes = figures.nbytes / 1e9
-    rates: dict[str, float] = {}
-    for formula in ("upstream", "mlcommons"):
-        phase = phase_figures(train, workload.reader.batch_size, window, formula)
-        rates[formula] = phase.throughput_mean
+    formulas: tuple[Formula, ...] = ("upstream", "mlcommons")
     return {
-        "engine": figures.engine,
+        "engine": run.engine,
         "data_loader": workload.reader.data_loader,
-        "not_mlperf": _NOT_MLPERF,
-        "throughput_formula": figures.formula,
-        "throughput_by_formula_samples_per_s": rates,
+        "not_mlperf": NOT_MLPERF,
+        "throughput_formula": run.formula,
+        "throughput_by_formula_samples_per_s": {
+            formula: phase_figures(train, batch, window, formula).throughput_mean
+            for formula in formulas
+        },
         "au_mlperf_percent": au_mlperf,
         "au_mlperf_meet_expectation": _mark(au_mlperf, workload),
         "au_percent": confidence(aus).document(),
         "ceiling_au_percent": ceiling_au,
         "bound": verdict.bound,
         "bound_reason": verdict.reason,
-        "repeats": figures.repeats,
-        "time_to_solution": time_to_solution(figures.phases_s),
+        "repeats": run.repeats,
+        "time_to_solution": time_to_solution(run.phases_s),
         "time": asdict(shares),
-        "wait_s": percentiles(counted),
-        "batch_wait_s": percentiles(figures.batch_waits_s),
+        "wait_s": percentiles(
+            [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
+        ),
+        "batch_wait_s": percentiles(run.batch_waits_s),
         "late_s": late,
         "steady": steady.steady,
         "drift": steady.drift,
-        "bytes": figures.nbytes,
-        "device_bytes": figures.device_bytes,
-        "page_cache_bytes": max(0, figures.nbytes - figures.device_bytes),
-        "cpu_s": figures.cpu_s,
-        "cpu_s_per_gb": figures.cpu_s / gigabytes if gigabytes else None,
-        "residency_before": figures.residency,
-        **_own_checkpoints(figures),
-        "provenance": figures.provenance,
-        "notes": list(figures.notes),
+        "bytes": run.nbytes,
+        "page_cache_bytes": max(0, run.nbytes - run.device_bytes),
+        "cpu_s_per_gb": run.cpu_s / (run.nbytes / 1e9) if run.nbytes else None,
+        "residency_before": run.residency,
     }
 
 
@@ -347,34 +324,33 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
     metric, line = summary["metric"], "=" * 58
     lines = ["Averaged metric over all steps/epochs", f"[METRIC] {line}"]
     lines.append(f"[METRIC] Number of Simulated Accelerators: {summary['num_accelerators']} ")
+
+    def show(title: str, name: str) -> None:
+        """A figure's mean and deviation; `name` has `{}` for which of both."""
+        mean, deviation = metric[name.format("mean")], metric[name.format("stdev")]
+        lines.append(f"[METRIC] {title}: {mean:.4f} ({deviation:.4f})")
+
     for kind, name, io in (
         ("train", "Training", "Training I/O Throughput"),
         ("eval", "Eval", "Eval Throughput"),
     ):
-        if f"{kind}_au_mean_percentage" not in metric:
-            continue
-        au = (metric[f"{kind}_au_mean_percentage"], metric[f"{kind}_au_stdev_percentage"])
-        rate = [metric[f"{kind}_throughput_{m}_samples_per_second"] for m in ("mean", "stdev")]
-        bandwidth = [metric[f"{kind}_io_{m}_MB_per_second"] for m in ("mean", "stdev")]
-        lines += [
-            f"[METRIC] {name} Accelerator Utilization [AU] (%): {au[0]:.4f} ({au[1]:.4f})",
-            f"[METRIC] {name} Throughput (samples/second): {rate[0]:.4f} ({rate[1]:.4f})",
-            f"[METRIC] {io} (MB/second): {bandwidth[0]:.4f} ({bandwidth[1]:.4f})",
-            f"[METRIC] {kind}_au_meet_expectation: {metric[f'{kind}_au_meet_expectation']}",
-        ]
+        if f"{kind}_au_mean_percentage" in metric:
+            show(f"{name} Accelerator Utilization [AU] (%)", f"{kind}_au_{{}}_percentage")
+            show(
+                f"{name} Throughput (samples/second)", f"{kind}_throughput_{{}}_samples_per_second"
+            )
+            show(f"{io} (MB/second)", f"{kind}_io_{{}}_MB_per_second")
+            passed = f"{kind}_au_meet_expectation"
+            lines.append(f"[METRIC] {passed}: {metric[passed]}")
     for name in ("save", "load"):
-        if f"{name}_checkpoint_duration_mean_seconds" not in metric:
-            continue
-        seconds = [metric[f"{name}_checkpoint_duration_{m}_seconds"] for m in ("mean", "stdev")]
-        rate = [metric[f"{name}_checkpoint_io_{m}_GB_per_second"] for m in ("mean", "stdev")]
-        lines += [
-            f"[METRIC] Checkpoint {name} duration (seconds): {seconds[0]:.4f} ({seconds[1]:.4f})",
-            f"[METRIC] Checkpoint {name} I/O Throughput (GB/second): {rate[0]:.4f} ({rate[1]:.4f})",
-        ]
+        title, key = f"Checkpoint {name}", f"{name}_checkpoint"
+        if f"{key}_duration_mean_seconds" in metric:
+            show(f"{title} duration (seconds)", f"{key}_duration_{{}}_seconds")
+            show(f"{title} I/O Throughput (GB/second)", f"{key}_io_{{}}_GB_per_second")
     return [*lines, f"[METRIC] {line}"]
 
 
-def together(runs: Sequence[RunFigures]) -> RunFigures:
+def together(runs: Sequence[GatheredRun]) -> GatheredRun:
     """One run of all epochs, counted on from repeat to repeat.
 
     Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
@@ -410,21 +386,14 @@ _WAITS_MAX: Final = 200_000
 _DEADLINE_S: Final = 300.0
 
 
-def gather_figures(
+def gather_run(
     group: RankGroup,
-    figures: RunFigures,
+    run: GatheredRun,
     recorded: RunRecord,
     ceiling: RunRecord | None = None,
     restored: Sequence[CheckpointTimes] = (),
 ) -> bool:
-    """Complete figures by what all ranks recorded. All ranks call it; True in rank 0 alone.
-
-    Args:
-        group: all ranks.
-        figures: with what does not depend on ranks; rank 0's are completed.
-        recorded: this rank's part.
-        ceiling: the same steps on a null store, if they were run.
-        restored: checkpoints that this rank read back.
+    """Complete a run's figures by what all ranks recorded. All ranks call it; True in rank 0 alone.
 
     Raises:
         BenchError: a rank is gone.
@@ -434,7 +403,7 @@ def gather_figures(
         "blocks": [block_document(block) for block in recorded.blocks],
         "ceiling": [block_document(block) for block in ceiling.blocks] if ceiling else [],
         "host": host_document(),
-        "numbers": [recorded.nbytes, recorded.device_bytes, recorded.cpu_s],
+        "nbytes": recorded.nbytes, "device_bytes": recorded.device_bytes, "cpu_s": recorded.cpu_s,
         "phases": recorded.phases_s,
         "saved": [asdict(saved) for saved in recorded.checkpoints],
         "restored": [asdict(each) for each in restored],
@@ -442,22 +411,19 @@ def gather_figures(
     }, _DEADLINE_S)  # fmt: skip
     if not every:
         return False
-    numbers = [sum(part["numbers"][i] for part in every) for i in range(3)]
-    figures.end_s = time.time()
-    figures.blocks = [block_of(b) for part in every for b in part["blocks"]]
-    figures.ceiling = [block_of(b) for part in every for b in part["ceiling"]]
-    figures.hosts = list({part["host"]["hostname"]: part["host"] for part in every}.values())
-    figures.nbytes, figures.device_bytes, figures.cpu_s = (
-        int(numbers[0]),
-        int(numbers[1]),
-        numbers[2],
-    )
-    figures.batch_waits_s = [wait for part in every for wait in part["waits"]]
+    run.end_s = time.time()
+    run.blocks = [block_of(b) for part in every for b in part["blocks"]]
+    run.ceiling = [block_of(b) for part in every for b in part["ceiling"]]
+    run.hosts = list({part["host"]["hostname"]: part["host"] for part in every}.values())
+    run.nbytes = sum(part["nbytes"] for part in every)
+    run.device_bytes = sum(part["device_bytes"] for part in every)
+    run.cpu_s = sum(part["cpu_s"] for part in every)
+    run.batch_waits_s = [wait for part in every for wait in part["waits"]]
     # Ranks meet at every block: the one that took longest is the one the others waited for.
-    figures.phases_s = max((part["phases"] for part in every), key=lambda each: sum(each.values()))
-    figures.checkpoints = _slowest([part["saved"] for part in every])
-    figures.restores = _slowest([part["restored"] for part in every])
-    figures.blocking_s = [
+    run.phases_s = max((part["phases"] for part in every), key=lambda each: sum(each.values()))
+    run.checkpoints = _slowest([part["saved"] for part in every])
+    run.restores = _slowest([part["restored"] for part in every])
+    run.blocking_s = [
         max(saved["blocking_s"] for saved in of_all)
         for of_all in zip(*(part["saved"] for part in every), strict=True)
     ]

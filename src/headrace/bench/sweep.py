@@ -14,8 +14,8 @@ from headrace.base.job import which_rank
 from headrace.bench.compare import MEASURES, value_of
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.results import default_folder
-from headrace.bench.run import plans_of
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions, plans_of
+from headrace.bench.session import run_session
 from headrace.errors import BenchError, WorkloadError
 
 if TYPE_CHECKING:
@@ -117,13 +117,6 @@ def sweep(
 ) -> Sweep:
     """Run a workload with different numbers of accelerators.
 
-    Args:
-        words: DLIO's command line. Data are generated once if the workload says so.
-        numbers: the least and the greatest number.
-        until: what holds when too many are asked for.
-        options: of every run.
-        progress: called with each run that ended.
-
     Raises:
         WorkloadError: the workload is wrong, or its data set too small for the greatest number.
         BenchError: there are several ranks, or a run has not what the condition is about.
@@ -147,8 +140,7 @@ def sweep(
         more = [f"++hydra.run.dir={run_folder}", f"++workload.output.folder={run_folder}"]
         if probes:  # the first has generated it
             more.append("++workload.workflow.generate_data=False")
-        run = replace(options.run, accelerators=accelerators)
-        report = run_session([*words, *more], replace(options, run=run))
+        report = run_session([*words, *more], replace(options, accelerators=accelerators))
         assert report.summary is not None
         probes.append(_probe(accelerators, report.summary, run_folder, until))
         if progress is not None:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.bench.summary import NOT_MLPERF
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -193,5 +195,5 @@ def trace_text(events: Sequence[dict[str, Any]], *, lines: bool) -> str:
         return "\n".join(["[", *(json.dumps(event) for event in events), "]", ""])
     return json.dumps({
         "traceEvents": list(events), "displayTimeUnit": "ms",
-        "otherData": {"note": "This is not an MLPerf result."},
+        "otherData": {"note": NOT_MLPERF},
     }) + "\n"  # fmt: skip

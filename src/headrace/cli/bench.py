@@ -105,8 +105,7 @@ def sweep(
 ) -> int:
     """Find how many accelerators the storage feeds: double their number, then bisect."""
     from headrace.bench.compare import condition_of
-    from headrace.bench.run import RunOptions
-    from headrace.bench.session import SessionOptions
+    from headrace.bench.run import SessionOptions
     from headrace.bench.sweep import sweep as sweep_runs
     from headrace.cli.progress import progress
     from headrace.io.simulation import simulation_of
@@ -120,7 +119,7 @@ def sweep(
     if engine is not None:
         given.append(f"++workload.reader.engine={engine}")
     options = SessionOptions(
-        run=RunOptions(barrier=barrier, simulate=simulate),  # type: ignore[arg-type]  # checked above
+        barrier=barrier, simulate=simulate,  # type: ignore[arg-type]  # checked above
         cold=cold, ceiling=ceiling, repeats=repeats,
     )  # fmt: skip
 
@@ -168,7 +167,7 @@ def _probe_line(probe: Probe, condition: Condition) -> str:
 
 
 def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: str | None) -> None:
-    from headrace.bench.report import NOT_MLPERF
+    from headrace.bench.summary import NOT_MLPERF
     from headrace.pages.html import measure_text
 
     if output.as_json:
@@ -261,7 +260,6 @@ def run(
     output: FullOutput,
 ) -> int:
     """Runs a workload."""
-    from headrace.bench.run import RunOptions
     from headrace.io.simulation import simulation_of
 
     if barrier not in ("step", "epoch"):
@@ -282,7 +280,7 @@ def run(
     if writer is not None:
         given.append(f"++workload.checkpoint.writer={writer}")
     options: dict[str, Any] = {
-        "run": RunOptions(accelerators=accelerators, barrier=barrier, simulate=simulate),  # type: ignore[arg-type]  # checked above
+        "accelerators": accelerators, "barrier": barrier, "simulate": simulate,
         "cold": cold, "ceiling": ceiling, "repeats": repeats, "stage": stage, "formula": formula,
     }  # fmt: skip
     _print(output, _session(output, given, "running", **options), simulate)
@@ -290,7 +288,8 @@ def run(
 
 
 def _session(output: Output, words: list[str], what: str, **options: Any) -> SessionReport:
-    from headrace.bench.session import SessionOptions, run_session
+    from headrace.bench.run import SessionOptions
+    from headrace.bench.session import run_session
     from headrace.cli.progress import progress
 
     with progress(output, what, "samples" if what == "generating" else "steps") as tell:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
+from headrace.base.files import replace_file
 from headrace.cli import exit_codes
 from headrace.cli.options import QuietOutput
 from headrace.cli.printing import Output
@@ -32,8 +32,9 @@ def report(
 ) -> int:
     """Show a run: as a page that works offline (--html), as text, or as JSON."""
     from headrace.bench.compare import MEASURES, measured
-    from headrace.bench.report import NOT_MLPERF, report_page, with_confidence
+    from headrace.bench.report import report_page, with_confidence
     from headrace.bench.results import load_runs, rank_blocks
+    from headrace.bench.summary import NOT_MLPERF
 
     if not html and out is not None:
         raise typer.BadParameter("-o names the page: give --html, too")
@@ -100,8 +101,8 @@ def compare(
     """Compare two results: each figure's change, with its confidence where there are repeats."""
     from headrace.bench.compare import compare as compare_runs
     from headrace.bench.compare import condition_of, judge
-    from headrace.bench.report import NOT_MLPERF
     from headrace.bench.results import load_runs
+    from headrace.bench.summary import NOT_MLPERF
 
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
     runs = load_runs(a), load_runs(b)
@@ -182,10 +183,7 @@ def _judgement(row: ComparisonRow) -> str:
 
 def _write(path: str, text: str) -> None:
     """Writes a whole file or none."""
-    partial = f"{path}.{os.getpid()}.partial"
     try:
-        with open(partial, "w", encoding="utf-8") as file:  # noqa: PTH123 - PATH may be anything
-            file.write(text)
-        os.replace(partial, path)  # noqa: PTH105
+        replace_file(path, text.encode(), sync=False)
     except OSError as e:
         raise OSError(e.errno, e.strerror, path) from e

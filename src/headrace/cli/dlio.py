@@ -66,7 +66,8 @@ def _exit(do: Callable[[list[str]], int], about: str) -> NoReturn:
 
 
 def _run(words: list[str]) -> int:
-    from headrace.bench.session import SessionOptions, run_session
+    from headrace.bench.run import SessionOptions
+    from headrace.bench.session import run_session
 
     engine = os.environ.get("HEADRACE_BENCH_ENGINE")
     formula = os.environ.get("HEADRACE_BENCH_FORMULA", "mlcommons")

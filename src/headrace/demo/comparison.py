@@ -85,13 +85,7 @@ def compare(
     options: DemoOptions,
     progress: Callable[[str], None] = lambda _what: None,
 ) -> list[Measured]:
-    """Measure each loader once; the first pass of each kind is headrace's.
-
-    Args:
-        packed: the stores and where their images lie.
-        options: batch size and how many samples to train on.
-        progress: called with what is measured next.
-    """
+    """Measure each loader once; the first pass of each kind is headrace's."""
     paths, labels = _files_of(packed)
     decoded, raw = (_Files(paths, labels, decoded=d) for d in (True, False))
 

@@ -241,10 +241,6 @@ def pack_images(
 ) -> PackedImages:
     """Pack the images, or find them packed.
 
-    Args:
-        options: which images, and where to.
-        progress: called with (samples packed, samples).
-
     Raises:
         SourceError: the folder has too few images.
     """

@@ -33,10 +33,6 @@ KILLED_EPOCH = 1
 def run(options: DemoOptions, progress: Progress = lambda _what, _done, _of: None) -> DemoReport:
     """Run the whole demo.
 
-    Args:
-        options: on what.
-        progress: called with (what is under way, done, of how many; 0 where unknown).
-
     Raises:
         SourceError: the images cannot be used.
         HeadraceError: the training process failed.
@@ -197,10 +193,6 @@ class _ProgressLine:
 
 def main(options: DemoOptions, *, as_json: bool = False) -> int:
     """Run the demo and print its report.
-
-    Args:
-        options: on what.
-        as_json: print one JSON document.
 
     Returns:
         0 if the model beats chance and the resumed order is the same, 1 otherwise.

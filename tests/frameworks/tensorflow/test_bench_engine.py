@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions
+from headrace.bench.session import run_session
 from headrace.errors import BenchError
 
 SAMPLES, SAMPLE_BYTES = 32, 4096
@@ -33,7 +33,7 @@ def test_every_sample_is_read_in_every_epoch(words, format_name, accelerators):
         words(
             f"++workload.dataset.format={format_name}", "++workload.reader.computation_threads=2"
         ),
-        SessionOptions(run=RunOptions(accelerators=accelerators)),
+        SessionOptions(accelerators=accelerators),
     )
     own = report.summary["headrace"]
     assert own["engine"] == "tensorflow"
@@ -44,7 +44,7 @@ def test_every_sample_is_read_in_every_epoch(words, format_name, accelerators):
 def test_fewer_files_than_accelerators_are_shared(words):
     report = run_session(
         words("++workload.dataset.num_files_train=2", "++workload.dataset.num_samples_per_file=16"),
-        SessionOptions(run=RunOptions(accelerators=4)),
+        SessionOptions(accelerators=4),
     )
     assert report.summary["headrace"]["bytes"] == 2 * SAMPLES * SAMPLE_BYTES
 
