@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace import _native
+from headrace.base.text import binary_text
 from headrace.bench.content import Content
 from headrace.bench.engines.native import extents_reader
 from headrace.bench.metrics import percentiles
 from headrace.bench.staging import evict, residency_of
-from headrace.bench.storage_advice import Cell, advice_of
 from headrace.bench.summary import provenance
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
@@ -35,7 +35,7 @@ from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from headrace.io.batch_reader import PendingBatch
 
@@ -95,7 +95,7 @@ def _term_is_an_exit() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-PIECE_BYTES: Final = 4 << 20
+_PIECE_BYTES: Final = 4 << 20
 """Of one read: beyond it a disk's bandwidth does not grow."""
 
 
@@ -140,15 +140,15 @@ def write_bytes_per_s(paths: Sequence[str], nbytes: int) -> float:
 def read_bytes_per_s(path: str, *, streams: int, direct: bool, seconds: float) -> float:
     """Read a file in pieces, `streams` at the same time, each its part from the beginning, for some time."""
     size = os.stat(path).st_size
-    part = max(PIECE_BYTES, size // streams // PIECE_BYTES * PIECE_BYTES)
+    part = max(_PIECE_BYTES, size // streams // _PIECE_BYTES * _PIECE_BYTES)
     until = time.perf_counter() + seconds
 
     def read(stream: int) -> int:
         flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         fd, done = os.open(path, flags), 0
         try:
-            with mmap.mmap(-1, PIECE_BYTES) as buffer:
-                for at in range(stream * part, min(size, (stream + 1) * part), PIECE_BYTES):
+            with mmap.mmap(-1, _PIECE_BYTES) as buffer:
+                for at in range(stream * part, min(size, (stream + 1) * part), _PIECE_BYTES):
                     done += os.preadv(fd, [buffer], at)
                     if time.perf_counter() > until:
                         break
@@ -172,41 +172,64 @@ def metadata_per_s(folder: str, files: int) -> dict[str, float]:
             do(path)
         return files / (time.perf_counter() - begin)
 
-    rates = {"create": each(_create), "stat": each(os.stat), "open": each(_open)}
+    def opened(path: str, flags: int = os.O_RDONLY) -> None:
+        os.close(os.open(path, flags | os.O_CLOEXEC, 0o600))
+
+    create = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    rates = {
+        "create": each(lambda path: opened(path, create)),
+        "stat": each(os.stat),
+        "open": each(opened),
+    }
     begin = time.perf_counter()
-    with os.scandir(folder) as entries:
-        listed = sum(1 for _ in entries)
+    listed = len(os.listdir(folder))
     rates["list"] = listed / (time.perf_counter() - begin)
     rates["rename"] = each(lambda path: os.rename(path, path + "r"))
     rates["unlink"] = each(lambda path: os.unlink(path + "r"))
     return rates
 
 
-def _create(path: str) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-
-
-def _open(path: str) -> None:
-    os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+def _timed(do: Callable[[int], object], most: int, seconds: float) -> list[float]:
+    """How long each call takes, of so many at most or for some time."""
+    seconds_each: list[float] = []
+    until = time.perf_counter() + seconds
+    for number in range(most):
+        begin = time.perf_counter()
+        do(number)
+        end = time.perf_counter()
+        seconds_each.append(end - begin)
+        if end > until:
+            break
+    return seconds_each
 
 
 def sync_s(folder: str, count: int, seconds: float) -> dict[str, float]:
-    """Percentiles of writing 4 KiB and waiting for the disk, `count` times or for some time."""
-    path, seconds_each = os.path.join(folder, "sync"), []
+    """Percentiles of writing 4 KiB and waiting for the disk."""
+    path = os.path.join(folder, "sync")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.perf_counter() + seconds
+
+    def write(_: int) -> None:
+        os.write(fd, bytes(4096))
+        os.fsync(fd)
+
     try:
-        for _ in range(count):
-            begin = time.perf_counter()
-            os.write(fd, bytes(4096))
-            os.fsync(fd)
-            seconds_each.append(time.perf_counter() - begin)
-            if time.perf_counter() > until:
-                break
+        return percentiles(_timed(write, count, seconds))
     finally:
         os.close(fd)
         os.unlink(path)
-    return percentiles(seconds_each)
+
+
+def latencies_s(path: str, *, direct: bool, seconds: float, most: int) -> dict[str, float]:
+    """Percentiles of single reads of 4 KiB at random, one after the other."""
+    blocks = os.stat(path).st_size // 4096
+    offsets = (np.random.default_rng(1).integers(0, blocks, most) * 4096).tolist()
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+    try:
+        with mmap.mmap(-1, 4096) as buffer:
+            each = _timed(lambda n: os.preadv(fd, [buffer], offsets[n]), most, seconds)
+    finally:
+        os.close(fd)
+    return percentiles(each) | {"reads": len(each)}
 
 
 _AHEAD: Final = 4
@@ -233,57 +256,44 @@ class Rate:
     batch_s: dict[str, float]
 
 
-class Blocks:
-    """A file's blocks of one size, read at random."""
+def block_rates(
+    path: str, block_bytes: int, depths: Iterable[int], batch: int, seconds: float, *, direct: bool
+) -> tuple[list[Rate], str]:
+    """Read batches of a file's blocks at random, for some time at each depth; and the engine.
 
-    def __init__(self, path: str, block_bytes: int, *, direct: bool, seed: int = 0) -> None:
-        count = os.stat(path).st_size // block_bytes
-        options = ReaderOptions(
-            direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
-            reads_in_flight=1, deadline_s=_DEADLINE_S,
-        )  # fmt: skip
-        numbers = np.arange(count)
-        self._reader, _ = extents_reader(
-            [path],
-            np.zeros(count),
-            numbers * block_bytes,
-            np.full(count, block_bytes),
-            options=options,
-        )
-        self._count, self._block_bytes = count, block_bytes
-        self._random = np.random.default_rng(seed)
-
-    @property
-    def engine(self) -> str:
-        """What reads: io_uring, threads."""
-        return self._reader.engine[0]
-
-    def rate(self, depth: int, batch: int, seconds: float) -> Rate:
-        """Read batches for some time, with so many reads in flight.
-
-        Raises:
-            BenchError: a block cannot be read.
-        """
-        batch = max(1, min(batch, self._count, _BATCH_BYTES_MOST // self._block_bytes))
-        self._reader.turn(reads_in_flight=depth)
-        pending: deque[tuple[float, PendingBatch]] = deque()
-        waits: list[float] = []
-        begin = time.perf_counter()
-        while (now := time.perf_counter()) < begin + seconds or pending:
-            if now < begin + seconds and len(pending) < _AHEAD:
-                indices = self._random.choice(self._count, batch, replace=False)
-                pending.append((now, self._reader.submit(np.sort(indices))))
-                continue
-            asked_s, job = pending.popleft()
-            if job.take().failed:
-                raise BenchError("a block of the test's own file cannot be read.")
-            waits.append(time.perf_counter() - asked_s)
-        rate = len(waits) * batch / (time.perf_counter() - begin)
-        return Rate(rate, rate * self._block_bytes, percentiles(waits))
-
-    def close(self) -> None:
-        """End the threads."""
-        self._reader.close()
+    Raises:
+        BenchError: a block cannot be read.
+    """
+    count = os.stat(path).st_size // block_bytes
+    batch = max(1, min(batch, count, _BATCH_BYTES_MOST // block_bytes))
+    options = ReaderOptions(
+        direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
+        reads_in_flight=1, deadline_s=_DEADLINE_S,
+    )  # fmt: skip
+    reader, _ = extents_reader(
+        [path], np.zeros(count), np.arange(count) * block_bytes, np.full(count, block_bytes),
+        options=options,
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    rates = []
+    with contextlib.closing(reader):
+        for depth in depths:
+            reader.turn(reads_in_flight=depth)
+            pending: deque[tuple[float, PendingBatch]] = deque()
+            waits: list[float] = []
+            begin = time.perf_counter()
+            while (now := time.perf_counter()) < begin + seconds or pending:
+                if now < begin + seconds and len(pending) < _AHEAD:
+                    indices = random.choice(count, batch, replace=False)
+                    pending.append((now, reader.submit(np.sort(indices))))
+                    continue
+                asked_s, job = pending.popleft()
+                if job.take().failed:
+                    raise BenchError("a block of the test's own file cannot be read.")
+                waits.append(time.perf_counter() - asked_s)
+            per_s = len(waits) * batch / (time.perf_counter() - begin)
+            rates.append(Rate(per_s, per_s * block_bytes, percentiles(waits)))
+        return rates, reader.engine[0]
 
 
 def file_rate(paths: Sequence[str], depth: int, batch: int) -> Rate:
@@ -314,30 +324,6 @@ def file_rate(paths: Sequence[str], depth: int, batch: int) -> Rate:
     finally:
         reader.close()
     return Rate(len(order) / seconds, nbytes / seconds, percentiles(waits))
-
-
-def latencies_s(path: str, *, direct: bool, seconds: float, most: int) -> dict[str, float]:
-    """Percentiles of single reads of 4 KiB at random, one after the other."""
-    import mmap
-
-    blocks = os.stat(path).st_size // 4096
-    random = np.random.default_rng(1)
-    offsets = (random.integers(0, blocks, most) * 4096).tolist()
-    seconds_each: list[float] = []
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
-    try:
-        with mmap.mmap(-1, 4096) as buffer:
-            until = time.perf_counter() + seconds
-            for offset in offsets:
-                begin = time.perf_counter()
-                os.preadv(fd, [buffer], offset)
-                end = time.perf_counter()
-                seconds_each.append(end - begin)
-                if end > until:
-                    break
-    finally:
-        os.close(fd)
-    return percentiles(seconds_each) | {"reads": len(seconds_each)}
 
 
 _STREAMS: Final = (1, 4)
@@ -384,11 +370,6 @@ def characterise(
 ) -> dict[str, Any]:
     """Measure a mount. Nothing is left on it.
 
-    Args:
-        path: a folder of the mount.
-        options: how much.
-        progress: called with what is measured next.
-
     Returns:
         A document for JSON: rates in bytes or operations per second, times in seconds.
 
@@ -397,12 +378,13 @@ def characterise(
         VolumeError: there is too little space, or the system refuses.
     """
     options = options or StorageOptions()
+    progress = progress or (lambda _: None)
     begin = time.perf_counter()
     with scratch(path) as folder:
-        small_bytes = options.files * _SAMPLE_BYTES
-        check_free_space(Path(folder), 2 * options.size_bytes + small_bytes)
+        needed = 2 * options.size_bytes + options.files * _SAMPLE_BYTES
+        check_free_space(Path(folder), needed)
         try:
-            document = _Measuring(folder, options, progress or (lambda _: None)).document()
+            document = _measured(folder, options, progress)
         except OSError as e:
             raise write_error(e, e.filename or folder) from e
     return {
@@ -413,103 +395,172 @@ def characterise(
     }
 
 
-class _Measuring:
-    def __init__(self, folder: str, options: StorageOptions, tell: Callable[[str], None]) -> None:
-        self._folder, self._options, self._tell = folder, options, tell
-        self._large = os.path.join(folder, "large")
-        self._notes: list[str] = []
+def _measured(
+    folder: str, options: StorageOptions, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    large, seconds = os.path.join(folder, "large"), options.seconds
+    write: dict[str, float] = {}
+    for streams in _STREAMS:
+        progress(f"sequential writes, {streams} at a time")
+        paths = [f"{large}{n}" for n in range(streams)] if streams > 1 else [large]
+        write[str(streams)] = write_bytes_per_s(paths, options.size_bytes // streams)
+        for path in paths if streams > 1 else ():
+            os.unlink(path)
+    direct = can_read_direct(large)
+    evict([large])
+    notes = _notes(large, direct=direct)
+    read: dict[str, float] = {}
+    for streams in _STREAMS:
+        progress(f"sequential reads, {streams} at a time")
+        read[str(streams)] = read_bytes_per_s(
+            large, streams=streams, direct=direct, seconds=seconds
+        )
+    cells, engine = [], ""
+    for block_bytes in _BLOCK_BYTES:
 
-    def document(self) -> dict[str, Any]:
-        write = self._write()
-        self._direct = can_read_direct(self._large)
-        evict([self._large])
-        self._look_at_cache()
-        read = {}
-        for streams in _STREAMS:
-            self._tell(f"sequential reads, {streams} at a time")
-            read[str(streams)] = read_bytes_per_s(
-                self._large, streams=streams, direct=self._direct, seconds=self._options.seconds
-            )
-        cells, engine = self._cells()
-        batches = self._batches()
-        self._tell("latency")
-        latency = latencies_s(
-            self._large, direct=self._direct, seconds=2 * self._options.seconds,
-            most=_LATENCIES_MOST,
-        )  # fmt: skip
-        self._tell("metadata")
-        empty = os.path.join(self._folder, "metadata")
-        os.mkdir(empty)
-        advice = advice_of(
-            cells, sample_bytes=_SAMPLE_BYTES, packed_per_s=batches["packed"]["per_s"],
-            files_per_s=batches["files"]["per_s"],
-        )  # fmt: skip
-        return {
-            "direct": self._direct,
-            "engine": engine,
-            "sequential": {"write_bytes_per_s": write, "read_bytes_per_s": read},
-            "random": [asdict(c) | {"per_s": c.bytes_per_s / c.block_bytes} for c in cells],
-            "batches": batches,
-            "latency_s": latency,
-            "metadata_per_s": metadata_per_s(empty, self._options.files),
-            "sync_s": sync_s(self._folder, _SYNCS_MOST, 2 * self._options.seconds),
-            "advice": [asdict(each) for each in advice],
-            "notes": self._notes,
-        }
+        def depths(kib: int = block_bytes >> 10) -> Iterator[int]:
+            for depth in _DEPTHS:
+                progress(f"random reads of {kib} KiB, {depth} in flight")
+                yield depth
 
-    def _write(self) -> dict[str, float]:
-        rates = {}
-        for streams in _STREAMS:
-            self._tell(f"sequential writes, {streams} at a time")
-            paths = [f"{self._large}{n}" for n in range(streams)] if streams > 1 else [self._large]
-            rates[str(streams)] = write_bytes_per_s(paths, self._options.size_bytes // streams)
-            if streams > 1:
-                for path in paths:
-                    os.unlink(path)
-        return rates
-
-    def _look_at_cache(self) -> None:
-        """Say where reads are not the storage's."""
-        share = residency_of([self._large]).share
-        if share is not None and share > _CACHED_MOST:
-            self._notes.append(
-                f"{share:.0%} of the large file stay in memory: reads are not those of a device"
-            )
-        elif not self._direct:
-            self._notes.append(
-                "this file system has no reads past the page cache: what is read twice is quicker"
-            )
-
-    def _cells(self) -> tuple[list[Cell], str]:
-        cells, engine = [], ""
-        for block_bytes in _BLOCK_BYTES:
-            with contextlib.closing(
-                Blocks(self._large, block_bytes, direct=self._direct)
-            ) as blocks:
-                for depth in _DEPTHS:
-                    self._tell(f"random reads of {block_bytes >> 10} KiB, {depth} in flight")
-                    rate = blocks.rate(depth, _BATCH, self._options.seconds)
-                    cells.append(Cell(block_bytes, depth, rate.bytes_per_s))
-                engine = blocks.engine
-        return cells, engine
-
-    def _batches(self) -> dict[str, Any]:
-        """The same small samples, from a packed file and from a file each."""
-        self._tell("batches of small samples")
-        with contextlib.closing(
-            Blocks(self._large, _SAMPLE_BYTES, direct=self._direct, seed=1)
-        ) as blocks:
-            packed = blocks.rate(_SAMPLE_DEPTH, _BATCH, self._options.seconds)
-        folder = os.path.join(self._folder, "samples")
-        os.mkdir(folder)
-        buffer, data = WriteBuffer(), os.urandom(_SAMPLE_BYTES)
-        paths = [os.path.join(folder, f"{n:06d}") for n in range(self._options.files)]
-        for path in paths:
-            with OutputFile(path, buffer) as out:
-                out.write(data)
-        evict(paths)
-        files = file_rate(paths, _SAMPLE_DEPTH, _BATCH)
-        return {
+        rates, engine = block_rates(large, block_bytes, depths(), _BATCH, seconds, direct=direct)
+        cells += [
+            Cell(block_bytes, depth, rate.bytes_per_s)
+            for depth, rate in zip(_DEPTHS, rates, strict=True)
+        ]
+    progress("batches of small samples")
+    [packed], _ = block_rates(large, _SAMPLE_BYTES, [_SAMPLE_DEPTH], _BATCH, seconds, direct=direct)
+    files = _small_files(folder, options.files)
+    progress("latency")
+    latency = latencies_s(large, direct=direct, seconds=2 * seconds, most=_LATENCIES_MOST)
+    progress("metadata")
+    empty = os.path.join(folder, "metadata")
+    os.mkdir(empty)
+    advice = advice_of(
+        cells, sample_bytes=_SAMPLE_BYTES, packed_per_s=packed.per_s, files_per_s=files.per_s
+    )
+    return {
+        "direct": direct,
+        "engine": engine,
+        "sequential": {"write_bytes_per_s": write, "read_bytes_per_s": read},
+        "random": [asdict(c) | {"per_s": c.bytes_per_s / c.block_bytes} for c in cells],
+        "batches": {
             "sample_bytes": _SAMPLE_BYTES, "batch": _BATCH, "reads_in_flight": _SAMPLE_DEPTH,
             "packed": asdict(packed), "files": asdict(files),
-        }  # fmt: skip
+        },
+        "latency_s": latency,
+        "metadata_per_s": metadata_per_s(empty, options.files),
+        "sync_s": sync_s(folder, _SYNCS_MOST, 2 * seconds),
+        "advice": [asdict(each) for each in advice],
+        "notes": notes,
+    }  # fmt: skip
+
+
+def _notes(large: str, *, direct: bool) -> list[str]:
+    """Says where reads are not the storage's."""
+    share = residency_of([large]).share
+    if share is not None and share > _CACHED_MOST:
+        return [f"{share:.0%} of the large file stay in memory: reads are not those of a device"]
+    if not direct:
+        return ["this file system has no reads past the page cache: what is read twice is quicker"]
+    return []
+
+
+def _small_files(folder: str, count: int) -> Rate:
+    """The samples again, each a file."""
+    samples = os.path.join(folder, "samples")
+    os.mkdir(samples)
+    buffer, data = WriteBuffer(), os.urandom(_SAMPLE_BYTES)
+    paths = [os.path.join(samples, f"{n:06d}") for n in range(count)]
+    for path in paths:
+        with OutputFile(path, buffer) as out:
+            out.write(data)
+    evict(paths)
+    return file_rate(paths, _SAMPLE_DEPTH, _BATCH)
+
+
+_ENOUGH: Final = 0.9
+"""Of the best rate: more depth or larger blocks than it takes for this are not worth their memory."""
+
+_PACKING_PAYS: Final = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Random reads of blocks of one size at one depth."""
+
+    block_bytes: int
+    depth: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StorageAdvice:
+    """One piece of it.
+
+    Attributes:
+        about: packing, depth or block size.
+        value: for programs: whether to pack, reads in flight, bytes.
+        why: for people, with the figures.
+    """
+
+    about: str
+    value: bool | int
+    why: str
+
+
+def advice_of(
+    cells: Sequence[Cell], *, sample_bytes: int, packed_per_s: float, files_per_s: float
+) -> list[StorageAdvice]:
+    """What follows from the figures.
+
+    Args:
+        cells: random reads.
+        sample_bytes: of the samples that the two rates are of.
+        packed_per_s: samples at random from one large file.
+        files_per_s: the same samples, each a file.
+    """
+    return [_packing(sample_bytes, packed_per_s, files_per_s), _depth(cells), _block(cells)]
+
+
+def _packing(sample_bytes: int, packed_per_s: float, files_per_s: float) -> StorageAdvice:
+    ratio = packed_per_s / files_per_s
+    rates = (
+        f"samples of {sample_bytes:,} bytes: {packed_per_s:,.0f}/s from one packed file, "
+        f"{files_per_s:,.0f}/s from a file each ({ratio:.1f} x)"
+    )
+    if ratio >= _PACKING_PAYS:
+        return StorageAdvice("packing", True, f"Pack small samples (headrace pack): {rates}.")
+    return StorageAdvice("packing", False, f"Packing gains little in speed here: {rates}.")
+
+
+def _depth(cells: Sequence[Cell]) -> StorageAdvice:
+    """The depth that is enough for blocks of every size."""
+    enough: dict[int, int] = {}
+    for block in {cell.block_bytes for cell in cells}:
+        row = [cell for cell in cells if cell.block_bytes == block]
+        best = max(cell.bytes_per_s for cell in row)
+        enough[block] = min(c.depth for c in row if c.bytes_per_s >= _ENOUGH * best)
+    depth = max(enough.values())
+    depths = ", ".join(
+        f"{depth} for {binary_text(block)}" for block, depth in sorted(enough.items())
+    )
+    deepest = max(cell.depth for cell in cells)
+    more = "; more were not tried" if depth == deepest else ""
+    return StorageAdvice(
+        "depth", depth,
+        f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}.",
+    )  # fmt: skip
+
+
+def _block(cells: Sequence[Cell]) -> StorageAdvice:
+    best = {
+        block: max(c.bytes_per_s for c in cells if c.block_bytes == block)
+        for block in sorted({cell.block_bytes for cell in cells})
+    }
+    most = max(best.values())
+    block = min(size for size, rate in best.items() if rate >= _ENOUGH * most)
+    rates = ", ".join(f"{binary_text(size)} {rate / 1e6:,.0f} MB/s" for size, rate in best.items())
+    return StorageAdvice(
+        "block size", block, f"Read at random in pieces of {binary_text(block)} or more: {rates}."
+    )
