@@ -61,9 +61,11 @@ def test_headrace_runs_it(data, tmp_path, workload, form):
 def test_torch_runs_it(data, tmp_path, workload, form, monkeypatch):
     pytest.importorskip("torch")
     asked = []
-    real = torch_engine.SampleFiles.__getitem__
+    real = torch_engine.DecodedSamples.__getitem__
     monkeypatch.setattr(
-        torch_engine.SampleFiles, "__getitem__", lambda s, i: (asked.append(int(i)), real(s, i))[1]
+        torch_engine.DecodedSamples,
+        "__getitem__",
+        lambda s, i: (asked.append(int(i)), real(s, i))[1],
     )
     check_run(workload, form, "torch", data.folder(workload, form), tmp_path)
     samples = FILES * samples_per_file(workload, form)

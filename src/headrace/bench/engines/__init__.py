@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.bench.engines.base import Engine, EngineContext, NullEngine
 from headrace.bench.engines.frameworks import CustomEngine, TensorFlowEngine, TorchEngine
-from headrace.bench.engines.native import ExtentsEngine, FilesEngine, PreprocessingEngine
+from headrace.bench.engines.native import ExtentsEngine, FilesEngine
 from headrace.bench.replay import replay_of
 from headrace.errors import WorkloadError
 
@@ -29,10 +29,7 @@ def _native_engine(context: EngineContext) -> Engine:
     whole = data.num_samples_per_file == 1
     if data.requests is not None:
         whole = replay_of(data.requests).recorded.is_whole_files
-    engine = FilesEngine(context) if whole else ExtentsEngine(context)
-    if context.workload.reader.preprocess_time.mean_s:
-        return PreprocessingEngine(engine, context)
-    return engine
+    return FilesEngine(context) if whole else ExtentsEngine(context)
 
 
 _ENGINES: Mapping[str, Callable[[EngineContext], Engine]] = {

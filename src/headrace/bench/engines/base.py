@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A batch that came.
+    """A batch that is there.
 
     Attributes:
-        nbytes: bytes that were read for it; 0 where the engine cannot tell. at_s: when it was there, of
-        `time.perf_counter`, where the engine knows: who waits for it is woken later,
-            on a busy host much later, and that is not the storage's fault. None: when `next` returns.
+        nbytes: bytes that were read for it; 0 where the engine cannot tell.
+        at_s: when it was there, of `time.perf_counter`, where the engine knows: who waits for it is woken
+            later, on a busy host much later, and that is not the storage's fault. None: when `next` returns.
     """
 
     samples: int
@@ -114,20 +114,20 @@ class NullEngine(Engine):
     def __init__(self, context: EngineContext) -> None:
         self._context = context
 
-    def open(self, split: str, epoch: int, accelerator: int) -> _NullSource:  # noqa: ARG002
+    def open(self, split: str, epoch: int, accelerator: int) -> BatchSource:  # noqa: ARG002
         """Begin an epoch of nothing."""
-        return _NullSource(self._context.plans[split].batch)
+        return _NullSource(Delivered(self._context.plans[split].batch, 0))
 
 
 class _NullSource:
-    def __init__(self, batch: int) -> None:
-        self._delivered = Delivered(batch, 0)
+    def __init__(self, batch: Delivered) -> None:
+        self._batch = batch
 
     def next(self) -> Delivered:
-        return self._delivered
+        return self._batch
 
     def poll(self) -> Delivered:
-        return self._delivered
+        return self._batch
 
     def close(self) -> None:
         pass

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.bench.engines.base import Delivered, Engine
+from headrace.bench.engines.base import Delivered, Engine, batches_ahead
 from headrace.bench.formats import format_of
 from headrace.errors import BenchError, HeadraceError
 
@@ -97,13 +97,13 @@ class TorchEngine(Engine):
         workers = reader.read_threads
         options: dict[str, Any] = {}
         if workers:
-            factor = -(-reader.prefetch_size // workers) if reader.prefetch_size > 0 else 2
+            ahead = batches_ahead(workers, reader.prefetch_size)
             options = {
-                "prefetch_factor": factor, "timeout": self._context.deadline_s,
+                "prefetch_factor": ahead // workers, "timeout": self._context.deadline_s,
                 "multiprocessing_context": reader.multiprocessing_context,
             }  # fmt: skip
         loader = self._torch.utils.data.DataLoader(
-            SampleFiles(self._context, split),
+            DecodedSamples(self._context, split),
             batch_sampler=(
                 plan.indices(epoch, accelerator, step).tolist() for step in range(plan.steps)
             ),
@@ -114,7 +114,7 @@ class TorchEngine(Engine):
         return _IteratorSource(iter(loader), plan.batch, "the DataLoader")
 
 
-class SampleFiles:
+class DecodedSamples:
     """A map-style data set over the workload's files; goes to workers by fork or by pickling."""
 
     def __init__(self, context: EngineContext, split: str) -> None:

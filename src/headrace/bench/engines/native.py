@@ -1,4 +1,4 @@
-"""headrace's engines: whole files by path, samples by their extents, and emulated preprocessing of both.
+"""headrace's engines: whole files by path, or samples by their extents, perhaps with emulated preprocessing.
 
 A batch of whole files reads each file it touches once, whatever the number of its samples. In files of many
 samples each is read where it lies: the extents become a sample directory in memory over the data set's own
@@ -71,9 +71,15 @@ class _NativeEngine(Engine):
             int(data.nominal_bytes * batch * (self.batches_ahead + 1)) * context.accelerators
         )
 
-    def open(self, split: str, epoch: int, accelerator: int) -> _ReadAheadSource:
-        """Begin to read an epoch."""
-        return _ReadAheadSource(self, split, epoch, accelerator)
+    def open(self, split: str, epoch: int, accelerator: int) -> BatchSource:
+        """Begin to read an epoch, and to preprocess it."""
+        source = _ReadAheadSource(self, split, epoch, accelerator)
+        reader, plan = self.context.workload.reader, self.context.plans[split]
+        if not reader.preprocess_time.mean_s:
+            return source
+        random = np.random.default_rng((plan.seed, epoch, accelerator, 1))
+        workers = max(1, reader.read_threads)
+        return _Preprocessed(source, plan.steps, workers, reader.preprocess_time, random)
 
     @abstractmethod
     def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
@@ -225,13 +231,8 @@ def extents_reader(
 ) -> tuple[BatchReader, _native.Catalog]:
     """A reader of samples by number, over a sample directory in memory.
 
-    Args:
-        paths: the files.
-        volume: of each extent, the number of its file.
-        offset: of each extent, in its file.
-        length: of each extent.
-        options: how it reads.
-        first: (samples + 1,) where each sample's extents begin; not given, each has one.
+    Each extent has the number of its file (`volume`), its offset there and its length; `first`, of shape
+    (samples + 1,), says where each sample's extents begin: not given, each has one.
     """
     firsts = np.arange(len(offset) + 1) if first is None else first
     samples, extents = len(firsts) - 1, int(firsts[-1])
@@ -339,38 +340,13 @@ class ExtentsEngine(_NativeEngine):
             reader.close()
 
 
-class PreprocessingEngine(Engine):
-    """Another engine, whose samples are preprocessed (`reader.preprocess_time`) between reading and training.
+class _Preprocessed:
+    """One accelerator's batches of one epoch, whose samples are preprocessed between reading and training.
 
     As a framework's loader does it: each of `read_threads` workers takes a batch when it is free, works on its
-    samples one after the other, and batches are handed on in order. The work is waiting, as in DLIO.
+    samples one after the other, and batches are handed on in order. The work is waiting, as in DLIO; one thread
+    takes the batches from the source.
     """
-
-    ahead = True
-
-    def __init__(self, engine: Engine, context: EngineContext) -> None:
-        self.name = engine.name
-        self._engine, self._context = engine, context
-
-    def open(self, split: str, epoch: int, accelerator: int) -> _Preprocessed:
-        """Begin to read and to preprocess an epoch."""
-        reader, plan = self._context.workload.reader, self._context.plans[split]
-        source = self._engine.open(split, epoch, accelerator)
-        random = np.random.default_rng((plan.seed, epoch, accelerator, 1))
-        workers = max(1, reader.read_threads)
-        return _Preprocessed(source, plan.steps, workers, reader.preprocess_time, random)
-
-    def figures(self) -> dict[str, Any]:
-        """The engine's own."""
-        return self._engine.figures()
-
-    def close(self) -> None:
-        """Close the engine."""
-        self._engine.close()
-
-
-class _Preprocessed:
-    """One accelerator's batches of one epoch, taken from the source by a thread of their own."""
 
     def __init__(
         self,
