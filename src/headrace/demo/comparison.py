@@ -17,7 +17,8 @@ import torch
 from torch.nn import functional
 from torch.utils import data as torch_data
 
-from headrace.demo.training import IMAGE_PIXELS, decode, make_model, normalized, usable_cores
+from headrace import api
+from headrace.demo.training import IMAGE_PIXELS, decode, make_model, normalized, training_threads
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LoaderPass:
     """One loader's pass."""
 
     work: str
@@ -63,16 +64,6 @@ class _Files(torch_data.Dataset[Any]):
         return (decode(data) if self._decoded else data), self._labels[index]
 
 
-def _as_list(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-def _torch_loader(files: _Files, options: DemoOptions, workers: int, collate: Any) -> Iterable[Any]:
-    return torch_data.DataLoader(
-        files, options.batch_size, shuffle=True, num_workers=workers, collate_fn=collate
-    )
-
-
 def _open_and_read(paths: list[str], options: DemoOptions) -> Iterator[list[bytes]]:
     """The least that Python can do: no loader at all."""
     order = torch.randperm(len(paths)).tolist()
@@ -84,50 +75,48 @@ def compare(
     packed: PackedImages,
     options: DemoOptions,
     progress: Callable[[str], None] = lambda _what: None,
-) -> list[Measured]:
+) -> list[LoaderPass]:
     """Measure each loader once; the first pass of each kind is headrace's."""
-    paths, labels = _files_of(packed)
-    decoded, raw = (_Files(paths, labels, decoded=d) for d in (True, False))
+    with api.open(packed.train) as store:
+        paths = [str(packed.source / name) for name in store.names]
+        assert store.labels is not None
+        labels = [int(label) for label in store.labels]
 
     def headrace(function: Any) -> Iterable[Any]:
         return StoreLoader(packed.train, options.batch_size, seed=options.seed, decode=function)
 
-    loaders: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
-        ("training", "headrace, threads", lambda: headrace(decode)),
-        ("training", "torch, 0 workers", lambda: _torch_loader(decoded, options, 0, None)),
-        ("training", "torch, 2 workers", lambda: _torch_loader(decoded, options, 2, None)),
-        ("delivery", "headrace", lambda: headrace(None)),
-        ("delivery", "open and read", lambda: _open_and_read(paths, options)),
-        ("delivery", "torch, 0 workers", lambda: _torch_loader(raw, options, 0, _as_list)),
-        ("delivery", "torch, 2 workers", lambda: _torch_loader(raw, options, 2, _as_list)),
-    ]
+    def torch_loader(workers: int, *, decoded: bool) -> Iterable[Any]:
+        return torch_data.DataLoader(
+            _Files(paths, labels, decoded=decoded), options.batch_size, shuffle=True,
+            num_workers=workers, collate_fn=None if decoded else list,
+        )  # fmt: skip
+
+    training: dict[str, Callable[[], Iterable[Any]]] = {
+        "headrace, threads": lambda: headrace(decode),
+        "torch, 0 workers": lambda: torch_loader(0, decoded=True),
+        "torch, 2 workers": lambda: torch_loader(2, decoded=True),
+    }
+    delivery: dict[str, Callable[[], Iterable[Any]]] = {
+        "headrace": lambda: headrace(None),
+        "open and read": lambda: _open_and_read(paths, options),
+        "torch, 0 workers": lambda: torch_loader(0, decoded=False),
+        "torch, 2 workers": lambda: torch_loader(2, decoded=False),
+    }
+    passes = []
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, usable_cores() // 2))
+    torch.set_num_threads(training_threads())
     try:
-        measured = []
-        for work, name, make in loaders:
-            progress(f"{work}: {name}")
-            steps = (
-                -(-options.compare_samples // options.batch_size) if work == "training" else None
-            )
-            train = (
-                _train_step(len(packed.classes), options.seed, options.batch_size)
-                if work == "training"
-                else None
-            )
-            measured.append(_measure(work, name, make(), steps, train))
+        for name, make in training.items():
+            progress(f"training: {name}")
+            steps = -(-options.compare_samples // options.batch_size)
+            train = _train_step(len(packed.classes), options.seed, options.batch_size)
+            passes.append(_measure("training", name, make(), steps, train))
+        for name, make in delivery.items():
+            progress(f"delivery: {name}")
+            passes.append(_measure("delivery", name, make()))
     finally:
         torch.set_num_threads(threads)
-    return measured
-
-
-def _files_of(packed: PackedImages) -> tuple[list[str], list[int]]:
-    from headrace import api
-
-    with api.open(packed.train) as store:
-        paths = [str(packed.source / name) for name in store.names]
-        assert store.labels is not None
-        return paths, [int(label) for label in store.labels]
+    return passes
 
 
 def _train_step(classes: int, seed: int, batch_size: int) -> Callable[[Any], None]:
@@ -151,9 +140,9 @@ def _measure(
     work: str,
     name: str,
     batches: Iterable[Any],
-    steps: int | None,
-    train: Callable[[Any], None] | None,
-) -> Measured:
+    steps: int | None = None,
+    train: Callable[[Any], None] | None = None,
+) -> LoaderPass:
     samples, stall_s, first_s = 0, 0.0, 0.0
     started = asked_at = time.perf_counter()
     for batch in islice(batches, steps):
@@ -162,8 +151,6 @@ def _measure(
         first_s = first_s or got_at - started
         if train is not None:
             train(batch)
-            samples += len(batch[1])
-        else:
-            samples += len(batch)
+        samples += len(batch if train is None else batch[1])
         asked_at = time.perf_counter()
-    return Measured(work, name, samples, asked_at - started, first_s, stall_s)
+    return LoaderPass(work, name, samples, asked_at - started, first_s, stall_s)

@@ -10,10 +10,10 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
@@ -23,16 +23,15 @@ from headrace.store import open_store
 from headrace.store.pack import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-NOTE = DocumentKind(
+_NOTE = DocumentKind(
     name="a note of the demo",
     version=1,
     error=StoreError,
     next_step="Remove the demo's folder, and run it again.",
 )
-"""What the demo's processes hand over, and keep from run to run."""
-
+"""What the demo keeps from run to run."""
 
 CLIP_ART = Path("/usr/share/openclipart/png")
 """Where Debian's package openclipart-png puts its images."""
@@ -103,13 +102,11 @@ HELD_OUT_SHARE = 8
 """One image in 8 is held out."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFile:
+class ImageFile(NamedTuple):
     """A file that may become a sample."""
 
     name: str
     """The path below the folder: `animals/cat.png`."""
-
     path: Path
     size_bytes: int
     mtime_ns: int
@@ -130,13 +127,12 @@ class ImageFile:
         return self.digest % HELD_OUT_SHARE == 0
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The images that were chosen, and how many were left out for which reason."""
 
     images: list[ImageFile]
     classes: list[str]
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int]
 
 
 def list_images(folder: Path) -> list[ImageFile]:
@@ -209,14 +205,8 @@ def _reason_against(file: ImageFile, pixels_max: int) -> str:
     return "too large" if width * height > pixels_max else ""
 
 
-def samples(images: list[ImageFile], classes: list[str]) -> Iterator[tuple[str, bytes, int]]:
-    """Yield (name, bytes, label) of each image, for `headrace.pack`."""
-    numbers = {name: number for number, name in enumerate(classes)}
-    for image in images:
-        yield image.name, image.path.read_bytes(), numbers[image.class_name]
-
-
 _RECORD = "images.json"
+_PATHS = ("train", "held_out", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,33 +239,32 @@ def pack_images(
     options.out.mkdir(parents=True, exist_ok=True)
     digest = _digest(files, options)
     record = options.out / _RECORD
-    packed = _packed_before(record, digest, started)
+    packed = _packed_before(record, digest)
     if packed is not None:
-        return packed
+        return replace(packed, seconds=time.perf_counter() - started)
     record.unlink(missing_ok=True)
     choice = choose(files, options)
-    train = [image for image in choice.images if not image.held_out]
-    held_out = [image for image in choice.images if image.held_out]
     stores = options.out / "train.hr", options.out / "held-out.hr"
-    done = 0
-    for store, images in zip(stores, (train, held_out), strict=True):
+    counts: list[int] = []
+    for store, held_out in zip(stores, (False, True), strict=True):
         if store.exists():
             shutil.rmtree(store)  # ours, by the name and place
-        before = done
+        done = sum(counts)
+        images = [image for image in choice.images if image.held_out is held_out]
         pack(
-            samples(images, choice.classes),
+            ((i.name, i.path.read_bytes(), choice.classes.index(i.class_name)) for i in images),
             store,
             resume=False,
-            progress=lambda n, *_, before=before: progress(before + n, len(choice.images)),
+            progress=lambda n, *_, done=done: progress(done + n, len(choice.images)),
         )
-        done += len(images)
+        counts.append(len(images))
     packed = PackedImages(
-        *stores, options.source, choice.classes, len(train), len(held_out),
+        *stores, options.source, choice.classes, counts[0], counts[1],
         sum(image.size_bytes for image in choice.images), choice.left_out,
         time.perf_counter() - started, reused=False,
     )  # fmt: skip
-    paths = {name: str(getattr(packed, name)) for name in ("train", "held_out", "source")}
-    record.write_bytes(NOTE.encode({"digest": digest, **asdict(packed), **paths}, indent=2))
+    paths = {name: str(getattr(packed, name)) for name in _PATHS}
+    record.write_bytes(_NOTE.encode({"digest": digest, **asdict(packed), **paths}, indent=2))
     return packed
 
 
@@ -288,16 +277,14 @@ def _digest(files: list[ImageFile], options: DemoOptions) -> str:
     return digest.hexdigest()
 
 
-def _packed_before(record: Path, digest: str, started: float) -> PackedImages | None:
+def _packed_before(record: Path, digest: str) -> PackedImages | None:
     try:
-        saved = NOTE.decode(record.read_bytes(), str(record)).plain()
+        saved = _NOTE.decode(record.read_bytes(), str(record)).plain()
         if saved.pop("digest") != digest:
             return None
-        for name in ("train", "held_out", "source"):
-            saved[name] = Path(saved[name])
-        packed = PackedImages(**{**saved, "reused": True, "seconds": 0.0})
+        packed = PackedImages(**saved | {name: Path(saved[name]) for name in _PATHS})
         for path in (packed.train, packed.held_out):
             open_store(path).close()
     except (OSError, ValueError, TypeError, KeyError, HeadraceError):
         return None  # whatever it is, it can be packed again
-    return PackedImages(**{**asdict(packed), "seconds": time.perf_counter() - started})
+    return replace(packed, reused=True)

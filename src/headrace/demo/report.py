@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,12 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from headrace.demo.comparison import Measured
+    from headrace.demo.comparison import LoaderPass
     from headrace.demo.images import PackedImages
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochResult:
     """One epoch of training."""
 
     epoch: int
@@ -68,11 +69,11 @@ class DemoReport:
     """What the demo found."""
 
     packed: PackedImages
-    epochs: list[Epoch]
+    epochs: list[EpochResult]
     interruption: Interruption
     chance: float
     """Share of the most common class: what always naming it gets right."""
-    comparison: list[Measured]
+    comparison: list[LoaderPass]
     seconds: float
 
     @property
@@ -98,13 +99,10 @@ class DemoReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        plain = asdict(self)
-        for name in ("train", "held_out", "source"):
-            plain["packed"][name] = str(plain["packed"][name])
-        for epoch, values in zip(self.epochs, plain["epochs"], strict=True):
-            values["samples_per_s"] = epoch.samples_per_s
-        for measured, values in zip(self.comparison, plain["comparison"], strict=True):
-            values["samples_per_s"] = measured.samples_per_s
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
+        for name in ("epochs", "comparison"):
+            for measured, values in zip(getattr(self, name), plain[name], strict=True):
+                values["samples_per_s"] = measured.samples_per_s
         plain["interruption"]["identical"] = self.interruption.identical
         return plain | {
             "accuracy": self.accuracy,
@@ -163,41 +161,49 @@ def _story(report: DemoReport) -> list[str]:
     return [contents, *([f"Left out: {reasons}."] if reasons else []), killed, proof]
 
 
-def _table(title: str) -> Table:
+def _table(title: str, *columns: str, left: int, bar: str) -> Table:
+    """An empty table; all columns but the first `left` ones are figures, and the last is a bar."""
     from rich import box
     from rich.table import Table
 
     # Lines of ASCII go through every log and pipe.
     style = box.ROUNDED if sys.stdout.isatty() else box.ASCII
-    return Table(title=title, title_justify="left", box=style)
+    table = Table(title=title, title_justify="left", box=style)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < left else "right")
+    table.add_column(bar, no_wrap=True, min_width=_BAR_CELLS)
+    return table
 
 
 def _epochs(report: DemoReport) -> Table:
-    table = _table(f"Training, held-out accuracy by chance: {report.chance:.1%}")
-    for name in ("epoch", "loss", "held-out accuracy", "mean recall", "samples/s", "stall s"):
-        table.add_column(name, justify="right")
-    table.add_column("accuracy", no_wrap=True, min_width=_BAR_CELLS)
+    table = _table(
+        f"Training, held-out accuracy by chance: {report.chance:.1%}",
+        "epoch", "loss", "held-out accuracy", "mean recall", "samples/s", "stall s",
+        left=0, bar="accuracy",
+    )  # fmt: skip
     for e in report.epochs:
         table.add_row(
             str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}", f"{e.recall:.1%}",
-            f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", bar(e.accuracy),
+            f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", _bar(e.accuracy),
         )  # fmt: skip
     return table
 
 
-def _loaders(title: str, measured: Sequence[Measured]) -> Table:
-    table = _table(title)
-    table.add_column("loader")
-    for name in ("samples/s", "seconds", "stall s", "first batch s"):
-        table.add_column(name, justify="right")
-    table.add_column("samples/s", no_wrap=True, min_width=_BAR_CELLS)
+def _loaders(title: str, measured: Sequence[LoaderPass]) -> Table:
+    columns = ("loader", "samples/s", "seconds", "stall s", "first batch s")
+    table = _table(title, *columns, left=1, bar="samples/s")
     fastest = max(m.samples_per_s for m in measured)
     for m in measured:
         table.add_row(
             m.loader, f"{m.samples_per_s:,.0f}", f"{m.seconds:.2f}", f"{m.stall_s:.2f}",
-            f"{m.first_s:.3f}", bar(m.samples_per_s / fastest),
+            f"{m.first_s:.3f}", _bar(m.samples_per_s / fastest),
         )  # fmt: skip
     return table
+
+
+def _bar(share: float) -> str:
+    """A bar of up to 20 cells, plain ASCII."""
+    return "#" * round(_BAR_CELLS * min(1.0, max(0.0, share)))
 
 
 def _verdict(report: DemoReport) -> str:
@@ -210,8 +216,3 @@ def _verdict(report: DemoReport) -> str:
         f"{report.speedup('training'):.1f} x in training, {report.speedup('delivery'):.1f} x in "
         f"delivery. Training waited {waits}. {report.seconds:.0f} s in all."
     )
-
-
-def bar(share: float) -> str:
-    """A bar of up to 20 cells, plain ASCII."""
-    return "#" * round(_BAR_CELLS * min(1.0, max(0.0, share)))

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace import api
 from headrace.demo.comparison import compare
 from headrace.demo.images import pack_images
-from headrace.demo.report import DemoReport, Epoch, Interruption, show
-from headrace.demo.training import Job
+from headrace.demo.report import DemoReport, EpochResult, Interruption, show
+from headrace.demo.training import TrainingJob
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from headrace.demo.images import DemoOptions, PackedImages
@@ -53,31 +54,28 @@ def _train(
     packed: PackedImages,
     options: DemoOptions,
     progress: Progress,
-) -> tuple[list[Epoch], Interruption]:
+) -> tuple[list[EpochResult], Interruption]:
     checkpoint = options.out / "checkpoint.pt"
     checkpoint.unlink(missing_ok=True)
-    job_path = options.out / "job.json"
-    Job(
+    job = TrainingJob(
         str(packed.train), str(packed.held_out), len(packed.classes), options.epochs,
         options.batch_size, options.seed, str(checkpoint),
-    ).save(job_path)  # fmt: skip
-    epochs: list[Epoch] = []
+    )  # fmt: skip
+    epochs: list[EpochResult] = []
     killed_at = killed_by = resumed_at = 0
-    with _TrainingProcess(job_path) as process:
-        for event in process.events():
+    with _training_process(job) as (process, events):
+        for event in events:
             _note(event, epochs, packed.train_samples, progress)
             if _is_kill_point(event, packed.train_samples):
                 killed_at = event["position"]
-                killed_by = process.kill()
+                process.send_signal(signal.SIGKILL)  # as a crash of the machine would
+                killed_by = -process.wait()
                 break
-        else:
-            process.check()
-    with _TrainingProcess(job_path) as process:
-        for event in process.events():
+    with _training_process(job) as (_, events):
+        for event in events:
             _note(event, epochs, packed.train_samples, progress)
             if event["event"] == "resumed":
                 resumed_at = event["position"]
-        process.check()
     interruption = Interruption(
         KILLED_EPOCH, killed_at, resumed_at, killed_by,
         epochs[KILLED_EPOCH].order_hash,
@@ -86,9 +84,11 @@ def _train(
     return epochs, interruption
 
 
-def _note(event: dict[str, Any], epochs: list[Epoch], samples: int, progress: Progress) -> None:
+def _note(
+    event: dict[str, Any], epochs: list[EpochResult], samples: int, progress: Progress
+) -> None:
     if event["event"] == "epoch":
-        epochs.append(Epoch(**{name: event[name] for name in event if name != "event"}))
+        epochs.append(EpochResult(**{name: event[name] for name in event if name != "event"}))
     elif event["event"] == "step":
         progress(f"training, epoch {event['epoch']}", event["position"], samples)
 
@@ -103,48 +103,33 @@ def _is_kill_point(event: dict[str, Any], samples: int) -> bool:
 _TRAIN = "import sys; from headrace.demo.training import run_training; run_training(sys.argv[1])"
 
 
-class _TrainingProcess:
-    """A Python process that trains, and its events."""
+@contextlib.contextmanager
+def _training_process(
+    job: TrainingJob,
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[dict[str, Any]]]]:
+    """A Python process that trains, and its events until it ends; it is over at the end.
 
-    def __init__(self, job: Path) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-c", _TRAIN, str(job)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    Raises:
+        HeadraceError: the process failed.
+    """
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-c", _TRAIN, json.dumps(job)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Yield its events, until it ends."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            yield json.loads(line)
-
-    def kill(self) -> int:
-        """End it as a crash of the machine would; returns the signal that ended it."""
-        self._process.send_signal(signal.SIGKILL)
-        return -self._process.wait()
-
-    def check(self) -> None:
-        """See whether it ended well.
-
-        Raises:
-            HeadraceError: it did not.
-        """
-        code = self._process.wait()
-        if code:
+    def events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+        yield from map(json.loads, lines)
+        if code := process.wait():
             raise HeadraceError(
                 f"the training process ended with status {code}.",
                 next_step="Its own error stands above.",
             )
+
+    with process:
+        try:
+            yield process, events(process.stdout)
+        finally:
+            process.kill()
 
 
 def _hash_of_pass(train: Path, options: DemoOptions, epoch: int) -> str:

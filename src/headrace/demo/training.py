@@ -12,9 +12,8 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headrace.demo.images import NOTE
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
@@ -92,8 +90,7 @@ CHECKPOINT_EVERY = 10
 LEARNING_RATE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob(NamedTuple):
     """What to train on."""
 
     train: str
@@ -104,19 +101,10 @@ class Job:
     seed: int
     checkpoint: str
 
-    def save(self, path: Path) -> None:
-        """Write it for the process that trains."""
-        path.write_bytes(NOTE.encode(asdict(self)))
 
-    @classmethod
-    def load(cls, path: Path) -> Job:
-        """Read what `save` wrote."""
-        return cls(**NOTE.decode(path.read_bytes(), str(path)).plain())
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+def training_threads() -> int:
+    """One half of the cores computes, the other half decodes."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def report(event: str, **fields: Any) -> None:
@@ -128,7 +116,7 @@ def report(event: str, **fields: Any) -> None:
 class Training:
     """A model, a loader, and where both stand."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingJob) -> None:
         self.job = job
         self.loader = StoreLoader(
             job.train, job.batch_size, seed=job.seed, decode=decode_indexed, on_error="skip"
@@ -247,11 +235,10 @@ class Training:
         return self._held_out
 
 
-def run_training(job_path: str) -> None:
-    """Train to the end, from the checkpoint if there is one."""
-    job = Job.load(Path(job_path))
-    # One half of the cores computes, the other half decodes.
-    torch.set_num_threads(max(1, usable_cores() // 2))
+def run_training(job_text: str) -> None:
+    """Train to the end, from the checkpoint if there is one; the job comes as JSON."""
+    job = TrainingJob(*json.loads(job_text))
+    torch.set_num_threads(training_threads())
     training = Training(job)
     if Path(job.checkpoint).exists():
         training.resume()
