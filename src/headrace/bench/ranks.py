@@ -26,7 +26,7 @@ from headrace.base.job import start_of_job
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from headrace.base.job import Rank
@@ -44,27 +44,28 @@ _KEEP_ALIVE: Final = (
 
 
 class RankConnection:
-    """A connection to another rank: messages both ways, each a length and JSON."""
+    """A connection to another rank: messages both ways, each a length and JSON.
+
+    Attributes:
+        messages: that have arrived, and nobody has taken yet.
+    """
 
     def __init__(self, peer: socket.socket) -> None:
-        self.peer = peer
+        self._peer = peer
         self._partial = bytearray()
-        self._messages: deque[Any] = deque()
+        self.messages: deque[Any] = deque()
+        self.fileno, self.close = peer.fileno, peer.close
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEP_ALIVE:
             with contextlib.suppress(AttributeError, OSError):
                 peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
-    def fileno(self) -> int:
-        """For selectors."""
-        return self.peer.fileno()
-
     def send(self, value: Any, wait_s: float) -> None:
         """Send a message; OSError if the other end is gone."""
         data = json.dumps(value).encode()
-        self.peer.settimeout(wait_s)
-        self.peer.sendall(_LENGTH.pack(len(data)) + data)
+        self._peer.settimeout(wait_s)
+        self._peer.sendall(_LENGTH.pack(len(data)) + data)
 
     def receive(self, wait_s: float, most: int = _MESSAGE_BYTES_MAX) -> Any:
         """The next message.
@@ -75,26 +76,18 @@ class RankConnection:
             BenchError: the other end says that a rank is gone.
         """
         until = time.monotonic() + wait_s
-        while not self._messages:
-            self.peer.settimeout(max(0.001, until - time.monotonic()))
-            self._take(self.peer.recv(1 << 20), most)
-        return self._messages.popleft()
+        while not self.messages:
+            self._peer.settimeout(max(0.001, until - time.monotonic()))
+            self._take(self._peer.recv(1 << 20), most)
+        return self.messages.popleft()
 
     def pull(self) -> bool:
         """Take what has come, without waiting; whether a whole message is there. Errors as for `receive`."""
-        self.peer.settimeout(0)
+        self._peer.settimeout(0)
         with contextlib.suppress(BlockingIOError):
-            while not self._messages:
-                self._take(self.peer.recv(1 << 20), _MESSAGE_BYTES_MAX)
-        return bool(self._messages)
-
-    def pop(self) -> Any:
-        """The next message, which is there."""
-        return self._messages.popleft()
-
-    def close(self) -> None:
-        """End it."""
-        self.peer.close()
+            while not self.messages:
+                self._take(self._peer.recv(1 << 20), _MESSAGE_BYTES_MAX)
+        return bool(self.messages)
 
     def _take(self, data: bytes, most: int) -> None:
         if not data:
@@ -111,7 +104,7 @@ class RankConnection:
             del self._partial[:end]
             if isinstance(message, dict) and _FAILED in message:
                 raise _gone(str(message[_FAILED]))
-            self._messages.append(message)
+            self.messages.append(message)
 
 
 class RankGroup:
@@ -131,23 +124,23 @@ class RankGroup:
             BenchError: a rank died, or did not come within the deadline.
         """
         wait_s = self._deadline_s if deadline_s is None else deadline_s
-        if not self.place.is_first:
-            self._send(0, value, wait_s)
-            return []
-        values = {0: value} | self._receive_all(wait_s)
-        return [values[rank] for rank in range(self.place.world_size)]
+        if self.place.is_first:
+            values = {0: value} | self._receive_all(wait_s)
+            return [values[rank] for rank in range(self.place.world_size)]
+        with self._naming(0, wait_s):
+            self._connections[0].send(value, wait_s)
+        return []
 
     def broadcast(self, value: Any, deadline_s: float | None = None) -> Any:
         """Rank 0's value, in every rank; errors as for `gather`."""
         wait_s = self._deadline_s if deadline_s is None else deadline_s
-        if self.place.is_first:
-            for rank in self._connections:
-                self._send(rank, value, wait_s)
-            return value
-        try:
-            return self._connections[0].receive(wait_s)
-        except OSError as e:
-            raise self._error(0, e, wait_s) from e
+        if not self.place.is_first:
+            with self._naming(0, wait_s):
+                return self._connections[0].receive(wait_s)
+        for rank, connection in self._connections.items():
+            with self._naming(rank, wait_s):
+                connection.send(value, wait_s)
+        return value
 
     def barrier(self, deadline_s: float | None = None) -> None:
         """Wait for all ranks; errors as for `gather`."""
@@ -162,10 +155,8 @@ class RankGroup:
             BenchError: one has.
         """
         for rank, connection in self._connections.items():
-            try:
+            with self._naming(rank, 0.0):
                 connection.pull()
-            except OSError as e:
-                raise self._error(rank, e, 0.0) from e
 
     def close(self) -> None:
         """End the connections; others' waits end with an error that names this rank."""
@@ -183,8 +174,10 @@ class RankGroup:
             while True:
                 for rank in ready:
                     connection = self._connections[rank]
-                    if self._pull(rank, wait_s):
-                        values[rank] = connection.pop()
+                    with self._naming(rank, wait_s):
+                        complete = connection.pull()
+                    if complete:
+                        values[rank] = connection.messages.popleft()
                         selector.unregister(connection)
                 if len(values) == len(self._connections):
                     return values
@@ -194,15 +187,11 @@ class RankGroup:
                     missing = min(rank for rank in self._connections if rank not in values)
                     raise self._error(missing, TimeoutError(), wait_s)
 
-    def _pull(self, rank: int, wait_s: float) -> bool:
+    @contextlib.contextmanager
+    def _naming(self, rank: int, wait_s: float) -> Iterator[None]:
+        """Errors of a rank's connection name the rank."""
         try:
-            return self._connections[rank].pull()
-        except OSError as e:
-            raise self._error(rank, e, wait_s) from e
-
-    def _send(self, rank: int, value: Any, wait_s: float) -> None:
-        try:
-            self._connections[rank].send(value, wait_s)
+            yield
         except OSError as e:
             raise self._error(rank, e, wait_s) from e
 
