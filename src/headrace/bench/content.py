@@ -11,10 +11,9 @@ A `FileLayout` says what a file consists of: constant text around noise, and the
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -141,8 +140,7 @@ class Checksum(IntEnum):
     """TFRecord's masked CRC-32C, written where each END is."""
 
 
-@dataclass(frozen=True, slots=True)
-class FilePiece:
+class FilePiece(NamedTuple):
     """A piece of a file."""
 
     kind: PieceKind
@@ -163,42 +161,25 @@ def noise(nbytes: int, kind: PieceKind = PieceKind.NOISE) -> FilePiece:
 BEGIN, END = FilePiece(PieceKind.BEGIN), FilePiece(PieceKind.END)
 
 
-@dataclass(frozen=True, slots=True)
-class PieceRun:
+class PieceRun(NamedTuple):
     """Pieces, so many times one after the other."""
 
     times: int
     pieces: tuple[FilePiece, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FileLayout:
-    """A file's layout."""
+class FileLayout(NamedTuple):
+    """A file's layout; `patches` are offsets of CRC-32s, which are not known before."""
 
     runs: tuple[PieceRun, ...]
     checksum: Checksum = Checksum.NONE
     patches: tuple[int, ...] = ()
-    """Offsets in the file of CRC-32s, which are not known before."""
+
+    def native(self) -> _native.FileLayout:
+        """The same for native code, which refuses what makes no sense by `ValueError`."""
+        return _native.FileLayout(self.runs, self.checksum, self.patches)
 
     @property
     def nbytes(self) -> int:
         """Of the finished file."""
-        sum_bytes = 4 if self.checksum is Checksum.RECORD else 0
-        return sum(
-            run.times
-            * sum(
-                p.nbytes + len(p.text) + sum_bytes * (p.kind is PieceKind.END) for p in run.pieces
-            )
-            for run in self.runs
-        )
-
-    def native(self) -> _native.FileLayout:
-        """The same for native code.
-
-        Raises:
-            ValueError: the layout makes no sense.
-        """
-        runs = [
-            (run.times, [(int(p.kind), p.nbytes, p.text) for p in run.pieces]) for run in self.runs
-        ]
-        return _native.FileLayout(runs, int(self.checksum), list(self.patches))
+        return self.native().nbytes

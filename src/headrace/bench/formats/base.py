@@ -8,6 +8,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -163,11 +164,6 @@ def bad_file(
     )
 
 
-class _NoSeek:
-    def __init__(self, out: OutputFile) -> None:
-        self.write, self.flush = out.write, out.flush
-
-
 def no_seek(out: OutputFile) -> IO[bytes]:
     """A file for zipfile that cannot go back: sizes are then written behind the data."""
-    return cast("IO[bytes]", _NoSeek(out))
+    return cast("IO[bytes]", SimpleNamespace(write=out.write, flush=out.flush))

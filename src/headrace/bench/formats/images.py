@@ -9,6 +9,7 @@ exchange for the file's headers.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import numpy as np
 from headrace.bench.content import FileLayout, PieceKind, PieceRun, noise, text
 from headrace.bench.formats.base import (
     DatasetFormat,
+    SampleExtents,
     bad_file,
     import_library,
 )
@@ -49,7 +51,26 @@ _PNG_GREY_8 = b"\x08\x00\x00\x00\x00"
 
 
 class _Image(DatasetFormat):
-    """A file is one sample."""
+    """A file is one sample.
+
+    Attributes:
+        ends: how a file begins and ends.
+    """
+
+    ends: tuple[bytes, bytes]
+
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
+        """All of the file, whose ends are looked at."""
+        with open(path, "rb") as file:
+            begin = file.read(len(self.ends[0]))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(self.ends[1])))
+            end = file.read()
+        if begin != self.ends[0]:
+            raise bad_file(path, "its beginning", begin, f"{self.ends[0]!r}, a {spec.format}'s")
+        if end != self.ends[1]:
+            raise bad_file(path, "its end", end, f"{self.ends[1]!r}, a {spec.format}'s", size)
+        return SampleExtents.shared(1, 0, size)
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
         """Decodes the image."""
@@ -65,6 +86,8 @@ class _Image(DatasetFormat):
 
 class Jpeg(_Image):
     """A grey image of noise, of exactly as many bytes as it has pixels."""
+
+    ends = (b"\xff\xd8\xff", _END)
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:  # noqa: ARG002
         """Headers, rows of noise with restart markers, and flat blocks.
@@ -132,6 +155,8 @@ def _jpeg_headers(height: int, width: int, restart: int) -> bytes:
 
 class Png(_Image):
     """An 8-bit grey image of noise, which is stored, not compressed."""
+
+    ends = (_PNG_SIGNATURE, b"IEND\xaeB`\x82")
 
     def write(self, out: OutputFile, job: FileJob) -> None:
         """Writes a file's bytes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -192,26 +193,12 @@ def _arrow_array(pa: Any, column: Column, rows: int, stream: ByteStream, kind: A
     return flat if flat.type == kind else pa.FixedSizeListArray.from_arrays(flat, column.size)
 
 
-class _Sink:
-    """An OutputFile as pyarrow wants a file: written in order."""
-
-    closed = False
-
-    def __init__(self, out: OutputFile) -> None:
-        self.write, self.flush, self.tell = out.write, out.flush, out.tell
-
-    def close(self) -> None:
-        """The OutputFile is closed by its owner."""
-
-    def writable(self) -> bool:
-        """It is."""
-        return True
-
-    def readable(self) -> bool:
-        """It is not."""
-        return False
-
-    seekable = readable
+def _sink(out: OutputFile) -> SimpleNamespace:
+    """An OutputFile as pyarrow wants a file: written in order, and closed by its owner."""
+    return SimpleNamespace(
+        closed=False, write=out.write, flush=out.flush, tell=out.tell, close=lambda: None,
+        writable=lambda: True, readable=lambda: False, seekable=lambda: False,
+    )  # fmt: skip
 
 
 class Parquet(DatasetFormat):
@@ -237,7 +224,7 @@ class Parquet(DatasetFormat):
             most = min(most, spec.parquet.generation_batch_size)
         stream, group = job.stream(), spec.parquet.row_group_size
         with pq.ParquetWriter(
-            pa.PythonFile(_Sink(out), mode="w"),
+            pa.PythonFile(_sink(out), mode="w"),
             schema,
             compression=spec.compression if spec.compression != "none" else None,
             use_dictionary=small,
