@@ -115,7 +115,14 @@ class RunCheckpointer:
         self._options = loaded.workload.checkpoint
         self._count, self._world = accelerators, accelerators * group.place.world_size
         self._first = accelerators * group.place.rank
-        self._spec = self._spec_of(loaded)
+        try:
+            self._spec = ModelSpec(loaded.workload.model)
+            self._spec.data_parallelism(self._world)
+        except ValueError as e:
+            raise WorkloadError(
+                f"{loaded.at('model.parallelism')}: {e}.",
+                next_step="Change the accelerators, or model.parallelism.",
+            ) from e
         self._run = group.broadcast(secrets.token_hex(8) if group.place.is_first else None)
         self._writers = [self._writer(self._first + n) for n in range(accelerators)]
         self._size = sum(
@@ -124,17 +131,6 @@ class RunCheckpointer:
         self._pool = ThreadPoolExecutor(min(accelerators, _SIDE_BY_SIDE), "accelerator-checkpoint")
         self._running: tuple[int, int, float] | None = None
         self.saved: list[CheckpointTimes] = []
-
-    def _spec_of(self, loaded: LoadedWorkload) -> ModelSpec:
-        try:
-            spec = ModelSpec(loaded.workload.model)
-            spec.data_parallelism(self._world)
-        except ValueError as e:
-            raise WorkloadError(
-                f"{loaded.at('model.parallelism')}: {e}.",
-                next_step="Change the accelerators, or model.parallelism.",
-            ) from e
-        return spec
 
     def _writer(self, number: int) -> CheckpointWriter:
         return writer_of(
@@ -222,14 +218,6 @@ class RunCheckpointer:
             self._group.barrier(_DEADLINE_S)
         return CheckpointTimes(epoch, number, start_s, time.monotonic() - begin, nbytes)
 
-    def paths(self) -> list[str]:
-        """The files of all checkpoints that lie in the folder."""
-        return [
-            os.path.join(place, name)
-            for place, _, names in os.walk(self._options.checkpoint_folder)
-            for name in names
-        ]
-
     def close(self) -> None:
         """Wait for what is still written, and give back memory."""
         try:
@@ -308,7 +296,11 @@ def run_checkpoints(
         group.barrier(24 * 3600.0)
         if reads:
             readers = checkpointer.shifted()
-            paths = checkpointer.paths()
+            paths = [
+                os.path.join(place, name)
+                for place, _, names in os.walk(options.checkpoint_folder)
+                for name in names
+            ]
             if cold:
                 make_cold(
                     paths,

@@ -10,6 +10,8 @@ background. Nothing is compressible, and what is read back is counted byte by by
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +52,11 @@ class RankShare:
     def optimizer_bytes(self) -> int:
         """Of the optimizer's."""
         return sum(map(sum, self.optimizer.values()))
+
+    @property
+    def files(self) -> dict[str, list[int]]:
+        """Of both."""
+        return self.model | self.optimizer
 
     @property
     def nbytes(self) -> int:
@@ -232,19 +239,15 @@ class CheckpointWriter(Protocol):
 
     def save(self, epoch: int, step: int) -> None:
         """Saves; returns when training may go on."""
-        ...
 
     def wait(self) -> SaveTimes:
         """Waits until the last save is complete."""
-        ...
 
     def load(self, epoch: int, step: int) -> int:
         """Reads a checkpoint back; how many bytes it has."""
-        ...
 
     def close(self) -> None:
         """Waits, and gives back memory."""
-        ...
 
 
 def writer_of(
@@ -275,43 +278,31 @@ def writer_of(
     Raises:
         ValueError: there is no such writer.
     """
+    content = Content(seed) if random else None
     if name == "headrace":
         options = CheckpointOptions(keep=None)
         checkpointer = Checkpointer(
             folder, rank=rank, world_size=world_size, local=local, run=run, options=options
         )
-        return _InBackground(checkpointer, share, rank, seed if random else None)
+        return _InBackground(checkpointer, share, rank, content)
     if name not in ("plain", "fsync", "direct"):
         raise ValueError(
             f"the checkpoint writer is {name!r}, expected plain, fsync, direct or headrace"
         )
     if local is not None:
         raise ValueError(f"local is {local!r}: only the writer headrace has a local folder")
-    return _Streamed(name, folder, share, rank, seed if random else None)
-
-
-def _files_of(share: RankShare) -> list[tuple[str, int]]:
-    return [(name, sum(sizes)) for name, sizes in (*share.model.items(), *share.optimizer.items())]
-
-
-def _blocks(content: Content | None, key: int, size: int) -> Iterator[NDArray[np.uint8]]:
-    """A file's bytes, piece by piece."""
-    if content is not None:
-        yield from content.stream(key).blocks(size)
-        return
-    ones = np.ones(min(size, BUFFER_BYTES), np.uint8)
-    for at in range(0, size, BUFFER_BYTES):
-        yield ones[: size - at]
+    return _Streamed(name, folder, share, rank, content)
 
 
 class _Streamed:
     """Stands still until all is written, as DLIO does."""
 
     def __init__(
-        self, name: str, folder: str, share: RankShare, rank: int, seed: int | None
+        self, name: str, folder: str, share: RankShare, rank: int, content: Content | None
     ) -> None:
-        self._name, self._folder, self._files = name, folder, _files_of(share)
-        self._rank, self._content = rank, None if seed is None else Content(seed)
+        self._name, self._folder = name, folder
+        self._files = [(name, sum(sizes)) for name, sizes in share.files.items()]
+        self._rank, self._content = rank, content
         self._buffers = [WriteBuffer() for _ in range(_STREAMS)]
         self._times = SaveTimes(0, 0.0, 0.0)
 
@@ -327,7 +318,14 @@ class _Streamed:
         def write(stream: int) -> int:
             done = 0
             for number in range(stream, len(self._files), _STREAMS):
-                done += self._write(place, number, base + number, self._buffers[stream])
+                name, size = self._files[number]
+                with OutputFile(
+                    os.path.join(place, name), self._buffers[stream],
+                    direct=self._name == "direct", sync=self._name != "plain",
+                ) as out:  # fmt: skip
+                    for data in self._blocks(base + number, size):
+                        out.write(data)
+                done += size
             return done
 
         try:
@@ -341,15 +339,14 @@ class _Streamed:
         seconds = time.monotonic() - started
         self._times = SaveTimes(nbytes, seconds, seconds)
 
-    def _write(self, place: str, number: int, key: int, buffer: WriteBuffer) -> int:
-        name, size = self._files[number]
-        path = os.path.join(place, name)
-        with OutputFile(
-            path, buffer, direct=self._name == "direct", sync=self._name != "plain"
-        ) as out:
-            for data in _blocks(self._content, key, size):
-                out.write(data)
-        return size
+    def _blocks(self, key: int, size: int) -> Iterator[NDArray[np.uint8]]:
+        """A file's bytes, piece by piece."""
+        if self._content is not None:
+            yield from self._content.stream(key).blocks(size)
+            return
+        ones = np.ones(min(size, BUFFER_BYTES), np.uint8)
+        for at in range(0, size, BUFFER_BYTES):
+            yield ones[: size - at]
 
     def wait(self) -> SaveTimes:
         return self._times
@@ -393,32 +390,28 @@ class _InBackground:
     """headrace's own checkpoints."""
 
     def __init__(
-        self, checkpointer: Checkpointer, share: RankShare, rank: int, seed: int | None
+        self, checkpointer: Checkpointer, share: RankShare, rank: int, content: Content | None
     ) -> None:
         self._checkpointer, self._share = checkpointer, share
-        self._rank, self._seed = rank, seed
-        self._tree: dict[str, list[NDArray[np.uint8]]] | None = None
+        self._rank, self._content = rank, content
 
+    @functools.cached_property
     def _arrays(self) -> dict[str, list[NDArray[np.uint8]]]:
-        """The arrays, which only those need who save."""
-        if self._tree is None:
-            content = None if self._seed is None else Content(self._seed)
-            self._tree, number = {}, self._rank << 20
-            for name, sizes in (*self._share.model.items(), *self._share.optimizer.items()):
-                self._tree[name] = []
-                for size in sizes:
-                    whole = np.ones(size, np.uint8)
-                    if content is not None:
-                        whole = content.stream(number).take(size)
-                    self._tree[name].append(whole)
-                    number += 1
-        return self._tree
+        """What is saved; who only reads needs no memory for it."""
+        numbers = itertools.count(self._rank << 20)
+
+        def array(size: int) -> NDArray[np.uint8]:
+            if self._content is None:
+                return np.ones(size, np.uint8)
+            return self._content.stream(next(numbers)).take(size)
+
+        return {name: [array(n) for n in sizes] for name, sizes in self._share.files.items()}
 
     def _step(self, epoch: int, step: int) -> int:
         return epoch * 10**9 + step
 
     def save(self, epoch: int, step: int) -> None:
-        self._checkpointer.save(self._arrays(), self._step(epoch, step))
+        self._checkpointer.save(self._arrays, self._step(epoch, step))
 
     def wait(self) -> SaveTimes:
         report = self._checkpointer.wait()
