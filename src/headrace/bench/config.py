@@ -214,26 +214,18 @@ def read_document(path: Path) -> dict[str, YamlSetting]:
         raise WorkloadError(f"{path} is larger than {_DOCUMENT_BYTES_MAX} bytes.", path=str(path))
     yaml = yaml_of()
     try:
-        root = yaml.compose(written, yaml.SafeLoader)
-        return {} if root is None else _settings_of(yaml, root, str(path))
+        return _settings_of(yaml, written, str(path))
     except yaml.YAMLError as e:
         raise WorkloadError(f"{path} is no YAML: {' '.join(str(e).split())}.") from e
     except RecursionError as e:
         raise WorkloadError(f"{path} is nested too deeply.", path=str(path)) from e
 
 
-def _settings_of(yaml: Any, root: Any, path: str) -> dict[str, YamlSetting]:
+def _settings_of(yaml: Any, written: str, path: str) -> dict[str, YamlSetting]:
     settings: dict[str, YamlSetting] = {}
 
     def at(node: Any) -> str:
         return f"{path}:{node.start_mark.line + 1}"
-
-    def construct(node: Any) -> Any:
-        loader = yaml.SafeLoader("")
-        try:
-            return loader.construct_object(node, deep=True)
-        finally:
-            loader.dispose()
 
     def walk(node: Any, prefix: str, depth: int) -> None:
         if depth > _DEPTH_MAX:
@@ -248,11 +240,17 @@ def _settings_of(yaml: Any, root: Any, path: str) -> dict[str, YamlSetting]:
             if isinstance(value, yaml.MappingNode) and name not in _FREE:
                 walk(value, name + ".", depth + 1)
             elif not (empty and any(known.startswith(name + ".") for known in KEYS)):
-                settings[name] = YamlSetting(construct(value), at(key))
+                settings[name] = YamlSetting(loader.construct_object(value, deep=True), at(key))
 
-    if not isinstance(root, yaml.MappingNode):
-        raise WorkloadError(f"{at(root)}: expected sections such as `dataset:`.")
-    walk(root, "", 0)
+    loader = yaml.SafeLoader(written)
+    try:
+        root = loader.get_single_node()
+        if root is not None and not isinstance(root, yaml.MappingNode):
+            raise WorkloadError(f"{at(root)}: expected sections such as `dataset:`.")
+        if root is not None:
+            walk(root, "", 0)
+    finally:
+        loader.dispose()
     return settings
 
 
