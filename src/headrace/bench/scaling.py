@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from headrace.errors import BenchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.cluster.executor import Executor, JobStatus
+    from headrace.cluster.executor import Executor
 
 
 _LINE_BYTES_MAX = 64 << 10
@@ -90,19 +90,13 @@ def _epoch_of(document: Any) -> EpochLine | None:
     values = {
         f.name: document[f.name] for f in fields(EpochLine) if document.get(f.name) is not None
     }
-    if not all(_is_number(value) for value in values.values()):
-        return None
-    for name in _COUNTS:
-        if name in values:
-            values[name] = int(values[name])
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number and math.isfinite(value) and value >= 0):
+            return None
+        values[name] = int(value) if name in _COUNTS else value
     epoch = EpochLine(**values)
-    usable = epoch.seconds > 0 and epoch.samples > 0 and epoch.epoch >= 0
-    return epoch if usable else None
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return epoch if epoch.seconds > 0 and epoch.samples > 0 else None
 
 
 TOLERANCE = 0.01
@@ -141,10 +135,6 @@ class ScalingRow:
     """One size of the table; None where the run does not say.
 
     Attributes:
-        ranks: processes that trained.
-        nodes: that they ran on.
-        state: how the job ended.
-        wall_s: its wall time.
         whole_per_s: samples a second over the whole wall time.
         training_per_s: samples a second in the median epoch.
         efficiency: training throughput for each rank, against the first row's.
@@ -153,24 +143,22 @@ class ScalingRow:
         accuracy_fell: it is behind the first row's by more than the tolerance.
         reads_per_s: while training.
         bytes_per_s: likewise.
-        split: of the wall time.
-        log: the job's.
     """
 
     ranks: int
     nodes: int
     state: str
     wall_s: float
-    whole_per_s: float | None
-    training_per_s: float | None
-    efficiency: float | None
-    whole_efficiency: float | None
-    accuracy: float | None
-    accuracy_fell: bool
-    reads_per_s: float | None
-    bytes_per_s: float | None
-    split: TimeSplit | None
-    log: str
+    whole_per_s: float | None = None
+    training_per_s: float | None = None
+    efficiency: float | None = None
+    whole_efficiency: float | None = None
+    accuracy: float | None = None
+    accuracy_fell: bool = False
+    reads_per_s: float | None = None
+    bytes_per_s: float | None = None
+    split: TimeSplit | None = None
+    log: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +190,15 @@ def scaling_table(runs: Sequence[ScalingRun], tolerance: float = TOLERANCE) -> S
     if not runs or len(set(sizes)) < len(sizes):
         raise ValueError(f"runs are of {sizes} ranks, expected one run for each of some sizes")
     epochs = max(len(run.epochs) for run in runs)
-    done = [run for run in runs if _is_whole(run, epochs)]
+    done = [r for r in runs if r.state == "COMPLETED" and len(r.epochs) == epochs > 0]
     first = done[0] if done else None
     rows = tuple(_row(run, first if run in done else None, tolerance) for run in runs)
     return ScalingTable(rows, tolerance, epochs, _findings(rows, runs, epochs))
 
 
-def _is_whole(run: ScalingRun, epochs: int) -> bool:
-    return run.state == "COMPLETED" and len(run.epochs) == epochs > 0
-
-
 def _row(run: ScalingRun, first: ScalingRun | None, tolerance: float) -> ScalingRow:
     if first is None:
-        nothing = (None, None, None, None, None, False, None, None, None)
-        return ScalingRow(run.ranks, run.nodes, run.state, run.wall_s, *nothing, run.log)
+        return ScalingRow(run.ranks, run.nodes, run.state, run.wall_s, log=run.log)
     accuracy = run.epochs[-1].accuracy
     return ScalingRow(
         run.ranks,
@@ -396,19 +379,13 @@ def _run(
     except BaseException:
         executor.cancel([job_id])  # nobody would look at what it still does
         raise
-    waited = time.monotonic() - began
+    wall_s = time.monotonic() - began
     status = ended[0] if ended else None
+    if status is not None and status.started_s is not None and status.ended_s is not None:
+        wall_s = max(status.ended_s - status.started_s, 0.0)
     text = b"".join(executor.logs(job_id)).decode(errors="replace")
     state = "UNKNOWN" if status is None else str(status.state)
-    epochs = read_epochs(text)
-    return ScalingRun(ranks, nodes, job_id, state, _wall_s(status, waited), epochs, str(log))
-
-
-def _wall_s(status: JobStatus | None, waited: float) -> float:
-    """By the executor's clock; it counts whole seconds in places, so never below what was printed."""
-    if status is None or status.started_s is None or status.ended_s is None:
-        return waited
-    return max(status.ended_s - status.started_s, 0.0)
+    return ScalingRun(ranks, nodes, job_id, state, wall_s, read_epochs(text), str(log))
 
 
 _HEAD = (
@@ -441,12 +418,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _cells(row: ScalingRow) -> tuple[str, ...]:
     if row.split is None or row.accuracy is None:
         return (str(row.ranks), str(row.nodes), f"{row.wall_s:.1f}", row.state, *["-"] * 10)
-    split = row.split
-    total = max(
-        split.waiting_s + split.computing_s + split.saving_s + split.evaluating_s + split.other_s,
-        1e-9,
-    )
-    parts = (split.waiting_s, split.computing_s, split.saving_s, split.evaluating_s, split.other_s)
+    parts = astuple(row.split)
+    total = max(sum(parts), 1e-9)
     return (
         str(row.ranks),
         str(row.nodes),

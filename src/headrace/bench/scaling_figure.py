@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from headrace.pages.charts import text
 from headrace.pages.html import safe
 
 if TYPE_CHECKING:
@@ -56,14 +57,14 @@ def figure_svg(table: ScalingTable, title: str) -> str:
     height = _TOP + 2 * (_PANEL + _GAP) + bars
     inside = [
         f'<rect width="{_WIDTH}" height="{height}" class="paper"/>',
-        _text((16, 28), title, kind="title"),
+        text(16, 28, title, kind="title"),
     ]
     if rows:
         inside.append(_group(_TOP, _throughput(rows)))
         inside.append(_group(_TOP + _PANEL + _GAP, _accuracy(rows, table.tolerance)))
         inside.append(_group(_TOP + 2 * (_PANEL + _GAP), _times(rows)))
     else:
-        inside.append(_text((16, _TOP), "No size ran to its end."))
+        inside.append(text(16, _TOP, "No size ran to its end."))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
         f'height="{height}" role="img" aria-label="{safe(title)}"><style>{_STYLE}</style>'
@@ -75,10 +76,6 @@ def _group(y: float, inside: Sequence[str]) -> str:
     return f'<g transform="translate(0 {y:g})">{"".join(inside)}</g>'
 
 
-def _text(at: tuple[float, float], text: str, where: str = "start", kind: str = "") -> str:
-    return f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" text-anchor="{where}" class="{kind}">{safe(text)}</text>'
-
-
 def _place(row: ScalingRow, rows: Sequence[ScalingRow]) -> float:
     """Where a size stands: doubled ranks are equally far apart."""
     low, high = math.log2(rows[0].ranks), math.log2(rows[-1].ranks)
@@ -88,13 +85,13 @@ def _place(row: ScalingRow, rows: Sequence[ScalingRow]) -> float:
 
 def _axis(rows: Sequence[ScalingRow], name: str, ticks: Sequence[tuple[float, str]]) -> list[str]:
     """The panel's title, lines across with their values, and the ranks below."""
-    drawn = [_text((16, -14), name, kind="soft")]
+    drawn = [text(16, -14, name, kind="soft")]
     for y, label in ticks:
         drawn.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" class="grid"/>')
-        drawn.append(_text((_LEFT - 8, y + 4), label, "end", "soft"))
+        drawn.append(text(_LEFT - 8, y + 4, label, "end", "soft"))
     for row in rows:
         label = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
-        drawn.append(_text((_place(row, rows), _PANEL + 20), label, "middle"))
+        drawn.append(text(_place(row, rows), _PANEL + 20, label, "middle"))
     return drawn
 
 
@@ -130,7 +127,7 @@ def _throughput(rows: Sequence[ScalingRow]) -> list[str]:
     for row, x, rate in zip(rows, places, rates, strict=True):
         label = f"{rate:,.0f}/s, {row.efficiency or 0:.0%}"
         drawn.append(_dot((x, y(rate)), "fell" if row.accuracy_fell else "", label))
-        drawn.append(_text((x + 9, min(y(rate) + 18, _PANEL - 4)), label))
+        drawn.append(text(x + 9, min(y(rate) + 18, _PANEL - 4), label))
     return drawn
 
 
@@ -160,19 +157,19 @@ def _accuracy(rows: Sequence[ScalingRow], tolerance: float) -> list[str]:
         )  # beside the line, not on it
         beside = max(at[1] - 10, 12) if falls else min(at[1] + 20, _PANEL - 4)
         kind = "fell-text" if row.accuracy_fell else ""
-        drawn.append(_text((at[0] + 9, beside), label, kind=kind))
+        drawn.append(text(at[0] + 9, beside, label, kind=kind))
     return drawn
 
 
 def _times(rows: Sequence[ScalingRow]) -> list[str]:
     """A bar for each size, cut into parts of its wall time."""
-    drawn = [_text((16, -14), "where the wall time went", kind="soft")]
+    drawn = [text(16, -14, "where the wall time went", kind="soft")]
     room = _WIDTH - _LEFT - 36 - 90
     for number, row in enumerate(rows):
         y, x = 26.0 * number, _LEFT + 36.0
         parts = [(name, colour, getattr(row.split, field)) for field, name, colour in _PARTS]
         total = max(sum(seconds for _, _, seconds in parts), 1e-9)
-        drawn.append(_text((x - 8, y + 14), f"{row.ranks}", "end"))
+        drawn.append(text(x - 8, y + 14, f"{row.ranks}", "end"))
         for name, colour, seconds in parts:
             width = seconds / total * room
             drawn.append(
@@ -180,12 +177,12 @@ def _times(rows: Sequence[ScalingRow]) -> list[str]:
                 f'class="{colour}"><title>{name}: {seconds:.1f} s, {seconds / total:.0%}</title></rect>'
             )
             x += width
-        drawn.append(_text((x + 6, y + 14), f"{row.wall_s:.1f} s"))
+        drawn.append(text(x + 6, y + 14, f"{row.wall_s:.1f} s"))
     x, y = _LEFT + 36.0, 26.0 * len(rows) + 24
     for _, name, colour in _PARTS:
         drawn.append(
             f'<rect x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12" class="{colour}"/>'
         )
-        drawn.append(_text((x + 18, y), name))
+        drawn.append(text(x + 18, y, name))
         x += 40 + 8 * len(name)
     return drawn
