@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path.insert(0, str(ROOT))
 
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions
+from headrace.bench.session import run_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ def _run(folder: Path, name: str, seconds: float) -> Ceiling:
         f"++workload.dataset.num_files_train={ACCELERATORS * batch * steps}",
         "++workload.workflow.checkpoint=False", "++workload.workflow.evaluation=False",
         f"++hydra.run.dir={folder}",
-    ], SessionOptions(run=RunOptions(accelerators=ACCELERATORS)))  # fmt: skip
+    ], SessionOptions(accelerators=ACCELERATORS))  # fmt: skip
     assert report.summary is not None
     own = report.summary["headrace"]
     late = own["late_s"]

@@ -25,7 +25,7 @@ from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import find_files
 from headrace.bench.generate import generate
 from headrace.bench.ranks import join
-from headrace.bench.run import RunOptions, run_epochs
+from headrace.bench.run import SessionOptions, run_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ def read(folder: str, form: str, files: str, batch: str, threads: str, epochs: s
     with tempfile.TemporaryDirectory() as meeting:
         group = join(Rank(0, 1), Path(meeting))
         before = _cpu_s()
-        found = run_epochs(loaded, RunOptions(), group, paths)
+        found = run_epochs(loaded, SessionOptions(), group, paths)
         group.close()
     return {
         "epochs_s": [block.end_s - block.start_s for block in found.blocks],

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path.insert(0, str(ROOT))
 
-from headrace.bench.run import RunOptions
-from headrace.bench.session import SessionOptions, run_session
+from headrace.bench.run import SessionOptions
+from headrace.bench.session import run_session
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume
 
@@ -147,13 +147,13 @@ def _run(setting: Setting, file_bytes: int, words: list[str]) -> Row:
     bandwidth = setting.bandwidth(file_bytes)
     slow = SlowVolume(Simulation(name="truth", bandwidth_bytes_per_s=bandwidth))
     threads = min(8, 64 // setting.accelerators)  # enough that the link is never idle
-    run = RunOptions(accelerators=setting.accelerators, simulate=slow)
+    options = SessionOptions(accelerators=setting.accelerators, simulate=slow)
     report = run_session([
         *words, f"++workload.reader.batch_size={setting.batch}",
         f"++workload.train.computation_time={setting.step_s}",
         f"++workload.train.total_training_steps={setting.steps}",
         f"++workload.reader.read_threads={threads}", f"++workload.reader.prefetch_size={threads}",
-    ], SessionOptions(run=run))  # fmt: skip
+    ], options)  # fmt: skip
     assert report.summary is not None
     found = report.summary["metric"]["train_au_mean_percentage"]
     late = report.summary["headrace"]["late_s"]["p99"]

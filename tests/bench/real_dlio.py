@@ -60,6 +60,6 @@ class RealDlio:
             [self.folder / "bin/dlio_benchmark", *words], env=environ, capture_output=True, text=True,
             timeout=timeout_s, check=False,
         )  # fmt: skip
-        said = ended.stdout + ended.stderr
-        assert ended.returncode == 0, said[-4000:]
-        return said
+        message = ended.stdout + ended.stderr
+        assert ended.returncode == 0, message[-4000:]
+        return message

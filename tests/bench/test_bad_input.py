@@ -28,7 +28,7 @@ def no_result(folder):
 
 
 @pytest.fixture
-def made(tmp_path):
+def generated(tmp_path):
     """Generates a data set of a format; gives the command line of a run over it."""
 
     def make(form="npz", *more, workload="unet3d_h100"):
@@ -44,8 +44,8 @@ def files(tmp_path, form):
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "synthetic"])
 @pytest.mark.parametrize("engine", ["headrace", "torch"])
-def test_a_file_that_is_cut_short_is_named(made, tmp_path, form, engine):
-    words = made(form, f"++workload.reader.engine={engine}")
+def test_a_file_that_is_cut_short_is_named(generated, tmp_path, form, engine):
+    words = generated(form, f"++workload.reader.engine={engine}")
     cut = files(tmp_path, form)[-1]
     os.truncate(cut, cut.stat().st_size - 7)
     with pytest.raises(SourceError, match=cut.name):
@@ -54,9 +54,9 @@ def test_a_file_that_is_cut_short_is_named(made, tmp_path, form, engine):
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "synthetic"])
-def test_files_of_another_format_under_the_right_name_are_found_out(made, tmp_path, form):
+def test_files_of_another_format_under_the_right_name_are_found_out(generated, tmp_path, form):
     """Someone else's data: no manifest says what they are."""
-    words = made(form)
+    words = generated(form)
     (tmp_path / "data" / FILE_NAME).unlink()
     for path in files(tmp_path, form):
         path.write_bytes(b"GIF89a" + bytes(3000))
@@ -67,8 +67,8 @@ def test_files_of_another_format_under_the_right_name_are_found_out(made, tmp_pa
     assert no_result(tmp_path)
 
 
-def test_a_name_without_a_file_is_an_error_of_ours(made, tmp_path):
-    words = made()
+def test_a_name_without_a_file_is_an_error_of_ours(generated, tmp_path):
+    words = generated()
     gone = files(tmp_path, "npz")[0]
     gone.unlink()
     gone.symlink_to("nothing")  # it is still listed
@@ -77,8 +77,8 @@ def test_a_name_without_a_file_is_an_error_of_ours(made, tmp_path):
     assert no_result(tmp_path)
 
 
-def test_another_format_than_was_generated_is_named(made, tmp_path):
-    made("npz")
+def test_another_format_than_was_generated_is_named(generated, tmp_path):
+    generated("npz")
     words = scaled("unet3d_h100", "npy", tmp_path, tmp_path / "out")
     with pytest.raises(
         SourceError, match="data: the data set was generated with format 'npz' instead of 'npy'"
@@ -87,8 +87,8 @@ def test_another_format_than_was_generated_is_named(made, tmp_path):
     assert no_result(tmp_path)
 
 
-def test_a_half_generated_data_set_is_not_run(made, tmp_path):
-    words = made()
+def test_a_half_generated_data_set_is_not_run(generated, tmp_path):
+    words = generated()
     manifest = tmp_path / "data" / FILE_NAME
     document = json.loads(manifest.read_text()) | {"complete": False}
     del document["crc32c"]
@@ -98,8 +98,8 @@ def test_a_half_generated_data_set_is_not_run(made, tmp_path):
     assert no_result(tmp_path)
 
 
-def test_a_missing_file_is_counted(made, tmp_path):
-    words = made()
+def test_a_missing_file_is_counted(generated, tmp_path):
+    words = generated()
     files(tmp_path, "npz")[2].unlink()
     with pytest.raises(SourceError, match=rf"has {FILES - 1} files .* num_files_train = {FILES}"):
         run_session(words)
@@ -115,8 +115,8 @@ def as_nobody(do):
         os.seteuid(0) if ROOT else None
 
 
-def test_a_folder_that_may_not_be_read_is_named(made, tmp_path):
-    made()
+def test_a_folder_that_may_not_be_read_is_named(generated, tmp_path):
+    generated()
     folder = tmp_path / "data/train"
     folder.chmod(0)
     spec = DatasetSpec(data_folder=str(tmp_path / "data"), format="npz", num_files_train=FILES)
@@ -140,17 +140,17 @@ def test_a_data_folder_that_is_none_is_named(tmp_path, kind):
     assert no_result(tmp_path)
 
 
-def test_a_folder_for_results_that_cannot_be_made_is_named(made, tmp_path):
-    made()
+def test_a_folder_for_results_that_cannot_be_made_is_named(generated, tmp_path):
+    generated()
     (tmp_path / "busy").write_text("x")
     with pytest.raises(BenchError, match="busy/out cannot be made"):
         run_session(scaled("unet3d_h100", "npz", tmp_path, tmp_path / "busy/out"))
 
 
 def test_a_data_set_too_small_for_the_ranks_is_refused_before_anybody_waits(
-    made, tmp_path, monkeypatch
+    generated, tmp_path, monkeypatch
 ):
-    words = made()
+    words = generated()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "64")
     with pytest.raises(
@@ -192,9 +192,9 @@ def test_a_disk_that_is_full_while_data_is_generated_ends_it(small_disk, tmp_pat
                    "++workload.dataset.record_length_bytes=200000",
                    "++workload.dataset.num_files_eval=0")  # fmt: skip
     ended = program(*words)
-    _, said = ended.communicate(timeout=60)
+    _, message = ended.communicate(timeout=60)
     assert ended.returncode == 3
-    assert f"_of_{FILES}.csv: the disk is full" in said
+    assert f"_of_{FILES}.csv: the disk is full" in message
     left = list((small_disk / "data").rglob("*.csv*"))
     assert 0 < len(left) < FILES
     assert all(path.read_bytes()[-1:] == b"\n" for path in left)  # whole ones only
@@ -213,9 +213,11 @@ def test_what_does_not_fit_is_refused_before(small_disk, tmp_path):
     assert not list(small_disk.rglob("*.npz"))
 
 
-def test_a_disk_that_is_full_while_a_checkpoint_is_written_ends_the_run(small_disk, made, tmp_path):
+def test_a_disk_that_is_full_while_a_checkpoint_is_written_ends_the_run(
+    small_disk, generated, tmp_path
+):
     """What fits when it begins does not when others write, too."""
-    words = made("npz", "++workload.workflow.checkpoint=True", "++workload.model.model_size=2500000",
+    words = generated("npz", "++workload.workflow.checkpoint=True", "++workload.model.model_size=2500000",
                  "++workload.train.epochs=3", "++workload.checkpoint.checkpoint_after_epoch=1",
                  f"++workload.checkpoint.checkpoint_folder={small_disk}")  # fmt: skip
     with pytest.raises(VolumeError, match=r"small.*(are needed|disk is full)"):
@@ -233,10 +235,10 @@ def test_a_limit_on_a_files_size_is_named(tmp_path):
     words = scaled("unet3d_h100", "npz", tmp_path, tmp_path / "out", *GENERATE,
                    "++workload.dataset.record_length_bytes=400000")  # fmt: skip
     ended = program(*words, limits=limits)
-    _, said = ended.communicate(timeout=60)
-    assert ended.returncode == 3, said
-    assert f"_of_{FILES}.npz" in said
-    assert "File too large" in said
+    _, message = ended.communicate(timeout=60)
+    assert ended.returncode == 3, message
+    assert f"_of_{FILES}.npz" in message
+    assert "File too large" in message
     assert not [path for path in (tmp_path / "data").rglob("*.npz*") if path.is_file()]
 
 
@@ -254,8 +256,8 @@ class Dies:
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2])
-def test_a_rank_that_dies_ends_the_others_and_is_named(made, tmp_path, dead):
-    words = made(
+def test_a_rank_that_dies_ends_the_others_and_is_named(generated, tmp_path, dead):
+    words = generated(
         "npz", f"++workload.reader.engine=custom:{__name__}:Dies", "++workload.reader.batch_size=1"
     )
     environ = {
@@ -264,19 +266,19 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(made, tmp_path, dead):
     }  # fmt: skip
     ranks = [program(*words, environ=environ | {"OMPI_COMM_WORLD_RANK": str(n)}) for n in range(3)]
     # The deadline of a batch is minutes.
-    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    message = [rank.communicate(timeout=60)[1] for rank in ranks]
     codes = [rank.returncode for rank in ranks]
     assert codes[dead] == -signal.SIGKILL
-    assert [code for n, code in enumerate(codes) if n != dead] == [3, 3], said
+    assert [code for n, code in enumerate(codes) if n != dead] == [3, 3], message
     if dead:
-        assert f"rank {dead} is gone" in said[0]
+        assert f"rank {dead} is gone" in message[0]
     else:
-        assert "rank 0 is gone" in said[1] + said[2]
+        assert "rank 0 is gone" in message[1] + message[2]
     assert no_result(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["++workload.reader.batch_size=four"], "reader.batch_size is 'four', expected a whole number"),
         (["~workload.reader.batch_sizes"], "reader.batch_sizes is not there"),
@@ -289,10 +291,10 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(made, tmp_path, dead):
         (["++workload.metric.au=90"], "metric.au is 90, expected a number of at least 0, at most 1"),
     ],
 )  # fmt: skip
-def test_wrong_values_are_named_by_key_and_place(tmp_path, overrides, said):
+def test_wrong_values_are_named_by_key_and_place(tmp_path, overrides, message):
     words = [*scaled("unet3d_h100", "npz", tmp_path, tmp_path / "out"), *overrides]
     with pytest.raises(WorkloadError) as raised:
         run_session(words)
     assert f"command line: {overrides[0]}" in str(raised.value)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert no_result(tmp_path)

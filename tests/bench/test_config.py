@@ -57,7 +57,7 @@ def test_hydra_words_are_understood():
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("-m", "run the command once for each value"),
         ("--config-name=x", "workload=NAME"),
@@ -68,19 +68,19 @@ def test_hydra_words_are_understood():
         ("--frobnicate", "not known"),
     ],
 )
-def test_words_that_make_no_sense_are_errors(word, said):
-    with pytest.raises(WorkloadError, match=said.replace("?", r"\?").replace("+", r"\+")):
+def test_words_that_make_no_sense_are_errors(word, message):
+    with pytest.raises(WorkloadError, match=message.replace("?", r"\?").replace("+", r"\+")):
         parse_command_line([word])
 
 
 def test_unknown_keys_name_file_line_and_what_was_meant(own):
-    said = refused(own, "framework: pytorch\nreader:\n  batch_sise: 3\ntrian:\n  epochs: 2\n")
-    assert "mine.yaml:3: reader.batch_sise is not known; did you mean reader.batch_size?" in said
-    assert "mine.yaml:5: trian.epochs is not known; did you mean train.epochs?" in said
+    message = refused(own, "framework: pytorch\nreader:\n  batch_sise: 3\ntrian:\n  epochs: 2\n")
+    assert "mine.yaml:3: reader.batch_sise is not known; did you mean reader.batch_size?" in message
+    assert "mine.yaml:5: trian.epochs is not known; did you mean train.epochs?" in message
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("train:\n  epochs: 2.5", "mine.yaml:2: train.epochs is 2.5, expected a whole number of at least 1"),
         ("train:\n  epochs: true", "expected a whole number"),
@@ -108,14 +108,14 @@ def test_unknown_keys_name_file_line_and_what_was_meant(own):
         ("train:\n  computation_time_stdev: 0.1", "train.computation_time is missing"),
     ],
 )  # fmt: skip
-def test_values_that_cannot_be_are_errors(own, text, said):
-    assert said in refused(own, text)
+def test_values_that_cannot_be_are_errors(own, text, message):
+    assert message in refused(own, text)
 
 
 def test_all_problems_are_told_at_once(own):
-    said = refused(own, "train: {epochs: 0}\nmetric: {au: 2}", "++workload.reader.batch_size=0")
-    assert len(said.splitlines()) == 3
-    assert "command line: ++workload.reader.batch_size=0" in said
+    message = refused(own, "train: {epochs: 0}\nmetric: {au: 2}", "++workload.reader.batch_size=0")
+    assert len(message.splitlines()) == 3
+    assert "command line: ++workload.reader.batch_size=0" in message
 
 
 def test_traps_are_honoured_and_told(own):

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.bench.checks import notes_of
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import find_files
 from headrace.bench.engines import native as preprocessing
 from headrace.bench.engines.base import Delivered
 from headrace.bench.generate import generate
+from headrace.bench.session import notes_of
 from headrace.bench.values import TimeDistribution
 from headrace.errors import BenchError, SourceError
 
@@ -22,7 +22,7 @@ def loaded(*overrides, workload="unet3d_h100"):
 
 
 @pytest.mark.parametrize(
-    ("engine", "overrides", "said"),
+    ("engine", "overrides", "message"),
     [
         ("headrace", ["reader.shuffle_size=2"], "over the whole data set"),
         ("torch", ["reader.shuffle_size=2"], "over the whole data set"),
@@ -47,14 +47,14 @@ def loaded(*overrides, workload="unet3d_h100"):
                       "checkpoint.steps_between_checkpoints=9"], "says when they are written"),
     ],
 )  # fmt: skip
-def test_a_key_without_effect_says_so(engine, overrides, said):
+def test_a_key_without_effect_says_so(engine, overrides, message):
     key = overrides[0].split("=")[0]
     of_key = [n for n in notes_of(loaded(f"reader.engine={engine}", *overrides)) if key in n]
-    if said is None:
+    if message is None:
         assert not of_key
     else:
         assert len(of_key) == 1
-        assert said in of_key[0]
+        assert message in of_key[0]
         assert overrides[0] in of_key[0]  # where it was given
 
 
@@ -70,10 +70,10 @@ def test_skip_listing_names_files_and_looks_for_some(tmp_path):
     assert find_files(spec.workload.dataset, "train", 3) == listed
     (tmp_path / "train/stray.npz").touch()
     assert find_files(spec.workload.dataset, "train", 3) == listed
-    for number, found in ((3, True), (7, True), (4, False)):
+    for number, result in ((3, True), (7, True), (4, False)):
         path = Path(listed[number])
         away = path.rename(tmp_path / "away")
-        if found:
+        if result:
             with pytest.raises(SourceError, match="skip_listing"):
                 find_files(spec.workload.dataset, "train", 3)
         else:
@@ -112,26 +112,26 @@ def preprocessed(monkeypatch, source, workers):
     clock = Clock()
     monkeypatch.setattr(preprocessing, "time", clock)
     times = TimeDistribution("constant", (0.001,))
-    made = preprocessing._Preprocessed(source, 4, workers, times, np.random.default_rng(0))
-    return made, clock
+    generated = preprocessing._Preprocessed(source, 4, workers, times, np.random.default_rng(0))
+    return generated, clock
 
 
 def test_a_batch_takes_the_time_of_its_samples(monkeypatch):
     """Two workers take the first two batches at once: both are there after 4 ms."""
     source = Batches()
-    made, clock = preprocessed(monkeypatch, source, 2)
-    while source.given < 2 or made._done.qsize() < 2:  # before the clock moves
+    generated, clock = preprocessed(monkeypatch, source, 2)
+    while source.given < 2 or generated._done.qsize() < 2:  # before the clock moves
         time.sleep(0.001)
     for expected_s in (0.004, 0.004):
-        assert made.next() == Delivered(4, 10)
+        assert generated.next() == Delivered(4, 10)
         assert clock.now_s == pytest.approx(100 + expected_s)
-    made.close()
+    generated.close()
     assert source.closed
 
 
 def test_what_the_engine_raises_comes_through(monkeypatch):
-    made, _ = preprocessed(monkeypatch, Batches(fails_at=1), 1)
-    made.next()
+    generated, _ = preprocessed(monkeypatch, Batches(fails_at=1), 1)
+    generated.next()
     with pytest.raises(BenchError, match="file 7"):
-        made.next()
-    made.close()
+        generated.next()
+    generated.close()

@@ -22,7 +22,7 @@ from headrace.errors import SourceError
 from headrace.store.sources.tfrecord import mask
 
 
-def made(tmp_path, *, direct=True, **section):
+def generated(tmp_path, *, direct=True, **section):
     """A spec of 3 samples a file, unless said otherwise, and its files."""
     image = section["format"] in ("jpeg", "png")
     section = {"num_samples_per_file": 1 if image else 3, "record_length_bytes": 3000,
@@ -53,18 +53,18 @@ def extent_bytes(path, spec, sample):
     {"format": "npz", "num_samples_per_file": 1, "record_length_bytes": 3 * BLOCK_BYTES},
 ], ids=str)  # fmt: skip
 def test_numpy_reads_arrays_with_samples_on_the_last_axis(tmp_path, section):
-    spec, paths = made(tmp_path, **section)
+    spec, paths = generated(tmp_path, **section)
     job, expected = content_of(spec, 1)
-    found = np.load(paths[1])
+    result = np.load(paths[1])
     if spec.format == "npz":
-        assert found.zip.testzip() is None  # all CRCs
-        assert found["y"].tolist() == [0] * job.samples
-        found = found["x"]
-    assert found.shape == (*job.shape, job.samples)
-    assert found.dtype == spec.dtype
-    assert found.tobytes() == expected.tobytes()
+        assert result.zip.testzip() is None  # all CRCs
+        assert result["y"].tolist() == [0] * job.samples
+        result = result["x"]
+    assert result.shape == (*job.shape, job.samples)
+    assert result.dtype == spec.dtype
+    assert result.tobytes() == expected.tobytes()
     last = format_of(spec).read_sample(paths[1], spec, job.samples - 1)
-    assert np.array_equal(last, found[..., -1])
+    assert np.array_equal(last, result[..., -1])
     whole = extent_bytes(paths[1], spec, 0)
     assert whole == (
         Path(paths[1]).read_bytes() if spec.compression == "zip" else expected.tobytes()
@@ -80,7 +80,7 @@ def test_numpy_reads_arrays_with_samples_on_the_last_axis(tmp_path, section):
     {"format": "hdf5", "compression": "gzip"},
 ], ids=str)  # fmt: skip
 def test_h5py_reads_hdf5(tmp_path, section):
-    spec, paths = made(tmp_path, **section)
+    spec, paths = generated(tmp_path, **section)
     shape = tuple(spec.sample_shapes()[0].tolist())
     pieces = spec.hdf5.num_dset_per_record
     with h5py.File(paths[0]) as f:
@@ -103,7 +103,7 @@ def test_h5py_reads_hdf5(tmp_path, section):
 
 @pytest.mark.parametrize("size", [900, 2 << 20])
 def test_tfrecords_are_examples_with_checksums(tmp_path, size):
-    spec, paths = made(
+    spec, paths = generated(
         tmp_path, format="tfrecord", record_length_bytes=size, record_length_bytes_stdev=0
     )
     job, expected = content_of(spec, 0)
@@ -125,7 +125,7 @@ def test_tfrecords_are_examples_with_checksums(tmp_path, size):
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_images_have_the_declared_dimensions(tmp_path, kind):
-    spec, paths = made(tmp_path, format=kind)
+    spec, paths = generated(tmp_path, format=kind)
     for path, shape in zip(paths, spec.sample_shapes().tolist(), strict=True):
         with Image.open(path) as image:
             image.load()
@@ -139,7 +139,7 @@ def test_images_have_the_declared_dimensions(tmp_path, kind):
 
 
 def test_a_jpeg_has_the_size_that_was_asked_for_and_does_not_compress(tmp_path):
-    spec, paths = made(tmp_path, format="jpeg", record_length_bytes=100_000, num_files_train=3)
+    spec, paths = generated(tmp_path, format="jpeg", record_length_bytes=100_000, num_files_train=3)
     for path, shape in zip(paths, spec.sample_shapes().tolist(), strict=True):
         data = Path(path).read_bytes()
         assert len(data) == shape[0] * shape[1]
@@ -156,7 +156,7 @@ def test_a_jpeg_has_the_size_that_was_asked_for_and_does_not_compress(tmp_path):
 )
 def test_jpegs_of_any_shape_are_whole(tmp_path, shape):
     """Pillow says what is left over or missing in a scan: as a warning, which fails a test, or an error."""
-    spec, paths = made(tmp_path, format="jpeg", record_dims=list(shape), num_files_train=1)
+    spec, paths = generated(tmp_path, format="jpeg", record_dims=list(shape), num_files_train=1)
     data = Path(paths[0]).read_bytes()
     assert data[-2:] == b"\xff\xd9"
     if shape[0] * shape[1] > 3000:  # smaller ones have no room for their headers
@@ -169,7 +169,7 @@ def test_jpegs_of_any_shape_are_whole(tmp_path, shape):
 
 def test_an_image_that_no_jpeg_can_hold_is_refused(tmp_path):
     with pytest.raises(SourceError, match="70,000 x 8 pixels"):
-        made(tmp_path, format="jpeg", record_dims=[70_000, 8])
+        generated(tmp_path, format="jpeg", record_dims=[70_000, 8])
 
 
 LAID_OUT = [
@@ -210,7 +210,7 @@ def bytes_of_layout(layout, stream):
 @pytest.mark.parametrize("section", LAID_OUT, ids=str)
 @pytest.mark.parametrize("direct", [True, False])
 def test_native_files_have_the_bytes_that_their_layout_says(tmp_path, section, direct):
-    spec, paths = made(tmp_path, direct=direct, **section)
+    spec, paths = generated(tmp_path, direct=direct, **section)
     for index, path in enumerate(paths):
         job, _ = content_of(spec, index, 0)
         layout = format_of(spec).layout(spec, job.shape)
@@ -219,14 +219,16 @@ def test_native_files_have_the_bytes_that_their_layout_says(tmp_path, section, d
 
 
 def test_a_large_png_is_written_in_pieces(tmp_path):
-    spec, paths = made(tmp_path, format="png", record_length_bytes=3_000_000, num_files_train=1)
+    spec, paths = generated(
+        tmp_path, format="png", record_length_bytes=3_000_000, num_files_train=1
+    )
     with Image.open(paths[0]) as image:
         assert list(np.asarray(image).shape) == spec.sample_shapes()[0].tolist()
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "bz2", "xz", "zip"])
 def test_pandas_reads_csv(tmp_path, compression):
-    spec, paths = made(tmp_path, format="csv", compression=compression)
+    spec, paths = generated(tmp_path, format="csv", compression=compression)
     job, _ = content_of(spec, 0)
     frame = pd.read_csv(paths[0], index_col=0)
     assert frame.shape == (3, job.sample_bytes)
@@ -241,14 +243,14 @@ def test_pandas_reads_csv(tmp_path, compression):
 
 
 def test_csv_of_other_types_is_read_back(tmp_path):
-    spec, paths = made(tmp_path, format="csv", record_dims=[7, 3], record_element_type="int32")
+    spec, paths = generated(tmp_path, format="csv", record_dims=[7, 3], record_element_type="int32")
     _, expected = content_of(spec, 0, 1)
     assert np.array_equal(format_of(spec).read_sample(paths[0], spec, 0), expected.view(np.int32))
 
 
 @pytest.mark.parametrize("kind", ["indexed_binary", "mmap_indexed_binary"])
 def test_indexed_binaries_lie_end_to_end(tmp_path, kind):
-    spec, paths = made(tmp_path, format=kind)
+    spec, paths = generated(tmp_path, format=kind)
     job, expected = content_of(spec, 1)
     assert Path(paths[1]).read_bytes() == expected.tobytes()
     size = job.sample_bytes
@@ -271,7 +273,7 @@ COLUMNS = [
 
 
 def test_pyarrow_reads_parquet_columns(tmp_path):
-    spec, paths = made(tmp_path, format="parquet", num_samples_per_file=10, compression="zstd",
+    spec, paths = generated(tmp_path, format="parquet", num_samples_per_file=10, compression="zstd",
                        parquet={"columns": COLUMNS, "row_group_size": 4,
                                 "generation_batch_size": 3})  # fmt: skip
     file = pyarrow.parquet.ParquetFile(paths[0])
@@ -295,7 +297,7 @@ def test_pyarrow_reads_parquet_columns(tmp_path):
 
 
 def test_parquet_without_columns_has_one_of_bytes(tmp_path):
-    spec, paths = made(tmp_path, format="parquet")
+    spec, paths = generated(tmp_path, format="parquet")
     job, expected = content_of(spec, 0)
     table = pyarrow.parquet.read_table(paths[0])
     assert table.column_names == ["data"]
@@ -308,7 +310,7 @@ def test_parquet_without_columns_has_one_of_bytes(tmp_path):
 
 
 def test_synthetic_files_hold_their_number(tmp_path):
-    spec, paths = made(tmp_path, format="synthetic")
+    spec, paths = generated(tmp_path, format="synthetic")
     assert Path(paths[1]).read_text() == "1"
     assert format_of(spec).read_sample(paths[1], spec, 2).tobytes() == b"1"
 
@@ -324,7 +326,7 @@ def damaged(data, kind):
     "form", ["npz", "npy", "hdf5", "tfrecord", "csv", "indexed_binary", "parquet", "jpeg", "png"]
 )
 def test_damaged_files_are_named(tmp_path, form, kind):
-    spec, paths = made(tmp_path, format=form)
+    spec, paths = generated(tmp_path, format=form)
     path = Path(paths[0])
     path.write_bytes(damaged(path.read_bytes(), kind))
     if form == "indexed_binary" and kind == "zeros":
@@ -337,7 +339,7 @@ def test_damaged_files_are_named(tmp_path, form, kind):
 
 def test_another_number_of_samples_is_refused(tmp_path):
     for form in ("npz", "npy", "hdf5", "tfrecord", "csv", "indexed_binary", "parquet"):
-        _, paths = made(tmp_path / form, format=form)
+        _, paths = generated(tmp_path / form, format=form)
         wrong = DatasetSpec.from_mapping({"format": form, "num_samples_per_file": 4})
         with pytest.raises(SourceError, match="4"):
             format_of(wrong).sample_extents(paths[0], wrong)
@@ -348,13 +350,13 @@ def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(SourceError, match=r"pip install 'headrace\[bench\]'"):
-        made(tmp_path, format="hdf5")
+        generated(tmp_path, format="hdf5")
     assert not list((tmp_path / "data/train").iterdir())
 
 
 def test_zip_members_are_numpys(tmp_path):
     """The archive has what numpy.savez writes, so that tools that know npz only see npz."""
-    _, paths = made(tmp_path, format="npz")
+    _, paths = generated(tmp_path, format="npz")
     text = io.BytesIO()
     np.savez(text, x=np.zeros(3), y=np.zeros(3))
     with zipfile.ZipFile(paths[0]) as ours, zipfile.ZipFile(text) as numpys:

@@ -108,10 +108,10 @@ def test_a_killed_run_leaves_whole_files_and_is_resumed(tmp_path, form):
     clean = DatasetSpec(data_folder=str(tmp_path / "clean"), format=form, num_files_train=60,
                         record_length_bytes=600_000)  # fmt: skip
     generate(clean, sync=False)
-    found = digests(folder)
-    assert found == digests(tmp_path / "clean")
+    result = digests(folder)
+    assert result == digests(tmp_path / "clean")
     assert len(find_files(spec, "train")) == 60
-    assert not [name for name in found if ".part" in name]
+    assert not [name for name in result if ".part" in name]
 
 
 @pytest.fixture
@@ -227,8 +227,8 @@ def test_files_that_someone_else_made_are_found_by_their_ending(tmp_path):
     (tmp_path / "train").mkdir()
     for name in ("b.npz", "a.npz", ".c.npz", "d.txt"):
         (tmp_path / "train" / name).touch()
-    found = find_files(spec_in(tmp_path, num_files_train=2, num_subfolders_train=0), "train")
-    assert [Path(p).name for p in found] == ["a.npz", "b.npz"]
+    result = find_files(spec_in(tmp_path, num_files_train=2, num_subfolders_train=0), "train")
+    assert [Path(p).name for p in result] == ["a.npz", "b.npz"]
 
 
 def test_a_missing_folder_is_named(tmp_path):

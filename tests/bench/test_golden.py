@@ -75,10 +75,10 @@ def test_au_of_dlio():
 )
 def test_pass_marks_of_both_utilisations(target, by_dlio, by_mlperf):
     """By MLPerf's rules: 8 s of compute in 6 + 5 s, without the 1.5 s of the first wait: 84.2 %."""
-    found = summary(target)
-    assert found["metric"]["train_au_meet_expectation"] == by_dlio
-    assert found["headrace"]["au_mlperf_percent"] == pytest.approx(100 * 8 / 9.5)
-    assert found["headrace"]["au_mlperf_meet_expectation"] == by_mlperf
+    result = summary(target)
+    assert result["metric"]["train_au_meet_expectation"] == by_dlio
+    assert result["headrace"]["au_mlperf_percent"] == pytest.approx(100 * 8 / 9.5)
+    assert result["headrace"]["au_mlperf_meet_expectation"] == by_mlperf
 
 
 def test_the_mark_itself_is_passed():
@@ -99,18 +99,18 @@ def test_the_mark_itself_is_passed():
     ],
 )
 def test_both_throughputs(formula, per_epoch):
-    found = summary(formula=formula)
-    metric = found["metric"]
+    result = summary(formula=formula)
+    metric = result["metric"]
     assert metric["train_throughput_samples_per_second"] == pytest.approx(per_epoch)
     mean = sum(per_epoch) / 2
     assert metric["train_throughput_mean_samples_per_second"] == pytest.approx(mean)
     assert metric["train_throughput_stdev_samples_per_second"] == pytest.approx(np.std(per_epoch))
     assert metric["train_io_mean_MB_per_second"] == pytest.approx(mean * 2)  # MiB, of nominal size
     assert metric["train_io_stdev_MB_per_second"] == pytest.approx(np.std(per_epoch) * 2)
-    both = found["headrace"]["throughput_by_formula_samples_per_s"]
+    both = result["headrace"]["throughput_by_formula_samples_per_s"]
     assert both == pytest.approx({"upstream": 7.75, "mlcommons": 11.625})
-    said = f"[METRIC] Training Throughput (samples/second): {mean:.4f} ({np.std(per_epoch):.4f})"
-    assert said in metric_lines(found)
+    message = f"[METRIC] Training Throughput (samples/second): {mean:.4f} ({np.std(per_epoch):.4f})"
+    assert message in metric_lines(result)
 
 
 def test_our_own_figures():
@@ -140,13 +140,13 @@ def test_repeats_are_one_run_of_all_their_epochs():
     runs = [figures(phases_s={"training": 10.0, "other": at}) for at in (1.0, 2.0)]
     runs.append(figures(blocks=blocks(waits=quick), phases_s={"training": 7.0, "other": 0.0}))
     whole = together(runs)
-    found = summary_document(load_workload(parse_command_line([
+    result = summary_document(load_workload(parse_command_line([
         "workload=unet3d_h100", "++workload.train.computation_time=1.0",
         f"++workload.reader.batch_size={BATCH}",
     ])).workload, whole)  # fmt: skip
     assert [block.epoch for block in whole.blocks] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
-    assert found["metric"]["train_au_percentage"] == pytest.approx(AU * 3)
-    own = found["headrace"]
+    assert result["metric"]["train_au_percentage"] == pytest.approx(AU * 3)
+    own = result["headrace"]
     assert own["repeats"] == own["au_percent"]["runs"] == 3
     assert own["au_percent"]["confidence_95"] == pytest.approx(0, abs=1e-9)
     assert own["au_mlperf_percent"] == pytest.approx(100 * 8 / 9.5)  # each without its first wait
@@ -162,7 +162,7 @@ def ceiling(au):
 
 
 @pytest.mark.parametrize(
-    ("more", "bound", "said"),
+    ("more", "bound", "message"),
     [
         ({}, "unknown", "run with --ceiling"),
         ({"ceiling": ceiling(99.9)}, "storage", "without storage AU is 99.90 %"),
@@ -171,10 +171,10 @@ def ceiling(au):
         ({"ceiling": ceiling(99.9), "blocks": blocks(late_s=0.06)}, "harness", "this host is too busy"),
     ],
 )  # fmt: skip
-def test_a_result_is_not_called_the_storages_when_the_harness_is_the_limit(more, bound, said):
+def test_a_result_is_not_called_the_storages_when_the_harness_is_the_limit(more, bound, message):
     own = summary(**more)["headrace"]
     assert own["bound"] == bound
-    assert said in own["bound_reason"]
+    assert message in own["bound_reason"]
 
 
 def test_the_files_of_an_accelerator(tmp_path):

@@ -25,9 +25,9 @@ LAUNCHERS = {
 
 @pytest.fixture(scope="module")
 def network():
-    made = Network(2)
-    yield made
-    made.close()
+    generated = Network(2)
+    yield generated
+    generated.close()
 
 
 class Hosts:
@@ -86,9 +86,9 @@ def ended(ranks):
 )
 def test_ranks_of_two_hosts_are_one_run(hosts, launcher, tmp_path):
     ranks = hosts.start(launcher, "++workload.workflow.generate_data=True")
-    said = ended(ranks)
-    assert [rank.returncode for rank in ranks] == [0] * 4, said
-    assert "Number of Simulated Accelerators: 4" in said[0][0]
+    message = ended(ranks)
+    assert [rank.returncode for rank in ranks] == [0] * 4, message
+    assert "Number of Simulated Accelerators: 4" in message[0][0]
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["num_accelerators"] == 4
     assert summary["num_hosts"] == (2 if hosts.named else 1)
@@ -127,11 +127,11 @@ def test_a_rank_that_is_killed_on_the_other_host_is_named_by_all(hosts, tmp_path
         "torchrun", "++workload.workflow.generate_data=True",
         f"++workload.reader.engine=custom:{__name__}:Mortal",
     )  # fmt: skip
-    said = ended(ranks)
-    assert ranks[3].returncode == -signal.SIGKILL, said[3]
+    message = ended(ranks)
+    assert ranks[3].returncode == -signal.SIGKILL, message[3]
     for rank in range(3):
         assert ranks[rank].returncode > 0
-        assert "rank 3 is gone" in said[rank][1], said[rank]
+        assert "rank 3 is gone" in message[rank][1], message[rank]
     assert not (tmp_path / "out/summary.json").exists()
 
 
@@ -150,12 +150,14 @@ def test_a_host_that_falls_silent_is_given_up_within_seconds(hosts, tmp_path):
             assert time.monotonic() < until, ended(ranks)
             time.sleep(0.02)
         subprocess.run([*link, "down"], check=True, timeout=20)
-        said = ended(ranks)
+        message = ended(ranks)
     finally:
         subprocess.run([*link, "up"], check=True, timeout=20)
         for rank in ranks:
             rank.kill()
     for rank in (0, 1):
-        assert "rank 2 is gone" in said[rank][1] or "rank 3 is gone" in said[rank][1], said[rank]
+        assert "rank 2 is gone" in message[rank][1] or "rank 3 is gone" in message[rank][1], (
+            message[rank]
+        )
     for rank in (2, 3):
-        assert "rank 0 is gone" in said[rank][1], said[rank]
+        assert "rank 0 is gone" in message[rank][1], message[rank]

@@ -11,9 +11,9 @@ import pytest
 
 import headrace.bench
 from headrace.bench import schema
-from headrace.bench.checks import check_supported, notes_of
 from headrace.bench.config import load_workload, parse_command_line, queried
 from headrace.bench.schema import ALIASES, KEYS
+from headrace.bench.session import check_supported, notes_of
 from headrace.errors import WorkloadError
 
 # key: a value that is not its default, and its fate: what the error or the note says; "" for honoured.
@@ -191,20 +191,20 @@ def refusal(load, *words):
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_a_documented_key_has_its_fate(load, name):
-    value, said = DOCUMENTED[name]
+    value, message = DOCUMENTED[name]
     word, needed = f"{name}={value}", NEEDED.get(name)
-    told = f"command line: ++workload.{word}"
-    refused = refusal(load, needed, word) if said else None
+    reported = f"command line: ++workload.{word}"
+    refused = refusal(load, needed, word) if message else None
     if refused is not None:
-        assert told in refused
+        assert reported in refused
         assert name.split(".ksm")[0].removesuffix("_stdev") in refused
-        assert said in refused
+        assert message in refused
         return
     before, loaded = load(needed), load(needed, word)
-    notes = [note for note in notes_of(loaded) if told in note]
-    if said:
+    notes = [note for note in notes_of(loaded) if reported in note]
+    if message:
         assert len(notes) == 1
-        assert said in notes[0]
+        assert message in notes[0]
         return
     assert notes == []
     changed = loaded.workload != before.workload or loaded.listing_interval is not None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.bench.engines.base import Delivered, batches_ahead
-from headrace.bench.loop import LoopOptions, StepLoop
+from headrace.bench.loop import StepLoop
 from headrace.bench.metrics import StepWindow, phase_figures
 from headrace.errors import BenchError
 from headrace.io.simulation import Simulation
@@ -49,7 +49,7 @@ class Real:
 
 
 def run(sources, compute_s, **options):
-    loop = StepLoop(LoopOptions(**options))
+    loop = StepLoop(**options)
     return loop, loop.run([lambda s=s: s for s in sources], np.array(compute_s), 1)
 
 
@@ -220,7 +220,7 @@ def test_au_is_what_the_bandwidth_allows(accelerators, batch, step_s, share):
         return ModelSource(model, clock, batches=steps, ahead=ahead, files=batch, file_bytes=size,
                            delivered=Delivered(batch, batch * size))  # fmt: skip
 
-    blocks = StepLoop(LoopOptions(clock=clock)).run(
+    blocks = StepLoop(clock=clock).run(
         [source] * accelerators, np.full((accelerators, steps), step_s), 1
     )
     figures = phase_figures(blocks, batch, StepWindow(), "mlcommons")

@@ -126,7 +126,7 @@ def test_a_storage_is_simulated_for_none_that_reads_by_itself(data, tmp_path, en
 
 
 @pytest.mark.parametrize(
-    ("form", "more", "said"),
+    ("form", "more", "message"),
     [
         ("png", ["dataset.record_element_type=float32"], "expected uint8 for png"),
         ("jpeg", ["dataset.record_dims=[4,5,6]"], "expected 2 dimensions for jpeg"),
@@ -137,9 +137,9 @@ def test_a_storage_is_simulated_for_none_that_reads_by_itself(data, tmp_path, en
          "expected 0 with record_dims"),
     ],
 )  # fmt: skip
-def test_what_a_format_cannot_hold_is_refused(tmp_path, form, more, said):
+def test_what_a_format_cannot_hold_is_refused(tmp_path, form, more, message):
     given = [f"++workload.{word}" for word in more]
-    with pytest.raises(WorkloadError, match=said):
+    with pytest.raises(WorkloadError, match=message):
         run_session(scaled("default", form, tmp_path, tmp_path / "out", *given))
 
 

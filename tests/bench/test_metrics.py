@@ -117,10 +117,10 @@ def test_shares_add_up_and_leave_the_barrier():
 
 
 def test_percentiles_of_known_numbers():
-    found = percentiles(np.arange(1, 1001))
-    assert found["p50"] == pytest.approx(500.5)
-    assert found["p99"] == pytest.approx(990.01)
-    assert (found["max"], found["mean"]) == (1000, 500.5)
+    result = percentiles(np.arange(1, 1001))
+    assert result["p50"] == pytest.approx(500.5)
+    assert result["p99"] == pytest.approx(990.01)
+    assert (result["max"], result["mean"]) == (1000, 500.5)
     assert percentiles([]) == {}
 
 
@@ -133,9 +133,9 @@ def test_a_run_that_slows_down_is_not_steady():
 
 
 def test_the_confidence_interval_is_students():
-    found = confidence([90.0, 92.0, 94.0])
+    result = confidence([90.0, 92.0, 94.0])
     # s = 2, sqrt(3) = 1.732, t(2) = 4.303
-    assert (found.mean, found.half_width) == pytest.approx((92, 4.303 * 2 / 3**0.5))
+    assert (result.mean, result.half_width) == pytest.approx((92, 4.303 * 2 / 3**0.5))
     assert confidence([5.0]).half_width is None
     assert confidence([1.0] * 40).half_width == 0
     with pytest.raises(ValueError, match="empty"):
@@ -158,12 +158,12 @@ def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
 
 
 @pytest.mark.parametrize(
-    ("wait", "barrier", "said"),
+    ("wait", "barrier", "message"),
     [(0.1, 1.9, "1.0% of the time was waiting for data, 19.0% waiting at the barrier for others that did"),
      (1.5, 0.5, "15.0% of the time was waiting for data")],
 )  # fmt: skip
-def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, said):
+def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, message):
     """An accelerator whose own data were there, as most are when one's come late."""
-    found = verdict_of(80, 99.9, TimeShares(10, 8, wait, 0, barrier), 0.0, 0.1)
-    assert found.bound == "storage"
-    assert found.reason == f"{said}; without storage AU is 99.90 %"
+    result = verdict_of(80, 99.9, TimeShares(10, 8, wait, 0, barrier), 0.0, 0.1)
+    assert result.bound == "storage"
+    assert result.reason == f"{message}; without storage AU is 99.90 %"

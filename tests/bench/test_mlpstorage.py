@@ -287,10 +287,10 @@ def test_a_run_that_only_generates_leaves_its_log_and_its_configuration(tmp_path
         "++workload.dataset.num_files_train=4", f"++hydra.run.dir={tmp_path / 'out'}", cwd=tmp_path,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    found = {
+    result = {
         str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()
     }
-    assert found == {"dlio.log", *(f".hydra/{n}.yaml" for n in ("config", "hydra", "overrides"))}
+    assert result == {"dlio.log", *(f".hydra/{n}.yaml" for n in ("config", "hydra", "overrides"))}
     names = sorted(p.name for p in (tmp_path / "data/default/train").rglob("*.npz"))
     assert names == [f"img_{n}_of_4.npz" for n in range(4)]
 

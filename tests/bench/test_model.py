@@ -99,8 +99,8 @@ def test_files_are_named_as_dlio_names_them():
 
 def test_layers_are_shared_out_over_uneven_stages():
     spec = llama(1000, 64, 128, 7, 4, 4, pipeline=3, zero=0)
-    found = [[int(n.split("-")[0][6:]) for n in spec.share(r, 3).model] for r in range(3)]
-    assert found == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    result = [[int(n.split("-")[0][6:]) for n in spec.share(r, 3).model] for r in range(3)]
+    assert result == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
 
 def test_an_opaque_model_is_one_file_of_rank_0():

@@ -29,13 +29,13 @@ def test_everything_is_set_back_even_after_an_error():
 
 
 def test_where_real_time_is_allowed_it_is_for_this_thread_alone():
-    found = []
+    result = []
     with before_others():
         policy = os.sched_getscheduler(0) & ~module._RESET_ON_FORK
-        thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+        thread = threading.Thread(target=lambda: result.append(os.sched_getscheduler(0)))
         thread.start()
         thread.join()
-    assert found == [os.SCHED_OTHER]
+    assert result == [os.SCHED_OTHER]
     if policy != os.SCHED_FIFO:
         pytest.skip("this user may not have real-time threads")
 

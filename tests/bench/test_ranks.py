@@ -13,24 +13,24 @@ from headrace.errors import BenchError
 
 def together(world, folder, do, deadline_s=10.0):
     """What `do(group)` returns or raises in each rank."""
-    found = [None] * world
+    result = [None] * world
 
     def rank(number):
         try:
             group = join(Rank(number, world), folder, deadline_s)
             try:
-                found[number] = do(group)
+                result[number] = do(group)
             finally:
                 group.close()
         except BenchError as e:
-            found[number] = e
+            result[number] = e
 
     threads = [threading.Thread(target=rank, args=(n,)) for n in range(world)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    return found
+    return result
 
 
 def test_values_are_gathered_by_rank_and_sent_to_all(tmp_path):
@@ -39,9 +39,9 @@ def test_values_are_gathered_by_rank_and_sent_to_all(tmp_path):
         gathered = group.gather({"of": group.place.rank})
         return gathered, group.broadcast([1, 2] if group.place.is_first else None)
 
-    found = together(4, tmp_path, do)
-    assert found[0] == ([{"of": n} for n in range(4)], [1, 2])
-    assert found[1:] == [([], [1, 2])] * 3
+    result = together(4, tmp_path, do)
+    assert result[0] == ([{"of": n} for n in range(4)], [1, 2])
+    assert result[1:] == [([], [1, 2])] * 3
     assert list(tmp_path.iterdir()) == []
 
 
@@ -81,9 +81,9 @@ def test_a_rank_that_dies_is_named_at_once(tmp_path):
             return None  # and closes
         return group.gather(1, 20.0)
 
-    found = together(2, tmp_path, do)
-    assert "rank 1 is gone" in str(found[0])
-    assert "Look at what that rank printed" in str(found[0])
+    result = together(2, tmp_path, do)
+    assert "rank 1 is gone" in str(result[0])
+    assert "Look at what that rank printed" in str(result[0])
 
 
 def test_all_are_told_which_rank_died_and_do_not_wait_for_the_slow(tmp_path):
@@ -102,9 +102,9 @@ def test_all_are_told_which_rank_died_and_do_not_wait_for_the_slow(tmp_path):
         finally:
             seen.set()
 
-    found = together(3, tmp_path, do)
-    assert "rank 2 is gone" in str(found[0])
-    assert str(found[1]) == str(found[0])
+    result = together(3, tmp_path, do)
+    assert "rank 2 is gone" in str(result[0])
+    assert str(result[1]) == str(result[0])
 
 
 def test_a_dead_rank_is_seen_without_waiting_for_it(tmp_path):
@@ -125,8 +125,8 @@ def test_a_dead_rank_is_seen_without_waiting_for_it(tmp_path):
         finally:
             checked.set()
 
-    found = together(2, tmp_path, do)
-    assert "rank 1 is gone" in str(found[0])
+    result = together(2, tmp_path, do)
+    assert "rank 1 is gone" in str(result[0])
     assert checked.is_set()
 
 
@@ -137,30 +137,30 @@ def test_what_came_early_is_not_lost(tmp_path):
     def do(group):
         if group.place.rank == 2:
             assert fast.wait(20)
-        found = [group.gather([group.place.rank, n]) for n in range(2)]
+        result = [group.gather([group.place.rank, n]) for n in range(2)]
         if group.place.rank == 1:
             fast.set()
-        return found
+        return result
 
-    found = together(3, tmp_path, do)
-    assert found[0] == [[[rank, n] for rank in range(3)] for n in range(2)]
+    result = together(3, tmp_path, do)
+    assert result[0] == [[[rank, n] for rank in range(3)] for n in range(2)]
 
 
 def test_an_address_where_nobody_or_somebody_else_answers_is_passed(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        told = []
+        reported = []
 
         def stranger():
             peer, _ = other.accept()
             with peer:
-                told.append(peer.recv(1000))
+                reported.append(peer.recv(1000))
 
         thread = threading.Thread(target=stranger)
         thread.start()
         assert _reach("127.0.0.1", port, "token", 1) is None  # it says nothing, and hangs up
         thread.join()
-        assert b"token" in told[0]
+        assert b"token" in reported[0]
     assert _reach("127.0.0.1", port, "token", 1) is None
     addresses = ["no such host.invalid", *_addresses()]
     assert "127.0.0.1" in addresses

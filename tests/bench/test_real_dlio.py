@@ -93,9 +93,9 @@ def test_we_read_what_dlio_generates(dlio, tmp_path, form):
 @pytest.mark.parametrize("form", FORMATS)
 def test_dlio_reads_what_we_generate(dlio, tmp_path, form):
     run_session(words(form, tmp_path / "data", tmp_path / "generated", *GENERATE))
-    said = dlio.run(words(form, tmp_path / "data", tmp_path / "out"))
-    assert "Traceback" not in said
-    assert "Averaged metric over all epochs" in said
+    message = dlio.run(words(form, tmp_path / "data", tmp_path / "out"))
+    assert "Traceback" not in message
+    assert "Averaged metric over all epochs" in message
     steps = FILES * samples_of(form) // BATCH
     assert steps_done(tmp_path / "out") == (steps, EVAL_FILES * samples_of(form))
     assert not list(Path(tmp_path / "data").rglob("*.part"))

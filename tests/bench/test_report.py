@@ -106,10 +106,10 @@ def test_the_page_has_a_table_behind_every_chart_and_needs_no_network(tmp_path):
     for figure in re.findall(r"<figure>.*?</figure>", text, re.DOTALL):
         assert "<table>" in figure
         assert 'role="img"' in figure
-    told = " ".join(page.words)
-    for said in ("This is not an MLPerf result.", "90.00 %", "meets 90 %", "Bound by: storage.",
+    reported = " ".join(page.words)
+    for message in ("This is not an MLPerf result.", "90.00 %", "meets 90 %", "Bound by: storage.",
                  "barrier", "train step 1", "asked for: 90 %", "6.1"):  # fmt: skip
-        assert said in told
+        assert message in reported
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert not [value for name, value in page.attributes if name in ("href", "src")]
     assert not re.search(r"https?:|url\(|@import", text)
@@ -141,7 +141,7 @@ def test_simulated_storage_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         ({}, "no summary.json"),
         ({"summary.json": "{"}, "is not JSON"),
@@ -153,12 +153,12 @@ def test_simulated_storage_is_named(tmp_path):
         ({"summary.json": '{"metric": {}}', "0_output.json": "nothing"}, "0_output.json is not JSON"),
     ],
 )  # fmt: skip
-def test_broken_results_are_named(tmp_path, broken, said):
+def test_broken_results_are_named(tmp_path, broken, message):
     for name, text in broken.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    with pytest.raises(BenchError, match=re.escape(said)):
+    with pytest.raises(BenchError, match=re.escape(message)):
         page_of(tmp_path)
 
 
@@ -222,17 +222,17 @@ def test_steps_are_placed_by_the_barrier(tmp_path):
 def test_the_trace_has_the_slowest_steps_under_dftracers_names(tmp_path):
     result = load_run(write_run(tmp_path / "run"))
     events = trace_events(result, rank_blocks(result), 1)
-    found = {(e["name"], e["cat"], e["pid"]): e for e in events if e["ph"] == "X"}
-    assert {name for name, *_ in found} == {
+    outcome = {(e["name"], e["cat"], e["pid"]): e for e in events if e["ph"] == "X"}
+    assert {name for name, *_ in outcome} == {
         "epoch.block",
         "train",
         "fetch.iter",
         "compute",
         "barrier",
     }
-    begin = found["epoch.block", "pipeline", 0]["ts"]
+    begin = outcome["epoch.block", "pipeline", 0]["ts"]
     for rank, (wait, rest) in enumerate([(0.5, 0.025), (0.2, 0.325)]):
-        steps = [found[key] for key in (("fetch.iter", "dataloader", rank), ("compute", "compute", rank),
+        steps = [outcome[key] for key in (("fetch.iter", "dataloader", rank), ("compute", "compute", rank),
                                         ("barrier", "comm", rank))]  # fmt: skip
         assert [e["dur"] / 1e6 for e in steps] == pytest.approx([wait, 1.0, rest], abs=1e-5)
         assert [(e["ts"] - begin) / 1e6 for e in steps] == pytest.approx(
@@ -261,12 +261,12 @@ def test_conditions(text, changes, sign, bound, change):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("au", "is no condition"), ("au < x", "is no condition"), ("au < 1 < 2", "is no condition"),
      ("trhoughput < 1", "did you mean throughput?"), ("wait_p99 < 3%", "is in s, not in %")],
 )  # fmt: skip
-def test_what_is_no_condition(text, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_what_is_no_condition(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         condition_of(text, changes=False)
 
 
@@ -286,9 +286,9 @@ def test_changes_are_relative_and_know_which_way_is_worse(tmp_path):
     assert (rows["au"].worse, rows["wait_p99"].worse, rows["bytes"].worse) == (True, False, None)
     assert rows["wait_p50"].change is None  # from 0
     assert "wait_max" not in rows  # b has none
-    told = judge(comparison, [condition_of(text, changes=True)
+    reported = judge(comparison, [condition_of(text, changes=True)
                               for text in ("au < -2%", "au < -11%", "au < 85", "bytes > 1999")])  # fmt: skip
-    assert [verdict.holds for verdict in told] == [True, False, True, True]
+    assert [verdict.holds for verdict in reported] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("text", ["wait_max < 1", "wait_p50 > 10%"])
@@ -349,8 +349,8 @@ def test_the_page_splits_the_time_to_solution(tmp_path):
     split = {"total_s": 40.0, "staging_s": 4.0, "training_s": 30.0, "evaluation_s": 0.0,
              "checkpointing_s": 5.0, "other_s": 1.0}  # fmt: skip
     text = page_of(write_run(tmp_path / "run", time_to_solution=split))
-    told = " ".join(Page(text).words)
-    assert "Time to solution: 40 s" in told
+    reported = " ".join(Page(text).words)
+    assert "Time to solution: 40 s" in reported
     for row in (("training", "75.0 %", "30.000"), ("staging", "10.0 %", "4.000"),
                 ("checkpointing", "12.5 %", "5.000")):  # fmt: skip
         cells = f'<th scope="row">{row[0]}</th><td>{row[1]}</td><td>{row[2]}</td>'

@@ -169,8 +169,8 @@ def test_what_the_browser_says_and_asks_is_seen(browser, tmp_path):
         "<img src='http://192.0.2.1/x.png'><script>console.error('oh')</script>"
     )
     browser.open(bad, width=400)
-    said, asked = browser.said_and_asked()
-    assert any("oh" in line for line in said)
+    message, asked = browser.said_and_asked()
+    assert any("oh" in line for line in message)
     assert asked == ["http://192.0.2.1/x.png"]
     assert any(each.startswith("P ") for each in browser.too_wide())
     assert "cut off: long" in browser.run(TEXTS)

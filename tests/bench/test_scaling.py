@@ -133,10 +133,10 @@ def test_the_figure_is_well_formed_and_says_all_it_draws():
     text = figure_svg(table, "A & B <c>")
     tree = ET.fromstring(text)
     assert tree.get("aria-label") == "A & B <c>"
-    said = [node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")]
+    message = [node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")]
     for ranks in (1, 2, 4, 8):
-        assert f"{ranks} rank{'s' if ranks > 1 else ''}" in said
-    assert sum("fell" in (one or "") for one in said) == 2
+        assert f"{ranks} rank{'s' if ranks > 1 else ''}" in message
+    assert sum("fell" in (one or "") for one in message) == 2
     assert not re.search(r"\bnan\b|\binf\b", text)
     for one in (table.rows[:1], (table.rows[0],)):
         ET.fromstring(figure_svg(scaling_table([run_of(one[0].ranks, 1.0, 1.0)]), "one"))

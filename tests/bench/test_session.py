@@ -229,23 +229,23 @@ class BrokenEngine(CountingEngine):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("Counting", None), ("Short", "ended before the epoch"), ("Broken", "failed: KeyError: 'oh'"),
      ("Missing", "cannot be imported")],
 )  # fmt: skip
-def test_custom_engines(words, name, said):
+def test_custom_engines(words, name, message):
     given = words(
         "unet3d_h100", GENERATE, f"++workload.reader.engine=custom:{__name__}:{name}Engine"
     )
-    if said is None:
+    if message is None:
         assert run_session(given).summary["headrace"]["engine"].endswith("CountingEngine")
     else:
-        with pytest.raises(BenchError, match=said):
+        with pytest.raises(BenchError, match=message):
             run_session(given)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "error", "said"),
+    ("overrides", "error", "message"),
     [
         (["++workload.reader.batch_size=100"], WorkloadError, "are 0 steps of 1 accelerators x 100"),
         (["++workload.train.total_training_steps=9"], WorkloadError, "are 8 steps .* expected 9"),
@@ -268,9 +268,9 @@ def test_custom_engines(words, name, said):
         (["++workload.dataset.format=npy"], SourceError, "npy"),
     ],
 )  # fmt: skip
-def test_bad_input_is_no_result(words, tmp_path, overrides, error, said):
+def test_bad_input_is_no_result(words, tmp_path, overrides, error, message):
     run_session(words("unet3d_h100", GENERATE, "++workload.workflow.train=False"))
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         run_session(words("unet3d_h100", *overrides))
     assert not (tmp_path / "out/summary.json").exists()
 

@@ -18,8 +18,8 @@ SMALL = StorageOptions(size_bytes=8 << 20, seconds=0.002, files=70)
 
 def test_a_mount_is_characterised_and_left_as_it_was(tmp_path):
     (tmp_path / "mine").write_bytes(b"x")
-    told = []
-    document = characterise(str(tmp_path), SMALL, told.append)
+    reported = []
+    document = characterise(str(tmp_path), SMALL, reported.append)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
     for rates in document["sequential"].values():
         assert set(rates) == {"1", "4"}
@@ -38,7 +38,7 @@ def test_a_mount_is_characterised_and_left_as_it_was(tmp_path):
         assert 0 < times["p50"] <= times["p99"] <= times["p99.9"] <= times["max"]
     assert [each["about"] for each in document["advice"]] == ["packing", "depth", "block size"]
     assert document["provenance"]["mount"]["type"]
-    assert len(told) > 10
+    assert len(reported) > 10
     json.dumps(document)
 
 
@@ -56,14 +56,14 @@ def test_the_command_prints_figures_or_json(tmp_path):
     ]
     ended = CliRunner().invoke(app, given)
     assert ended.exit_code == 0, ended.output
-    for said in (
+    for message in (
         "sequential write",
         "random 64 KiB",
         "samples, packed",
         "metadata",
         "advice: depth",
     ):
-        assert said in ended.output
+        assert message in ended.output
     ended = CliRunner().invoke(app, [*given, "--json"])
     assert json.loads(ended.stdout)["path"] == str(tmp_path)
 

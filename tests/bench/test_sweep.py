@@ -43,15 +43,16 @@ def words(tmp_path):
 def test_a_thin_storage_feeds_few(words, tmp_path):
     """One accelerator asks for about 205 kB/s; the link has 700 kB/s: 8 are too many, 1 is not."""
     thin = Simulation(name="thin", bandwidth_bytes_per_s=700e3)
-    told = []
-    found = sweep(words, (1, 8), condition_of("au<0.7", changes=False),
-                  SessionOptions(simulate=thin), told.append)  # fmt: skip
-    assert found.most is not None
-    assert 1 <= found.most < 8
-    assert sorted(p.accelerators for p in told) == [p.accelerators for p in found.probes]
-    assert [p.over for p in found.probes] == [p.accelerators > found.most for p in found.probes]
+    reported = []
+    result = sweep(words, (1, 8), condition_of("au<0.7", changes=False),
+                  SessionOptions(simulate=thin), reported.append)  # fmt: skip
+    assert result.most is not None
+    assert 1 <= result.most < 8
+    assert sorted(p.accelerators for p in reported) == [p.accelerators for p in result.probes]
+    assert [p.over for p in result.probes] == [p.accelerators > result.most for p in result.probes]
     assert all(
-        (tmp_path / f"out/{p.accelerators:04d}-accelerators/summary.json").exists() for p in told
+        (tmp_path / f"out/{p.accelerators:04d}-accelerators/summary.json").exists()
+        for p in reported
     )
 
 
@@ -61,7 +62,7 @@ def probe(accelerators, over, bound="storage"):
 
 
 @pytest.mark.parametrize(
-    ("most", "probes", "said", "limit"),
+    ("most", "probes", "message", "limit"),
     [
         (4, [probe(4, False)], "this storage feeds at least 4 accelerators", "none"),
         (1, [probe(1, False), probe(2, True)], "this storage feeds 1 accelerator", "storage"),
@@ -74,20 +75,20 @@ def probe(accelerators, over, bound="storage"):
          "unknown"),
     ],
 )  # fmt: skip
-def test_the_answer_says_what_was_the_limit(most, probes, said, limit):
-    found = Sweep(most, tuple(probes), (1, 4))
-    assert (found.answer, found.limit) == (said, limit)
+def test_the_answer_says_what_was_the_limit(most, probes, message, limit):
+    result = Sweep(most, tuple(probes), (1, 4))
+    assert (result.answer, result.limit) == (message, limit)
 
 
 @pytest.mark.parametrize(
-    ("more", "numbers", "error", "said"),
+    ("more", "numbers", "error", "message"),
     [([], (1, 100), WorkloadError, "are 0 steps of 100 accelerators"),
      ([], (1, 11), WorkloadError, "11 accelerators have 3 steps an epoch, of which 2 count"),
      (["++workload.workflow.train=False"], (1, 2), WorkloadError, "does not train"),
      ([], (1, 2), BenchError, "cannot be told: the run has no eval_au")],
 )  # fmt: skip
-def test_what_cannot_be_swept(words, more, numbers, error, said):
-    with pytest.raises(error, match=said):
+def test_what_cannot_be_swept(words, more, numbers, error, message):
+    with pytest.raises(error, match=message):
         sweep(
             [*words, *more], numbers, condition_of("eval_au<0.7", changes=False), SessionOptions()
         )

@@ -1,10 +1,10 @@
 """Measures storage the way training uses it: DLIO's workloads, data sets and checkpoints.
 
-* config, schema: workloads and command lines; every key of DLIO and what becomes of it
+* config, schema, values: workloads and command lines; every key of DLIO and what becomes of it
 * dataset, dataset_files, content, generate, formats: what a data set is, and how it is written and found
 * plan, replay: which samples each accelerator reads in each step
 * engines: what reads; loop: accelerators that compute by the clock; ranks: how processes find each other
-* run, checkpoints, checkpoint_runs, staging, checks: from a workload to recorded timelines
+* run, checkpoints, checkpoint_runs, staging: from a workload to recorded timelines
 * metrics, summary, results: figures, and the files that a run leaves
 * compare, report, trace: what finished runs say
 * session, sweep: `headrace bench run` and `sweep`; storage: `headrace bench storage`; scaling: more ranks

@@ -166,8 +166,11 @@ class _Run:
                 if None not in layouts:
                     written = self._write_native(missing, layouts, native)
                 else:
-                    buffer = buffer or WriteBuffer()
-                    written = sum(self._write_one(job, buffer) for job in missing)
+                    buffer, written = buffer or WriteBuffer(), 0
+                    for job in missing:
+                        with OutputFile(job.path, buffer, direct=self._direct) as out:
+                            self._format.write(out, job)
+                        written += out.written
                 self._count(jobs, len(jobs) - len(missing), written)
         except BaseException:
             self._stop.set()
@@ -209,11 +212,6 @@ class _Run:
         if code:
             raise write_error(OSError(code, os.strerror(code)), jobs[count].path)
         return sum(layout.nbytes for layout in layouts)
-
-    def _write_one(self, job: FileJob, buffer: WriteBuffer) -> int:
-        with OutputFile(job.path, buffer, direct=self._direct) as out:
-            self._format.write(out, job)
-        return out.written
 
     def _count(self, jobs: list[FileJob], there: int, written: int) -> None:
         with self._lock:

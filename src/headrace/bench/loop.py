@@ -201,9 +201,9 @@ class _Steps:
         """When the step may begin, as far as the accelerators are concerned; when the last one ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoopOptions:
-    """How steps are run.
+@dataclass(slots=True, kw_only=True)
+class StepLoop:
+    """Runs blocks of steps.
 
     Attributes:
         first: the first accelerator's number among all processes'.
@@ -214,6 +214,8 @@ class LoopOptions:
         progress: called with the number of finished steps of all accelerators.
         deadline_s: how long nothing may happen at all.
         clock: the machine's, or a virtual one.
+        nbytes: bytes that were delivered, of all blocks.
+        batch_waits_s: how long each feeder waited for each batch, an array for each block.
     """
 
     first: int = 0
@@ -224,21 +226,8 @@ class LoopOptions:
     progress: Callable[[int], None] | None = None
     deadline_s: float = 330.0
     clock: RealClock = field(default_factory=RealClock)
-
-
-class StepLoop:
-    """Runs blocks of steps.
-
-    Attributes:
-        options: how.
-        nbytes: bytes that came, of all blocks.
-        batch_waits_s: how long each feeder waited for each batch, an array for each block.
-    """
-
-    def __init__(self, options: LoopOptions) -> None:
-        self.options = options
-        self.nbytes = 0
-        self.batch_waits_s: list[NDArray[np.float64]] = []
+    nbytes: int = field(default=0, init=False)
+    batch_waits_s: list[NDArray[np.float64]] = field(default_factory=list, init=False)
 
     def run(
         self,
@@ -256,7 +245,7 @@ class StepLoop:
             sources: one for each accelerator: begins its epoch, which counts as time of the first step.
             compute_s: (accelerators, steps) how long each step computes.
             epoch: from 1.
-            kind: training or evaluation.
+            kind: of the block.
             number: of the epoch's blocks, from 1.
             keep: the sources, for the epoch's next block.
 
@@ -268,7 +257,7 @@ class StepLoop:
         """
         sleeps = compute_s.size > 0 and float(compute_s.mean()) >= _COMPUTE_S_LEAST
         with punctual():
-            running = _Running(self.options, sources, compute_s)
+            running = _Running(self, sources, compute_s)
             try:
                 with before_others() if sleeps else contextlib.nullcontext():
                     running.run()
@@ -281,7 +270,7 @@ class StepLoop:
             self.nbytes += steps.nbytes
             self.batch_waits_s.append(steps.waits_s)
             blocks.append(Block(
-                epoch=epoch, accelerator=self.options.first + accelerator, kind=kind, number=number,
+                epoch=epoch, accelerator=self.first + accelerator, kind=kind, number=number,
                 start_s=running.start_s, end_s=steps.end_s, load_s=steps.load, compute_s=steps.compute,
                 harness_s=steps.harness, late_s=steps.late,
             ))  # fmt: skip
@@ -293,12 +282,11 @@ class _Running:
 
     def __init__(
         self,
-        options: LoopOptions,
+        loop: StepLoop,
         sources: Sequence[Callable[[], BatchSource]],
         compute_s: NDArray[np.float64],
     ) -> None:
-        self._options = options
-        self._clock = options.clock
+        self._loop, self._clock = loop, loop.clock
         self._compute_s = compute_s
         self._count, self._total = compute_s.shape
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
@@ -307,8 +295,8 @@ class _Running:
         self._finished = 0
         self._at_barrier = 0
         self._barrier_s = 0.0
-        if options.meet is not None:
-            options.meet()
+        if loop.meet is not None:
+            loop.meet()
         self.start_s = self._clock.now()
         self.steps = [_Steps(self._total, self.start_s) for _ in sources]
         self._open = [True] * self._count
@@ -344,16 +332,16 @@ class _Running:
                 last_event_s = now
             if self._finished == self._count:
                 break
-            if self._options.check is not None and now - checked_s > _OTHERS_CHECK_S:
-                self._options.check()
+            if self._loop.check is not None and now - checked_s > _OTHERS_CHECK_S:
+                self._loop.check()
                 checked_s = now
             wait_s = min(_SIGNAL_CHECK_S, self._ends[0][0] - now) if self._ends else _SIGNAL_CHECK_S
             arrival = self._clock.take(self._inbox, max(0.0, wait_s))
             if arrival is not None:
                 last_event_s = arrival.at_s
                 self._arrive(arrival)
-            elif not self._ends and now - last_event_s > self._options.deadline_s:
-                raise BenchError(f"no batch came for {self._options.deadline_s:g} s.")
+            elif not self._ends and now - last_event_s > self._loop.deadline_s:
+                raise BenchError(f"no batch came for {self._loop.deadline_s:g} s.")
 
     def close(self, *, keep: bool = False) -> None:
         for feeder in self._feeders:
@@ -367,7 +355,7 @@ class _Running:
 
     def _want(self, number: int) -> None:
         """The accelerator's next batch, now or when it is there."""
-        arrival = self._feeders[number].poll() if self._options.ahead else None
+        arrival = self._feeders[number].poll() if self._loop.ahead else None
         if arrival is None:
             self._feeders[number].permit()
         else:
@@ -382,7 +370,7 @@ class _Running:
         steps = self.steps[number]
         at = steps.step
         begin_s = max(steps.gate_s, arrival.at_s)
-        harness_s = 0.0 if self._options.ahead else max(0.0, arrival.asked_s - steps.gate_s)
+        harness_s = 0.0 if self._loop.ahead else max(0.0, arrival.asked_s - steps.gate_s)
         steps.harness[at] = min(harness_s, begin_s - steps.gate_s)
         steps.load[at] = begin_s - steps.gate_s - steps.harness[at]
         steps.waits_s[at] = max(0.0, arrival.at_s - arrival.asked_s)
@@ -391,7 +379,7 @@ class _Running:
         compute_s = float(self._compute_s[number, at])
         steps.compute[at] = compute_s
         heapq.heappush(self._ends, (begin_s + compute_s, number))
-        if self._options.ahead and at + 1 < self._total:
+        if self._loop.ahead and at + 1 < self._total:
             self._want(number)
 
     def _end(self, number: int, end_s: float, now: float) -> None:
@@ -400,7 +388,7 @@ class _Running:
         steps.step += 1
         steps.end_s = end_s
         last = steps.step == self._total
-        if self._options.barrier_every_step:
+        if self._loop.barrier_every_step:
             self._barrier_s = max(self._barrier_s, end_s)
             self._at_barrier += 1
             if self._at_barrier == self._count:
@@ -412,12 +400,12 @@ class _Running:
     def _pass_barrier(self) -> None:
         gate_s = self._barrier_s
         self._at_barrier = 0
-        if self._options.meet is not None:
-            self._options.meet()
+        if self._loop.meet is not None:
+            self._loop.meet()
             gate_s = self._clock.now()
         done = self.steps[0].step
-        if self._options.progress is not None:
-            self._options.progress(done * self._count)
+        if self._loop.progress is not None:
+            self._loop.progress(done * self._count)
         for number in range(self._count):
             self.steps[number].end_s = gate_s
             if done < self._total:
@@ -426,6 +414,6 @@ class _Running:
     def _next(self, number: int, gate_s: float) -> None:
         self.steps[number].gate_s = gate_s
         self._open[number] = True
-        if not self._options.ahead:
+        if not self._loop.ahead:
             self._feeders[number].permit()
         self._try_begin(number)

@@ -255,10 +255,12 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
     model = run.workload.get("model")
     name = str(model.get("name", "")) if isinstance(model, dict) else ""
     title = f"Storage benchmark: {name or run.folder}"
+    simulated = run.provenance.get("simulated")
+    note = f"The storage was simulated ({simulated}): its delays are not real." if simulated else ""
     parts = [
         f"<h1>{safe(title)}</h1>",
         f'<p class="soft">{safe(_subtitle(runs))}</p>',
-        f'<p class="not-mlperf">{NOT_MLPERF} {safe(_simulated(run))}</p>',
+        f'<p class="not-mlperf">{NOT_MLPERF} {safe(note)}</p>',
         _cards(runs),
         _verdict(run),
         *sections_of(runs, blocks),
@@ -289,11 +291,6 @@ def _times(*times: object) -> str:
     start, end = (str(time).partition(".")[0].replace("T", " ", 1) for time in times)
     day, _, clock = end.partition(" ")
     return f"{start} to {clock if clock and start.startswith(day) else end}"
-
-
-def _simulated(run: RunResult) -> str:
-    name = run.provenance.get("simulated")
-    return f"The storage was simulated ({name}): its delays are not real." if name else ""
 
 
 def with_confidence(value: Confidence, unit: str, *, brief: bool = False) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import resource
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -15,8 +17,10 @@ import numpy as np
 from headrace.bench.checkpoint_runs import CheckpointTimes, RunCheckpointer
 from headrace.bench.engines import engine_name, make_engine
 from headrace.bench.engines.base import EngineContext
-from headrace.bench.loop import LoopOptions, StepLoop
+from headrace.bench.loop import StepLoop
 from headrace.bench.plan import plan_of
+from headrace.io.simulation import simulation_of
+from headrace.machine.host import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,6 +96,9 @@ class SessionOptions:
         generate_threads: that write data; not given: reader.write_threads, or as many as suit this host.
         formula: DLIO's throughput formula in summary.json.
         progress: called with (what, done, total).
+
+    Raises:
+        ValueError: there is no such barrier, formula or simulation.
     """
 
     accelerators: int = 1
@@ -106,6 +113,14 @@ class SessionOptions:
     generate_threads: int | None = None
     formula: Formula = "mlcommons"
     progress: Callable[[str, int, int | None], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.barrier not in ("step", "epoch"):
+            raise ValueError(f"barrier is {self.barrier!r}, expected step or epoch")
+        if self.formula not in ("mlcommons", "upstream"):
+            raise ValueError(f"formula is {self.formula!r}, expected mlcommons or upstream")
+        if isinstance(self.simulate, str):
+            simulation_of(self.simulate)
 
 
 @dataclass(slots=True)
@@ -215,7 +230,7 @@ class _Epochs:
         self._checkpointer = None
         if loaded.workload.workflow.checkpoint and checkpoints:
             self._checkpointer = RunCheckpointer(loaded, group, self._count)
-        self.loop = StepLoop(LoopOptions(
+        self.loop = StepLoop(
             first=self._first,
             barrier_every_step=options.barrier == "step",
             ahead=engine.ahead,
@@ -223,7 +238,7 @@ class _Epochs:
             check=group.check if group.place.world_size > 1 else None,
             progress=self._tell,
             deadline_s=self._deadline_s,
-        ))  # fmt: skip
+        )
 
     def run(self) -> RunRecord:
         recorded = RunRecord(self._engine.name)
@@ -312,19 +327,9 @@ class _Epochs:
 
 def used() -> tuple[float, int]:
     """CPU seconds, and bytes from devices, of this process and the children that ended."""
-    seconds = 0.0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        used = resource.getrusage(who)
-        seconds += used.ru_utime + used.ru_stime
-    return seconds, _device_bytes()
-
-
-def _device_bytes() -> int:
-    try:
-        with open(f"/proc/{os.getpid()}/io", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("read_bytes:"):
-                    return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    nbytes = re.search(
+        r"^read_bytes: (\d+)", read_text(Path(f"/proc/{os.getpid()}/io")), re.MULTILINE
+    )
+    cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    return cpu_s, int(nbytes[1]) if nbytes else 0

@@ -176,7 +176,12 @@ def stage_files(
     place = os.path.join(
         folder, f"headrace-staged-{hashlib.sha256(root.encode()).hexdigest()[:12]}"
     )
-    names = _names(root)[mine :: len(here)]
+    every = sorted(
+        os.path.relpath(os.path.join(below, name), root)
+        for below, _, names in os.walk(root)
+        for name in names
+    )
+    names = every[mine :: len(here)]
     try:
         os.makedirs(place, exist_ok=True)
         check_free_space(Path(place), sum(os.stat(os.path.join(root, n)).st_size for n in names))
@@ -190,15 +195,6 @@ def stage_files(
         for split, paths in files.items()
     }
     return Staged(place, moved, nbytes, time.perf_counter() - begin, mine == 0)
-
-
-def _names(root: str) -> list[str]:
-    """All files below a folder, relative to it."""
-    return sorted(
-        os.path.relpath(os.path.join(place, name), root)
-        for place, _, files in os.walk(root)
-        for name in files
-    )
 
 
 def _copy(root: str, place: str, name: str) -> int:

@@ -7,8 +7,9 @@ import platform
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from headrace.bench.metrics import (
     steadiness_of,
     verdict_of,
 )
+from headrace.machine.host import read_text
 from headrace.machine.mounts import file_system_of, mounts
 
 if TYPE_CHECKING:
@@ -40,27 +42,20 @@ if TYPE_CHECKING:
 def host_document() -> dict[str, Any]:
     """This machine, ready for JSON."""
     memory = _pairs("/proc/meminfo")
+    processor = _pairs("/proc/cpuinfo").get("model name") or platform.machine()
     return {
         "hostname": socket.gethostname(),
         "cpu_count": os.cpu_count() or 1,
-        "processor": _processor(),
-        "cpuinfo": {"model name": _processor(), "cpu_count": os.cpu_count() or 1},
+        "processor": processor,
+        "cpuinfo": {"model name": processor, "cpu_count": os.cpu_count() or 1},
         "meminfo": memory,
         "memory_gb": int(memory.get("MemTotal", "0 kB").split()[0]) / 2**20,
     }
 
 
 def _pairs(path: str) -> dict[str, str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = [line.partition(":") for line in file]
-    except OSError:
-        return {}
+    lines = [line.partition(":") for line in read_text(Path(path)).splitlines()]
     return {name.strip(): value.strip() for name, _, value in lines if value.strip()}
-
-
-def _processor() -> str:
-    return _pairs("/proc/cpuinfo").get("model name") or platform.machine()
 
 
 def mount_of(path: str) -> dict[str, str]:
@@ -89,8 +84,6 @@ def provenance(data_folder: str, command: list[str]) -> dict[str, Any]:
 
 
 NOT_MLPERF: Final = "This is not an MLPerf result."
-
-_ARRAYS = ("load_s", "compute_s", "harness_s", "late_s")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -136,17 +129,20 @@ class GatheredRun:
 
 def block_document(block: Block) -> dict[str, Any]:
     """A block for JSON."""
-    plain = {
-        name: getattr(block, name)
-        for name in ("epoch", "accelerator", "kind", "number", "start_s", "end_s")
+    values: dict[str, Any] = {entry.name: getattr(block, entry.name) for entry in fields(block)}
+    return {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in values.items()
     }
-    return plain | {name: getattr(block, name).tolist() for name in _ARRAYS}
 
 
 def block_of(document: dict[str, Any]) -> Block:
     """A block from JSON."""
-    arrays = {name: np.array(document[name], np.float64) for name in _ARRAYS}
-    return Block(**{**document, **arrays})
+    values: dict[str, Any] = {
+        name: np.array(value, np.float64) if isinstance(value, list) else value
+        for name, value in document.items()
+    }
+    return Block(**values)
 
 
 def timestamp(seconds: float) -> str:

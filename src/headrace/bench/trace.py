@@ -98,7 +98,10 @@ def _phase(parts: Sequence[RankBlock], barrier: str) -> StepPhase | None:
     steps = min(block.steps for block in parts)
     if not steps:
         return None
-    even = [_cut(block, steps) for block in parts]
+    even = [
+        replace(block, load_s=block.load_s[:steps], compute_s=block.compute_s[:steps])
+        for block in parts
+    ]
     process = np.array([block.process_s for block in even])
     taken = np.broadcast_to(process.max(axis=0), process.shape) if barrier == "step" else process
     ends = np.cumsum(taken, axis=1)
@@ -109,10 +112,6 @@ def _phase(parts: Sequence[RankBlock], barrier: str) -> StepPhase | None:
         ends = ends + slack * np.arange(1, steps + 1)
     begins = np.hstack([np.zeros((len(even), 1)), ends[:, :-1]])
     return StepPhase(tuple(even), begins, ends)
-
-
-def _cut(block: RankBlock, steps: int) -> RankBlock:
-    return replace(block, load_s=block.load_s[:steps], compute_s=block.compute_s[:steps])
 
 
 def slowest_steps(phases: Sequence[StepPhase], count: int) -> list[SlowStep]:

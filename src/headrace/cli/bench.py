@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer import Argument, Option
 
-from headrace.base.text import binary_text, bytes_of, bytes_text
+from headrace.base.text import binary_text, bytes_of, bytes_text, counted
 from headrace.cli import bench_results, exit_codes
 from headrace.cli.options import CommandGroup, FullOutput, JsonOutput, QuietOutput
 from headrace.cli.printing import Output
@@ -108,23 +108,21 @@ def sweep(
     from headrace.bench.run import SessionOptions
     from headrace.bench.sweep import sweep as sweep_runs
     from headrace.cli.progress import progress
-    from headrace.io.simulation import simulation_of
+    from headrace.pages.html import measure_text
 
-    if barrier not in ("step", "epoch"):
-        raise typer.BadParameter(f"--barrier is {barrier!r}, expected step or epoch")
-    if simulate is not None:
-        simulation_of(simulate)
     numbers, condition = _numbers(accelerators), condition_of(until, changes=False)
-    given = [workload if "=" in workload else f"workload={workload}", *(words or []), *context.args]
-    if engine is not None:
-        given.append(f"++workload.reader.engine={engine}")
+    name = workload if "=" in workload else f"workload={workload}"
+    given = [name, *(words or []), *context.args, *_overrides({"reader.engine": engine})]
     options = SessionOptions(
-        barrier=barrier, simulate=simulate,  # type: ignore[arg-type]  # checked above
+        barrier=barrier, simulate=simulate,  # type: ignore[arg-type]  # checked there
         cold=cold, ceiling=ceiling, repeats=repeats,
     )  # fmt: skip
 
     def report_probe(probe: Probe) -> None:
-        output.remark(_probe_line(probe, condition))
+        value = measure_text(probe.value, condition.measure.unit)
+        fed = "too many" if probe.over else "fed"
+        number = counted(probe.accelerators, "accelerator")
+        output.remark(f"{number}: {condition.measure.name} {value}: {fed}")
 
     with progress(output, "sweeping", "steps") as tell:
         if tell is not None:
@@ -156,16 +154,6 @@ def _numbers(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _probe_line(probe: Probe, condition: Condition) -> str:
-    from headrace.pages.html import measure_text
-
-    name = condition.measure.name
-    value = measure_text(probe.value, condition.measure.unit)
-    fed = "too many" if probe.over else "fed"
-    noun = "accelerator" if probe.accelerators == 1 else "accelerators"
-    return f"{probe.accelerators} {noun}: {name} {value}: {fed}"
-
-
 def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: str | None) -> None:
     from headrace.bench.summary import NOT_MLPERF
     from headrace.pages.html import measure_text
@@ -178,7 +166,7 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
             "probes": list(result.probes), "not_mlperf": NOT_MLPERF,
         })  # fmt: skip
         return
-    cells: list[tuple[Any, ...]] = [("accelerators", "AU", "samples/s", "MiB/s", "bound by", "")]
+    cells: list[tuple[str, ...]] = [("accelerators", "AU", "samples/s", "MiB/s", "bound by", "")]
     for probe in result.probes:
         values = [
             measure_text(probe.measures[name], unit) if name in probe.measures else "-"
@@ -187,9 +175,8 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
         cells.append((
             str(probe.accelerators), *values, probe.bound, "too many" if probe.over else "fed",
         ))  # fmt: skip
-    widths = [max(len(line[at]) for line in cells) for at in range(6)]
-    for line in cells:
-        output.line("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+    for line in bench_results.aligned(cells):
+        output.line(line)
     over = [probe for probe in result.probes if probe.over]
     if over:
         output.line(f"with {over[0].accelerators}: {over[0].bound_reason}")
@@ -260,31 +247,26 @@ def run(
     output: FullOutput,
 ) -> int:
     """Runs a workload."""
-    from headrace.io.simulation import simulation_of
-
-    if barrier not in ("step", "epoch"):
-        raise typer.BadParameter(f"--barrier is {barrier!r}, expected step or epoch")
-    if formula not in ("mlcommons", "upstream"):
-        raise typer.BadParameter(f"--formula is {formula!r}, expected mlcommons or upstream")
-    if simulate is not None:
-        simulation_of(simulate)
     given = [*(words or []), *context.args]
     if workload is not None:
         given.insert(0, f"workload={workload}")
-    if data_folder is not None:  # quoted: a path need not be what YAML takes for text
-        given.append(f"++workload.dataset.data_folder={json.dumps(data_folder)}")
-    if generate_first:
-        given.append("++workload.workflow.generate_data=True")
-    if engine is not None:
-        given.append(f"++workload.reader.engine={engine}")
-    if writer is not None:
-        given.append(f"++workload.checkpoint.writer={writer}")
+    given += _overrides({
+        # Quoted: a path need not be what YAML takes for text.
+        "dataset.data_folder": None if data_folder is None else json.dumps(data_folder),
+        "workflow.generate_data": "True" if generate_first else None,
+        "reader.engine": engine,
+        "checkpoint.writer": writer,
+    })  # fmt: skip
     options: dict[str, Any] = {
         "accelerators": accelerators, "barrier": barrier, "simulate": simulate,
         "cold": cold, "ceiling": ceiling, "repeats": repeats, "stage": stage, "formula": formula,
     }  # fmt: skip
     _print(output, _session(output, given, "running", **options), simulate)
     return 0
+
+
+def _overrides(values: dict[str, str | None]) -> list[str]:
+    return [f"++workload.{key}={value}" for key, value in values.items() if value is not None]
 
 
 def _session(output: Output, words: list[str], what: str, **options: Any) -> SessionReport:
@@ -332,7 +314,10 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
     if total:
         parts = ("compute", "wait", "barrier", "harness")
         yield "time: " + ", ".join(f"{name} {time[f'{name}_s'] / total:.1%}" for name in parts)
-    yield from _of_solution(own["time_to_solution"])
+    if split := own["time_to_solution"]:
+        phases = ("staging", "training", "evaluation", "checkpointing", "other")
+        spent = [f"{name} {split[f'{name}_s']:.2f} s" for name in phases if split[f"{name}_s"] > 0]
+        yield f"time to solution: {split['total_s']:.2f} s: {', '.join(spent)}"
     yield f"bound by: {own['bound']} ({own['bound_reason']})"
     if own["late_s"]:
         yield f"ends of steps were noticed {own['late_s']['p99'] * 1e3:.2f} ms late (p99)"
@@ -348,13 +333,6 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
         au = own["au_percent"]
         yield f"AU of {au['runs']} runs: {au['mean']:.2f} +- {au['confidence_95']:.2f} % (95 %)"
     yield own["not_mlperf"]
-
-
-def _of_solution(split: dict[str, float]) -> Iterator[str]:
-    if split:
-        names = ("staging", "training", "evaluation", "checkpointing", "other")
-        parts = [f"{name} {split[f'{name}_s']:.2f} s" for name in names if split[f"{name}_s"] > 0]
-        yield f"time to solution: {split['total_s']:.2f} s: {', '.join(parts)}"
 
 
 def _of_checkpoints(own: dict[str, Any] | None) -> Iterator[str]:

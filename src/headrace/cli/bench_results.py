@@ -144,11 +144,8 @@ def _print_comparison(
             with_confidence(row.b, unit, brief=True),
             _change_text(row), _judgement(row),
         ))  # fmt: skip
-    widths = [max(len(line[at]) for line in cells) for at in range(5)]
-    for line in cells:
-        first = line[0].ljust(widths[0])
-        rest = [cell.rjust(width) for cell, width in zip(line[1:4], widths[1:4], strict=True)]
-        output.line("  ".join([first, *rest, line[4]]).rstrip())
+    for line in aligned(cells, "<>>><"):
+        output.line(line)
     if any(row.a.half_width is not None or row.b.half_width is not None for row in comparison.rows):
         output.line("± is the 95 % confidence interval over the repeats.")
     if any(row.worse is not None and row.clear is None for row in comparison.rows):
@@ -163,6 +160,18 @@ def _print_comparison(
         output.line(
             f"{verdict.condition.written}: {held} ({verdict.condition.measure.name} {value})"
         )
+
+
+def aligned(rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
+    """Rows as columns of text; a side is < or >, to which it is, for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = sides or ">" * len(widths)
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _change_text(row: ComparisonRow) -> str:

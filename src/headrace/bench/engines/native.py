@@ -32,7 +32,7 @@ from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import available_memory
-from headrace.store.directory import DirectoryColumns, write_directory
+from headrace.store.directory import DirectoryColumns, create_memory_directory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -249,9 +249,8 @@ def extents_reader(
         part=None if most == 1 else parts.astype(np.uint32),
         part_names=tuple(b"%d" % i for i in range(most)) if most > 1 else (b"",),
     )
-    fd = os.memfd_create("headrace-bench", os.MFD_CLOEXEC)
+    fd, _ = create_memory_directory(columns)
     try:
-        write_directory(columns, fd)
         directory = _native.Directory.from_fd(fd, "the extents of a benchmark's samples")
     finally:
         os.close(fd)
