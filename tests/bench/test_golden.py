@@ -67,11 +67,7 @@ def test_au_of_dlio():
 
 @pytest.mark.parametrize(
     ("target", "by_dlio", "by_mlperf"),
-    [
-        (0.83, "success", "success"),
-        (0.84, "fail", "success"),
-        (0.85, "fail", "fail"),
-    ],
+    [(0.83, "success", "success"), (0.84, "fail", "success"), (0.85, "fail", "fail")],
 )
 def test_pass_marks_of_both_utilisations(target, by_dlio, by_mlperf):
     """By MLPerf's rules: 8 s of compute in 6 + 5 s, without the 1.5 s of the first wait: 84.2 %."""

@@ -122,10 +122,7 @@ def test_lines_are_found_among_whatever_else_a_log_has():
             '{"epoch": ' + "9" * 70000 + "}",
         ]
     )
-    assert read_epochs(log) == (
-        EpochLine(0, 10, 2.0, 0.5),
-        EpochLine(1, 10, 2.0, 0.5, reads=7),
-    )
+    assert read_epochs(log) == (EpochLine(0, 10, 2.0, 0.5), EpochLine(1, 10, 2.0, 0.5, reads=7))
 
 
 def test_the_figure_is_well_formed_and_says_all_it_draws():

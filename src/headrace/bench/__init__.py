@@ -2,7 +2,7 @@
 
 * config, schema, values: workloads and command lines; every key of DLIO and what becomes of it
 * dataset, dataset_files, content, generate, formats: what a data set is, and how it is written and found
-* plan, replay: which samples each accelerator reads in each step
+* plan: which samples each accelerator reads in each step, also those of a recorded job
 * engines: what reads; loop: accelerators that compute by the clock; ranks: how processes find each other
 * run, checkpoints, checkpoint_runs, staging: from a workload to recorded timelines
 * metrics, summary, results: figures, and the files that a run leaves

@@ -264,16 +264,8 @@ def writer_of(
 ) -> CheckpointWriter:
     """The writer of a rank.
 
-    Args:
-        name: which one.
-        folder: DLIO's `checkpoint_folder`.
-        share: what the rank writes.
-        rank: of the job.
-        world_size: of the job.
-        local: `headrace` only: a folder that is written first.
-        seed: of the bytes.
-        random: whether the bytes are incompressible; False: all are ones, as DLIO's `randomize_tensor`.
-        run: `headrace` only: what is the same in all ranks of a run.
+    Only the writer headrace has a `local` folder, which is written first, and a `run`, which is the same in all
+    ranks of a run. Bytes that are not `random` are ones, as DLIO's `randomize_tensor` has it.
 
     Raises:
         ValueError: there is no such writer.

@@ -7,7 +7,7 @@ import operator
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from headrace.bench.metrics import Confidence, confidence
 from headrace.bench.results import differences, number_at, number_of
@@ -242,8 +242,7 @@ class ComparisonRow:
         }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class RunComparison:
+class RunComparison(NamedTuple):
     """Two results.
 
     Attributes:
@@ -252,12 +251,11 @@ class RunComparison:
             another reason than the one looked for.
     """
 
-    rows: tuple[ComparisonRow, ...]
-    differences: tuple[tuple[str, str, str], ...]
+    rows: list[ComparisonRow]
+    differences: list[tuple[str, str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class ConditionResult:
+class ConditionResult(NamedTuple):
     """A condition and whether it holds."""
 
     condition: Condition
@@ -267,12 +265,12 @@ class ConditionResult:
 
 def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
     """Compare two results, each of one run or of repeats."""
-    rows = []
-    for measure in MEASURES:
-        left, right = measured(a, measure), measured(b, measure)
-        if left is not None and right is not None:
-            rows.append(ComparisonRow(measure, left, right))
-    return RunComparison(tuple(rows), tuple(differences(a[0], b[0])))
+    rows = [
+        ComparisonRow(measure, left, right)
+        for measure in MEASURES
+        if (left := measured(a, measure)) and (right := measured(b, measure))
+    ]
+    return RunComparison(rows, list(differences(a[0], b[0])))
 
 
 def judge(comparison: RunComparison, conditions: Sequence[Condition]) -> list[ConditionResult]:

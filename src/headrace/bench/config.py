@@ -50,7 +50,7 @@ class HydraOverride(NamedTuple):
     """The whole word."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommandLine:
     """What a command line says, before any file is read."""
 
@@ -72,38 +72,28 @@ def parse_command_line(words: Sequence[str]) -> CommandLine:
     Raises:
         WorkloadError: a word makes no sense, or asks for what is not done here; names all of them.
     """
-    values: dict[str, Any] = {}
-    overrides: list[HydraOverride] = []
-    task: list[str] = []
-    hydra: list[str] = []
-    problems: list[str] = []
-    rest = list(words)
+    line, problems, rest = CommandLine(), list[str](), list(words)
     while rest:
         word = rest.pop(0)
         try:
             if word.startswith("-"):
-                values["config_dir"] = _config_dir(word, rest)
+                line.config_dir = _config_dir(word, rest)
                 continue
             sign, key, value = _assignment(word)
             if key.split(".")[0] == "hydra":
-                values |= _hydra_value(word, key, value)
-                hydra.append(word)
+                _take_hydra(line, word, key, value)
                 continue
-            task.append(word)
+            line.task_overrides += (word,)
             if key == "workload":
-                values["workload"] = _unquoted(value or "")
+                line.workload = _unquoted(value or "")
             else:
-                overrides.append(HydraOverride(sign, key.removeprefix("workload."), value, word))
+                override = HydraOverride(sign, key.removeprefix("workload."), value, word)
+                line.overrides += (override,)
         except ValueError as e:
             problems.append(str(e))
     if problems:
         raise WorkloadError("\n".join(problems))
-    return CommandLine(
-        **values,
-        overrides=tuple(overrides),
-        task_overrides=tuple(task),
-        hydra_overrides=tuple(hydra),
-    )
+    return line
 
 
 def _assignment(word: str) -> tuple[str, str, str | None]:
@@ -132,15 +122,16 @@ def _config_dir(word: str, rest: list[str]) -> str:
     raise ValueError(f"{name} is not known; it is no option of DLIO's command line")
 
 
-def _hydra_value(word: str, key: str, value: str | None) -> dict[str, str]:
-    fields_of = {"hydra.run.dir": "run_dir", "hydra.output_subdir": "output_subdir"}
-    if key in fields_of and value:
-        return {fields_of[key]: _unquoted(value)}
-    if key == "hydra.job.chdir" and (value or "").lower() == "false":
-        return {}  # it is what is done
-    raise ValueError(
-        f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
-    )
+def _take_hydra(line: CommandLine, word: str, key: str, value: str | None) -> None:
+    line.hydra_overrides += (word,)
+    if key == "hydra.run.dir" and value:
+        line.run_dir = _unquoted(value)
+    elif key == "hydra.output_subdir" and value:
+        line.output_subdir = _unquoted(value)
+    elif key != "hydra.job.chdir" or (value or "").lower() != "false":  # which is what is done
+        raise ValueError(
+            f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
+        )
 
 
 def _unquoted(value: str) -> str:
@@ -365,13 +356,19 @@ class _Merging:
     # -- merging ---------------------------------------------------------------------------------
 
     def put(self, name: str, setting: YamlSetting) -> None:
-        known = self._known(name, setting.where)
-        if known:
-            self.settings[known] = setting
+        """Take a setting under its key's right name; a key that is unknown is a problem."""
+        spelled, note = self._spelled(name)
+        if note:
+            self.notes.append(f"{setting.where}: {name} is taken as {spelled} ({note})")
+        known = next((key for key in (spelled, *_parents(spelled)) if key in KEYS), None)
+        if known is None:
+            self.problems.append(f"{setting.where}: {closest_key(spelled)}")
+        else:
+            self.settings[spelled if known.startswith("storage.") else known] = setting
 
     def override(self, override: HydraOverride) -> None:
         where = f"command line: {override.written}"
-        name = self._spelled(override.key)
+        name, _ = self._spelled(override.key)
         inside = [key for key in self.settings if key == name or key.startswith(name + ".")]
         if override.sign == "~":
             self._delete(override, name, inside, where)
@@ -395,23 +392,11 @@ class _Merging:
             for key in inside:
                 del self.settings[key]
 
-    def _spelled(self, name: str) -> str:
+    def _spelled(self, name: str) -> tuple[str, str]:
+        """A key's right name, and why it is not the one that was given."""
         section, dot, rest = name.partition(".")
         name = SECTION_ALIASES.get(section, section) + dot + rest
-        return ALIASES[name][0] if name in ALIASES else name
-
-    def _known(self, name: str, where: str) -> str | None:
-        """The key's right name; None when it is unknown, which is told."""
-        spelled = self._spelled(name)
-        section, dot, rest = name.partition(".")
-        note = ALIASES.get(SECTION_ALIASES.get(section, section) + dot + rest)
-        if note:
-            self.notes.append(f"{where}: {name} is taken as {note[0]} ({note[1]})")
-        for key in (spelled, *_parents(spelled)):
-            if key in KEYS:
-                return spelled if key == spelled or key.startswith("storage.") else key
-        self.problems.append(f"{where}: {closest_key(spelled)}")
-        return None
+        return ALIASES.get(name, (name, ""))
 
     # -- checking --------------------------------------------------------------------------------
 

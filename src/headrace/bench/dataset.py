@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from headrace.bench.replay import replay_of
+from headrace.bench.plan import replay_of
 from headrace.bench.values import (
     boolean,
     build,

@@ -21,7 +21,7 @@ from headrace.base.documents import DocumentKind
 from headrace.base.files import replace_file
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.formats import bad_file, format_of
-from headrace.bench.replay import check_recorded_files, fingerprint
+from headrace.bench.plan import check_recorded_files, fingerprint
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:

@@ -49,19 +49,19 @@ _RANK_0_DEADLINE_S = 120.0
 _SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerateReport:
     """What a rank did."""
 
     path: str
-    files: int
+    files: int = 0
     """Files of the data set that are this rank's."""
-    resumed_files: int
+    resumed_files: int = 0
     """How many of them were there already."""
-    bytes: int
+    bytes: int = 0
     """That were written."""
-    seconds: float
-    complete: bool
+    seconds: float = 0.0
+    complete: bool = False
     """Whether the data set is: the last of several ranks says so."""
 
 
@@ -76,19 +76,12 @@ def generate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> GenerateReport:
-    """Writes a data set, or this rank's share of it.
+    """Writes a data set, or this rank's share of it, by more threads than there are processors.
 
-    Args:
-        spec: what to write.
-        rank: of this process.
-        world_size: how many processes write.
-        threads: that write files; not given: more than there are processors for this process, since
-            each waits for the disk half of its time.
-        direct: whether large files are written past the page cache.
-        sync: whether all is on the disk when this returns, and not before the data set counts as
-            complete.
-        overwrite: whether another data set of ours in the folder is removed first.
-        progress: called with (samples done, samples, bytes done, bytes) from any thread.
+    Each thread waits for the disk half of its time. With `direct` large files are written past the page cache;
+    with `sync` all is on the disk when this returns, and before the data set counts as complete. `overwrite`
+    removes another data set of ours first. `progress` is called with (samples done, samples, bytes done, bytes)
+    from any thread.
 
     Raises:
         SourceError: the folder holds something else, or rank 0 does not begin.
@@ -96,6 +89,7 @@ def generate(
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1}")
+    started = time.monotonic()
     expected = DatasetManifest.of(spec, complete=False)
     try:
         if rank == 0:
@@ -108,12 +102,13 @@ def generate(
         run.write_all(threads)
         if sync:
             _sync(spec.data_folder)
-        complete = _finish(spec, expected, rank, world_size)
+        run.report.complete = _finish(spec, expected, rank, world_size)
     except OSError as e:
         if isinstance(e, VolumeError):
             raise
         raise write_error(e, e.filename or spec.data_folder) from e
-    return run.report(complete=complete)
+    run.report.seconds = time.monotonic() - started
+    return run.report
 
 
 class _Run:
@@ -130,12 +125,12 @@ class _Run:
         self._content = Content(spec.seed)
         self._estimate = int(spec.sample_bytes()[numbers.start :: numbers.step].sum())
         self._estimate *= spec.num_samples_per_file
-        self._started = time.monotonic()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._todo = iter(numbers)
         self._at_once = 1
-        self._done = self._resumed = self._bytes = self._written = 0
+        self._sample_bytes = 0
+        self.report = GenerateReport(spec.data_folder)
 
     def write_all(self, threads: int) -> None:
         """Writes what is not there yet; the first error stops all."""
@@ -160,7 +155,12 @@ class _Run:
         buffer: WriteBuffer | None = None
         native = _native.FileWriter(self._content.native, self._direct)
         try:
-            while jobs := self._next_jobs():
+            while not self._stop.is_set():
+                with self._lock:
+                    numbers = list(islice(self._todo, self._at_once))
+                if not numbers:
+                    break
+                jobs = [self._job(number) for number in numbers]
                 missing = [job for job in jobs if not self._is_there(job)]
                 layouts = [self._layout(job.shape) for job in missing]
                 if None not in layouts:
@@ -175,13 +175,6 @@ class _Run:
         except BaseException:
             self._stop.set()
             raise
-
-    def _next_jobs(self) -> list[FileJob]:
-        if self._stop.is_set():
-            return []
-        with self._lock:
-            numbers = list(islice(self._todo, self._at_once))
-        return [self._job(number) for number in numbers]
 
     def _job(self, number: int) -> FileJob:
         spec, train = self._spec, number < self._spec.num_files_train
@@ -214,31 +207,16 @@ class _Run:
         return sum(layout.nbytes for layout in layouts)
 
     def _count(self, jobs: list[FileJob], there: int, written: int) -> None:
+        report, samples = self.report, self._spec.num_samples_per_file
         with self._lock:
-            self._done += len(jobs)
-            self._resumed += there
-            self._written += written
-            self._bytes += sum(job.sample_bytes * job.samples for job in jobs)
-            done = self._done
+            report.files += len(jobs)
+            report.resumed_files += there
+            report.bytes += written
+            self._sample_bytes += sum(job.sample_bytes * job.samples for job in jobs)
+            done, nbytes = report.files, self._sample_bytes
         if self._progress is not None:
-            each = self._spec.num_samples_per_file
-            self._progress(
-                done * each,
-                len(self._numbers) * each,
-                self._bytes,
-                max(self._estimate, self._bytes),
-            )
-
-    def report(self, *, complete: bool) -> GenerateReport:
-        """What was done."""
-        return GenerateReport(
-            path=self._spec.data_folder,
-            files=self._done,
-            resumed_files=self._resumed,
-            bytes=self._written,
-            seconds=time.monotonic() - self._started,
-            complete=complete,
-        )
+            total = len(self._numbers) * samples
+            self._progress(done * samples, total, nbytes, max(self._estimate, nbytes))
 
 
 def _prepare(spec: DatasetSpec, expected: DatasetManifest, *, overwrite: bool) -> None:

@@ -105,13 +105,7 @@ def _prctl(option: int, value: int) -> int:
 
 @dataclass(slots=True)
 class Arrival:
-    """A batch that is there, or why there is none.
-
-    Attributes:
-        number: of the accelerator, among those of this process.
-        asked_s: when it was asked for.
-        at_s: when it was there, of `time.perf_counter`; perhaps before it was asked for.
-    """
+    """A batch that is there, or why there is none."""
 
     number: int
     asked_s: float
@@ -239,15 +233,10 @@ class StepLoop:
         *,
         keep: bool = False,
     ) -> list[Block]:
-        """Run one block on all accelerators.
+        """Run one block on all accelerators; `compute_s` is (accelerators, steps).
 
-        Args:
-            sources: one for each accelerator: begins its epoch, which counts as time of the first step.
-            compute_s: (accelerators, steps) how long each step computes.
-            epoch: from 1.
-            kind: of the block.
-            number: of the epoch's blocks, from 1.
-            keep: the sources, for the epoch's next block.
+        A source begins its accelerator's epoch when it is called, which counts as time of the first step. With
+        `keep` the sources stay open for the epoch's next block.
 
         Returns:
             A block for each accelerator.

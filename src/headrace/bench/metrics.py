@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Block:
+class StepTimes:
+    """What an accelerator's steps took."""
+
+    load_s: NDArray[np.float64]
+    """(steps,) the wait for each batch."""
+    compute_s: NDArray[np.float64]
+    """(steps,) the time each step computed."""
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return len(self.compute_s)
+
+    @property
+    def process_s(self) -> NDArray[np.float64]:
+        """(steps,) DLIO's `proc`: wait and compute."""
+        return self.load_s + self.compute_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block(StepTimes):
     """One accelerator's steps of an epoch, or of the part of one between two checkpoints."""
 
     epoch: int
@@ -33,29 +53,15 @@ class Block:
     """Of its epoch's, from 1: checkpoints part an epoch into blocks."""
     start_s: float
     end_s: float
-    load_s: NDArray[np.float64]
-    """(steps,) the wait for each batch."""
-    compute_s: NDArray[np.float64]
-    """(steps,) the time each step computed."""
     harness_s: NDArray[np.float64]
     """(steps,) from a step's end to the moment when the next batch was asked for, barrier left out."""
     late_s: NDArray[np.float64]
     """(steps,) how late the end of each step was noticed."""
 
     @property
-    def steps(self) -> int:
-        """How many steps it has."""
-        return len(self.compute_s)
-
-    @property
     def duration_s(self) -> float:
         """From its begin to its end."""
         return self.end_s - self.start_s
-
-    @property
-    def process_s(self) -> NDArray[np.float64]:
-        """(steps,) DLIO's `proc`: wait and compute."""
-        return self.load_s + self.compute_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,32 +117,23 @@ class PhaseFigures:
     """
 
     au_percent: tuple[float, ...]
+    au_mean_percent: float
+    au_stdev_percent: float
     throughput: tuple[float, ...]
-
-    @property
-    def au_mean_percent(self) -> float:
-        """Mean over epochs."""
-        return float(np.mean(self.au_percent)) if self.au_percent else 0.0
-
-    @property
-    def au_stdev_percent(self) -> float:
-        """Population standard deviation over epochs."""
-        return float(np.std(self.au_percent)) if self.au_percent else 0.0
-
-    @property
-    def throughput_mean(self) -> float:
-        """Mean over epochs."""
-        return float(np.mean(self.throughput)) if self.throughput else 0.0
-
-    @property
-    def throughput_stdev(self) -> float:
-        """Population standard deviation over epochs."""
-        return float(np.std(self.throughput)) if self.throughput else 0.0
+    throughput_mean: float
+    throughput_stdev: float
 
     def mb_per_s(self, sample_bytes: float) -> tuple[float, float]:
         """DLIO's "MB": mean and deviation of throughput times nominal size, in MiB/s."""
         scale = sample_bytes / 2**20
         return self.throughput_mean * scale, self.throughput_stdev * scale
+
+
+def _over_epochs(values: Sequence[float]) -> tuple[tuple[float, ...], float, float]:
+    """The values, their mean and the population's standard deviation."""
+    if not values:
+        return (), 0.0, 0.0
+    return tuple(values), float(np.mean(values)), float(np.std(values))
 
 
 def phase_figures(
@@ -163,8 +160,8 @@ def phase_figures(
         au.setdefault(epoch, []).append(float(np.average(aus, weights=weights)))
         throughput.setdefault(epoch, []).append(float(np.average(rates, weights=weights)))
     return PhaseFigures(
-        tuple(float(np.mean(au[epoch])) for epoch in sorted(au)),
-        tuple(float(np.sum(throughput[epoch])) for epoch in sorted(throughput)),
+        *_over_epochs([float(np.mean(au[epoch])) for epoch in sorted(au)]),
+        *_over_epochs([float(np.sum(throughput[epoch])) for epoch in sorted(throughput)]),
     )
 
 
@@ -194,8 +191,6 @@ def mlperf_au(blocks: Sequence[Block], step_s: float) -> float:
     running_s -= max(first)
     return 100 * compute_s / running_s if running_s > 0 else 0.0
 
-
-PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
 _STUDENT_95: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
@@ -245,25 +240,19 @@ def percentiles(values_s: ArrayLike) -> dict[str, float]:
     values = np.asarray(values_s, np.float64)
     if not len(values):
         return {}
-    figures = {f"p{q:g}": float(np.percentile(values, q)) for q in PERCENTILES}
+    figures = {f"p{q:g}": float(np.percentile(values, q)) for q in (50.0, 90.0, 99.0, 99.9)}
     return figures | {"max": float(values.max()), "mean": float(values.mean())}
 
 
-@dataclass(frozen=True, slots=True)
-class Steadiness:
-    """Whether the second half of a run went as the first.
+class Steadiness(NamedTuple):
+    """Whether the second half of a run went as the first; None where too few steps tell.
 
     Attributes:
-        drift: change of the time of a step from the first half to the second, as a fraction; None when
-            there are too few steps to tell.
+        drift: change of the time of a step from the first half to the second, as a fraction.
     """
 
-    drift: float | None
-
-    @property
-    def steady(self) -> bool | None:
-        """None: nobody can tell."""
-        return None if self.drift is None else abs(self.drift) <= _DRIFT_MOST
+    drift: float | None = None
+    steady: bool | None = None
 
 
 def steadiness_of(blocks: Sequence[Block], window: StepWindow) -> Steadiness:
@@ -271,11 +260,11 @@ def steadiness_of(blocks: Sequence[Block], window: StepWindow) -> Steadiness:
     steps: list[float] = []
     for block in sorted(blocks, key=lambda b: b.start_s):
         steps += block.process_s[window.bounds(block.steps)].tolist()
-    if len(steps) < _STEPS_LEAST:
-        return Steadiness(None)
     half = len(steps) // 2
-    first, second = np.mean(steps[:half]), np.mean(steps[-half:])
-    return Steadiness(float(second / first - 1) if first > 0 else None)
+    if len(steps) < _STEPS_LEAST or not (first := float(np.mean(steps[:half]))) > 0:
+        return Steadiness()
+    drift = float(np.mean(steps[-half:])) / first - 1
+    return Steadiness(drift, abs(drift) <= _DRIFT_MOST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,8 +300,6 @@ def confidence(values: Sequence[float]) -> Confidence:
     return Confidence(mean, quantile * float(np.std(values, ddof=1)) / math.sqrt(count), count)
 
 
-Bound = Literal["compute", "storage", "harness", "unknown"]
-
 _CEILING_LEAST = 99.0
 """AU in percent that the harness must reach on a null store before a loss counts as the storage's."""
 
@@ -320,16 +307,10 @@ _LOSS_LEAST = 1.0
 """Percent of AU below which nothing is worth a verdict."""
 
 
-@dataclass(frozen=True, slots=True)
-class BoundVerdict:
-    """What bounds a run.
+class BoundVerdict(NamedTuple):
+    """What bounds a run, and why, with figures; unknown without a ceiling."""
 
-    Attributes:
-        bound: compute, storage or harness; unknown without a ceiling.
-        reason: with figures.
-    """
-
-    bound: Bound
+    bound: Literal["compute", "storage", "harness", "unknown"]
     reason: str
 
 

@@ -2,24 +2,175 @@
 
 Shuffles are real: of all samples when samples are shuffled, of files when only files are. Without a
 shuffle each accelerator reads a contiguous part, as DLIO does.
+
+With `dataset.requests` files, sizes and order are those of a recorded job: the files have the recorded names
+and sizes, whatever their format; generated ones hold noise, and the recorded folder itself is as good. Each
+epoch asks for the recorded samples in the recorded order; where a run is longer than the record, it begins
+again.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+from zlib import crc32
 
 import numpy as np
 
-from headrace.bench.replay import replay_of
-from headrace.errors import WorkloadError
+from headrace.errors import RecordError, SourceError, WorkloadError
 from headrace.order import Shuffled
+from headrace.recorded import SPLITS, read_recorded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.replay import RecordedOrder
+    from headrace.bench.dataset import DatasetSpec, Split
+    from headrace.recorded import Recorded
+
+_LOOKED_AT_MOST: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOrder:
+    """The order of a split's samples.
+
+    Attributes:
+        places: int64 (reads,): samples, counted over the files in name order and their offsets.
+        starts: int64 (epochs + 1,): where each epoch begins.
+    """
+
+    places: NDArray[np.int64]
+    starts: NDArray[np.int64]
+
+    @property
+    def reads(self) -> int:
+        """Of an epoch: the first one's."""
+        return int(self.starts[1]) if len(self.starts) > 1 else 0
+
+    def slice(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Reads `start` to `stop` of an epoch, from 1; the last step of an epoch may be shorter."""
+        at = (epoch - 1) % (len(self.starts) - 1)
+        whole = self.places[self.starts[at] : self.starts[at + 1]]
+        stop = min(stop, self.reads)
+        # An epoch that is shorter than the first begins again: all have as many steps.
+        reads: NDArray[np.int64] = whole[np.arange(start, stop) % max(1, len(whole))]
+        return reads
+
+
+class Replay:
+    """A record as a benchmark's data set."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self.recorded = recorded
+        self._files = {split: recorded.files_of(split) for split in SPLITS}
+        self._of_name = {name: i for i, name in enumerate(recorded.names)}
+
+    def names(self, split: str) -> list[str]:
+        """A split's files, in the order in which they are counted."""
+        return [self.recorded.names[i] for i in self._files[split].tolist()]
+
+    def name(self, split: str, index: int) -> str:
+        """One of them."""
+        return self.recorded.names[int(self._files[split][index])]
+
+    def folders(self, split: str) -> list[str]:
+        """Where they lie, relative to the data folder."""
+        return sorted({os.path.dirname(name) for name in self.names(split)})
+
+    def file_bytes(self) -> NDArray[np.int64]:
+        """Sizes of all files, training's first: int64 (files,)."""
+        order = np.concatenate([self._files[split] for split in SPLITS])
+        sizes: NDArray[np.int64] = self.recorded.file_bytes[order]
+        return sizes
+
+    def has(self, name: str) -> bool:
+        """Whether a file is of the record."""
+        return name in self._of_name
+
+    def extents(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets and lengths of a file's samples, in the order of offsets."""
+        recorded = self.recorded
+        rows = np.flatnonzero(recorded.sample_file == self._of_name[name])
+        rows = rows[np.argsort(recorded.sample_offset[rows], kind="stable")]
+        return recorded.sample_offset[rows], recorded.sample_bytes[rows]
+
+    def order(self, split: str) -> RecordedOrder:
+        """What each epoch reads."""
+        recorded = self.recorded
+        rank = np.full(len(recorded.names), -1, np.int64)
+        rank[self._files[split]] = np.arange(len(self._files[split]))
+        file = rank[recorded.sample_file]
+        by_place = np.lexsort((recorded.sample_offset, file))
+        by_place = by_place[file[by_place] >= 0]
+        place = np.full(len(recorded.sample_file), -1, np.int64)
+        place[by_place] = np.arange(len(by_place))
+        if split == "train":
+            return RecordedOrder(place[recorded.order], recorded.epoch_starts)
+        return RecordedOrder(place[recorded.valid_order], recorded.valid_starts)
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, changed_ns: int) -> Replay:  # noqa: ARG001 - another file is read again
+    return Replay(read_recorded(Path(path)))
+
+
+def replay_of(requests: str) -> Replay:
+    """The record of a workload.
+
+    Raises:
+        WorkloadError: the file is not there, or damaged.
+    """
+    try:
+        changed_ns = os.stat(requests).st_mtime_ns if os.path.exists(requests) else 0
+        return _read(requests, changed_ns)
+    except RecordError as e:
+        raise WorkloadError(
+            f"dataset.requests: {e.message}", path=requests, next_step=e.next_step
+        ) from e
+
+
+def fingerprint(requests: str) -> str:
+    """What a manifest keeps of a record: another record's files are others."""
+    recorded = replay_of(requests).recorded
+    names = "\n".join(recorded.names).encode("utf-8", "surrogateescape")
+    sum_of = crc32(recorded.file_bytes.tobytes(), crc32(names))
+    return f"{len(recorded.names)} files, {int(recorded.file_bytes.sum())} bytes, {sum_of:08x}"
+
+
+def check_recorded_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
+    """See that the files are there and as long as they were.
+
+    Raises:
+        SourceError: one is not; names it.
+    """
+    assert spec.requests is not None
+    replay = replay_of(spec.requests)
+    sizes = dict(zip(replay.recorded.names, replay.recorded.file_bytes.tolist(), strict=True))
+    names = replay.names(split)[: len(paths)]
+    step = max(1, len(names) // _LOOKED_AT_MOST)
+    for name in names[::step]:
+        path = os.path.join(spec.data_folder, name)
+        try:
+            size = os.path.getsize(path)
+        except OSError as e:
+            raise _unfit(path, f"cannot be looked at ({e.strerror})") from e
+        if size != sizes[name]:
+            raise _unfit(path, f"has {size:,} bytes, the record says {sizes[name]:,}")
+
+
+def _unfit(path: str, what: str) -> SourceError:
+    return SourceError(
+        f"{path}: {what}.",
+        path=path,
+        next_step="Generate the recorded files there (headrace bench run --generate), or give the "
+        "recorded folder itself (--data-folder).",
+    )
 
 
 Shuffle = Literal["samples", "files", "none"]
@@ -27,15 +178,9 @@ Shuffle = Literal["samples", "files", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """A split's epochs.
+    """A split's epochs: each accelerator takes `steps` steps of `batch` samples in every one of them.
 
-    Attributes:
-        split: train or valid.
-        batch: samples of a step of one accelerator.
-        accelerators: of all processes.
-        steps: of every accelerator in every epoch; what does not fill a step of all is left out.
-        new_order: another order in every epoch.
-        recorded: a recorded job's order, instead of a shuffle.
+    What does not fill a step of all accelerators is left out. A recorded job's order is instead of a shuffle.
     """
 
     split: Literal["train", "valid"]

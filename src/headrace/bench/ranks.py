@@ -219,10 +219,7 @@ _GREETING_BYTES_MAX: Final = 4096
 _GREETING_S: Final = 5.0
 _CONNECT_S: Final = 1.0
 _ADDRESS: Final = DocumentKind(
-    name="the address of rank 0",
-    version=1,
-    error=BenchError,
-    next_step="Start all ranks again.",
+    name="the address of rank 0", version=1, error=BenchError, next_step="Start all ranks again."
 )
 """To try one of rank 0's addresses; those of other networks do not answer."""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.base.text import bytes_text, counted, number_text, seconds_text
 from headrace.bench.compare import MEASURES, measure_named, measured, value_of
-from headrace.bench.results import number_at, number_of
+from headrace.bench.results import flat, number_at, number_of
 from headrace.bench.summary import NOT_MLPERF
 from headrace.bench.trace import phases_of, slowest_steps
 from headrace.pages.charts import Part, bars, columns, figure, stacked, table
@@ -122,7 +122,13 @@ def _columns(  # noqa: PLR0917 - a chart has an axis, a table and a name
     if not parts:
         return ""
     svg = columns(title, parts, text_of, below=below, top=top, line=line)
-    return figure(title, svg, table([below, head], [(p.name, p.text) for p in parts]), note)
+    return _with_table(title, svg, parts, [below, head], note)
+
+
+def _with_table(
+    title: str, svg: str, parts: Sequence[Part], head: Sequence[str], note: str = ""
+) -> str:
+    return figure(title, svg, table(head, [(part.name, part.text) for part in parts]), note)
 
 
 def _repeats(runs: Sequence[RunResult]) -> str:
@@ -184,8 +190,7 @@ def _waits(run: RunResult) -> str:
         return ""
     svg = bars("Percentiles of steps' waits for data", parts)
     note = "Of the steps of training that count: the first of an epoch does not, unless the workload says so."
-    behind = table(["of the steps", "wait"], [(part.name, part.text) for part in parts])
-    return figure("How long steps waited", svg, behind, note)
+    return _with_table("How long steps waited", svg, parts, ["of the steps", "wait"], note)
 
 
 def _over_time(phases: Sequence[StepPhase]) -> str:
@@ -241,8 +246,7 @@ def _bytes(run: RunResult) -> str:
     )
     parts = [Part(name, max(0.0, size), bytes_text(size), colour) for name, size, colour in named]
     title = "Where the bytes came from"
-    behind = table(["source", "bytes"], [(part.name, part.text) for part in parts])
-    return figure(title, stacked(title, parts), behind)
+    return _with_table(title, stacked(title, parts), parts, ["source", "bytes"])
 
 
 _LISTED_MOST: Final = 12
@@ -370,17 +374,13 @@ def _words(head: Sequence[str], rows: Sequence[tuple[str, object]]) -> str:
 
 
 def _rows(document: Any, prefix: str) -> Iterator[tuple[str, object]]:
-    if not isinstance(document, dict):
-        return
-    for key, value in document.items():
-        if isinstance(value, dict):
-            yield from _rows(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and len(value) > _LISTED_MOST and key != "command":
-            yield f"{prefix}{key}", f"{len(value)} values: see summary.json"
-        elif isinstance(value, list):
-            yield f"{prefix}{key}", " ".join(_plain(each) for each in value)
+    for key, value in flat(document, prefix).items():
+        if not isinstance(value, list):
+            yield key, _plain(value)
+        elif len(value) > _LISTED_MOST and key.rpartition(".")[2] != "command":
+            yield key, f"{len(value)} values: see summary.json"
         else:
-            yield f"{prefix}{key}", _plain(value)
+            yield key, " ".join(_plain(each) for each in value)
 
 
 def _plain(value: Any) -> str:

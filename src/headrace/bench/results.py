@@ -26,7 +26,7 @@ import numpy as np
 
 from headrace.base.files import replace_file
 from headrace.bench.config import yaml_of
-from headrace.bench.metrics import block_au, block_throughput
+from headrace.bench.metrics import StepTimes, block_au, block_throughput
 from headrace.bench.summary import timestamp
 from headrace.errors import BenchError
 
@@ -90,20 +90,12 @@ def write_configuration(folder: Path, line: CommandLine, loaded: LoadedWorkload)
     }  # fmt: skip
     dump = yaml_of().safe_dump
     documents = {
-        "config": {"workload": _plain(loaded.document)},
+        "config": {"workload": dict(loaded.document)},
         "overrides": list(line.task_overrides),
         "hydra": hydra,
     }
     for name, document in documents.items():
         (where / f"{name}.yaml").write_text(dump(document, sort_keys=False, width=1000))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return value
 
 
 def write_rank_files(
@@ -281,14 +273,12 @@ def _workload(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankBlock:
+class RankBlock(StepTimes):
     """One accelerator's steps of an epoch's training or evaluation.
 
     Attributes:
         name: DLIO's, within the epoch: `block1`, or `eval`; checkpoints within an epoch part blocks.
         start_s: seconds since 1970; None where the file of epochs is not there.
-        load_s: (steps,) the wait for each batch.
-        compute_s: (steps,) the time that each step computed.
     """
 
     rank: int
@@ -297,19 +287,7 @@ class RankBlock:
     kind: Literal["train", "eval"]
     start_s: float | None
     end_s: float | None
-    load_s: NDArray[np.float64]
-    compute_s: NDArray[np.float64]
     au_percent: float | None
-
-    @property
-    def steps(self) -> int:
-        """How many steps it has."""
-        return len(self.load_s)
-
-    @property
-    def process_s(self) -> NDArray[np.float64]:
-        """(steps,) wait and compute."""
-        return self.load_s + self.compute_s
 
 
 def rank_blocks(result: RunResult) -> list[RankBlock]:
@@ -432,29 +410,28 @@ def _circumstances(run: RunResult) -> dict[str, str]:
     circumstances |= {key: run.own.get(key) for key in ("throughput_formula", "data_loader")}
     for key in ("headrace", "kernel", "python", "barrier", "simulated"):
         circumstances[key] = run.provenance.get(key)
-    mount = run.provenance.get("mount")
-    circumstances |= _flat(mount, "mount.") if isinstance(mount, dict) else {}
-    residency = run.own.get("residency_before")
-    circumstances["cold"] = residency.get("cold") if isinstance(residency, dict) else None
+    circumstances |= flat(run.provenance.get("mount"), "mount.")
+    circumstances["cold"] = _mapping(run.own.get("residency_before")).get("cold")
     circumstances["processor"] = run.summary.get("host_processor_name")
     return {key: str(value) for key, value in circumstances.items() if value is not None}
 
 
 def _task(run: RunResult) -> dict[str, str]:
     """What was run: repeats have the same."""
-    flat = {
+    task = {
         "num_accelerators": run.summary.get("num_accelerators"),
         "engine": run.own.get("engine"),
     }
-    flat |= {k: v for k, v in _flat(run.workload, "").items() if not k.startswith(_IGNORED)}
-    return {key: str(value) for key, value in flat.items() if value is not None}
+    task |= {k: v for k, v in flat(run.workload).items() if not k.startswith(_IGNORED)}
+    return {key: str(value) for key, value in task.items() if value is not None}
 
 
-def _flat(document: dict[str, Any], prefix: str) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
+def flat(document: object, prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their full names; of what is none: nothing."""
+    values: dict[str, Any] = {}
+    for key, value in _mapping(document).items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
+            values[f"{prefix}{key}"] = value
+    return values

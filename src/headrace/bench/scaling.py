@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,8 +299,6 @@ class ScalingOptions:
     timeout_s: float | None = None
     """How long to wait for one job, queueing included; None: for ever."""
 
-    environment: dict[str, str] = field(default_factory=dict)
-
     def __post_init__(self) -> None:
         if not self.ranks or len(set(self.ranks)) < len(self.ranks) or min(self.ranks) < 1:
             raise ValueError(f"ranks is {self.ranks}, expected some different numbers from 1 up")
@@ -369,7 +367,6 @@ def _run(
         ),
         ("--checkpoints", str(folder / "checkpoints"), *options.arguments),
         options.project.absolute(),
-        options.environment,
     )
     began = time.monotonic()
     job_id = executor.submit(submission)

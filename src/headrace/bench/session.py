@@ -26,14 +26,7 @@ from headrace.bench.results import (
     write_log,
     write_rank_files,
 )
-from headrace.bench.run import (
-    RunRecord,
-    SessionOptions,
-    plans_of,
-    run_ceiling,
-    run_epochs,
-    used,
-)
+from headrace.bench.run import RunRecord, SessionOptions, plans_of, run_ceiling, run_epochs, used
 from headrace.bench.schema import KEYS
 from headrace.bench.staging import Staged, make_cold, residency_of, stage_files
 from headrace.bench.summary import (
@@ -64,12 +57,7 @@ _RESIDENCY_FILES: Final = 2000
 
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """What a session did.
-
-    Attributes:
-        summary: summary.json's document, in rank 0 of a run that trained; else None.
-        generated_bytes: of this rank; None when nothing was to be generated.
-    """
+    """What a session did; `summary` is in rank 0 of a run that trained or wrote checkpoints."""
 
     folder: str
     rank: int

@@ -25,13 +25,10 @@ from headrace.store.publish import check_free_space
 from headrace.store.residency import resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from headrace.bench.ranks import RankGroup
 
-
-_EVERY = 1024
-"""Files between two calls of progress."""
 
 _COLD_SHARE_MOST = 0.02
 """More than this of the data still in the page cache is not a cold start."""
@@ -83,13 +80,13 @@ def residency_of(paths: Iterable[str], most: int | None = None) -> Residency:
     return Residency(len(chosen), total, resident)
 
 
-def evict(paths: Iterable[str], progress: Callable[[int], None] | None = None) -> None:
+def evict(paths: Iterable[str]) -> None:
     """Put files out of the page cache, as far as the kernel does; dirty ones are written out first.
 
     Raises:
         BenchError: a file cannot be opened.
     """
-    for number, path in enumerate(paths):
+    for path in paths:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as e:
@@ -99,8 +96,6 @@ def evict(paths: Iterable[str], progress: Callable[[int], None] | None = None) -
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
-        if progress is not None and number % _EVERY == 0:
-            progress(number)
 
 
 _THREADS: Final = 16
@@ -126,13 +121,7 @@ def make_cold(paths: Sequence[str], most: int, what: str, next_step: str) -> Res
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A data set that was copied.
-
-    Attributes:
-        files: of each split, where they are now.
-        nbytes: that this rank copied.
-        seconds: until all ranks were done.
-    """
+    """A data set that was copied."""
 
     folder: str
     files: Mapping[str, list[str]]
@@ -150,13 +139,7 @@ class Staged:
 def stage_files(
     files: Mapping[str, Sequence[str]], root: str, folder: str, group: RankGroup
 ) -> Staged:
-    """Copy a data set; all ranks call it.
-
-    Args:
-        files: of each split.
-        root: the data set's folder: all that is in it is copied, since formats have files beside these.
-        folder: where to.
-        group: all ranks.
+    """Copy a data set; all ranks call it. All of its folder is copied: formats have files beside the samples'.
 
     Raises:
         BenchError: the folder is in the data set's, or a rank is gone.

@@ -244,12 +244,7 @@ _TICK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What was read.
-
-    Attributes:
-        per_s: blocks, samples or files.
-        batch_s: percentiles of the time from a batch's request to its arrival.
-    """
+    """What was read."""
 
     per_s: float
     bytes_per_s: float
@@ -339,12 +334,7 @@ _CACHED_MOST: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """How much is written and read.
-
-    Attributes:
-        size_bytes: of the large file; as much again is written in several streams.
-        seconds: of each measurement of reading, at most about.
-        files: small ones that are made, looked at, and removed.
+    """How much is written and read; as much as the large file again is written in several streams.
 
     Raises:
         ValueError: a value is out of bounds.
@@ -364,9 +354,7 @@ class StorageOptions:
 
 
 def characterise(
-    path: str,
-    options: StorageOptions | None = None,
-    progress: Callable[[str], None] | None = None,
+    path: str, options: StorageOptions | None = None, progress: Callable[[str], None] | None = None
 ) -> dict[str, Any]:
     """Measure a mount. Nothing is left on it.
 
@@ -496,13 +484,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class StorageAdvice:
-    """One piece of it.
-
-    Attributes:
-        about: packing, depth or block size.
-        value: for programs: whether to pack, reads in flight, bytes.
-        why: for people, with the figures.
-    """
+    """One piece of it."""
 
     about: str
     value: bool | int

@@ -30,14 +30,7 @@ _STEPS_LEAST: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A run with one number of accelerators.
-
-    Attributes:
-        value: the condition's measure.
-        over: the condition holds: that many are not fed.
-        bound: what bounds the run: compute, storage, harness or unknown.
-        measures: all that the run has, by name.
-    """
+    """A run with one number of accelerators; `over`: the condition holds, so that many are not fed."""
 
     accelerators: int
     value: float

@@ -61,13 +61,7 @@ class StepPhase:
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """A step that took long.
-
-    Attributes:
-        step: from 0.
-        rank: the accelerator that took longest.
-        duration_s: its wait and compute.
-    """
+    """A step that took long."""
 
     phase: StepPhase
     step: int

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils import data as torch_data
 
 from headrace import api
+from headrace.demo.images import SEED
 from headrace.demo.training import IMAGE_PIXELS, decode, make_model, normalized, training_threads
 from headrace.torch import StoreLoader
 
@@ -72,9 +73,7 @@ def _open_and_read(paths: list[str], options: DemoOptions) -> Iterator[list[byte
 
 
 def compare(
-    packed: PackedImages,
-    options: DemoOptions,
-    progress: Callable[[str], None] = lambda _what: None,
+    packed: PackedImages, options: DemoOptions, progress: Callable[[str], None] = lambda _what: None
 ) -> list[LoaderPass]:
     """Measure each loader once; the first pass of each kind is headrace's."""
     with api.open(packed.train) as store:
@@ -83,7 +82,7 @@ def compare(
         labels = [int(label) for label in store.labels]
 
     def headrace(function: Any) -> Iterable[Any]:
-        return StoreLoader(packed.train, options.batch_size, seed=options.seed, decode=function)
+        return StoreLoader(packed.train, options.batch_size, seed=SEED, decode=function)
 
     def torch_loader(workers: int, *, decoded: bool) -> Iterable[Any]:
         return torch_data.DataLoader(
@@ -109,7 +108,7 @@ def compare(
         for name, make in training.items():
             progress(f"training: {name}")
             steps = -(-options.compare_samples // options.batch_size)
-            train = _train_step(len(packed.classes), options.seed, options.batch_size)
+            train = _train_step(len(packed.classes), options.batch_size)
             passes.append(_measure("training", name, make(), steps, train))
         for name, make in delivery.items():
             progress(f"delivery: {name}")
@@ -119,8 +118,8 @@ def compare(
     return passes
 
 
-def _train_step(classes: int, seed: int, batch_size: int) -> Callable[[Any], None]:
-    model = make_model(classes, seed)
+def _train_step(classes: int, batch_size: int) -> Callable[[Any], None]:
+    model = make_model(classes, SEED)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step(batch: Any) -> None:

@@ -40,6 +40,18 @@ CLIP_ART_PIXELS_MAX = 512 * 512
 """Three quarters of the clip art. The rest is poster-sized: an epoch over it would measure how fast
 PIL inflates PNGs, in every loader alike."""
 
+PIXELS_MAX = 64 << 20
+"""Larger images of other folders are left out."""
+
+IMAGES_MAX = 6000
+"""Of more images than this, as many are chosen by a hash of their names."""
+
+CLASS_IMAGES_MIN = 20
+"""Classes of fewer images are left out: a few held-out images say nothing about a class."""
+
+SEED = 7
+"""Of the order and of the network."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
@@ -60,23 +72,11 @@ class DemoOptions:
 
     batch_size: int = 64
 
-    seed: int = 7
-
-    pixels_max: int | None = None
-    """Larger images are left out; None: 512 x 512 for the clip art, 64 million for others."""
-
-    images_max: int = 6000
-    """Of more images than this, as many are chosen by a hash of their names."""
-
-    class_images_min: int = 20
-    """Classes of fewer images are left out: a few held-out images say nothing about a class."""
-
     compare_samples: int = 2048
     """Samples that each loader trains on in the comparison."""
 
     def __post_init__(self) -> None:
-        bounds = {"epochs": 2, "batch_size": 1, "images_max": 2, "class_images_min": 1}
-        for name, low in (bounds | {"compare_samples": 1, "seed": 0}).items():
+        for name, low in {"epochs": 2, "batch_size": 1, "compare_samples": 1}.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least {low}")
 
@@ -86,11 +86,9 @@ class DemoOptions:
         return CLIP_ART if self.data is None else self.data
 
     @property
-    def pixels_limit(self) -> int:
+    def pixels_max(self) -> int:
         """Images of more pixels are left out."""
-        if self.pixels_max is not None:
-            return self.pixels_max
-        return CLIP_ART_PIXELS_MAX if self.data is None else 64 << 20
+        return CLIP_ART_PIXELS_MAX if self.data is None else PIXELS_MAX
 
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
@@ -167,20 +165,20 @@ def choose(files: list[ImageFile], options: DemoOptions) -> Choice:
     left_out: Counter[str] = Counter()
     kept = []
     for file in sorted(files, key=lambda file: file.digest):
-        reason = _reason_against(file, options.pixels_limit)
+        reason = _reason_against(file, options.pixels_max)
         if reason:
             left_out[reason] += 1
         else:
             kept.append(file)
-    left_out["more than are needed"] = max(0, len(kept) - options.images_max)
-    kept = kept[: options.images_max]
+    left_out["more than are needed"] = max(0, len(kept) - IMAGES_MAX)
+    kept = kept[:IMAGES_MAX]
     counts = Counter(file.class_name for file in kept)
-    classes = sorted(name for name, count in counts.items() if count >= options.class_images_min)
+    classes = sorted(name for name, count in counts.items() if count >= CLASS_IMAGES_MIN)
     images = [file for file in kept if file.class_name in set(classes)]
-    left_out[f"in classes of fewer than {options.class_images_min}"] = len(kept) - len(images)
+    left_out[f"in classes of fewer than {CLASS_IMAGES_MIN}"] = len(kept) - len(images)
     if len(classes) < 2:
         raise SourceError(
-            f"{options.source}: {len(classes)} classes have {options.class_images_min} images or "
+            f"{options.source}: {len(classes)} classes have {CLASS_IMAGES_MIN} images or "
             f"more ({dict(counts)}), expected two or more.",
             path=str(options.source),
             next_step="Give a folder with a folder of images per class.",
@@ -226,8 +224,7 @@ class PackedImages:
 
 
 def pack_images(
-    options: DemoOptions,
-    progress: Callable[[int, int], None] = lambda _done, _of: None,
+    options: DemoOptions, progress: Callable[[int, int], None] = lambda _done, _of: None
 ) -> PackedImages:
     """Pack the images, or find them packed.
 
@@ -270,7 +267,7 @@ def pack_images(
 
 def _digest(files: list[ImageFile], options: DemoOptions) -> str:
     """Names, sizes and times of all files, and the options that choose among them."""
-    chosen = options.pixels_limit, options.images_max, options.class_images_min
+    chosen = options.pixels_max, IMAGES_MAX, CLASS_IMAGES_MIN
     digest = blake2b(repr(chosen).encode(), digest_size=16)
     for file in files:
         digest.update(repr((file.name, file.size_bytes, file.mtime_ns)).encode())

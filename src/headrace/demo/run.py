@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace import api
 from headrace.demo.comparison import compare
-from headrace.demo.images import pack_images
+from headrace.demo.images import SEED, pack_images
 from headrace.demo.report import DemoReport, EpochResult, Interruption, show
 from headrace.demo.training import TrainingJob
 from headrace.errors import HeadraceError
@@ -51,15 +51,13 @@ def run(options: DemoOptions, progress: Progress = lambda _what, _done, _of: Non
 
 
 def _train(
-    packed: PackedImages,
-    options: DemoOptions,
-    progress: Progress,
+    packed: PackedImages, options: DemoOptions, progress: Progress
 ) -> tuple[list[EpochResult], Interruption]:
     checkpoint = options.out / "checkpoint.pt"
     checkpoint.unlink(missing_ok=True)
     job = TrainingJob(
         str(packed.train), str(packed.held_out), len(packed.classes), options.epochs,
-        options.batch_size, options.seed, str(checkpoint),
+        options.batch_size, SEED, str(checkpoint),
     )  # fmt: skip
     epochs: list[EpochResult] = []
     killed_at = killed_by = resumed_at = 0
@@ -135,7 +133,7 @@ def _training_process(
 def _hash_of_pass(train: Path, options: DemoOptions, epoch: int) -> str:
     """Deliver the epoch in one go and return its order hash."""
     with api.open(train) as store:
-        loader = api.loader(store, options.batch_size, seed=options.seed, rank=0, world_size=1)
+        loader = api.loader(store, options.batch_size, seed=SEED, rank=0, world_size=1)
         loader.set_epoch(epoch)
         for _ in loader:
             pass

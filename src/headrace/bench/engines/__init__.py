@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.bench.engines.base import Engine, EngineContext, NullEngine
 from headrace.bench.engines.frameworks import CustomEngine, TensorFlowEngine, TorchEngine
 from headrace.bench.engines.native import ExtentsEngine, FilesEngine
-from headrace.bench.replay import replay_of
+from headrace.bench.plan import replay_of
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:

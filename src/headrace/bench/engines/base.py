@@ -58,15 +58,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineContext:
-    """What an engine reads for.
-
-    Attributes:
-        plans: by split.
-        files: paths by split, in the order that samples are counted in.
-        accelerators: of this process.
-        simulate: a slow storage to simulate, where the engine can.
-        deadline_s: how long a batch may take.
-    """
+    """What an engine reads for: plans, and paths in the order that samples are counted in, by split."""
 
     workload: Workload
     plans: Mapping[str, StepPlan]

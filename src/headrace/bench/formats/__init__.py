@@ -11,12 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.bench.formats.arrays import Csv, IndexedBinary, Npy, Npz, RecordedFiles, Synthetic
-from headrace.bench.formats.base import (
-    DatasetFormat,
-    FileJob,
-    SampleExtents,
-    bad_file,
-)
+from headrace.bench.formats.base import DatasetFormat, FileJob, SampleExtents, bad_file
 from headrace.bench.formats.images import Jpeg, Png
 from headrace.bench.formats.records import Hdf5, Parquet, TFRecord
 
@@ -24,13 +19,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.bench.dataset import DatasetSpec
 
-__all__ = [
-    "FileJob",
-    "SampleExtents",
-    "bad_file",
-    "format_of",
-    "layout_of",
-]
+__all__ = ["FileJob", "SampleExtents", "bad_file", "format_of", "layout_of"]
 
 _RECORDED = RecordedFiles()
 _FORMATS: dict[str, DatasetFormat] = {

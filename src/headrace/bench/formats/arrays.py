@@ -19,22 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.lib import format as npy_format
 
-from headrace.bench.content import (
-    BEGIN,
-    END,
-    Checksum,
-    FileLayout,
-    PieceRun,
-    noise,
-    text,
-)
-from headrace.bench.formats.base import (
-    DatasetFormat,
-    SampleExtents,
-    bad_file,
-    no_seek,
-)
-from headrace.bench.replay import replay_of
+from headrace.bench.content import BEGIN, END, Checksum, FileLayout, PieceRun, noise, text
+from headrace.bench.formats.base import DatasetFormat, SampleExtents, bad_file, no_seek
+from headrace.bench.plan import replay_of
 from headrace.store.output_file import OutputFile, WriteBuffer
 
 if TYPE_CHECKING:

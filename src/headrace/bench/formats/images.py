@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.bench.content import FileLayout, PieceKind, PieceRun, noise, text
-from headrace.bench.formats.base import (
-    DatasetFormat,
-    SampleExtents,
-    bad_file,
-    import_library,
-)
+from headrace.bench.formats.base import DatasetFormat, SampleExtents, bad_file, import_library
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:

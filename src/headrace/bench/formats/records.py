@@ -12,12 +12,7 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.bench.content import BEGIN, END, Checksum, FileLayout, PieceRun, noise, text
 from headrace.bench.dataset import Column
-from headrace.bench.formats.base import (
-    DatasetFormat,
-    SampleExtents,
-    bad_file,
-    import_library,
-)
+from headrace.bench.formats.base import DatasetFormat, SampleExtents, bad_file, import_library
 from headrace.store.output_file import OutputFile, WriteBuffer
 from headrace.store.sources.scan import SourceOptions
 from headrace.store.sources.tfrecord import mask, scan_tfrecord
