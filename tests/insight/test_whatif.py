@@ -11,17 +11,14 @@ import pytest
 
 from headrace.errors import RecordError
 from headrace.insight.doctor import diagnose
-from headrace.insight.whatif import (
+from headrace.insight.whatif.jobs import JobFigures, Scenario, figures_of
+from headrace.insight.whatif.model import check_of, predict, simulate
+from headrace.insight.whatif.storage import (
     STORAGES,
-    JobFigures,
-    Scenario,
     Storage,
-    check_of,
-    predict,
     recorded_storage,
     storage_of,
 )
-from headrace.insight.whatif.pipeline import simulate
 from headrace.io.simulation import Simulation
 from headrace.recorded import Recorded
 
@@ -179,8 +176,6 @@ def _recorded(read_s=0.003, wait_s=0.002):
 
 
 def test_the_model_is_held_against_the_record():
-    from headrace.insight.whatif.figures import figures_of
-
     recorded = _recorded()
     job = figures_of(recorded)
     check = check_of(job, recorded_storage(recorded))

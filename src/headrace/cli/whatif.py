@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.insight.whatif import JobFigures, Prediction, Storage
-    from headrace.insight.whatif.figures import Loader
-    from headrace.insight.whatif.predict import Check
+    from headrace.insight.whatif.jobs import JobFigures, Loader
+    from headrace.insight.whatif.model import Check, Prediction
+    from headrace.insight.whatif.storage import Storage
     from headrace.recorded import Recorded
 
 _AS_RECORDED = "recorded"
@@ -76,9 +76,9 @@ def whatif(
     A simulation of its reads, decoding and steps, with the recorded sizes and times. What it is worth
     is said with it: how far it is off on the record itself.
     """
-    from headrace.insight.whatif import check_of, predict, slower
-    from headrace.insight.whatif.figures import Scenario
-    from headrace.insight.whatif.predict import scenario_as_recorded
+    from headrace.insight.whatif.jobs import Scenario
+    from headrace.insight.whatif.model import check_of, predict, scenario_as_recorded
+    from headrace.insight.whatif.storage import slower
 
     known = _known(job)
     figures = known.figures
@@ -135,7 +135,7 @@ def _factor(option: str, text: str) -> float:
 
 
 def _storage(name: str, known: _Known) -> Storage:
-    from headrace.insight.whatif import storage_of
+    from headrace.insight.whatif.storage import storage_of
 
     if name != _AS_RECORDED:
         return storage_of(name)
@@ -153,9 +153,8 @@ def _known(job: str) -> _Known:
         ValueError: there is nothing to predict from.
     """
     from headrace.bench.config import load_workload, parse_command_line
-    from headrace.insight.whatif import recorded_storage
-    from headrace.insight.whatif.figures import figures_of
-    from headrace.insight.whatif.runs import figures_of_run
+    from headrace.insight.whatif.jobs import figures_of, figures_of_run
+    from headrace.insight.whatif.storage import recorded_storage
     from headrace.recorded import read_recorded
     from headrace.trace import read_run
 
@@ -181,7 +180,7 @@ def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigure
 
     import numpy as np
 
-    from headrace.insight.whatif import JobFigures
+    from headrace.insight.whatif.jobs import JobFigures
 
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     random = np.random.default_rng(train.seed)

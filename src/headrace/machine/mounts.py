@@ -5,9 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _TABLE = "proc/self/mountinfo"
 _BYTES_MAX = 4 << 20
+_NETWORK = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
+        "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs", "wekafs", "yas",
+    }
+)  # fmt: skip
+_NETWORK_FUSE = (
+    "alluxio", "beeond", "blobfuse", "ceph", "daos", "gcsfuse", "geesefs", "gluster", "goofys",
+    "juicefs", "mount-s3", "mountpoint-s3", "rclone", "s3fs", "sshfs", "dfuse", "seaweed", "weka",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,31 @@ def mounts(root: Path = Path("/")) -> list[Mount]:
     return [mount for mount in parsed if mount is not None]
 
 
+def is_network(kind: str, source: str = "") -> bool:
+    """Whether a file system's bytes come from another machine, as far as the kernel's words tell.
+
+    Args:
+        kind: as the kernel names it.
+        source: what is mounted: FUSE's programs are known by it.
+    """
+    if kind.startswith("fuse"):
+        text = f"{kind} {source}".lower()
+        return any(name in text for name in _NETWORK_FUSE)
+    return kind in _NETWORK
+
+
+def mount_of(path: str, table: Sequence[Mount]) -> Mount | None:
+    """The mount that a path lies on.
+
+    Args:
+        path: need not exist.
+        table: `mounts()`; of several at one point the last one is on top.
+    """
+    real = os.path.realpath(path)
+    below = [mount for mount in table if _is_below(real, mount.point)]
+    return max(reversed(below), key=lambda mount: len(mount.point), default=None)
+
+
 def file_system_of(path: str, root: Path = Path("/")) -> str:
     """What people call the file system that a path lies on: where it is mounted, or whose URL it is.
 
@@ -46,9 +85,8 @@ def file_system_of(path: str, root: Path = Path("/")) -> str:
     scheme, colons, rest = path.partition("://")
     if colons and scheme.replace("+", "").isalnum():
         return f"{scheme}://{rest.partition('/')[0]}"
-    real = os.path.realpath(path)
-    below = (m.point for m in mounts(root) if _is_below(real, m.point))
-    return max(below, key=len, default="")
+    mount = mount_of(path, mounts(root))
+    return "" if mount is None else mount.point
 
 
 def _is_below(path: str, point: str) -> bool:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from headrace.errors import RecordError
-from headrace.insight.whatif.examined import examined_storage
 from headrace.io.simulation import PRESETS, Simulation
+from headrace.machine.mounts import is_network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from headrace.recorded import Recorded
 
 _DOCUMENT_BYTES_MAX: Final = 4 << 20
-_NETWORK: Final = frozenset(
-    {"nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "smb3", "9p", "fuse", "glusterfs"}
-)
+_P99_SIGMAS: Final = 2.326
+"""Standard deviations above the median of a normal distribution."""
 
+_TAIL_MAX: Final = 100.0
+_OPEN_MIN_S: Final = 5e-6
+_PARALLELISM_MAX: Final = 4096
 Shared = Literal["all", "servers", "none"]
 """What nodes share: link and servers, the servers alone, or nothing."""
 
@@ -128,12 +130,11 @@ def storage_of(given: str) -> Storage:
 
 def _of_document(name: str, document: Any) -> Storage:
     """By what a document says, from whichever command it comes."""
-    if not isinstance(document, dict) or not document.keys() & {"findings", "latency_s"}:
-        raise ValueError("neither of the two commands below printed it")
-    if "findings" in document:
-        figures, shared = examined_storage(name, document)
-        return Storage(name=name, figures=figures, shared=shared)
-    return _measured(name, document)
+    if isinstance(document, dict) and "findings" in document:
+        return _examined(name, document["findings"])
+    if isinstance(document, dict) and "latency_s" in document:
+        return _measured(name, document)
+    raise ValueError("neither of the two commands below printed it")
 
 
 def _wrong(e: Exception) -> str:
@@ -157,12 +158,12 @@ def _measured(name: str, document: Mapping[str, Any]) -> Storage:
     per_file = min(depth, servers) / batches["files"]["per_s"]
     per_sample = min(depth, servers) / batches["packed"]["per_s"]
     stream = _stream(cells, median_s)
-    mount = document.get("provenance", {}).get("mount", {}).get("type", "")
-    network = any(str(mount).startswith(kind) for kind in _NETWORK)
+    mount = document.get("provenance", {}).get("mount", {})
+    network = is_network(str(mount.get("type", "")), str(mount.get("source", "")))
     figures = Simulation(
         name=name, latency_s=median_s, latency_p99_s=float(latency["p99"]),
-        open_s=max(5e-6, per_file - per_sample), bandwidth_bytes_per_s=link,
-        stream_bytes_per_s=stream, parallelism=min(servers, 4096),
+        open_s=max(_OPEN_MIN_S, per_file - per_sample), bandwidth_bytes_per_s=link,
+        stream_bytes_per_s=stream, parallelism=min(servers, _PARALLELISM_MAX),
     )  # fmt: skip
     if not all(map(math.isfinite, (link, stream, per_file, sample))):
         raise ValueError("a rate is not finite")
@@ -175,6 +176,55 @@ def _stream(cells: list[tuple[int, int, float]], latency_s: float) -> float:
     block, _, rate = max(single, key=lambda c: c[0])
     seconds = block / rate - latency_s
     return block / seconds if seconds > 0 else 0.0
+
+
+def _examined(name: str, document: Mapping[str, Any]) -> Storage:
+    """From the doctor's findings: whole samples at random with 1, 4, 16 and 64 asked for at a time.
+
+    One at a time says how long it takes; opening, and the pieces of 4 KiB beside whole samples of open files,
+    say which part of that is the open's, the answer's and the bytes'; the largest rate says how many are
+    served at a time.
+    """
+    storage = document["storage"]
+    if not isinstance(storage, dict) or not storage["points"]:
+        raise ValueError("the doctor measured no storage: give it more --seconds")
+    if storage["cold"] is not True:
+        raise ValueError("the doctor read from memory only: what the storage takes is not known")
+    points = sorted(storage["points"], key=lambda point: _real(point["depth"]))
+    first = points[0]
+    mean_bytes = _real(first["bytes_per_s"]) / _real(first["per_s"])
+    whole_s = _real(first["depth"]) / _real(first["per_s"])
+    opens, opened, small = document["opens"], storage["opened"], storage["small"]
+    open_s = min(1.0 / _real(opens["one_per_s"]), 0.95 * whole_s) if opens else 0.0
+    bytes_share = 0.0
+    if opened and small:
+        bytes_share = min(0.95, max(0.0, 1.0 - _real(opened["per_s"]) / _real(small["per_s"])))
+    bytes_s = (whole_s - open_s) * bytes_share
+    # The mean is what was measured; draws are around the median, which a long tail leaves below it.
+    tail = min(_TAIL_MAX, max(1.0, _real(first["p99_s"]) / _real(first["p50_s"])))
+    sigma = math.log(tail) / _P99_SIGMAS
+    latency_s = (whole_s - open_s - bytes_s) / math.exp(sigma * sigma / 2)
+    most = max(_real(point["per_s"]) for point in points)
+    link = max(_real(point["bytes_per_s"]) for point in [*points, *([opened] if opened else [])])
+    figures = Simulation(
+        name=name, latency_s=latency_s, latency_p99_s=latency_s * tail,
+        open_s=max(_OPEN_MIN_S, open_s), bandwidth_bytes_per_s=link,
+        stream_bytes_per_s=mean_bytes / bytes_s if bytes_s > 0 else 0.0,
+        parallelism=min(_PARALLELISM_MAX, max(1, round(most * whole_s))),
+    )  # fmt: skip
+    shared: Shared = "all" if document["place"]["network"] is True else "none"
+    if document["data"]["kind"] == "object":
+        shared = "servers"
+    return Storage(name=name, figures=figures, shared=shared)
+
+
+def _real(value: Any) -> float:
+    """A positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{value!r} is not above 0")
+    return float(value)
 
 
 def recorded_storage(recorded: Recorded) -> Storage:
