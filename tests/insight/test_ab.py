@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ProgramError
-from headrace.insight.ab.comparison import Ended, Sameness
+from headrace.insight.ab.comparison import Agreement, EndReason
 from headrace.insight.ab.experiment import compare, make_cold, recording_cost
 from headrace.insight.ab.running import AbOptions
 from headrace.insight.ab.text import COLUMNS, report
@@ -86,7 +86,7 @@ def test_a_script_is_compared_and_both_sides_did_the_same(script, photos):
         assert with_.ran.cpu_s > without.ran.cpu_s > 0  # headrace's own work is counted
         assert without.ran.storage_bytes is None or without.ran.storage_bytes > 0
         assert without.ran.peak_bytes > 1 << 20
-    assert found.order.sameness is Sameness.SAME
+    assert found.order.sameness is Agreement.SAME
     assert found.own_order.in_order
     assert found.outcomes_agree
     assert found.same_work
@@ -108,7 +108,7 @@ def test_a_slow_storage_is_simulated_on_both_sides_and_headrace_serves_its_own(s
     # How many are copies by then depends on how soon the daemon is there.
     assert without.ran.opens.get("copy", 0) == 0
     assert sum(with_.ran.opens.values()) >= 48
-    assert found.order.sameness is Sameness.SAME
+    assert found.order.sameness is Agreement.SAME
     assert without.reading.nbytes == with_.reading.nbytes > 0
     assert found.document()["simulated"] == "lustre"
     text = text_of(found)
@@ -125,7 +125,7 @@ def test_warm_files_are_read_into_memory_first(script, photos):
 
 def test_time_that_is_over_ends_it_after_two_pairs(script, photos):
     found = compare(script(READ, photos), AbOptions(seconds=0.1))
-    assert (len(found.pairs), found.ended) == (2, Ended.SECONDS)
+    assert (len(found.pairs), found.ended) == (2, EndReason.SECONDS)
 
 
 # -- what both sides did ------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_output_that_differs_by_itself_says_nothing(script, photos):
 def test_sides_that_read_other_files_are_found_out(script, photos):
     text = SERVED + READ + "open(files[0] if served else files[1]).close()"
     found = compare(script(text, photos), AbOptions(pairs=1))
-    assert found.order.sameness is Sameness.OTHER_FILES
+    assert found.order.sameness is Agreement.OTHER_FILES
     assert not found.same_work
     assert "NO: not the same files were opened" in text_of(found)
 
@@ -166,7 +166,7 @@ def test_a_script_without_a_seed_is_told_so(script, photos):
     found = compare(
         script(READ.replace("random.Random(epoch)", "random"), photos), AbOptions(pairs=1)
     )
-    assert found.order.sameness is Sameness.OTHER_ORDER
+    assert found.order.sameness is Agreement.OTHER_ORDER
     assert not found.own_order.in_order
     assert found.same_work
     assert "it is not seeded" in text_of(found)

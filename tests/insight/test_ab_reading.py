@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.insight.ab.comparison import Match, Sameness, compare_orders, worst
+from headrace.insight.ab.comparison import Agreement, Match, compare_orders, worst
 from headrace.insight.ab.running import ROOTS_MAX, folders_of, is_data, reading_of
 from headrace.posix.opens import Open
 
@@ -124,30 +124,30 @@ def test_processes_that_overtake_each_other_keep_their_own_order(opens, draw):
 def test_a_shuffle_is_no_other_set_of_files(opens, draw):
     other = list(opens)
     draw.shuffle(other)
-    assert compare_orders(opens, other).sameness is not Sameness.OTHER_FILES
+    assert compare_orders(opens, other).sameness is not Agreement.OTHER_FILES
 
 
 def test_what_differs_is_named():
     found = compare_orders([(1, b"/a"), (1, b"/b")], [(1, b"/b"), (1, b"/c")])
-    assert found == Match(Sameness.OTHER_FILES, 2, 0, (b"/a",), (b"/c",))
+    assert found == Match(Agreement.OTHER_FILES, 2, 0, (b"/a",), (b"/c",))
     again = compare_orders([(1, b"/a")], [(1, b"/a"), (1, b"/a")])
-    assert (again.sameness, again.only_second) == (Sameness.OTHER_FILES, (b"/a",))
+    assert (again.sameness, again.only_second) == (Agreement.OTHER_FILES, (b"/a",))
     moved = compare_orders(
         [(1, b"/a"), (1, b"/b"), (1, b"/c")], [(1, b"/c"), (1, b"/b"), (1, b"/a")]
     )
-    assert (moved.sameness, moved.moved) == (Sameness.OTHER_ORDER, 2)
+    assert (moved.sameness, moved.moved) == (Agreement.OTHER_ORDER, 2)
 
 
 @given(OPENS, st.randoms(use_true_random=False))
 def test_what_reads_ahead_is_asked_for_its_files_alone(opens, draw):
     other = [*opens, *opens[:2]]
     draw.shuffle(other)
-    assert compare_orders(opens, other, ahead=True).sameness is Sameness.AHEAD
+    assert compare_orders(opens, other, ahead=True).sameness is Agreement.AHEAD
     more = compare_orders(opens, [*other, (1, b"/more")], ahead=True)
-    assert (more.sameness, more.only_second) == (Sameness.OTHER_FILES, (b"/more",))
+    assert (more.sameness, more.only_second) == (Agreement.OTHER_FILES, (b"/more",))
 
 
 def test_the_worst_of_several_counts():
-    same, other = Match(Sameness.SAME, 3), Match(Sameness.OTHER_ORDER, 3, 2)
+    same, other = Match(Agreement.SAME, 3), Match(Agreement.OTHER_ORDER, 3, 2)
     assert worst([same, other, same]) is other
     assert worst([]) is None

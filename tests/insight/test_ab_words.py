@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from headrace.insight.ab.comparison import Comparison, Ended
+from headrace.insight.ab.comparison import Comparison, EndReason
 from headrace.insight.ab.experiment import Cached
 from headrace.insight.ab.one_run import Ran
-from headrace.insight.ab.running import AbOptions, Outcome, Reading, Run, Side
+from headrace.insight.ab.running import AbOptions, MeasuredRun, Outcome, RunReads, Side
 from headrace.insight.ab.text import COLUMNS, command_text, report, sentence
 
 FILES = (b"/data/1.png", b"/data/2.png")
@@ -25,11 +25,11 @@ def run(side, wall_s, *, start_s=1.0, busy_share=0.8, files=FILES, lines=(), lef
         wall_s=wall_s, began_ns=began_ns, ended_ns=ended_ns, cpu_s=wall_s / 2, peak_bytes=5 << 20,
         storage_bytes=10**7, status=0, signal=0, left=list(left),
     )  # fmt: skip
-    reading = Reading(
+    reading = RunReads(
         tuple((1, path) for path in files), frozenset(), first_ns, 1000, busy_ns, 1, mapped
     )
     before = Cached(files=2, nbytes=1000, resident=0)
-    return Run(1, side, ran, reading, before, Outcome(0, tuple(lines), ()))
+    return MeasuredRun(1, side, ran, reading, before, Outcome(0, tuple(lines), ()))
 
 
 def comparison(without, with_, **options):
@@ -105,7 +105,7 @@ def test_one_pair_and_none():
         "python train.py: 2.00 x as fast in the only pair, cold: one pair shows nothing."
     )
     none = of_times([], [])
-    none.ended = Ended.INTERRUPTED
+    none.ended = EndReason.INTERRUPTED
     assert text_of(none) == "nothing is known yet of python train.py: no pair of runs was finished."
 
 
@@ -123,7 +123,7 @@ def test_what_is_not_the_same_is_said_before_any_number():
 
 def test_other_circumstances_are_told():
     found = of_times([4.0, 4.1], [2.0, 2.1], ours={"left": ["server"]})
-    found.ended, found.remote = Ended.NARROW, ["lustre"]
+    found.ended, found.remote = EndReason.NARROW, ["lustre"]
     found.pairs[0][0].before.resident = 900
     found.pairs[0][0].before.not_cold = [(b"/data/1\x1b.png", "it lies on tmpfs, which is memory")]
     text = text_of(found)

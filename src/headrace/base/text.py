@@ -6,6 +6,7 @@ One rule for each kind of number, wherever it is shown: terminal, report, page o
 from __future__ import annotations
 
 import os
+import textwrap
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -103,6 +104,17 @@ def duration_text(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d}"
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def labelled(label: str, text: str, *, margin: int = 10, width: int = 80) -> list[str]:
+    """Lines of at most `width` with a label in the margin of the first; breaks in the text stay breaks."""
+    lines: list[str] = []
+    for part in text.split("\n"):
+        lines += textwrap.wrap(
+            part, width - margin, break_on_hyphens=False,
+            subsequent_indent="  " if part[:1] == " " else "",
+        ) or [""]  # fmt: skip
+    return [f"{label if i == 0 else '':<{margin}}{line}".rstrip() for i, line in enumerate(lines)]
 
 
 def printable(text: str, *, lines: bool = False) -> str:

@@ -24,7 +24,7 @@ from headrace.cli.simulate import SimulateOption
 if TYPE_CHECKING:
     from types import FrameType
 
-    from headrace.insight.ab.running import AbOptions, Run
+    from headrace.insight.ab.running import AbOptions, MeasuredRun
     from headrace.insight.doctor import Diagnosis
 
 _STYLES = {"head": "bold", "verdict": "bold yellow", "do": "bold green", "command": "cyan"}
@@ -159,7 +159,7 @@ def ab(
 ) -> int:
     """Run a command with and without headrace in turn; say how much faster it is, and how sure that is."""
     from headrace.errors import ProgramError
-    from headrace.insight.ab.comparison import Comparison, Ended
+    from headrace.insight.ab.comparison import Comparison, EndReason
     from headrace.insight.ab.experiment import compare as run_both
     from headrace.insight.ab.running import AbOptions
     from headrace.insight.ab.text import report
@@ -202,7 +202,7 @@ def ab(
     finally:
         signal.signal(signal.SIGTERM, handler)
     output.result(comparison.document(), *report(comparison).splitlines())
-    if comparison.ended is Ended.INTERRUPTED:
+    if comparison.ended is EndReason.INTERRUPTED:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if comparison.same_work else exit_codes.FINDING
 
@@ -211,7 +211,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _tell_run(output: Output, run: Run, options: AbOptions) -> None:
+def _tell_run(output: Output, run: MeasuredRun, options: AbOptions) -> None:
     """A line about a run, on stderr."""
     from headrace.base.text import duration_text
     from headrace.insight.ab.text import progress

@@ -20,6 +20,7 @@ then only which files they are can be compared.
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections import Counter, defaultdict, deque
@@ -27,12 +28,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.insight.ab.student import quantile
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from headrace.insight.ab.running import AbOptions, Run
+    from headrace.insight.ab.running import AbOptions, MeasuredRun
 
 PAIRS_LEAST: Final = 6
 """Pairs before a width is believed: fewer happen to lie close together too often."""
@@ -74,15 +75,28 @@ class Interval:
         return self.high < 1
 
 
+@functools.lru_cache(maxsize=1024)
+def t_quantile(chance: float, freedom: int) -> float:
+    """Student's t: the value up to which lies `chance`, between 0 and 1, of the distribution."""
+    if not 0 < chance < 1 or freedom < 1:
+        raise ValueError(
+            f"chance {chance}, {freedom} degrees of freedom: expected 0..1, and 1 or more"
+        )
+    # With t = sqrt(freedom) tan(angle), the density of angles is a power of their cosine.
+    angles = np.linspace(-np.pi / 2, np.pi / 2, _ANGLES)
+    density = np.cos(angles) ** (freedom - 1)
+    cumulative = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    angle = np.interp(chance * cumulative[-1], cumulative, angles)
+    return float(np.sqrt(freedom) * np.tan(angle))
+
+
+_ANGLES: Final = 200_001
+
+
 def interval_of(
     first: Sequence[float], second: Sequence[float], confidence: float = 0.95
 ) -> Interval | None:
-    """The interval of first/second.
-
-    Args:
-        first: a figure for each pair, such as seconds.
-        second: the other side's, in the same order; as many.
-        confidence: between 0 and 1.
+    """The interval of first/second, figures of pairs in the same order.
 
     Returns:
         None where there is no pair, or a figure is not above 0.
@@ -96,7 +110,7 @@ def interval_of(
     if len(logs) == 1:
         return Interval(math.exp(mean), 0.0, math.inf, 1, confidence)
     deviation = statistics.stdev(logs)
-    half = quantile((1 + confidence) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
+    half = t_quantile((1 + confidence) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
     ends = math.exp(mean - half), math.exp(mean + half)
     return Interval(math.exp(mean), *ends, len(logs), confidence)
 
@@ -111,7 +125,7 @@ def is_narrow(interval: Interval | None, half_width: float) -> bool:
 # -- order check -------------------------------------------------------------------------------------
 
 
-class Sameness(StrEnum):
+class Agreement(StrEnum):
     """How much two runs agree, best first."""
 
     SAME = "same order"
@@ -133,7 +147,7 @@ class Match:
         only_second: files that the first did not open as often, a few of them.
     """
 
-    sameness: Sameness
+    sameness: Agreement
     opens: int
     moved: int = 0
     only_first: tuple[bytes, ...] = ()
@@ -142,7 +156,7 @@ class Match:
     @property
     def in_order(self) -> bool:
         """Whether each process opened the same files in the same order."""
-        return self.sameness in (Sameness.SAME, Sameness.BY_PROCESS)
+        return self.sameness in (Agreement.SAME, Agreement.BY_PROCESS)
 
 
 _NAMES_MAX = 3
@@ -151,45 +165,39 @@ _NAMES_MAX = 3
 def compare_orders(
     first: Sequence[tuple[int, bytes]], second: Sequence[tuple[int, bytes]], *, ahead: bool = False
 ) -> Match:
-    """Compare the opens of two runs.
-
-    Args:
-        first: process and path of each open, by time.
-        second: the other run's.
-        ahead: one of them reads ahead: only files are compared.
-    """
+    """Compare the opens of two runs: (process, path) by time; `ahead`: one reads ahead, only files count."""
     paths, others = [path for _, path in first], [path for _, path in second]
     if ahead:
         paths, others = sorted(set(paths)), sorted(set(others))
         if paths == others:
-            return Match(Sameness.AHEAD, len(first))
+            return Match(Agreement.AHEAD, len(first))
     if paths == others:
-        return Match(Sameness.SAME, len(paths))
+        return Match(Agreement.SAME, len(paths))
     counts, other_counts = Counter(paths), Counter(others)
     if counts != other_counts:
         missing, more = counts - other_counts, other_counts - counts
         return Match(
-            Sameness.OTHER_FILES, len(first), 0,
+            Agreement.OTHER_FILES, len(first), 0,
             tuple(sorted(missing)[:_NAMES_MAX]), tuple(sorted(more)[:_NAMES_MAX]),
         )  # fmt: skip
     moved = _farthest(paths, others)
     if _by_process(first) == _by_process(second):
-        return Match(Sameness.BY_PROCESS, len(paths), moved)
-    return Match(Sameness.OTHER_ORDER, len(paths), moved)
+        return Match(Agreement.BY_PROCESS, len(paths), moved)
+    return Match(Agreement.OTHER_ORDER, len(paths), moved)
 
 
 def worst(matches: Iterable[Match]) -> Match | None:
     """The one that agrees least; None of none."""
-    ranks = list(Sameness)
+    ranks = list(Agreement)
     return max(matches, key=lambda m: (ranks.index(m.sameness), m.moved), default=None)
 
 
 def _by_process(opens: Sequence[tuple[int, bytes]]) -> Counter[tuple[bytes, ...]]:
     """What each process opened; their numbers differ from run to run."""
-    found = defaultdict[int, list[bytes]](list)
+    paths = defaultdict[int, list[bytes]](list)
     for process, path in opens:
-        found[process].append(path)
-    return Counter(map(tuple, found.values()))
+        paths[process].append(path)
+    return Counter(map(tuple, paths.values()))
 
 
 def _farthest(paths: Sequence[bytes], others: Sequence[bytes]) -> int:
@@ -205,7 +213,7 @@ _NOTHING_MOST = 0.05
 """Reading that is less than this share of the time is nothing to win from."""
 
 
-class Ended(StrEnum):
+class EndReason(StrEnum):
     """Why no more pairs were run."""
 
     PAIRS = "all pairs were run"
@@ -232,10 +240,12 @@ class Measure:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        found = {"name": self.name, "unit": self.unit, "without": self.without, "with": self.with_}
-        if self.ratio is not None:
-            found |= {"ratio": self.ratio.ratio, "low": self.ratio.low, "high": self.ratio.high}
-        return found
+        sides = {"without": self.without, "with": self.with_}
+        ratio = self.ratio
+        interval = (
+            {} if ratio is None else {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
+        )
+        return {"name": self.name, "unit": self.unit, **sides, **interval}
 
 
 @dataclass(slots=True)
@@ -253,11 +263,16 @@ class Comparison:
     command: list[str]
     options: AbOptions
     roots: list[str]
-    learned: Run
-    pairs: list[tuple[Run, Run]] = field(default_factory=list)
-    ended: Ended = Ended.PAIRS
+    learned: MeasuredRun
+    pairs: list[tuple[MeasuredRun, MeasuredRun]] = field(default_factory=list)
+    ended: EndReason = EndReason.PAIRS
     recording_s: float = 0.0
     remote: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[MeasuredRun]:
+        """All of them, the first one too."""
+        return [self.learned, *(run for pair in self.pairs for run in pair)]
 
     # -- how long ----------------------------------------------------------------------------------
 
@@ -278,7 +293,9 @@ class Comparison:
             self._measure("files opened", "", lambda run: len(run.reading.opens)),
         ]
 
-    def _measure(self, name: str, unit: str, figure: Callable[[Run], float | None]) -> Measure:
+    def _measure(
+        self, name: str, unit: str, figure: Callable[[MeasuredRun], float | None]
+    ) -> Measure:
         pairs = [(figure(a), figure(b)) for a, b in self.pairs]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not known:
@@ -331,8 +348,8 @@ class Comparison:
     def same_work(self) -> bool:
         """Whether nothing says that the sides did different things."""
         order, own = self.order, self.own_order
-        files = order is None or order.sameness is not Sameness.OTHER_FILES
-        unsteady = own is not None and own.sameness is Sameness.OTHER_FILES
+        files = order is None or order.sameness is not Agreement.OTHER_FILES
+        unsteady = own is not None and own.sameness is Agreement.OTHER_FILES
         # What a loader of headrace's serves from memory nobody opens: that shows nothing.
         hidden = self.learned.uses_headrace
         return (files or unsteady or hidden) and self.outcomes_agree is not False
@@ -342,9 +359,9 @@ class Comparison:
     @property
     def reading_share(self) -> float | None:
         """Of the time after the first read, without headrace, what went into reading; None: not seen."""
-        found = [a.reading_share for a, _ in self.pairs]
-        known = [share for share in found if share is not None]
-        return statistics.median(known) if known and len(known) == len(found) else None
+        shares = [a.reading_share for a, _ in self.pairs]
+        known = [share for share in shares if share is not None]
+        return statistics.median(known) if known and len(known) == len(shares) else None
 
     @property
     def later_start_s(self) -> float | None:
@@ -372,21 +389,19 @@ class Comparison:
     @property
     def rewritten(self) -> list[bytes]:
         """Files that more than one run wrote."""
-        runs = [self.learned, *(run for pair in self.pairs for run in pair)]
-        counts = Counter(path for run in runs for path in run.reading.written)
+        counts = Counter(path for run in self.runs for path in run.reading.written)
         return sorted(path for path, count in counts.items() if count > 1)
 
     @property
     def left(self) -> list[str]:
         """Names of processes that runs left behind."""
-        runs = [self.learned, *(run for pair in self.pairs for run in pair)]
-        return sorted({name for run in runs for name in run.ran.left})
+        return sorted({name for run in self.runs for name in run.ran.left})
 
     @property
     def remarks(self) -> list[str]:
         """What headrace said about runs of its side, each once."""
-        said = [text for _, b in self.pairs for text in (*b.ran.unseen, *b.ran.notes)]
-        return list(dict.fromkeys(said))
+        remarks = [text for _, b in self.pairs for text in (*b.ran.unseen, *b.ran.notes)]
+        return list(dict.fromkeys(remarks))
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
@@ -415,11 +430,11 @@ class Comparison:
         }
 
 
-def _start_s(run: Run) -> float:
+def _start_s(run: MeasuredRun) -> float:
     return run.ran.wall_s - (run.after_first_read_s or 0.0)
 
 
-def _run_document(run: Run) -> dict[str, Any]:
+def _run_document(run: MeasuredRun) -> dict[str, Any]:
     before = run.before
     return {
         "pair": run.number, "side": run.side.value, "wall_s": run.ran.wall_s,

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ProgramError
-from headrace.insight.ab.comparison import Comparison, Ended, is_narrow
-from headrace.insight.ab.running import ROOTS_MAX, Run, Side, folders_of, run_once, turns
-from headrace.machine.mounts import Mount, mounts
+from headrace.insight.ab.comparison import Comparison, EndReason, is_narrow
+from headrace.insight.ab.running import ROOTS_MAX, MeasuredRun, Side, folders_of, run_once, turns
+from headrace.machine.mounts import is_network, mount_of, mounts
 from headrace.posix.launch import find_program, why_unseen
 from headrace.posix.opens import OpenLog, recorder_path
 from headrace.store.residency import resident_pages
@@ -31,16 +31,10 @@ if TYPE_CHECKING:
 
     from headrace.insight.ab.running import AbOptions
 
-    _Act = Callable[[int, int], int | None]
-
 _BLOCK: Final = 1 << 20
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _NAMES_MAX: Final = 3
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-_REMOTE: Final = frozenset(
-    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "9p", "glusterfs", "wekafs",
-     "panfs", "orangefs", "afs", "virtiofs"}
-)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -71,34 +65,23 @@ class Cached:
 
 def make_cold(files: Iterable[bytes]) -> Cached:
     """Put files out of the page cache, and look at what remains."""
-    return _each(files, _evict, cold=True)
+    return _prepare(files, cold=True)
 
 
 def make_warm(files: Iterable[bytes]) -> Cached:
     """Read what is not in the page cache, and look at what then is."""
-    return _each(files, _read, cold=False)
+    return _prepare(files, cold=False)
 
 
 def remote_kinds(files: Iterable[bytes]) -> list[str]:
     """File systems of files whose server has a memory of its own, which nobody here can empty."""
-    table = _table()
+    table = mounts()
     folders = {os.path.dirname(os.path.realpath(os.fsdecode(path))) for path in files}
-    return sorted({kind for folder in folders if (kind := _kind_of(folder, table)) in _REMOTE})
+    below = {mount_of(folder, table) for folder in folders}
+    return sorted({m.kind for m in below if m is not None and is_network(m.kind, m.source)})
 
 
-def _table() -> list[Mount]:
-    """What lies deeper hides what it lies in."""
-    return sorted(mounts(), key=lambda mount: len(mount.point), reverse=True)
-
-
-def _kind_of(folder: str, table: list[Mount]) -> str:
-    for mount in table:
-        if folder == mount.point or folder.startswith(mount.point.rstrip("/") + "/"):
-            return mount.kind
-    return ""
-
-
-def _each(files: Iterable[bytes], act: _Act, *, cold: bool) -> Cached:
+def _prepare(files: Iterable[bytes], *, cold: bool) -> Cached:
     cached = Cached()
     for path in files:
         try:
@@ -109,7 +92,8 @@ def _each(files: Iterable[bytes], act: _Act, *, cold: bool) -> Cached:
         try:
             size = os.fstat(fd).st_size
             if size:
-                _one(cached, path, fd, size, act, cold=cold)
+                pages = _evict(fd, size) if cold else _read(fd, size)
+                _count(cached, path, size, pages, cold=cold)
         except OSError:
             cached.gone += 1
         finally:
@@ -117,8 +101,7 @@ def _each(files: Iterable[bytes], act: _Act, *, cold: bool) -> Cached:
     return cached
 
 
-def _one(cached: Cached, path: bytes, fd: int, size: int, act: _Act, *, cold: bool) -> None:
-    pages = act(fd, size)
+def _count(cached: Cached, path: bytes, size: int, pages: int | None, *, cold: bool) -> None:
     cached.files += 1
     cached.nbytes += size
     if pages is None or cached.resident is None:
@@ -127,7 +110,11 @@ def _one(cached: Cached, path: bytes, fd: int, size: int, act: _Act, *, cold: bo
     here = min(size, pages * _PAGE)
     cached.resident += here
     if cold and here and len(cached.not_cold) < _NAMES_MAX:
-        cached.not_cold.append((path, _why(path)))
+        mount = mount_of(os.fsdecode(path), mounts())
+        why = "another program uses it, or the file system keeps it"
+        if mount is not None and mount.kind in _IN_MEMORY:
+            why = f"it lies on {mount.kind}, which is memory"
+        cached.not_cold.append((path, why))
 
 
 def _evict(fd: int, size: int) -> int | None:
@@ -149,13 +136,6 @@ def _read(fd: int, size: int) -> int | None:
     return pages
 
 
-def _why(path: bytes) -> str:
-    kind = _kind_of(os.path.dirname(os.path.realpath(os.fsdecode(path))), _table())
-    if kind in _IN_MEMORY:
-        return f"it lies on {kind}, which is memory"
-    return "another program uses it, or the file system keeps it"
-
-
 # -- experiment --------------------------------------------------------------------------------------
 
 _PAIRS_LEAST: Final = 2
@@ -167,14 +147,9 @@ _INTERPRETERS: Final = ("python", "pypy", "bash", "sh", "dash", "zsh", "perl", "
 def compare(
     command: Sequence[str],
     options: AbOptions,
-    told: Callable[[Run], None] = lambda _run: None,
+    after_run: Callable[[MeasuredRun], None] = lambda _run: None,
 ) -> Comparison:
-    """Compare a command with itself under headrace.
-
-    Args:
-        command: a program and its arguments.
-        options: how.
-        told: is called after each run.
+    """Compare a command with itself under headrace; `after_run` is called after each run.
 
     Returns:
         Also after Ctrl-C, with what is known then; and nothing that was started runs any more.
@@ -195,7 +170,7 @@ def compare(
         if not os.path.isdir(root):
             raise ValueError(f"{root}: no such folder, expected a root whose files are served")
     with tempfile.TemporaryDirectory(prefix="headrace-ab-") as folder:
-        return _Experiment(list(command), options, Path(folder), told).run()
+        return _Experiment(list(command), options, Path(folder), after_run).run()
 
 
 def _why_not_recorded() -> str:
@@ -215,12 +190,12 @@ class _Experiment:
         command: list[str],
         options: AbOptions,
         folder: Path,
-        told: Callable[[Run], None],
+        after_run: Callable[[MeasuredRun], None],
     ) -> None:
         self._command = command
         self._options = options
         self._folder = folder
-        self._told = told
+        self._after_run = after_run
         self._not_data = _own_files(command)
         self._began_s = time.monotonic()
         self._files: dict[bytes, None] = {}
@@ -231,29 +206,31 @@ class _Experiment:
         roots = self._roots(learned)
         learned = replace(learned, reading=learned.reading.below(roots))
         comparison = Comparison(self._command, self._options, roots, learned)
-        self._take_files(learned)
+        self._files.update(dict.fromkeys(learned.reading.files))
         comparison.remote = remote_kinds(learned.reading.files) if self._options.cold else []
         if self._options.with_order:
-            self._order = self._write_order(learned)
+            self._order = self._folder / "order"
+            names = [name for _, name in learned.reading.opens if b"\n" not in name]
+            self._order.write_bytes(b"".join(name + b"\n" for name in names))
         try:
             comparison.ended = self._pairs(comparison)
         except KeyboardInterrupt:
-            comparison.ended = Ended.INTERRUPTED
+            comparison.ended = EndReason.INTERRUPTED
         except ProgramError as e:
-            comparison.ended = Ended.FAILED
+            comparison.ended = EndReason.FAILED
             e.comparison = comparison  # type: ignore[attr-defined]
             raise
-        if comparison.ended is not Ended.INTERRUPTED:
+        if comparison.ended is not EndReason.INTERRUPTED:
             comparison.recording_s = recording_cost(self._folder)
         return comparison
 
-    def _learn(self) -> Run:
+    def _learn(self) -> MeasuredRun:
         """The first run, without headrace: what it reads, and whether it works at all."""
         run = run_once(
             self._command, Side.WITHOUT, 0, self._options, self._folder,
             roots=self._options.roots if self._options.simulate else (), not_data=self._not_data,
         )  # fmt: skip
-        self._told(run)
+        self._after_run(run)
         if not run.reading.opens:
             raise ProgramError(
                 f"{' '.join(self._command)} opened no data file that could be seen, so there is nothing "
@@ -263,47 +240,38 @@ class _Experiment:
             )
         return run
 
-    def _roots(self, learned: Run) -> list[str]:
+    def _roots(self, learned: MeasuredRun) -> list[str]:
         if self._options.roots:
             return [os.path.abspath(root) for root in self._options.roots]
         # What is gone by now it had made for itself.
         files = [path for path in learned.reading.files if os.path.exists(path)]
-        found = folders_of(files, avoid=[os.fsencode(Path.cwd())])
-        if not found:
+        roots = folders_of(files, avoid=[os.fsencode(Path.cwd())])
+        if not roots:
             raise ProgramError(
                 "the files that it reads lie in no folder that headrace could serve: "
                 f"{os.fsdecode(learned.reading.files[0])}.",
                 next_step=f"Name the folders: --root DIR, up to {ROOTS_MAX} times.",
             )
-        return found
-
-    def _take_files(self, run: Run) -> None:
-        self._files.update(dict.fromkeys(run.reading.files))
-
-    def _write_order(self, learned: Run) -> Path:
-        path = self._folder / "order"
-        names = [name for _, name in learned.reading.opens if b"\n" not in name]
-        path.write_bytes(b"".join(name + b"\n" for name in names))
-        return path
+        return roots
 
     # -- pairs -------------------------------------------------------------------------------------
 
-    def _pairs(self, comparison: Comparison) -> Ended:
+    def _pairs(self, comparison: Comparison) -> EndReason:
         options = self._options
         longest_s = 0.0
         for number, order in enumerate(islice(turns(options.seed), options.pairs_most), 1):
             began_s = time.monotonic()
             late = began_s - self._began_s + longest_s > (options.seconds or float("inf"))
             if late and len(comparison.pairs) >= _PAIRS_LEAST:
-                return Ended.SECONDS
+                return EndReason.SECONDS
             runs = {side: self._one(comparison, side, number) for side in order}
             comparison.pairs.append((runs[Side.WITHOUT], runs[Side.WITH]))
             longest_s = max(longest_s, time.monotonic() - began_s)
             if options.until_confident and is_narrow(comparison.wall.ratio, options.width):
-                return Ended.NARROW
-        return Ended.PAIRS
+                return EndReason.NARROW
+        return EndReason.PAIRS
 
-    def _one(self, comparison: Comparison, side: Side, number: int) -> Run:
+    def _one(self, comparison: Comparison, side: Side, number: int) -> MeasuredRun:
         before = make_cold(self._files) if self._options.cold else make_warm(self._files)
         run = run_once(
             self._command, side, number, self._options, self._folder,
@@ -311,16 +279,16 @@ class _Experiment:
         )  # fmt: skip
         if side is Side.WITH and self._options.drop_in:
             _check_swapped(run)
-        self._take_files(run)
-        self._told(run)
+        self._files.update(dict.fromkeys(run.reading.files))
+        self._after_run(run)
         return run
 
 
-def _check_swapped(run: Run) -> None:
+def _check_swapped(run: MeasuredRun) -> None:
     """Raise where the DataLoader was not exchanged: the two sides are then the same."""
     if "made" in run.swapped:
         return
-    failed = [said for said in run.swapped if said.startswith("failed")]
+    failed = [line for line in run.swapped if line.startswith("failed")]
     if failed:
         why = f"headrace.torch cannot be imported in it ({failed[0].removeprefix('failed: ')})"
         step = "Install headrace beside the torch that the command uses."
@@ -335,10 +303,10 @@ def _check_swapped(run: Run) -> None:
 
 def _own_files(command: Sequence[str]) -> set[bytes]:
     """Files of the command that are read and are no data: the program, or the interpreter's script."""
-    found = [command[0]]
+    own = [command[0]]
     if os.path.basename(command[0]).startswith(_INTERPRETERS):
-        found += [word for word in command[1:] if not word.startswith("-")][:1]
-    return {os.fsencode(os.path.abspath(word)) for word in found}
+        own += [word for word in command[1:] if not word.startswith("-")][:1]
+    return {os.fsencode(os.path.abspath(word)) for word in own}
 
 
 # -- what recording costs ----------------------------------------------------------------------------
@@ -365,8 +333,8 @@ def recording_cost(folder: Path) -> float:
         for recorded in (False, True):
             with OpenLog() as log:
                 environment = log.environment(os.environ) if recorded else dict(os.environ)
-                said = subprocess.run(  # noqa: S603 - this Python, and a loop of ours
+                printed = subprocess.run(  # noqa: S603 - this Python, and a loop of ours
                     command, env=environment, capture_output=True, check=True, text=True
                 ).stdout
-            best[recorded] = min(best[recorded], float(said) / _OPENS)
+            best[recorded] = min(best[recorded], float(printed) / _OPENS)
     return max(0.0, best[True] - best[False])

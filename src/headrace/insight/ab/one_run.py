@@ -109,8 +109,7 @@ def main(task_file: str) -> None:
     signal.signal(signal.SIGTERM, _give_up)
     # Keys that are pressed are for whoever compares. A handler: what is ignored would be for the program too.
     signal.signal(signal.SIGINT, lambda *_: None)
-    found = _measure(task)
-    Path(task.result).write_bytes(HANDED_OVER.encode(asdict(found)))
+    Path(task.result).write_bytes(HANDED_OVER.encode(asdict(_measure(task))))
 
 
 def _give_up(number: int, _frame: FrameType | None) -> None:
@@ -195,7 +194,7 @@ def _storage_bytes() -> int | None:
 
 def descendants_of(pid: int) -> list[int]:
     """Processes that came of one and live, or wait to be asked how they ended."""
-    found: list[int] = []
+    pids: list[int] = []
     ahead = [pid]
     while ahead:
         pid = ahead.pop()
@@ -203,8 +202,8 @@ def descendants_of(pid: int) -> list[int]:
             for task in os.scandir(f"/proc/{pid}/task"):
                 children = Path(task.path, "children").read_text().split()
                 ahead += map(int, children)
-                found += map(int, children)
-    return found
+                pids += map(int, children)
+    return pids
 
 
 class _Peak:

@@ -40,11 +40,7 @@ class Side(StrEnum):
 
 
 def turns(seed: int) -> Iterator[tuple[Side, Side]]:
-    """Pairs without an end, each with its order.
-
-    Args:
-        seed: the same gives the same.
-    """
+    """Pairs without an end, each with its order."""
     draw = random.Random(seed)  # noqa: S311 - a coin
     while True:
         order = [Side.WITHOUT, Side.WITH]
@@ -142,7 +138,7 @@ _CODE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RunReads:
     """What one run read of its data.
 
     Attributes:
@@ -170,7 +166,7 @@ class Reading:
         """Each file once, in the order of its first open."""
         return tuple(dict.fromkeys(path for _, path in self.opens))
 
-    def below(self, roots: Sequence[str]) -> Reading:
+    def below(self, roots: Sequence[str]) -> RunReads:
         """With the opens alone that lie below folders; the other figures stay."""
         folders = _spellings(roots)
         return replace(self, opens=tuple(one for one in self.opens if one[1].startswith(folders)))
@@ -182,7 +178,7 @@ def reading_of(
     not_data: Collection[bytes] = (),
     roots: Sequence[str] = (),
     dropped: int = 0,
-) -> Reading:
+) -> RunReads:
     """What of a run's opens is data.
 
     Args:
@@ -201,7 +197,7 @@ def reading_of(
         and one.path not in not_data
         and (one.path.startswith(below) if below else is_data(one.path))
     ]
-    return Reading(
+    return RunReads(
         tuple((one.process, one.path) for one in data),
         written,
         data[0].began_ns if data else None,
@@ -233,10 +229,6 @@ def folders_of(files: Iterable[bytes], avoid: Collection[bytes] = ()) -> list[st
 
     Sisters become their parent where they are most of what is in it (`train`, `val`): so a data set's own
     folder is found, and not the home folder that it lies in.
-
-    Args:
-        files: absolute paths.
-        avoid: folders that must not be among them, nor lie below one: the working folder.
 
     Returns:
         At most `ROOTS_MAX`, those with the most files first.
@@ -308,7 +300,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     """One run.
 
     Attributes:
@@ -324,7 +316,7 @@ class Run:
     number: int
     side: Side
     ran: Ran
-    reading: Reading
+    reading: RunReads
     before: Cached | None
     outcome: Outcome
     swapped: tuple[str, ...] = ()
@@ -345,12 +337,6 @@ class Run:
             return None
         return min(1.0, self.reading.busy_ns / 1e9 / after / self.reading.readers)
 
-    @property
-    def name(self) -> str:
-        """As people say it."""
-        how = "with headrace" if self.side is Side.WITH else "without headrace"
-        return f"run {self.number} {how}" if self.number else f"the first run, {how}"
-
 
 def run_once(
     command: Sequence[str],
@@ -363,19 +349,8 @@ def run_once(
     not_data: Collection[bytes] = (),
     order: Path | None = None,
     before: Cached | None = None,
-) -> Run:
-    """Run the command once.
-
-    Args:
-        command: a program and its arguments.
-        side: how it is run.
-        number: of the pair; 0: the run that all is learned from.
-        options: of the comparison.
-        folder: for files of the run; emptied by whoever made it.
-        roots: what is served, and what is data.
-        not_data: files that are the command itself.
-        order: what `headrace run` is told.
-        before: kept in the result.
+) -> MeasuredRun:
+    """Run the command once, as run `number` of its side; 0: the run that all is learned from.
 
     Raises:
         ProgramError: it failed, or took too long.
@@ -397,7 +372,9 @@ def run_once(
     reading = reading_of(opens.opens, not_data=not_data, roots=roots, dropped=opens.dropped)
     swapped = tuple(swap.read_text().splitlines()) if swap.exists() else ()
     used = any(b"/headrace/frameworks/" in one.path for one in opens.opens)
-    run = Run(number, side, ran, reading, before, _outcome(ran, folder, options), swapped, used)
+    run = MeasuredRun(
+        number, side, ran, reading, before, _outcome(ran, folder, options), swapped, used
+    )
     if ran.status:
         raise _failed(run, folder)
     return run
@@ -460,7 +437,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _swapping(folder: Path, said: Path) -> dict[str, str]:
+def _swapping(folder: Path, log: Path) -> dict[str, str]:
     from headrace.insight.ab import swap
 
     place = folder / "sitecustomize"
@@ -471,7 +448,7 @@ def _swapping(folder: Path, said: Path) -> dict[str, str]:
     before = os.environ.get("PYTHONPATH")
     return {
         "PYTHONPATH": f"{place}{os.pathsep}{before}" if before else str(place),
-        "HEADRACE_SWAP": str(said),
+        "HEADRACE_SWAP": str(log),
     }
 
 
@@ -495,7 +472,7 @@ def _digest(path: str) -> str | None:
         return None
 
 
-def _failed(run: Run, folder: Path) -> ProgramError:
+def _failed(run: MeasuredRun, folder: Path) -> ProgramError:
     ran = run.ran
     how = f"with status {ran.status}"
     if ran.signal:
@@ -508,7 +485,9 @@ def _failed(run: Run, folder: Path) -> ProgramError:
     hint = hints[run.side]
     if "EOFError" in _tail(folder / "stderr"):
         hint = "It reads its standard input, which is empty: give a file with --stdin FILE."
-    return ProgramError(f"{run.name} ended {how}.{_said(folder)}", next_step=hint, run=run)
+    return ProgramError(
+        f"{_name(run.side, run.number)} ended {how}.{_said(folder)}", next_step=hint, run=run
+    )
 
 
 def _said(folder: Path) -> str:

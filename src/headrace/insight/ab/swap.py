@@ -45,12 +45,12 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
-        found = importlib.util.find_spec(fullname)
-        if found is None or found.loader is None:
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
             return None
-        self._torch = found.loader
-        found.loader = self
-        return found
+        self._torch = spec.loader
+        spec.loader = self
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._torch.create_module(spec)

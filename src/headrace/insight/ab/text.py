@@ -8,17 +8,18 @@ import shlex
 import textwrap
 from typing import TYPE_CHECKING
 
-from headrace.base.text import bytes_text, percent_text, printable, seconds_text
-from headrace.insight.ab.comparison import Ended, Sameness
+from headrace.base.text import bytes_text, counted, labelled, percent_text, printable, seconds_text
+from headrace.insight.ab.comparison import Agreement, EndReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from headrace.insight.ab.comparison import Comparison, Interval, Match, Measure
 
 COLUMNS = 80
 _COMMAND_MAX = 40
 _LABEL = 22
+_MARGIN = 13
 _LATE_LEAST = 0.05
 """A later start is worth a line when it is so much of a run."""
 
@@ -34,8 +35,7 @@ def sentence(comparison: Comparison) -> str:
     """The result."""
     what = command_text(comparison.command)
     ratio = comparison.wall.ratio
-    pairs = f"{len(comparison.pairs)} pair{'s' if len(comparison.pairs) != 1 else ''}"
-    how = f"{pairs}, {_state(comparison)}"
+    how = f"{counted(len(comparison.pairs), 'pair')}, {_state(comparison)}"
     if ratio is None:
         return f"nothing is known yet of {what}: no pair of runs was finished."
     if not comparison.same_work:
@@ -46,12 +46,12 @@ def sentence(comparison: Comparison) -> str:
     who = "headrace's DataLoader" if comparison.options.drop_in else "headrace"
     if ratio.faster:
         return f"{who} makes {what} {_number(ratio.ratio)} x faster ({between}), {how}."
+    because = _because(comparison)
     if ratio.slower:
-        said = f"not faster: {who} makes {what} {_number(1 / ratio.ratio)} x slower"
         between = f"{_number(1 / ratio.high)} to {_number(1 / ratio.low)}, 95 %"
-        return f"{said} ({between}), {how}{_because(comparison)}."
-    said = f"not faster: {what} shows no difference in {how} ({between})"
-    return f"{said}{_because(comparison)}."
+        slower = f"{_number(1 / ratio.ratio)} x slower ({between})"
+        return f"not faster: {who} makes {what} {slower}, {how}{because}."
+    return f"not faster: {what} shows no difference in {how} ({between}){because}."
 
 
 def _because(comparison: Comparison) -> str:
@@ -65,12 +65,9 @@ def _because(comparison: Comparison) -> str:
 
 
 def _state(comparison: Comparison) -> str:
+    simulated = comparison.options.simulate
     state = "cold" if comparison.options.cold else "warm"
-    return (
-        f"{state}, on simulated {comparison.options.simulate}"
-        if comparison.options.simulate
-        else state
-    )
+    return f"{state}, on simulated {simulated}" if simulated else state
 
 
 def report(comparison: Comparison) -> str:
@@ -80,7 +77,7 @@ def report(comparison: Comparison) -> str:
         return "\n".join(lines)
     lines += ["", *_table(comparison), ""]
     for label, text in _facts(comparison):
-        lines += _fact(label, text)
+        lines += labelled(label, text, margin=_MARGIN)
     if advice := _advice(comparison):
         lines += ["", *textwrap.wrap(f"next: {advice}", COLUMNS, subsequent_indent="      ")]
     return "\n".join(lines)
@@ -128,7 +125,7 @@ def _ratio_text(ratio: Interval | None) -> str:
 def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     facts = [
         ("data", _data(comparison)),
-        *([("served", _served(comparison))] if _served(comparison) else []),
+        ("served", _served(comparison)),
         ("same reads?", _order(comparison)),
         ("same result?", _outcome(comparison)),
     ]
@@ -137,37 +134,27 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     if late > _LATE_LEAST * (comparison.wall.with_ or 0.0):
         facts.append(("start", f"headrace takes {seconds_text(late)} longer to begin, once a run"))
     if comparison.noise is not None:
-        facts.append(
-            (
-                "noise",
-                f"runs without headrace differ by {percent_text(comparison.noise)} of their time",
-            )
-        )
-    share = comparison.recording_share
-    facts.append(
-        ("recording", f"noting what is opened takes {percent_text(share)} of a run, on both sides")
-    )
-    if comparison.ended is not Ended.PAIRS:
+        noise = percent_text(comparison.noise)
+        facts.append(("noise", f"runs without headrace differ by {noise} of their time"))
+    share = percent_text(comparison.recording_share)
+    facts.append(("recording", f"noting what is opened takes {share} of a run, on both sides"))
+    if comparison.ended is not EndReason.PAIRS:
         facts.append(("ended", comparison.ended.value))
     if comparison.rewritten:
-        some = ", ".join(map(_name, comparison.rewritten[:3])) + (
-            " ..." if len(comparison.rewritten) > 3 else ""
-        )
-        facts.append(("written", f"each run writes the same files, the last one's remain: {some}"))
+        some = ", ".join(map(_name, comparison.rewritten[:3]))
+        more = " ..." if len(comparison.rewritten) > 3 else ""
+        text = f"each run writes the same files, the last one's remain: {some}{more}"
+        facts.append(("written", text))
     if comparison.left:
-        facts.append(
-            (
-                "left behind",
-                f"runs left processes behind, which were ended: {', '.join(comparison.left)}",
-            )
-        )
+        names = ", ".join(comparison.left)
+        facts.append(("left behind", f"runs left processes behind, which were ended: {names}"))
     if comparison.learned.uses_headrace:
         facts.append(("remark", "the command uses headrace by itself, on both sides"))
     facts += [("remark", text) for text in comparison.remarks]
     dropped = comparison.learned.reading.dropped
     if dropped:
         facts.append(("not noted", f"{dropped:,} opens that the log had no room for"))
-    return facts
+    return [(label, text) for label, text in facts if text]
 
 
 def _data(comparison: Comparison) -> str:
@@ -194,31 +181,28 @@ def _order(comparison: Comparison) -> str:
         return "not known"
     same = f"{order.opens:,} opens of the same files in the same order"
     if order.in_order:
-        each = " in each process" if order.sameness is Sameness.BY_PROCESS else ""
+        each = " in each process" if order.sameness is Agreement.BY_PROCESS else ""
         return f"yes: {same}{each}"
-    if order.sameness is Sameness.AHEAD:
-        more = (
-            ""
-            if comparison.options.compare
-            else "; --compare REGEX shows whether batches are the same"
-        )
-        return f"yes: the same {len(comparison.learned.reading.files):,} files, read ahead{more}"
+    if order.sameness is Agreement.AHEAD:
+        files = f"the same {len(comparison.learned.reading.files):,} files, read ahead"
+        hint = "; --compare REGEX shows whether batches are the same"
+        return f"yes: {files}{'' if comparison.options.compare else hint}"
     if (why := _why_not_known(comparison, order)) is not None:
         return f"not known: {why}"
-    if order.sameness is Sameness.OTHER_ORDER:
+    if order.sameness is Agreement.OTHER_ORDER:
         return f"the same files; in another order, by up to {order.moved:,} places"
-    names = [*(f"only without: {_name(n)}" for n in order.only_first[:1]),
-             *(f"only with: {_name(n)}" for n in order.only_second[:1])]  # fmt: skip
+    names = [f"only without: {_name(name)}" for name in order.only_first[:1]]
+    names += [f"only with: {_name(name)}" for name in order.only_second[:1]]
     return f"NO: not the same files were opened ({'; '.join(names)})"
 
 
 def _why_not_known(comparison: Comparison, order: Match) -> str | None:
-    if comparison.learned.uses_headrace and order.sameness is Sameness.OTHER_FILES:
+    if comparison.learned.uses_headrace and order.sameness is Agreement.OTHER_FILES:
         return "what headrace's own loader has read ahead is not opened again"
     own = comparison.own_order
     if own is None or own.sameness is not order.sameness:
         return None
-    what = "the same files, but" if order.sameness is Sameness.OTHER_ORDER else "other files, and"
+    what = "the same files, but" if order.sameness is Agreement.OTHER_ORDER else "other files, and"
     return f"{what} in another order each time, also without headrace: it is not seeded"
 
 
@@ -274,50 +258,27 @@ def _cached(comparison: Comparison) -> str:
 
 
 def _advice(comparison: Comparison) -> str:
-    ratio = comparison.wall.ratio
+    """What may be done where nothing was won, the likeliest first."""
+    ratio, options = comparison.wall.ratio, comparison.options
     if ratio is None or ratio.faster or not comparison.same_work:
         return ""
-    return next((text for holds, text in _advices(comparison, ratio) if holds), "")
-
-
-def _advices(comparison: Comparison, ratio: Interval) -> Iterator[tuple[bool, str]]:
-    """What may be done where nothing was won, the likeliest first."""
     late = comparison.later_start_s or 0.0
-    yield (
-        late > 0 and 2 * late > abs(comparison.lost_s),
-        (
+    if late > 0 and 2 * late > abs(comparison.lost_s):
+        return (
             f"headrace takes {seconds_text(late)} longer to begin, which so short a run cannot win back: "
             "give it more to do, and see the line `after the first read`."
-        ),
-    )
-    yield (
-        comparison.compute_bound,
-        "the time goes into computing: a faster decoder, more workers or a larger GPU help.",
-    )
-    yield (
-        not comparison.options.cold,
-        "its files are in memory already; --cold shows what happens when they are not.",
-    )
-    yield (
-        comparison.each_file_once
-        and not (comparison.options.drop_in or comparison.options.with_order),
-        (
+        )
+    if comparison.compute_bound:
+        return "the time goes into computing: a faster decoder, more workers or a larger GPU help."
+    if not options.cold:
+        return "its files are in memory already; --cold shows what happens when they are not."
+    if comparison.each_file_once and not (options.drop_in or options.with_order):
+        return (
             "each file is read once, and headrace learns the order from a first pass: run more "
             "epochs, tell it the order (--with-order), or change one import (--drop-in)."
-        ),
-    )
-    yield (
-        ratio.half_width > comparison.options.width,
-        "the interval is wide: --until-confident runs more pairs.",
-    )
-
-
-def _fact(label: str, text: str) -> list[str]:
-    head = f"{label:<13}"
-    return textwrap.wrap(
-        text, COLUMNS, initial_indent=head, subsequent_indent=" " * len(head),
-        break_on_hyphens=False,
-    )  # fmt: skip
+        )
+    wide = ratio.half_width > options.width
+    return "the interval is wide: --until-confident runs more pairs." if wide else ""
 
 
 # -- numbers -------------------------------------------------------------------------------------------
