@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from headrace.cli.top import sparkline, view
-from headrace.insight.top import Watch
+from headrace.insight.top import DaemonWatch
 
 HERE = Path(__file__).parent
 
@@ -19,7 +19,7 @@ def recorded():
 
 
 def watched(recorded):
-    watch = Watch()
+    watch = DaemonWatch()
     return [watch.look(state, at_s) for at_s, state in recorded][-1]
 
 
@@ -58,14 +58,14 @@ def test_rates_shares_and_causes(recorded):
 
 
 def test_the_first_look_has_no_rates_yet(recorded):
-    board = Watch().look(recorded[0][1], 0.0)
+    board = DaemonWatch().look(recorded[0][1], 0.0)
     assert (board.seconds, board.answer) == (0.0, "looking")
     assert all(job.samples_per_s == 0.0 for job in board.jobs)
     shown(board, 80)
 
 
 def test_another_daemon_is_another_beginning(recorded):
-    watch = Watch()
+    watch = DaemonWatch()
     watch.look(recorded[0][1], 0.0)
     restarted = {**recorded[1][1], "pid": 1}
     assert watch.look(restarted, 2.0).seconds == 0.0
@@ -75,7 +75,7 @@ def test_a_job_that_came_meanwhile_counts_from_its_beginning(recorded):
     before = copy.deepcopy(recorded[0][1])
     before["jobs"] = []
     before["labels"] = {}
-    watch = Watch()
+    watch = DaemonWatch()
     watch.look(before, 0.0)
     board = watch.look(recorded[-1][1], 4.0)
     now = next(j for j in recorded[-1][1]["jobs"] if j["name"] == "vit")["totals"]
@@ -89,7 +89,7 @@ def test_a_data_set_that_was_opened_again_has_no_negative_figures(recorded):
         after["datasets"][0][key] = 1
     after["datasets"][0]["reads"]["latency_us"] = [0] * 10 + [5] + [0] * 53
     after["datasets"][0]["bytes_by_tier"] = {"ram": 0, "source": 1, "page_cache": 0}
-    watch = Watch()
+    watch = DaemonWatch()
     watch.look(recorded[0][1], 0.0)
     (data,) = watch.look(after, 4.0).datasets
     assert data.bytes_per_s == 0.0
@@ -98,7 +98,7 @@ def test_a_data_set_that_was_opened_again_has_no_negative_figures(recorded):
 
 
 def test_history_is_bounded(recorded):
-    watch = Watch()
+    watch = DaemonWatch()
     for at in range(500):
         board = watch.look(recorded[at % 2][1], float(at))
     assert max(len(job.rates) for job in board.jobs) == 60
@@ -108,7 +108,7 @@ def test_history_is_bounded(recorded):
 def test_names_cannot_move_the_cursor(recorded):
     state = copy.deepcopy(recorded[-1][1])
     state["jobs"][0]["name"] = "a\x1b[2Jb\nc"
-    assert "\x1b" not in shown(Watch().look(state, 0.0), 80)
+    assert "\x1b" not in shown(DaemonWatch().look(state, 0.0), 80)
 
 
 @pytest.mark.parametrize(

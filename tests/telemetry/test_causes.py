@@ -9,7 +9,7 @@ from headrace.base import causes
 from headrace.base.causes import Cause, cause_of
 from headrace.control.publishing import divided
 from headrace.control.stalls import Evidence, verdict_of
-from headrace.insight.top import Watch
+from headrace.insight.top import DaemonWatch
 from headrace.node.jobs import CAUSES, JobTotals
 from headrace.node.wire import Note
 from headrace.telemetry.history import JobRecord
@@ -96,7 +96,7 @@ def test_pages_have_every_cause():
 
 
 def test_top_says_what_is_waited_for_as_the_causes_do():
-    watch = Watch()
+    watch = DaemonWatch()
     for at, stalled in enumerate((0.0, 4.0)):
         stall_s = dict.fromkeys(map(str, CAUSES), 0.0) | {"policy": stalled}
         board = watch.look(node_state(stall_s, worked_s=4.0 + at), 5.0 * at)

@@ -18,11 +18,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from headrace.base.text import count_text, printable
+from headrace.base.text import count_text, counted, printable
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output, plain
 from headrace.cli.printing import watch as watch_frames
-from headrace.cli.top import many_text
 from headrace.cluster.hostlist import compress_hosts
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ class _Shown:
     def title(self, board: QueueBoard) -> Text:
         totals = board.totals
         text = Text(printable(board.cluster) or "cluster", "bold")
-        nodes = f"   {many_text(totals.nodes, 'node')}, {count_text(totals.nodes_free)} free"
+        nodes = f"   {counted(totals.nodes, 'node')}, {count_text(totals.nodes_free)} free"
         text.append(nodes, "not bold")
         if totals.nodes_away:
             text.append(f", {count_text(totals.nodes_away)} away", "not bold red")

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
-from headrace.base.text import bytes_text, count_text, duration_text, printable
+from headrace.base.text import bytes_text, count_text, counted, duration_text, printable
 from headrace.cli import exit_codes
 from headrace.cli.options import JsonOutput
 from headrace.cli.printing import Output, plain_table, watch
@@ -70,7 +70,7 @@ def _board_title(board: Board) -> Text:
     text = Text("headrace top", "bold")
     text.append(
         f"   up {duration_text(board.uptime_s)}   "
-        f"{many_text(board.clients, 'client')}, {many_text(jobs, 'job')}   {held}",
+        f"{counted(board.clients, 'client')}, {counted(jobs, 'job')}   {held}",
         "not bold",
     )
     if board.refused or board.protocol_errors:
@@ -78,11 +78,6 @@ def _board_title(board: Board) -> Text:
             f"   {board.refused} refused, {board.protocol_errors} broke the protocol", "red"
         )
     return text
-
-
-def many_text(count: int, what: str) -> str:
-    """1 job, 2 jobs."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def name_text(name: str, width: int) -> str:
@@ -199,7 +194,7 @@ def view_planes(board: PlanesBoard, width: int) -> RenderableType:
     silent = sum(plane.silent for plane in board.planes)
     title = Text("controller", "bold")
     title.append(
-        f"   epoch {board.epoch}   policy {board.policy_version}   {many_text(len(board.planes), 'plane')}   "
+        f"   epoch {board.epoch}   policy {board.policy_version}   {counted(len(board.planes), 'plane')}   "
         f"decided in {board.decide_s * 1e3:.1f} ms",
         "not bold",
     )
@@ -312,11 +307,11 @@ class _Observer:
     """Look at the daemon of this user and, if one is named, at a controller."""
 
     def __init__(self, controller: str | None, token_file: Path | None, ca: Path | None) -> None:
-        from headrace.insight.top import Watch
+        from headrace.insight.top import DaemonWatch
         from headrace.runtime import runtime_folder
 
         self.folder = runtime_folder()
-        self._watch = Watch()
+        self._watch = DaemonWatch()
         self._client = None
         if controller is not None:
             from headrace.control.client import Client, Endpoint

@@ -7,7 +7,7 @@ here asks a daemon, sleeps or draws. Clients report once a second; rates are tak
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import cause_of
@@ -16,7 +16,7 @@ from headrace.plane.stage import latency_percentile_s
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    State = Mapping[str, Any]
+    Report = Mapping[str, Any]
 
 WINDOW_S: Final = 6.0
 """Rates are taken over so long."""
@@ -28,6 +28,16 @@ STALL_SHOWN: Final = 0.01
 
 BUSY_SHARE: Final = 0.05
 """Who waits for more than this share of its time starves."""
+
+
+# What a report says already, under the same name.
+_OF_DAEMON: Final = (
+    "pid", "folder", "uptime_s", "ram_bytes", "held_bytes", "refused", "protocol_errors",
+)  # fmt: skip
+_OF_JOB: Final = ("name", "leases", "waiting", "held_bytes", "window_bytes")
+_OF_DATA: Final = ("name", "path", "samples", "held_samples", "held_bytes", "quota_bytes")
+_OF_CONTROLLER: Final = ("epoch", "policy_version", "degraded", "decide_s")
+_OF_PLANE: Final = ("name", "user", "pid", "lease_left_s", "held_bytes", "ram_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +119,12 @@ class Board:
             return "looking"
         starving = [job for job in self.jobs if job.stall is not None and job.stall > BUSY_SHARE]
         if starving:
-            told = ", ".join(
+            waits = ", ".join(
                 f"{job.name} waits {job.stall:.0%} of its time ({cause_of(job.cause).phrase})"
                 for job in starving[:3]
             )
             more = len(starving) - 3
-            return f"{told}, and {more} more" if more > 0 else told
+            return f"{waits}, and {more} more" if more > 0 else waits
         if not self.jobs:
             return "no job uses it"
         if all(job.stall is None for job in self.jobs):
@@ -126,99 +136,89 @@ class Board:
         return {**asdict(self), "answer": self.answer}
 
 
-@dataclass(slots=True)
-class Watch:
-    """Remembers what is needed for rates.
+class _Window:
+    """Reports of the last seconds, that rates are taken over."""
 
-    Feed it a report and the time, as often as you like; it gives the board.
-    """
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Report]] = deque()
 
-    _seen: deque[tuple[float, State]] = field(default_factory=deque)
-    _rates: dict[str, deque[float]] = field(default_factory=dict)
+    def _add(self, report: Report, now_s: float) -> tuple[Report, float]:
+        """Add a report; returns the oldest one of the window, and how many seconds ago it came."""
+        while len(self._seen) > 1 and now_s - self._seen[1][0] >= WINDOW_S:
+            self._seen.popleft()
+        self._seen.append((now_s, report))
+        then_s, before = self._seen[0]
+        return before, now_s - then_s
 
-    def look(self, state: State, now_s: float) -> Board:
-        """The board at this moment.
 
-        Args:
-            state: what the daemon says.
-            now_s: monotonic.
-        """
+class DaemonWatch(_Window):
+    """Remembers what is needed for rates: feed it a report and the time, and it gives the board."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rates: dict[str, deque[float]] = {}
+
+    def look(self, state: Report, now_s: float) -> Board:
+        """The board at this moment, by what was reported then; the clock is monotonic."""
         if self._seen and self._seen[-1][1]["pid"] != state["pid"]:  # another daemon
             self._seen.clear()
             self._rates.clear()
-        while len(self._seen) > 1 and now_s - self._seen[1][0] >= WINDOW_S:
-            self._seen.popleft()
-        self._seen.append((now_s, state))
-        then_s, before = self._seen[0]
-        seconds = now_s - then_s
+        before, seconds = self._add(state, now_s)
         jobs = [self._job(job, before, seconds) for job in state["jobs"] if job["totals"]]
         known = {job.name for job in jobs}
         self._rates = {name: rates for name, rates in self._rates.items() if name in known}
         old = {_key(data): data for data in before["datasets"]}
         datasets = [_data_row(d, old.get(_key(d), d), seconds) for d in state["datasets"]]
         tiers: dict[str, float] = {}
-        for data in datasets:
-            for tier, rate in data.tiers.items():
-                tiers[tier] = tiers.get(tier, 0.0) + rate
+        for tier, rate in (item for data in datasets for item in data.tiers.items()):
+            tiers[tier] = tiers.get(tier, 0.0) + rate
         return Board(
-            pid=state["pid"],
-            folder=state["folder"],
-            uptime_s=state["uptime_s"],
+            **{key: state[key] for key in _OF_DAEMON},
             seconds=seconds,
-            ram_bytes=state["ram_bytes"],
-            held_bytes=state["held_bytes"],
             clients=sum(job.clients for job in jobs),
-            refused=state["refused"],
-            protocol_errors=state["protocol_errors"],
             tiers=tiers,
             jobs=tuple(sorted(jobs, key=lambda j: (-(j.stall or 0.0), j.name))),
             datasets=tuple(sorted(datasets, key=lambda d: (-d.bytes_per_s, d.name))),
         )
 
-    def _job(self, job: State, before: State, seconds: float) -> JobRow:
+    def _job(self, job: Report, before: Report, seconds: float) -> JobRow:
         now = job["totals"]
         then = next((j["totals"] for j in before["jobs"] if j["name"] == job["name"]), None)
         if then is None:  # it came meanwhile; of a job that came back, the figures go on
-            then = before["labels"].get(job["name"]) or _zeros(now)
+            then = before["labels"].get(job["name"]) or {"stall_s": {}}
         grown = {
-            key: max(0.0, now[key] - then[key]) for key in now if isinstance(now[key], int | float)
+            key: max(0.0, now[key] - then.get(key, 0))
+            for key in now
+            if isinstance(now[key], int | float)
         }
-        waited = {c: max(0.0, s - then["stall_s"][c]) for c, s in now["stall_s"].items()}
+        waited = {c: max(0.0, s - then["stall_s"].get(c, 0.0)) for c, s in now["stall_s"].items()}
         waited_s = sum(waited.values())
         known_s = waited_s + grown["worked_s"]
         stall = waited_s / known_s if known_s else None
-        rate = grown["consumed_samples"] / seconds if seconds else 0.0
+        per_s = {key: count / seconds if seconds else 0.0 for key, count in grown.items()}
         rates = self._rates.setdefault(job["name"], deque(maxlen=RATES_KEPT))
         if seconds:
-            rates.append(rate)
+            rates.append(per_s["consumed_samples"])
         return JobRow(
-            name=job["name"],
+            **{key: job[key] for key in _OF_JOB},
             clients=job["sessions"],
-            samples_per_s=rate,
-            bytes_per_s=grown["consumed_bytes"] / seconds if seconds else 0.0,
+            samples_per_s=per_s["consumed_samples"],
+            bytes_per_s=per_s["consumed_bytes"],
             stall=stall,
             cause=max(waited, key=lambda c: waited[c]) if (stall or 0.0) > STALL_SHOWN else "",
             stall_s=dict(now["stall_s"]),
             ram=grown["ram_bytes"] / grown["bytes"] if grown["bytes"] else None,
-            direct=grown["direct_batches"] / seconds if seconds else 0.0,
-            busy=grown["busy"] / seconds if seconds else 0.0,
-            leases=job["leases"],
-            waiting=job["waiting"],
-            held_bytes=job["held_bytes"],
-            window_bytes=job["window_bytes"],
+            direct=per_s["direct_batches"],
+            busy=per_s["busy"],
             rates=tuple(rates),
         )
 
 
-def _zeros(totals: State) -> State:
-    return {**dict.fromkeys(totals, 0), "stall_s": dict.fromkeys(totals["stall_s"], 0.0)}
-
-
-def _key(data: State) -> tuple[Any, ...]:
+def _key(data: Report) -> tuple[Any, ...]:
     return (data["fingerprint"], *data["parts"])
 
 
-def _data_row(data: State, before: State, seconds: float) -> DataRow:
+def _data_row(data: Report, before: Report, seconds: float) -> DataRow:
     counts = [
         now - then
         for now, then in zip(
@@ -232,13 +232,8 @@ def _data_row(data: State, before: State, seconds: float) -> DataRow:
         return max(0.0, now - then) / seconds if seconds else 0.0
 
     return DataRow(
-        name=data["name"],
-        path=data["path"],
+        **{key: data[key] for key in _OF_DATA},
         clients=sum(data["jobs"].values()),
-        samples=data["samples"],
-        held_samples=data["held_samples"],
-        held_bytes=data["held_bytes"],
-        quota_bytes=data["quota_bytes"],
         cached_samples=data["cache"]["samples"] if data["cache"] else None,
         bytes_per_s=rate(data["delivered_bytes"], before["delivered_bytes"]),
         tiers={
@@ -319,70 +314,50 @@ class PlanesBoard:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
-        found = asdict(self)
-        found["flows"] = [{**asdict(f), "limited": f.limited} for f in self.flows]
-        return found
+        flows = [{**asdict(flow), "limited": flow.limited} for flow in self.flows]
+        return {**asdict(self), "flows": flows}
 
 
-@dataclass(slots=True)
-class PlanesWatch:
+class PlanesWatch(_Window):
     """Remembers what is needed for rates; feed it a state and the time."""
 
-    _seen: deque[tuple[float, State]] = field(default_factory=deque)
-
-    def look(self, state: State, now_s: float) -> PlanesBoard:
-        """The board at this moment.
-
-        Args:
-            state: what the controller says.
-            now_s: monotonic.
-        """
-        while len(self._seen) > 1 and now_s - self._seen[1][0] >= WINDOW_S:
-            self._seen.popleft()
-        self._seen.append((now_s, state))
-        then_s, before = self._seen[0]
+    def look(self, state: Report, now_s: float) -> PlanesBoard:
+        """The board at this moment, by what was reported then; the clock is monotonic."""
+        before, seconds = self._add(state, now_s)
         old = {_plane_key(plane): plane for plane in before["planes"]}
         silent_s = SILENT_REPORTS * state["report_s"]
         planes = [
-            _plane(plane, old.get(_plane_key(plane)), now_s - then_s, silent_s)
+            _plane(plane, old.get(_plane_key(plane)), seconds, silent_s)
             for plane in state["planes"]
         ]
         return PlanesBoard(
-            epoch=state["epoch"],
-            policy_version=state["policy_version"],
-            degraded=state["degraded"],
-            decide_s=state["decide_s"],
+            **{key: state[key] for key in _OF_CONTROLLER},
             planes=tuple(sorted(planes, key=lambda p: (-p.stalled, p.name, p.pid))),
             flows=_flows(state["planes"]),
         )
 
 
-def _plane_key(plane: State) -> tuple[Any, ...]:
+def _plane_key(plane: Report) -> tuple[Any, ...]:
     return plane["name"], plane["user"], plane["pid"]
 
 
-def _plane(plane: State, before: State | None, seconds: float, silent_s: float) -> PlaneRow:
+def _plane(plane: Report, before: Report | None, seconds: float, silent_s: float) -> PlaneRow:
     then = {} if before is None else before["stall_s"]
     waited = {
         cause: max(0.0, total - then.get(cause, total)) for cause, total in plane["stall_s"].items()
     }
     most = max(waited, key=lambda cause: waited[cause], default="")
     return PlaneRow(
-        name=plane["name"],
-        user=plane["user"],
-        pid=plane["pid"],
+        **{key: plane[key] for key in _OF_PLANE},
         clients=sum(plane["sessions"].values()),
         silent=plane["silent_s"] > silent_s,
-        lease_left_s=plane["lease_left_s"],
-        held_bytes=plane["held_bytes"],
-        ram_bytes=plane["ram_bytes"],
         stalled=sum(waited.values()) / seconds if seconds else 0.0,
         cause=cause_of(most, by_node=True) if waited.get(most) else "",
     )
 
 
-def _flows(planes: list[State]) -> tuple[FlowRow, ...]:
-    together: dict[tuple[str, str], list[State]] = {}
+def _flows(planes: list[Report]) -> tuple[FlowRow, ...]:
+    together: dict[tuple[str, str], list[Report]] = {}
     for plane in planes:
         for flow in plane["flows"]:
             together.setdefault((flow["job"], flow["file_system"]), []).append(flow)
@@ -401,7 +376,7 @@ def _flows(planes: list[State]) -> tuple[FlowRow, ...]:
     return tuple(sorted(rows, key=lambda r: (-r.bytes_per_s, r.job, r.file_system)))
 
 
-def _granted(flows: list[State], resource: str) -> float | None:
+def _granted(flows: list[Report], resource: str) -> float | None:
     """What all may use together; None: one of them without limit."""
     granted = [flow["granted"][resource] for flow in flows]
     return None if None in granted else float(sum(granted))
