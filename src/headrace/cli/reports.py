@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.cluster.manifest import ManifestDifference
-    from headrace.insight.usage import Accounted, Group, Starving, Usage, UsageRow
-    from headrace.insight.verify import Proof, Sameness
+    from headrace.insight.usage import Accounted, Starving, StarvingGroup, UsageRow, UsageTable
+    from headrace.insight.verify import Proof, SameOrder
     from headrace.telemetry.history import JobRecord
 
 HistoryOption = Annotated[
@@ -175,7 +175,7 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
         console.print(_groups(title, groups[:top]))
 
 
-def _groups(title: str, groups: tuple[Group, ...]) -> Table:
+def _groups(title: str, groups: tuple[StarvingGroup, ...]) -> Table:
     from headrace.telemetry.report import hours_text
 
     table = plain_table()
@@ -251,7 +251,7 @@ def _books(since_s: float, until_s: float, *, must: bool) -> list[Accounted] | N
         return None
 
 
-def _print_usage(output: Output, figures: Usage) -> None:
+def _print_usage(output: Output, figures: UsageTable) -> None:
 
     if not figures.rows:
         output.line("no job is known in this time")
@@ -357,7 +357,7 @@ def verify_epoch(
     return exit_codes.OK if _holds(proofs, same) else exit_codes.FINDING
 
 
-def _holds(proofs: list[Proof], same: Sameness | None) -> bool:
+def _holds(proofs: list[Proof], same: SameOrder | None) -> bool:
     """With two runs whose order is not headrace's, that it is the same is all that can be proved."""
     if same is None:
         return all(proof.holds for proof in proofs)
@@ -365,7 +365,7 @@ def _holds(proofs: list[Proof], same: Sameness | None) -> bool:
     return same.holds and all(loader.holds for loader in ours)
 
 
-def _print_proofs(output: Output, proofs: list[Proof], same: Sameness | None) -> None:
+def _print_proofs(output: Output, proofs: list[Proof], same: SameOrder | None) -> None:
     from headrace.insight.verify import proof_lines, same_lines
 
     for proof in proofs:

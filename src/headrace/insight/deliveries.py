@@ -72,7 +72,7 @@ class Passage:
 
 
 @dataclass(slots=True)
-class History:
+class LoaderHistory:
     """What one loader of a job delivered, over all its attempts.
 
     Attributes:
@@ -90,7 +90,7 @@ class History:
     odd: list[str] = field(default_factory=list)
 
 
-def histories(traces: Iterable[RankTrace]) -> list[History]:
+def histories(traces: Iterable[RankTrace]) -> list[LoaderHistory]:
     """What each of a job's loaders delivered, in the order in which they began."""
     return [_history(attempts) for attempts in _together(traces)]
 
@@ -148,9 +148,9 @@ def _attempts(traces: Sequence[RankTrace]) -> list[Attempt]:
     return found
 
 
-def _history(attempts: list[Attempt]) -> History:
+def _history(attempts: list[Attempt]) -> LoaderHistory:
     about = next(iter(attempts[-1].traces.values()))
-    history = History(about, attempts, {})
+    history = LoaderHistory(about, attempts, {})
     for number, attempt in enumerate(attempts):
         for passage in _passages(number, attempt, history.odd):
             _forget(history, passage.epoch, passage.begin)
@@ -159,7 +159,7 @@ def _history(attempts: list[Attempt]) -> History:
     return history
 
 
-def _forget(history: History, epoch: int, begin: int) -> None:
+def _forget(history: LoaderHistory, epoch: int, begin: int) -> None:
     """A passage begins: what was delivered behind its beginning does not count any more."""
     for later in [number for number in history.epochs if number > epoch]:
         history.again += sum(len(p.deliveries) for p in history.epochs.pop(later))
@@ -289,11 +289,6 @@ def length_of(
 
 def sums_at(order: Order, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Sums, mod 2^64, of the hashes of all deliveries before each position of an epoch.
-
-    Args:
-        order: what is delivered.
-        epoch: which.
-        positions: uint64; those past the epoch's end stand for padding, which begins the epoch again.
 
     Returns:
         uint64, shaped like `positions`: two of them differ by the order hash of what lies between.

@@ -67,7 +67,7 @@ class UsageRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class UsageTable:
     """Who used what."""
 
     since_s: float
@@ -130,15 +130,8 @@ def usage_of(
     books: Iterable[Accounted] | None,
     since_s: float,
     until_s: float,
-) -> Usage:
-    """Add up.
-
-    Args:
-        records: of the history, for this stretch of time.
-        books: the scheduler's jobs; None: there are none, hours are the history's.
-        since_s: of the stretch, in Unix seconds.
-        until_s: likewise.
-    """
+) -> UsageTable:
+    """Add up; without books (the scheduler's jobs), hours are the history's. The stretch is in Unix seconds."""
     sums: dict[tuple[str, str], _Sum] = defaultdict(_Sum)
     total = _Sum()
     by_id = {name: r for r in records for name in (r.job_id, r.alias) if name}
@@ -166,7 +159,7 @@ def usage_of(
                 if known is not None:
                     one.see(known)
     rows = [one.row(*key) for key, one in sums.items()]
-    return Usage(
+    return UsageTable(
         since_s=since_s,
         until_s=until_s,
         source="history" if books is None else "slurm",
@@ -209,7 +202,7 @@ class StarvingJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class StarvingGroup:
     """Jobs together: of a user, on a file system, for a cause."""
 
     name: str
@@ -228,9 +221,9 @@ class Starving:
     until_s: float
     jobs: tuple[StarvingJob, ...]
     """Who lost most, first."""
-    users: tuple[Group, ...]
-    file_systems: tuple[Group, ...]
-    causes: tuple[Group, ...]
+    users: tuple[StarvingGroup, ...]
+    file_systems: tuple[StarvingGroup, ...]
+    causes: tuple[StarvingGroup, ...]
     gpu_hours: float
     """That all jobs had, also those that did not starve."""
     lost_gpu_hours: float
@@ -260,14 +253,7 @@ class Starving:
 def starving_of(
     records: Iterable[JobRecord], since_s: float, until_s: float, least: float = 0.01
 ) -> Starving:
-    """Rank jobs.
-
-    Args:
-        records: of the stretch of time.
-        since_s: of the stretch, in Unix seconds.
-        until_s: likewise.
-        least: jobs that waited for less than this share of their time do not starve.
-    """
+    """Rank jobs; who waited for less than the share `least` of its time does not starve."""
     every = list(records)
     hungry = [record for record in every if (record.stall or 0.0) >= least]
     jobs = sorted(
@@ -327,9 +313,9 @@ def _spread(
         groups[str(name)].append((0.0, lost.get(name, 0.0), waited.get(name, 0.0)))
 
 
-def _groups(found: Mapping[str, list[tuple[float, float, float]]]) -> tuple[Group, ...]:
+def _groups(found: Mapping[str, list[tuple[float, float, float]]]) -> tuple[StarvingGroup, ...]:
     groups = (
-        Group(
+        StarvingGroup(
             name=name,
             jobs=len(rows),
             gpu_hours=sum(row[0] for row in rows),

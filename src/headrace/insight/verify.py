@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.insight.deliveries import History, Passage
+    from headrace.insight.deliveries import LoaderHistory, Passage
     from headrace.order import Order
     from headrace.trace import Run
 
@@ -32,7 +32,7 @@ FINDINGS_MAX: Final = 20
 """Of each kind that are told one by one; the rest are counted."""
 
 
-class State(StrEnum):
+class EpochState(StrEnum):
     """What is known of an epoch."""
 
     WHOLE = "whole"
@@ -69,7 +69,7 @@ class EpochProof:
     """An epoch, and how it went."""
 
     epoch: int
-    state: State = State.WHOLE
+    state: EpochState = EpochState.WHOLE
     positions: int = 0
     """That were delivered, each once, from the beginning on."""
     length: int = 0
@@ -95,17 +95,14 @@ class EpochProof:
 
 
 def check_epoch(
-    history: History, epoch: int, passages: Sequence[Passage], order: Order | None, *, last: bool
+    history: LoaderHistory,
+    epoch: int,
+    passages: Sequence[Passage],
+    order: Order | None,
+    *,
+    last: bool,
 ) -> EpochProof:
-    """Check one epoch.
-
-    Args:
-        history: of the loader.
-        epoch: its number.
-        passages: those that count; together they are the epoch.
-        order: None: only positions are checked.
-        last: no later epoch was begun.
-    """
+    """Check the passages of one epoch; without an order only positions; `last`: no later one was begun."""
     about = history.about
     proof = EpochProof(epoch, length=about.length)
     proof.resumed_at = tuple(p.begin for p in passages[1:])
@@ -123,7 +120,7 @@ def check_epoch(
     end = _cover(proof, inside, lengths, about.length)
     _end(proof, end, passages[-1], about.tail, last=last)
     if proof.findings:
-        proof.state = State.WRONG
+        proof.state = EpochState.WRONG
     return proof
 
 
@@ -214,7 +211,7 @@ def _end(proof: EpochProof, end: int, passage: Passage, tail: str, *, last: bool
     elif tail == "drop" and 0 < left < passage.world_size * _batch(passage):
         proof.dropped = left
     elif left > 0:
-        proof.state = State.RUNNING if last else State.LEFT
+        proof.state = EpochState.RUNNING if last else EpochState.LEFT
 
 
 def _batch(passage: Passage) -> int:
@@ -237,7 +234,7 @@ def _not_ahead(rows: NDArray[np.void], passage: Passage) -> NDArray[np.bool_]:
 class LoaderProof:
     """What is proved of one loader of the job."""
 
-    history: History
+    history: LoaderHistory
     epochs: list[EpochProof]
     unchecked: str = ""
     """Why samples were not compared with the order, so that only positions are proved."""
@@ -252,7 +249,7 @@ class LoaderProof:
     @property
     def holds(self) -> bool:
         """Whether every sample came exactly once, in each epoch that was gone through."""
-        states = (State.WHOLE, State.RUNNING)
+        states = (EpochState.WHOLE, EpochState.RUNNING)
         whole = all(epoch.state in states for epoch in self.epochs)
         return self.ours and bool(self.epochs) and whole and not self.gaps and not self.history.odd
 
@@ -288,7 +285,7 @@ def verify_epochs(run: Run) -> Proof:
     return Proof(run.path, [_verify(history) for history in histories(run.ranks)])
 
 
-def _verify(history: History) -> LoaderProof:
+def _verify(history: LoaderHistory) -> LoaderProof:
     order, unchecked = order_of(history.about)
     proof = LoaderProof(history, [], unchecked, _gaps(history))
     if not proof.ours:
@@ -305,7 +302,7 @@ def _verify(history: History) -> LoaderProof:
 _RANKS_TOLD: Final = 8
 
 
-def _gaps(history: History) -> list[str]:
+def _gaps(history: LoaderHistory) -> list[str]:
     problems: list[str] = []
     for number, attempt in enumerate(history.attempts, 1):
         if attempt.missing:
@@ -372,7 +369,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Sameness:
+class SameOrder:
     """Two runs beside each other."""
 
     a: str
@@ -401,7 +398,7 @@ class Sameness:
         }  # fmt: skip
 
 
-def same_order(a: Run, b: Run) -> Sameness:
+def same_order(a: Run, b: Run) -> SameOrder:
     """Compare the order of two runs, as far as both went."""
     positions = epochs = 0
     for one, other in zip_longest(histories(a.ranks), histories(b.ranks)):
@@ -409,18 +406,18 @@ def same_order(a: Run, b: Run) -> Sameness:
             path, loader = (a.path, one) if one is not None else (b.path, other)
             where = loader.about.source if loader is not None else ""
             first = Difference(f"only {path} has a loader of {where}")
-            return Sameness(a.path, b.path, positions, epochs, first)
+            return SameOrder(a.path, b.path, positions, epochs, first)
         if (data := _other_data(one, other)) is not None:
-            return Sameness(a.path, b.path, positions, epochs, data)
+            return SameOrder(a.path, b.path, positions, epochs, data)
         for epoch in sorted(set(one.epochs) & set(other.epochs)):
             compared, found = _compare(one, other, epoch)
             positions, epochs = positions + compared, epochs + 1
             if found is not None:
-                return Sameness(a.path, b.path, positions, epochs, found)
-    return Sameness(a.path, b.path, positions, epochs, None)
+                return SameOrder(a.path, b.path, positions, epochs, found)
+    return SameOrder(a.path, b.path, positions, epochs, None)
 
 
-def _other_data(a: History, b: History) -> Difference | None:
+def _other_data(a: LoaderHistory, b: LoaderHistory) -> Difference | None:
     if a.about.fingerprint != b.about.fingerprint:
         return Difference(
             f"they had other data: {a.about.source} ({a.about.fingerprint[:16]}) and "
@@ -429,7 +426,7 @@ def _other_data(a: History, b: History) -> Difference | None:
     return None
 
 
-def _compare(a: History, b: History, epoch: int) -> tuple[int, Difference | None]:
+def _compare(a: LoaderHistory, b: LoaderHistory, epoch: int) -> tuple[int, Difference | None]:
     """Compare an epoch: how many positions, and the first difference."""
     if not a.about.order or not b.about.order:
         return _by_rank(_rows(a, epoch), _rows(b, epoch), epoch)
@@ -467,7 +464,7 @@ class _Prefix:
         return place(self.rows[found]) if found < len(self.rows) else ""
 
 
-def _rows(history: History, epoch: int) -> NDArray[np.void]:
+def _rows(history: LoaderHistory, epoch: int) -> NDArray[np.void]:
     rows = np.concatenate([p.deliveries for p in history.epochs[epoch]])
     return rows[np.argsort(rows["begin"], kind="stable")]
 
@@ -506,7 +503,7 @@ def proof_lines(proof: Proof) -> Iterator[str]:
     for loader in proof.loaders:
         yield from _loader_lines(loader)
     if proof.holds:
-        epochs = sum(e.state is State.WHOLE for loader in proof.loaders for e in loader.epochs)
+        epochs = sum(e.state is EpochState.WHOLE for loader in proof.loaders for e in loader.epochs)
         whole = f" in {counted(epochs, 'whole epoch')}" if epochs else ", as far as the run went"
         what = "sample" if not any(loader.unchecked for loader in proof.loaders) else "position"
         yield f"Proved: every {what} came exactly once over all ranks{whole}."
@@ -528,7 +525,7 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
         yield from _epoch_lines(epoch)
     if len(loader.epochs) > _EPOCHS_SHOWN:
         rest = loader.epochs[_EPOCHS_SHOWN:]
-        wrong = [epoch for epoch in rest if epoch.state in (State.WRONG, State.LEFT)]
+        wrong = [epoch for epoch in rest if epoch.state in (EpochState.WRONG, EpochState.LEFT)]
         yield f"  {counted(len(rest), 'more epoch')}, {len(wrong)} of them not whole"
         for epoch in wrong[:_EPOCHS_SHOWN]:
             yield from _epoch_lines(epoch)
@@ -543,10 +540,10 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
 
 
 _STATES: Final = {
-    State.WHOLE: "every sample exactly once",
-    State.RUNNING: "each sample once up to position {positions:,} of {length:,}, where the run stands",
-    State.LEFT: "left early at position {positions:,} of {length:,}: the rest never came",
-    State.WRONG: "WRONG",
+    EpochState.WHOLE: "every sample exactly once",
+    EpochState.RUNNING: "each sample once up to position {positions:,} of {length:,}, where the run stands",
+    EpochState.LEFT: "left early at position {positions:,} of {length:,}: the rest never came",
+    EpochState.WRONG: "WRONG",
 }
 
 
@@ -568,7 +565,7 @@ def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
         yield f"    and {epoch.more:,} more"
 
 
-def same_lines(same: Sameness) -> Iterator[str]:
+def same_lines(same: SameOrder) -> Iterator[str]:
     """Whether two runs had one order."""
     first = same.first
     if first is None:

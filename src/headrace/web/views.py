@@ -10,7 +10,7 @@ from headrace.web.cluster import plain
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.insight.usage import Group, Starving, StarvingJob
+    from headrace.insight.usage import Starving, StarvingGroup, StarvingJob
     from headrace.telemetry.history import JobRecord
 
 RANKS_MAX = 4096
@@ -219,7 +219,7 @@ def _row(job: StarvingJob, record: JobRecord | None) -> dict[str, Any]:
     }
 
 
-def _groups(groups: tuple[Group, ...]) -> list[dict[str, Any]]:
+def _groups(groups: tuple[StarvingGroup, ...]) -> list[dict[str, Any]]:
     return [
         {
             "name": plain(group.name),

@@ -7,15 +7,15 @@ from typing import Any
 
 from headrace.insight.doctor.findings import (
     Cpu,
+    DataPlace,
     DataSet,
     Decode,
     Environment,
     Findings,
-    Opens,
-    Place,
+    OpenRates,
     PlainReads,
     Point,
-    Storage,
+    StorageRates,
 )
 
 FREE = 64 << 30
@@ -36,10 +36,10 @@ def findings(**changes: Any) -> Findings:
             files=1_281_167, folders=1000, nbytes=142e9, size_p10=40e3, size_p50=110e3,
             size_p90=180e3, size_max=15e6, size_mean=111e3, classes=1000,
         ),
-        place=Place(mount="/scratch", file_system="lustre", network=True),
+        place=DataPlace(mount="/scratch", file_system="lustre", network=True),
         resident=0.02,
-        opens=Opens(one_per_s=3000.0, many_per_s=20_000.0, threads=16),
-        storage=Storage(
+        opens=OpenRates(one_per_s=3000.0, many_per_s=20_000.0, threads=16),
+        storage=StorageRates(
             points=(point(1, 310.0), point(4, 1200.0), point(16, 4000.0), point(64, 9800.0)),
             opened=point(64, 11_000.0), small=point(64, 14_000.0), engine="threads",
         ),

@@ -9,55 +9,49 @@ import os
 import platform
 import resource
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.text import printable
-from headrace.insight.doctor.findings import Environment, Place
+from headrace.insight.doctor.findings import DataPlace, Environment
 from headrace.insight.doctor.reads import PieceReads
-from headrace.insight.doctor.samples import Piece
+from headrace.insight.doctor.samples import Piece, version_of
 from headrace.io.objects.location import is_url, root_of, scheme_of, shown
 from headrace.machine.host import available_memory, byte_fields, cpu_quota, memory_usages, read_text
-from headrace.machine.mounts import Mount, mounts
+from headrace.machine.mounts import is_network, mount_of, mounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT: Final = Path("/")
 
-_NETWORK: Final = frozenset(
-    {
-        "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
-        "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs", "wekafs", "yas",
-    }
-)  # fmt: skip
-_NETWORK_FUSE: Final = (
-    "alluxio", "beeond", "blobfuse", "ceph", "daos", "gcsfuse", "geesefs", "gluster", "goofys",
-    "juicefs", "mount-s3", "mountpoint-s3", "rclone", "s3fs", "sshfs", "dfuse", "seaweed", "weka",
-)  # fmt: skip
 _TRY_S: Final = 0.01
-_TOLD_PACKAGES: Final = ("torch", "pillow", "simplejpeg", "numpy")
+_PACKAGES: Final = ("torch", "pillow", "simplejpeg", "numpy")
 
 
 def environment(
     root: Path = ROOT, gpus: Callable[[], tuple[tuple[str, ...], str]] | None = None
 ) -> Environment:
-    """Look around.
-
-    Args:
-        root: where `proc`, `sys` and `dev` are.
-        gpus: says which there are, and why none is seen.
-    """
+    """Look around, with `proc`, `sys` and `dev` below `root`."""
     affinity = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
     memory = byte_fields(root / "proc/meminfo")
     limits = [usage.limit for usage in memory_usages(root)]
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    soft, hard = (
+        1 << 62 if limit == infinite else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     engine, why = _engine()
-    found, gpu_why = (gpus or _gpus)()
-    shm = _space(root / "dev/shm")
+    disabled = read_text(root / "proc/sys/kernel/io_uring_disabled").strip()
+    if why and disabled in ("1", "2"):
+        why = f"{why.rstrip('.')} (kernel.io_uring_disabled is {disabled})"
+    names, gpu_why = (gpus or _gpus)()
+    try:
+        shm: os.statvfs_result | None = os.statvfs(root / "dev/shm")
+    except OSError:
+        shm = None
     return Environment(
         kernel=platform.release(),
         cpus=min(float(affinity), quota) if quota else float(affinity),
@@ -66,26 +60,14 @@ def environment(
         memory_limit_bytes=min(limits, default=None),
         swap_bytes=memory.get("SwapTotal", 0),
         swap_used_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
-        nofile_soft=_limit(soft), nofile_hard=_limit(hard),
-        memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
-        shm_bytes=shm[0] if shm else None, shm_free_bytes=shm[1] if shm else None,
-        engine=engine, engine_why=_because(root, why),
+        nofile_soft=soft, nofile_hard=hard,
+        memlock_bytes=None if memlock == infinite else memlock,
+        shm_bytes=shm.f_frsize * shm.f_blocks if shm else None,
+        shm_free_bytes=shm.f_frsize * shm.f_bavail if shm else None,
+        engine=engine, engine_why=why,
         pressure={kind: _pressure(root, kind) for kind in ("cpu", "memory", "io")},
-        gpus=found, gpu_why=gpu_why, packages=_packages(),
+        gpus=names, gpu_why=gpu_why, packages=_packages(),
     )  # fmt: skip
-
-
-def _limit(value: int) -> int:
-    return 1 << 62 if value == resource.RLIM_INFINITY else value
-
-
-def _space(path: Path) -> tuple[int, int] | None:
-    """Bytes in all and free."""
-    try:
-        told = os.statvfs(path)
-    except OSError:
-        return None
-    return told.f_frsize * told.f_blocks, told.f_frsize * told.f_bavail
 
 
 def _engine() -> tuple[str, str]:
@@ -100,13 +82,6 @@ def _engine() -> tuple[str, str]:
         return reads.engine, reads.engine_why
     finally:
         reads.close()
-
-
-def _because(root: Path, why: str) -> str:
-    disabled = read_text(root / "proc/sys/kernel/io_uring_disabled").strip()
-    if why and disabled in ("1", "2"):
-        return f"{why.rstrip('.')} (kernel.io_uring_disabled is {disabled})"
-    return why
 
 
 def _pressure(root: Path, kind: str) -> float:
@@ -146,56 +121,30 @@ def _gpus() -> tuple[tuple[str, ...], str]:
 
 def _packages() -> dict[str, str]:
     """Versions of what is installed; nothing is imported."""
-    found = {}
-    for name in _TOLD_PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    versions = {name: version_of(name) for name in _PACKAGES}
+    return {name: version for name, version in versions.items() if version}
 
 
 # -- where the data lie ----------------------------------------------------------------------------------
 
 
-def place_of(path: str, simulated: str = "", root: Path = ROOT) -> Place:
-    """The mount and device of a path, or what a URL says.
-
-    Args:
-        path: a local path or a URL.
-        simulated: the label of a storage that is simulated there.
-        root: where `proc` and `sys` are.
-    """
+def place_of(path: str, simulated: str = "", root: Path = ROOT) -> DataPlace:
+    """The mount and device of a path, or what a URL says; `simulated`: the label of a storage."""
     if is_url(path):
-        return Place(
+        return DataPlace(
             mount=shown(root_of(path)),
             file_system=scheme_of(path),
             network=True,
             simulated=simulated,
         )
-    real = os.path.realpath(path)
-    below = [m for m in mounts(root) if _is_below(real, m.point)]
-    if not below:
-        return Place(simulated=simulated)
-    mount = max(reversed(below), key=lambda m: len(m.point))
-    return Place(
+    mount = mount_of(path, mounts(root))
+    if mount is None:
+        return DataPlace(simulated=simulated)
+    return DataPlace(
         mount=mount.point, file_system=mount.kind, source=mount.source, options=mount.options,
-        network=is_network(mount), rotational=_rotational(root, mount.device), device=mount.device,
-        simulated=simulated,
+        network=is_network(mount.kind, mount.source), rotational=_rotational(root, mount.device),
+        device=mount.device, simulated=simulated,
     )  # fmt: skip
-
-
-def is_network(mount: Mount) -> bool:
-    """Whether its bytes come from another machine, as far as the kernel's words tell."""
-    kind = mount.kind
-    if kind.startswith("fuse"):
-        text = f"{kind} {mount.source}".lower()
-        return any(name in text for name in _NETWORK_FUSE)
-    return kind in _NETWORK
-
-
-def _is_below(path: str, point: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def _rotational(root: Path, device: str) -> bool | None:

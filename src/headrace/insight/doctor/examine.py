@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError, VolumeTimeout
 from headrace.insight.doctor.environment import environment, place_of
-from headrace.insight.doctor.findings import Findings, Storage
+from headrace.insight.doctor.findings import Findings, StorageRates
 from headrace.insight.doctor.reads import (
     FileReads,
     PieceReads,
@@ -38,9 +38,9 @@ from headrace.machine.host import read_text
 from headrace.testing import SlowVolume, simulated_files
 
 if TYPE_CHECKING:
-    from headrace.insight.doctor.findings import Opens, Point
-    from headrace.insight.doctor.reads import Reads
-    from headrace.insight.doctor.samples import Piece, Pool
+    from headrace.insight.doctor.findings import OpenRates, Point
+    from headrace.insight.doctor.reads import RandomReads
+    from headrace.insight.doctor.samples import Piece, SamplePool
     from headrace.io.simulation import Simulation
 
 _ALONE: Final = 0.95
@@ -149,12 +149,7 @@ def examine(
     options: ExamineOptions | None = None,
     tell: Tell | None = None,
 ) -> Findings:
-    """Examine a data set where it lies, and the machine.
-
-    Args:
-        target: a folder, a file, a pattern, a store, or a URL.
-        options: how.
-        tell: called before each part.
+    """Examine a data set where it lies, and the machine; `tell` is called before each part.
 
     Returns:
         What was found; with `interrupted`, as far as it came when Ctrl-C was pressed.
@@ -275,9 +270,9 @@ class _Run:
             return contextlib.nullcontext()
         return simulated_files(self._volume, path)
 
-    def _measure(self, pool: Pool) -> None:
+    def _measure(self, pool: SamplePool) -> None:
         findings = self.findings
-        parts: tuple[tuple[str, Callable[[Pool, float], None]], ...] = (
+        parts: tuple[tuple[str, Callable[[SamplePool, float], None]], ...] = (
             ("opens", self._opens), ("memory", self._memory), ("plain", self._plain),
             ("reads", self._reads), ("decode", self._decode), ("parts", self._pieces),
         )  # fmt: skip
@@ -296,18 +291,18 @@ class _Run:
 
     # -- the parts ---------------------------------------------------------------------------------
 
-    def _opens(self, pool: Pool, seconds: float) -> None:
+    def _opens(self, pool: SamplePool, seconds: float) -> None:
         if pool.whole_files:
             paths = [*pool.unopened, *(p.path for p in pool.pieces)]
             self.findings.opens = open_rates(paths, seconds, self._stop)
 
-    def _memory(self, pool: Pool, seconds: float) -> None:
+    def _memory(self, pool: SamplePool, seconds: float) -> None:
         if self._volume is not None:
             self.findings.resident = 0.0  # a simulated storage has nothing in memory
         elif pool.store is None:
             self.findings.resident, self._cold = resident_share(pool, seconds, self._stop)
 
-    def _reads(self, pool: Pool, seconds: float) -> None:
+    def _reads(self, pool: SamplePool, seconds: float) -> None:
         slot = seconds / len(DEPTHS)
         reads, cold, direct = self._reader(pool)
         points: list[Point] = []
@@ -323,7 +318,7 @@ class _Run:
                     point = _with_opens(point, self.findings.opens)
                 points.append(point)
                 # At once: who is interrupted keeps it.
-                self.findings.storage = Storage(
+                self.findings.storage = StorageRates(
                     points=tuple(points), cold=cold, direct=direct, engine=reads.engine
                 )
                 if len(points) > 2 and points[-1].per_s < _GROWN * points[-3].per_s:
@@ -331,15 +326,16 @@ class _Run:
         finally:
             reads.close()
 
-    def _reader(self, pool: Pool) -> tuple[Reads, bool, bool]:
+    def _reader(self, pool: SamplePool) -> tuple[RandomReads, bool, bool]:
         """Who reads; whether from the device; whether past the page cache."""
         volume, findings = self._volume, self.findings
         if pool.store is not None:
-            return (
-                StoreReads(pool.store, pool.mean_bytes, simulate=volume, stop=self._stop),
-                True,
-                False,
-            )
+            catalog = pool.store.catalog
+            reads = StoreReads(
+                catalog, range(len(catalog.part_names)), len(pool.store), pool.mean_bytes,
+                simulate=volume, stop=self._stop,
+            )  # fmt: skip
+            return reads, True, False
         resident = findings.resident
         direct = volume is None and can_read_direct(pool.pieces[0].path)
         if pool.whole_files:
@@ -348,11 +344,13 @@ class _Run:
                 simulate = None if volume is None else (volume, _root_of(pool, findings))
                 return FileReads(cold, pool.mean_bytes, simulate, self._stop), True, direct
         cold_enough = volume is not None or direct or (resident is not None and resident <= _COLD)
-        reads = PieceReads(_few_files(pool.pieces), direct=direct, simulate=volume, stop=self._stop)
-        reads.open_all()
-        return reads, cold_enough, direct
+        pieces = PieceReads(
+            _few_files(pool.pieces), direct=direct, simulate=volume, stop=self._stop
+        )
+        pieces.open_all()
+        return pieces, cold_enough, direct
 
-    def _pieces(self, pool: Pool, seconds: float) -> None:
+    def _pieces(self, pool: SamplePool, seconds: float) -> None:
         """The same samples from files that are open, and 4 KiB of each: what opens and bytes cost.
 
         With as many in flight as it takes for most of the full rate: more only wait in a queue.
@@ -375,7 +373,7 @@ class _Run:
             reads.close()
         self.findings.storage = replace(storage, opened=opened, small=small)
 
-    def _plain(self, pool: Pool, seconds: float) -> None:
+    def _plain(self, pool: SamplePool, seconds: float) -> None:
         if pool.store is not None:
             self._samples = _samples_of(pool)
             return
@@ -388,7 +386,7 @@ class _Run:
             pieces, seconds, self._stop, whole_files=pool.whole_files
         )
 
-    def _decode(self, pool: Pool, seconds: float) -> None:
+    def _decode(self, pool: SamplePool, seconds: float) -> None:
         if pool.true_samples:
             self.findings.decode = measure_decoding(self._samples, seconds, self._stop)
         decode, data = self.findings.decode, self.findings.data
@@ -396,7 +394,7 @@ class _Run:
             self.findings.data = replace(data, format=decode.format)
 
 
-def _root_of(pool: Pool, findings: Findings) -> str:
+def _root_of(pool: SamplePool, findings: Findings) -> str:
     """The folder that the simulated storage is in the place of."""
     assert findings.data is not None
     path = findings.data.path
@@ -417,7 +415,7 @@ def _few_files(pieces: list[Piece]) -> list[Piece]:
     return kept
 
 
-def _with_opens(point: Point, opens: Opens | None) -> Point:
+def _with_opens(point: Point, opens: OpenRates | None) -> Point:
     """What was read from open files, as it would be with opening each."""
     if opens is None:
         return point
@@ -428,7 +426,7 @@ def _with_opens(point: Point, opens: Opens | None) -> Point:
     return replace(point, per_s=per_s, bytes_per_s=point.bytes_per_s * per_s / point.per_s)
 
 
-def _samples_of(pool: Pool) -> list[bytes]:
+def _samples_of(pool: SamplePool) -> list[bytes]:
     """Some samples of an open store, by their largest part."""
     store, samples = pool.store, []
     for index in range(0, len(store), max(1, len(store) // 16)):

@@ -38,7 +38,7 @@ class DataSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class DataPlace:
     """Where the data lie."""
 
     mount: str = ""
@@ -69,7 +69,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opens:
+class OpenRates:
     """Opening and closing files whose names are known."""
 
     one_per_s: float
@@ -91,7 +91,7 @@ class PlainReads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class StorageRates:
     """How fast samples come, by how many are asked for at a time."""
 
     points: tuple[Point, ...]
@@ -182,11 +182,11 @@ class Findings:
     """All of it, as far as it came."""
 
     data: DataSet | None = None
-    place: Place | None = None
+    place: DataPlace | None = None
     resident: float | None = None
     """Share of the data in the page cache; None where nobody can tell."""
-    opens: Opens | None = None
-    storage: Storage | None = None
+    opens: OpenRates | None = None
+    storage: StorageRates | None = None
     plain: PlainReads | None = None
     decode: Decode | None = None
     cpu: Cpu | None = None

@@ -151,12 +151,7 @@ class Shares:
 
 
 def torch_rate(work: Work, workers: int) -> float:
-    """Samples a second of torch's DataLoader, if nobody waits with taking them.
-
-    Args:
-        work: of a sample.
-        workers: processes; 0: the training process itself.
-    """
+    """Samples a second of torch's DataLoader, if nobody waits with taking them; 0: the training itself."""
     customers = max(1, workers)
     stretch = customers / work.share_of_cpus(customers)
 
@@ -199,13 +194,7 @@ def ahead_rate(work: Work, workers: int) -> float:
 
 
 def stall_of(rate: float, wanted: float, *, in_turn: bool = False) -> float:
-    """Share of the training's time that it waits.
-
-    Args:
-        rate: of the loader.
-        wanted: samples a second that the model could take.
-        in_turn: whether loading and training take turns (no workers, nothing read ahead).
-    """
+    """Share of the training's time that it waits; `in_turn`: loading and training take turns."""
     if rate <= 0:
         return 1.0
     if in_turn:
@@ -285,13 +274,7 @@ class _Scene:
 def expected_of(
     findings: Findings, workers: int, wanted_per_s: float | None
 ) -> tuple[Expected, ...]:
-    """Both loaders as things are now; from memory, if the data will lie there; from the device, if they do.
-
-    Args:
-        findings: the findings.
-        workers: of both loaders.
-        wanted_per_s: samples a second that the model could take.
-    """
+    """Both loaders as things are now; from memory, if the data will lie there; from the device, if they do."""
     work = work_of(findings)
     if work is None:
         return ()
@@ -354,7 +337,7 @@ def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: floa
 def storage_cause(findings: Findings, depth: float) -> str:
     """Why the storage is slow, with so many reads in flight: opens, bytes, or each answer.
 
-    Opens: what is left when files are open already. Bytes: what is left when only 4 KiB are read, of
+    OpenRates: what is left when files are open already. Bytes: what is left when only 4 KiB are read, of
     importance only where more reads in flight bring no more.
     """
     storage, data = findings.storage, findings.data

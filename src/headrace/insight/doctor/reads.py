@@ -8,6 +8,7 @@ reads an open store's samples by index, wherever they lie. `plain_reads` reads a
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import resource
@@ -15,16 +16,16 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace import _native
 from headrace.config import ReaderOptions
 from headrace.errors import VolumeError
-from headrace.insight.doctor.findings import Cpu, Opens, PlainReads, Point
+from headrace.insight.doctor.findings import Cpu, OpenRates, PlainReads, Point
 from headrace.insight.doctor.samples import Piece
-from headrace.io.batch_reader import BatchReader
+from headrace.io.batch_reader import BatchReader, PendingBatch
 from headrace.plane.stage import latency_percentile_s
 from headrace.store.directory import DirectoryColumns, write_directory
 from headrace.store.names import join_names
@@ -33,8 +34,7 @@ from headrace.store.residency import resident_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace.insight.doctor.samples import Pool
-    from headrace.store import Store
+    from headrace.insight.doctor.samples import SamplePool
     from headrace.testing import SlowVolume
 
 _ASKED: Final = 1000
@@ -42,7 +42,7 @@ _COLD_SHARE: Final = 0.01
 
 
 def resident_share(
-    pool: Pool, seconds: float, stop: Callable[[], bool]
+    pool: SamplePool, seconds: float, stop: Callable[[], bool]
 ) -> tuple[float | None, tuple[Piece, ...]]:
     """Share of some samples' files that lies in the page cache, and the samples that do not."""
     until = time.monotonic() + seconds
@@ -53,9 +53,12 @@ def resident_share(
         if number and (time.monotonic() > until or stop()):
             break
         if piece.path not in shares:
-            size = _size(piece.path)
-            found = resident_bytes(piece.path) if size else None
-            shares[piece.path] = None if found is None else found / max(1, size)
+            try:
+                size = os.stat(piece.path).st_size
+            except OSError:
+                size = 0
+            resident = resident_bytes(piece.path) if size else None
+            shares[piece.path] = None if resident is None else resident / size
         share = shares[piece.path]
         if share is None:
             continue
@@ -66,13 +69,6 @@ def resident_share(
     return (inside / total if total else None), tuple(cold)
 
 
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
-
-
 # -- opens -------------------------------------------------------------------------------------------
 
 THREADS: Final = 16
@@ -81,20 +77,14 @@ _COPY_BYTES: Final = 4 << 20
 _COPIES: Final = 4
 
 
-def open_rates(paths: Sequence[str], seconds: float, stop: Callable[[], bool]) -> Opens | None:
-    """Open and close files, first one at a time, then by several threads; None if none can be opened.
-
-    Args:
-        paths: each is opened once as far as they go, those first that nobody has asked about.
-        seconds: for both.
-        stop: asked now and then.
-    """
+def open_rates(paths: Sequence[str], seconds: float, stop: Callable[[], bool]) -> OpenRates | None:
+    """Open and close files, first one at a time, then by several threads; None if none can be opened."""
     half = max(1, len(paths) // 4)
     one = _opened(paths[:half], seconds / 2, 1, stop)
     many = _opened(paths[half:] or paths, seconds / 2, THREADS, stop)
     if not one or not many:
         return None
-    return Opens(one_per_s=one, many_per_s=max(one, many), threads=THREADS)
+    return OpenRates(one_per_s=one, many_per_s=max(one, many), threads=THREADS)
 
 
 def _opened(paths: Sequence[str], seconds: float, threads: int, stop: Callable[[], bool]) -> float:
@@ -204,23 +194,6 @@ _AHEAD: Final = 4
 """Jobs under way at a time, beside what keeps the depth."""
 
 
-class Reads(Protocol):
-    """Reads samples at random."""
-
-    @property
-    def engine(self) -> str:
-        """What reads."""
-        ...
-
-    def rate(self, depth: int, seconds: float) -> Point | None:
-        """Read for so long; None where nothing came in several times as long."""
-        ...
-
-    def close(self) -> None:
-        """End the threads."""
-        ...
-
-
 def can_read_direct(path: str) -> bool:
     """Whether a file can be read past the page cache."""
     try:
@@ -246,15 +219,89 @@ def files_at_once() -> int:
     return max(_FILES_MIN, min(_FILES_MAX, (free - _DESCRIPTORS_LEFT) // 2))
 
 
-class FileReads:
-    """Whole files: looked up, opened, read past the page cache where they are not in it, closed.
+class RandomReads:
+    """Reads samples at random, so many at a time: what files, pieces and stores have in common.
 
     Args:
-        paths: of the files.
-        mean_bytes: of a file, about.
-        simulate: a storage to feel like, and the folder that is on it.
+        reader: what reads; it is closed with this.
+        mean_bytes: of a sample, about.
         stop: asked now and then; True ends a measurement.
     """
+
+    def __init__(
+        self, reader: _native.FileReader | BatchReader, mean_bytes: float, stop: Callable[[], bool]
+    ) -> None:
+        self._reader, self._mean_bytes, self._stop = reader, max(1.0, mean_bytes), stop
+        self._job_max = _BUDGET_BYTES
+
+    @property
+    def engine(self) -> str:
+        """What reads: io_uring, threads."""
+        raise NotImplementedError
+
+    def rate(self, depth: int, seconds: float) -> Point | None:
+        """Read for so long; None where nothing came in several times as long."""
+        return self._rate(depth, seconds, self._mean_bytes)
+
+    def _submit(self, count: int) -> Any:
+        """Ask for so many samples; returns the job."""
+        raise NotImplementedError
+
+    def _take(self, job: Any, wait_s: float) -> tuple[int, int] | None:
+        """How many samples and bytes a job brought; None: it is not done."""
+        raise NotImplementedError
+
+    def _rate(self, depth: int, seconds: float, mean_bytes: float) -> Point | None:
+        """Keep the depth for some time; count what came, and divide by the time until the last came."""
+        self._reader.turn(reads_in_flight=depth)
+        # Enough that a few jobs keep the depth, few enough that one ends soon.
+        most = min(self._job_max, int(_JOB_BYTES_MAX / mean_bytes))
+        job_samples = max(1, min((depth + 1) // 2, most))
+        jobs_ahead = max(2, -(-depth // job_samples)) + _AHEAD if depth > 1 else 2
+        before, cpu_before = self._reader.stats(), time.process_time()
+        begun = time.monotonic()
+        last, count, nbytes = begun, 0, 0
+        pending: deque[Any] = deque()
+        while True:
+            now = time.monotonic()
+            late = now > begun + _LATE * seconds or self._stop()
+            if late or (now > begun + seconds and (count or not pending)):
+                break
+            while now <= begun + seconds and len(pending) < jobs_ahead:
+                pending.append(self._submit(job_samples))
+            taken = self._take(pending[0], _TICK_S)
+            if taken is not None:
+                pending.popleft()
+                last = time.monotonic()
+                count, nbytes = count + taken[0], nbytes + taken[1]
+        cpu = time.process_time() - cpu_before
+        after = self._reader.stats()
+        # What is under way ends now, so that it does not disturb what is measured next.
+        until = time.monotonic() + seconds
+        while pending and time.monotonic() < until and not self._stop():
+            if self._take(pending[0], _TICK_S) is not None:
+                pending.popleft()
+        if not count:
+            return None
+        grown = [b - a for a, b in zip(before["latency_us"], after["latency_us"], strict=True)]
+        tiers = {k: v - before["bytes_by_tier"][k] for k, v in after["bytes_by_tier"].items()}
+        spent = max(1e-9, last - begun)
+        return Point(
+            depth=depth, per_s=count / spent, bytes_per_s=nbytes / spent,
+            p50_s=latency_percentile_s(grown, 0.5), p99_s=latency_percentile_s(grown, 0.99),
+            cpu_s=cpu / count, reads=count,
+            from_memory=tiers.get("page_cache", 0) / max(1, sum(tiers.values())),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """End the threads."""
+        self._reader.close()
+
+
+class FileReads(RandomReads):
+    """Whole files: looked up, opened, read past the page cache where they are not in it, closed."""
+
+    _reader: _native.FileReader
 
     def __init__(
         self,
@@ -263,55 +310,50 @@ class FileReads:
         simulate: tuple[SlowVolume, str] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._paths = [os.fsencode(path) for path in paths]
-        self._mean_bytes, self._stop, self._next = max(1.0, mean_bytes), stop, 0
         more: dict[str, Any] = {}
         if simulate is not None:
-            more = {
-                "simulate": simulate[0].model,
-                "simulated_roots": [os.path.realpath(simulate[1])],
-            }
-        self._reader = _native.FileReader(
+            roots = [os.path.realpath(simulate[1])]
+            more = {"simulate": simulate[0].model, "simulated_roots": roots}
+        reader = _native.FileReader(
             reads_in_flight=1, buffer_bytes=_BUDGET_BYTES, cold="direct", **more
         )
+        super().__init__(reader, mean_bytes, stop)
+        self._paths = itertools.cycle([os.fsencode(path) for path in paths])
 
     @property
     def engine(self) -> str:
         """Threads: each file is opened by itself."""
         return "threads"
 
-    def rate(self, depth: int, seconds: float) -> Point | None:
-        """Read for so long; None where nothing came."""
-        self._reader.turn(reads_in_flight=depth)
-        job_files = _job_samples(depth, self._mean_bytes)
+    def _submit(self, count: int) -> _native.FileJob:
+        return self._reader.submit(list(itertools.islice(self._paths, count)))
 
-        def submit() -> _native.FileJob:
-            return self._reader.submit(self._take(job_files))
-
-        def take(job: _native.FileJob, wait_s: float) -> tuple[int, int] | None:
-            done = job.wait(wait_s)
-            if done is None:
-                return None
-            good = done.errors == 0
-            return int(good.sum()), int(done.lengths[good].sum())
-
-        return _measure(
-            depth, job_files, seconds, submit=submit, take=take, stats=self._reader.stats,
-            stop=self._stop,
-        )  # fmt: skip
-
-    def _take(self, count: int) -> list[bytes]:
-        taken = [self._paths[(self._next + i) % len(self._paths)] for i in range(count)]
-        self._next = (self._next + count) % len(self._paths)
-        return taken
+    def _take(self, job: _native.FileJob, wait_s: float) -> tuple[int, int] | None:
+        done = job.wait(wait_s)
+        if done is None:
+            return None
+        good = done.errors == 0
+        return int(good.sum()), int(done.lengths[good].sum())
 
     def close(self) -> None:
         """End the threads."""
         self._reader.close(1.0)
 
 
-class _Batches:
-    """What reads batches by index."""
+class StoreReads(RandomReads):
+    """Samples of an open store; it stays open.
+
+    Args:
+        catalog: of the store.
+        parts: of a sample, that are read.
+        samples: that are drawn from; the first ones of the catalog.
+        mean_bytes: of a sample, about.
+        direct: past the page cache; what the file system refuses goes through it.
+        simulate: a storage to feel like.
+        stop: as `RandomReads` has it.
+    """
+
+    _reader: BatchReader
 
     def __init__(
         self,
@@ -320,16 +362,17 @@ class _Batches:
         samples: int,
         mean_bytes: float,
         *,
-        direct: bool,
-        simulate: SlowVolume | None,
-        stop: Callable[[], bool],
+        direct: bool = False,
+        simulate: SlowVolume | None = None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
         options = ReaderOptions(
             direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
             reads_in_flight=1, deadline_s=_DEADLINE_S, simulate=simulate,
         )  # fmt: skip
-        self._reader = BatchReader(catalog, parts, options)
-        self._samples, self._mean_bytes, self._stop = samples, max(1.0, mean_bytes), stop
+        super().__init__(BatchReader(catalog, parts, options), mean_bytes, stop)
+        self._samples = self._job_max = samples
+        self._first = 0
         self._dice = np.random.default_rng(7)
 
     @property
@@ -342,46 +385,21 @@ class _Batches:
         """Why it is not io_uring, or empty."""
         return self._reader.engine[1]
 
-    def rate(self, depth: int, seconds: float) -> Point | None:
-        """Read for so long; None where nothing came."""
-        return self._rate(depth, seconds, 0, self._mean_bytes)
+    def _submit(self, count: int) -> PendingBatch:
+        drawn = self._dice.choice(self._samples, count, replace=False)
+        return self._reader.submit(drawn + self._first)
 
-    def _rate(self, depth: int, seconds: float, first: int, mean_bytes: float) -> Point | None:
-        """Read samples from number `first` on."""
-        self._reader.turn(reads_in_flight=depth)
-        count = min(_job_samples(depth, mean_bytes), self._samples)
-
-        def submit() -> Any:
-            return self._reader.submit(
-                self._dice.choice(self._samples, count, replace=False) + first
-            )
-
-        def take(job: Any, wait_s: float) -> tuple[int, int] | None:
+    def _take(self, job: PendingBatch, wait_s: float) -> tuple[int, int] | None:
+        if not job.done:
+            time.sleep(min(wait_s, 5e-4))
             if not job.done:
-                time.sleep(min(wait_s, 5e-4))
-                if not job.done:
-                    return None
-            batch = job.take()
-            return batch.samples - int(batch.failed), int(batch.lengths.sum())
-
-        return _measure(
-            depth, count, seconds, submit=submit, take=take, stats=self._reader.stats,
-            stop=self._stop,
-        )  # fmt: skip
-
-    def close(self) -> None:
-        """End the threads."""
-        self._reader.close()
+                return None
+        batch = job.take()
+        return batch.samples - int(batch.failed), int(batch.lengths.sum())
 
 
-class PieceReads(_Batches):
-    """Pieces of files that stay open.
-
-    Args:
-        pieces: what is read, in as many files as `files_at_once` says, at most.
-        direct: past the page cache; what the file system refuses goes through it.
-        simulate: a storage to feel like.
-        stop: asked now and then; True ends a measurement.
+class PieceReads(StoreReads):
+    """Pieces of files that stay open, in as many files as `files_at_once` says, at most.
 
     Raises:
         VolumeError: a file cannot be looked at.
@@ -397,42 +415,28 @@ class PieceReads(_Batches):
     ) -> None:
         # Each piece stands there twice: as a whole, and with its first bytes.
         twice = [*pieces, *(Piece(p.path, p.offset, min(_SMALL_BYTES, p.length)) for p in pieces)]
+        mean_bytes = sum(p.length for p in pieces) / max(1, len(pieces))
         super().__init__(
-            _catalog_of(twice), [0], len(pieces), sum(p.length for p in pieces) / max(1, len(pieces)),
+            _catalog_of(twice), [0], len(pieces), mean_bytes,
             direct=direct, simulate=simulate, stop=stop,
         )  # fmt: skip
 
     def open_all(self) -> None:
         """Open the files: they are opened when they are read first, and that is not what is measured."""
-        count = self._samples
         self._reader.turn(reads_in_flight=_OPENED_AT_ONCE)
-        for first in range(count, 2 * count, _OPENED_AT_ONCE):
+        small = np.arange(self._samples, 2 * self._samples, dtype=np.int64)
+        for first in range(0, len(small), _OPENED_AT_ONCE):
             if self._stop():
                 break
-            last = min(first + _OPENED_AT_ONCE, 2 * count)
-            self._reader.submit(np.arange(first, last, dtype=np.int64)).take()
+            self._reader.submit(small[first : first + _OPENED_AT_ONCE]).take()
 
     def small_rate(self, depth: int, seconds: float) -> Point | None:
         """Read the pieces' first 4 KiB for so long; None where nothing came."""
-        return self._rate(depth, seconds, self._samples, _SMALL_BYTES)
-
-
-class StoreReads(_Batches):
-    """Samples of an open store; it stays open."""
-
-    def __init__(
-        self,
-        store: Store,
-        mean_bytes: float,
-        *,
-        simulate: SlowVolume | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        catalog = store.catalog
-        parts = range(len(catalog.part_names))
-        super().__init__(
-            catalog, parts, len(store), mean_bytes, direct=False, simulate=simulate, stop=stop
-        )
+        self._first = self._samples
+        try:
+            return self._rate(depth, seconds, _SMALL_BYTES)
+        finally:
+            self._first = 0
 
 
 def _catalog_of(pieces: Sequence[Piece]) -> _native.Catalog:
@@ -458,64 +462,3 @@ def _catalog_of(pieces: Sequence[Piece]) -> _native.Catalog:
         except OSError as e:
             raise VolumeError(f"{path} cannot be looked at: {e.strerror}.", path=path) from e
     return _native.Catalog([(directory, volumes)])
-
-
-def _job_samples(depth: int, mean_bytes: float) -> int:
-    """Enough that a few jobs keep the depth, few enough that one ends soon."""
-    return max(1, min((depth + 1) // 2, int(_JOB_BYTES_MAX / mean_bytes) or 1))
-
-
-def _measure(
-    depth: int,
-    job_samples: int,
-    seconds: float,
-    *,
-    submit: Callable[[], Any],
-    take: Callable[[Any, float], tuple[int, int] | None],
-    stats: Callable[[], dict[str, Any]],
-    stop: Callable[[], bool],
-) -> Point | None:
-    """Keep the depth for some time; count what came, and divide by the time until the last came."""
-    jobs_ahead = max(2, -(-depth // job_samples)) + _AHEAD if depth > 1 else 2
-    before, cpu_before = stats(), time.process_time()
-    begun = time.monotonic()
-    last, count, nbytes = begun, 0, 0
-    pending: deque[Any] = deque()
-    while True:
-        now = time.monotonic()
-        late = now > begun + _LATE * seconds or stop()
-        if late or (now > begun + seconds and (count or not pending)):
-            break
-        while now <= begun + seconds and len(pending) < jobs_ahead:
-            pending.append(submit())
-        got = take(pending[0], _TICK_S)
-        if got is not None:
-            pending.popleft()
-            last = time.monotonic()
-            count, nbytes = count + got[0], nbytes + got[1]
-    cpu = time.process_time() - cpu_before
-    after = stats()
-    _drain(pending, take, time.monotonic() + seconds, stop)
-    if not count:
-        return None
-    grown = [b - a for a, b in zip(before["latency_us"], after["latency_us"], strict=True)]
-    tiers = {k: v - before["bytes_by_tier"][k] for k, v in after["bytes_by_tier"].items()}
-    spent = max(1e-9, last - begun)
-    return Point(
-        depth=depth, per_s=count / spent, bytes_per_s=nbytes / spent,
-        p50_s=latency_percentile_s(grown, 0.5), p99_s=latency_percentile_s(grown, 0.99),
-        cpu_s=cpu / count, reads=count,
-        from_memory=tiers.get("page_cache", 0) / max(1, sum(tiers.values())),
-    )  # fmt: skip
-
-
-def _drain(
-    pending: deque[Any],
-    take: Callable[[Any, float], tuple[int, int] | None],
-    until: float,
-    stop: Callable[[], bool],
-) -> None:
-    """Let what is under way end, so that it does not disturb what is measured next."""
-    while pending and time.monotonic() < until and not stop():
-        if take(pending[0], _TICK_S) is not None:
-            pending.popleft()

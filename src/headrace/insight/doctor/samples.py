@@ -12,15 +12,17 @@ import itertools
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from headrace.insight.doctor.findings import Decode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -38,7 +40,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Pool:
+class SamplePool:
     """Samples at random.
 
     Attributes:
@@ -103,10 +105,10 @@ def format_of(name: str) -> str:
     """By a name's end: `jpeg`, `tar`, ...; `bytes` where it says nothing."""
     lower = name.lower()
     dot = lower.rfind(".")
-    found = _SUFFIXES.get(lower[dot:]) if dot >= 0 else None
-    if found is None and ".tfrecord" in lower:  # train.tfrecord-00001-of-00100
+    by_suffix = _SUFFIXES.get(lower[dot:]) if dot >= 0 else None
+    if by_suffix is None and ".tfrecord" in lower:  # train.tfrecord-00001-of-00100
         return "tfrecord"
-    return found or "bytes"
+    return by_suffix or "bytes"
 
 
 def format_of_bytes(head: bytes) -> str:
@@ -127,98 +129,70 @@ SIDE: Final = 224
 _PIXELS_MAX: Final = 100_000_000
 
 
+_Stage = Callable[[bytes, Any], Any]
+"""Given a sample's bytes, and what the stage before made of them."""
+
+
 def measure_decoding(
     samples: Sequence[bytes], seconds: float, stop: Callable[[], bool] = lambda: False
 ) -> Decode | None:
-    """Decode samples, round and round, for so long; None without samples."""
-    if not samples:
-        return None
-    formats = Counter(format_of_bytes(data[:16]) for data in samples)
-    name = formats.most_common(1)[0][0]
-    ours = [data for data in samples if format_of_bytes(data[:16]) == name]
-    mean_bytes = sum(map(len, ours)) / len(ours)
-    if family_of(name) == "image":
-        return _images(name, ours, mean_bytes, seconds, stop)
-    if name in ("npy", "npz"):
-        return _decode_of(name, "numpy", _time(ours, [_load_numpy], seconds, stop))
-    return Decode(
-        format=name, decoder="", out_bytes=mean_bytes,
-        why="the samples are no images, npy or npz: decoding is not looked at",
-    )  # fmt: skip
-
-
-class _Timed:
-    """How decoding went: processor seconds of each stage, of the samples that could be decoded."""
-
-    def __init__(self, stages: int) -> None:
-        self.good = self.failed = 0
-        self.cpu_s = [0.0] * stages
-        self.out_bytes = 0.0
-        self.got = 1.0
-        self.first_failed = ""
-
-    def mean_s(self, stage: int) -> float:
-        """Of one stage, a sample."""
-        return self.cpu_s[stage] / max(1, self.good)
-
-
-def _time(
-    samples: Sequence[bytes],
-    stages: Sequence[Callable[[Any], Any]],
-    seconds: float,
-    stop: Callable[[], bool],
-) -> _Timed:
-    """Put each sample through the stages, each given the bytes and what the one before made of them.
+    """Decode samples, round and round, for so long; None without samples.
 
     Processor time of this thread is taken: other processes that want the core do not count.
     """
-    timed = _Timed(len(stages))
-    begun_s, cpu_s = time.monotonic(), time.thread_time()
-    until = begun_s + seconds
+    if not samples:
+        return None
+    name = Counter(format_of_bytes(data[:16]) for data in samples).most_common(1)[0][0]
+    samples = [data for data in samples if format_of_bytes(data[:16]) == name]
+    pixels: list[int] = []
+    decoder, stages = _decoder_of(name, pixels)
+    if not stages:
+        mean_bytes = sum(map(len, samples)) / len(samples)
+        return Decode(format=name, decoder="", out_bytes=mean_bytes, why=decoder)
+    cpu_s, out_bytes, good, failed, first_failed = np.zeros(len(stages)), 0.0, 0, 0, ""
+    begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a data set's oddities are counted, not printed
         for data in itertools.cycle(samples):
-            spent, made = [], None
+            times, decoded = [time.thread_time()], None
             try:
                 for stage in stages:
-                    begun = time.thread_time()
-                    made = stage((data, made))
-                    spent.append(time.thread_time() - begun)
+                    decoded = stage(data, decoded)
+                    times.append(time.thread_time())
             except Exception as e:  # noqa: BLE001 - decoders raise what they like
-                timed.failed += 1
-                timed.first_failed = timed.first_failed or f"{type(e).__name__}: {e}"
+                failed += 1
+                first_failed = first_failed or f"{type(e).__name__}: {e}"
             else:
-                timed.good += 1
-                timed.cpu_s = [a + b for a, b in zip(timed.cpu_s, spent, strict=True)]
-                timed.out_bytes += getattr(made, "nbytes", 0)
-            if time.monotonic() > until or stop():
+                good += 1
+                cpu_s += np.diff(times)
+                out_bytes += getattr(decoded, "nbytes", 0)
+            if time.monotonic() > begun_s + seconds or stop():
                 break
-    timed.out_bytes /= max(1, timed.good)
-    timed.got = min(1.0, (time.thread_time() - cpu_s) / max(1e-9, time.monotonic() - begun_s))
-    return timed
-
-
-def _decode_of(name: str, decoder: str, timed: _Timed, **more: Any) -> Decode:
-    total = timed.good + timed.failed
-    whole = {"sample_s": timed.mean_s(0), "full_s": timed.mean_s(0), "out_bytes": timed.out_bytes}
+    got = (time.thread_time() - begun_cpu_s) / max(1e-9, time.monotonic() - begun_s)
+    full_s, *scaled_s = (cpu_s / max(1, good)).tolist()
     return Decode(
-        format=name, decoder=decoder, samples=total, failed=timed.failed,
-        first_failed=timed.first_failed, got=timed.got, **{**whole, **more},
+        format=name, decoder=decoder, samples=good + failed, failed=failed, first_failed=first_failed,
+        got=min(1.0, got), full_s=full_s, sample_s=full_s + sum(scaled_s[:1]),
+        draft_s=scaled_s[1] if len(scaled_s) > 1 and good else None, side=SIDE if scaled_s else 0,
+        out_bytes=3.0 * SIDE * SIDE if scaled_s else out_bytes / max(1, good),
+        pixels=sum(pixels) / max(1, len(pixels)),
     )  # fmt: skip
 
 
-def _images(
-    name: str,
-    samples: Sequence[bytes],
-    mean_bytes: float,
-    seconds: float,
-    stop: Callable[[], bool],
-) -> Decode:
+def _decoder_of(name: str, pixels: list[int]) -> tuple[str, list[_Stage]]:
+    """What decodes a format, and its stages: to RGB, then to `SIDE`; without stages, why. Fills `pixels`."""
+    if name in ("npy", "npz"):
+        return "numpy", [_load_numpy]
+    if family_of(name) != "image":
+        return "the samples are no images, npy or npz: decoding is not looked at", []
     try:
         from PIL import Image
     except ImportError:
-        return _without_pillow(name, samples, mean_bytes, seconds, stop)
-    pixels: list[int] = []
+        if name == "jpeg" and (version := version_of("simplejpeg")):
+            import simplejpeg
+
+            return f"simplejpeg {version}", [lambda data, _: simplejpeg.decode_jpeg(data)]
+        return "Pillow is not installed, so decoding is not looked at (pip install pillow)", []
 
     def opened(data: bytes) -> Any:
         image = Image.open(io.BytesIO(data))
@@ -226,68 +200,39 @@ def _images(
             raise ValueError(f"{image.width} x {image.height} pixels")
         return image
 
-    def full(given: Any) -> Any:
-        image = opened(given[0])
+    def full(data: bytes, _: Any) -> Any:
+        image = opened(data)
         pixels.append(image.width * image.height)
         return image.convert("RGB")
 
-    def scaled(given: Any) -> Any:
-        return np.asarray(given[1].resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    def scaled(_: bytes, image: Any) -> Any:
+        return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
 
-    def drafted(given: Any) -> Any:
-        image = opened(given[0])
+    def drafted(data: bytes, _: Any) -> Any:
+        image = opened(data)
         image.draft("RGB", (SIDE, SIDE))
-        return scaled((given[0], image.convert("RGB")))
+        return scaled(data, image.convert("RGB"))
 
-    stages = [full, scaled, drafted] if name == "jpeg" else [full, scaled]
-    timed = _time(samples, stages, seconds, stop)
-    decoder = f"Pillow {_version('pillow')}".strip()
-    return _decode_of(
-        name, decoder, timed, sample_s=timed.mean_s(0) + timed.mean_s(1), side=SIDE,
-        draft_s=timed.mean_s(2) if len(stages) == 3 and timed.good else None,
-        out_bytes=3.0 * SIDE * SIDE, pixels=sum(pixels) / max(1, len(pixels)),
-    )  # fmt: skip
+    stages: list[_Stage] = [full, scaled, drafted] if name == "jpeg" else [full, scaled]
+    return f"Pillow {version_of('pillow')}".strip(), stages
 
 
-def _without_pillow(
-    name: str,
-    samples: Sequence[bytes],
-    mean_bytes: float,
-    seconds: float,
-    stop: Callable[[], bool],
-) -> Decode:
-    if name == "jpeg":
-        try:
-            import simplejpeg
-        except ImportError:
-            pass
-        else:
-            timed = _time(samples, [lambda given: simplejpeg.decode_jpeg(given[0])], seconds, stop)
-            return _decode_of(name, f"simplejpeg {_version('simplejpeg')}".strip(), timed)
-    return Decode(
-        format=name, decoder="", out_bytes=mean_bytes,
-        why="Pillow is not installed, so decoding is not looked at (pip install pillow)",
-    )  # fmt: skip
-
-
-class _Arrays:
+class _Arrays(NamedTuple):
     """All arrays of a file."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+    nbytes: int
 
 
-def _load_numpy(given: Any) -> _Arrays:
-    loaded = np.load(io.BytesIO(given[0]), allow_pickle=False)
+def _load_numpy(data: bytes, _: Any) -> _Arrays:
+    loaded = np.load(io.BytesIO(data), allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return _Arrays(loaded.nbytes)
     with loaded:
         return _Arrays(sum(loaded[key].nbytes for key in loaded.files))
 
 
-def _version(package: str) -> str:
-    from importlib import metadata
-
+def version_of(package: str) -> str:
+    """Of what is installed; nothing is imported; '' where it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

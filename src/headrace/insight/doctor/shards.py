@@ -19,7 +19,7 @@ import numpy as np
 from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError
 from headrace.insight.doctor.findings import DataSet
-from headrace.insight.doctor.samples import POOL_MAX, Piece, Pool, format_of, quantiles
+from headrace.insight.doctor.samples import POOL_MAX, Piece, SamplePool, format_of, quantiles
 from headrace.store.sources.tfrecord import looks_like_tfrecord
 
 if TYPE_CHECKING:
@@ -191,13 +191,10 @@ class _Found:
     inner: str = ""
 
 
-def survey_shards(given: Shards, seconds: float, stop: Callable[[], bool]) -> tuple[DataSet, Pool]:
-    """Find samples in files of one kind.
-
-    Args:
-        given: the files.
-        seconds: the most that it may take, apart from one request that the system is slow with.
-        stop: asked now and then; True ends it.
+def survey_shards(
+    given: Shards, seconds: float, stop: Callable[[], bool]
+) -> tuple[DataSet, SamplePool]:
+    """Find samples in files of one kind, within so many seconds.
 
     Raises:
         SourceError: nothing can be read, or the first file is damaged.
@@ -225,7 +222,7 @@ def survey_shards(given: Shards, seconds: float, stop: Callable[[], bool]) -> tu
     )  # fmt: skip
     pieces = list(sampled.pieces)
     random.Random(1).shuffle(pieces)  # noqa: S311 - a draw, no secret
-    return data, Pool(pieces=pieces[:POOL_MAX])
+    return data, SamplePool(pieces=pieces[:POOL_MAX])
 
 
 def _compressed(path: str) -> bool:
@@ -314,7 +311,7 @@ def _first_line(error: Exception) -> str:
     return printable(message.splitlines()[0][:120]) if message else type(error).__name__
 
 
-def _blocks(given: Shards, why: str) -> tuple[DataSet, Pool]:
+def _blocks(given: Shards, why: str) -> tuple[DataSet, SamplePool]:
     dice = np.random.default_rng(4)
     chosen = dice.choice(len(given.names), POOL_MAX, p=given.sizes / given.sizes.sum())
     pieces = []
@@ -330,4 +327,4 @@ def _blocks(given: Shards, why: str) -> tuple[DataSet, Pool]:
         nbytes=given.nbytes, **quantiles(lengths), in_place=False,
         notes=tuple(note for note in (*given.notes, why) if note),
     )  # fmt: skip
-    return data, Pool(pieces=pieces, true_samples=False)
+    return data, SamplePool(pieces=pieces, true_samples=False)

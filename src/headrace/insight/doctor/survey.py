@@ -19,7 +19,14 @@ import numpy as np
 from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError, StoreNotFound
 from headrace.insight.doctor.findings import DataSet
-from headrace.insight.doctor.samples import POOL_MAX, Piece, Pool, family_of, format_of, quantiles
+from headrace.insight.doctor.samples import (
+    POOL_MAX,
+    Piece,
+    SamplePool,
+    family_of,
+    format_of,
+    quantiles,
+)
 from headrace.insight.doctor.shards import SHARD_KINDS, Shards, survey_shards
 from headrace.insight.doctor.walk import Walk, walk
 from headrace.io.objects.location import (
@@ -51,7 +58,9 @@ _STORE_SAMPLES: Final = 2000
 _NAMES: Final = 16
 
 
-def survey_store(where: str, storage_options: Mapping[str, Any] | None) -> tuple[DataSet, Pool]:
+def survey_store(
+    where: str, storage_options: Mapping[str, Any] | None
+) -> tuple[DataSet, SamplePool]:
     """Open a store and draw some of its samples.
 
     Returns:
@@ -76,7 +85,7 @@ def survey_store(where: str, storage_options: Mapping[str, Any] | None) -> tuple
     return data, pool
 
 
-def _survey_open_store(store: Store) -> tuple[DataSet, Pool]:
+def _survey_open_store(store: Store) -> tuple[DataSet, SamplePool]:
     count = len(store)
     if not count:
         raise SourceError(
@@ -103,7 +112,7 @@ def _survey_open_store(store: Store) -> tuple[DataSet, Pool]:
     )  # fmt: skip
     random.Random(1).shuffle(pieces)  # noqa: S311 - a draw, no secret
     whole = all(v.kind == "tree" for v in entries)
-    return data, Pool(pieces=pieces, whole_files=whole, store=store if remote else None)
+    return data, SamplePool(pieces=pieces, whole_files=whole, store=store if remote else None)
 
 
 def _draw_samples(
@@ -135,7 +144,7 @@ def survey_objects(
     *,
     stop: Callable[[], bool],
     storage_options: Mapping[str, Any] | None,
-) -> tuple[DataSet, Pool]:
+) -> tuple[DataSet, SamplePool]:
     """List what lies below a URL, or fits a pattern, and draw some of it.
 
     Raises:
@@ -154,7 +163,7 @@ def survey_objects(
 
 def _survey_listed(
     url: str, engine: ObjectEngine, until: float, stop: Callable[[], bool]
-) -> tuple[DataSet, Pool]:
+) -> tuple[DataSet, SamplePool]:
     dice = random.Random(6)  # noqa: S311 - a draw, no secret
     drawn: list[RemoteObject] = []
     count = nbytes = largest = 0
@@ -188,7 +197,7 @@ def _survey_listed(
     engine.register(full)
     engine.looked_at.update(each.url for each in full)
     pieces = [Piece(each.url, 0, each.size) for each in full]
-    return data, Pool(pieces=pieces, store=store_of_scan(url, _scan(url, full, engine)))
+    return data, SamplePool(pieces=pieces, store=store_of_scan(url, _scan(url, full, engine)))
 
 
 def _listed(url: str, options: Mapping[str, Any]) -> Iterator[RemoteObject]:
@@ -240,14 +249,8 @@ def survey(
     *,
     stop: Callable[[], bool] = lambda: False,
     storage_options: Mapping[str, Any] | None = None,
-) -> tuple[DataSet, Pool]:
-    """Find out what is at a path or URL.
-
-    Args:
-        target: a folder, a file, a pattern, a store, or the URL of a store or an object.
-        seconds: about how long it may take.
-        stop: asked now and then; True ends it.
-        storage_options: for URLs.
+) -> tuple[DataSet, SamplePool]:
+    """Find out what is at a path, a pattern or a URL, in about so many seconds.
 
     Raises:
         StoreNotFound: there is nothing.
@@ -280,7 +283,7 @@ def survey(
 
 def _at_url(
     url: str, given: _Time, storage_options: Mapping[str, Any] | None
-) -> tuple[DataSet, Pool]:
+) -> tuple[DataSet, SamplePool]:
     """A store, or what else headrace opens there; or plain objects."""
     try:
         return survey_store(url, storage_options)
@@ -317,7 +320,7 @@ def _nothing(path: str) -> HeadraceError:
 # -- folders -----------------------------------------------------------------------------------------
 
 
-def _folder(path: str, given: _Time) -> tuple[DataSet, Pool]:
+def _folder(path: str, given: _Time) -> tuple[DataSet, SamplePool]:
     seen = walk(path, 0.6 * given.seconds, stop=given.stop)
     if not seen.files:
         raise _no_files(path, seen)
@@ -355,7 +358,7 @@ def _folder(path: str, given: _Time) -> tuple[DataSet, Pool]:
         nbytes=_total(sizes, samples), **quantiles(sizes),
         classes=len(seen.tops) if not seen.loose and seen.tops else 0, notes=tuple(notes),
     )  # fmt: skip
-    return data, Pool(pieces=full, whole_files=True, unopened=names[POOL_MAX:])
+    return data, SamplePool(pieces=full, whole_files=True, unopened=names[POOL_MAX:])
 
 
 def _no_files(path: str, seen: Walk) -> SourceError:
@@ -427,7 +430,7 @@ def _total(sizes: NDArray[np.int64], samples: float) -> float:
 # -- files with many samples in each --------------------------------------------------------------------
 
 
-def _folder_of_shards(path: str, kind: str, seen: Walk, given: _Time) -> tuple[DataSet, Pool]:
+def _folder_of_shards(path: str, kind: str, seen: Walk, given: _Time) -> tuple[DataSet, SamplePool]:
     drawn = [os.path.join(path, os.fsdecode(name)) for name in seen.drawn]
     names = [name for name in drawn if format_of(name) == kind]
     files = round(seen.files_estimated * len(names) / max(1, len(drawn)))
@@ -437,13 +440,13 @@ def _folder_of_shards(path: str, kind: str, seen: Walk, given: _Time) -> tuple[D
     )  # fmt: skip
 
 
-def _survey_files(names: list[str], given: _Time, **more: Any) -> tuple[DataSet, Pool]:
+def _survey_files(names: list[str], given: _Time, **more: Any) -> tuple[DataSet, SamplePool]:
     sized, sizes = _sizes(names, 0.2 * given.seconds, given.stop)
     more["exact"] &= len(sized) == len(names)
     return survey_shards(Shards(names=sized, sizes=sizes, **more), 0.5 * given.seconds, given.stop)
 
 
-def _files(paths: list[str], path: str, given: _Time) -> tuple[DataSet, Pool]:
+def _files(paths: list[str], path: str, given: _Time) -> tuple[DataSet, SamplePool]:
     """One file, or those of a pattern."""
     try:
         kind = detect_file(paths[0])
@@ -457,5 +460,5 @@ def _files(paths: list[str], path: str, given: _Time) -> tuple[DataSet, Pool]:
                     path=path, kind="folder", format=kind, samples=len(paths), exact=True,
                     files=len(paths), nbytes=_total(sizes, len(paths)), **quantiles(sizes),
                 )  # fmt: skip
-                return data, Pool(pieces=pieces, whole_files=True)
+                return data, SamplePool(pieces=pieces, whole_files=True)
     return _survey_files(paths, given, path=path, kind=kind, files=len(paths), exact=True)

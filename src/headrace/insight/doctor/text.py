@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
     from headrace.insight.doctor.findings import (
         Advice,
+        DataPlace,
         DataSet,
         Diagnosis,
         Environment,
         Expected,
         Findings,
-        Place,
-        Storage,
+        StorageRates,
     )
 
 WIDTH: Final = 80
@@ -142,7 +142,7 @@ def _files(count: int) -> str:
     return f"{count_text(count)} file{'s' * (count != 1)}"
 
 
-def _place(place: Place, resident: float | None) -> str:
+def _place(place: DataPlace, resident: float | None) -> str:
     if place.simulated:
         text = f"{place.simulated} (no real storage: --simulate)"
     else:
@@ -157,7 +157,7 @@ def _place(place: Place, resident: float | None) -> str:
     return text
 
 
-def _storage(findings: Findings, storage: Storage) -> str:
+def _storage(findings: Findings, storage: StorageRates) -> str:
     assert findings.data is not None
     what = "whole samples" if findings.data.in_place else "blocks"
     if not storage.cold:
@@ -406,7 +406,7 @@ def _page_storage(findings: Findings) -> Iterator[str]:
     yield _sizes(findings, storage)
 
 
-def _sizes(findings: Findings, storage: Storage) -> str:
+def _sizes(findings: Findings, storage: StorageRates) -> str:
     """What bytes cost, and what opening does."""
     if storage.opened is None or storage.small is None:
         return ""

@@ -83,13 +83,7 @@ def walk(
     stop: Callable[[], bool] = lambda: False,
     seed: int = 0,
 ) -> Walk:
-    """Look around in a folder for so many seconds.
-
-    Args:
-        root: the folder.
-        seconds: the most that it may take, apart from one listing that the system is slow with.
-        stop: asked now and then; True ends the walk.
-        seed: of the draw.
+    """Look around in a folder for so many seconds, apart from one listing that the system is slow with.
 
     Raises:
         OSError: the folder itself cannot be listed.

@@ -12,7 +12,7 @@
 * recording: from a command to the files
 """
 
-from headrace.insight.record.job import Job
+from headrace.insight.record.job import RecordedJob
 from headrace.insight.record.recording import Recording, RecordOptions, finish, record
 
-__all__ = ["Job", "RecordOptions", "Recording", "finish", "record"]
+__all__ = ["RecordOptions", "RecordedJob", "Recording", "finish", "record"]

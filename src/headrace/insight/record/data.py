@@ -175,7 +175,7 @@ _SHARD_BYTES_LEAST: Final = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reads:
+class SampleReads:
     """All reads of samples, in the order of their begin.
 
     Attributes:
@@ -220,14 +220,7 @@ class Reads:
 def data_visits(
     visits: Iterable[Visit], roots: Sequence[str], cwd: str, *, unread: bool = False
 ) -> list[Visit]:
-    """The visits of the data set.
-
-    Args:
-        visits: all of them.
-        roots: folders of the data set; empty: it is found.
-        cwd: where the program began, for relative names.
-        unread: whether files of which no read was seen count: a ring's reads are not calls.
-    """
+    """The visits of the data set; `unread`: those without a read count, as a ring's reads are not calls."""
     wanted = tuple(os.path.realpath(root).rstrip("/") + "/" for root in roots)
     kept: list[Visit] = []
     for visit in visits:
@@ -305,13 +298,8 @@ class _Samples:
         return found
 
 
-def reads_of(visits: list[Visit], left_out: dict[str, int]) -> Reads:
-    """The reads of samples that visits of a data set are.
-
-    Args:
-        visits: at least one.
-        left_out: passed on.
-    """
+def reads_of(visits: list[Visit], left_out: dict[str, int]) -> SampleReads:
+    """The reads of samples that visits of a data set are."""
     root = os.path.commonpath([os.path.dirname(visit.path) for visit in visits])
     files: dict[str, int] = {}
     sizes: list[int] = []
@@ -330,7 +318,7 @@ def reads_of(visits: list[Visit], left_out: dict[str, int]) -> Reads:
     rows = _joined(sorted(rows, key=lambda row: row[3]))
     table = np.array([row[:5] for row in rows], np.int64).reshape(-1, 5)
     times = np.array([row[5:] for row in rows], np.float32).reshape(-1, 2)
-    return Reads(
+    return SampleReads(
         root=root, names=list(files), file_bytes=np.array(sizes, np.int64),
         sample_file=np.array(samples.file, np.int64), sample_offset=np.array(samples.offset, np.int64),
         sample_bytes=np.array(samples.nbytes, np.int64),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.insight.record.data import Reads, Saves
+    from headrace.insight.record.data import SampleReads, Saves
     from headrace.insight.record.log import ProcessLog
     from headrace.insight.record.rhythm import Rhythm
 
@@ -48,7 +48,7 @@ class OrderStatistics:
     shuffle: Literal["samples", "files", "none"]
 
 
-def epochs_of(reads: Reads, trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
+def epochs_of(reads: SampleReads, trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
     """The epoch of each read, from 0: a training process that meets a sample again is in its next one.
 
     Returns:
@@ -67,14 +67,8 @@ def epochs_of(reads: Reads, trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
     return found
 
 
-def batched(reads: Reads, rows: NDArray[np.intp], batch: int) -> NDArray[np.intp]:
-    """An epoch's reads with those of a batch together: workers read several batches at a time.
-
-    Args:
-        reads: of the record.
-        rows: of the epoch, in the order of time.
-        batch: samples that a worker reads for one step.
-    """
+def batched(reads: SampleReads, rows: NDArray[np.intp], batch: int) -> NDArray[np.intp]:
+    """An epoch's reads with those of a batch together: workers read several batches at a time."""
     parts: list[NDArray[np.intp]] = []
     for process in np.unique(reads.process[rows]).tolist():
         mine = rows[reads.process[rows] == process]
@@ -149,7 +143,7 @@ _LONG: Final = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RecordedJob:
     """A recorded job.
 
     Attributes:
@@ -195,17 +189,8 @@ class Job:
 def job_of(
     logs: Sequence[ProcessLog], *, command: Sequence[str], cwd: str, roots: Sequence[str] = (),
     processors: int = 1, wall_s: float = 0.0, exact: Rhythm | None = None,
-) -> Job:  # fmt: skip
-    """What logs say.
-
-    Args:
-        logs: of all processes.
-        command: that was run.
-        cwd: where.
-        roots: folders of the data set; empty: it is found.
-        processors: that it could use.
-        wall_s: how long it ran.
-        exact: what the job's own loader told of its steps; None: they are inferred.
+) -> RecordedJob:  # fmt: skip
+    """What logs say of a job; without roots the data set is found, without `exact` the steps are inferred.
 
     Raises:
         RecordError: nothing that could be a data set was read.
@@ -245,7 +230,7 @@ def job_of(
     found, by = _format(reads)
     lost, blind = sum(log.lost for log in logs), sum(log.blind for log in logs)
     _remark(notes, reads, rhythm, lost, blind)
-    return Job(
+    return RecordedJob(
         command=tuple(command), root=reads.root, recorded=recorded, format=found, format_by=by,
         framework=_framework(logs), rhythm=rhythm, statistics=statistics, saves=saves_of(visits),
         requests=reads.requests, direct=reads.direct, processors=processors, wall_s=wall_s,
@@ -277,13 +262,13 @@ def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
     )
 
 
-def _split(reads: Reads) -> NDArray[np.bool_]:
+def _split(reads: SampleReads) -> NDArray[np.bool_]:
     """Which files are of evaluation; none where all would be."""
     found = np.array([is_evaluation(name) for name in reads.names], bool)
     return np.zeros(len(found), bool) if found.all() else found
 
 
-def _only(reads: Reads, rows: NDArray[np.intp]) -> Reads:
+def _only(reads: SampleReads, rows: NDArray[np.intp]) -> SampleReads:
     from dataclasses import replace
 
     names = ("sample", "process", "thread", "begin_ns", "end_ns", "open_s", "read_s")
@@ -291,7 +276,7 @@ def _only(reads: Reads, rows: NDArray[np.intp]) -> Reads:
 
 
 def _epochs(
-    reads: Reads, trainer: NDArray[np.int64], rows: NDArray[np.intp], notes: list[str]
+    reads: SampleReads, trainer: NDArray[np.int64], rows: NDArray[np.intp], notes: list[str]
 ) -> NDArray[np.int64]:
     part = _only(reads, rows)
     epoch = epochs_of(part, trainer[rows])
@@ -314,7 +299,7 @@ def _usual(rhythm: Rhythm) -> Rhythm:
 
 
 def _recorded(
-    reads: Reads,
+    reads: SampleReads,
     is_valid: NDArray[np.bool_],
     epoch_of: NDArray[np.int64],
     *,
@@ -367,7 +352,7 @@ def _places(recorded: Recorded) -> NDArray[np.int64]:
     return place
 
 
-def _format(reads: Reads) -> tuple[str, str]:
+def _format(reads: SampleReads) -> tuple[str, str]:
     endings = Counter(os.path.splitext(name)[1].lower() for name in reads.names)
     ending, _ = endings.most_common(1)[0]
     name = reads.names[0].lower()
@@ -395,7 +380,7 @@ def _framework(logs: Sequence[ProcessLog]) -> str:
     return "none"
 
 
-def _remark(notes: list[str], reads: Reads, rhythm: Rhythm, lost: int, blind: int) -> None:
+def _remark(notes: list[str], reads: SampleReads, rhythm: Rhythm, lost: int, blind: int) -> None:
     if lost:
         notes.append(f"{lost:,} calls were not kept: logs were full (--limit) or the disk was")
     if blind:

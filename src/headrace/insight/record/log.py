@@ -53,7 +53,7 @@ _NS_MAX: Final = 1 << 61
 _SECONDS_MAX: Final = 1e8
 
 
-class Kind(IntEnum):
+class CallKind(IntEnum):
     """What a slot is about."""
 
     NONE = 0
@@ -125,8 +125,8 @@ def read_log(path: Path) -> ProcessLog:
     if int(header["version"]) != _VERSION:
         raise _damaged(path, f"has version {header['version']}", f"version {_VERSION}")
     slots = _slots(raw[_HEADER_BYTES:], int(header["used"]))
-    is_text = slots["kind"] == Kind.TEXT
-    known = (slots["kind"] >= Kind.OPEN) & (slots["kind"] <= Kind.WAIT)
+    is_text = slots["kind"] == CallKind.TEXT
+    known = (slots["kind"] >= CallKind.OPEN) & (slots["kind"] <= CallKind.WAIT)
     at = np.flatnonzero(known & _makes_sense(slots))
     return ProcessLog(
         path=str(path),
@@ -245,19 +245,19 @@ class Visit:
         self, kind: int, offset: int, nbytes: int, begin_ns: int, seconds: float, thread: int
     ) -> None:
         """Note a call."""
-        if kind == Kind.READ:
+        if kind == CallKind.READ:
             start = self.position if offset < 0 else offset
             self._read(start, nbytes, begin_ns, seconds, thread)
             if offset < 0 and nbytes > 0:
                 self.position = start + nbytes
-        elif kind in {Kind.WRITE, Kind.SYNC}:
-            self.written += max(0, nbytes) if kind == Kind.WRITE else 0
-            self.synced = self.synced or kind == Kind.SYNC
+        elif kind in {CallKind.WRITE, CallKind.SYNC}:
+            self.written += max(0, nbytes) if kind == CallKind.WRITE else 0
+            self.synced = self.synced or kind == CallKind.SYNC
             self.write_s += seconds
             self.end_ns = begin_ns + int(seconds * 1e9)
-        elif kind == Kind.SEEK:
+        elif kind == CallKind.SEEK:
             self.position = offset
-        elif kind == Kind.MAP:
+        elif kind == CallKind.MAP:
             self.mapped = max(self.mapped, min(nbytes, max(0, self.size - offset)))
 
     def _read(self, start: int, nbytes: int, begin_ns: int, seconds: float, thread: int) -> None:
@@ -283,7 +283,7 @@ def visits_of(log: ProcessLog) -> list[Visit]:
     columns = (log.slots[name].tolist() for name in names)
     for number, slot in enumerate(zip(*columns, strict=True)):
         kind, flags, thread, begin_ns, offset, nbytes, seconds, fd = slot
-        if kind == Kind.OPEN:
+        if kind == CallKind.OPEN:
             path = log.text_of.get(number)
             if path is None:
                 open_now.pop(fd, None)
@@ -295,7 +295,7 @@ def visits_of(log: ProcessLog) -> list[Visit]:
             continue
         if (now := open_now.get(fd)) is None:
             continue
-        if kind == Kind.CLOSE:
+        if kind == CallKind.CLOSE:
             del open_now[fd]
         else:
             now.note(kind, offset, nbytes, begin_ns, seconds, thread)

@@ -22,7 +22,7 @@ from headrace.posix.recording import RUN, RUN_FILE, TRACE_FOLDER, RecordedRun, r
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.insight.record.job import Job
+    from headrace.insight.record.job import RecordedJob
     from headrace.insight.record.log import ProcessLog
 
 _LOG_BYTES: Final = 1 << 30
@@ -64,7 +64,7 @@ class Recording:
     """
 
     run: RecordedRun
-    job: Job | None
+    job: RecordedJob | None
     output: Path
     sidecar: Path | None
     cut_off: bool = False
@@ -73,10 +73,6 @@ class Recording:
 
 def record(command: Sequence[str], options: RecordOptions) -> Recording:
     """Run a command to its end, and write what it read.
-
-    Args:
-        command: a program and its arguments.
-        options: where to, and how.
 
     Raises:
         FileNotFoundError: there is no such program.
@@ -90,11 +86,7 @@ def record(command: Sequence[str], options: RecordOptions) -> Recording:
 
 
 def finish(part: Path, options: RecordOptions) -> Recording:
-    """Make of a recording that was cut off what can be made.
-
-    Args:
-        part: the folder that it left.
-        options: as for `record`.
+    """Make of the folder that a recording left when it was cut off what can be made.
 
     Raises:
         RecordError: it is none, or is still going on, or an output is there already.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace.errors import TraceError
-from headrace.insight.record.log import Flag, Kind
+from headrace.insight.record.log import CallKind, Flag
 from headrace.trace import read_run
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.insight.record.data import Reads
+    from headrace.insight.record.data import SampleReads
     from headrace.insight.record.log import ProcessLog
     from headrace.trace import RankTrace
 
@@ -79,33 +79,20 @@ class Rhythm:
 
 
 def trainers_of(
-    logs: Mapping[int, ProcessLog], reads: Reads, trained: frozenset[int] = frozenset()
+    logs: Mapping[int, ProcessLog], reads: SampleReads, trained: frozenset[int] = frozenset()
 ) -> NDArray[np.int64]:
-    """The training process that each read was for: int64 (reads,).
-
-    Args:
-        logs: of all processes, by process.
-        reads: of the data set.
-        trained: the training processes, as far as they have told that they are.
-    """
+    """The training process that each read was for, int64 (reads,); `trained`: those that told that they are."""
     parents = {p: _trainer_of(p, logs, trained) for p in set(reads.process.tolist())}
     return np.array([parents[p] for p in reads.process.tolist()], np.int64)
 
 
 def rhythm_of(
     logs: Mapping[int, ProcessLog],
-    reads: Reads,
+    reads: SampleReads,
     trainer_of: NDArray[np.int64],
     epoch_of: NDArray[np.int64],
 ) -> Rhythm:
-    """Find the rhythm.
-
-    Args:
-        logs: of all processes, by process.
-        reads: of the data set.
-        trainer_of: int64 (reads,): see `trainers_of`.
-        epoch_of: int64 (reads,): the epoch of each read.
-    """
+    """Find the rhythm of reads, of which the training process and the epoch are known."""
     trainers = Counter(trainer_of.tolist())
     first, _ = trainers.most_common(1)[0]
     mine = trainer_of == first
@@ -115,7 +102,9 @@ def rhythm_of(
     return _of_bursts(reads, epoch_of, mine, len(trainers))
 
 
-def workers_of(reads: Reads, trainer_of: NDArray[np.int64], epoch_of: NDArray[np.int64]) -> int:
+def workers_of(
+    reads: SampleReads, trainer_of: NDArray[np.int64], epoch_of: NDArray[np.int64]
+) -> int:
     """How many processes read for each training process, in an epoch; 0: it reads by itself."""
     theirs = reads.process != trainer_of
     pairs = set(zip(epoch_of[theirs].tolist(), trainer_of[theirs].tolist(),
@@ -148,7 +137,7 @@ def _trainer_of(process: int, logs: Mapping[int, ProcessLog], trained: frozenset
 
 def _of_messages(
     logs: Mapping[int, ProcessLog],
-    reads: Reads,
+    reads: SampleReads,
     epoch_of: NDArray[np.int64],
     mine: NDArray[np.bool_],
     of: tuple[int, int],
@@ -180,7 +169,7 @@ def _of_messages(
     )  # fmt: skip
 
 
-def _through_pipes(slots: NDArray[np.void], kind: Kind) -> NDArray[np.bool_]:
+def _through_pipes(slots: NDArray[np.void], kind: CallKind) -> NDArray[np.bool_]:
     """Queues are pipes; through sockets go descriptors of shared memory."""
     found: NDArray[np.bool_] = (slots["kind"] == kind) & (slots["flags"] & Flag.SOCKET == 0)
     return found
@@ -199,7 +188,7 @@ def _batch_size(reads: int, sent: int, sizes: list[int]) -> int:
 def _sent(log: ProcessLog) -> NDArray[np.int64]:
     """When a worker sent its batches: writes to the pipe that it wrote to most often."""
     slots = log.slots
-    some = _through_pipes(slots, Kind.PIPE_WRITE) & (slots["nbytes"] > _HEADER_BYTES)
+    some = _through_pipes(slots, CallKind.PIPE_WRITE) & (slots["nbytes"] > _HEADER_BYTES)
     if not some.any():
         return np.zeros(0, np.int64)
     fds = slots["fd"][some]
@@ -218,21 +207,21 @@ def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int
     if log is None:
         return nothing
     slots = log.slots
-    heads = _through_pipes(slots, Kind.PIPE_READ) & (slots["nbytes"] == _HEADER_BYTES)
+    heads = _through_pipes(slots, CallKind.PIPE_READ) & (slots["nbytes"] == _HEADER_BYTES)
     if not heads.any():
         return nothing
     fds = slots["fd"][heads]
     usual = Counter(fds.tolist()).most_common(1)[0][0]
     taken = heads & (slots["fd"] == usual)
     thread = Counter(slots["thread"][taken].tolist()).most_common(1)[0][0]
-    waits = slots[(slots["kind"] == Kind.WAIT) & (slots["thread"] == thread)]
+    waits = slots[(slots["kind"] == CallKind.WAIT) & (slots["thread"] == thread)]
     ends = waits["begin_ns"] + (waits["seconds"] * _NS).astype(np.int64)
     rows = np.stack([waits["begin_ns"], ends], axis=1)
     return np.sort(slots["begin_ns"][taken]), rows, thread == log.process
 
 
 def _epoch_starts(
-    reads: Reads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_]
+    reads: SampleReads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     epochs = np.unique(epoch_of[mine])
     return np.array([reads.begin_ns[mine & (epoch_of == e)].min() for e in epochs], np.int64)
@@ -243,7 +232,7 @@ def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.fl
     found = np.zeros(len(received))
     if log is None or not len(received):
         return found
-    kinds = (int(Kind.PIPE_READ), int(Kind.PIPE_WRITE))
+    kinds = (int(CallKind.PIPE_READ), int(CallKind.PIPE_WRITE))
     sockets = (log.slots["flags"] & Flag.SOCKET != 0) & np.isin(log.slots["kind"], kinds)
     slots = log.slots[sockets]
     ends = np.sort(slots["begin_ns"] + (slots["seconds"] * _NS).astype(np.int64))
@@ -282,7 +271,7 @@ def _steps(
 
 
 def _between(
-    reads: Reads, mine: NDArray[np.bool_], batch: int, logs: Mapping[int, ProcessLog]
+    reads: SampleReads, mine: NDArray[np.bool_], batch: int, logs: Mapping[int, ProcessLog]
 ) -> tuple[NDArray[np.float64], float]:
     """What workers did between reads: per sample, and per batch besides; waits for work are taken out."""
     inner: list[float] = []
@@ -304,7 +293,7 @@ def _between(
 def _waited_in(
     log: ProcessLog, begins: NDArray[np.int64], gaps: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    waits = log.slots[(log.slots["kind"] == Kind.WAIT) & (log.slots["thread"] == log.process)]
+    waits = log.slots[(log.slots["kind"] == CallKind.WAIT) & (log.slots["thread"] == log.process)]
     found = np.zeros(len(gaps))
     at = np.searchsorted(begins, waits["begin_ns"], "right") - 1
     inside = (at >= 0) & (at < len(gaps))
@@ -316,7 +305,7 @@ def _waited_in(
 
 
 def _of_bursts(
-    reads: Reads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_], ranks: int
+    reads: SampleReads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_], ranks: int
 ) -> Rhythm:
     rows = np.flatnonzero(mine)
     begin, end = reads.begin_ns[rows], np.maximum.accumulate(reads.end_ns[rows])
@@ -387,10 +376,7 @@ _TRACED_STEPS_LEAST: Final = 2
 
 
 def exact_rhythm(folder: Path) -> tuple[Rhythm | None, str]:
-    """The rhythm that loaders told.
-
-    Args:
-        folder: of a run's traces; need not be there.
+    """The rhythm that loaders told, from the folder of a run's traces.
 
     Returns:
         It, and what is wrong with the traces; None and '' where there are none.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.insight.record.job import Job
+    from headrace.insight.record.job import RecordedJob
     from headrace.insight.record.recording import Recording
 
 _PREPROCESS_S_LEAST: Final = 20e-6
@@ -35,14 +35,8 @@ def sidecar_name(name: str) -> str:
     return f"{stem}.requests.npz"
 
 
-def workload_text(job: Job, name: str, sidecar: str) -> str:
-    """The YAML.
-
-    Args:
-        job: what was recorded.
-        name: of the workload.
-        sidecar: the file of exact requests, relative to the YAML.
-    """
+def workload_text(job: RecordedJob, name: str, sidecar: str) -> str:
+    """The YAML of a workload; `sidecar`: the file of exact requests, relative to it."""
     lines = [
         "# A training job's reads, recorded by `headrace record`.",
         f"# Command: {_safe(shlex.join(job.command))}",
@@ -66,7 +60,7 @@ def workload_text(job: Job, name: str, sidecar: str) -> str:
 _Rows = list[tuple[str, Any, str]]
 
 
-def _sections(job: Job, name: str, sidecar: str) -> Iterator[tuple[str, _Rows]]:
+def _sections(job: RecordedJob, name: str, sidecar: str) -> Iterator[tuple[str, _Rows]]:
     saves = job.saves
     model: _Rows = [("name", name, "")]
     if saves is not None:
@@ -86,7 +80,7 @@ def _sections(job: Job, name: str, sidecar: str) -> Iterator[tuple[str, _Rows]]:
         yield "checkpoint", _checkpoint(job)
 
 
-def _dataset(job: Job, sidecar: str, valid: int) -> _Rows:
+def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:
     recorded = job.recorded
     train = recorded.file_split[recorded.sample_file] == 0
     files = int((recorded.file_split == 0).sum())
@@ -109,7 +103,7 @@ def _dataset(job: Job, sidecar: str, valid: int) -> _Rows:
     return [*rows, ("requests", sidecar, "exact sizes and order; headrace's own key")]
 
 
-def _file_part(job: Job) -> str:
+def _file_part(job: RecordedJob) -> str:
     """Of the data folder: the root's last part, where it is a plain word."""
     last = job.root.rstrip("/").rsplit("/", 1)[-1]
     return (
@@ -117,7 +111,7 @@ def _file_part(job: Job) -> str:
     )
 
 
-def _reader(job: Job, valid: int) -> _Rows:
+def _reader(job: RecordedJob, valid: int) -> _Rows:
     rhythm, shuffle = job.rhythm, job.statistics.shuffle
     sure = {
         "trace": "exact: from the loader", "messages": "from what workers sent",
@@ -147,7 +141,7 @@ def _reader(job: Job, valid: int) -> _Rows:
     return rows
 
 
-def _order_why(job: Job) -> str:
+def _order_why(job: RecordedJob) -> str:
     s = job.statistics
     why = f"order against names: correlation {s.correlation:+.2f}"
     if s.same_each_epoch is not None:
@@ -155,7 +149,7 @@ def _order_why(job: Job) -> str:
     return why
 
 
-def _train(job: Job) -> _Rows:
+def _train(job: RecordedJob) -> _Rows:
     rhythm = job.rhythm
     reads = np.diff(job.recorded.epoch_starts)
     whole = max(1, int((reads >= _WHOLE * reads.max(initial=0)).sum()))
@@ -172,7 +166,7 @@ def _train(job: Job) -> _Rows:
     return rows
 
 
-def _checkpoint(job: Job) -> _Rows:
+def _checkpoint(job: RecordedJob) -> _Rows:
     saves, rhythm = job.saves, job.rhythm
     assert saves is not None
     rows: _Rows = [("fsync", saves.synced, "")]
@@ -241,7 +235,7 @@ def _name(recording: Recording) -> str:
     return recording.sidecar.name if recording.sidecar is not None else "no sidecar"
 
 
-def _of(job: Job) -> Iterator[str]:
+def _of(job: RecordedJob) -> Iterator[str]:
     recorded, s = job.recorded, job.statistics
     sizes = recorded.sample_bytes
     train = int((recorded.file_split == 0).sum())
@@ -275,7 +269,7 @@ def _of(job: Job) -> Iterator[str]:
         yield from _folded(note)
 
 
-def _rhythm(job: Job) -> Iterator[str]:
+def _rhythm(job: RecordedJob) -> Iterator[str]:
     rhythm = job.rhythm
     ranks = f"{rhythm.ranks} training processes, each with " if rhythm.ranks > 1 else ""
     who = "no workers"
@@ -320,7 +314,7 @@ def document_of(recording: Recording) -> dict[str, Any]:
     return found
 
 
-def _job(job: Job) -> dict[str, Any]:
+def _job(job: RecordedJob) -> dict[str, Any]:
     recorded, rhythm, saves = job.recorded, job.rhythm, job.saves
     return {
         "root": job.root, "files": len(recorded.names), "bytes": int(recorded.file_bytes.sum()),

@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from headrace.insight.report.figures import RunFigures, run_figures
+from headrace.insight.report.figures import TraceFigures, run_figures
 from headrace.insight.report.page import report_page
 from headrace.insight.report.text import report_lines
 
-__all__ = ["RunFigures", "report_lines", "report_page", "run_figures"]
+__all__ = ["TraceFigures", "report_lines", "report_page", "run_figures"]

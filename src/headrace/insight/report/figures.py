@@ -69,9 +69,6 @@ def cause_colours(causes: Iterable[Cause]) -> dict[Cause, str]:
 
     There are more causes than colours that all eyes tell apart: the largest have one each, in their order;
     the rest, and what nothing explains, are grey.
-
-    Args:
-        causes: the largest first.
     """
     known = [cause for cause in causes if cause is not Cause.OTHER]
     found = dict.fromkeys(Cause, "c4")
@@ -95,7 +92,7 @@ _KNOBS_OF_RANK: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochFigures:
     """An epoch over all ranks."""
 
     epoch: int
@@ -145,7 +142,7 @@ class LoaderFigures:
         found: NDArray[np.float64] = np.sum([c.total for c in self.curves], axis=0)
         return found
 
-    def epochs(self) -> list[Epoch]:
+    def epochs(self) -> list[EpochFigures]:
         """Each epoch over all ranks."""
         sums: dict[int, NDArray[np.float64]] = {}
         times: dict[int, tuple[float, float]] = {}
@@ -154,7 +151,7 @@ class LoaderFigures:
                 sums[number] = sums.get(number, 0.0) + one.sums
                 began, ended = times.get(number, (one.began_s, one.ended_s))
                 times[number] = min(began, one.began_s), max(ended, one.ended_s)
-        return [Epoch(n, sums[n], times[n][1] - times[n][0]) for n in sorted(sums)]
+        return [EpochFigures(n, sums[n], times[n][1] - times[n][0]) for n in sorted(sums)]
 
     def by_step(self, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Sums over all ranks in bins of steps.
@@ -185,7 +182,7 @@ def _joined(curves: Iterable[Curves]) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 @dataclass(slots=True)
-class RunFigures:
+class TraceFigures:
     """A run.
 
     Attributes:
@@ -280,13 +277,13 @@ def stall_of(sums: NDArray[np.float64]) -> float:
     return float(waited / (worked + waited)) if worked + waited > 0 else 0.0
 
 
-def run_figures(folder: str) -> RunFigures:
+def run_figures(folder: str) -> TraceFigures:
     """Add a run up.
 
     Raises:
         TraceError: the folder is no run's, or damaged.
     """
-    run = RunFigures(folder, run_facts(folder))
+    run = TraceFigures(folder, run_facts(folder))
     loaders: dict[tuple[str, ...], LoaderFigures] = {}
     ranks: dict[int, RankFigures] = {}
     told = Counter[str]()
@@ -341,7 +338,7 @@ def _keep(loader: LoaderFigures, trace: RankTrace, curves: Curves, evidence: Evi
         heapq.heappushpop(loader.most, one)
 
 
-def _judge(run: RunFigures) -> None:
+def _judge(run: TraceFigures) -> None:
     """Divide what was waited among its causes.
 
     Each step says why it waited itself. That a rank waited for a slower one is seen only where ranks are

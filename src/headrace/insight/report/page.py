@@ -21,10 +21,10 @@ from headrace.trace.format import finite
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.insight.report.figures import RunFigures
+    from headrace.insight.report.figures import TraceFigures
 
 
-def report_page(run: RunFigures) -> str:
+def report_page(run: TraceFigures) -> str:
     """The page."""
     name = run.path.rstrip("/").rpartition("/")[2] or run.path
     title = f"Run {name}"
@@ -41,7 +41,7 @@ def report_page(run: RunFigures) -> str:
     return document(title, parts)
 
 
-def headline(run: RunFigures) -> str:
+def headline(run: TraceFigures) -> str:
     """The run in a sentence."""
     if run.main is None:
         return "No step was written: there is nothing to tell."
@@ -57,7 +57,7 @@ def headline(run: RunFigures) -> str:
     return f"{percent_text(stall)} of the time went to waiting for data{of}."
 
 
-def _subtitle(run: RunFigures) -> str:
+def _subtitle(run: TraceFigures) -> str:
     main = run.main
     if main is None:
         return run.path
@@ -70,7 +70,7 @@ def _subtitle(run: RunFigures) -> str:
     )
 
 
-def cards(run: RunFigures) -> list[tuple[str, str, str]]:
+def cards(run: TraceFigures) -> list[tuple[str, str, str]]:
     """The figures that matter most: (value, unit, what it is)."""
     if run.main is None:
         return []
@@ -95,7 +95,7 @@ def _value(told: str) -> tuple[str, str]:
     return number, unit
 
 
-def _cards(run: RunFigures) -> str:
+def _cards(run: TraceFigures) -> str:
     drawn = "".join(
         f"<li><b>{safe(value)} <small>{safe(unit)}</small></b><span>{safe(what)}</span></li>"
         for value, unit, what in cards(run)
@@ -103,7 +103,7 @@ def _cards(run: RunFigures) -> str:
     return f'<ul class="cards">{drawn}</ul>' if drawn else ""
 
 
-def _verdict(run: RunFigures) -> str:
+def _verdict(run: TraceFigures) -> str:
     """Why it waited, and what to do."""
     verdict, waited_s = run.verdict, run.of("waited_s")
     if verdict is None or not run.causes or waited_s <= 0:
@@ -156,7 +156,7 @@ def _verdict(run: RunFigures) -> str:
     return "".join(sections)
 
 
-def _about(run: RunFigures) -> Iterator[str]:
+def _about(run: TraceFigures) -> Iterator[str]:
     """What ran, and what is not as it should be with the traces."""
     if run.notes:
         yield "<h2>What the traces lack</h2><ul>"

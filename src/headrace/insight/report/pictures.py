@@ -53,12 +53,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.insight.report.figures import Epoch, RunFigures
+    from headrace.insight.report.figures import EpochFigures, TraceFigures
 
 STEP_BINS: Final = 180
 
 
-def stall_strip(run: RunFigures) -> str:
+def stall_strip(run: TraceFigures) -> str:
     """Share of each step that was waited, by its cause."""
     if run.main is None:
         return ""
@@ -120,7 +120,7 @@ def _causes_told(shares: NDArray[np.float64], causes: Sequence[tuple[Cause, floa
 
 
 def _stall_tables(
-    run: RunFigures,
+    run: TraceFigures,
     edges: NDArray[np.float64],
     sums: NDArray[np.float64],
     causes: Sequence[tuple[Cause, float]],
@@ -145,7 +145,7 @@ def _stall_tables(
     return by_step + table(["what the batch was doing", "waited, all ranks", "of the wait"], phases)
 
 
-def _beginnings(epochs: Sequence[Epoch], ranks: int) -> list[tuple[float, str]]:
+def _beginnings(epochs: Sequence[EpochFigures], ranks: int) -> list[tuple[float, str]]:
     """Where epochs begin, as shares of all steps; none where there are too many."""
     steps = np.cumsum([one.of("steps") / ranks for one in epochs])
     if not 1 < len(epochs) <= _EPOCHS_MARKED:
@@ -172,12 +172,12 @@ EPOCHS_MOST: Final = 60
 TABLE_ROWS: Final = 30
 
 
-def pictures(run: RunFigures) -> list[str]:
+def pictures(run: TraceFigures) -> list[str]:
     """All that there is something to draw for, from the most telling on."""
     return [drawn for draw in PICTURES if (drawn := draw(run))]
 
 
-def bytes_by_tier(run: RunFigures) -> str:
+def bytes_by_tier(run: TraceFigures) -> str:
     """Rate at which bytes came, by where from, over time."""
     edges, sums = run.over_time(TIME_BINS)
     total = tiers_of(run.total)
@@ -219,7 +219,7 @@ def _rates_table(
     return table(["from", *(TIER_WORDS[tier] for tier in tiers)], rows)
 
 
-def latency_map(run: RunFigures) -> str:
+def latency_map(run: TraceFigures) -> str:
     """How long reads took, over time."""
     counts = run.latency_map(TIME_BINS)
     seen = np.flatnonzero(counts.sum(axis=0))
@@ -265,7 +265,7 @@ def _flipped(axis: Axis) -> Axis:
     return Axis(axis.name, [(1.0 - share, label) for share, label in axis.ticks], axis.crowded)
 
 
-def decisions(run: RunFigures) -> str:
+def decisions(run: TraceFigures) -> str:
     """Where knobs stood over time, and when the tuner decided something."""
     if not run.decisions and not run.knobs:
         return ""
@@ -321,7 +321,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def rank_map(run: RunFigures) -> str:
+def rank_map(run: TraceFigures) -> str:
     """Share of each rank's time that was waited, over time."""
     if not run.ranks or run.seconds <= 0:
         return ""
@@ -369,7 +369,7 @@ _STALL_SHARES: Final = np.array([0.01, 0.05, 0.15, 0.3, 0.6])
 _RANKS_SHOWN: Final = 256
 
 
-def epochs(run: RunFigures) -> str:
+def epochs(run: TraceFigures) -> str:
     """Epoch over epoch."""
     if run.main is None:
         return ""
@@ -396,11 +396,11 @@ def epochs(run: RunFigures) -> str:
     return figure("Epoch over epoch", drawn, behind, caption)
 
 
-def _chosen(epochs: list[Epoch]) -> list[Epoch]:
+def _chosen(epochs: list[EpochFigures]) -> list[EpochFigures]:
     return [epochs[at] for at in np.linspace(0, len(epochs) - 1, EPOCHS_MOST).round().astype(int)]
 
 
-def slowest(run: RunFigures) -> str:
+def slowest(run: TraceFigures) -> str:
     """The longest waits, as a table."""
     if run.main is None:
         return ""

@@ -18,14 +18,14 @@ from headrace.insight.report.page import cards, headline
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.insight.report.figures import RunFigures
+    from headrace.insight.report.figures import TraceFigures
 
 _RANKS_SHOWN = 8
 _EPOCHS_SHOWN = 20
 _DECISIONS_SHOWN = 5
 
 
-def report_lines(run: RunFigures) -> Iterator[str]:
+def report_lines(run: TraceFigures) -> Iterator[str]:
     """The report in lines."""
     yield headline(run)
     if run.main is None:
@@ -58,7 +58,7 @@ def report_lines(run: RunFigures) -> Iterator[str]:
             yield f"! {note}"
 
 
-def _waits(run: RunFigures, waited_s: float) -> Iterator[str]:
+def _waits(run: TraceFigures, waited_s: float) -> Iterator[str]:
     yield ""
     yield "What was waited for:"
     for cause, seconds in run.causes.items():
@@ -79,7 +79,7 @@ def _waits(run: RunFigures, waited_s: float) -> Iterator[str]:
             yield f"  expected to save {saved} ({verdict.gain_from})"
 
 
-def _epochs(run: RunFigures) -> Iterator[str]:
+def _epochs(run: TraceFigures) -> Iterator[str]:
     assert run.main is not None
     found = run.main.epochs()
     if len(found) > 1:
@@ -90,7 +90,7 @@ def _epochs(run: RunFigures) -> Iterator[str]:
             yield f"  {one.epoch:>5}  {duration_text(one.seconds):<10} {percent_text(one.stall):>7} {rate:>11}"
 
 
-def _ranks(run: RunFigures) -> Iterator[str]:
+def _ranks(run: TraceFigures) -> Iterator[str]:
     if len(run.ranks) > 1:
         yield ""
         yield "Ranks that waited most:"
@@ -98,7 +98,7 @@ def _ranks(run: RunFigures) -> Iterator[str]:
             yield f"  rank {rank.rank:<5} {percent_text(stall_of(rank.total)):>7}  {rank.host}"
 
 
-def report_document(run: RunFigures) -> dict[str, Any]:
+def report_document(run: TraceFigures) -> dict[str, Any]:
     """The report as plain values."""
     main = run.main
     return {

@@ -142,9 +142,6 @@ def figures_of(recorded: Recorded) -> JobFigures:
 def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
     """The figures of a traced run (`trace=`, `HEADRACE_TRACE`), and its storage: files are not known.
 
-    Args:
-        run: as `headrace.trace.read_run` reads it.
-
     Returns:
         The storage is None where no read was counted.
 

@@ -313,14 +313,7 @@ class _Simulation:
 
 
 def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simulated:
-    """Simulate some steps.
-
-    Args:
-        job: what is read and computed.
-        scenario: on what.
-        steps: how many; the first ones wait for the first batches of all.
-        seed: of the draws.
-    """
+    """Simulate some steps; the first ones wait for all ranks' first batches."""
     simulation = _Simulation(job, scenario, steps, seed)
     simulation.run()
     total = max(1e-9, sum(simulation.step_s))
@@ -413,13 +406,7 @@ def scenario_as_recorded(job: JobFigures, storage: Storage, loader: Loader = "to
 
 
 def predict(job: JobFigures, scenario: Scenario, seed: int = 0) -> Prediction:
-    """Predict a scenario.
-
-    Args:
-        job: what is known of the job.
-        scenario: what it would run on.
-        seed: of the draws.
-    """
+    """Predict a scenario."""
     notes: list[str] = []
     run = _fitting(scenario, notes)
     parts = 3 + min(32, float(job.sample_bytes.mean()) / scenario.storage.request_bytes)
@@ -467,13 +454,7 @@ def _bound(stall: float, busy: dict[str, float]) -> str:
 
 
 def check_of(job: JobFigures, storage: Storage, loader: Loader = "torch") -> Check | None:
-    """Predict the record from itself; None: it has no recorded step times.
-
-    Args:
-        job: of the record.
-        storage: `recorded_storage` of it.
-        loader: what read it.
-    """
+    """Predict the record from itself, on its `recorded_storage`; None: it has no recorded step times."""
     if job.step_s is None or job.stall is None:
         return None
     step = predict(job, scenario_as_recorded(job, storage, loader))
