@@ -9,7 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import TraceError
-from headrace.insight.report import run_figures
+from headrace.insight.report.figures import run_figures
 from headrace.insight.verify import same_order, verify_epochs
 from headrace.trace import read_run
 from tests_shared import until

@@ -68,8 +68,8 @@ def report(
     output: QuietOutput,
 ) -> int:
     """Show where a run's time went: what its steps waited for, on which rank, when, and what to do."""
-    from headrace.insight.report import report_page, run_figures
-    from headrace.insight.report.text import report_document, report_lines
+    from headrace.insight.report.figures import run_figures
+    from headrace.insight.report.page import report_document, report_lines, report_page
 
     figures = run_figures(run)
     if html is not None:

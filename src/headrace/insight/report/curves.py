@@ -69,13 +69,13 @@ def decisions_of(trace: RankTrace) -> Iterator[Decision]:
 
 def knobs_of(trace: RankTrace) -> dict[str, list[tuple[float, float]]]:
     """Where each knob stood over time: (Unix time, value), only those that there are."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    values: dict[str, list[tuple[float, float]]] = {}
     for event in trace.of_kind("look"):
         knobs = _dict(event.get("knobs"))
         for name in KNOBS:
             if (value := finite(knobs.get(name))) > 0:
-                found.setdefault(name, []).append((trace.unix_s(finite(event["at_s"])), value))
-    return found
+                values.setdefault(name, []).append((trace.unix_s(finite(event["at_s"])), value))
+    return values
 
 
 def latencies_of(trace: RankTrace) -> Iterator[Latencies]:
@@ -96,10 +96,10 @@ def _histogram(stages: Mapping[str, Any]) -> NDArray[np.float64]:
     most: Mapping[str, Any] = {}
     reads = 0.0
     for stage in stages.values():
-        found = _dict(_dict(stage).get("latency_us"))
-        total = sum(finite(count) for count in found.values())
+        histogram = _dict(_dict(stage).get("latency_us"))
+        total = sum(finite(count) for count in histogram.values())
         if total > reads:
-            most, reads = found, total
+            most, reads = histogram, total
     counts = np.zeros(LATENCY_BUCKETS)
     for bucket, count in most.items():
         if isinstance(bucket, str) and bucket.isascii() and bucket.isdigit() and len(bucket) < 4:
@@ -112,21 +112,21 @@ def _histogram(stages: Mapping[str, Any]) -> NDArray[np.float64]:
 def evidence_of(trace: RankTrace) -> Evidence:
     """What was known of the run beside its steps, when it was last looked at."""
     last: Mapping[str, Any] = next(iter(reversed(trace.of_kind("evidence"))), {})
-    found = _dict(last.get("found"))
+    written = _dict(last.get("found"))
     plain = Evidence()
-    told: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in fields(Evidence):
-        value, known = found.get(field.name), getattr(plain, field.name)
-        if isinstance(known, bool):
-            told[field.name] = value is True
-        elif isinstance(known, str):
-            told[field.name] = value[:_TEXT_MAX] if isinstance(value, str) and value else known
-        elif isinstance(value, (int, float)) and field.name in found:
+        value, default = written.get(field.name), getattr(plain, field.name)
+        if isinstance(default, bool):
+            values[field.name] = value is True
+        elif isinstance(default, str):
+            values[field.name] = _text(value) or default
+        elif isinstance(value, (int, float)):
             number = finite(value)
-            told[field.name] = int(number) if isinstance(known, int) else number
-    if told.get("source") not in ("local", "network", "peer"):
-        told.pop("source", None)
-    return Evidence(**told)
+            values[field.name] = int(number) if isinstance(default, int) else number
+    if values.get("source") not in ("local", "network", "peer"):
+        values.pop("source", None)
+    return Evidence(**values)
 
 
 _TEXT_MAX: Final = 400
@@ -193,9 +193,9 @@ class Curves:
     total: NDArray[np.float64]
 
 
-def columns_of(found: NDArray[np.float64], *names: str) -> NDArray[np.float64]:
+def columns_of(sums: NDArray[np.float64], *names: str) -> NDArray[np.float64]:
     """Some columns of sums, by name, along the last axis."""
-    return found[..., [COLUMNS.index(name) for name in names]]
+    return sums[..., [COLUMNS.index(name) for name in names]]
 
 
 def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
@@ -223,7 +223,7 @@ def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
 
 
 def _add_amounts(
-    found: NDArray[np.float64], steps: NDArray[np.void], evidence: Evidence
+    amounts: NDArray[np.float64], steps: NDArray[np.void], evidence: Evidence
 ) -> NDArray[np.float64]:
     """Fill in what each step adds, shape (steps, columns); return how long its consumer worked before it."""
     waited_s = steps["delivered_s"] - steps["asked_s"]
@@ -235,7 +235,7 @@ def _add_amounts(
         )
         between = steps["asked_s"][1:] - steps["delivered_s"][:-1]
         worked_s[1:] = np.where(same & (between > 0), between, 0.0)
-    found[:, 0], found[:, 1], found[:, 2], found[:, 3] = worked_s, waited_s, steps["samples"], 1
+    amounts[:, :4] = np.stack([worked_s, waited_s, steps["samples"], np.ones(len(steps))], axis=1)
     phases = steps["waited_s"].astype(np.float64)
     # They add up to the wait, but for rounding; what a foreign trace does not say is `read`.
     total = phases.sum(axis=1)
@@ -243,11 +243,11 @@ def _add_amounts(
     phases *= scale[:, None]
     phases[total <= 0, PHASES.index("read")] = waited_s[total <= 0]
     first = 4 + len(PHASES)
-    found[:, 4:first] = phases
-    found[:, first : first + len(TIERS)] = steps["bytes"]
+    amounts[:, 4:first] = phases
+    amounts[:, first : first + len(TIERS)] = steps["bytes"]
     for at in range(0, len(steps), _AT_ONCE):
         rows = slice(at, at + _AT_ONCE)
-        found[rows, first + len(TIERS) :] = causes_by_step(steps[rows], evidence)
+        amounts[rows, first + len(TIERS) :] = causes_by_step(steps[rows], evidence)
     return worked_s
 
 
@@ -262,10 +262,10 @@ def _over_time(
     at = np.minimum(np.searchsorted(delivered, times), len(steps) - 1)
     before, after = sums[at], sums[at + 1]
     waited = _share(times - asked[at], delivered[at] - asked[at])
-    found = before + (after - before) * waited[:, None]
+    over_time = before + (after - before) * waited[:, None]
     worked = _share(times - asked[at] + worked_s[at], worked_s[at])
-    found[:, 0] = before[:, 0] + (after - before)[:, 0] * worked
-    return times, found
+    over_time[:, 0] = before[:, 0] + (after - before)[:, 0] * worked
+    return times, over_time
 
 
 def _share(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:

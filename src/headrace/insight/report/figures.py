@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -71,9 +71,7 @@ def cause_colours(causes: Iterable[Cause]) -> dict[Cause, str]:
     the rest, and what nothing explains, are grey.
     """
     known = [cause for cause in causes if cause is not Cause.OTHER]
-    found = dict.fromkeys(Cause, "c4")
-    found.update(zip(known, _CAUSE_COLOURS, strict=False))
-    return found
+    return dict.fromkeys(Cause, "c4") | dict(zip(known, _CAUSE_COLOURS, strict=False))
 
 
 assert set(PHASE_WORDS) == set(PHASES)
@@ -112,35 +110,17 @@ class EpochFigures:
 
 
 @dataclass(slots=True)
-class RankFigures:
-    """A rank, over all its loaders and attempts."""
-
-    rank: int
-    host: str
-    curves: list[Curves] = field(default_factory=list)
-
-    @property
-    def total(self) -> NDArray[np.float64]:
-        """By `COLUMNS`."""
-        found: NDArray[np.float64] = np.sum([c.total for c in self.curves], axis=0)
-        return found
-
-
-@dataclass(slots=True)
-class LoaderFigures:
-    """One loader of the job: its data, and its curves on all ranks."""
+class TraceGroup:
+    """Traces together: of a rank, over all its loaders and attempts, or of a loader, on all ranks."""
 
     about: RankTrace
-    """Without its steps."""
+    """The first of them, without its steps."""
     curves: list[Curves] = field(default_factory=list)
-    most: list[tuple[float, int, int, NDArray[np.void], Evidence]] = field(default_factory=list)
-    """Of the ranks that waited most: (seconds, which trace, rank, the last steps, evidence)."""
 
     @property
     def total(self) -> NDArray[np.float64]:
         """By `COLUMNS`."""
-        found: NDArray[np.float64] = np.sum([c.total for c in self.curves], axis=0)
-        return found
+        return sum((curve.total for curve in self.curves), np.zeros(len(COLUMNS)))
 
     def epochs(self) -> list[EpochFigures]:
         """Each epoch over all ranks."""
@@ -202,8 +182,8 @@ class TraceFigures:
 
     path: str
     facts: Mapping[str, Any]
-    loaders: list[LoaderFigures] = field(default_factory=list)
-    ranks: list[RankFigures] = field(default_factory=list)
+    loaders: list[TraceGroup] = field(default_factory=list)
+    ranks: list[TraceGroup] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     knobs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     latencies: list[Latencies] = field(default_factory=list)
@@ -214,17 +194,14 @@ class TraceFigures:
     traces: int = 0
 
     @property
-    def main(self) -> LoaderFigures | None:
+    def main(self) -> TraceGroup | None:
         """The loader with the most time; None: no step was written."""
         return self.loaders[0] if self.loaders else None
 
     @property
     def total(self) -> NDArray[np.float64]:
         """By `COLUMNS`, of all ranks and loaders."""
-        found: NDArray[np.float64] = np.zeros(len(COLUMNS))
-        for loader in self.loaders:
-            found = found + loader.total
-        return found
+        return sum((loader.total for loader in self.loaders), np.zeros(len(COLUMNS)))
 
     @property
     def span_s(self) -> tuple[float, float]:
@@ -251,24 +228,24 @@ class TraceFigures:
         """
         first, last = self.span_s
         edges = np.linspace(first, last, bins + 1)
-        found = np.zeros((len(self.ranks), bins, len(COLUMNS)))
+        grown = np.zeros((len(self.ranks), bins, len(COLUMNS)))
         for row, rank in enumerate(self.ranks):
             for curve in rank.curves:
                 for column in range(len(COLUMNS)):
                     sums = np.interp(edges, curve.times, curve.over_time[:, column])
-                    found[row, :, column] += np.diff(sums)
-        return edges, found
+                    grown[row, :, column] += np.diff(sums)
+        return edges, grown
 
     def latency_map(self, bins: int) -> NDArray[np.float64]:
         """Reads by bin of time and bucket of latency, shape (bins, buckets)."""
         first, last = self.span_s
-        found = np.zeros((bins, LATENCY_BUCKETS))
+        reads = np.zeros((bins, LATENCY_BUCKETS))
         width = (last - first) / bins if last > first else 1.0
         for one in self.latencies:
             low = int(np.clip((one.from_s - first) // width, 0, bins - 1))
             high = int(np.clip((one.to_s - first) // width, low, bins - 1))
-            found[low : high + 1] += one.counts / (high - low + 1)
-        return found
+            reads[low : high + 1] += one.counts / (high - low + 1)
+        return reads
 
 
 def stall_of(sums: NDArray[np.float64]) -> float:
@@ -284,69 +261,67 @@ def run_figures(folder: str) -> TraceFigures:
         TraceError: the folder is no run's, or damaged.
     """
     run = TraceFigures(folder, run_facts(folder))
-    loaders: dict[tuple[str, ...], LoaderFigures] = {}
-    ranks: dict[int, RankFigures] = {}
-    told = Counter[str]()
+    loaders: dict[tuple[str, ...], TraceGroup] = {}
+    ranks: dict[int, TraceGroup] = {}
+    judged: dict[tuple[str, ...], list[_Judged]] = {}
+    notes = Counter[str]()
     for trace in rank_traces(folder):
         run.traces += 1
-        _note(trace, told)
+        _note(trace, notes)
         if not len(trace.steps):
             continue
         alike = (trace.fingerprint, trace.order_digest, trace.source, trace.framework)
-        loader = loaders.setdefault(alike, LoaderFigures(replace(trace, steps=trace.steps[:0])))
+        about = replace(trace, steps=trace.steps[:0])
         evidence = evidence_of(trace)
         curves = curves_of(trace, evidence)
-        loader.curves.append(curves)
-        ranks.setdefault(trace.rank, RankFigures(trace.rank, trace.host)).curves.append(curves)
-        _keep(loader, trace, curves, evidence)
+        loaders.setdefault(alike, TraceGroup(about)).curves.append(curves)
+        ranks.setdefault(trace.rank, TraceGroup(about)).curves.append(curves)
+        # The last steps of the ranks that waited most, for the verdict. A trace's number breaks ties.
+        waited_s = float(columns_of(curves.total, "waited_s")[0])
+        most = judged.setdefault(alike, [])
+        last = trace.steps[-_JUDGED_STEPS:].copy()
+        one = (waited_s, -run.traces, trace.rank, last, evidence)
+        (heapq.heappush if len(most) < _JUDGED_RANKS else heapq.heappushpop)(most, one)
         run.decisions += decisions_of(trace)
         run.latencies += latencies_of(trace)
         if len(ranks) <= _KNOBS_OF_RANK and not run.knobs:
             run.knobs = knobs_of(trace)
-    run.loaders = sorted(loaders.values(), key=_seconds, reverse=True)
+    by_seconds = sorted(loaders, key=lambda alike: _seconds(loaders[alike]), reverse=True)
+    run.loaders = [loaders[alike] for alike in by_seconds]
     run.ranks = [ranks[rank] for rank in sorted(ranks)]
-    run.hosts = len({rank.host for rank in run.ranks})
+    run.hosts = len({rank.about.host for rank in run.ranks})
     run.decisions = sorted(run.decisions, key=lambda one: one.at_s)[:_DECISIONS_MOST]
-    run.notes = [f"{what}: {count} of {run.traces} traces" for what, count in told.most_common(20)]
-    _judge(run)
+    run.notes = [f"{what}: {count} of {run.traces} traces" for what, count in notes.most_common(20)]
+    if by_seconds:
+        _judge(run, judged[by_seconds[0]])
     return run
 
 
-def _seconds(loader: LoaderFigures) -> float:
+_Judged = tuple[float, int, int, "NDArray[np.void]", "Evidence"]
+"""Of a rank: (seconds waited, less the number of its trace, rank, its last steps, evidence)."""
+
+
+def _seconds(loader: TraceGroup) -> float:
     return float(columns_of(loader.total, "worked_s", "waited_s").sum())
 
 
-def _note(trace: RankTrace, told: Counter[str]) -> None:
+def _note(trace: RankTrace, notes: Counter[str]) -> None:
     if trace.cut:
-        told[trace.cut.partition(": the last")[0]] += 1
+        notes[trace.cut.partition(": the last")[0]] += 1
     if trace.lost:
-        told["some steps came faster than they were written"] += 1
+        notes["some steps came faster than they were written"] += 1
     for event in trace.of_kind("evidence")[-1:]:
         if finite(event.get("skipped")) > 0:
-            told["samples were left out"] += 1
+            notes["samples were left out"] += 1
 
 
-def _keep(loader: LoaderFigures, trace: RankTrace, curves: Curves, evidence: Evidence) -> None:
-    """Keep the last steps of the ranks that waited most, for the verdict."""
-    waited_s = float(columns_of(curves.total, "waited_s")[0])
-    # A trace's number breaks ties: arrays cannot be compared.
-    steps = trace.steps[-_JUDGED_STEPS:].copy()
-    one = (waited_s, -len(loader.curves), trace.rank, steps, evidence)
-    if len(loader.most) < _JUDGED_RANKS:
-        heapq.heappush(loader.most, one)
-    else:
-        heapq.heappushpop(loader.most, one)
-
-
-def _judge(run: TraceFigures) -> None:
+def _judge(run: TraceFigures, judged: list[_Judged]) -> None:
     """Divide what was waited among its causes.
 
     Each step says why it waited itself. That a rank waited for a slower one is seen only where ranks are
     compared: its share is that of the last steps of some.
     """
-    if run.main is None:
-        return
-    judged = sorted(run.main.most, key=lambda one: one[:2], reverse=True)
+    judged = sorted(judged, key=lambda one: one[:2], reverse=True)
     judged_s = slower_s = 0.0
     for waited_s, _, rank, steps, evidence in judged:
         # A rank has several traces where it was resumed: it does not wait for itself.
@@ -358,23 +333,28 @@ def _judge(run: TraceFigures) -> None:
     slower = slower_s / judged_s if judged_s > 0 else 0.0
     causes = {cause: (1.0 - slower) * seconds for cause, seconds in causes_of(run.total).items()}
     causes[Cause.SLOW_RANK] = slower * run.of("waited_s")
-    told = {cause: seconds for cause, seconds in causes.items() if seconds > 0}
-    run.causes = dict(sorted(told.items(), key=lambda item: -item[1]))
+    run.causes = {cause: seconds for cause, seconds in _largest_first(causes) if seconds > 0}
+
+
+_Key = TypeVar("_Key")
+
+
+def _largest_first(amounts: Mapping[_Key, float]) -> list[tuple[_Key, float]]:
+    return sorted(amounts.items(), key=lambda item: -item[1])
 
 
 def causes_of(sums: NDArray[np.float64]) -> dict[Cause, float]:
     """Seconds by cause, of sums by `COLUMNS`; the largest first."""
-    found = dict(zip(CAUSES, map(float, columns_of(sums, *CAUSES.values())), strict=True))
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    seconds = columns_of(sums, *CAUSES.values()).tolist()
+    return dict(_largest_first(dict(zip(CAUSES, seconds, strict=True))))
 
 
 def phases_of(sums: NDArray[np.float64]) -> dict[str, float]:
     """Seconds by phase, of sums by `COLUMNS`; the largest first."""
-    found = dict(zip(PHASES, map(float, columns_of(sums, *PHASES)), strict=True))
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+    return dict(_largest_first(dict(zip(PHASES, columns_of(sums, *PHASES).tolist(), strict=True))))
 
 
 def tiers_of(sums: NDArray[np.float64]) -> dict[str, float]:
     """Bytes by tier, of sums by `COLUMNS`, only those that are not 0."""
-    found = zip(TIERS, map(float, columns_of(sums, *TIERS)), strict=True)
-    return {tier: count for tier, count in found if count > 0}
+    counts = zip(TIERS, columns_of(sums, *TIERS).tolist(), strict=True)
+    return {tier: count for tier, count in counts if count > 0}

@@ -335,7 +335,7 @@ def rank_map(run: TraceFigures) -> str:
     shades = np.where(grid < 0, -1, np.searchsorted(_STALL_SHARES, grid, side="left")).clip(
         -1, SHADES - 1
     )
-    names = [run.ranks[at].rank for at in range(0, len(shares), together)]
+    names = [run.ranks[at].about.rank for at in range(0, len(shares), together)]
     every = max(1, -(-len(names) // 16))
     ticks = [((at + 0.5) / len(names), f"rank {names[at]}") for at in range(0, len(names), every)]
     legend = ["under 1 %", "to 5 %", "to 15 %", "to 30 %", "to 60 %", "more"]
@@ -346,7 +346,7 @@ def rank_map(run: TraceFigures) -> str:
     order = sorted(run.ranks, key=lambda rank: -stall_of(rank.total))
     table_rows = [
         (
-            f"rank {rank.rank}", rank.host or "-", percent_text(stall_of(rank.total)),
+            f"rank {rank.about.rank}", rank.about.host or "-", percent_text(stall_of(rank.total)),
             duration_text(float(columns_of(rank.total, "waited_s")[0])),
             f"{float(columns_of(rank.total, 'steps')[0]):,.0f}",
         )
