@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.cluster.manifest import ManifestDifference
-    from headrace.insight.usage import Accounted, Starving, StarvingGroup, UsageRow, UsageTable
+    from headrace.cluster.slurm.accounting import AccountedJob
+    from headrace.insight.usage import Starving, StarvingGroup, UsageRow, UsageTable
     from headrace.insight.verify import Proof, SameOrder
     from headrace.telemetry.history import JobRecord
 
@@ -235,7 +236,7 @@ def usage(
     _print_usage(output, figures)
 
 
-def _books(since_s: float, until_s: float, *, must: bool) -> list[Accounted] | None:
+def _books(since_s: float, until_s: float, *, must: bool) -> list[AccountedJob] | None:
     """Slurm's jobs; None: there are no books, and they need not be there."""
     from headrace.cluster.slurm.accounting import read_accounting
     from headrace.cluster.slurm.commands import Commands

@@ -18,7 +18,7 @@ from headrace.order import Balanced, Blocked, Order, Sequential, Shuffled
 from headrace.order.hash import position_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -112,7 +112,7 @@ def _together(traces: Iterable[RankTrace]) -> list[list[Attempt]]:
         free = next((at for at, ended in enumerate(mine) if ended <= began_s), len(mine))
         mine[free : free + 1] = [ended_s]
         loaders.setdefault((*alike, free), []).append(trace)
-    return [_attempts(found) for found in loaders.values()]
+    return [_attempts(traces) for traces in loaders.values()]
 
 
 def _began_s(trace: RankTrace) -> float:
@@ -140,12 +140,12 @@ def _attempts(traces: Sequence[RankTrace]) -> list[Attempt]:
             starts.append({})
             world_size = mine[0].world_size
         starts[-1][rank] = mine
-    found = []
+    attempts = []
     for start in starts:
         for number in range(max(map(len, start.values()))):
             there = {rank: mine[number] for rank, mine in start.items() if number < len(mine)}
-            found.append(Attempt(next(iter(there.values())).world_size, there))
-    return found
+            attempts.append(Attempt(next(iter(there.values())).world_size, there))
+    return attempts
 
 
 def _history(attempts: list[Attempt]) -> LoaderHistory:
@@ -181,12 +181,11 @@ def _passages(number: int, attempt: Attempt, odd: list[str]) -> list[Passage]:
         there = {rank: parts[at] for rank, parts in ranks.items() if at < len(parts)}
         epochs = Counter(int(rows["epoch"][0]) for rows in there.values())
         if len(epochs) > 1:
-            told = ", ".join(f"rank {r} in {int(rows['epoch'][0])}" for r, rows in there.items())
-            odd.append(f"ranks went through different epochs at the same time: {told[:300]}")
+            where = ", ".join(f"rank {r} in {int(rows['epoch'][0])}" for r, rows in there.items())
+            odd.append(f"ranks went through different epochs at the same time: {where[:300]}")
         epoch = epochs.most_common(1)[0][0]
         first = [int(rows["position"][0]) for rows in there.values() if int(rows["step"][0]) == 0]
-        rows = np.concatenate([_deliveries(number, rank, rows) for rank, rows in there.items()])
-        rows = rows[np.argsort(rows["begin"], kind="stable")]
+        rows = by_position(_deliveries(number, rank, rows) for rank, rows in there.items())
         begin = min(first, default=int(rows["begin"][0]))
         passages.append(Passage(number, epoch, begin, rows, tuple(ranks), attempt.world_size))
     return passages
@@ -204,11 +203,17 @@ def _cut_by_passages(steps: NDArray[np.void]) -> list[NDArray[np.void]]:
 
 
 def _deliveries(attempt: int, rank: int, steps: NDArray[np.void]) -> NDArray[np.void]:
-    found = np.zeros(len(steps), DELIVERY)
-    found["begin"], found["samples"] = steps["position"], steps["samples"]
-    found["rank"], found["attempt"], found["step"] = rank, attempt, steps["step"]
-    found["order_hash"] = steps["order_hash"]
-    return found
+    rows = np.zeros(len(steps), DELIVERY)
+    rows["begin"], rows["rank"], rows["attempt"] = steps["position"], rank, attempt
+    for name in ("samples", "step", "order_hash"):
+        rows[name] = steps[name]
+    return rows
+
+
+def by_position(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
+    """Deliveries together, by `begin`."""
+    rows = np.concatenate(list(parts))
+    return rows[np.argsort(rows["begin"], kind="stable")]
 
 
 # -- expected ----------------------------------------------------------------------------------------
@@ -230,36 +235,25 @@ def order_of(trace: RankTrace) -> tuple[Order | None, str]:
         return None, "the order is not headrace's"
     if trace.length > _LENGTH_MAX:
         return None, f"an epoch of {trace.length:,} positions is too long to go through"
+    mode = described.get("mode")
     try:
-        order = _made(described, trace)
+        if mode == "balanced":
+            order: Order = _balanced(described, trace)
+        elif mode in _MODES:
+            order = _MODES[mode](**{key: described[key] for key in described if key != "mode"})
+        else:
+            why = f"an order of mode {str(mode)[:40]!r} cannot be made again from the trace"
+            return None, why
     except (HeadraceError, ValueError, TypeError, KeyError, OSError, ImportError) as e:
         return None, f"the order cannot be made again: {e}"
-    if order is None:
-        return (
-            None,
-            f"an order of mode {str(described.get('mode'))[:40]!r} cannot be made again from the trace",
-        )
     if order.digest() != trace.order_digest or order.length != trace.length:
         return None, "the order that the trace describes is not the one that it names"
     return order, ""
 
 
-def _made(described: Mapping[str, Any], trace: RankTrace) -> Order | None:
-    mode = described.get("mode")
-    if mode == "shuffled":
-        return Shuffled(described["samples"], seed=described["seed"])
-    if mode == "sequential":
-        return Sequential(described["samples"])
-    if mode == "blocked":
-        return Blocked(
-            described["samples"],
-            described["block_samples"],
-            described["window_blocks"],
-            seed=described["seed"],
-        )
-    if mode == "balanced":
-        return _balanced(described, trace)
-    return None
+_MODES: Mapping[object, Callable[..., Order]] = {
+    "shuffled": Shuffled, "sequential": Sequential, "blocked": Blocked,
+}  # fmt: skip
 
 
 def _balanced(described: Mapping[str, Any], trace: RankTrace) -> Order:
@@ -293,9 +287,9 @@ def sums_at(order: Order, epoch: int, positions: NDArray[np.uint64]) -> NDArray[
     Returns:
         uint64, shaped like `positions`: two of them differ by the order hash of what lies between.
     """
-    found = np.zeros(len(positions), np.uint64)
+    sums_before = np.zeros(len(positions), np.uint64)
     if not len(positions):
-        return found
+        return sums_before
     by_place = np.argsort(positions, kind="stable")
     wanted = positions[by_place]
     before = np.uint64(0)
@@ -304,6 +298,6 @@ def sums_at(order: Order, epoch: int, positions: NDArray[np.uint64]) -> NDArray[
         hashes = position_hashes(begin, order.wrapped(epoch, begin, end))
         sums = np.concatenate([[before], before + np.cumsum(hashes, dtype=np.uint64)])
         here = slice(*np.searchsorted(wanted, [np.uint64(begin), np.uint64(end + 1)]))
-        found[by_place[here]] = sums[(wanted[here] - np.uint64(begin)).astype(np.int64)]
+        sums_before[by_place[here]] = sums[(wanted[here] - np.uint64(begin)).astype(np.int64)]
         before = sums[-1]
-    return found
+    return sums_before

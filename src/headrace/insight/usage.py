@@ -10,33 +10,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from headrace.telemetry.report import hours_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from headrace.cluster.slurm.accounting import AccountedJob
     from headrace.telemetry.history import JobRecord
-
-
-class Accounted(Protocol):
-    """A job in the scheduler's books; `headrace.cluster.slurm.accounting.AccountedJob` is one."""
-
-    @property
-    def job_id(self) -> str: ...  # noqa: D102
-    @property
-    def user(self) -> str: ...  # noqa: D102
-    @property
-    def account(self) -> str: ...  # noqa: D102
-    @property
-    def started_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def ended_s(self) -> float | None: ...  # noqa: D102
-    @property
-    def gpu_count(self) -> int: ...  # noqa: D102
-    @property
-    def cpu_count(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +109,7 @@ class _Sum:
 
 def usage_of(
     records: Sequence[JobRecord],
-    books: Iterable[Accounted] | None,
+    books: Iterable[AccountedJob] | None,
     since_s: float,
     until_s: float,
 ) -> UsageTable:
@@ -168,7 +150,7 @@ def usage_of(
     )
 
 
-def _hours(job: Accounted, since_s: float, until_s: float) -> float:
+def _hours(job: AccountedJob, since_s: float, until_s: float) -> float:
     """That a job had its resources within the stretch."""
     if job.started_s is None:
         return 0.0
@@ -260,31 +242,26 @@ def starving_of(
         (_job(record) for record in hungry),
         key=lambda job: (-job.lost_gpu_hours, -job.waited_s, job.job_id),
     )
-    users: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    systems: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
-    causes: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    users, systems, causes = _Amounts(), _Amounts(), _Amounts()
     for record in hungry:
         lost_s, waited_s = sum(record.lost.values()), sum(record.waited.values())
-        users[record.user].append((record.gpu_hours, lost_s, waited_s))
-        waited_on = record.by_file_system("stall_s" if record.measured else "inferred_s")
-        _spread(systems, record.lost_by_file_system, waited_on)
-        _spread(causes, record.lost, record.waited)
+        users.add(record.user, record.gpu_hours, lost_s, waited_s)
+        systems.spread(record.lost_by_file_system, _waited_on(record))
+        causes.spread(record.lost, record.waited)
     return Starving(
         since_s=since_s,
         until_s=until_s,
         jobs=tuple(jobs),
-        users=_groups(users),
-        file_systems=_groups(systems),
-        causes=_groups(causes),
+        users=users.groups(),
+        file_systems=systems.groups(),
+        causes=causes.groups(),
         gpu_hours=sum(record.gpu_hours for record in every),
         lost_gpu_hours=sum(job.lost_gpu_hours for job in jobs),
     )
 
 
 def _job(record: JobRecord) -> StarvingJob:
-    by_system = record.lost_by_file_system or record.by_file_system(
-        "stall_s" if record.measured else "inferred_s"
-    )
+    by_system = record.lost_by_file_system or _waited_on(record)
     return StarvingJob(
         job_id=record.shown_id,
         name=record.name,
@@ -301,27 +278,35 @@ def _job(record: JobRecord) -> StarvingJob:
     )
 
 
-_Name = TypeVar("_Name", bound=str)
+def _waited_on(record: JobRecord) -> Mapping[str, float]:
+    """Seconds waited by file system."""
+    return record.by_file_system("stall_s" if record.measured else "inferred_s")
 
 
-def _spread(
-    groups: dict[str, list[tuple[float, float, float]]],
-    lost: Mapping[_Name, float],
-    waited: Mapping[_Name, float],
-) -> None:
-    for name in {**lost, **waited}:
-        groups[str(name)].append((0.0, lost.get(name, 0.0), waited.get(name, 0.0)))
+class _Amounts:
+    """What jobs had, lost and waited, by a name that several may share."""
 
+    def __init__(self) -> None:
+        self._rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
 
-def _groups(found: Mapping[str, list[tuple[float, float, float]]]) -> tuple[StarvingGroup, ...]:
-    groups = (
-        StarvingGroup(
-            name=name,
-            jobs=len(rows),
-            gpu_hours=sum(row[0] for row in rows),
-            lost_gpu_hours=sum(row[1] for row in rows) / 3600,
-            waited_s=sum(row[2] for row in rows),
-        )
-        for name, rows in found.items()
-    )
-    return tuple(sorted(groups, key=lambda g: (-g.lost_gpu_hours, -g.waited_s, g.name)))
+    def add(self, name: str, gpu_hours: float, lost_s: float, waited_s: float) -> None:
+        """Add a job."""
+        self._rows[name].append((gpu_hours, lost_s, waited_s))
+
+    def spread(self, lost: Mapping[Any, float], waited: Mapping[Any, float]) -> None:
+        """Add a job to each name that it lost or waited at."""
+        for name in {**lost, **waited}:
+            self.add(str(name), 0.0, lost.get(name, 0.0), waited.get(name, 0.0))
+
+    def groups(self) -> tuple[StarvingGroup, ...]:
+        """Who lost most, first."""
+        groups = []
+        for name, rows in self._rows.items():
+            gpu_hours, lost_s, waited_s = map(sum, zip(*rows, strict=True))
+            groups.append(
+                StarvingGroup(
+                    name=name, jobs=len(rows), gpu_hours=gpu_hours, lost_gpu_hours=lost_s / 3600,
+                    waited_s=waited_s,
+                )
+            )  # fmt: skip
+        return tuple(sorted(groups, key=lambda g: (-g.lost_gpu_hours, -g.waited_s, g.name)))

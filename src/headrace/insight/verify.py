@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.base.text import counted
-from headrace.insight.deliveries import histories, length_of, order_of, sums_at
+from headrace.insight.deliveries import by_position, histories, length_of, order_of, sums_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -56,13 +56,6 @@ class Finding:
     where: str
     """Rank and step, for people."""
 
-    def document(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "kind": self.kind, "epoch": self.epoch, "from": self.positions[0], "to": self.positions[1],
-            "where": self.where,
-        }  # fmt: skip
-
 
 @dataclass(slots=True)
 class EpochProof:
@@ -86,10 +79,10 @@ class EpochProof:
     more: int = 0
     """Findings beyond those that are told."""
 
-    def add(self, finding: Finding) -> None:
-        """Add one, or count it."""
+    def add(self, kind: str, begin: int, end: int, where: str) -> None:
+        """Add a finding, or count it."""
         if len(self.findings) < FINDINGS_MAX:
-            self.findings.append(finding)
+            self.findings.append(Finding(kind, self.epoch, (begin, end), where))
         else:
             self.more += 1
 
@@ -106,12 +99,14 @@ def check_epoch(
     about = history.about
     proof = EpochProof(epoch, length=about.length)
     proof.resumed_at = tuple(p.begin for p in passages[1:])
-    rows = np.concatenate([p.deliveries for p in passages])
-    rows = rows[np.argsort(rows["begin"], kind="stable")]
+    rows = by_position(p.deliveries for p in passages)
     proof.steps = len(rows)
-    inside = _outside(
-        proof, rows, about.length + max(1, about.batch_size) * passages[-1].world_size
-    )
+    limit = about.length + max(1, about.batch_size) * passages[-1].world_size
+    reachable = (rows["begin"] <= limit) & (rows["samples"] <= limit)
+    for row in rows[~reachable]:
+        begin = int(row["begin"])
+        proof.add("outside", begin, begin + int(row["samples"]), place(row))
+    inside = rows[reachable]
     lengths = _lengths(inside, epoch, order, about.batch_size, proof)
     if last and history.attempts[passages[-1].attempt].cut:
         together = _not_ahead(inside, passages[-1])
@@ -122,19 +117,6 @@ def check_epoch(
     if proof.findings:
         proof.state = EpochState.WRONG
     return proof
-
-
-_PADDING_MOST: Final = 1 << 28
-"""Positions past an epoch's end that a step of all ranks may fill."""
-
-
-def _outside(proof: EpochProof, rows: NDArray[np.void], limit: int) -> NDArray[np.void]:
-    """What lies where no epoch reaches is told, and left aside."""
-    inside = (rows["begin"] <= limit) & (rows["samples"] <= limit)
-    for row in rows[~inside]:
-        begin = int(row["begin"])
-        proof.add(Finding("outside", proof.epoch, (begin, begin + int(row["samples"])), place(row)))
-    return rows[inside]
 
 
 def place(row: np.void) -> str:
@@ -163,9 +145,9 @@ def _lengths(
         if took is not None:  # more was asked for than came
             lengths[at] = took
             proof.left_out += took - count
-            proof.add(Finding("left out", epoch, (begin, begin + took), place(rows[at])))
+            proof.add("left out", begin, begin + took, place(rows[at]))
         else:
-            proof.add(Finding("other samples", epoch, (begin, begin + count), place(rows[at])))
+            proof.add("other samples", begin, begin + count, place(rows[at]))
     return lengths
 
 
@@ -187,8 +169,7 @@ def _cover(
     for at in np.flatnonzero(rows["begin"] != reached):
         begin, before = int(rows["begin"][at]), int(reached[at])
         if begin > before:
-            where = f"before {place(rows[at])}"
-            proof.add(Finding("missing", proof.epoch, (before, begin), where))
+            proof.add("missing", before, begin, f"before {place(rows[at])}")
         else:
             until = min(before, int(ends[at]))
             if begin < until:
@@ -196,7 +177,7 @@ def _cover(
                 if len(proof.findings) < FINDINGS_MAX:  # the rest is only counted
                     other = rows[np.flatnonzero(ends[:at] > rows["begin"][at])[0]]
                     where = f"{place(other)} and {where}"
-                proof.add(Finding("doubled", proof.epoch, (begin, until), where))
+                proof.add("doubled", begin, until, where)
     end = int(ends.max()) if len(rows) else 0
     proof.padded = max(0, end - length)
     proof.positions = min(end, length)
@@ -205,17 +186,14 @@ def _cover(
 
 def _end(proof: EpochProof, end: int, passage: Passage, tail: str, *, last: bool) -> None:
     """What it means that the positions end there."""
-    left = proof.length - end
+    left, rows = proof.length - end, passage.deliveries
+    batch = int(rows["samples"].max()) if len(rows) else 1
     if left < 0 and tail != "pad":
-        proof.add(Finding("outside", proof.epoch, (proof.length, end), "the end of the epoch"))
-    elif tail == "drop" and 0 < left < passage.world_size * _batch(passage):
+        proof.add("outside", proof.length, end, "the end of the epoch")
+    elif tail == "drop" and 0 < left < passage.world_size * batch:
         proof.dropped = left
     elif left > 0:
         proof.state = EpochState.RUNNING if last else EpochState.LEFT
-
-
-def _batch(passage: Passage) -> int:
-    return int(passage.deliveries["samples"].max()) if len(passage.deliveries) else 1
 
 
 def _not_ahead(rows: NDArray[np.void], passage: Passage) -> NDArray[np.bool_]:
@@ -306,10 +284,10 @@ def _gaps(history: LoaderHistory) -> list[str]:
     problems: list[str] = []
     for number, attempt in enumerate(history.attempts, 1):
         if attempt.missing:
-            told = ", ".join(map(str, attempt.missing[:_RANKS_TOLD]))
+            ranks = ", ".join(map(str, attempt.missing[:_RANKS_TOLD]))
             more = len(attempt.missing) - _RANKS_TOLD
             problems.append(
-                f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {told}"
+                f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {ranks}"
                 + (f" and {more} more" if more > 0 else "")
             )
         for rank, trace in attempt.traces.items():
@@ -348,7 +326,11 @@ def _epoch(epoch: EpochProof) -> dict[str, Any]:
         "length": epoch.length, "steps": epoch.steps, "padded": epoch.padded, "dropped": epoch.dropped,
         "left_out": epoch.left_out, "order_hash": f"{epoch.order_hash:016x}",
         "resumed_at": list(epoch.resumed_at),
-        "findings": [finding.document() for finding in epoch.findings], "more_findings": epoch.more,
+        "findings": [
+            {"kind": f.kind, "epoch": f.epoch, "from": f.positions[0], "to": f.positions[1], "where": f.where}
+            for f in epoch.findings
+        ],
+        "more_findings": epoch.more,
     }  # fmt: skip
 
 
@@ -407,30 +389,24 @@ def same_order(a: Run, b: Run) -> SameOrder:
             where = loader.about.source if loader is not None else ""
             first = Difference(f"only {path} has a loader of {where}")
             return SameOrder(a.path, b.path, positions, epochs, first)
-        if (data := _other_data(one, other)) is not None:
-            return SameOrder(a.path, b.path, positions, epochs, data)
+        if one.about.fingerprint != other.about.fingerprint:
+            data = [f"{h.about.source} ({h.about.fingerprint[:16]})" for h in (one, other)]
+            first = Difference(f"they had other data: {' and '.join(data)}")
+            return SameOrder(a.path, b.path, positions, epochs, first)
         for epoch in sorted(set(one.epochs) & set(other.epochs)):
-            compared, found = _compare(one, other, epoch)
+            compared, difference = _compare(one, other, epoch)
             positions, epochs = positions + compared, epochs + 1
-            if found is not None:
-                return SameOrder(a.path, b.path, positions, epochs, found)
+            if difference is not None:
+                return SameOrder(a.path, b.path, positions, epochs, difference)
     return SameOrder(a.path, b.path, positions, epochs, None)
-
-
-def _other_data(a: LoaderHistory, b: LoaderHistory) -> Difference | None:
-    if a.about.fingerprint != b.about.fingerprint:
-        return Difference(
-            f"they had other data: {a.about.source} ({a.about.fingerprint[:16]}) and "
-            f"{b.about.source} ({b.about.fingerprint[:16]})"
-        )
-    return None
 
 
 def _compare(a: LoaderHistory, b: LoaderHistory, epoch: int) -> tuple[int, Difference | None]:
     """Compare an epoch: how many positions, and the first difference."""
+    rows, others = (by_position(p.deliveries for p in h.epochs[epoch]) for h in (a, b))
     if not a.about.order or not b.about.order:
-        return _by_rank(_rows(a, epoch), _rows(b, epoch), epoch)
-    one, other = _Prefix(_rows(a, epoch)), _Prefix(_rows(b, epoch))
+        return _by_rank(rows, others, epoch)
+    one, other = _Prefix(rows), _Prefix(others)
     ends, at_one, at_other = np.intersect1d(
         one.ends, other.ends, assume_unique=True, return_indices=True
     )
@@ -460,13 +436,8 @@ class _Prefix:
 
     def at(self, position: int) -> str:
         """Which delivery a position came with."""
-        found = int(np.searchsorted(self.ends, np.uint64(position), side="right"))
-        return place(self.rows[found]) if found < len(self.rows) else ""
-
-
-def _rows(history: LoaderHistory, epoch: int) -> NDArray[np.void]:
-    rows = np.concatenate([p.deliveries for p in history.epochs[epoch]])
-    return rows[np.argsort(rows["begin"], kind="stable")]
+        at = int(np.searchsorted(self.ends, np.uint64(position), side="right"))
+        return place(self.rows[at]) if at < len(self.rows) else ""
 
 
 def _by_rank(a: NDArray[np.void], b: NDArray[np.void], epoch: int) -> tuple[int, Difference | None]:
@@ -492,7 +463,6 @@ def _by_rank(a: NDArray[np.void], b: NDArray[np.void], epoch: int) -> tuple[int,
 # -- text --------------------------------------------------------------------------------------------
 
 _EPOCHS_SHOWN: Final = 20
-_RANKS: Final = ("rank", "ranks")
 
 
 def proof_lines(proof: Proof) -> Iterator[str]:
@@ -514,7 +484,7 @@ def proof_lines(proof: Proof) -> Iterator[str]:
 def _loader_lines(loader: LoaderProof) -> Iterator[str]:
     history = loader.history
     about = history.about
-    ranks = " then ".join(counted(a.world_size, *_RANKS) for a in history.attempts[:8])
+    ranks = " then ".join(counted(a.world_size, "rank") for a in history.attempts[:8])
     order = about.order
     mode = f"{order.get('mode')}, seed {order.get('seed')}" if order else "order of its own"
     yield f"{about.source or about.framework}: {about.samples:,} samples, {mode}, {ranks}"
@@ -570,8 +540,8 @@ def same_lines(same: SameOrder) -> Iterator[str]:
     first = same.first
     if first is None:
         if same.positions:
-            told = f"{counted(same.positions, 'position')} of {counted(same.epochs, 'epoch')}"
-            yield f"Same order: {same.a} and {same.b} delivered the same samples at {told}."
+            where = f"{counted(same.positions, 'position')} of {counted(same.epochs, 'epoch')}"
+            yield f"Same order: {same.a} and {same.b} delivered the same samples at {where}."
         else:
             yield f"Nothing to compare: {same.a} and {same.b} have no epoch in common."
         return
