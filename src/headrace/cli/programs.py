@@ -18,7 +18,7 @@ from headrace.cli.printing import plain
 from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
-    from headrace.insight.record import Recording
+    from headrace.insight.record.recording import Recording
     from headrace.posix.mount import State
 
 
@@ -103,9 +103,9 @@ def record(
     Nothing about the program changes. `headrace bench run --workload FILE.yaml` does the same reads on
     other storage, `headrace whatif FILE.yaml` predicts other machines.
     """
-    from headrace.insight.record import RecordOptions
-    from headrace.insight.record import finish as finish_part
-    from headrace.insight.record import record as record_command
+    from headrace.insight.record.recording import RecordOptions
+    from headrace.insight.record.recording import finish as finish_part
+    from headrace.insight.record.recording import record as record_command
     from headrace.posix.launch import end_like
 
     if bool(command) == bool(finish):

@@ -9,15 +9,17 @@ file that is gone, compressed or damaged has none.
 from __future__ import annotations
 
 import os
-import struct
 import sys
 import sysconfig
-import tarfile
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from headrace.errors import HeadraceError
+from headrace.store.sources.detect import open_source
+from headrace.store.sources.scan import Scan, SourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,54 +28,24 @@ if TYPE_CHECKING:
 
     from headrace.insight.record.log import Visit
 
-_RECORDS_MAX: Final = 1_000_000
 
-
-def records_of(path: str, size: int) -> list[tuple[int, int]]:
+def records_of(path: str) -> list[tuple[int, int]]:
     """(offset, bytes) of each sample in the order of the file; empty where it is no such file."""
+    if not path.endswith(".tar") and ".tfrecord" not in os.path.basename(path):
+        return []
     try:
-        if path.endswith(".tar"):
-            return _of_tar(path)
-        if ".tfrecord" in os.path.basename(path):
-            return _of_tfrecord(path, size)
-    except (OSError, tarfile.TarError, ValueError, EOFError):
-        pass
-    return []
-
-
-def _of_tar(path: str) -> list[tuple[int, int]]:
-    """WebDataset's rule: members that share a name up to its first dot are one sample."""
-    extents: list[tuple[int, int]] = []
-    last = None
-    with tarfile.open(path, "r:") as archive:
-        for member in archive:
-            if not member.isfile():
-                continue
-            folder, name = os.path.split(member.name)
-            key = os.path.join(folder, name.split(".", 1)[0])
-            end = member.offset_data + member.size
-            if key == last:
-                extents[-1] = (extents[-1][0], end - extents[-1][0])
-            elif len(extents) == _RECORDS_MAX:
-                break
-            else:
-                extents.append((member.offset, end - member.offset))
-            last = key
-    return extents
-
-
-def _of_tfrecord(path: str, size: int) -> list[tuple[int, int]]:
-    extents: list[tuple[int, int]] = []
-    with open(path, "rb", buffering=0) as f:
-        at = 0
-        while at + 16 <= size and len(extents) < _RECORDS_MAX:
-            (length,) = struct.unpack("<Q", os.pread(f.fileno(), 12, at)[:8])
-            nbytes = length + 16
-            if nbytes > size - at:
-                return []
-            extents.append((at, nbytes))
-            at += nbytes
-    return extents
+        scan = open_source([path], SourceOptions(on_error="skip"))
+    except (HeadraceError, OSError, ValueError):
+        return []
+    if not isinstance(scan, Scan):
+        return []
+    columns = scan.columns
+    begins = columns.offset.astype(np.int64)
+    ends = begins + columns.length.astype(np.int64)
+    if columns.first_extent is not None:  # the parts of a sample stand side by side
+        firsts = columns.first_extent[:-1].astype(np.int64)
+        begins, ends = np.minimum.reduceat(begins, firsts), np.maximum.reduceat(ends, firsts)
+    return sorted(zip(begins.tolist(), (ends - begins).tolist(), strict=True))
 
 
 # -- saves -------------------------------------------------------------------------------------------
@@ -174,22 +146,27 @@ _RANGES_OF_ONE: Final = 8
 _SHARD_BYTES_LEAST: Final = 1 << 20
 
 
+READ: Final = np.dtype(
+    [
+        ("file", "<i8"), ("offset", "<i8"), ("nbytes", "<i8"), ("process", "<i8"), ("thread", "<i8"),
+        ("begin_ns", "<i8"), ("end_ns", "<i8"), ("open_s", "<f4"), ("read_s", "<f4"), ("sample", "<i8"),
+    ]
+)  # fmt: skip
+"""A read of a sample: from the open, or the first byte's read where the file was open, to the last byte's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleReads:
-    """All reads of samples, in the order of their begin.
+    """All reads of samples.
 
     Attributes:
         root: the folder of all files.
         names: of the files, relative to it.
-        sample: int64 (reads,): index of `sample_file` and its like.
-        process: int64 (reads,).
-        thread: int64 (reads,).
-        begin_ns: int64 (reads,): of the open, or of the first byte's read where the file was open.
-        end_ns: int64 (reads,): of the last byte's read.
-        open_s: float32 (reads,): 0 where the file was open.
-        read_s: float32 (reads,): within the calls.
-        requests: float64: calls that brought the bytes of a sample, on average.
+        sample_file: int64 (samples,): an index of `names`, as for the next two.
+        rows: dtype `READ`, in the order of their begin.
+        requests: calls that brought the bytes of a sample, on average.
         mapped: whether they were (also) mapped: what was touched is not known then.
+        left_out: files of other kinds that were read: by ending, visits.
     """
 
     root: str
@@ -198,23 +175,11 @@ class SampleReads:
     sample_file: NDArray[np.int64]
     sample_offset: NDArray[np.int64]
     sample_bytes: NDArray[np.int64]
-    sample: NDArray[np.int64]
-    process: NDArray[np.int64]
-    thread: NDArray[np.int64]
-    begin_ns: NDArray[np.int64]
-    end_ns: NDArray[np.int64]
-    open_s: NDArray[np.float32]
-    read_s: NDArray[np.float32]
+    rows: NDArray[np.void]
     requests: float
     mapped: bool
     direct: bool
     left_out: dict[str, int]
-    """Files of other kinds that were read: by ending, visits."""
-
-    @property
-    def count(self) -> int:
-        """Of reads."""
-        return len(self.sample)
 
 
 def data_visits(
@@ -232,7 +197,9 @@ def data_visits(
                 kept.append(visit)
         elif not _is_of_the_program(path):
             kept.append(visit)
-    return _without_asides(kept) if wanted else _largest_kind(kept)
+    if wanted:
+        return [visit for visit in kept if _kind(visit.path) not in _ASIDE] or kept
+    return _largest_kind(kept)
 
 
 def is_evaluation(name: str) -> bool:
@@ -252,10 +219,6 @@ def _kind(path: str) -> str:
     """The ending; images of all kinds are one."""
     ending = os.path.splitext(path)[1].lower()
     return ".jpg" if ending in _IMAGES else ending
-
-
-def _without_asides(visits: list[Visit]) -> list[Visit]:
-    return [visit for visit in visits if _kind(visit.path) not in _ASIDE] or visits
 
 
 def _largest_kind(visits: list[Visit]) -> list[Visit]:
@@ -278,117 +241,79 @@ def _bytes(visit: Visit) -> int:
     return sum(r.end - r.start for r in visit.ranges) or visit.mapped or visit.size
 
 
-class _Samples:
-    """Samples by where they lie, numbered as they come."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[tuple[int, int], int] = {}
-        self.file: list[int] = []
-        self.offset: list[int] = []
-        self.nbytes: list[int] = []
-
-    def number(self, file: int, offset: int, nbytes: int) -> int:
-        found = self.numbers.setdefault((file, offset), len(self.file))
-        if found == len(self.file):
-            self.file.append(file)
-            self.offset.append(offset)
-            self.nbytes.append(nbytes)
-        else:
-            self.nbytes[found] = max(self.nbytes[found], nbytes)
-        return found
-
-
 def reads_of(visits: list[Visit], left_out: dict[str, int]) -> SampleReads:
-    """The reads of samples that visits of a data set are."""
+    """The reads of samples that visits of a data set, at least one, are."""
     root = os.path.commonpath([os.path.dirname(visit.path) for visit in visits])
-    files: dict[str, int] = {}
-    sizes: list[int] = []
-    samples, rows = _Samples(), []
-    requests = 0
+    sizes: dict[str, int] = {}
+    listed: list[_Row] = []
     shards: dict[str, list[tuple[int, int]]] = {}
     for visit in visits:
-        name = os.path.relpath(visit.path, root)
-        file = files.setdefault(name, len(files))
-        if file == len(sizes):
-            sizes.append(0)
         end = max((r.end for r in visit.ranges), default=0)
-        sizes[file] = max(sizes[file], visit.size, end)
-        requests += sum(r.reads for r in visit.ranges)
-        rows.extend(_rows(visit, file, samples, shards))
-    rows = _joined(sorted(rows, key=lambda row: row[3]))
-    table = np.array([row[:5] for row in rows], np.int64).reshape(-1, 5)
-    times = np.array([row[5:] for row in rows], np.float32).reshape(-1, 2)
+        sizes[visit.path] = max(sizes.get(visit.path, 0), visit.size, end)
+        listed += _rows(visit, shards)
+    numbers = {path: number for number, path in enumerate(sizes)}
+    rows = np.array([(numbers[path], *row, 0) for path, *row in listed], READ)
+    places, rows["sample"] = np.unique(rows[["file", "offset"]], return_inverse=True)
+    sample_bytes = np.zeros(len(places), np.int64)
+    np.maximum.at(sample_bytes, rows["sample"], rows["nbytes"])
+    requests = sum(r.reads for visit in visits for r in visit.ranges)
+    rows = _joined(rows)
     return SampleReads(
-        root=root, names=list(files), file_bytes=np.array(sizes, np.int64),
-        sample_file=np.array(samples.file, np.int64), sample_offset=np.array(samples.offset, np.int64),
-        sample_bytes=np.array(samples.nbytes, np.int64),
-        sample=table[:, 0], process=table[:, 1], thread=table[:, 2], begin_ns=table[:, 3],
-        end_ns=table[:, 4], open_s=times[:, 0], read_s=times[:, 1],
+        root=root, names=[os.path.relpath(path, root) for path in sizes],
+        file_bytes=np.array(list(sizes.values()), np.int64), sample_file=places["file"],
+        sample_offset=places["offset"], sample_bytes=sample_bytes, rows=rows,
         requests=requests / max(1, len(rows)), mapped=any(v.mapped for v in visits),
         direct=any(v.flags & 8 for v in visits), left_out=left_out,
     )  # fmt: skip
 
 
-_Row = tuple[int, int, int, int, int, float, float]
-
-
-def _joined(rows: list[_Row]) -> list[_Row]:
+def _joined(rows: NDArray[np.void]) -> NDArray[np.void]:
     """Without repeats: a sample that a process reads twice in a row (its header first) is read once."""
-    found: list[_Row] = []
-    last: dict[int, int] = {}
-    for row in rows:
-        at = last.get(row[1])
-        if at is not None and found[at][0] == row[0]:
-            one = found[at]
-            found[at] = (*one[:4], max(one[4], row[4]), one[5] + row[5], one[6] + row[6])
-        else:
-            last[row[1]] = len(found)
-            found.append(row)
-    return found
+    rows = rows[np.lexsort((rows["begin_ns"], rows["process"]))]
+    another = np.diff(rows["process"]) | np.diff(rows["sample"])
+    firsts = np.flatnonzero(np.concatenate([[1], another]))
+    joined = rows[firsts]
+    joined["end_ns"] = np.maximum.reduceat(rows["end_ns"], firsts)
+    for name in ("open_s", "read_s"):
+        joined[name] = np.add.reduceat(rows[name], firsts)
+    return joined[np.argsort(joined["begin_ns"], kind="stable")]
 
 
-def _rows(
-    visit: Visit, file: int, samples: _Samples, shards: dict[str, list[tuple[int, int]]]
-) -> list[_Row]:
-    """(sample, process, thread, begin, end, open_s, read_s) of a visit."""
-    if not visit.ranges:
-        number = samples.number(file, 0, visit.mapped or visit.size)
-        begin, end = visit.begin_ns, visit.end_ns
-        return [(number, visit.process, visit.process, begin, end, visit.open_s, 0.0)]
-    covered = _covered(visit)
-    thread = visit.ranges[0].thread
-    if len(visit.ranges) == 1 and covered >= _SHARD_BYTES_LEAST:
-        if visit.path not in shards:
-            shards[visit.path] = records_of(visit.path, visit.size)
-        if len(shards[visit.path]) > 1:
-            return _of_shard(visit, file, samples, shards[visit.path])
-    if len(visit.ranges) <= _RANGES_OF_ONE:
-        start = 0 if covered >= 0.9 * visit.size else min(r.start for r in visit.ranges)
-        nbytes = visit.size if covered >= 0.9 * visit.size else covered
-        number = samples.number(file, start, max(0, min(nbytes, max(visit.size, covered) - start)))
-        end = max(r.end_ns for r in visit.ranges)
-        return [(number, visit.process, thread, visit.begin_ns, end, visit.open_s, visit.read_s)]
-    return [
-        (
-            samples.number(file, r.start, r.end - r.start), visit.process, r.thread, r.begin_ns,
-            r.end_ns, 0.0, r.seconds,
-        )
-        for r in visit.ranges
-    ]  # fmt: skip
+_Row = tuple[str, int, int, int, int, int, int, float, float]
+"""(path, offset, bytes, process, thread, begin, end, open_s, read_s)."""
 
 
-def _covered(visit: Visit) -> int:
-    """Bytes of a visit, each counted once."""
-    total, reached = 0, 0
-    for start, end in sorted((r.start, r.end) for r in visit.ranges):
-        total += max(0, end - max(start, reached))
+def _rows(visit: Visit, shards: dict[str, list[tuple[int, int]]]) -> list[_Row]:
+    """The reads of samples that a visit is; `shards`: those that were looked into."""
+    path, process, ranges = visit.path, visit.process, visit.ranges
+    if not ranges:
+        nbytes, times = visit.mapped or visit.size, (visit.begin_ns, visit.end_ns)
+        return [(path, 0, nbytes, process, process, *times, visit.open_s, 0.0)]
+    covered = reached = 0  # bytes of the visit, each counted once
+    for start, end in sorted((r.start, r.end) for r in ranges):
+        covered += max(0, end - max(start, reached))
         reached = max(reached, end)
-    return total
+    if len(ranges) == 1 and covered >= _SHARD_BYTES_LEAST:
+        if path not in shards:
+            shards[path] = records_of(path)
+        if len(shards[path]) > 1:
+            return _of_shard(visit, shards[path])
+    if len(ranges) <= _RANGES_OF_ONE:
+        whole = covered >= 0.9 * visit.size
+        start = 0 if whole else min(r.start for r in ranges)
+        nbytes = visit.size if whole else covered
+        nbytes = max(0, min(nbytes, max(visit.size, covered) - start))
+        times = visit.begin_ns, max(r.end_ns for r in ranges)
+        return [
+            (path, start, nbytes, process, ranges[0].thread, *times, visit.open_s, visit.read_s)
+        ]
+    return [
+        (path, r.start, r.end - r.start, process, r.thread, r.begin_ns, r.end_ns, 0.0, r.seconds)
+        for r in ranges
+    ]
 
 
-def _of_shard(
-    visit: Visit, file: int, samples: _Samples, records: list[tuple[int, int]]
-) -> list[_Row]:
+def _of_shard(visit: Visit, records: list[tuple[int, int]]) -> list[_Row]:
     """A shard that was read through: its records, at about the time that they were passed."""
     whole = visit.ranges[0]
     span, ns = max(1, whole.end - whole.start), whole.end_ns - whole.begin_ns
@@ -398,8 +323,8 @@ def _of_shard(
             break
         begin = whole.begin_ns + ns * (offset - whole.start) // span
         end = whole.begin_ns + ns * (offset + nbytes - whole.start) // span
-        seconds = whole.seconds * nbytes / span
-        number = samples.number(file, offset, nbytes)
-        open_s = 0.0 if rows else visit.open_s
-        rows.append((number, visit.process, whole.thread, begin, end, open_s, seconds))
+        seconds, open_s = whole.seconds * nbytes / span, 0.0 if rows else visit.open_s
+        rows.append(
+            (visit.path, offset, nbytes, visit.process, whole.thread, begin, end, open_s, seconds)
+        )
     return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -48,32 +48,32 @@ class OrderStatistics:
     shuffle: Literal["samples", "files", "none"]
 
 
-def epochs_of(reads: SampleReads, trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
+def epochs_of(rows: NDArray[np.void], trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
     """The epoch of each read, from 0: a training process that meets a sample again is in its next one.
 
     Returns:
         int64 (reads,).
     """
-    found = np.zeros(reads.count, np.int64)
+    epoch_of = np.zeros(len(rows), np.int64)
     for trainer in np.unique(trainer_of).tolist():
         epoch, seen = 0, set[int]()
         for at in np.flatnonzero(trainer_of == trainer).tolist():
-            sample = int(reads.sample[at])
+            sample = int(rows["sample"][at])
             if sample in seen:
                 epoch += 1
                 seen.clear()
             seen.add(sample)
-            found[at] = epoch
-    return found
+            epoch_of[at] = epoch
+    return epoch_of
 
 
-def batched(reads: SampleReads, rows: NDArray[np.intp], batch: int) -> NDArray[np.intp]:
+def batched(rows: NDArray[np.void], batch: int) -> NDArray[np.void]:
     """An epoch's reads with those of a batch together: workers read several batches at a time."""
-    parts: list[NDArray[np.intp]] = []
-    for process in np.unique(reads.process[rows]).tolist():
-        mine = rows[reads.process[rows] == process]
+    parts: list[NDArray[np.void]] = []
+    for process in np.unique(rows["process"]).tolist():
+        mine = rows[rows["process"] == process]
         parts += [mine[at : at + batch] for at in range(0, len(mine), batch)]
-    parts.sort(key=lambda part: int(reads.begin_ns[part[0]]))
+    parts.sort(key=lambda part: int(part["begin_ns"][0]))
     return np.concatenate(parts) if parts else rows
 
 
@@ -178,7 +178,7 @@ class RecordedJob:
     lost: int
     blind: int
     notes: tuple[str, ...] = ()
-    found: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -205,7 +205,8 @@ def job_of(
         os.path.splitext(v.path)[1] or "(none)" for v in visits if id(v) not in kept and v.ranges
     )
     reads = reads_of(data, dict(others.most_common(8)))
-    trainer = trainers_of(by_process, reads, exact.trained if exact else frozenset())
+    rows = reads.rows
+    trainer = trainers_of(by_process, rows, exact.trained if exact else frozenset())
     notes: list[str] = []
     if any(not (visit.ranges or visit.mapped) for visit in data):
         notes.append(
@@ -213,39 +214,36 @@ def job_of(
             "opened count as read"
         )
     is_valid = _split(reads)
-    train = np.flatnonzero(~is_valid[reads.sample_file[reads.sample]])
-    epoch_of = np.full(reads.count, -1, np.int64)
-    epoch_of[train] = _epochs(reads, trainer, train, notes)
+    train = np.flatnonzero(~is_valid[rows["file"]])
+    epoch_of = np.full(len(rows), -1, np.int64)
+    epoch_of[train] = _epochs(rows[train], trainer[train], notes)
     if exact is not None:
-        exact = replace(exact, workers=workers_of(reads, trainer, epoch_of))
-    rhythm = _usual(
-        exact or rhythm_of(by_process, _only(reads, train), trainer[train], epoch_of[train])
-    )
+        exact = replace(exact, workers=workers_of(rows, trainer, epoch_of))
+    rhythm = _usual(exact or rhythm_of(by_process, rows[train], trainer[train], epoch_of[train]))
     recorded = _recorded(
         reads, is_valid, epoch_of, rhythm=rhythm, trainer=trainer, processors=processors
     )
     statistics = statistics_of(
         recorded.order, recorded.epoch_starts, _places(recorded), recorded.sample_file
     )
-    found, by = _format(reads)
+    file_format, by = _format(reads)
     lost, blind = sum(log.lost for log in logs), sum(log.blind for log in logs)
     _remark(notes, reads, rhythm, lost, blind)
     return RecordedJob(
-        command=tuple(command), root=reads.root, recorded=recorded, format=found, format_by=by,
+        command=tuple(command), root=reads.root, recorded=recorded, format=file_format, format_by=by,
         framework=_framework(logs), rhythm=rhythm, statistics=statistics, saves=saves_of(visits),
         requests=reads.requests, direct=reads.direct, processors=processors, wall_s=wall_s,
         overhead_s=sum(log.spent_s for log in logs), calls=sum(len(log.slots) for log in logs),
-        lost=lost, blind=blind, notes=tuple(notes), found={"left_out": reads.left_out},
+        lost=lost, blind=blind, notes=tuple(notes), left_out=reads.left_out,
     )  # fmt: skip
 
 
 def _by_process(logs: Sequence[ProcessLog]) -> dict[int, ProcessLog]:
     """By number; of a process that became another program, the part that did most."""
-    found: dict[int, ProcessLog] = {}
-    for log in logs:
-        if log.process not in found or len(log.slots) > len(found[log.process].slots):
-            found[log.process] = log
-    return found
+    longest: dict[int, ProcessLog] = {}
+    for log in sorted(logs, key=lambda log: len(log.slots), reverse=True):
+        longest.setdefault(log.process, log)
+    return longest
 
 
 def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
@@ -264,24 +262,16 @@ def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
 
 def _split(reads: SampleReads) -> NDArray[np.bool_]:
     """Which files are of evaluation; none where all would be."""
-    found = np.array([is_evaluation(name) for name in reads.names], bool)
-    return np.zeros(len(found), bool) if found.all() else found
-
-
-def _only(reads: SampleReads, rows: NDArray[np.intp]) -> SampleReads:
-    from dataclasses import replace
-
-    names = ("sample", "process", "thread", "begin_ns", "end_ns", "open_s", "read_s")
-    return replace(reads, **{name: getattr(reads, name)[rows] for name in names})
+    is_valid = np.array([is_evaluation(name) for name in reads.names], bool)
+    return np.zeros(len(is_valid), bool) if is_valid.all() else is_valid
 
 
 def _epochs(
-    reads: SampleReads, trainer: NDArray[np.int64], rows: NDArray[np.intp], notes: list[str]
+    rows: NDArray[np.void], trainer: NDArray[np.int64], notes: list[str]
 ) -> NDArray[np.int64]:
-    part = _only(reads, rows)
-    epoch = epochs_of(part, trainer[rows])
+    epoch = epochs_of(rows, trainer)
     count = int(epoch.max(initial=0)) + 1
-    samples = len(np.unique(part.sample))
+    samples = len(np.unique(rows["sample"]))
     if count > 3 and len(rows) / count < _COVERS_LEAST * samples:
         notes.append("samples come again before others have come: it is one long epoch here")
         return np.zeros(len(rows), np.int64)
@@ -290,8 +280,6 @@ def _epochs(
 
 def _usual(rhythm: Rhythm) -> Rhythm:
     """Without steps in which something else went on: a checkpoint, an evaluation."""
-    from dataclasses import replace
-
     if len(rhythm.compute_s) < 4:
         return rhythm
     kept = rhythm.compute_s <= _LONG * max(float(np.median(rhythm.compute_s)), 1e-4)
@@ -307,27 +295,25 @@ def _recorded(
     trainer: NDArray[np.int64],
     processors: int,
 ) -> Recorded:
-    train = np.flatnonzero(epoch_of >= 0)
+    rows = reads.rows
     parts = [
-        batched(reads, train[epoch_of[train] == e], rhythm.batch)
-        for e in range(int(epoch_of.max(initial=0)) + 1)
+        batched(rows[epoch_of == e], rhythm.batch) for e in range(int(epoch_of.max(initial=0)) + 1)
     ]
-    rows = np.concatenate(parts) if parts else train
-    starts = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
-    valid = np.flatnonzero(is_valid[reads.sample_file[reads.sample]])
-    turns = epochs_of(_only(reads, valid), trainer[valid]) if len(valid) else np.zeros(0, np.int64)
-    by_turn = np.argsort(turns, kind="stable")
-    counts = np.bincount(turns) if len(valid) else np.zeros(0, np.int64)
+    train = np.concatenate(parts)
+    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+    evaluated = is_valid[rows["file"]]
+    valid = rows[evaluated]
+    turns = epochs_of(valid, trainer[evaluated])
     return Recorded(
         names=reads.names, file_bytes=reads.file_bytes, file_split=is_valid.astype(np.uint8),
         sample_file=reads.sample_file, sample_offset=reads.sample_offset,
         sample_bytes=np.minimum(
             reads.sample_bytes, reads.file_bytes[reads.sample_file] - reads.sample_offset
         ),
-        order=reads.sample[rows], epoch_starts=starts.astype(np.int64),
-        valid_order=reads.sample[valid][by_turn],
-        valid_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        open_s=reads.open_s[rows], read_s=reads.read_s[rows],
+        order=train["sample"], epoch_starts=starts.astype(np.int64),
+        valid_order=valid["sample"][np.argsort(turns, kind="stable")],
+        valid_starts=np.concatenate([[0], np.cumsum(np.bincount(turns))]).astype(np.int64),
+        open_s=train["open_s"], read_s=train["read_s"],
         compute_s=rhythm.compute_s.astype(np.float32),
         wait_s=rhythm.wait_s.astype(np.float32),
         decode_s=rhythm.decode_s.astype(np.float32),
@@ -365,9 +351,9 @@ def _format(reads: SampleReads) -> tuple[str, str]:
             head = f.read(8)
     except OSError:
         head = b""
-    for magic, found in _MAGIC:
+    for magic, name in _MAGIC:
         if head.startswith(magic):
-            return found, "magic"
+            return name, "magic"
     many = len(reads.sample_file) > 2 * len(reads.names)
     return ("tfrecord" if many else "npy"), "guess"
 

@@ -146,11 +146,11 @@ def read_log(path: Path) -> ProcessLog:
 def _makes_sense(slots: NDArray[np.void]) -> NDArray[np.bool_]:
     """Without what no call can have had: sums of such numbers would leave their types."""
     seconds, begin = slots["seconds"], slots["begin_ns"]
-    found: NDArray[np.bool_] = np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
-    found &= (begin >= 0) & (begin < _NS_MAX)
+    sound: NDArray[np.bool_] = np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
+    sound &= (begin >= 0) & (begin < _NS_MAX)
     for name in ("offset", "nbytes"):
-        found &= (slots[name] >= -_SIZE_MAX) & (slots[name] <= _SIZE_MAX)
-    return found
+        sound &= (slots[name] >= -_SIZE_MAX) & (slots[name] <= _SIZE_MAX)
+    return sound
 
 
 def _slots(raw: NDArray[np.uint8], used: int) -> NDArray[np.void]:
@@ -164,7 +164,7 @@ def _texts(
     slots: NDArray[np.void], at: NDArray[np.intp], is_text: NDArray[np.bool_]
 ) -> dict[int, str]:
     """Paths by the place of their slot among those at `at`; one that is not whole is left out."""
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     lengths = slots["text_bytes"][at].tolist()
     data = np.ascontiguousarray(slots).view(np.uint8).reshape(-1, SLOT.itemsize)
     for number, (place, length) in enumerate(zip(at.tolist(), lengths, strict=True)):
@@ -175,8 +175,8 @@ def _texts(
         if end > len(slots) or not is_text[place + 1 : end].all():
             continue
         text = data[place + 1 : end, SLOT.itemsize - _TEXT_BYTES :].tobytes()[:length]
-        found[number] = os.fsdecode(text)
-    return found
+        texts[number] = os.fsdecode(text)
+    return texts
 
 
 def _command(raw: NDArray[np.uint8], length: int) -> tuple[str, ...]:
@@ -185,14 +185,11 @@ def _command(raw: NDArray[np.uint8], length: int) -> tuple[str, ...]:
     return tuple(os.fsdecode(word) for word in words)
 
 
-def _damaged(path: Path, found: str, expected: str) -> RecordError:
-    return RecordError(f"{path}: {found}, expected {expected}.", path=str(path))
+def _damaged(path: Path, what: str, expected: str) -> RecordError:
+    return RecordError(f"{path}: {what}, expected {expected}.", path=str(path))
 
 
 # -- visits ------------------------------------------------------------------------------------------
-
-_ENDED: Final = 0
-"""No bytes came: the file's end, or an error."""
 
 
 @dataclass(slots=True)
@@ -264,7 +261,7 @@ class Visit:
         end_ns = begin_ns + int(seconds * 1e9)
         self.end_ns = max(self.end_ns, end_ns)
         self.read_s += seconds
-        if nbytes <= _ENDED:
+        if nbytes <= 0:  # the file's end, or an error
             return
         last = self.ranges[-1] if self.ranges else None
         if last is not None and last.start <= start <= last.end:

@@ -143,9 +143,9 @@ def _write(
     sidecar = options.output.with_name(sidecar_name(options.output.name))
     job.recorded.write(sidecar)
     text = workload_text(job, options.output.stem, sidecar.name)
-    made = options.output.with_name(f".{options.output.name}.new")
-    made.write_text(text, encoding="utf-8", errors="backslashreplace")
-    made.replace(options.output)
+    new = options.output.with_name(f".{options.output.name}.new")
+    new.write_text(text, encoding="utf-8", errors="backslashreplace")
+    new.replace(options.output)
     if not options.keep:
         shutil.rmtree(part, ignore_errors=True)
     return Recording(run, job, options.output, sidecar, cut_off)
@@ -153,13 +153,13 @@ def _write(
 
 def _logs(part: Path) -> tuple[list[ProcessLog], list[str]]:
     """All logs of a run that can be read, and what is wrong with the others."""
-    found, notes = [], []
+    logs, notes = [], []
     for path in sorted(part.glob("log-*")):
         try:
-            found.append(read_log(path))
+            logs.append(read_log(path))
         except RecordError as e:
             notes.append(f"a process's log is left out: {e.message}")
-    return found, notes
+    return logs, notes
 
 
 def _read_run(part: Path) -> RecordedRun:

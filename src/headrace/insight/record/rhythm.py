@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.insight.record.data import SampleReads
     from headrace.insight.record.log import ProcessLog
     from headrace.trace import RankTrace
 
@@ -31,7 +30,6 @@ _HEADER_BYTES: Final = 4
 """What `multiprocessing` sends before a message."""
 _SPAWNED: Final = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
 _GAPS_TRIED: Final = 24
-_AGREES: Final = 0.95
 _STEPS_LEAST: Final = 3
 _NS: Final = 1e9
 _PAUSE_NS: Final = 4_000_000
@@ -79,16 +77,16 @@ class Rhythm:
 
 
 def trainers_of(
-    logs: Mapping[int, ProcessLog], reads: SampleReads, trained: frozenset[int] = frozenset()
+    logs: Mapping[int, ProcessLog], reads: NDArray[np.void], trained: frozenset[int] = frozenset()
 ) -> NDArray[np.int64]:
     """The training process that each read was for, int64 (reads,); `trained`: those that told that they are."""
-    parents = {p: _trainer_of(p, logs, trained) for p in set(reads.process.tolist())}
-    return np.array([parents[p] for p in reads.process.tolist()], np.int64)
+    parents = {p: _trainer_of(p, logs, trained) for p in set(reads["process"].tolist())}
+    return np.array([parents[p] for p in reads["process"].tolist()], np.int64)
 
 
 def rhythm_of(
     logs: Mapping[int, ProcessLog],
-    reads: SampleReads,
+    reads: NDArray[np.void],
     trainer_of: NDArray[np.int64],
     epoch_of: NDArray[np.int64],
 ) -> Rhythm:
@@ -96,19 +94,19 @@ def rhythm_of(
     trainers = Counter(trainer_of.tolist())
     first, _ = trainers.most_common(1)[0]
     mine = trainer_of == first
-    of_workers = mine & (reads.process != first)
+    of_workers = mine & (reads["process"] != first)
     if of_workers.sum() * 2 >= mine.sum():
         return _of_messages(logs, reads, epoch_of, of_workers, (first, len(trainers)))
     return _of_bursts(reads, epoch_of, mine, len(trainers))
 
 
 def workers_of(
-    reads: SampleReads, trainer_of: NDArray[np.int64], epoch_of: NDArray[np.int64]
+    reads: NDArray[np.void], trainer_of: NDArray[np.int64], epoch_of: NDArray[np.int64]
 ) -> int:
     """How many processes read for each training process, in an epoch; 0: it reads by itself."""
-    theirs = reads.process != trainer_of
+    theirs = reads["process"] != trainer_of
     pairs = set(zip(epoch_of[theirs].tolist(), trainer_of[theirs].tolist(),
-                    reads.process[theirs].tolist(), strict=True))  # fmt: skip
+                    reads["process"][theirs].tolist(), strict=True))  # fmt: skip
     counts = Counter((epoch, trainer) for epoch, trainer, _ in pairs if epoch >= 0)
     return int(np.median(list(counts.values()))) if counts else 0
 
@@ -137,18 +135,18 @@ def _trainer_of(process: int, logs: Mapping[int, ProcessLog], trained: frozenset
 
 def _of_messages(
     logs: Mapping[int, ProcessLog],
-    reads: SampleReads,
+    reads: NDArray[np.void],
     epoch_of: NDArray[np.int64],
     mine: NDArray[np.bool_],
     of: tuple[int, int],
 ) -> Rhythm:
     """Of (a training process, one of so many)."""
     trainer, ranks = of
-    workers = sorted(set(reads.process[mine].tolist()))
+    workers = sorted(set(reads["process"][mine].tolist()))
     sent, sizes = 0, []
     for worker in workers:
         messages = _sent(logs[worker])
-        ends = np.sort(reads.end_ns[mine & (reads.process == worker)])
+        ends = np.sort(reads["end_ns"][mine & (reads["process"] == worker)])
         sent += len(messages)
         if len(messages):
             sizes += np.diff(np.searchsorted(ends, messages), prepend=0).tolist()
@@ -160,7 +158,8 @@ def _of_messages(
     compute, wait, hand = _steps(received, waited, hands, _epoch_starts(reads, epoch_of, mine))
     decode, collate = _between(reads, mine, batch, logs)
     in_epoch = [
-        len(set(reads.process[mine & (epoch_of == e)].tolist())) for e in np.unique(epoch_of[mine])
+        len(set(reads["process"][mine & (epoch_of == e)].tolist()))
+        for e in np.unique(epoch_of[mine])
     ]
     return Rhythm(
         source="messages" if sent else "none", batch=batch, batch_fits=fits,
@@ -171,8 +170,8 @@ def _of_messages(
 
 def _through_pipes(slots: NDArray[np.void], kind: CallKind) -> NDArray[np.bool_]:
     """Queues are pipes; through sockets go descriptors of shared memory."""
-    found: NDArray[np.bool_] = (slots["kind"] == kind) & (slots["flags"] & Flag.SOCKET == 0)
-    return found
+    through: NDArray[np.bool_] = (slots["kind"] == kind) & (slots["flags"] & Flag.SOCKET == 0)
+    return through
 
 
 def _batch_size(reads: int, sent: int, sizes: list[int]) -> int:
@@ -193,8 +192,8 @@ def _sent(log: ProcessLog) -> NDArray[np.int64]:
         return np.zeros(0, np.int64)
     fds = slots["fd"][some]
     usual = Counter(fds.tolist()).most_common(1)[0][0]
-    found: NDArray[np.int64] = np.sort(slots["begin_ns"][some][fds == usual])
-    return found
+    times: NDArray[np.int64] = np.sort(slots["begin_ns"][some][fds == usual])
+    return times
 
 
 def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
@@ -221,17 +220,17 @@ def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int
 
 
 def _epoch_starts(
-    reads: SampleReads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_]
+    reads: NDArray[np.void], epoch_of: NDArray[np.int64], mine: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     epochs = np.unique(epoch_of[mine])
-    return np.array([reads.begin_ns[mine & (epoch_of == e)].min() for e in epochs], np.int64)
+    return np.array([reads["begin_ns"][mine & (epoch_of == e)].min() for e in epochs], np.int64)
 
 
 def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.float64]:
     """How long each batch's shared memory was being handed over, in ns: through sockets, right behind it."""
-    found = np.zeros(len(received))
+    hands = np.zeros(len(received))
     if log is None or not len(received):
-        return found
+        return hands
     kinds = (int(CallKind.PIPE_READ), int(CallKind.PIPE_WRITE))
     sockets = (log.slots["flags"] & Flag.SOCKET != 0) & np.isin(log.slots["kind"], kinds)
     slots = log.slots[sockets]
@@ -243,8 +242,8 @@ def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.fl
         first = int(np.searchsorted(ends, begin))
         if first < len(ends) and ends[first] - begin <= _PAUSE_NS:
             at = last[np.searchsorted(last, first)]
-            found[i] = max(0, min(int(ends[at]), end) - begin)
-    return found
+            hands[i] = max(0, min(int(ends[at]), end) - begin)
+    return hands
 
 
 def _steps(
@@ -271,15 +270,15 @@ def _steps(
 
 
 def _between(
-    reads: SampleReads, mine: NDArray[np.bool_], batch: int, logs: Mapping[int, ProcessLog]
+    reads: NDArray[np.void], mine: NDArray[np.bool_], batch: int, logs: Mapping[int, ProcessLog]
 ) -> tuple[NDArray[np.float64], float]:
     """What workers did between reads: per sample, and per batch besides; waits for work are taken out."""
     inner: list[float] = []
     outer: list[float] = []
-    for worker in sorted(set(reads.process[mine].tolist())):
-        rows = np.flatnonzero(mine & (reads.process == worker))
-        gaps = reads.begin_ns[rows][1:] - reads.end_ns[rows][:-1]
-        busy = (gaps - _waited_in(logs[worker], reads.end_ns[rows][:-1], gaps)) / _NS
+    for worker in sorted(set(reads["process"][mine].tolist())):
+        rows = np.flatnonzero(mine & (reads["process"] == worker))
+        gaps = reads["begin_ns"][rows][1:] - reads["end_ns"][rows][:-1]
+        busy = (gaps - _waited_in(logs[worker], reads["end_ns"][rows][:-1], gaps)) / _NS
         ends = np.arange(1, len(rows)) % batch == 0
         inner += np.maximum(busy[~ends], 0).tolist()
         outer += np.maximum(busy[ends], 0).tolist()
@@ -294,23 +293,23 @@ def _waited_in(
     log: ProcessLog, begins: NDArray[np.int64], gaps: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     waits = log.slots[(log.slots["kind"] == CallKind.WAIT) & (log.slots["thread"] == log.process)]
-    found = np.zeros(len(gaps))
+    waited = np.zeros(len(gaps))
     at = np.searchsorted(begins, waits["begin_ns"], "right") - 1
     inside = (at >= 0) & (at < len(gaps))
-    np.add.at(found, at[inside], waits["seconds"][inside].astype(float) * _NS)
-    return np.minimum(found, gaps)
+    np.add.at(waited, at[inside], waits["seconds"][inside].astype(float) * _NS)
+    return np.minimum(waited, gaps)
 
 
 # -- a process that reads by itself ----------------------------------------------------------------------
 
 
 def _of_bursts(
-    reads: SampleReads, epoch_of: NDArray[np.int64], mine: NDArray[np.bool_], ranks: int
+    reads: NDArray[np.void], epoch_of: NDArray[np.int64], mine: NDArray[np.bool_], ranks: int
 ) -> Rhythm:
     rows = np.flatnonzero(mine)
-    begin, end = reads.begin_ns[rows], np.maximum.accumulate(reads.end_ns[rows])
+    begin, end = reads["begin_ns"][rows], np.maximum.accumulate(reads["end_ns"][rows])
     gaps = np.maximum(begin[1:] - end[:-1], 0) / _NS
-    threads = len(set(reads.thread[rows].tolist()))
+    threads = len(set(reads["thread"][rows].tolist()))
     same_epoch = np.diff(epoch_of[rows]) == 0
     batch, fits, breaks = _bursts(gaps, same_epoch)
     inner = gaps[~breaks & same_epoch]
@@ -337,8 +336,8 @@ def _burst_s(
     """How long the burst before each break lasted."""
     firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
     first = firsts[np.searchsorted(firsts, steps, "right") - 1]
-    found: NDArray[np.float64] = (end[steps] - begin[first]) / _NS
-    return found
+    seconds: NDArray[np.float64] = (end[steps] - begin[first]) / _NS
+    return seconds
 
 
 def _bursts(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.base.text import bytes_text
+from headrace.base.text import bytes_text, counted, labelled
 from headrace.recorded import SPLITS
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ def workload_text(job: RecordedJob, name: str, sidecar: str) -> str:
     for section, rows in _sections(job, name, sidecar):
         lines += ["", f"{section}:"] if rows else []
         for key, value, why in rows:
-            told = f"  # {why}" if why else ""
-            lines.append(f"  {key}: {_yaml(value)}{told}")
+            comment = f"  # {why}" if why else ""
+            lines.append(f"  {key}: {_yaml(value)}{comment}")
     return "\n".join(lines) + "\n"
 
 
@@ -106,9 +105,8 @@ def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:
 def _file_part(job: RecordedJob) -> str:
     """Of the data folder: the root's last part, where it is a plain word."""
     last = job.root.rstrip("/").rsplit("/", 1)[-1]
-    return (
-        last if last.isascii() and last.replace("-", "").replace("_", "").isalnum() else "recorded"
-    )
+    plain = last.isascii() and last.replace("-", "").replace("_", "").isalnum()
+    return last if plain else "recorded"
 
 
 def _reader(job: RecordedJob, valid: int) -> _Rows:
@@ -153,12 +151,12 @@ def _train(job: RecordedJob) -> _Rows:
     rhythm = job.rhythm
     reads = np.diff(job.recorded.epoch_starts)
     whole = max(1, int((reads >= _WHOLE * reads.max(initial=0)).sum()))
-    told = "" if whole >= job.recorded.epochs else "whole ones; the record has part of another"
-    rows: _Rows = [("epochs", whole, told)]
+    cut = whole < job.recorded.epochs
+    rows: _Rows = [("epochs", whole, "whole ones; the record has part of another" if cut else "")]
     if len(rhythm.compute_s):
         stall = float(rhythm.wait_s.sum() / max(1e-9, (rhythm.wait_s + rhythm.compute_s).sum()))
-        told = f"{len(rhythm.compute_s):,} steps; waiting for data took {stall:.0%} of the time"
-        rows += [("computation_time", _times(rhythm.compute_s), told)]
+        why = f"{len(rhythm.compute_s):,} steps; waiting for data took {stall:.0%} of the time"
+        rows += [("computation_time", _times(rhythm.compute_s), why)]
     else:
         rows += [("computation_time", 0.0, "not known: set it")]
     if job.statistics.same_each_epoch:
@@ -202,9 +200,6 @@ def _safe(text: str) -> str:
 
 # -- text --------------------------------------------------------------------------------------------
 
-_COLUMNS: Final = 68
-"""Of a note, behind its label and the command's own indentation."""
-
 
 def lines_of(recording: Recording) -> Iterator[str]:
     """What a person wants to know, a line each, not more than 80 columns where numbers allow."""
@@ -216,23 +211,14 @@ def lines_of(recording: Recording) -> Iterator[str]:
     elif ended is not None and ended.status:
         yield f"the command failed (exit status {ended.status}); this is what it did until then"
     if job is not None:
+        sidecar = recording.sidecar.name if recording.sidecar is not None else "no sidecar"
         yield from _of(job)
-        yield f"wrote     {recording.output}, and {_name(recording)} with the exact requests"
+        yield f"wrote     {recording.output}, and {sidecar} with the exact requests"
         yield f"next      headrace bench run --workload {recording.output} \\"
         yield "              --data-folder DIR --generate      (its reads, in DIR)"
         yield f"          headrace whatif {recording.output} --storage lustre --gpu-speed 2x"
     for note in recording.run.notes:
-        yield from _folded(note)
-
-
-def _folded(note: str) -> Iterator[str]:
-    """A note in lines that fit."""
-    for at, line in enumerate(textwrap.wrap(note, _COLUMNS, break_long_words=False) or [""]):
-        yield f"{'' if at else 'note':<10}{line}"
-
-
-def _name(recording: Recording) -> str:
-    return recording.sidecar.name if recording.sidecar is not None else "no sidecar"
+        yield from labelled("note", note, width=78)
 
 
 def _of(job: RecordedJob) -> Iterator[str]:
@@ -251,8 +237,7 @@ def _of(job: RecordedJob) -> Iterator[str]:
     new = {None: "", True: ", the same in each", False: ", new in each"}[s.same_each_epoch]
     words = {"samples": "shuffled", "files": "files shuffled", "none": "in order"}[s.shuffle]
     each = len(recorded.order) // max(1, recorded.epochs)
-    epochs = "1 epoch" if recorded.epochs == 1 else f"{recorded.epochs:,} epochs"
-    yield f"order     {epochs} of about {each:,} reads, {words}{new}"
+    yield f"order     {counted(recorded.epochs, 'epoch')} of about {each:,} reads, {words}{new}"
     yield from _rhythm(job)
     if job.saves is not None:
         yield (
@@ -266,15 +251,13 @@ def _of(job: RecordedJob) -> Iterator[str]:
         + (f" ({share:.1%} of the run)" if job.wall_s else "")
     )
     for note in job.notes:
-        yield from _folded(note)
+        yield from labelled("note", note, width=78)
 
 
 def _rhythm(job: RecordedJob) -> Iterator[str]:
     rhythm = job.rhythm
     ranks = f"{rhythm.ranks} training processes, each with " if rhythm.ranks > 1 else ""
-    who = "no workers"
-    if rhythm.workers:
-        who = "1 worker" if rhythm.workers == 1 else f"{rhythm.workers} workers"
+    who = counted(rhythm.workers, "worker") if rhythm.workers else "no workers"
     if rhythm.source == "none":
         yield f"batch     not known; {ranks}{who}"
         return
@@ -298,7 +281,7 @@ def _ms(values: Any) -> str:
 def document_of(recording: Recording) -> dict[str, Any]:
     """The same for JSON."""
     job, run = recording.job, recording.run
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "command": run.command,
         "ended": None if run.ended is None else {"status": run.ended.status, "signal": run.ended.signal},
         "cut_off": recording.cut_off,
@@ -310,8 +293,8 @@ def document_of(recording: Recording) -> dict[str, Any]:
         "sidecar": None if recording.sidecar is None else str(recording.sidecar),
     }  # fmt: skip
     if job is not None:
-        found["job"] = _job(job)
-    return found
+        document["job"] = _job(job)
+    return document
 
 
 def _job(job: RecordedJob) -> dict[str, Any]:
@@ -333,7 +316,7 @@ def _job(job: RecordedJob) -> dict[str, Any]:
             "synced": saves.synced,
         },
         "recording": {"calls": job.calls, "seconds": job.overhead_s, "lost": job.lost, "blind": job.blind},
-        "left_out": job.found.get("left_out", {}),
+        "left_out": job.left_out,
     }  # fmt: skip
 
 
