@@ -144,6 +144,16 @@ def test_headraces_reader_hides_latency():
     assert quick.stall < 0.01
 
 
+def test_headraces_batch_waits_for_the_last_of_its_reads():
+    """All eight are in flight at once: a batch takes as long as the longest of them."""
+    tail = _storage(latency_s=0.002, latency_p99_s=0.05)
+    job = _job(compute_s=np.array([1e-6]))
+    ahead = {"loader": "headrace", "reads_in_flight": 64, "ahead": 1}
+    longest = np.exp(np.log(25) / 2.326 * np.random.default_rng(0).standard_normal((9999, 8)))
+    expected = 0.002 * longest.max(axis=1).mean()
+    assert _on(tail, job, **ahead).step_s == pytest.approx(expected, rel=0.1)
+
+
 def test_a_tail_hurts_more_with_more_processes():
     """All begin a step together: it takes as long as the slowest."""
     storage = _storage(latency_s=0.002, latency_p99_s=0.05)

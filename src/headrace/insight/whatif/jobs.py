@@ -35,8 +35,6 @@ class JobFigures:
         batch: samples of a step of a training process.
         workers: processes that read for each; 0: it reads by itself.
         prefetch: batches that each worker is given ahead.
-        ranks: training processes of a node.
-        processors: of a node.
         compute_s: float64: of a step with `batch` samples; one or many.
         decode_s: float64: of a sample; one or many; empty: none.
         collate_s: of a batch, besides its samples.
@@ -87,10 +85,8 @@ class Scenario:
     """What the job would run on.
 
     Attributes:
-        storage: where its data would lie.
         nodes: with as many training processes each as the job has.
         batch: of a training process; its computing time grows with it.
-        workers: for each training process.
         gpu_speed: how much faster a step computes.
         processors: of a node.
         loader: what reads: torch's workers, one sample after the other, or headrace's reader.

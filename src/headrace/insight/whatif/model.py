@@ -1,41 +1,30 @@
-"""Model: one scenario's steps and stall by simulation, how much the draws spread, and the error on the record.
+"""Model: one scenario's steps and stall, how much the draws spread, and the error on the record itself.
 
-Storage, readers, processors and training processes are queues. Torch's loader: each worker has up to `prefetch`
-batches, reads and decodes one sample after the other, and batches are taken in turn. headrace's reader: many
-reads in flight over the batches ahead, each of a file that was looked at before; decoded by the workers.
-Training processes begin each step together. No clock, no thread, no I/O; the same seed, the same result.
+Each worker of torch's has up to `prefetch` batches, reads and decodes one sample after the other, and batches
+are taken in turn. headrace's reader has many reads in flight over the batches ahead, each of a file that was
+looked at before; the workers decode. A batch is ready when whoever reads it has done so, and when link, servers
+and processors have let the batches before it and itself pass: what many share is a rate, not a queue of single
+requests. Training processes begin each step together. The same seed gives the same result.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections import deque
-from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.insight.whatif.jobs import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
     from headrace.insight.whatif.jobs import JobFigures, Loader
     from headrace.insight.whatif.storage import Storage
 
-_Process = Generator[float | None, None, None]
-"""Yields the time at which it goes on; None: somebody wakes it."""
+_Floats = NDArray[np.float64]
 
 _P99_SIGMAS: Final = 2.326
-_DRAWS: Final = 1 << 14
-"""At a time: one at a time costs more than all the rest."""
-
-_REQUESTS_MOST: Final = 32
-"""Of one sample, as events; a larger sample's are taken together."""
 
 
 @dataclass(frozen=True)
@@ -49,287 +38,156 @@ class Simulated:
         busy: how much of the time each resource worked, 0 to 1.
     """
 
-    step_s: NDArray[np.float64]
-    wait_s: NDArray[np.float64]
-    compute_s: NDArray[np.float64]
+    step_s: _Floats
+    wait_s: _Floats
+    compute_s: _Floats
     busy: dict[str, float]
 
 
-def _draws(draw: Callable[[int], NDArray[Any]]) -> Iterator[float]:
-    while True:
-        yield from draw(_DRAWS).tolist()
-
-
-def _lognormal(random: np.random.Generator, median_s: float, p99_s: float) -> Iterator[float]:
-    sigma = np.log(p99_s / median_s) / _P99_SIGMAS if p99_s > median_s > 0 else 0.0
-    return _draws(lambda n: median_s * np.exp(sigma * random.standard_normal(n)))
-
-
-def _one_of(random: np.random.Generator, values: NDArray[Any]) -> Iterator[float]:
-    """One of some values; 0 where there are none."""
+def _one_of(random: np.random.Generator, values: NDArray[Any], shape: tuple[int, ...]) -> _Floats:
+    """One of some values each; 0 where there are none."""
     if not len(values):
-        return itertools.repeat(0.0)
-    return _draws(lambda n: values[random.integers(0, len(values), n)].astype(float))
+        return np.zeros(shape)
+    return values[random.integers(0, len(values), shape)].astype(float)
 
 
-class _Device:
-    """A storage in use: as SlowModel serves (native/io/slow_model.h), or times that were recorded."""
-
-    def __init__(self, storage: Storage, random: np.random.Generator, nodes: int) -> None:
-        f = storage.figures
-        self._recorded = storage.is_recorded
-        self._request_bytes = storage.request_bytes
-        self._bandwidth, self._stream = f.bandwidth_bytes_per_s, f.stream_bytes_per_s
-        self._opens: Iterator[float] | None = None
-        if len(storage.open_s):
-            self._opens = _one_of(random, storage.open_s)
-        elif not self._recorded:
-            self._opens = _lognormal(random, f.open_s, f.open_p99_s)
-        self._reads = _lognormal(random, f.latency_s, f.latency_p99_s)
-        by_bytes = np.argsort(storage.read_bytes, kind="stable")
-        self._recorded_bytes = storage.read_bytes[by_bytes]
-        self._recorded_s = storage.read_s[by_bytes].tolist()
-        self._neighbours = itertools.cycle(range(max(1, len(by_bytes) // 32)))
-        self._reach = max(1, len(by_bytes) // 32) // 2
-        links = nodes if storage.shared != "all" else 1
-        groups = nodes if storage.shared == "none" else 1
-        self._link_free = [0.0] * links
-        self._servers = [[0.0] * f.parallelism for _ in range(groups)] if f.parallelism else []
-        self.link_s = self.server_s = 0.0
-        self.links, self.servers = links, groups * max(1, f.parallelism)
-
-    def open(self, now: float, node: int) -> float:
-        """When a file is open."""
-        return now if self._opens is None else self._serve(now, node, next(self._opens), 0)
-
-    def requests(self, nbytes: int) -> tuple[int, int]:
-        """How a sample is read: so many requests one after the other, each of so many real ones."""
-        if self._recorded:
-            return 1, 1
-        real = max(1, -(-nbytes // self._request_bytes))
-        together = -(-real // _REQUESTS_MOST)
-        return -(-real // together), together
-
-    def read(self, now: float, node: int, nbytes: int, together: int) -> float:
-        """When a request's bytes are there."""
-        if self._recorded:
-            return now + self._as_recorded(nbytes)
-        return self._serve(now, node, next(self._reads) * together, nbytes)
-
-    def _as_recorded(self, nbytes: int) -> float:
-        """The time of a recorded read that was about as long: each of its neighbours as often as the others."""
-        at = int(np.searchsorted(self._recorded_bytes, nbytes)) - self._reach
-        at = min(len(self._recorded_s) - 1, max(0, at + next(self._neighbours)))
-        known = max(1, int(self._recorded_bytes[at]))
-        return float(self._recorded_s[at]) * (nbytes / known if nbytes > 2 * known else 1.0)
-
-    def _serve(self, now: float, node: int, latency_s: float, nbytes: int) -> float:
-        servers = self._servers[node % len(self._servers)] if self._servers else None
-        start = now if servers is None else max(now, servers[0])
-        sent = start
-        if self._bandwidth and nbytes:
-            link = node % self.links
-            seconds = nbytes / self._bandwidth
-            sent = self._link_free[link] = max(start, self._link_free[link]) + seconds
-            self.link_s += seconds
-        if self._stream:
-            sent = max(sent, start + nbytes / self._stream)
-        due = sent + latency_s
-        if servers is not None:
-            heapq.heapreplace(servers, due)
-            self.server_s += due - start
-        return due
+def _lognormal(
+    random: np.random.Generator, median_s: float, p99_s: float, shape: tuple[int, ...]
+) -> _Floats:
+    sigma = np.log(p99_s / median_s) / _P99_SIGMAS if p99_s > median_s > 0 else 0.0
+    return median_s * np.exp(sigma * random.standard_normal(shape))
 
 
-class _Cores:
-    """A node's processors: whoever decodes takes the first that is free."""
-
-    def __init__(self, count: int) -> None:
-        self._free = [0.0] * count
-        self.busy_s = 0.0
-
-    def work(self, now: float, seconds: float) -> float:
-        """When so much work that comes now is done."""
-        if seconds <= 0:
-            return now
-        start = max(now, self._free[0])
-        heapq.heapreplace(self._free, start + seconds)
-        self.busy_s += seconds
-        return start + seconds
+def _open_s(storage: Storage, random: np.random.Generator, shape: tuple[int, ...]) -> _Floats:
+    """What each open takes."""
+    if storage.is_recorded or len(storage.open_s):
+        return _one_of(random, storage.open_s, shape)
+    return _lognormal(random, storage.figures.open_s, storage.figures.open_p99_s, shape)
 
 
-class _Batch:
-    def __init__(self, number: int, samples: list[int]) -> None:
-        self.number, self.samples, self.left = number, samples, len(samples)
+def _read_s(storage: Storage, random: np.random.Generator, nbytes: NDArray[np.int64]) -> _Floats:
+    """What each sample's bytes take if nobody else reads, in requests one after the other."""
+    if storage.is_recorded:  # as long as a recorded read of about as many bytes
+        order = np.argsort(storage.read_bytes, kind="stable")
+        known, seconds = storage.read_bytes[order], storage.read_s[order].astype(float)
+        near = max(1, len(order) // 32)
+        at = np.searchsorted(known, nbytes) - near // 2 + random.integers(0, near, nbytes.shape)
+        at = np.clip(at, 0, len(order) - 1)
+        scale = nbytes / np.maximum(1, known[at])
+        taken_s: _Floats = seconds[at] * np.where(scale > 2, scale, 1.0)
+        return taken_s
+    f = storage.figures
+    requests = np.maximum(1, -(-nbytes // storage.request_bytes)).ravel()
+    latency_s = _lognormal(random, f.latency_s, f.latency_p99_s, (int(requests.sum()),))
+    firsts = np.cumsum(requests) - requests
+    slowest = min(
+        (rate for rate in (f.bandwidth_bytes_per_s, f.stream_bytes_per_s) if rate), default=0.0
+    )
+    transfer_s = nbytes / slowest if slowest else np.zeros(nbytes.shape)
+    return np.add.reduceat(latency_s, firsts).reshape(nbytes.shape) + transfer_s
 
 
-class _Rank:
-    """One training process and what reads for it."""
+class _Times(NamedTuple):
+    """What is drawn: seconds by step, then by rank or node.
 
-    def __init__(self, number: int, node: int, workers: int) -> None:
-        self.number, self.node = number, node
-        self.queues: list[deque[_Batch]] = [deque() for _ in range(max(1, workers))]
-        self.unread: deque[tuple[_Batch, int]] = deque()
-        self.in_flight = 0
-        self.sent = 0
-        self.ready: set[int] = set()
-        self.waits_for = -1
-        self.wait_s = 0.0
+    `here_s` and `there_s`: of a step, what the busiest resource works of each node's own, and of those that
+    all nodes share.
+    """
 
-
-class _Simulation:
-    """One simulation while it runs: processes that yield the time at which they go on."""
-
-    def __init__(self, job: JobFigures, scenario: Scenario, steps: int, seed: int) -> None:
-        self._job, self._scenario, self._steps = job, scenario, steps
-        random = np.random.default_rng(seed)
-        self.device = _Device(scenario.storage, random, scenario.nodes)
-        self.cores = [_Cores(scenario.processors) for _ in range(scenario.nodes)]
-        ranks = range(scenario.nodes * job.ranks)
-        self._ranks = [_Rank(i, i // job.ranks, scenario.workers) for i in ranks]
-        self._training = [self._train(rank) for rank in self._ranks]
-        scale = scenario.batch / job.batch
-        self._compute = _one_of(random, job.compute_s * scale / scenario.gpu_speed)
-        self._decode = _one_of(random, job.decode_s)
-        self._collate_s = job.collate_s * scale
-        self._by_headrace = scenario.loader == "headrace"
-        self._hand_s = job.hand_s if scenario.workers and not self._by_headrace else 0.0
-        self._ahead = scenario.ahead if self._by_headrace else scenario.workers * job.prefetch
-        self._sizes = job.sample_bytes.tolist()
-        self._now = 0.0
-        self._events: list[tuple[float, int, _Process]] = []
-        self._order = itertools.count()
-        self._at_gate: list[float] = []
-        self._step_begin = 0.0
-        self.step_s: list[float] = []
-        self.wait_s: list[float] = []
-        self.compute_s: list[float] = []
-
-    def run(self) -> None:
-        """All steps."""
-        for rank, process in zip(self._ranks, self._training, strict=True):
-            for _ in range(self._ahead):
-                self._send(rank)
-            self._wake(process)
-        while self._events and len(self.step_s) < self._steps:
-            self._now, _, process = heapq.heappop(self._events)
-            when = next(process, None)
-            if when is not None:
-                heapq.heappush(self._events, (when, next(self._order), process))
-
-    def _wake(self, process: _Process) -> None:
-        heapq.heappush(self._events, (self._now, next(self._order), process))
-
-    def _send(self, rank: _Rank) -> None:
-        """Give the next batch to those that read."""
-        size = self._scenario.batch
-        first = (rank.sent * len(self._ranks) + rank.number) * size
-        count = len(self._sizes)
-        batch = _Batch(rank.sent, [self._sizes[(first + i) % count] for i in range(size)])
-        rank.sent += 1
-        if self._by_headrace:
-            rank.unread.extend((batch, nbytes) for nbytes in batch.samples)
-            for _ in range(min(size, self._scenario.reads_in_flight - rank.in_flight)):
-                rank.in_flight += 1
-                self._wake(self._read_ahead(rank))
-            return
-        queue = rank.queues[batch.number % len(rank.queues)]
-        queue.append(batch)
-        if len(queue) == 1:
-            self._wake(self._work(rank, queue))
-
-    def _work(self, rank: _Rank, queue: deque[_Batch]) -> _Process:
-        """A worker of torch's: one sample after the other, as long as there are batches."""
-        cores = self.cores[rank.node]
-        while queue:
-            for nbytes in queue[0].samples:
-                if self._job.opens:
-                    yield self.device.open(self._now, rank.node)
-                yield from self._read(rank.node, nbytes)
-                yield cores.work(self._now, next(self._decode))
-            yield cores.work(self._now, self._collate_s)
-            self._batch_is_ready(rank, queue.popleft())
-
-    def _read_ahead(self, rank: _Rank) -> _Process:
-        """One of headrace's reads in flight, over all batches ahead."""
-        while rank.unread:
-            batch, nbytes = rank.unread.popleft()
-            if self._job.opens:  # it is looked at, then opened
-                yield self.device.open(self._now, rank.node)
-                yield self.device.open(self._now, rank.node)
-            yield from self._read(rank.node, nbytes)
-            batch.left -= 1
-            if not batch.left:
-                self._wake(self._decode_batch(rank, batch))
-        rank.in_flight -= 1
-
-    def _read(self, node: int, nbytes: int) -> _Process:
-        """One request, and the next when it is there: others come between."""
-        count, together = self.device.requests(nbytes)
-        part = max(1, -(-nbytes // count))
-        for begin in range(0, max(1, nbytes), part):
-            yield self.device.read(self._now, node, min(part, nbytes - begin), together)
-
-    def _decode_batch(self, rank: _Rank, batch: _Batch) -> _Process:
-        """By as many threads as there are workers, in pieces."""
-        total = self._collate_s + sum(next(self._decode) for _ in batch.samples)
-        parts, cores = max(1, self._scenario.workers), self.cores[rank.node]
-        yield max(cores.work(self._now, total / parts) for _ in range(parts))
-        self._batch_is_ready(rank, batch)
-
-    def _batch_is_ready(self, rank: _Rank, batch: _Batch) -> None:
-        rank.ready.add(batch.number)
-        if rank.waits_for == batch.number:
-            self._wake(self._training[rank.number])
-
-    def _train(self, rank: _Rank) -> _Process:
-        for number in itertools.count():
-            asked = self._now
-            if not self._ahead:  # it reads by itself
-                self._send(rank)
-            if number not in rank.ready:
-                rank.waits_for = number
-                yield None
-            rank.waits_for = -1
-            rank.ready.remove(number)
-            if self._ahead:
-                self._send(rank)
-            rank.wait_s = self._now + self._hand_s - asked
-            compute_s = next(self._compute)
-            yield self._now + self._hand_s + compute_s
-            self._at_gate.append(compute_s)
-            if len(self._at_gate) == len(self._ranks):
-                self._end_step()
-            yield None
-
-    def _end_step(self) -> None:
-        self.step_s.append(self._now - self._step_begin)
-        self.wait_s.append(sum(rank.wait_s for rank in self._ranks) / len(self._ranks))
-        self.compute_s.append(max(self._at_gate))
-        self._step_begin = self._now
-        self._at_gate.clear()
-        for process in self._training:
-            self._wake(process)
+    read_s: _Floats
+    decode_s: _Floats
+    compute_s: _Floats
+    here_s: _Floats
+    there_s: _Floats
 
 
 def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simulated:
     """Simulate some steps; the first ones wait for all ranks' first batches."""
-    simulation = _Simulation(job, scenario, steps, seed)
-    simulation.run()
-    total = max(1e-9, sum(simulation.step_s))
-    device = simulation.device
-    decoding_s = sum(cores.busy_s for cores in simulation.cores)
-    workers = scenario.nodes * job.ranks * max(1, scenario.workers)
+    random = np.random.default_rng(seed)
+    storage, f, nodes = scenario.storage, scenario.storage.figures, scenario.nodes
+    ranks, scale = nodes * job.ranks, scenario.batch / job.batch
+    at = np.arange(steps * ranks * scenario.batch).reshape(steps, ranks, scenario.batch)
+    nbytes = job.sample_bytes[at % len(job.sample_bytes)]
+    read_s = _read_s(storage, random, nbytes)
+    if job.opens:
+        for _ in range(
+            2 if scenario.loader == "headrace" else 1
+        ):  # it looks at a file, then opens it
+            read_s += _open_s(storage, random, nbytes.shape)
+    decode_s = _one_of(random, job.decode_s, nbytes.shape).sum(axis=2) + job.collate_s * scale
+    compute_s = _one_of(random, job.compute_s * scale / scenario.gpu_speed, (steps, ranks))
+
+    def by_node(amounts: NDArray[Any], rate: float) -> _Floats:
+        """Added up, shape (steps, nodes), and divided by a rate; 0: there is no limit."""
+        together: _Floats = amounts.reshape(steps, nodes, -1).sum(axis=2) / (rate or np.inf)
+        return together
+
+    link_s = by_node(nbytes, f.bandwidth_bytes_per_s)
+    server_s = by_node(read_s, f.parallelism)
+    core_s = by_node(decode_s, scenario.processors)
+    here, there = [core_s], [np.zeros(steps)]
+    links, servers = storage.shared == "all", storage.shared != "none"
+    for amounts, shared in ((link_s, links), (server_s, servers)):
+        (there if shared else here).append(amounts.sum(axis=1) if shared else amounts)
+    times = _Times(read_s, decode_s, compute_s, np.max(here, axis=0), np.max(there, axis=0))
+    gates, wait_s = _run(job, scenario, times)
+    busy = {
+        "link": link_s.sum() / (1 if links else nodes), "processors": core_s.sum() / nodes,
+        "servers": server_s.sum() / (1 if servers else nodes),
+        "workers": decode_s.sum() / (ranks * max(1, scenario.workers)),
+        "compute": compute_s.max(axis=1).sum(),
+    }  # fmt: skip
     return Simulated(
-        np.array(simulation.step_s), np.array(simulation.wait_s), np.array(simulation.compute_s),
-        {
-            "link": device.link_s / device.links / total,
-            "servers": device.server_s / device.servers / total,
-            "processors": decoding_s / (scenario.nodes * scenario.processors) / total,
-            "workers": decoding_s / workers / total,
-            "compute": sum(simulation.compute_s) / total,
-        },
+        np.diff(gates), wait_s.mean(axis=1), compute_s.max(axis=1),
+        {resource: float(seconds / max(1e-9, gates[-1])) for resource, seconds in busy.items()},
     )  # fmt: skip
+
+
+def _run(job: JobFigures, scenario: Scenario, times: _Times) -> tuple[_Floats, _Floats]:
+    """When steps begin, (steps + 1,), and how long each rank waited for data, (steps, ranks)."""
+    read_s, decode_s, compute_s, here_s, there_s = times
+    steps, ranks = compute_s.shape
+    by_headrace, lanes = scenario.loader == "headrace", max(1, scenario.workers)
+    ahead = scenario.ahead if by_headrace else scenario.workers * job.prefetch
+    hand_s = job.hand_s if scenario.workers and not by_headrace else 0.0
+    batch_s, decoded_s = read_s.sum(axis=2) + decode_s, decode_s / min(lanes, scenario.processors)
+    in_flight = [[0.0] * scenario.reads_in_flight for _ in range(ranks)]
+    done, taken, wait_s = (np.zeros((steps, ranks)) for _ in range(3))
+    gates = np.zeros(steps + 1)
+    free_here, free_there = np.zeros(scenario.nodes), 0.0
+    turn_here = np.arange(1, job.ranks + 1) / job.ranks
+    turn_there = np.arange(1, ranks + 1) / ranks
+    for step in range(steps):
+        asked = gates[step]
+        sent = np.full(ranks, 0.0 if ahead else asked)  # else it reads by itself
+        if 0 < ahead <= step:
+            sent = taken[step - ahead]
+        if by_headrace:
+            last = [_read_all(*each) for each in zip(in_flight, sent, read_s[step], strict=True)]
+            done[step] = last + decoded_s[step]
+        else:
+            free = done[step - lanes] if step >= lanes else 0.0
+            done[step] = np.maximum(sent, free) + batch_s[step]
+        # What several share lets one rank's batch pass after the other's.
+        begun_here = np.maximum(free_here, sent.reshape(scenario.nodes, -1).max(axis=1))
+        begun_there = max(free_there, float(sent.max()))
+        passed = (begun_here[:, None] + turn_here * here_s[step][:, None]).ravel()
+        passed = np.maximum(passed, begun_there + turn_there * there_s[step])
+        free_here, free_there = begun_here + here_s[step], begun_there + float(there_s[step])
+        taken[step] = np.maximum(asked, np.maximum(done[step], passed))
+        wait_s[step] = taken[step] + hand_s - asked
+        gates[step + 1] = (taken[step] + hand_s + compute_s[step]).max()
+    return gates, wait_s
+
+
+def _read_all(in_flight: list[float], sent: float, seconds: _Floats) -> float:
+    """When the last of a batch's reads is done: each begins when one of those in flight has ended."""
+    last = 0.0
+    for each in seconds.tolist():
+        end = max(sent, in_flight[0]) + each
+        heapq.heapreplace(in_flight, end)
+        last = max(last, end)
+    return last
 
 
 # -- predictions -------------------------------------------------------------------------------------
@@ -351,9 +209,6 @@ class Prediction:
         step_s: of a step, on average, once it runs.
         step_spread_s: half the range over several seeds.
         wait_s: of it for data.
-        stall: share of the time that is waited.
-        samples_per_s: of all training processes.
-        bytes_per_s: that they read.
         bound: compute, link, servers, processors, workers or latency: what a faster one of would help most.
         notes: what was simplified.
     """

@@ -46,7 +46,6 @@ class Storage:
     """A storage.
 
     Attributes:
-        name: for people.
         figures: latencies, link, servers.
         shared: by nodes.
         open_s: float32: recorded times to draw opens from, instead of the figures.
