@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Group
 from rich.table import Table
@@ -280,45 +280,19 @@ def top(
     return exit_codes.OK
 
 
-class _Snapshot:
-    """What daemon and controller said at one time."""
-
-    def __init__(self, board: Board | None, planes: PlanesBoard | None, folder: Path) -> None:
-        self.board = board
-        self.planes = planes
-        self._folder = folder
-
-    def view(self, width: int) -> RenderableType:
-        shown = [gone(self._folder) if self.board is None else view(self.board, width)]
-        if self.planes is not None:
-            shown += [Text(), view_planes(self.planes, width)]
-        return Group(*shown)
-
-    def document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"running": False, "folder": str(self._folder)}
-        if self.board is not None:
-            document = {"running": True, **self.board.as_dict()}
-        if self.planes is not None:
-            document["controller"] = self.planes.as_dict()
-        return document
-
-
 class _Observer:
     """Look at the daemon of this user and, if one is named, at a controller."""
 
     def __init__(self, controller: str | None, token_file: Path | None, ca: Path | None) -> None:
-        from headrace.insight.top import DaemonWatch
+        from headrace.control.client import Client, Endpoint
+        from headrace.insight.top import DaemonWatch, PlanesWatch
         from headrace.runtime import runtime_folder
 
         self.folder = runtime_folder()
-        self._watch = DaemonWatch()
+        self._watch, self._planes = DaemonWatch(), PlanesWatch()
         self._client = None
         if controller is not None:
-            from headrace.control.client import Client, Endpoint
-            from headrace.insight.top import PlanesWatch
-
             self._client = Client(Endpoint(url=controller, token_file=token_file, ca=ca))
-            self._planes = PlanesWatch()
 
     def observe(self) -> _Snapshot | None:
         """What is there now; None: nothing.
@@ -326,24 +300,42 @@ class _Observer:
         Raises:
             ControlError: the controller does not answer.
         """
+        from headrace.cli.control import ask_controller
         from headrace.node.daemon import ask_status
         from headrace.node.link import LinkLost
 
-        board = None
+        board = planes = None
         try:
             board = self._watch.look(ask_status(self.folder), time.monotonic())
         except (FileNotFoundError, LinkLost):
             if self._client is None:
                 return None
-        planes = None if self._client is None else self._controller_planes()
+        if self._client is not None:
+            state = ask_controller(self._client, "GET", "/v1/state")
+            planes = self._planes.look(state, time.monotonic())
         return _Snapshot(board, planes, self.folder.path)
 
-    def _controller_planes(self) -> PlanesBoard:
-        from headrace.cli.control import ask_controller
 
-        assert self._client is not None
-        state = ask_controller(self._client, "GET", "/v1/state")
-        return self._planes.look(state, time.monotonic())
+class _Snapshot(NamedTuple):
+    """What daemon and controller said at one time."""
+
+    board: Board | None
+    planes: PlanesBoard | None
+    folder: Path
+
+    def view(self, width: int) -> RenderableType:
+        shown = [gone(self.folder) if self.board is None else view(self.board, width)]
+        if self.planes is not None:
+            shown += [Text(), view_planes(self.planes, width)]
+        return Group(*shown)
+
+    def document(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"running": False, "folder": str(self.folder)}
+        if self.board is not None:
+            document = {"running": True, **self.board.as_dict()}
+        if self.planes is not None:
+            document["controller"] = self.planes.as_dict()
+        return document
 
 
 def _nobody(output: Output, observer: _Observer) -> int:

@@ -77,7 +77,6 @@ class LoaderHistory:
 
     Attributes:
         about: a trace of the last attempt, for what it says of data and order.
-        attempts: in the order in which they began.
         epochs: the passages that count, by epoch.
         again: steps that were delivered again after a resume, and do not count.
         odd: what does not fit together.

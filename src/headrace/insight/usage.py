@@ -26,8 +26,6 @@ class UsageRow:
     """A user in an account.
 
     Attributes:
-        jobs: that ran in the stretch of time.
-        gpu_hours: that they had.
         cpu_hours: CPU time that they used; without a history, that they had.
         seen_gpu_hours: GPU-hours that an agent saw: shares are of these.
         gpu_use: share of their GPUs' time in which they worked; None: nobody looked.

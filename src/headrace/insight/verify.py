@@ -234,12 +234,7 @@ class LoaderProof:
 
 @dataclass(slots=True)
 class Proof:
-    """What is proved of a run.
-
-    Attributes:
-        path: the run's folder.
-        loaders: in the order in which they began.
-    """
+    """What is proved of a run."""
 
     path: str
     loaders: list[LoaderProof]

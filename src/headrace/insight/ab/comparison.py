@@ -47,7 +47,6 @@ class Interval:
         ratio: the first side's time over the second's, geometric mean of pairs: 2 is twice as fast.
         low: the truth lies between this ...
         high: ... and that, with this confidence; 0 and infinity where one pair says nothing.
-        pairs: how many there were.
         confidence: 0.95: of 100 intervals found in this way, 95 hold the truth.
     """
 
@@ -140,7 +139,6 @@ class Match:
     """What two runs have in common.
 
     Attributes:
-        sameness: how much.
         opens: of the first run.
         moved: how far an open is from its place in the first run, at most; 0 in the same order.
         only_first: files that the second did not open as often, a few of them.
@@ -229,7 +227,6 @@ class Measure:
 
     Attributes:
         without: None where it is not known.
-        ratio: without / with.
     """
 
     name: str
@@ -253,7 +250,6 @@ class Comparison:
     """A command with and without headrace.
 
     Attributes:
-        roots: what was served.
         learned: the first run, which is not measured.
         pairs: runs in pairs, the one without headrace first, however they were run.
         recording_s: what noting an open and its reads costs, per file.

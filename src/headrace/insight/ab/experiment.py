@@ -42,11 +42,9 @@ class Cached:
     """What of some files lies in memory.
 
     Attributes:
-        files: how many were looked at.
         nbytes: of these.
         resident: of these bytes, in memory; None where the kernel does not tell.
         not_cold: some files that were to be out of memory and are not, with the reason.
-        gone: files that could not be opened.
     """
 
     files: int = 0

@@ -10,7 +10,6 @@ SIGTERM, it ends them and itself.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -23,6 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.documents import DocumentKind
+from headrace.cluster.processes import (
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    end_descendants,
+    reap,
+)
 from headrace.errors import ProgramError
 
 if TYPE_CHECKING:
@@ -30,8 +36,6 @@ if TYPE_CHECKING:
 
     from headrace.posix.launch import RunReport
 
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
 _LOOK_S: Final = 0.1
 HANDED_OVER: Final = DocumentKind(
     name="what a comparison's processes hand over",
@@ -50,7 +54,6 @@ class Task:
     Attributes:
         served: by headrace, as `headrace run` does it; else as it is.
         log_fd: of the log of its opens, inherited.
-        roots: folders that are served.
         order: a file that lists the order of the opens; None: headrace learns it.
         simulate: a slow storage that the roots lie on.
         environment: added to the program's.
@@ -73,8 +76,6 @@ class Ran:
 
     Attributes:
         wall_s: from the start to the program's end; of a served one also what headrace does before and after.
-        began_ns: on CLOCK_MONOTONIC.
-        ended_ns: likewise.
         cpu_s: of all its processes, headrace's among them.
         peak_bytes: memory of its processes that lies in no file, added up, at its most; sampled.
         storage_bytes: read from block devices and network file systems that count it; None: not told.
@@ -82,7 +83,6 @@ class Ran:
         signal: that signal; 0: none.
         left: names of processes that it left behind; they were ended.
         unseen: why something of it could not be seen.
-        notes: what headrace said.
         opens: what it served, by kind.
     """
 
@@ -103,9 +103,8 @@ class Ran:
 def main(task_file: str) -> None:
     """Run the task of a file; writes its result."""
     task = Task(**HANDED_OVER.decode(Path(task_file).read_bytes(), task_file).plain())
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    adopt_orphans()
+    die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _give_up)
     # Keys that are pressed are for whoever compares. A handler: what is ignored would be for the program too.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -113,7 +112,7 @@ def main(task_file: str) -> None:
 
 
 def _give_up(number: int, _frame: FrameType | None) -> None:
-    _end_all()
+    end_descendants(_GRACE_S)
     os._exit(128 + number)
 
 
@@ -130,7 +129,9 @@ def _measure(task: Task) -> Ran:
     report = _launched(task) if launched else _plain(task)
     ended_ns = time.monotonic_ns()
     peak.stop()
-    left = _end_all()
+    reap()
+    left = [_name_of(pid) for pid in descendants()]
+    end_descendants(_GRACE_S)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     read_after = _storage_bytes()
     known = read_before is not None and read_after is not None
@@ -233,33 +234,6 @@ def _own_bytes(pid: int) -> int:
         words = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(words[1]) - int(words[2])) * _PAGE
     return 0
-
-
-# -- ending ------------------------------------------------------------------------------------------
-
-
-def _end_all() -> list[str]:
-    """End what still runs; returns its names."""
-    _reap()
-    left = descendants_of(os.getpid())
-    names = [_name_of(pid) for pid in left]
-    number, deadline = signal.SIGTERM, time.monotonic() + _GRACE_S
-    while left:
-        for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, number)
-        time.sleep(0.02)
-        _reap()
-        left = descendants_of(os.getpid())
-        if time.monotonic() > deadline:
-            number = signal.SIGKILL
-    return names
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _name_of(pid: int) -> str:

@@ -73,7 +73,6 @@ class AbOptions:
         drop_in: the other side is torch's DataLoader exchanged for headrace's, instead of `headrace run`.
         with_order: `headrace run` is told the order that the first run had, instead of learning it.
         roots: folders whose files are served; without any, they are found.
-        limit_s: a run that takes longer is an error.
         compare: a regular expression; lines of stdout in which it is found must be the same on both sides.
         compare_files: files that each run writes; they must be the same on both sides.
         simulate: a slow storage that the roots lie on, on both sides.
@@ -143,13 +142,11 @@ class RunReads:
 
     Attributes:
         opens: process and path of each, by time.
-        written: files that it opened for writing.
         first_ns: when the first of them was opened (CLOCK_MONOTONIC); None when none was.
         nbytes: what calls returned; reads through a mapping are not seen.
         busy_ns: time spent opening and reading, over all threads.
         readers: threads that read.
         mapped: files that were mapped into memory.
-        dropped: opens that the log had no room for.
     """
 
     opens: tuple[tuple[int, bytes], ...]
@@ -289,7 +286,6 @@ class Outcome:
     """What a run gave, as far as it is compared.
 
     Attributes:
-        status: exit status.
         lines: of stdout that match what is compared.
         files: digests of files that are compared; None of one that is not there.
     """
@@ -305,10 +301,7 @@ class MeasuredRun:
 
     Attributes:
         number: of the pair, from 1; 0: the run that everything is learned from.
-        ran: its figures.
-        reading: what it read.
         before: what of that was in memory when it began.
-        outcome: what it gave.
         swapped: what the exchange of the DataLoader did.
         uses_headrace: the command itself imports one of headrace's loaders.
     """
@@ -402,7 +395,7 @@ def _supervise(task: Task, folder: Path, options: AbOptions, log_fd: int, name: 
             process.wait(options.limit_s)
         except subprocess.TimeoutExpired:
             raise ProgramError(
-                f"{name} took longer than {options.limit_s:g} s, and was ended.{_said(folder)}",
+                f"{name} took longer than {options.limit_s:g} s, and was ended.{_last_lines(folder)}",
                 next_step="Give it less to do, or more time: --limit SECONDS.",
             ) from None
         finally:
@@ -412,7 +405,7 @@ def _supervise(task: Task, folder: Path, options: AbOptions, log_fd: int, name: 
     except (OSError, ProgramError, TypeError):
         raise ProgramError(
             f"{name} ended without its figures (status {process.returncode}): whoever measured it "
-            f"was killed.{_said(folder)}",
+            f"was killed.{_last_lines(folder)}",
             next_step="Look whether the machine has run out of memory.",
         ) from None
 
@@ -483,28 +476,26 @@ def _failed(run: MeasuredRun, folder: Path) -> ProgramError:
         Side.WITH: "Without headrace it ended well: please report what is different.",
     }
     hint = hints[run.side]
-    if "EOFError" in _tail(folder / "stderr"):
+    if any("EOFError" in line for line in _tail(folder / "stderr")):
         hint = "It reads its standard input, which is empty: give a file with --stdin FILE."
     return ProgramError(
-        f"{_name(run.side, run.number)} ended {how}.{_said(folder)}", next_step=hint, run=run
+        f"{_name(run.side, run.number)} ended {how}.{_last_lines(folder)}", next_step=hint, run=run
     )
 
 
-def _said(folder: Path) -> str:
-    """The last lines of what it wrote to stderr, or to stdout where that is all."""
+def _last_lines(folder: Path) -> str:
+    """Of what it wrote to stderr, or to stdout where that is all."""
     for name in ("stderr", "stdout"):
-        if text := _tail(folder / name):
-            return f" Its last lines on {name}:\n" + "\n".join(
-                f"  | {line}" for line in text.splitlines()
-            )
+        if lines := _tail(folder / name):
+            return f" Its last lines on {name}:\n" + "\n".join(f"  | {line}" for line in lines)
     return " It wrote nothing."
 
 
-def _tail(path: Path) -> str:
+def _tail(path: Path) -> list[str]:
     try:
         with path.open("rb") as f:
             f.seek(max(0, path.stat().st_size - (64 << 10)))
             text = f.read().decode("utf-8", "backslashreplace")
     except OSError:
-        return ""
-    return "\n".join(text.strip().splitlines()[-_LINES:])
+        return []
+    return text.strip().splitlines()[-_LINES:]

@@ -6,8 +6,8 @@ The first needs a disk and a clock; the second is pure.
 
     from headrace.insight.doctor import diagnose, examine, lines_of
 
-    found = examine("photos/")
-    for _, line in lines_of(diagnose(found, batch=256, step_s=0.08)):
+    findings = examine("photos/")
+    for _, line in lines_of(diagnose(findings, batch=256, step_s=0.08)):
         print(line)
 """
 

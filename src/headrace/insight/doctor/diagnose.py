@@ -12,11 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause, cause_of
-from headrace.base.text import bytes_text, duration_text, rough_text
+from headrace.base.text import bytes_text, counted, duration_text, rough_text
 from headrace.insight.doctor.findings import Advice, Diagnosis
 from headrace.insight.doctor.predict import (
-    AHEAD,
-    TORCH,
     Curve,
     Work,
     ahead_rate,
@@ -60,18 +58,15 @@ def what_fails(findings: Findings, batch: int, workers: int) -> Iterator[Advice]
     if environment.nofile_soft < _DESCRIPTORS:
         can = environment.nofile_hard >= 2 * environment.nofile_soft
         more = min(environment.nofile_hard, 65_536)
+        hard = "none" if environment.nofile_hard >= 1 << 60 else f"{environment.nofile_hard:,}"
         yield Advice(
             key="nofile", do="Let the process open more files.",
             because=f"the limit is {environment.nofile_soft:,} open files (hard limit "
-            f"{_limit_text(environment.nofile_hard)}); workers and their batches need some thousands",
+            f"{hard}); workers and their batches need some thousands",
             gain='no "Too many open files" in the middle of training',
             command=f"ulimit -n {more}" if can else "ulimit -Hn  # ask your admin for 65536",
             blocking=environment.nofile_soft < _DESCRIPTORS_FAIL,
         )  # fmt: skip
-
-
-def _limit_text(value: int) -> str:
-    return "none" if value >= 1 << 60 else f"{value:,}"
 
 
 def what_is_worth_knowing(
@@ -135,6 +130,7 @@ _WORTH_IN_MEMORY: Final = 1.4
 """Where only copies are saved, which are known less well."""
 
 _ENOUGH_STALL: Final = 0.05
+"""A training that waits for less than this share of its time has what it needs."""
 
 _FLAT: Final = 1.3
 _OTHERS: Final = 0.5
@@ -172,8 +168,7 @@ def advice_of(
     failing = list(what_fails(findings, batch, workers))
     given = [advice for advice in failing if advice.blocking]
     work = work_of(findings)
-    torch = next((e for e in expected if e.loader == TORCH and not e.when), None)
-    ahead = next((e for e in expected if e.loader == AHEAD and not e.when), None)
+    torch, ahead = expected[:2] or (None, None)  # of both loaders, as things are now
     enough = torch is not None and torch.stall is not None and torch.stall < _ENOUGH_STALL
     if work is not None and torch is not None and ahead is not None:
         if enough:
@@ -198,6 +193,10 @@ def advice_of(
 
 def _times(factor: float) -> str:
     return f"about {factor:.1f} x" if factor < 10 else f"about {factor:.0f} x"
+
+
+def _from_to(factor: float, before: float, after: float) -> str:
+    return f"{_times(factor)}: {rough_text(before)} -> {rough_text(after)} samples/s"
 
 
 # -- what gains ----------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def _ahead(findings: Findings, work: Work, torch: Expected, ahead: Expected) -> 
         )
     yield Advice(
         key="ahead", do=do, because=because,
-        gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(ahead.per_s)} samples/s",
+        gain=_from_to(factor, torch.per_s, ahead.per_s),
         command=_CHANGE_IMPORT, python=True, factor=factor, proof=_PROVE,
     )  # fmt: skip
 
@@ -260,7 +259,7 @@ def _more_workers(work: Work, torch: Expected) -> Iterator[Advice]:
             key="workers", do=f"Use {best} workers.",
             because=f"{work.cpus:g} CPUs may be used, and {torch.workers} workers leave "
             f"{work.cpus - torch.workers:g} of them idle",
-            gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(rate)} samples/s",
+            gain=_from_to(factor, torch.per_s, rate),
             command=f"DataLoader(..., num_workers={best})", python=True, factor=factor,
         )  # fmt: skip
 
@@ -273,7 +272,7 @@ def _others(work: Work, torch: Expected) -> Iterator[Advice]:
         yield Advice(
             key="others", do="Stop what else runs here, or train elsewhere: it takes your processors.",
             because=f"{work.cpus:g} CPUs may be used, and other programs want {work.others:.1f} meanwhile",
-            gain=f"{_times(factor)}: {rough_text(torch.per_s)} -> {rough_text(alone)} samples/s",
+            gain=_from_to(factor, torch.per_s, alone),
             command="ps -eo pcpu,user,pid,comm --sort=-pcpu | head", factor=factor,
         )  # fmt: skip
 
@@ -396,9 +395,6 @@ def _nearer(findings: Findings, torch: Expected, name: str) -> Iterator[Advice]:
 
 # -- diagnose ----------------------------------------------------------------------------------------
 
-ENOUGH_STALL: Final = 0.05
-"""A training that waits for less than this share of its time has what it needs."""
-
 _WORKERS_MAX: Final = 8
 
 _WHY: Final = {
@@ -411,11 +407,6 @@ _WHY: Final = {
     Cause.COLLATE: "copying samples into batches takes the time",
 }
 """As an end of a sentence about torch's DataLoader."""
-
-
-def workers_for(cpus: float) -> int:
-    """Workers that people would use on so many CPUs, unless they say."""
-    return max(1, min(_WORKERS_MAX, int(cpus)))
 
 
 def diagnose(
@@ -445,7 +436,7 @@ def diagnose(
     if workers is not None and not 0 <= workers <= 1024:
         raise ValueError(f"workers is {workers}, expected 0 to 1024")
     cpus = findings.environment.cpus if findings.environment is not None else 1.0
-    count = workers_for(cpus) if workers is None else workers
+    count = max(1, min(_WORKERS_MAX, int(cpus))) if workers is None else workers
     wanted = None if step_s is None else batch / step_s
     expected = expected_of(findings, count, wanted)
     verdict, cause = _verdict(findings, expected, wanted)
@@ -471,26 +462,21 @@ def _verdict(
 ) -> tuple[str, str]:
     """One plain sentence, and the cause that it names."""
     if not expected:
-        why = (
-            "the examination was interrupted"
-            if findings.interrupted
-            else "the storage was not measured"
-        )
+        why = "the storage was not measured"
+        if findings.interrupted:
+            why = "the examination was interrupted"
         return f"Too little is known to say what to expect: {why}.", Cause.OTHER.value
-    torch = next(e for e in expected if e.loader == TORCH and not e.when)
+    torch, ahead = expected[:2]  # as things are now
     unit = unit_of(findings)
-    workers = (
-        "no workers" if not torch.workers else f"{torch.workers} worker{'s' * (torch.workers > 1)}"
-    )
+    workers = counted(torch.workers, "worker") if torch.workers else "no workers"
     rate = f"With torch's DataLoader ({workers}) expect about {rough_text(torch.per_s)} {unit}/s"
     main = cause_of(torch.cause)
     why = _WHY.get(main, main.sentence)
     if torch.stall is not None and wanted is not None:
-        if torch.stall < ENOUGH_STALL:
+        if torch.stall < _ENOUGH_STALL:
             asks = f"your model asks for {rough_text(wanted)}"
             return f"{rate}; {asks}: the data keep up, whoever loads them.", torch.cause
         asks = f"{rate} while your model asks for {rough_text(wanted)}"
         return f"{asks}: it would wait {torch.stall:.0%} of the time, because {why}.", torch.cause
-    ahead = next(e for e in expected if e.loader == AHEAD and not e.when)
     also = "; reading ahead does not change that" if ahead.per_s < 1.15 * torch.per_s else ""
     return f"{rate}: {why}{also}.", torch.cause

@@ -26,7 +26,6 @@ from headrace.insight.doctor.reads import (
     StoreReads,
     can_read_direct,
     copy_speeds,
-    files_at_once,
     open_rates,
     plain_reads,
     resident_share,
@@ -100,22 +99,17 @@ _PATIENCE_S: Final = 2.0
 _GROWN: Final = 1.1
 _ENOUGH: Final = 0.9
 
-_NAMES: Final = {
-    "machine": "looking at the machine",
-    "data": "looking at the data set",
-    "opens": "opening files",
-    "memory": "asking what lies in memory",
-    "reads": "reading at random",
-    "parts": "reading pieces at random",
-    "plain": "reading as Python does",
-    "decode": "decoding",
+_PARTS: Final = {
+    "machine": ("looking at the machine", 0.0),
+    "data": ("looking at the data set", 0.22),
+    "opens": ("opening files", 0.06),
+    "memory": ("asking what lies in memory", 0.04),
+    "plain": ("reading as Python does", 0.08),
+    "reads": ("reading at random", 0.36),
+    "decode": ("decoding", 0.12),
+    "pieces": ("reading pieces at random", 0.12),
 }
-
-_SHARES: Final = {
-    "data": 0.22, "opens": 0.06, "memory": 0.04, "reads": 0.36, "parts": 0.12, "plain": 0.08,
-    "decode": 0.12,
-}  # fmt: skip
-"""Of the time."""
+"""In words, and their share of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +119,6 @@ class ExamineOptions:
     Attributes:
         seconds: about how long it takes; less where there is little to measure.
         simulate: a storage to feel like: a preset's name or a `Simulation`. Figures are labelled.
-        storage_options: for URLs.
 
     Raises:
         ValueError: a value is out of bounds.
@@ -161,7 +154,7 @@ def examine(
         KeyboardInterrupt: Ctrl-C before anything was known.
     """
     options = options or ExamineOptions()
-    run = _Run(os.fsdecode(target), options, tell or _silent)
+    run = _Run(os.fsdecode(target), options, tell or (lambda _what, _share: None))
     thread = threading.Thread(target=run.work, name=THREAD, daemon=True)
     begun = time.monotonic()
     thread.start()
@@ -176,10 +169,6 @@ def examine(
             raise
     run.findings.seconds = time.monotonic() - begun
     return run.result()
-
-
-def _silent(_what: str, _share: float) -> None:
-    pass
 
 
 def _wait(run: _Run, thread: threading.Thread, until: float) -> None:
@@ -233,9 +222,8 @@ class _Run:
 
     def _begin(self, part: str) -> float:
         """Say what is done; returns the seconds that it may take."""
-        self.doing = _NAMES[part]
+        self.doing, share = _PARTS[part]
         self._tell(self.doing, self._over)
-        share = _SHARES.get(part, 0.0)
         self._over = min(1.0, self._over + share)
         return share * self._options.seconds
 
@@ -272,22 +260,20 @@ class _Run:
 
     def _measure(self, pool: SamplePool) -> None:
         findings = self.findings
-        parts: tuple[tuple[str, Callable[[SamplePool, float], None]], ...] = (
-            ("opens", self._opens), ("memory", self._memory), ("plain", self._plain),
-            ("reads", self._reads), ("decode", self._decode), ("parts", self._pieces),
-        )  # fmt: skip
         findings.cpu = copy_speeds()
-        for name, part in parts:
+        parts = (self._opens, self._memory, self._plain, self._reads, self._decode, self._pieces)
+        for part in parts:
+            name = part.__name__[1:]
             if self.stopped.is_set():
                 return
             if self._stop():
-                findings.notes.append(f"the time was over before {_NAMES[name]}")
+                findings.notes.append(f"the time was over before {_PARTS[name][0]}")
                 return
             seconds = self._begin(name)
             try:
                 part(pool, seconds)
             except (HeadraceError, OSError) as e:
-                findings.notes.append(f"{_NAMES[name]} failed: {e}")
+                findings.notes.append(f"{_PARTS[name][0]} failed: {e}")
 
     # -- the parts ---------------------------------------------------------------------------------
 
@@ -336,19 +322,29 @@ class _Run:
                 simulate=volume, stop=self._stop,
             )  # fmt: skip
             return reads, True, False
-        resident = findings.resident
         direct = volume is None and can_read_direct(pool.pieces[0].path)
         if pool.whole_files:
-            cold = [p.path for p in self._cold] if volume is None else [p.path for p in pool.pieces]
+            cold = [p.path for p in (self._cold if volume is None else pool.pieces)]
             if volume is not None or (len(cold) >= _COLD_FILES_MIN or (not direct and cold)):
-                simulate = None if volume is None else (volume, _root_of(pool, findings))
+                simulate = None
+                if volume is not None:  # in the place of the data set's folder
+                    assert findings.data is not None
+                    path = findings.data.path
+                    folder = path if os.path.isdir(path) else os.path.dirname(pool.pieces[0].path)
+                    simulate = volume, folder
                 return FileReads(cold, pool.mean_bytes, simulate, self._stop), True, direct
-        cold_enough = volume is not None or direct or (resident is not None and resident <= _COLD)
-        pieces = PieceReads(
-            _few_files(pool.pieces), direct=direct, simulate=volume, stop=self._stop
-        )
-        pieces.open_all()
-        return pieces, cold_enough, direct
+        resident = findings.resident
+        from_device = volume is not None or direct or (resident is not None and resident <= _COLD)
+        return self._open_pieces(pool, direct=direct), from_device, direct
+
+    def _open_pieces(self, pool: SamplePool, *, direct: bool) -> PieceReads:
+        reads = PieceReads(pool.pieces, direct=direct, simulate=self._volume, stop=self._stop)
+        try:
+            reads.open_all()
+        except BaseException:
+            reads.close()
+            raise
+        return reads
 
     def _pieces(self, pool: SamplePool, seconds: float) -> None:
         """The same samples from files that are open, and 4 KiB of each: what opens and bytes cost.
@@ -361,12 +357,8 @@ class _Run:
         most = max(point.per_s for point in storage.points)
         depth = min(p.depth for p in storage.points if p.per_s >= _ENOUGH * most)
         direct = self._volume is None and can_read_direct(pool.pieces[0].path)
-        pieces = _few_files(pool.pieces)
-        if not pieces:
-            return
-        reads = PieceReads(pieces, direct=direct, simulate=self._volume, stop=self._stop)
+        reads = self._open_pieces(pool, direct=direct)
         try:
-            reads.open_all()
             small = reads.small_rate(depth, 0.4 * seconds)
             opened = reads.rate(depth, 0.6 * seconds)
         finally:
@@ -392,27 +384,6 @@ class _Run:
         decode, data = self.findings.decode, self.findings.data
         if decode is not None and data is not None and data.format in ("bytes", "mixed"):
             self.findings.data = replace(data, format=decode.format)
-
-
-def _root_of(pool: SamplePool, findings: Findings) -> str:
-    """The folder that the simulated storage is in the place of."""
-    assert findings.data is not None
-    path = findings.data.path
-    return path if os.path.isdir(path) else os.path.dirname(pool.pieces[0].path)
-
-
-def _few_files(pieces: list[Piece]) -> list[Piece]:
-    """Pieces of as many files as may be open."""
-    most = files_at_once()
-    kept: list[Piece] = []
-    paths: set[str] = set()
-    for piece in pieces:
-        if piece.path not in paths:
-            if len(paths) >= most:
-                continue
-            paths.add(piece.path)
-        kept.append(piece)
-    return kept
 
 
 def _with_opens(point: Point, opens: OpenRates | None) -> Point:

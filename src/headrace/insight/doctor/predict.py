@@ -18,8 +18,9 @@ what a batch's transfer to the device takes. `benchmarks/doctor.py` compares wit
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -75,13 +76,9 @@ class Curve:
         if rate > self.most:
             return math.inf
         depths, rates = (0.0, *self.depths), (0.0, *self.rates)
-        for i in range(1, len(rates)):
-            if rate <= rates[i]:
-                if rates[i] <= rates[i - 1]:
-                    return depths[i - 1]
-                share = (rate - rates[i - 1]) / (rates[i] - rates[i - 1])
-                return depths[i - 1] + share * (depths[i] - depths[i - 1])
-        return depths[-1]
+        at = max(1, bisect_left(rates, rate))
+        share = (rate - rates[at - 1]) / (rates[at] - rates[at - 1])
+        return depths[at - 1] + share * (depths[at] - depths[at - 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +92,6 @@ class Work:
         read_s: processor time of opening and reading a sample in Python, out of memory.
         cold_read_s: the same of one that comes from the device, through the page cache.
         ahead_s: processor time of headrace's reading a sample from the device.
-        decode_s: processor time of decoding.
         collate_s: of copying a sample into a new batch.
         ahead_collate_s: into a recycled one.
         cpus: that may be used.
@@ -131,17 +127,8 @@ class Work:
             return 0.0
         return min(wanted, self.cpus * wanted / max(self.cpus, wanted + self.others))
 
-    def from_memory(self) -> Work:
-        """The same with all samples in memory."""
-        return replace(self, cold=0.0)
 
-    def from_device(self) -> Work:
-        """The same with none in memory."""
-        return replace(self, cold=1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
+class Shares(NamedTuple):
     """What a worker of torch's does with its time; adds up to 1."""
 
     wait: float
@@ -263,14 +250,6 @@ def fits_in_memory(findings: Findings) -> bool:
     return 0 < findings.data.nbytes < _MEMORY_SHARE * findings.environment.memory_free_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """When: how a loader's name goes on, and what a sample takes then."""
-
-    when: str
-    work: Work
-
-
 def expected_of(
     findings: Findings, workers: int, wanted_per_s: float | None
 ) -> tuple[Expected, ...]:
@@ -278,60 +257,49 @@ def expected_of(
     work = work_of(findings)
     if work is None:
         return ()
-    scenes = [_Scene("", work)]
+    scenes = {"": work}
     if work.cold > 0.1 and fits_in_memory(findings):
-        scenes.append(_Scene(LATER, work.from_memory()))
+        scenes[LATER] = replace(work, cold=0.0)
     if work.cold < 0.9 and findings.storage is not None and findings.storage.cold:
-        scenes.append(_Scene(UNCACHED, work.from_device()))
-    error = _error(findings)
+        scenes[UNCACHED] = replace(work, cold=1.0)
+    assert findings.storage is not None
+    few = min(point.reads for point in findings.storage.points) < _FEW_READS
+    error = _FEW_ERROR if few else MODEL_ERROR
     expected: list[Expected] = []
-    for scene in scenes:
+    for when, work in scenes.items():
         for loader, rate in (
-            (TORCH, torch_rate(scene.work, workers)),
-            (AHEAD, ahead_rate(scene.work, workers)),
+            (TORCH, torch_rate(work, workers)),
+            (AHEAD, ahead_rate(work, workers)),
         ):
             in_turn = workers == 0 and loader == TORCH
             stall = None if wanted_per_s is None else stall_of(rate, wanted_per_s, in_turn=in_turn)
             expected.append(
                 Expected(
-                    loader=loader, when=scene.when, workers=workers, per_s=rate,
+                    loader=loader, when=when, workers=workers, per_s=rate,
                     low_per_s=rate / (1 + error), high_per_s=rate * (1 + error),
-                    cause=_cause(findings, scene.work, loader, workers, rate), stall=stall,
+                    cause=_cause(findings, work, loader, workers, rate), stall=stall,
                 )
             )  # fmt: skip
     return tuple(expected)
-
-
-def _error(findings: Findings) -> float:
-    assert findings.storage is not None
-    return _FEW_ERROR if _fewest(findings.storage.points) < _FEW_READS else MODEL_ERROR
-
-
-def _fewest(points: Sequence[object]) -> int:
-    return min(getattr(point, "reads", 0) for point in points)
 
 
 def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: float) -> str:
     """What holds a loader back."""
     if loader == TORCH:
         shares = torch_shares(work, workers)
-        if shares.wait >= 0.5:
-            return storage_cause(findings, work.curve.depth(rate * work.cold))
         parts = {
-            Cause.DECODE: shares.decode,
-            Cause.COLLATE: shares.collate,
-            Cause.PYTHON: shares.read,
-        }
-        if work.cold > 0 and shares.wait > max(parts.values()):
+            Cause.DECODE: shares.decode, Cause.COLLATE: shares.collate, Cause.PYTHON: shares.read,
+        }  # fmt: skip
+        if shares.wait >= 0.5 or (work.cold > 0 and shares.wait > max(parts.values())):
             return storage_cause(findings, work.curve.depth(rate * work.cold))
-        return max(parts, key=lambda cause: parts[cause]).value
-    if work.cold > 0 and rate >= 0.98 * work.curve.most / work.cold:
-        return storage_cause(findings, work.curve.depths[-1])
-    cpu = {
-        Cause.DECODE: work.decode_s, Cause.COLLATE: work.ahead_collate_s,
-        Cause.PYTHON: work.read_s + work.cold * work.ahead_s,
-    }  # fmt: skip
-    return max(cpu, key=lambda cause: cpu[cause]).value
+    else:
+        parts = {
+            Cause.DECODE: work.decode_s, Cause.COLLATE: work.ahead_collate_s,
+            Cause.PYTHON: work.read_s + work.cold * work.ahead_s,
+        }  # fmt: skip
+        if work.cold > 0 and rate >= 0.98 * work.curve.most / work.cold:
+            return storage_cause(findings, work.curve.depths[-1])
+    return max(parts, key=lambda cause: parts[cause]).value
 
 
 def storage_cause(findings: Findings, depth: float) -> str:

@@ -413,6 +413,8 @@ class PieceReads(StoreReads):
         simulate: SlowVolume | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        few = set(itertools.islice(dict.fromkeys(p.path for p in pieces), files_at_once()))
+        pieces = [piece for piece in pieces if piece.path in few]
         # Each piece stands there twice: as a whole, and with its first bytes.
         twice = [*pieces, *(Piece(p.path, p.offset, min(_SMALL_BYTES, p.length)) for p in pieces)]
         mean_bytes = sum(p.length for p in pieces) / max(1, len(pieces))

@@ -44,7 +44,6 @@ class SamplePool:
     """Samples at random.
 
     Attributes:
-        pieces: in random order.
         whole_files: each is a file of its own, which is opened to be read.
         unopened: more files at random that nothing was asked about yet: opening them is news to the system.
         store: an open store whose samples lie in objects or another host's volumes; read by index.

@@ -12,7 +12,7 @@ import random
 import struct
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -39,9 +39,7 @@ class Hops:
 
     Attributes:
         places: (offset, bytes) of the parts that are samples' main ones.
-        samples: in what was seen.
         seen_bytes: how far it went.
-        complete: whether to the end.
         suffix: of a tar's members, `.jpg`.
     """
 
@@ -150,11 +148,7 @@ class Shards:
     """What is to be looked at.
 
     Attributes:
-        path: how the data set is called.
-        kind: of the files.
         names: some of them, or all.
-        sizes: theirs, int64.
-        files: how many there are.
         exact: whether `names` are all.
         notes: what was seen on the way.
     """
@@ -173,22 +167,15 @@ class Shards:
         return float(self.sizes.mean()) * self.files
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Samples.
-
-    Attributes:
-        samples: how many were seen.
-        seen_bytes: of files that they were seen in.
-        complete: whether these are all.
-        inner: the samples' format, or empty.
-    """
+class _Sampled(NamedTuple):
+    """Samples that were seen: how many, in how many bytes of files, and whether these are all."""
 
     pieces: list[Piece]
     samples: int
     seen_bytes: int
     complete: bool
     inner: str = ""
+    """The samples' own format, or empty."""
 
 
 def survey_shards(
@@ -232,7 +219,7 @@ def _compressed(path: str) -> bool:
         return compression_of(file.read(8)) is not None
 
 
-def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Found | None:
+def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Sampled | None:
     """Some shards at random, each for a while; what was seen of a shard stands for all of it."""
     count = len(given.names)
     order = random.Random(2).sample(range(count), min(count, _FILES_MAX))  # noqa: S311
@@ -259,7 +246,7 @@ def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Found |
         seen_bytes += size if hops.complete else hops.seen_bytes
         inner = inner or (format_of("x" + hops.suffix) if hops.suffix else "")
         pieces += _spread(given.names[at], size, hops)
-    return _Found(pieces, samples, seen_bytes, complete, inner) if pieces else None
+    return _Sampled(pieces, samples, seen_bytes, complete, inner) if pieces else None
 
 
 def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
@@ -275,7 +262,7 @@ def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
     ]
 
 
-def _indexed(given: Shards) -> tuple[_Found | None, str]:
+def _indexed(given: Shards) -> tuple[_Sampled | None, str]:
     """Files that say themselves where their samples lie; else why not."""
     from headrace.store.sources.detect import open_source
     from headrace.store.sources.scan import Scan, SourceOptions
@@ -303,7 +290,7 @@ def _indexed(given: Shards) -> tuple[_Found | None, str]:
     pieces = [Piece(scan.volumes[v].path, offset, n) for v, offset, n in places if n > 0]
     if not pieces:
         return None, "its samples are empty: looked at in blocks"
-    return _Found(pieces, columns.samples, seen, len(names) == len(given.names)), ""
+    return _Sampled(pieces, columns.samples, seen, len(names) == len(given.names)), ""
 
 
 def _first_line(error: Exception) -> str:

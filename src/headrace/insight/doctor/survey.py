@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -45,7 +45,7 @@ from headrace.store.sources.detect import detect_file
 from headrace.store.sources.scan import Scan, SourceVolume
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -118,10 +118,10 @@ def _survey_open_store(store: Store) -> tuple[DataSet, SamplePool]:
 def _draw_samples(
     segment: OpenSegment, local: NDArray[np.int64], pieces: list[Piece], sizes: list[int]
 ) -> None:
-    found = segment.directory.extents_of(local)
+    extents = segment.directory.extents_of(local)
     names = dict(zip(local.tolist(), segment.directory.names(local), strict=True))
     totals: dict[int, int] = {}
-    columns = (found[key].tolist() for key in ("sample", "volume", "offset", "length"))
+    columns = (extents[key].tolist() for key in ("sample", "volume", "offset", "length"))
     for sample, volume, offset, length in zip(*columns, strict=True):
         totals[sample] = totals.get(sample, 0) + length
         path = segment.volumes.paths[volume]
@@ -139,11 +139,7 @@ _MAJORITY: Final = 0.5
 
 
 def survey_objects(
-    url: str,
-    seconds: float,
-    *,
-    stop: Callable[[], bool],
-    storage_options: Mapping[str, Any] | None,
+    url: str, seconds: float, stop: _Stop, storage_options: Mapping[str, Any] | None
 ) -> tuple[DataSet, SamplePool]:
     """List what lies below a URL, or fits a pattern, and draw some of it.
 
@@ -235,12 +231,8 @@ _NO_OBJECTS: Final = frozenset({*HTTP, "nvme+tcp", "headrace"})
 """Where nothing can be listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Time:
-    """How long the survey may take, and who may end it."""
-
-    seconds: float
-    stop: Callable[[], bool]
+_Stop = Callable[[], bool]
+"""Asked now and then; True ends the survey."""
 
 
 def survey(
@@ -258,17 +250,16 @@ def survey(
         VolumeError: an object cannot be read.
     """
     text = os.fsdecode(target)
-    given = _Time(seconds, stop)
     if is_url(text):
-        return _at_url(text, given, storage_options)
+        return _at_url(text, seconds, stop, storage_options)
     path = os.path.abspath(text.removeprefix("file://"))
     try:
         if os.path.isfile(os.path.join(path, "store.json")):
             return survey_store(path, storage_options)
         if os.path.isdir(path):
-            return _folder(path, given)
+            return _folder(path, seconds, stop)
         if os.path.isfile(path):
-            return _files([path], path, given)
+            return _files([path], path, seconds, stop)
     except OSError as e:
         if isinstance(e, HeadraceError):
             raise
@@ -277,12 +268,12 @@ def survey(
             next_step="Check its permissions, and those of the folders above it.",
         ) from e  # fmt: skip
     if glob.has_magic(path) and (matches := sorted(glob.glob(path))):
-        return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, given)
+        return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, seconds, stop)
     raise _nothing(path)
 
 
 def _at_url(
-    url: str, given: _Time, storage_options: Mapping[str, Any] | None
+    url: str, seconds: float, stop: _Stop, storage_options: Mapping[str, Any] | None
 ) -> tuple[DataSet, SamplePool]:
     """A store, or what else headrace opens there; or plain objects."""
     try:
@@ -291,9 +282,7 @@ def _at_url(
         if scheme_of(url) in _NO_OBJECTS:
             raise
         try:
-            return survey_objects(
-                url, 0.6 * given.seconds, stop=given.stop, storage_options=storage_options
-            )
+            return survey_objects(url, 0.6 * seconds, stop, storage_options)
         except HeadraceError:
             raise e from None
 
@@ -320,13 +309,13 @@ def _nothing(path: str) -> HeadraceError:
 # -- folders -----------------------------------------------------------------------------------------
 
 
-def _folder(path: str, given: _Time) -> tuple[DataSet, SamplePool]:
-    seen = walk(path, 0.6 * given.seconds, stop=given.stop)
+def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
+    seen = walk(path, 0.6 * seconds, stop=stop)
     if not seen.files:
         raise _no_files(path, seen)
     kind, share = _majority(seen)
     if kind in SHARD_KINDS and share > 0.5:
-        return _folder_of_shards(path, kind, seen, given)
+        return _folder_of_shards(path, kind, seen, seconds, stop)
     drawn = [os.fsdecode(name) for name in seen.drawn]
     samples = seen.files_estimated
     notes = _notes(seen)
@@ -336,7 +325,7 @@ def _folder(path: str, given: _Time) -> tuple[DataSet, SamplePool]:
         samples *= share
     random.Random(1).shuffle(drawn)  # noqa: S311 - a draw, no secret
     names = [os.path.join(path, name) for name in drawn]
-    sized, sizes = _sizes(names[:POOL_MAX], 0.25 * given.seconds, given.stop)
+    sized, sizes = _sizes(names[:POOL_MAX], 0.25 * seconds, stop)
     if not sized:
         raise SourceError(
             f"{printable(path)}: none of {len(names):,} files that were tried can be looked at.",
@@ -375,17 +364,15 @@ def _no_files(path: str, seen: Walk) -> SourceError:
 
 def _majority(seen: Walk) -> tuple[str, float]:
     """The format of most files, and what share of them has it; images count as one family."""
-    formats: dict[str, int] = {}
+    formats = Counter[str]()
     for suffix, count in seen.suffixes.items():
-        name = format_of("x" + suffix)
-        formats[name] = formats.get(name, 0) + count
-    total = sum(formats.values())
-    images = sum(count for name, count in formats.items() if family_of(name) == "image")
-    best = max(formats, key=lambda name: formats[name])
-    if images > 0.5 * total:
-        of_images = {n: c for n, c in formats.items() if family_of(n) == "image"}
-        return max(of_images, key=lambda name: of_images[name]), images / total
-    return best, formats[best] / total
+        formats[format_of("x" + suffix)] += count
+    total = formats.total()
+    images = Counter({n: count for n, count in formats.items() if family_of(n) == "image"})
+    if images.total() > 0.5 * total:
+        return images.most_common(1)[0][0], images.total() / total
+    best, count = formats.most_common(1)[0]
+    return best, count / total
 
 
 def _notes(seen: Walk) -> list[str]:
@@ -430,30 +417,34 @@ def _total(sizes: NDArray[np.int64], samples: float) -> float:
 # -- files with many samples in each --------------------------------------------------------------------
 
 
-def _folder_of_shards(path: str, kind: str, seen: Walk, given: _Time) -> tuple[DataSet, SamplePool]:
+def _folder_of_shards(
+    path: str, kind: str, seen: Walk, seconds: float, stop: _Stop
+) -> tuple[DataSet, SamplePool]:
     drawn = [os.path.join(path, os.fsdecode(name)) for name in seen.drawn]
     names = [name for name in drawn if format_of(name) == kind]
     files = round(seen.files_estimated * len(names) / max(1, len(drawn)))
     return _survey_files(
-        names, given, path=path, kind=kind, files=files, notes=tuple(_notes(seen)),
+        names, seconds, stop, path=path, kind=kind, files=files, notes=tuple(_notes(seen)),
         exact=seen.complete and files == len(names),
     )  # fmt: skip
 
 
-def _survey_files(names: list[str], given: _Time, **more: Any) -> tuple[DataSet, SamplePool]:
-    sized, sizes = _sizes(names, 0.2 * given.seconds, given.stop)
+def _survey_files(
+    names: list[str], seconds: float, stop: _Stop, **more: Any
+) -> tuple[DataSet, SamplePool]:
+    sized, sizes = _sizes(names, 0.2 * seconds, stop)
     more["exact"] &= len(sized) == len(names)
-    return survey_shards(Shards(names=sized, sizes=sizes, **more), 0.5 * given.seconds, given.stop)
+    return survey_shards(Shards(names=sized, sizes=sizes, **more), 0.5 * seconds, stop)
 
 
-def _files(paths: list[str], path: str, given: _Time) -> tuple[DataSet, SamplePool]:
+def _files(paths: list[str], path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
     """One file, or those of a pattern."""
     try:
         kind = detect_file(paths[0])
     except SourceError:
         kind = format_of(paths[0])
         if len(paths) > 1 or kind != "bytes":
-            sized, sizes = _sizes(paths, given.seconds, given.stop)
+            sized, sizes = _sizes(paths, seconds, stop)
             pieces = [Piece(n, 0, int(s)) for n, s in zip(sized, sizes, strict=True) if s]
             if pieces:
                 data = DataSet(
@@ -461,4 +452,4 @@ def _files(paths: list[str], path: str, given: _Time) -> tuple[DataSet, SamplePo
                     files=len(paths), nbytes=_total(sizes, len(paths)), **quantiles(sizes),
                 )  # fmt: skip
                 return data, SamplePool(pieces=pieces, whole_files=True)
-    return _survey_files(paths, given, path=path, kind=kind, files=len(paths), exact=True)
+    return _survey_files(paths, seconds, stop, path=path, kind=kind, files=len(paths), exact=True)

@@ -5,10 +5,18 @@ Names come from anywhere: whatever they hold, it cannot move a terminal's cursor
 
 from __future__ import annotations
 
-import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from headrace.base.text import bytes_text, count_text, duration_text, printable, rough_text
+from headrace.base.text import (
+    bytes_text,
+    count_text,
+    counted,
+    duration_text,
+    labelled,
+    printable,
+    rough_text,
+)
 from headrace.insight.doctor.diagnose import unit_of
 from headrace.insight.doctor.predict import AHEAD, LATER, TORCH, UNCACHED
 from headrace.pages.charts import Part, bars, columns, figure, table
@@ -47,41 +55,25 @@ _WHEN: Final = {
 def lines_of(diagnosis: Diagnosis, width: int = WIDTH) -> list[tuple[str, str]]:
     """The lines, each with what it is: `head`, `fact`, `verdict`, `do`, `command` or `more`."""
     findings = diagnosis.findings
-    lines: list[tuple[str, str]] = []
     data = findings.data
     if data is None:
         return [("verdict", diagnosis.verdict)]
     over = "interrupted after" if findings.interrupted else "in"
     took = f"{over} {findings.seconds:.0f} s; nothing was written"
-    lines.append(("head", f"{_short(data.path)}   ({took})"))
-    lines.append(("fact", ""))
+    lines = [("head", f"{_short(data.path)}   ({took})"), ("fact", "")]
     for name, text in facts_of(diagnosis):
-        lines += [("fact", line) for line in _wrapped(name, text, width)]
+        lines += [("fact", line) for line in labelled(name, text, width=width)]
     lines.append(("fact", ""))
     lines += [("fact", line) for line in _expected(diagnosis, width)]
-    lines += [("verdict", line) for line in _wrapped("verdict", diagnosis.verdict, width)]
-    if diagnosis.advice:
-        first, *more = diagnosis.advice
-        lines.append(("fact", ""))
-        lines += _advice("do first", first, width)
-        if more:
+    lines += [("verdict", line) for line in labelled("verdict", diagnosis.verdict, width=width)]
+    for number, advice in enumerate(diagnosis.advice[: 1 + _MORE_SHOWN]):
+        if number < 2:
             lines.append(("fact", ""))
-        for number, advice in enumerate(more[:_MORE_SHOWN]):
-            lines += _advice("then" if number == 0 else "", advice, width)
-        if len(more) > _MORE_SHOWN:
-            lines += [("more", f"{'':<{_MARGIN}}{len(more) - _MORE_SHOWN} more with --json")]
+        lines += _advice(("do first", "then", "")[min(number, 2)], advice, width)
+    hidden = len(diagnosis.advice) - 1 - _MORE_SHOWN
+    if hidden > 0:
+        lines += [("more", f"{'':<{_MARGIN}}{hidden} more with --json")]
     return lines
-
-
-def _wrapped(name: str, text: str, width: int) -> list[str]:
-    """Lines with a word in the margin of the first."""
-    out: list[str] = []
-    for part in text.split("\n"):
-        out += textwrap.wrap(
-            part, width - _MARGIN, break_on_hyphens=False, break_long_words=True,
-            subsequent_indent="  " if part[:1] == " " else "", drop_whitespace=True,
-        ) or [""]  # fmt: skip
-    return [f"{name if i == 0 else '':<{_MARGIN}}{line}".rstrip() for i, line in enumerate(out)]
 
 
 def _short(path: str) -> str:
@@ -101,8 +93,8 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "place", _place(findings.place, findings.resident)
     if findings.storage is not None:
         yield "storage", _storage(findings, findings.storage)
-    yield from _cpu(findings)
     if findings.environment is not None:
+        yield "cpu", _cpu(findings)
         yield "machine", _machine(findings.environment)
         kind, share = max(
             findings.environment.pressure.items(), key=lambda i: i[1], default=("", 0.0)
@@ -121,9 +113,9 @@ def _data(data: DataSet) -> str:
     if data.kind == "folder":
         text = f"{many} {_format(data.format)}files"
     elif not data.in_place:
-        text = f"{_files(data.files)} {_format(data.format)}, looked at in blocks"
+        text = f"{counted(data.files, 'file')} {_format(data.format)}, looked at in blocks"
     else:
-        inside = "" if data.kind in ("store", "object") else f" in {_files(data.files)}"
+        inside = "" if data.kind in ("store", "object") else f" in {counted(data.files, 'file')}"
         text = f"{many} {_format(data.format)}samples{inside}"
     if data.classes > 1:
         text += f" in {count_text(data.classes)} classes"
@@ -136,10 +128,6 @@ def _data(data: DataSet) -> str:
 
 def _format(name: str) -> str:
     return "" if name in ("bytes", "mixed") else f"{printable(name)} "
-
-
-def _files(count: int) -> str:
-    return f"{count_text(count)} file{'s' * (count != 1)}"
 
 
 def _place(place: DataPlace, resident: float | None) -> str:
@@ -184,26 +172,23 @@ def _storage(findings: Findings, storage: StorageRates) -> str:
     return "\n".join(rows)
 
 
-def _cpu(findings: Findings) -> Iterator[tuple[str, str]]:
+def _cpu(findings: Findings) -> str:
     decode, environment, cpu = findings.decode, findings.environment, findings.cpu
-    if environment is None:
-        return
+    assert environment is not None
     cpus = f"{environment.cpus:g} CPU{'s' * (environment.cpus != 1)}"
-    others = " (other programs want them, too)" if cpu and cpu.others > _OTHERS_SHOWN else ""
-    if decode is not None and decode.decoder and decode.sample_s > 0:
-        scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
-        failed = (
-            f"; {decode.failed} of {decode.samples} failed ({printable(decode.first_failed)[:60]})"
-        )
-        yield (
-            "cpu",
-            f"{rough_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
-            f"so {rough_text(environment.cpus / decode.sample_s)}/s with {cpus}{others}"
-            + (failed if decode.failed else ""),
-        )
-    else:
-        why = f"; {decode.why}" if decode is not None and decode.why else ""
-        yield "cpu", f"{cpus}{others}{why}"
+    if cpu and cpu.others > _OTHERS_SHOWN:
+        cpus += " (other programs want them, too)"
+    if decode is None or not decode.decoder or decode.sample_s <= 0:
+        return f"{cpus}; {decode.why}" if decode is not None and decode.why else cpus
+    scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
+    failed = ""
+    if decode.failed:
+        why = printable(decode.first_failed)[:60]
+        failed = f"; {decode.failed} of {decode.samples} failed ({why})"
+    return (
+        f"{rough_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
+        f"so {rough_text(environment.cpus / decode.sample_s)}/s with {cpus}{failed}"
+    )
 
 
 def _machine(environment: Environment) -> str:
@@ -218,9 +203,7 @@ def _machine(environment: Environment) -> str:
         parts.append(f"{environment.nofile_soft:,} open files allowed")
     if environment.swap_used_bytes:
         parts.append(f"{bytes_text(environment.swap_used_bytes)} swapped out")
-    gpus: dict[str, int] = {}
-    for name in environment.gpus:
-        gpus[name] = gpus.get(name, 0) + 1
+    gpus = Counter(environment.gpus)
     names = [f"{count} x {name}" if count > 1 else name for name, count in gpus.items()]
     parts.append(", ".join(names) or "no GPU seen")
     return ", ".join(parts)
@@ -236,14 +219,15 @@ def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
         return
     unit = unit_of(diagnosis.findings)
     scenes = list(dict.fromkeys(each.when for each in expected))
-    workers = f"{diagnosis.workers} worker{'s' * (diagnosis.workers != 1)}"
+    workers = counted(diagnosis.workers, "worker")
     error = expected[0].high_per_s / expected[0].per_s - 1
     heads = "".join(f"{scene or 'now':>{_COLUMN}}" for scene in scenes)
     yield f"{'expected':<{_MARGIN}}{f'{unit}/s with {workers}':<{_LABEL}}{heads}"
     for loader in dict.fromkeys(each.loader for each in expected):
         row = [e for e in expected if e.loader == loader]
-        cells = "".join(f"{_cell(e):>{_COLUMN}}" for e in row)
-        yield f"{'':<{_MARGIN}}  {loader:<{_LABEL - 2}}{cells}"
+        waits = ["" if e.stall is None else f" ({e.stall:.0%})" for e in row]
+        cells = [f"{rough_text(e.per_s)}{wait}" for e, wait in zip(row, waits, strict=True)]
+        yield f"{'':<{_MARGIN}}  {loader:<{_LABEL - 2}}{''.join(f'{c:>{_COLUMN}}' for c in cells)}"
     if diagnosis.wanted_per_s is not None and diagnosis.step_s is not None:
         label = f"your model, {diagnosis.batch} in {duration_text(diagnosis.step_s)}"
         yield f"{'':<{_MARGIN}}  {label:<{_LABEL - 2}}{rough_text(diagnosis.wanted_per_s):>{_COLUMN}}"
@@ -253,26 +237,16 @@ def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     notes += [_WHEN[scene] for scene in scenes if scene in _WHEN]
     if expected[0].stall is not None:
         notes.insert(0, "In brackets: the share of its time that your model would wait.")
-    yield from _wrapped("", " ".join(notes), width)
+    yield from labelled("", " ".join(notes), width=width)
     yield ""
 
 
-def _cell(expected: Expected) -> str:
-    rate = rough_text(expected.per_s)
-    return rate if expected.stall is None else f"{rate} ({expected.stall:.0%})"
-
-
 def _advice(name: str, advice: Advice, width: int) -> list[tuple[str, str]]:
-    kind = "do" if name == "do first" else "more"
-    lines = [(kind, line) for line in _wrapped(name, advice.do, width)]
-    if kind == "do":
-        because = f"because {advice.because}."
-        gain = f"gain: {advice.gain}"
-        lines += [("more", line) for line in _wrapped("", because, width)]
-        lines += [("more", line) for line in _wrapped("", gain, width)]
-    else:
-        both = f"{advice.because}. Gain: {advice.gain}."
-        lines += [("more", line) for line in _wrapped("", both, width)]
+    kind, why = "more", f"{advice.because}. Gain: {advice.gain}."
+    if name == "do first":
+        kind, why = "do", f"because {advice.because}.\ngain: {advice.gain}"
+    lines = [(kind, line) for line in labelled(name, advice.do, width=width)]
+    lines += [("more", line) for line in labelled("", why, width=width)]
     prompt = "" if advice.python else "$ "
     # Not wrapped: it is there to be pasted.
     for part in advice.command.split("\n"):
@@ -316,26 +290,21 @@ def doctor_page(diagnosis: Diagnosis) -> str:
 
 
 def _cards(diagnosis: Diagnosis) -> str:
-    findings = diagnosis.findings
-    unit = unit_of(findings)
-    figures_shown: list[tuple[str, str]] = []
-    if findings.data is not None:
-        many = f"{'' if findings.data.exact else '~'}{count_text(findings.data.samples)}"
-        figures_shown += [(many, "samples"), (bytes_text(findings.data.nbytes), "in all")]
+    data, unit = diagnosis.findings.data, unit_of(diagnosis.findings)
+    cards: list[tuple[str, str]] = []
+    if data is not None:
+        many = f"{'' if data.exact else '~'}{count_text(data.samples)}"
+        cards += [(many, "samples"), (bytes_text(data.nbytes), "in all")]
     for each in diagnosis.expected:
         if not each.when:
-            figures_shown.append(
-                (
-                    f"{rough_text(each.per_s)}/s",
-                    f"{unit} expected now, with {_LOADERS[each.loader][0]}",
-                )
-            )
+            what = f"{unit} expected now, with {_LOADERS[each.loader][0]}"
+            cards.append((f"{rough_text(each.per_s)}/s", what))
     if diagnosis.wanted_per_s is not None:
-        figures_shown.append(
+        cards.append(
             (f"{rough_text(diagnosis.wanted_per_s)}/s", f"{unit} that your model asks for")
         )
     drawn = "".join(
-        f"<li><b>{safe(value)}</b><span>{safe(what)}</span></li>" for value, what in figures_shown
+        f"<li><b>{safe(value)}</b><span>{safe(what)}</span></li>" for value, what in cards
     )
     return f'<ul class="cards">{drawn}</ul>' if drawn else ""
 
@@ -372,7 +341,7 @@ def _page_expected(diagnosis: Diagnosis) -> Iterator[str]:
             ],
         )  # fmt: skip
         title, scene = _TITLES.get(when, (f"What loaders would deliver: {when}", ""))
-        workers = f"{diagnosis.workers} worker{'s' * (diagnosis.workers != 1)}"
+        workers = counted(diagnosis.workers, "worker")
         caption = f"{unit.capitalize()} a second with {workers}; computed, not tried. {scene}"
         yield figure(title, bars(f"{title}, {unit} a second", parts, words=210), behind, caption)
 

@@ -8,10 +8,8 @@ again: as `headrace.index` and torchvision's `ImageFolder` see a folder.
 
 from __future__ import annotations
 
-import math
 import os
 import random
-import stat
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -39,9 +37,7 @@ class Walk:
 
     Attributes:
         drawn: paths of files at random, each with the same chance.
-        complete: whether everything was seen.
         cut: whether the walk ended within one folder, of which nobody knows how long it goes on.
-        pending: folders that were not entered.
         tops: first-level folders with files in them.
         loose: files that lie in no folder.
         loops: links back to a folder above.
@@ -92,55 +88,41 @@ def walk(
     begun = time.monotonic()
     until = begun + seconds
     dice = random.Random(seed)  # noqa: S311 - a draw, no secret
-    draw = _Draw(walk.drawn, dice)
     pending: list[tuple[bytes, Ancestors]] = [(b"", ())]
     while pending and not walk.cut and time.monotonic() < until and not stop():
         at = dice.randrange(len(pending))
         pending[at], pending[-1] = pending[-1], pending[at]
         folder, ancestors = pending.pop()
         try:
-            _enter(walk, (folder, ancestors), pending, draw, until)
+            _enter(walk, (folder, ancestors), pending, dice, until)
         except OSError as e:
             if not folder:
                 raise
             walk.unreadable += 1
-            walk.first_unreadable = walk.first_unreadable or f"{_text(folder)}: {e.strerror}"
+            walk.first_unreadable = walk.first_unreadable or f"{os.fsdecode(folder)}: {e.strerror}"
     walk.pending += len(pending)
     walk.complete = not walk.pending and not walk.cut
     walk.seconds = time.monotonic() - begun
     return walk
 
 
-class _Draw:
-    """A fair draw from a stream whose length is not known (algorithm L: most of it is passed by)."""
-
-    def __init__(self, kept: list[bytes], dice: random.Random) -> None:
-        self._kept, self._dice = kept, dice
-        self._weight = 1.0
-        self._skip = 0
-
-    def __call__(self, folder: bytes, name: bytes) -> None:
-        if len(self._kept) < DRAWN_MAX:
-            self._kept.append(os.path.join(folder, name))
-            if len(self._kept) == DRAWN_MAX:
-                self._next()
-        elif self._skip > 0:
-            self._skip -= 1
-        else:
-            self._kept[self._dice.randrange(DRAWN_MAX)] = os.path.join(folder, name)
-            self._next()
-
-    def _next(self) -> None:
-        self._weight *= math.exp(math.log(1.0 - self._dice.random()) / DRAWN_MAX)
-        rest = math.log(1.0 - self._dice.random()) / math.log1p(-self._weight)
-        self._skip = int(rest)
+def _note_file(walk: Walk, folder: bytes, name: bytes, dice: random.Random) -> None:
+    """Count a file; of all, `DRAWN_MAX` are kept, each with the same chance."""
+    suffix = os.fsdecode(os.path.splitext(name)[1]).lower()
+    if len(walk.suffixes) < _SUFFIXES_MAX or suffix in walk.suffixes:
+        walk.suffixes[suffix] += 1
+    walk.files += 1
+    if len(walk.drawn) < DRAWN_MAX:
+        walk.drawn.append(os.path.join(folder, name))
+    elif (at := int(dice.random() * walk.files)) < DRAWN_MAX:
+        walk.drawn[at] = os.path.join(folder, name)
 
 
 def _enter(
     walk: Walk,
     place: tuple[bytes, Ancestors],
     pending: list[tuple[bytes, Ancestors]],
-    draw: _Draw,
+    dice: random.Random,
     until: float,
 ) -> None:
     folder, ancestors = place
@@ -151,7 +133,7 @@ def _enter(
         walk.loops += 1
         return
     below = (*ancestors, identity)
-    files = seen = 0
+    before, seen = walk.files, 0
     with os.scandir(path) as entries:
         walk.entered += 1
         for entry in entries:
@@ -169,17 +151,14 @@ def _enter(
                 else:
                     walk.pending += 1
             elif _is_file(entry):
-                files += 1
-                draw(folder, name)
-                _note_suffix(walk.suffixes, name)
+                _note_file(walk, folder, name, dice)
             else:
                 walk.odd += 1
-                walk.first_odd = walk.first_odd or _text(os.path.join(folder, name))
-    walk.files += files
-    if files and folder:
+                walk.first_odd = walk.first_odd or os.fsdecode(os.path.join(folder, name))
+    if walk.files > before and folder:
         walk.tops.add(folder.split(b"/", 1)[0])
-    elif files:
-        walk.loose += files
+    elif walk.files > before:
+        walk.loose += walk.files - before
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -191,18 +170,6 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 def _is_file(entry: os.DirEntry[bytes]) -> bool:
     try:
-        if not entry.is_symlink():
-            return entry.is_file()
-        return stat.S_ISREG(entry.stat().st_mode)
+        return entry.is_file()
     except OSError:
         return False
-
-
-def _note_suffix(suffixes: Counter[str], name: bytes) -> None:
-    suffix = os.fsdecode(os.path.splitext(name)[1]).lower()
-    if len(suffixes) < _SUFFIXES_MAX or suffix in suffixes:
-        suffixes[suffix] += 1
-
-
-def _text(path: bytes) -> str:
-    return os.fsdecode(path)

@@ -72,13 +72,11 @@ class Saves:
     """Checkpoints.
 
     Attributes:
-        count: of them.
         nbytes: of one, the median.
         files: of one, the median.
         seconds: that one was written, the median.
         begin_ns: of each.
         synced: whether the program waited for the disk.
-        folder: of the first.
     """
 
     count: int
@@ -160,7 +158,6 @@ class SampleReads:
     """All reads of samples.
 
     Attributes:
-        root: the folder of all files.
         names: of the files, relative to it.
         sample_file: int64 (samples,): an index of `names`, as for the next two.
         rows: dtype `READ`, in the order of their begin.

@@ -147,17 +147,13 @@ class RecordedJob:
     """A recorded job.
 
     Attributes:
-        root: the folder of its files.
         format: DLIO's name for them.
         format_by: ending, magic or a guess.
-        rhythm: of its steps.
-        statistics: of its order, of training.
         requests: system calls that bring a sample, on average.
         direct: whether files were read past the page cache.
         overhead_s: what recording cost, over all processes.
         lost: calls that were not kept.
         blind: programs that could not be seen.
-        notes: what to know.
     """
 
     command: tuple[str, ...]

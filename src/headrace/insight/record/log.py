@@ -214,7 +214,6 @@ class Visit:
     """A file from its open to its close.
 
     Attributes:
-        size: when it was opened.
         mapped: bytes that were mapped; nobody knows which of them were touched.
     """
 

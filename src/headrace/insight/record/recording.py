@@ -35,11 +35,8 @@ class RecordOptions:
     """How a command is recorded.
 
     Attributes:
-        output: the YAML file that is written.
         roots: folders of the data set; empty: it is found.
         log_bytes: what each process may log, at most.
-        keep: the logs stay.
-        overwrite: an output that is there is replaced.
     """
 
     output: Path

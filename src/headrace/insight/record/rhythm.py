@@ -46,7 +46,6 @@ class Rhythm:
         batch_fits: share of the reads that agree with it.
         workers: processes that read for each training process; 0: it reads by itself.
         threads: of a process that read.
-        ranks: training processes.
         compute_s: float64 (steps,): of one of them; empty: not known.
         wait_s: float64 (steps,): how long it waited for data.
         decode_s: float64: between two reads of a batch, per sample, by those that read.
@@ -155,12 +154,11 @@ def _of_messages(
     fits = 1 - min(1.0, abs(total - batch * sent) / total) if sent else 0.0
     received, waited, seen = _received(logs.get(trainer))
     hands = _hands(logs.get(trainer), received)
-    compute, wait, hand = _steps(received, waited, hands, _epoch_starts(reads, epoch_of, mine))
+    epochs = [mine & (epoch_of == epoch) for epoch in np.unique(epoch_of[mine])]
+    starts = np.array([reads["begin_ns"][epoch].min() for epoch in epochs], np.int64)
+    compute, wait, hand = _steps(received, waited, hands, starts)
     decode, collate = _between(reads, mine, batch, logs)
-    in_epoch = [
-        len(set(reads["process"][mine & (epoch_of == e)].tolist()))
-        for e in np.unique(epoch_of[mine])
-    ]
+    in_epoch = [len(np.unique(reads["process"][epoch])) for epoch in epochs]
     return Rhythm(
         source="messages" if sent else "none", batch=batch, batch_fits=fits,
         workers=int(np.median(in_epoch)), threads=1, ranks=ranks, compute_s=compute, wait_s=wait,
@@ -217,13 +215,6 @@ def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int
     ends = waits["begin_ns"] + (waits["seconds"] * _NS).astype(np.int64)
     rows = np.stack([waits["begin_ns"], ends], axis=1)
     return np.sort(slots["begin_ns"][taken]), rows, thread == log.process
-
-
-def _epoch_starts(
-    reads: NDArray[np.void], epoch_of: NDArray[np.int64], mine: NDArray[np.bool_]
-) -> NDArray[np.int64]:
-    epochs = np.unique(epoch_of[mine])
-    return np.array([reads["begin_ns"][mine & (epoch_of == e)].min() for e in epochs], np.int64)
 
 
 def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.float64]:

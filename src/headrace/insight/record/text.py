@@ -88,8 +88,11 @@ def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:
     counts = np.bincount(recorded.sample_file[train], minlength=len(recorded.names))
     even = len(set(counts[recorded.file_split == 0].tolist())) == 1
     many = job.format in ("jpeg", "png")
+    name = job.root.rstrip("/").rsplit("/", 1)[-1]
+    if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
+        name = "recorded"
     rows: _Rows = [
-        ("data_folder", f"./data/{_file_part(job)}", ""),
+        ("data_folder", f"./data/{name}", ""),
         ("format", job.format, f"by {job.format_by}"),
         ("num_files_train", files, "that were read"),
         ("num_samples_per_file", 1 if many else each, "" if even or many else "on average"),
@@ -102,13 +105,6 @@ def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:
     return [*rows, ("requests", sidecar, "exact sizes and order; headrace's own key")]
 
 
-def _file_part(job: RecordedJob) -> str:
-    """Of the data folder: the root's last part, where it is a plain word."""
-    last = job.root.rstrip("/").rsplit("/", 1)[-1]
-    plain = last.isascii() and last.replace("-", "").replace("_", "").isalnum()
-    return last if plain else "recorded"
-
-
 def _reader(job: RecordedJob, valid: int) -> _Rows:
     rhythm, shuffle = job.rhythm, job.statistics.shuffle
     sure = {
@@ -117,6 +113,9 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
     }[rhythm.source]  # fmt: skip
     if rhythm.source in ("messages", "bursts"):
         sure += f"; {rhythm.batch_fits:.0%} of the reads agree"
+    order = f"order against names: correlation {job.statistics.correlation:+.2f}"
+    if (same := job.statistics.same_each_epoch) is not None:
+        order += ", the same in every epoch" if same else ", new in every epoch"
     threads = rhythm.workers or (rhythm.threads if rhythm.threads > 1 else 0)
     rows: _Rows = [
         ("data_loader", "tensorflow" if job.framework == "tensorflow" else "pytorch", ""),
@@ -127,7 +126,7 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
             "processes that read" if rhythm.workers else "0: reads by itself",
         ),
         ("file_shuffle", "seed" if shuffle == "files" else "off", ""),
-        ("sample_shuffle", "seed" if shuffle == "samples" else "off", _order_why(job)),
+        ("sample_shuffle", "seed" if shuffle == "samples" else "off", order),
     ]
     if valid:
         rows += [("batch_size_eval", rhythm.batch, "as in training")]
@@ -137,14 +136,6 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
     if job.direct:
         rows += [("odirect", True, "")]
     return rows
-
-
-def _order_why(job: RecordedJob) -> str:
-    s = job.statistics
-    why = f"order against names: correlation {s.correlation:+.2f}"
-    if s.same_each_epoch is not None:
-        why += ", the same in every epoch" if s.same_each_epoch else ", new in every epoch"
-    return why
 
 
 def _train(job: RecordedJob) -> _Rows:

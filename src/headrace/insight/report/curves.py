@@ -172,12 +172,9 @@ class Curves:
     """One trace, of bounded size.
 
     Attributes:
-        trace: where it comes from; without its steps.
         times: Unix seconds, shape (points,).
         over_time: sums up to these, shape (points, columns).
         ordinals: steps of this trace, shape (points,).
-        over_steps: sums up to these.
-        epochs: by epoch.
         slowest: the longest waits, dtype `STEP`.
         total: of all steps.
     """

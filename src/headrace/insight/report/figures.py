@@ -166,18 +166,14 @@ class TraceFigures:
     """A run.
 
     Attributes:
-        path: its folder.
         facts: run.json.
         loaders: the one with the most time first.
         ranks: by rank.
-        decisions: of the tuner, in their order.
         knobs: of one rank over time: name to (Unix time, value).
         latencies: of reads, over time, all ranks.
         causes: seconds of all ranks by cause, the largest first.
         verdict: of the rank that waited most; None: no steps.
         notes: what is not as it should be with the traces.
-        hosts: how many.
-        traces: how many files.
     """
 
     path: str

@@ -16,7 +16,7 @@ from headrace.base.text import (
     percent_text,
     seconds_text,
 )
-from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of
+from headrace.insight.report.curves import CAUSES, columns_of
 from headrace.insight.report.figures import (
     PHASE_WORDS,
     TIER_COLOURS,
@@ -174,7 +174,10 @@ TABLE_ROWS: Final = 30
 
 def pictures(run: TraceFigures) -> list[str]:
     """All that there is something to draw for, from the most telling on."""
-    return [drawn for draw in PICTURES if (drawn := draw(run))]
+    drawn = [
+        draw(run) for draw in (stall_strip, rank_map, bytes_by_tier, latency_map, decisions, epochs)
+    ]
+    return [picture for picture in drawn if picture]
 
 
 def bytes_by_tier(run: TraceFigures) -> str:
@@ -231,13 +234,15 @@ def latency_map(run: TraceFigures) -> str:
     shares = np.divide(counts, whole, out=np.zeros_like(counts), where=whole > 0)
     shades = np.where(whole > 0, np.searchsorted(_READS_SHARES, shares, side="left"), -1)
     legend = ["none", *(f"up to {100 * to:g} %" for to in _READS_SHARES[1:-1]), "more"]
-    rows = Axis("", [
-        ((bucket - low) / (high - low), _bucket_text(bucket))
-        for bucket in range(low, high + 1) if bucket % 4 == 0
-    ], crowded=True)  # fmt: skip
+    marks = [
+        ((high - bucket) / (high - low), _bucket_text(bucket))  # the first row is the highest
+        for bucket in range(low, high + 1)
+        if bucket % 4 == 0
+    ]
     drawn = heat(
         "Reads by how long they took, over time", np.flipud(shades.T).astype(np.int64),
-        time_axis(run.seconds), _flipped(rows), legend, height=min(300.0, max(90.0, 12.0 * (high - low))),
+        time_axis(run.seconds), Axis("", marks, crowded=True), legend,
+        height=min(300.0, max(90.0, 12.0 * (high - low))),
     )  # fmt: skip
     total = counts.sum(axis=0)
     table_rows = [
@@ -248,8 +253,8 @@ def latency_map(run: TraceFigures) -> str:
         for at, count in enumerate(total) if count
     ]  # fmt: skip
     behind = table(["latency of a read", "reads", "of all"], table_rows)
-    said_of = "Each column is a stretch of time: the stronger the colour, the more of its reads took that long."
-    return figure("Latency of reads", drawn, behind, said_of)
+    caption = "Each column is a stretch of time: the stronger the colour, the more of its reads took that long."
+    return figure("Latency of reads", drawn, behind, caption)
 
 
 def _bucket_text(bucket: int) -> str:
@@ -258,11 +263,6 @@ def _bucket_text(bucket: int) -> str:
 
 
 _READS_SHARES: Final = np.array([0.0, 0.02, 0.08, 0.2, 0.5, 1.0])
-
-
-def _flipped(axis: Axis) -> Axis:
-    """Marks for a grid whose first row is the last."""
-    return Axis(axis.name, [(1.0 - share, label) for share, label in axis.ticks], axis.crowded)
 
 
 def decisions(run: TraceFigures) -> str:
@@ -275,11 +275,16 @@ def decisions(run: TraceFigures) -> str:
     for colour, (name, points) in zip(("l1", "l2", "l3"), sorted(run.knobs.items()), strict=False):
         most = max(value for _, value in points)
         top = bytes_text(most) if name.endswith("bytes") else number_text(most)
-        shown = _thinned([((at - first) / seconds, value / most) for at, value in points])
+        before = [None, *(value for _, value in points)]
+        shown = [  # only where a line goes up or down
+            (min(1.0, max(0.0, (at - first) / seconds)), value / most)
+            for (at, value), last in zip(points, before, strict=False)
+            if value != last
+        ]
         knob_lines.append(StepLine(f"{name.replace('_', ' ')} (top: {top})", shown, colour))
     marks = [
         (
-            _inside((one.at_s - first) / seconds),
+            min(1.0, max(0.0, (one.at_s - first) / seconds)),
             f"rank {one.rank}: {one.action} {one.change}: {one.reason}",
         )
         for one in run.decisions[:_MARKS_MOST]
@@ -308,17 +313,6 @@ def decisions(run: TraceFigures) -> str:
 
 _MARKS_MOST: Final = 400
 _DECISIONS_SHOWN: Final = 100
-
-
-def _inside(share: float) -> float:
-    return min(1.0, max(0.0, share))
-
-
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Only where a line goes up or down."""
-    return [
-        (_inside(x), y) for at, (x, y) in enumerate(points) if at == 0 or y != points[at - 1][1]
-    ]
 
 
 def rank_map(run: TraceFigures) -> str:
@@ -376,7 +370,8 @@ def epochs(run: TraceFigures) -> str:
     epochs = run.main.epochs()
     if len(epochs) < 2:
         return ""
-    shown = epochs if len(epochs) <= EPOCHS_MOST else _chosen(epochs)
+    chosen = np.linspace(0, len(epochs) - 1, min(len(epochs), EPOCHS_MOST)).round().astype(int)
+    shown = [epochs[at] for at in chosen]
     parts = [Part(str(one.epoch), 100 * one.stall, percent_text(one.stall), "h4") for one in shown]
     drawn = columns(
         "Share of each epoch that was waited", parts, lambda value: f"{value:.1f} %", below="epoch"
@@ -394,10 +389,6 @@ def epochs(run: TraceFigures) -> str:
     if len(shown) < len(epochs):
         caption += f" {len(shown)} of {len(epochs):,} epochs, evenly chosen."
     return figure("Epoch over epoch", drawn, behind, caption)
-
-
-def _chosen(epochs: list[EpochFigures]) -> list[EpochFigures]:
-    return [epochs[at] for at in np.linspace(0, len(epochs) - 1, EPOCHS_MOST).round().astype(int)]
 
 
 def slowest(run: TraceFigures) -> str:
@@ -421,8 +412,3 @@ def slowest(run: TraceFigures) -> str:
     return "<h2>The longest waits</h2>" + table(
         ["epoch", "step", "rank", "waited", "its batch was mostly", "bytes"], rows
     )
-
-
-PICTURES: Final = (stall_strip, rank_map, bytes_by_tier, latency_map, decisions, epochs)
-
-assert COLUMNS[0] == "worked_s"

@@ -90,15 +90,15 @@ def _read_s(storage: Storage, random: np.random.Generator, nbytes: NDArray[np.in
 class _Times(NamedTuple):
     """What is drawn: seconds by step, then by rank or node.
 
-    `here_s` and `there_s`: of a step, what the busiest resource works of each node's own, and of those that
-    all nodes share.
+    `node_s` and `shared_s`: what a step takes of the busiest resource that each node has for itself, and of the
+    busiest that all nodes share.
     """
 
     read_s: _Floats
     decode_s: _Floats
     compute_s: _Floats
-    here_s: _Floats
-    there_s: _Floats
+    node_s: _Floats
+    shared_s: _Floats
 
 
 def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simulated:
@@ -125,11 +125,11 @@ def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simu
     link_s = by_node(nbytes, f.bandwidth_bytes_per_s)
     server_s = by_node(read_s, f.parallelism)
     core_s = by_node(decode_s, scenario.processors)
-    here, there = [core_s], [np.zeros(steps)]
+    own, common = [core_s], [np.zeros(steps)]
     links, servers = storage.shared == "all", storage.shared != "none"
     for amounts, shared in ((link_s, links), (server_s, servers)):
-        (there if shared else here).append(amounts.sum(axis=1) if shared else amounts)
-    times = _Times(read_s, decode_s, compute_s, np.max(here, axis=0), np.max(there, axis=0))
+        (common if shared else own).append(amounts.sum(axis=1) if shared else amounts)
+    times = _Times(read_s, decode_s, compute_s, np.max(own, axis=0), np.max(common, axis=0))
     gates, wait_s = _run(job, scenario, times)
     busy = {
         "link": link_s.sum() / (1 if links else nodes), "processors": core_s.sum() / nodes,
@@ -145,7 +145,7 @@ def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simu
 
 def _run(job: JobFigures, scenario: Scenario, times: _Times) -> tuple[_Floats, _Floats]:
     """When steps begin, (steps + 1,), and how long each rank waited for data, (steps, ranks)."""
-    read_s, decode_s, compute_s, here_s, there_s = times
+    read_s, decode_s, compute_s, node_s, shared_s = times
     steps, ranks = compute_s.shape
     by_headrace, lanes = scenario.loader == "headrace", max(1, scenario.workers)
     ahead = scenario.ahead if by_headrace else scenario.workers * job.prefetch
@@ -154,9 +154,9 @@ def _run(job: JobFigures, scenario: Scenario, times: _Times) -> tuple[_Floats, _
     in_flight = [[0.0] * scenario.reads_in_flight for _ in range(ranks)]
     done, taken, wait_s = (np.zeros((steps, ranks)) for _ in range(3))
     gates = np.zeros(steps + 1)
-    free_here, free_there = np.zeros(scenario.nodes), 0.0
-    turn_here = np.arange(1, job.ranks + 1) / job.ranks
-    turn_there = np.arange(1, ranks + 1) / ranks
+    node_free, shared_free = np.zeros(scenario.nodes), 0.0
+    node_turn = np.arange(1, job.ranks + 1) / job.ranks
+    shared_turn = np.arange(1, ranks + 1) / ranks
     for step in range(steps):
         asked = gates[step]
         sent = np.full(ranks, 0.0 if ahead else asked)  # else it reads by itself
@@ -169,11 +169,11 @@ def _run(job: JobFigures, scenario: Scenario, times: _Times) -> tuple[_Floats, _
             free = done[step - lanes] if step >= lanes else 0.0
             done[step] = np.maximum(sent, free) + batch_s[step]
         # What several share lets one rank's batch pass after the other's.
-        begun_here = np.maximum(free_here, sent.reshape(scenario.nodes, -1).max(axis=1))
-        begun_there = max(free_there, float(sent.max()))
-        passed = (begun_here[:, None] + turn_here * here_s[step][:, None]).ravel()
-        passed = np.maximum(passed, begun_there + turn_there * there_s[step])
-        free_here, free_there = begun_here + here_s[step], begun_there + float(there_s[step])
+        node_begun = np.maximum(node_free, sent.reshape(scenario.nodes, -1).max(axis=1))
+        shared_begun = max(shared_free, float(sent.max()))
+        passed = (node_begun[:, None] + node_turn * node_s[step][:, None]).ravel()
+        passed = np.maximum(passed, shared_begun + shared_turn * shared_s[step])
+        node_free, shared_free = node_begun + node_s[step], shared_begun + float(shared_s[step])
         taken[step] = np.maximum(asked, np.maximum(done[step], passed))
         wait_s[step] = taken[step] + hand_s - asked
         gates[step + 1] = (taken[step] + hand_s + compute_s[step]).max()
