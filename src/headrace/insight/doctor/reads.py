@@ -27,8 +27,7 @@ from headrace.insight.doctor.findings import Cpu, OpenRates, PlainReads, Point
 from headrace.insight.doctor.samples import Piece
 from headrace.io.batch_reader import BatchReader, PendingBatch
 from headrace.plane.stage import latency_percentile_s
-from headrace.store.directory import DirectoryColumns, write_directory
-from headrace.store.names import join_names
+from headrace.store.directory import columns_of, write_directory
 from headrace.store.residency import resident_bytes
 
 if TYPE_CHECKING:
@@ -443,13 +442,11 @@ class PieceReads(StoreReads):
 
 def _catalog_of(pieces: Sequence[Piece]) -> _native.Catalog:
     numbers = {path: i for i, path in enumerate(dict.fromkeys(p.path for p in pieces))}
-    names, name_offsets = join_names([b"%010d" % i for i in range(len(pieces))])
-    columns = DirectoryColumns(
-        names=names,
-        name_offsets=name_offsets,
-        volume=np.array([numbers[p.path] for p in pieces], np.uint32),
-        offset=np.array([p.offset for p in pieces], np.uint64),
-        length=np.array([p.length for p in pieces], np.uint64),
+    columns = columns_of(
+        [b"%010d" % i for i in range(len(pieces))],
+        np.array([numbers[p.path] for p in pieces], np.uint32),
+        np.array([p.offset for p in pieces], np.uint64),
+        np.array([p.length for p in pieces], np.uint64),
     )
     fd = os.memfd_create("headrace-doctor", os.MFD_CLOEXEC)
     try:

@@ -38,14 +38,13 @@ from headrace.io.objects.location import (
     scheme_of,
     shown,
 )
-from headrace.store.directory import DirectoryColumns
-from headrace.store.names import join_names
+from headrace.store.directory import columns_of
 from headrace.store.opening import store_of_scan
 from headrace.store.sources.detect import detect_file
 from headrace.store.sources.scan import Scan, SourceVolume
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -160,12 +159,17 @@ def survey_objects(
 def _survey_listed(
     url: str, engine: ObjectEngine, until: float, stop: Callable[[], bool]
 ) -> tuple[DataSet, SamplePool]:
+    from headrace.io.objects.listing import list_objects
+
     dice = random.Random(6)  # noqa: S311 - a draw, no secret
     drawn: list[RemoteObject] = []
     count = nbytes = largest = 0
     complete = True
     formats: Counter[str] = Counter()
-    for each in _listed(url, engine.client_options):
+    accept = matches(url) if has_magic(url) else None
+    for each in list_objects(url if accept is None else literal_folder(url), engine.client_options):
+        if accept is not None and not accept.match(each.url):
+            continue
         count += 1
         nbytes += each.size
         largest = max(largest, each.size)
@@ -196,28 +200,12 @@ def _survey_listed(
     return data, SamplePool(pieces=pieces, store=store_of_scan(url, _scan(url, full, engine)))
 
 
-def _listed(url: str, options: Mapping[str, Any]) -> Iterator[RemoteObject]:
-    from headrace.io.objects.listing import list_objects
-
-    if not has_magic(url):
-        yield from list_objects(url, options)
-        return
-    accept = matches(url)
-    yield from (
-        each for each in list_objects(literal_folder(url), options) if accept.match(each.url)
-    )
-
-
 def _scan(url: str, objects: list[RemoteObject], engine: ObjectEngine) -> Scan:
     """The objects as samples, each whole."""
-    names, name_offsets = join_names([b"%06d" % i for i in range(len(objects))])
-    columns = DirectoryColumns(
-        names=names,
-        name_offsets=name_offsets,
-        volume=np.arange(len(objects), dtype=np.uint32),
-        offset=np.zeros(len(objects), np.uint64),
-        length=np.array([each.size for each in objects], np.uint64),
-    )
+    columns = columns_of(
+        [b"%06d" % i for i in range(len(objects))], np.arange(len(objects), dtype=np.uint32),
+        np.zeros(len(objects), np.uint64), np.array([each.size for each in objects], np.uint64),
+    )  # fmt: skip
     volumes = tuple(
         SourceVolume("object", each.url, each.size, each.modified_ns, each.etag) for each in objects
     )
