@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from headrace.store.directory import duplicate_name, split_names
 from headrace.store.format import NAMES_PER_BLOCK
-from headrace.store.names import NameLevels, duplicate_name, split_names
 
 
-def build_levels_reference(blob, offsets) -> NameLevels:
+def build_levels_reference(blob, offsets):
     """`build_levels` in plain Python."""
     names = split_names(blob, offsets)
     ranks = None
@@ -27,7 +27,7 @@ def build_levels_reference(blob, offsets) -> NameLevels:
         if len(names) <= NAMES_PER_BLOCK:
             break
         names = names[::NAMES_PER_BLOCK]
-    return NameLevels(ranks, tuple(levels))
+    return ranks, levels
 
 
 def _front_code(names: list[bytes]):

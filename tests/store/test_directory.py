@@ -19,10 +19,10 @@ from headrace.errors import CorruptStore, HeadraceError, SampleNotFound, SourceE
 from headrace.store.directory import (
     DirectoryColumns,
     create_memory_directory,
+    join_names,
     write_directory,
 )
 from headrace.store.format import PAGE_BYTES, level_counts, parse_header
-from headrace.store.names import join_names
 from headrace.store.reference import ReferenceDirectory
 from headrace.store.segment import directory_class
 

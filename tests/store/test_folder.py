@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import SourceChanged, SourceError
 from headrace.store import open_store
-from headrace.store.names import split_names
+from headrace.store.directory import split_names
 from headrace.store.pack import index, pack
 from headrace.store.sources.folder import scan_folder
 from headrace.store.sources.scan import SourceOptions

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.store import open_store
-from headrace.store.directory import DirectoryColumns, write_directory
+from headrace.store.directory import DirectoryColumns, join_names, write_directory
 from headrace.store.folders import FOLDER, FolderTree
-from headrace.store.names import join_names
 from headrace.store.pack import append, pack
 from headrace.store.segment import directory_class
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from headrace import _native
 from headrace.errors import CorruptStore, SourceError
-from headrace.store.directory import DirectoryColumns, create_memory_directory
-from headrace.store.names import (
+from headrace.store.directory import (
+    DirectoryColumns,
     build_levels,
-    decode_block,
+    create_memory_directory,
     join_names,
     split_names,
 )
-from headrace.store.reference import ReferenceDirectory
+from headrace.store.reference import ReferenceDirectory, decode_block
 
 from .reference_names import build_levels_reference
 
@@ -61,11 +61,11 @@ def test_native_builder_equals_the_reference(names):
     blob, offsets = join_names(names)
     assert split_names(blob, offsets) == names
     a, b = build_levels(blob, offsets), build_levels_reference(blob, offsets)
-    assert (a.rank_to_index is None) == (b.rank_to_index is None)
-    if b.rank_to_index is not None:
-        assert a.rank_to_index.tolist() == b.rank_to_index.tolist()
-    assert len(a.levels) == len(b.levels)
-    for (offsets_a, blob_a), (offsets_b, blob_b) in zip(a.levels, b.levels, strict=True):
+    assert (a[0] is None) == (b[0] is None)
+    if b[0] is not None:
+        assert a[0].tolist() == b[0].tolist()
+    assert len(a[1]) == len(b[1])
+    for (offsets_a, blob_a), (offsets_b, blob_b) in zip(a[1], b[1], strict=True):
         assert offsets_a.tolist() == offsets_b.tolist()
         assert blob_a.tobytes() == blob_b.tobytes()
 
@@ -87,9 +87,9 @@ def test_front_coding_shrinks_long_common_prefixes():
     names = [b"train/n%08d/n%08d_%d.JPEG" % (i // 50, i // 50, i) for i in range(5000)]
     blob, offsets = join_names(sorted(names))
     tree = build_levels_reference(blob, offsets)
-    stored = sum(level_blob.nbytes for _, level_blob in tree.levels)
+    stored = sum(level_blob.nbytes for _, level_blob in tree[1])
     assert stored < len(blob) / 2
-    assert tree.rank_to_index is None
+    assert tree[0] is None
 
 
 @settings(max_examples=200, deadline=None)

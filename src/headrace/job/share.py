@@ -23,10 +23,9 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.config import ReaderOptions
 from headrace.io.batch_reader import BatchReader
-from headrace.store.directory import DirectoryColumns, write_all, write_directory
+from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import Segment, VolumeEntry
-from headrace.store.names import join_names
 from headrace.store.segment_writer import Placer
 
 if TYPE_CHECKING:

@@ -29,10 +29,9 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.files import create_file, lock, lock_path, make_folder, open_folder
-from headrace.store.directory import DirectoryColumns, write_all, write_directory
+from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
 from headrace.store.format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import Segment, VolumeEntry
-from headrace.store.names import join_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

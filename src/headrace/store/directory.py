@@ -14,10 +14,12 @@ import hashlib
 import mmap
 import os
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from headrace import _native
 from headrace.base.checksum import crc32c, crc32c_blocks
 from headrace.base.files import NewFile, remove_leftovers
 from headrace.errors import SourceError
@@ -25,6 +27,8 @@ from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
     COLUMN_NAME_BYTES_MAX,
     COLUMN_PADDING_BYTES,
+    NAME_BYTES_MAX,
+    NAMES_PER_BLOCK,
     PAGE_BYTES,
     PARTS_MAX,
     SECTION_ALIGNMENT,
@@ -34,7 +38,6 @@ from headrace.store.format import (
     Section,
     SectionKind,
 )
-from headrace.store.names import NameLevels, build_levels, join_names, split_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,11 +45,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    NameLevels = tuple[NDArray[np.int64] | None, list[tuple[NDArray[np.uint64], NDArray[np.uint8]]]]
+
 
 _SLICE = 1 << 20
 """Elements converted at once: small enough for the L2 cache's neighbourhood, large enough for numpy."""
-
-_ROW_FIELDS = ("volume", "offset", "length", "crc", "mtime")
 
 
 @dataclass(slots=True)
@@ -260,7 +263,7 @@ def _row_chunks(columns: DirectoryColumns, layout: RowLayout) -> Iterator[NDArra
         count = min(_SLICE, columns.extents - i)
         rows = np.empty((count, layout.row_bytes), np.uint8)
         at = 0
-        for name in _ROW_FIELDS:
+        for name in RowLayout._fields:
             width = getattr(layout, name)
             if not width:
                 continue
@@ -312,13 +315,13 @@ def _draft_labels(columns: DirectoryColumns) -> Iterator[_Draft]:
 
 
 def _draft_names(tree: NameLevels, samples: int) -> Iterator[_Draft]:
+    ranks, levels = tree
     counts = samples
-    for level, (offsets, blob) in enumerate(tree.levels):
+    for level, (offsets, blob) in enumerate(levels):
         yield _unsigned(SectionKind.NAME_OFFSETS, offsets, len(blob), level)
         yield _Draft(SectionKind.NAME_BLOCKS, 0, len(blob), counts, blob, bytes([level]) + bytes(7))
-        counts = -(-counts // 16)
-    if tree.rank_to_index is not None:
-        ranks = tree.rank_to_index
+        counts = -(-counts // NAMES_PER_BLOCK)
+    if ranks is not None:
         inverse = np.empty(samples, np.uint64)
         inverse[ranks] = np.arange(samples, dtype=np.uint64)
         yield _unsigned(SectionKind.RANK_TO_INDEX, ranks, samples - 1)
@@ -330,7 +333,7 @@ def _drafts(columns: DirectoryColumns) -> Iterator[_Draft]:
     layout = _row_layout(columns)
     yield _Draft(
         SectionKind.EXTENT_ROWS, layout.row_bytes, layout.row_bytes * columns.extents,
-        columns.extents, columns, layout.to_parameters(),
+        columns.extents, columns, bytes(layout) + bytes(3),
     )  # fmt: skip
     if columns.first_extent is not None and columns.extents != columns.samples:
         yield _unsigned(SectionKind.FIRST_EXTENT, columns.first_extent, columns.extents)
@@ -430,6 +433,70 @@ def write_all(fd: int, data: NDArray[np.uint8] | bytes | memoryview, offset: int
         written = os.pwrite(fd, view[: 1 << 30], offset)
         view = view[written:]
         offset += written
+
+
+# -- names ------------------------------------------------------------------------------------------
+
+_RENAME = "Rename one of them, or pass prefix_names=True where the source is several files."
+
+
+def build_levels(blob: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NameLevels:
+    """Builds the name tree of n unique names: front-coded in blocks of 16, searchable from the top down.
+
+    Args:
+        blob: (bytes,) uint8, all names back to back, in index order.
+        offsets: (n+1,) uint64, where each name begins in `blob`.
+
+    Returns:
+        (n,) int64 indices by rank, or None when the names came sorted; and for each level from 0 upwards,
+        where its blocks begin in its blob ((blocks+1,) uint64), and the blob ((bytes,) uint8).
+
+    Raises:
+        SourceError: two samples have the same name, or a name is longer than 65,535 bytes.
+    """
+    lengths = np.diff(offsets)
+    if len(lengths) and int(lengths.max()) > NAME_BYTES_MAX:
+        i = int(lengths.argmax())
+        raise SourceError(
+            f"The name of sample {i} is {int(lengths[i]):,} bytes long, expected at most "
+            f"{NAME_BYTES_MAX:,}.",
+            next_step="Give the sample a shorter name.",
+        )
+    try:
+        return _native.build_names(blob, offsets)
+    except ValueError as e:
+        raise SourceError(
+            f"The names cannot be stored: {e}.",
+            next_step=_RENAME,
+        ) from e
+
+
+def duplicate_name(name: bytes, detail: str = "") -> SourceError:
+    """The error for two samples of one name."""
+    return SourceError(
+        f"Two samples have the name {printable(name)}{detail}, expected unique names.",
+        next_step=_RENAME,
+        name=printable(name),
+    )
+
+
+def printable(name: bytes) -> str:
+    """A name as a message shows it: quoted, undecodable bytes escaped, long ones shortened."""
+    text = repr(name.decode(errors="backslashreplace"))
+    return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
+
+
+def split_names(blob: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> list[bytes]:
+    """The names of a blob, as a list."""
+    data = blob.tobytes()
+    return [data[a:b] for a, b in pairwise(offsets.tolist())]
+
+
+def join_names(names: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    """The inverse of `split_names`: blob (bytes,) uint8 and offsets (n+1,) uint64."""
+    offsets = np.zeros(len(names) + 1, np.uint64)
+    np.cumsum(np.fromiter(map(len, names), np.uint64, len(names)), out=offsets[1:])
+    return np.frombuffer(b"".join(names), np.uint8), offsets
 
 
 def keep_samples(columns: DirectoryColumns, keep: Any) -> DirectoryColumns:

@@ -11,6 +11,7 @@ import hashlib
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore
@@ -26,7 +27,6 @@ SECTIONS_MAX = 60
 PARTS_MAX = 65_535
 NAME_BYTES_MAX = 65_535
 NAMES_PER_BLOCK = 16
-LEVELS_MAX = 16
 COLUMN_NAME_BYTES_MAX = 24
 
 _HEADER = struct.Struct("<8sIIQQQIIQQIIQ16s32s")
@@ -89,9 +89,8 @@ class Section:
         return self.offset + self.size_bytes + padding
 
 
-@dataclass(frozen=True, slots=True)
-class RowLayout:
-    """Where each field stands within an extent row; a width of 0 means absent."""
+class RowLayout(NamedTuple):
+    """The width of each field of an extent row, in their order; 0 means absent."""
 
     volume: int
     offset: int
@@ -102,11 +101,7 @@ class RowLayout:
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self.volume + self.offset + self.length + self.crc + self.mtime
-
-    def to_parameters(self) -> bytes:
-        """The section entry's eight parameter bytes."""
-        return bytes([self.volume, self.offset, self.length, self.crc, self.mtime, 0, 0, 0])
+        return sum(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +118,10 @@ class DirectoryHeader:
     uuid: bytes
     sections: tuple[Section, ...] = field(default=())
 
-    def section(self, kind: SectionKind, *, level: int = 0) -> Section | None:
-        """The section of `kind` (and level), or None where the file has none."""
+    def section(self, kind: SectionKind) -> Section | None:
+        """The section of `kind`, of a name tree's level 0, or None where the file has none."""
         for section in self.sections:
-            if section.kind == kind and (kind not in _LEVELLED or section.level == level):
+            if section.kind == kind and (kind not in _LEVELLED or section.level == 0):
                 return section
         return None
 
@@ -136,11 +131,6 @@ class DirectoryHeader:
         section = self.section(SectionKind.EXTENT_ROWS)
         assert section is not None
         return section, RowLayout(*section.parameters[:5])
-
-    @property
-    def levels(self) -> int:
-        """The number of levels of the name tree."""
-        return sum(section.kind == SectionKind.NAME_BLOCKS for section in self.sections)
 
     def to_page(self) -> bytes:
         """The header's 4,096 bytes, CRC included."""
@@ -179,12 +169,6 @@ def corrupt(
     )
 
 
-def page_crc(page: bytes) -> tuple[int, int]:
-    """CRC of a header page with its CRC field zero, and the CRC that the page states."""
-    zeroed = page[:12] + bytes(4) + page[16:]
-    return crc32c(zeroed), int.from_bytes(page[_CRC_FIELD], "little")
-
-
 def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) -> None:
     """Checks length, magic, version and CRC of a header page.
 
@@ -205,7 +189,8 @@ def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) ->
             next_step=f"This file is no {what} of a headrace store.",
         )
     stated_version = int.from_bytes(page[8:12], "little")
-    computed, stated = page_crc(page)
+    stated = int.from_bytes(page[_CRC_FIELD], "little")
+    computed = crc32c(page[:12] + bytes(4) + page[16:])
     if computed != stated:
         raise corrupt(
             path, "header checksum", found=f"{computed:08x}", expected=f"{stated:08x}", offset=12

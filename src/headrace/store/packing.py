@@ -15,8 +15,13 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
-from headrace.store.directory import DirectoryColumns, columns_of, keep_samples
-from headrace.store.names import duplicate_name, split_names
+from headrace.store.directory import (
+    DirectoryColumns,
+    columns_of,
+    duplicate_name,
+    keep_samples,
+    split_names,
+)
 from headrace.store.publish import check_free_space
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
 from headrace.store.sources.extents import (

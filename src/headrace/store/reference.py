@@ -1,9 +1,10 @@
 """Directory and reader in plain Python: slow, obvious, and the measure for the native ones.
 
 `ReferenceDirectory` maps a `.hrd` file and answers from it. The header and the page checksums are checked
-when it is opened, each block of 65,536 bytes when it is first touched, so opening costs the same for any
-size. `ReferenceReader` reads samples with `pread`; `verify` and `repair` trust it. Every whole extent is
-compared with its checksum, and foreign files with their recorded size and time before their bytes are used.
+when it is opened, each section's blocks of 65,536 bytes when the section is first used, so opening costs the
+same for any size. `ReferenceReader` reads samples with `pread`; `verify` and `repair` trust it. Every whole
+extent is compared with its checksum, and foreign files with their recorded size and time before their bytes
+are used.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from bisect import bisect_left
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.base.checksum import crc32c, crc32c_blocks
-from headrace.base.files import open_file
-from headrace.errors import CorruptStore, HeadraceError, SampleNotFound, VolumeError
+from headrace.errors import CorruptStore, HeadraceError, SampleNotFound
+from headrace.store.directory import printable
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
+    NAME_BYTES_MAX,
+    NAMES_PER_BLOCK,
     PAGE_BYTES,
+    RowLayout,
     Section,
     SectionKind,
     corrupt,
     parse_header,
 )
-from headrace.store.names import NameTree
 from headrace.store.segment import read_error
 from headrace.store.sources.extents import read_fully
 
@@ -39,41 +45,38 @@ if TYPE_CHECKING:
 
 
 class ReferenceDirectory:
-    """A mapped sample directory.
-
-    Has the face of `headrace._native.Directory`. Made by `open` or `from_fd`.
+    """A mapped sample directory, with the face of `headrace._native.Directory`.
 
     Raises:
-        CorruptStore: the header, the page checksums or, later, a touched block are damaged.
+        CorruptStore: the header, the page checksums or, later, a section that is used are damaged.
     """
 
     def __init__(self, data: mmap.mmap, path: str) -> None:
         self.path = path
         self._map = data
-        self._bytes = np.frombuffer(self._map, np.uint8)
-        self._header = parse_header(self._map[:PAGE_BYTES], len(self._bytes), self.path)
-        self._checksums = self._load_checksums()
+        self._bytes = np.frombuffer(data, np.uint8)
+        self._header = parse_header(data[:PAGE_BYTES], len(self._bytes), path)
+        self.samples, self.extents = self._header.samples, self._header.extents
+        self.uuid = self._header.uuid
+        raw = self._bytes[PAGE_BYTES : PAGE_BYTES + 4 * self._header.checksum_count]
+        computed = crc32c(raw.tobytes())
+        if computed != self._header.checksum_crc:
+            raise corrupt(
+                path, "checksum of the page checksums", found=f"{computed:08x}",
+                expected=f"{self._header.checksum_crc:08x}", offset=PAGE_BYTES,
+            )  # fmt: skip
+        self._checksums = raw.view("<u4")
         self._checked = np.zeros(len(self._checksums), bool)
         self._rows, self._layout = self._header.rows
-        self._part_names = self._strings(SectionKind.PART_NAMES)
-        self._class_names = self._strings(SectionKind.CLASS_NAMES)
+        self.has_crc = self._layout.crc > 0
+        self.part_names = self._strings(SectionKind.PART_NAMES)
+        self.class_names = self._strings(SectionKind.CLASS_NAMES)
 
     @classmethod
-    def open(cls, path: bytes | str) -> ReferenceDirectory:
+    def open(cls, path: bytes) -> ReferenceDirectory:
         """The directory in the file at `path`."""
-        text = os.fsdecode(path)
-        try:
-            fd = open_file(path)
-        except VolumeError:
-            raise
-        except OSError as e:
-            raise VolumeError(
-                f"{text}: cannot be opened: {e.strerror}.", path=text, errno=e.errno
-            ) from e
-        try:
-            return cls.from_fd(fd, text)
-        finally:
-            os.close(fd)
+        with open(path, "rb") as file:
+            return cls.from_fd(file.fileno(), os.fsdecode(path))
 
     @classmethod
     def from_fd(cls, fd: int, label: str) -> ReferenceDirectory:
@@ -85,58 +88,30 @@ class ReferenceDirectory:
             )
         return cls(mmap.mmap(fd, size, access=mmap.ACCESS_READ), label)
 
-    @property
-    def samples(self) -> int:
-        """Samples in this segment."""
-        return self._header.samples
-
-    @property
-    def extents(self) -> int:
-        """Extents in this segment."""
-        return self._header.extents
-
-    @property
-    def uuid(self) -> bytes:
-        """The segment's uuid, 16 bytes."""
-        return self._header.uuid
-
-    @property
-    def has_crc(self) -> bool:
-        """Whether the extents have checksums."""
-        return self._layout.crc > 0
-
     def header(self) -> bytes:
         """The header page: what the fingerprint is made of."""
         return self._map[:PAGE_BYTES]
 
     @property
-    def part_names(self) -> list[bytes]:
-        """The names of the parts."""
-        return self._part_names
-
-    @property
-    def class_names(self) -> list[bytes]:
-        """The names of labels 0, 1, ...; empty where labels have none."""
-        return self._class_names
-
-    @property
     def labels(self) -> NDArray[Any] | None:
         """(n,) signed integers, -1 for none, read-only; None where no sample has a label."""
         section = self._header.section(SectionKind.LABEL)
-        return None if section is None else self._column(section, f"<i{section.width}")
+        return None if section is None else self._content(section).view(f"<i{section.width}")
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
         """The user's columns by name, each (n,) and read-only."""
         return {
-            section.name: self._column(section, f"<{chr(section.parameters[0])}{section.width}")
+            section.name: self._content(section).view(
+                f"<{chr(section.parameters[0])}{section.width}"
+            )
             for section in self._header.sections
             if section.kind == SectionKind.USER_COLUMN
         }
 
     def name(self, i: int) -> bytes:
         """The name of sample `i`."""
-        return self._tree.name(self._rank(self._index(i)))
+        return self._sorted_names[self._permuted(SectionKind.INDEX_TO_RANK, self._index(i))]
 
     def names(self, indices: Sequence[int] | NDArray[Any]) -> list[bytes]:
         """The names of many samples."""
@@ -144,39 +119,35 @@ class ReferenceDirectory:
 
     def index_at_rank(self, rank: int) -> int:
         """The sample at a rank of the sorted name order."""
-        return self._from_rank(self._index(rank))
+        return self._permuted(SectionKind.RANK_TO_INDEX, self._index(rank))
 
     def find_many(self, names: Sequence[str | bytes]) -> NDArray[np.int64]:
         """The indices of `names`, (k,) int64; -1 for a name that no sample has."""
-        indices = np.empty(len(names), np.int64)
-        for k, name in enumerate(names):
-            rank = self._tree.search(os.fsencode(name))
-            indices[k] = -1 if rank < 0 else self._from_rank(rank)
-        return indices
+        return np.array([self._find(os.fsencode(name)) for name in names], np.int64)
 
     def children(
         self, prefix: bytes, first: int, limit: int
     ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
         """Entries of a folder: names, samples, ranks to go on at, kinds; see `_native.Directory`."""
-        names: list[bytes] = []
+        entries: list[bytes] = []
         samples, next_ranks, kinds = [], [], []
-        tree = self._tree
-        rank = max(first, tree.lower_bound(prefix))
-        while rank < self.samples and len(names) < limit:
-            name = tree.name(rank)
+        names = self._sorted_names
+        rank = max(first, self.seek(prefix))
+        while rank < self.samples and len(entries) < limit:
+            name = names[rank]
             if not name.startswith(prefix):
                 break
             entry, slash, _ = name[len(prefix) :].partition(b"/")
             end = prefix + entry + b"0"  # "/" is followed by "0"
-            after = max(rank + 1, tree.lower_bound(end)) if slash else rank + 1
-            goes_on = after < self.samples and tree.name(after).startswith(name)
-            names.append(entry)
-            samples.append(self._from_rank(rank))
+            after = max(rank + 1, self.seek(end)) if slash else rank + 1
+            goes_on = after < self.samples and names[after].startswith(name)
+            entries.append(entry)
+            samples.append(self.index_at_rank(rank))
             next_ranks.append(after)
             kinds.append(1 if slash else 2 if goes_on else 0)
             rank = after
         return (
-            names,
+            entries,
             np.array(samples, np.int64),
             np.array(next_ranks, np.int64),
             np.array(kinds, np.uint8),
@@ -184,18 +155,13 @@ class ReferenceDirectory:
 
     def seek(self, key: bytes) -> int:
         """The first rank whose name is not less than `key`."""
-        return self._tree.lower_bound(key)
+        return bisect_left(self._sorted_names, key)
 
     def lookup(self, path: bytes) -> tuple[int, int]:
         """The sample of this name and the first sample below it; -1 for none."""
-        tree = self._tree
-        rank = tree.search(path)
-        below = tree.lower_bound(path + b"/")
-        has_below = below < self.samples and tree.name(below).startswith(path + b"/")
-        return (
-            -1 if rank < 0 else self._from_rank(rank),
-            self._from_rank(below) if has_below else -1,
-        )
+        below = self.seek(path + b"/")
+        has_below = below < self.samples and self._sorted_names[below].startswith(path + b"/")
+        return self._find(path), self.index_at_rank(below) if has_below else -1
 
     def lengths(self, indices: NDArray[np.int64], part: int) -> NDArray[np.int64]:
         """The length of a part of each sample in bytes, (k,) int64; -1 where it has none."""
@@ -215,14 +181,22 @@ class ReferenceDirectory:
             `crc` (0 where there is none) and `mtime_ns` (-1 where there is none).
         """
         wanted = np.asarray(indices, np.int64)
-        if len(wanted) and (int(wanted.min()) < 0 or int(wanted.max()) >= self.samples):
-            self._index(int(wanted.min()) if int(wanted.min()) < 0 else int(wanted.max()))
+        for i in wanted[(wanted < 0) | (wanted >= self.samples)][:1]:
+            self._index(int(i))
         begin, end = self._extent_bounds(wanted)
         counts = end - begin
         ends = np.cumsum(counts)
         rows = np.repeat(begin - (ends - counts), counts) + np.arange(int(counts.sum()))
-        samples = np.repeat(wanted, counts)
-        return {"sample": samples, "part": self._parts(rows), **self._row_fields(rows)}
+        table = self._content(self._rows).reshape(-1, self._rows.width)[rows]
+        fields = {"sample": np.repeat(wanted, counts), "part": self._parts(rows)}
+        at = 0
+        for name in RowLayout._fields:
+            width = getattr(self._layout, name)
+            fields[name] = _widen(table[:, at : at + width])
+            at += width
+        mtime = fields.pop("mtime")
+        fields["mtime_ns"] = mtime if self._layout.mtime else np.full(len(rows), -1, np.int64)
+        return fields
 
     def verify(self) -> list[int]:
         """Checks every block; returns the file offsets of the damaged ones."""
@@ -231,61 +205,37 @@ class ReferenceDirectory:
         bad = np.flatnonzero(computed != self._checksums)
         return [self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES for b in bad]
 
-    # -- the file -------------------------------------------------------------------------------
+    # -- sections -------------------------------------------------------------------------------
 
-    def _load_checksums(self) -> NDArray[np.uint32]:
-        raw = self._bytes[PAGE_BYTES : PAGE_BYTES + 4 * self._header.checksum_count]
-        computed = crc32c(raw.tobytes())
-        if computed != self._header.checksum_crc:
-            raise corrupt(
-                self.path, "checksum of the page checksums", found=f"{computed:08x}",
-                expected=f"{self._header.checksum_crc:08x}", offset=PAGE_BYTES,
-            )  # fmt: skip
-        return raw.view("<u4")
-
-    def _touch_blocks(self, blocks: Sequence[int] | NDArray[Any] | range) -> None:
-        for b in blocks:
-            if self._checked[b]:
-                continue
-            start = self._header.payload_offset + int(b) * CHECKSUM_BLOCK_BYTES
-            computed = crc32c(self._bytes[start : start + CHECKSUM_BLOCK_BYTES])
-            if computed != self._checksums[b]:
-                raise corrupt(
-                    self.path, f"checksum of block {b}", found=f"{computed:08x}",
-                    expected=f"{int(self._checksums[b]):08x}", offset=start,
-                )  # fmt: skip
-            self._checked[b] = True
-
-    def _touch(self, start: int, end: int) -> NDArray[np.uint8]:
-        """The file's bytes `start` to `end - 1`, checked."""
+    def _content(self, section: Section) -> NDArray[np.uint8]:
+        """A section's bytes, checked."""
+        start, end = section.offset, section.offset + section.size_bytes
         base = self._header.payload_offset
-        if end > start:
-            first = (start - base) // CHECKSUM_BLOCK_BYTES
-            self._touch_blocks(range(first, (end - 1 - base) // CHECKSUM_BLOCK_BYTES + 1))
+        first, last = (
+            (start - base) // CHECKSUM_BLOCK_BYTES,
+            (end - 1 - base) // CHECKSUM_BLOCK_BYTES,
+        )
+        for b in range(first, last + 1 if end > start else first):
+            at = base + b * CHECKSUM_BLOCK_BYTES
+            if not self._checked[b]:
+                computed = crc32c(self._bytes[at : at + CHECKSUM_BLOCK_BYTES])
+                if computed != self._checksums[b]:
+                    raise corrupt(
+                        self.path, f"checksum of block {b}", found=f"{computed:08x}",
+                        expected=f"{int(self._checksums[b]):08x}", offset=at,
+                    )  # fmt: skip
+                self._checked[b] = True
         return self._bytes[start:end]
 
-    def _touch_elements(self, section: Section, elements: NDArray[np.int64]) -> None:
-        if not len(elements):
-            return
-        start = section.offset - self._header.payload_offset + elements * section.width
-        blocks = np.concatenate([start, start + section.width - 1]) // CHECKSUM_BLOCK_BYTES
-        self._touch_blocks(np.unique(blocks))
-
-    def _gather(self, section: Section, elements: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Elements of a column of unsigned integers of any width, as int64."""
-        self._touch_elements(section, elements)
-        table = self._bytes[section.offset : section.offset + section.size_bytes]
-        return _widen(table.reshape(section.count, section.width)[elements]).view(np.int64)
-
-    def _column(self, section: Section, dtype: str) -> NDArray[Any]:
-        return self._touch(section.offset, section.offset + section.size_bytes).view(dtype)
+    def _integers(self, section: Section, elements: Any) -> NDArray[np.int64]:
+        """Elements of a column of unsigned integers of any width."""
+        return _widen(self._content(section).reshape(section.count, section.width)[elements])
 
     def _strings(self, kind: SectionKind) -> list[bytes]:
         section = self._header.section(kind)
         if section is None:
             return []
-        end = section.offset + section.size_bytes
-        data = self._touch(section.offset, end).tobytes()
+        data = self._content(section).tobytes()
         strings = []
         at = 0
         for _ in range(section.count):
@@ -301,25 +251,28 @@ class ReferenceDirectory:
             )  # fmt: skip
         return strings
 
-    # -- names ----------------------------------------------------------------------------------
+    @cached_property
+    def _sorted_names(self) -> list[bytes]:
+        """All names by rank: the lowest level of the name tree. The levels above it only save reads."""
+        offsets = self._header.section(SectionKind.NAME_OFFSETS)
+        blob = self._header.section(SectionKind.NAME_BLOCKS)
+        if offsets is None or blob is None:
+            return []
+        data, names = self._content(blob).data, list[bytes]()
+        for block, (start, end) in enumerate(pairwise(self._integers(offsets, ...).tolist())):
+            if not 0 <= start <= end <= len(data):
+                raise corrupt(
+                    self.path, f"name block {block} of level 0", found=(start, end),
+                    expected=f"within {len(data)} bytes", offset=offsets.offset,
+                )  # fmt: skip
+            count = min(NAMES_PER_BLOCK, self.samples - len(names))
+            names += decode_block(data[start:end], count, self.path, blob.offset + start)
+        return names
 
-    @property
-    def _tree(self) -> NameTree:
-        return NameTree(self.samples, self._header.levels, self._name_block, self.path)
-
-    def _name_block(self, level: int, block: int) -> tuple[memoryview, int]:
-        offsets = self._header.section(SectionKind.NAME_OFFSETS, level=level)
-        blob = self._header.section(SectionKind.NAME_BLOCKS, level=level)
-        assert offsets is not None
-        assert blob is not None
-        start, end = self._gather(offsets, np.array([block, block + 1])).tolist()
-        if not 0 <= start <= end <= blob.size_bytes:
-            raise corrupt(
-                self.path, f"name block {block} of level {level}", found=(start, end),
-                expected=f"within {blob.size_bytes} bytes", offset=offsets.offset,
-            )  # fmt: skip
-        at = blob.offset + start
-        return self._touch(at, blob.offset + end).data, at
+    def _find(self, name: bytes) -> int:
+        rank = self.seek(name)
+        found = rank < self.samples and self._sorted_names[rank] == name
+        return self.index_at_rank(rank) if found else -1
 
     def _index(self, i: int) -> int:
         if not 0 <= i < self.samples:
@@ -328,17 +281,11 @@ class ReferenceDirectory:
             )
         return i
 
-    def _rank(self, i: int) -> int:
-        return self._permuted(SectionKind.INDEX_TO_RANK, i)
-
-    def _from_rank(self, rank: int) -> int:
-        return self._permuted(SectionKind.RANK_TO_INDEX, rank)
-
     def _permuted(self, kind: SectionKind, i: int) -> int:
         section = self._header.section(kind)
         if section is None:
             return i
-        value = int(self._gather(section, np.array([i]))[0])
+        value = int(self._integers(section, [i])[0])
         if not 0 <= value < self.samples:
             raise corrupt(
                 self.path, f"element {i} of {kind.name.lower()}", found=value,
@@ -346,16 +293,13 @@ class ReferenceDirectory:
             )  # fmt: skip
         return value
 
-    # -- extents --------------------------------------------------------------------------------
-
     def _extent_bounds(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         section = self._header.section(SectionKind.FIRST_EXTENT)
         if section is None:
             return indices, indices + 1
-        begin = self._gather(section, indices)
-        end = self._gather(section, indices + 1)
+        begin, end = self._integers(section, indices), self._integers(section, indices + 1)
         bad = np.flatnonzero((begin < 0) | (begin >= end) | (end > self.extents))
         if len(bad):
             i = int(bad[0])
@@ -366,39 +310,68 @@ class ReferenceDirectory:
             )  # fmt: skip
         return begin, end
 
-    def _row_fields(self, rows: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-        self._touch_elements(self._rows, rows)
-        start, width = self._rows.offset, self._rows.width
-        table = self._bytes[start : start + self._rows.size_bytes].reshape(-1, width)[rows]
-        layout = self._layout
-        fields: dict[str, NDArray[np.int64]] = {}
-        at = 0
-        for name in ("volume", "offset", "length", "crc", "mtime"):
-            field_width = getattr(layout, name)
-            fields[name] = _widen(table[:, at : at + field_width]).view(np.int64)
-            at += field_width
-        mtime = fields.pop("mtime")
-        fields["mtime_ns"] = mtime if layout.mtime else np.full(len(rows), -1, np.int64)
-        return fields
-
     def _parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         section = self._header.section(SectionKind.PART)
         if section is None:
             return np.zeros(len(rows), np.int64)
-        parts = self._gather(section, rows)
-        if len(parts) and int(parts.max()) >= len(self._part_names):
+        parts = self._integers(section, rows)
+        if len(parts) and int(parts.max()) >= len(self.part_names):
             raise corrupt(
                 self.path, "part of an extent", found=int(parts.max()),
-                expected=f"below {len(self._part_names)}", offset=section.offset,
+                expected=f"below {len(self.part_names)}", offset=section.offset,
             )  # fmt: skip
         return parts
 
 
-def _widen(columns: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """(k, width) little-endian bytes as (k,) uint64."""
+def _widen(columns: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """(k, width) little-endian bytes as (k,) int64."""
     wide = np.zeros((len(columns), 8), np.uint8)
     wide[:, : columns.shape[1]] = columns
-    return wide.view("<u8").reshape(-1)
+    return wide.view("<i8").reshape(-1)
+
+
+def decode_block(data: memoryview, count: int, path: str, offset: int) -> list[bytes]:
+    """Decodes the `count` names of one front-coded block.
+
+    Raises:
+        CorruptStore: the block does not hold exactly `count` names in ascending order.
+    """
+
+    def bad(what: str, found: object, expected: object, at: int) -> Exception:
+        return corrupt(path, what, found=found, expected=expected, offset=offset + at)
+
+    def varint(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while at < len(data) and shift < 21:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+            shift += 7
+        raise bad("number in a name block", "cut off or too long", "a varint below 2^21", at)
+
+    names: list[bytes] = []
+    at = 0
+    before = b""
+    for i in range(count):
+        shared = 0
+        if i:
+            shared, at = varint(at)
+        size, at = varint(at)
+        if shared > len(before) or at + size > len(data) or shared + size > NAME_BYTES_MAX:
+            raise bad(
+                "length of a name", (shared, size), "within the block and the name before", at
+            )
+        name = before[:shared] + bytes(data[at : at + size])
+        at += size
+        if i and name <= before:
+            raise bad("order of names", printable(name), f"after {printable(before)}", at)
+        names.append(name)
+        before = name
+    if at != len(data):
+        raise bad("bytes of a name block", len(data), at, at)
+    return names
 
 
 class ReferenceReader:
@@ -406,12 +379,10 @@ class ReferenceReader:
 
     Args:
         segment_of: gives the segment that holds a global index.
-        check: compare whole extents with their checksums.
     """
 
-    def __init__(self, segment_of: Callable[[int], OpenSegment], *, check: bool = True) -> None:
+    def __init__(self, segment_of: Callable[[int], OpenSegment]) -> None:
         self._segment_of = segment_of
-        self._check = check
 
     def read(self, extent: Extent, start: int = 0, size: int | None = None) -> bytearray:
         """The bytes `start` to `start + size - 1` of one extent, fewer at its end.
@@ -438,12 +409,10 @@ class ReferenceReader:
             raise self._failure(segment, extent, "system", code=e.errno or 0) from e
         if count < len(data):
             raise self._failure(segment, extent, "short", str(count), str(len(data)))
-        if self._check and extent.crc is not None and end - begin == extent.length:
-            computed = crc32c(data)
-            if computed != extent.crc:
-                raise self._failure(
-                    segment, extent, "checksum", f"{computed:08x}", f"{extent.crc:08x}"
-                )
+        if extent.crc is not None and end - begin == extent.length:
+            computed = f"{crc32c(data):08x}"
+            if computed != f"{extent.crc:08x}":
+                raise self._failure(segment, extent, "checksum", computed, f"{extent.crc:08x}")
         return data
 
     @staticmethod
@@ -464,34 +433,7 @@ class ReferenceReader:
     def _read_tree_file(
         self, segment: OpenSegment, extent: Extent, view: memoryview, start: int
     ) -> int:
-        self._check_below(segment, extent)
-        try:
-            fd = os.open(self._path(segment, extent), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise self._failure(segment, extent, "changed", "no file", "the indexed file") from None
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._failure(segment, extent, "changed", "no regular file", "one")
-            if status.st_size != extent.length:
-                raise self._failure(
-                    segment,
-                    extent,
-                    "changed",
-                    f"{status.st_size:,} bytes",
-                    f"{extent.length:,} bytes",
-                )
-            if extent.mtime_ns is not None and status.st_mtime_ns != extent.mtime_ns:
-                raise self._failure(
-                    segment, extent, "changed", f"modified at {status.st_mtime_ns} ns",
-                    f"{extent.mtime_ns} ns",
-                )  # fmt: skip
-            return read_fully(fd, view, start)
-        finally:
-            os.close(fd)
-
-    def _check_below(self, segment: OpenSegment, extent: Extent) -> None:
-        """A name in a damaged or hostile directory must not lead out of the tree."""
+        # A name in a damaged or hostile directory must not lead out of the tree.
         if extent.name.startswith(b"/") or b".." in extent.name.split(b"/") or b"\0" in extent.name:
             raise CorruptStore(
                 f"{segment.entry.directory}: the name of sample {extent.index}, "
@@ -499,6 +441,30 @@ class ReferenceReader:
                 path=segment.entry.directory,
                 next_step="Index the source again.",
             )
+        try:
+            fd = os.open(self._path(segment, extent), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            raise self._failure(segment, extent, "changed", "no file", "the indexed file") from None
+        try:
+            status = os.fstat(fd)
+            for good, found, expected in (
+                (stat.S_ISREG(status.st_mode), "no regular file", "one"),
+                (
+                    status.st_size == extent.length,
+                    f"{status.st_size:,} bytes",
+                    f"{extent.length:,} bytes",
+                ),
+                (
+                    extent.mtime_ns in (None, status.st_mtime_ns),
+                    f"modified at {status.st_mtime_ns} ns",
+                    f"{extent.mtime_ns} ns",
+                ),
+            ):
+                if not good:
+                    raise self._failure(segment, extent, "changed", found, expected)
+            return read_fully(fd, view, start)
+        finally:
+            os.close(fd)
 
     @staticmethod
     def _path(segment: OpenSegment, extent: Extent) -> str:

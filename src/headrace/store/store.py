@@ -19,7 +19,7 @@ from headrace.base.files import readers
 from headrace.closing import Closing
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.io.objects.location import is_url, shown
-from headrace.store.names import printable
+from headrace.store.directory import printable
 from headrace.store.reference import ReferenceReader
 from headrace.store.residency import resident_samples
 from headrace.store.segment import read_error

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.directory import DirectoryColumns, columns_of
-from headrace.store.names import printable
+from headrace.store.directory import DirectoryColumns, columns_of, printable
 from headrace.store.sources.scan import (
     Problem,
     Scan,
