@@ -13,8 +13,6 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-
 from headrace.base.files import NewFile
 from headrace.errors import VolumeError
 
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
+    import numpy as np
     from numpy.typing import NDArray
 
 BUFFER_BYTES = 4 << 20
@@ -37,9 +36,7 @@ class WriteBuffer:
     """An aligned buffer for one thread's files, one after the other: fresh pages cost more than a copy."""
 
     def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, BUFFER_BYTES)
-        self.view = memoryview(self.memory)
-        self.array = np.frombuffer(self.memory, np.uint8)
+        self.view = memoryview(mmap.mmap(-1, BUFFER_BYTES))
 
 
 class OutputFile:
@@ -91,12 +88,13 @@ class OutputFile:
     def temporary(self) -> str:
         """The name that it has until it is whole, for a library that writes by name and then `adopt`."""
         fcntl.flock(self._fd, fcntl.LOCK_UN)  # the library may lock it itself
-        return self._file().temporary
+        return self._file.temporary
 
     @property
     def _fd(self) -> int:
-        return self._file().fd
+        return self._file.fd
 
+    @property
     def _file(self) -> NewFile:
         if self._new is None:
             self._new = NewFile(self.path, os.O_WRONLY)
@@ -111,16 +109,7 @@ class OutputFile:
 
     def write(self, data: Any) -> int:
         """Appends a contiguous buffer."""
-        given = memoryview(data).cast("B")
-        size = at = given.nbytes
-        at = 0
-        while at < size:
-            piece = min(size - at, BUFFER_BYTES - self._held)
-            self._buffer.view[self._held : self._held + piece] = given[at : at + piece]
-            self._held += piece
-            at += piece
-            if self._held == BUFFER_BYTES:
-                self._drain(BUFFER_BYTES)
+        size = self._gather(data)
         self.written += size
         return size
 
@@ -134,25 +123,30 @@ class OutputFile:
     def fill(self, offset: int, blocks: Iterable[NDArray[np.uint8]]) -> None:
         """Overwrites bytes of an adopted file, from an aligned offset directly."""
         assert not self._held
-        direct = offset % _ALIGNMENT == 0 and self._set_direct(on=True)
+        if offset % _ALIGNMENT == 0:
+            self._set_direct(on=True)
+        os.lseek(self._fd, offset, os.SEEK_SET)
         for block in blocks:
-            at = 0
-            while at < block.size:
-                piece = min(block.size - at, BUFFER_BYTES - self._held)
-                self._buffer.array[self._held : self._held + piece] = block[at : at + piece]
-                self._held += piece
-                at += piece
-                if self._held == BUFFER_BYTES:
-                    self._pwrite(offset, BUFFER_BYTES)
-                    offset += BUFFER_BYTES
-                    self._held = 0
-        if direct and self._held:
+            self._gather(block)
+        if self._held:
             self._set_direct(on=False)
-        self._pwrite(offset, self._held)
-        self._held = 0
+            self._drain(self._held)
 
-    def _set_direct(self, *, on: bool) -> bool:
-        """Writes on with O_DIRECT or without; returns whether it is with."""
+    def _gather(self, data: Any) -> int:
+        """Takes bytes into the buffer, and writes it each time that it is full; returns how many."""
+        given = memoryview(data).cast("B")
+        at = 0
+        while at < given.nbytes:
+            piece = min(given.nbytes - at, BUFFER_BYTES - self._held)
+            self._buffer.view[self._held : self._held + piece] = given[at : at + piece]
+            self._held += piece
+            at += piece
+            if self._held == BUFFER_BYTES:
+                self._drain(BUFFER_BYTES)
+        return given.nbytes
+
+    def _set_direct(self, *, on: bool) -> None:
+        """Writes on with O_DIRECT, where the file system has it, or without."""
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         try:
             fcntl.fcntl(
@@ -163,20 +157,6 @@ class OutputFile:
                 raise
             on = False
         self._direct = on
-        return on
-
-    def _pwrite(self, offset: int, size: int) -> None:
-        at = 0
-        while at < size:
-            try:
-                at += os.pwrite(self._fd, self._buffer.view[at:size], offset + at)
-            except OSError as e:
-                if not self._direct or e.errno not in _NO_DIRECT:
-                    raise
-                self._set_direct(on=False)
-            else:
-                if self._direct and at % _ALIGNMENT:
-                    self._set_direct(on=False)
 
     def _drain(self, size: int) -> None:
         if self._new is None and self._direct:
@@ -201,7 +181,7 @@ class OutputFile:
         if self._direct and self._held:
             # The tail is padded to whole blocks and cut: one more direct write, not a page cache full.
             end = -(-self._held // _ALIGNMENT) * _ALIGNMENT
-            self._buffer.array[self._held : end] = 0
+            self._buffer.view[self._held : end] = bytes(end - self._held)
             self._drain(end)
         if self._held:
             self._drain(self._held)
@@ -209,7 +189,7 @@ class OutputFile:
             os.ftruncate(self._fd, self.written)
         if self._sync:
             os.fsync(self._fd)
-        self._file().publish(sync=False)
+        self._file.publish(sync=False)
 
 
 def write_error(error: OSError, path: str) -> VolumeError:
