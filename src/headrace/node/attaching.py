@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 from headrace.errors import NodeError
 from headrace.node.link import Link, LinkLost
 from headrace.node.wire import Direct, Hurry, Open, Opened, Status
-from headrace.store.opening import recipe_of
+from headrace.store.opening import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.runtime import RuntimeFolder
     from headrace.store import Store
-    from headrace.store.opening import Recipe
+    from headrace.store.opening import StoreAddress
 
 _log = logging.getLogger("headrace")
 
@@ -51,17 +51,17 @@ class Attaching:
         self.folder = folder
         self.job = job
         self._part_names = list(part_names)
-        recipe = recipe_of(store)
-        self._recipe: Recipe | None = None if isinstance(recipe, str) else recipe
+        address = address_of(store)
+        self._address: StoreAddress | None = None if isinstance(address, str) else address
         self._ready: Link | None = None
         self._lock = threading.Lock()
         self._tried = threading.Event()  # something is known: attached, or not for now
         self.ended = threading.Event()
         self._thread: threading.Thread | None = None
-        if self._recipe is None:
-            self.why = f"{recipe}"
+        if self._address is None:
+            self.why = f"{address}"
             self._tried.set()
-            _log.warning("the node daemon cannot serve %s: %s.", store.path, recipe)
+            _log.warning("the node daemon cannot serve %s: %s.", store.path, address)
         else:
             self.again()
 
@@ -78,7 +78,7 @@ class Attaching:
     def again(self) -> None:
         """Begin to look for a daemon."""
         with self._lock:
-            if self.ended.is_set() or self._recipe is None:
+            if self.ended.is_set() or self._address is None:
                 return
             if self._thread is not None and self._thread.is_alive():
                 return
@@ -135,9 +135,9 @@ class Attaching:
         return None
 
     def _open(self, link: Link) -> Opened:
-        assert self._recipe is not None
-        recipe, direct = self._recipe, None
-        if (source := recipe.direct) is not None:
+        assert self._address is not None
+        address, direct = self._address, None
+        if (source := address.direct) is not None:
             direct = Direct(
                 None if source.extensions is None else list(source.extensions),
                 source.prefix_names,
@@ -147,7 +147,7 @@ class Attaching:
         ticket = link.new_ticket()
         link.send(
             Open(
-                ticket, os.fsencode(recipe.path), recipe.segments, recipe.fingerprint,
+                ticket, os.fsencode(address.path), address.segments, address.fingerprint,
                 self._part_names, direct,
             )
         )  # fmt: skip

@@ -27,7 +27,13 @@ from headrace.store.manifest import (
     segment_of_header,
     volume_entries,
 )
-from headrace.store.segment import OpenSegment, directory_class, open_segment, open_volumes
+from headrace.store.segment import (
+    OpenSegment,
+    directory_class,
+    memory_file,
+    open_segment,
+    open_volumes,
+)
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import (
     Scan,
@@ -113,28 +119,6 @@ def manifest_at(
     return manifest, engine
 
 
-def open_segment_at(
-    where: str,
-    entry: Segment,
-    base: int,
-    engine: RemoteEngine | None,
-    *,
-    reference: bool = False,
-) -> OpenSegment:
-    """Opens a segment of the store at a folder or URL; errors as for `open_segment`."""
-    if not is_url(where):
-        return open_segment(where, entry, base, reference=reference, engine=engine)
-    from headrace.store.remote import RemoteVolumes, namespace_volumes, open_remote_segment
-
-    assert engine is not None
-    if is_namespace(where):
-        volumes = namespace_volumes(where, entry, cast("NamespaceEngine", engine))
-    else:
-        volumes = RemoteVolumes(where, entry, engine, remote=True)
-    directory = engine.place(where, entry.directory)
-    return open_remote_segment(directory, entry, base, engine, volumes, reference=reference)
-
-
 def open_store(
     path: str | os.PathLike[str],
     *,
@@ -214,7 +198,7 @@ def open_folder(
     opened: list[OpenSegment] = []
     base = 0
     for entry in kept:
-        opened.append(open_segment_at(where, entry, base, engine, reference=reference))
+        opened.append(open_segment(where, entry, base, engine, reference=reference))
         base += entry.samples
     fingerprint = fingerprint_of([s.directory.header() for s in opened])
     if segments:  # the store as it was when it had so many
@@ -298,7 +282,7 @@ def _memory_store(
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class StoreAddress:
     """What opens a store again."""
 
     path: str
@@ -311,11 +295,11 @@ class Recipe:
     """How a source that is no store is listed; None: it is a store."""
 
 
-def recipe_of(store: Store) -> Recipe | str:
+def address_of(store: Store) -> StoreAddress | str:
     """What a process that shares nothing with this one needs to open the same data.
 
     Returns:
-        The recipe, or why there is none.
+        The address, or why there is none.
     """
     direct = store._direct  # noqa: SLF001 - a store's other half
     if isinstance(direct, bytes):
@@ -323,19 +307,16 @@ def recipe_of(store: Store) -> Recipe | str:
     if store.objects is not None and store.objects.storage_options:
         return "its storage_options are not passed on"
     path = store.path if is_url(store.path) else os.path.abspath(store.path)
-    return Recipe(path, len(store.segments), store.fingerprint, direct)
+    return StoreAddress(path, len(store.segments), store.fingerprint, direct)
 
 
 def reopen_memory(
     path: str, entry: Segment, content: bytes, reference: bool, objects: RemoteEngine | None
 ) -> Store:
     """Opens a pickled store whose directory is in memory."""
-    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
-    try:
+    with memory_file() as fd:
         write_all(fd, content, 0)
         directory = directory_class(reference=reference).from_fd(fd, path)
-    finally:
-        os.close(fd)
     store = _memory_store(path, entry, directory, objects, content, reference=reference)
     store.segments[0].volumes.check_all()
     return store
@@ -349,7 +330,7 @@ def reopen(  # noqa: PLR0917 - pickle calls it
     reference: bool = False,
     objects: RemoteEngine | None = None,
 ) -> Store:
-    """Opens a store by its recipe, or a pickled one: the same samples, or an error.
+    """Opens a store by its address, or a pickled one: the same samples, or an error.
 
     Raises:
         SourceChanged: other data lies there.

@@ -52,19 +52,18 @@ from headrace.store.manifest import (
 )
 from headrace.store.opening import is_namespace
 from headrace.store.segment import (
-    OpenSegment,
     Volumes,
     check_directory,
     directory_class,
+    memory_file,
     open_directory,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from headrace.io.objects.transport import Found
     from headrace.store.manifest import Segment, VolumeEntry
-    from headrace.store.namespace_engine import NamespaceEngine
     from headrace.store.opening import RemoteEngine
     from headrace.store.packing import WriteReport
     from headrace.store.segment import Directory
@@ -88,80 +87,76 @@ def fetch_manifest(url: str, engine: RemoteEngine) -> Manifest:
     """
     where = engine.place(url, FILE_NAME)
     first = memoryview(bytearray(_FIRST_BYTES))
-    outcome = engine.fetch_many([(where, 0, first)], exact=False)[0]
-    if isinstance(outcome, Failure):
-        if outcome.fault.kind == "missing":
-            raise StoreNotFound(
-                f"{shown(where)}: there is no store here ({outcome.fault.reason}).",
-                path=shown(where),
-                next_step="Check the URL, or make a store with headrace.pack() or headrace.index().",
-            )
-        raise outcome.to_error()
-    if outcome.size > BYTES_MAX:
+    head = _fetch_head(
+        where, first, engine, "there is no store here",
+        "Check the URL, or make a store with headrace.pack() or headrace.index().",
+    )  # fmt: skip
+    if head.size > BYTES_MAX:
         raise corrupt(
-            shown(where), "manifest size in bytes", found=f"{outcome.size:,}",
+            shown(where), "manifest size in bytes", found=f"{head.size:,}",
             expected=f"at most {BYTES_MAX:,}",
         )  # fmt: skip
-    data = bytearray(outcome.size)
-    data[: outcome.count] = first[: outcome.count]
-    if outcome.size > outcome.count:
-        rest = memoryview(data)[outcome.count :]
+    data = bytearray(head.size)
+    data[: head.count] = first[: head.count]
+    if head.size > head.count:
         # Of one version: a manifest that is replaced between two reads would be torn.
-        engine.register([RemoteObject(where, outcome.size, outcome.etag, outcome.modified_ns)])
-        try:
-            engine.fetch(where, outcome.count, rest)
-        finally:
-            engine.forget(where)
+        with _one_version(where, head, engine):
+            engine.fetch(where, head.count, memoryview(data)[head.count :])
     return parse_manifest(bytes(data), shown(where))
 
 
-def open_remote_segment(
-    where: str,
-    entry: Segment,
-    base: int,
-    engine: RemoteEngine,
-    volumes: RemoteVolumes,
-    *,
-    reference: bool = False,
-) -> OpenSegment:
-    """Opens a segment of a remote store.
+def _fetch_head(
+    where: str, buffer: memoryview, engine: RemoteEngine, absent: str, next_step: str
+) -> Found:
+    outcome = engine.fetch_many([(where, 0, buffer)], exact=False)[0]
+    if not isinstance(outcome, Failure):
+        return outcome
+    if outcome.fault.kind in ("missing", "changed"):
+        raise StoreNotFound(
+            f"{shown(where)}: {absent} ({outcome.fault.reason}).",
+            path=shown(where),
+            next_step=next_step,
+        )
+    raise outcome.to_error()
+
+
+@contextlib.contextmanager
+def _one_version(where: str, head: Found, engine: RemoteEngine) -> Iterator[None]:
+    """Reads in the block are of the object whose head was read, or fail."""
+    engine.register([RemoteObject(where, head.size, head.etag, head.modified_ns)])
+    try:
+        yield
+    finally:
+        engine.forget(where)
+
+
+def open_remote_directory(
+    where: str, entry: Segment, engine: RemoteEngine, *, reference: bool = False
+) -> Directory:
+    """Opens the directory of a remote store's segment.
 
     Raises:
         CorruptStore: it is damaged, or not the one that the manifest means.
         VolumeError: it cannot be read.
     """
-    directory = _open_directory(where, entry, engine, reference=reference)
-    check_directory(directory, entry, shown(where))
-    return OpenSegment(entry, base, directory, volumes)
-
-
-def _open_directory(
-    where: str, entry: Segment, engine: RemoteEngine, *, reference: bool
-) -> Directory:
     kind = directory_class(reference=reference)
     folder = engine.policy.directory_cache
+    directory: Directory
     if folder is None:
-        with _memory_file() as fd:
+        with memory_file() as fd:
             _fetch_directory(where, entry, engine, fd)
-            return kind.from_fd(fd, shown(where))  # type: ignore[no-any-return]
-    path = os.path.join(folder, f"{entry.uuid}.hrd")
-    with contextlib.suppress(CorruptStore, VolumeError, StoreNotFound):
-        return open_directory(path, entry, reference=reference)
-    os.makedirs(folder, exist_ok=True)
-    with NewFile(path, mode=0o600) as new:
-        _fetch_directory(where, entry, engine, new.fd)
-        directory = kind.from_fd(new.fd, path)
-        new.publish(sync=False)
-    return directory  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _memory_file() -> Iterator[int]:
-    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+            directory = kind.from_fd(fd, shown(where))
+    else:
+        path = os.path.join(folder, f"{entry.uuid}.hrd")
+        with contextlib.suppress(CorruptStore, VolumeError, StoreNotFound):
+            return open_directory(path, entry, reference=reference)
+        os.makedirs(folder, exist_ok=True)
+        with NewFile(path, mode=0o600) as new:
+            _fetch_directory(where, entry, engine, new.fd)
+            directory = kind.from_fd(new.fd, path)
+            new.publish(sync=False)
+    check_directory(directory, entry, shown(where))
+    return directory
 
 
 def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) -> None:
@@ -173,43 +168,37 @@ def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) 
             expected=f"{PAGE_BYTES:,} to {DIRECTORY_BYTES_MAX:,}",
         )  # fmt: skip
     page = memoryview(bytearray(PAGE_BYTES))
-    outcome = engine.fetch_many([(where, 0, page)], exact=False)[0]
-    if isinstance(outcome, Failure):
-        if outcome.fault.kind in ("missing", "changed"):
-            raise StoreNotFound(
-                f"{shown(where)}: the sample directory is missing ({outcome.fault.reason}).",
-                path=shown(where),
-                next_step="Restore the object from a copy, or pack or index the source again.",
-            )
-        raise outcome.to_error()
-    if outcome.size != size:
-        raise corrupt(shown(where), "object size in bytes", found=f"{outcome.size:,}",
+    head = _fetch_head(
+        where, page, engine, "the sample directory is missing",
+        "Restore the object from a copy, or pack or index the source again.",
+    )  # fmt: skip
+    if head.size != size:
+        raise corrupt(shown(where), "object size in bytes", found=f"{head.size:,}",
                       expected=f"{size:,}")  # fmt: skip
     parse_header(bytes(page), size, shown(where))
-    engine.register([RemoteObject(where, size, outcome.etag, outcome.modified_ns)])
     os.ftruncate(fd, size)
-    with mmap.mmap(fd, size) as mapped, memoryview(mapped) as view:
+    with (
+        _one_version(where, head, engine),
+        mmap.mmap(fd, size) as mapped,
+        memoryview(mapped) as view,
+    ):
         parts = [view[at : at + PART_BYTES] for at in range(0, size, PART_BYTES)]
         try:
-            ranges = [(where, k * PART_BYTES, part) for k, part in enumerate(parts)]
-            _raise_first(engine.fetch_many(ranges), where)
+            outcomes = engine.fetch_many(
+                [(where, k * PART_BYTES, part) for k, part in enumerate(parts)]
+            )
         finally:
             for part in parts:
                 part.release()
-            engine.forget(where)
-
-
-def _raise_first(outcomes: list[Found | Failure], where: str) -> None:
     failure = next((o for o in outcomes if isinstance(o, Failure)), None)
-    if failure is None:
-        return
-    if failure.fault.kind == "changed":
+    if failure is not None and failure.fault.kind == "changed":
         raise SourceChanged(
             f"{shown(where)}: changed while it was fetched: {failure.fault.reason}.",
             path=shown(where),
             next_step="Open the store again.",
         )
-    raise failure.to_error()
+    if failure is not None:
+        raise failure.to_error()
 
 
 class RemoteVolumes(Volumes):
@@ -220,58 +209,85 @@ class RemoteVolumes(Volumes):
         segment: the segment's manifest entry.
         engine: reads them.
         remote: whether the manifest itself came from `folder`, a URL, and is trusted less.
-        paths: the volumes' URLs, where somebody else has found them.
 
     Raises:
-        CorruptStore: a remote manifest names local files, or objects of other buckets.
+        CorruptStore: a remote manifest names local files, or objects of other buckets; that of a namespace
+            names anything but packed volumes, or one that its catalog has not.
+        FabricError: a target cannot be reached.
     """
 
     def __init__(
-        self,
-        folder: str,
-        segment: Segment,
-        engine: RemoteEngine,
-        *,
-        remote: bool,
-        paths: Sequence[str] | None = None,
+        self, folder: str, segment: Segment, engine: RemoteEngine, *, remote: bool
     ) -> None:
         super().__init__(folder, segment)
         self.engine = engine
-        if paths is None:
-            self.paths = [
-                join(folder, v.path) if v.kind == "packed" else v.path for v in segment.volumes
-            ]
-            self._check_places(folder, remote=remote)
-        else:
-            self.paths = list(paths)
+        self._check_kinds(folder, remote=remote)
+        self.paths = [
+            engine.place(folder, v.path) if v.kind == "packed" else v.path for v in segment.volumes
+        ]
+        if remote and not is_namespace(folder) and not engine.policy.other_roots:
+            root = root_of(folder)
+            other = next((p for p in self.paths if root_of(p) != root), None)
+            if other is not None:
+                raise CorruptStore(
+                    f"{shown(folder)}: the manifest names the object {shown(other)}, expected objects "
+                    f"below {root}.",
+                    path=shown(folder),
+                    next_step="If you trust who wrote it, pass storage_options={'other_roots': True}.",
+                )
         engine.register(
             RemoteObject(path, v.bytes or 0, v.etag, v.mtime_ns)
             for v, path in zip(self.entries, self.paths, strict=True)
             if v.kind == "object" and engine.known(path) is None
         )
 
+    def _check_kinds(self, folder: str, *, remote: bool) -> None:
+        if is_namespace(folder):
+            foreign = next((v.path for v in self.entries if v.kind != "packed"), None)
+            if foreign is not None:
+                raise CorruptStore(
+                    f"{folder}: the volume {foreign!r} lies elsewhere, expected packed volumes only.",
+                    path=folder,
+                    next_step="Pack the source: an index cannot be read from a namespace.",
+                )
+        local = next((v.path for v in self.entries if v.kind not in ("packed", "object")), None)
+        if local is not None:
+            raise CorruptStore(
+                f"{shown(folder) if remote else folder}: the volume {local!r} is a local file, expected "
+                "objects.",
+                path=local,
+                next_step="Index the source again.",
+            )
+
     def problems(self) -> list[HeadraceError]:
         """What is wrong with the volumes, one error each; all are looked at together."""
-        wanted = [n for n, path in enumerate(self.paths) if not self._seen(path)]
-        pages = [memoryview(bytearray(self._head_bytes(n))) for n in wanted]
-        outcomes = self.engine.fetch_many(
-            [(self.paths[n], 0, page) for n, page in zip(wanted, pages, strict=True) if len(page)]
+        # Some may have been looked at before they were sent to this process.
+        return self._look_at(
+            n
+            for n, path in enumerate(self.paths)
+            if self.engine.known(path) is None or path not in self.engine.looked_at
         )
+
+    def check(self, number: int) -> None:
+        """Looks at one volume; errors as for `check_all`."""
+        for error in self._look_at([number]):
+            raise error
+
+    def _look_at(self, numbers: Iterable[int]) -> list[HeadraceError]:
+        # A packed volume's header; one byte is enough to learn an object's size and version.
+        pages = {
+            n: memoryview(bytearray(PAGE_BYTES if v.kind == "packed" else min(1, v.bytes or 0)))
+            for n, v in ((n, self.entries[n]) for n in numbers)
+        }
+        pages = {n: page for n, page in pages.items() if len(page)}
+        outcomes = self.engine.fetch_many([(self.paths[n], 0, page) for n, page in pages.items()])
         errors = []
-        looked_at = [(n, page) for n, page in zip(wanted, pages, strict=True) if len(page)]
-        for (number, page), outcome in zip(looked_at, outcomes, strict=True):
+        for (number, page), outcome in zip(pages.items(), outcomes, strict=True):
             try:
                 self._judge(number, page, outcome)
             except HeadraceError as e:
                 errors.append(e)
         return errors
-
-    def check(self, number: int) -> None:
-        """Looks at one volume; errors as for `check_all`."""
-        page = memoryview(bytearray(self._head_bytes(number)))
-        if page:
-            outcome = self.engine.fetch_many([(self.paths[number], 0, page)])[0]
-            self._judge(number, page, outcome)
 
     def read_into(self, number: int, view: memoryview, offset: int) -> int:
         """As `Volumes.read_into`."""
@@ -295,37 +311,6 @@ class RemoteVolumes(Volumes):
             ("remote", os.fsencode(path), entry.bytes or 0, -1)
             for entry, path in zip(self.entries, self.paths, strict=True)
         ]
-
-    def _check_places(self, folder: str, *, remote: bool) -> None:
-        local = next((v.path for v in self.entries if v.kind not in ("packed", "object")), None)
-        if local is not None:
-            raise CorruptStore(
-                f"{shown(folder) if remote else folder}: the volume {local!r} is a local file, expected "
-                "objects.",
-                path=local,
-                next_step="Index the source again.",
-            )
-        if not remote or self.engine.policy.other_roots:
-            return
-        root = root_of(folder)
-        other = next((p for p in self.paths if root_of(p) != root), None)
-        if other is not None:
-            raise CorruptStore(
-                f"{shown(folder)}: the manifest names the object {shown(other)}, expected objects "
-                f"below {root}.",
-                path=shown(folder),
-                next_step="If you trust who wrote it, pass storage_options={'other_roots': True}.",
-            )
-
-    def _seen(self, path: str) -> bool:
-        """Whether this volume was looked at before it was sent to this process."""
-        known = self.engine.known(path)
-        return known is not None and path in self.engine.looked_at
-
-    def _head_bytes(self, number: int) -> int:
-        """A packed volume's header; one byte is enough to learn an object's size and version."""
-        entry = self.entries[number]
-        return PAGE_BYTES if entry.kind == "packed" else min(1, entry.bytes or 0)
 
     def _judge(self, number: int, page: memoryview, outcome: Found | Failure) -> None:
         entry, path = self.entries[number], self.paths[number]
@@ -357,24 +342,6 @@ def _missing_object(entry: VolumeEntry, failure: Failure) -> HeadraceError:
     return kind(error.message, path=error.path, next_step=error.next_step)
 
 
-def namespace_volumes(folder: str, segment: Segment, engine: NamespaceEngine) -> RemoteVolumes:
-    """The volumes of a segment whose store lies on the namespace with the URL `folder`.
-
-    Raises:
-        CorruptStore: one is not packed, or the catalog has none of its name.
-        FabricError: a target cannot be reached.
-    """
-    foreign = next((v.path for v in segment.volumes if v.kind != "packed"), None)
-    if foreign is not None:
-        raise CorruptStore(
-            f"{folder}: the volume {foreign!r} lies elsewhere, expected packed volumes only.",
-            path=folder,
-            next_step="Pack the source: an index cannot be read from a namespace.",
-        )
-    urls = [engine.place(folder, v.path) for v in segment.volumes]
-    return RemoteVolumes(folder, segment, engine, remote=True, paths=urls)
-
-
 _FILES_AT_ONCE = 2
 """Each file is uploaded in several parts at once already."""
 
@@ -404,7 +371,11 @@ def publish_remotely(
         )
     engine = ObjectEngine(storage_options)
     try:
-        old = _check_remote_target(url, engine, overwrite=overwrite)
+        old = None
+        with contextlib.suppress(StoreNotFound):
+            old = fetch_manifest(url, engine)
+        if old is not None and not overwrite:
+            raise store_exists(url)
         with tempfile.TemporaryDirectory(prefix="headrace-", dir=engine.policy.staging) as staging:
             folder = Path(staging) / "store"
             report = build(folder)
@@ -415,17 +386,6 @@ def publish_remotely(
     finally:
         engine.close()
     return replace(report, path=shown(url))
-
-
-def _check_remote_target(url: str, engine: ObjectEngine, *, overwrite: bool) -> Manifest | None:
-    """The manifest of the store that will be replaced."""
-    try:
-        manifest = fetch_manifest(url, engine)
-    except StoreNotFound:
-        return None
-    if not overwrite:
-        raise store_exists(url)
-    return manifest
 
 
 def _upload(folder: Path, url: str, options: Mapping[str, Any], *, overwrite: bool) -> None:

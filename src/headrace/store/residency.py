@@ -105,9 +105,6 @@ def page_map(fd: int, size: int) -> NDArray[np.bool_] | None:
     return None if status else (pages & 1).astype(np.bool_)
 
 
-_AT_ONCE = 1 << 18
-
-
 def resident_samples(segment: OpenSegment) -> list[tuple[int, int]]:
     """Ranges (first, behind the last) of samples, by global index; none where nobody can tell.
 
@@ -127,9 +124,7 @@ def resident_samples(segment: OpenSegment) -> list[tuple[int, int]]:
     if not maps:
         return out
     near = np.zeros(segment.directory.samples, np.bool_)
-    for start in range(0, len(near), _AT_ONCE):
-        stop = min(start + _AT_ONCE, len(near))
-        extents = segment.directory.extents_of(np.arange(start, stop, dtype=np.int64))
+    for start, stop, extents in segment.walk():
         far = np.ones(len(extents["length"]), np.bool_)
         first = extents["offset"] // mmap.PAGESIZE
         last = (extents["offset"] + extents["length"] + mmap.PAGESIZE - 1) // mmap.PAGESIZE

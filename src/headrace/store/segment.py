@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,12 @@ from headrace.errors import (
     VolumeError,
     VolumeTimeout,
 )
+from headrace.io.objects.location import is_url
 from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header, corrupt
 from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import TypeAlias
 
     from numpy.typing import NDArray
@@ -334,6 +336,19 @@ class OpenSegment:
     directory: Directory
     volumes: Volumes
 
+    def walk(
+        self, begin: int = 0, end: int | None = None, step: int = 1 << 18
+    ) -> Iterator[tuple[int, int, dict[str, NDArray[np.int64]]]]:
+        """The extents of its samples `begin` to `end - 1`, `step` samples at a time.
+
+        Yields:
+            The first sample, the one behind the last, and their extents as `extents_of` gives them.
+        """
+        end = self.directory.samples if end is None else end
+        for first in range(begin, end, step):
+            last = min(first + step, end)
+            yield first, last, self.directory.extents_of(np.arange(first, last, dtype=np.int64))
+
     def extents(self, index: int) -> list[Extent]:
         """The extents of the sample with the global index `index`.
 
@@ -369,6 +384,16 @@ class OpenSegment:
                 )  # fmt: skip
 
 
+@contextmanager
+def memory_file() -> Iterator[int]:
+    """An anonymous file for a directory; mappings of it outlive the descriptor."""
+    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def directory_class(*, reference: bool = False) -> Any:
     """The native directory, or the reference where it is asked for."""
     if reference:
@@ -379,21 +404,29 @@ def directory_class(*, reference: bool = False) -> Any:
 
 
 def open_segment(
-    folder: str,
+    where: str,
     entry: Segment,
     base: int,
+    engine: RemoteEngine | None = None,
     *,
     reference: bool = False,
-    engine: RemoteEngine | None = None,
 ) -> OpenSegment:
-    """Opens a segment's directory and checks it against the manifest.
+    """Opens a segment of the store at a folder or URL, and checks its directory against the manifest.
 
     Raises:
         CorruptStore: it is damaged, or not the one that the manifest means.
+        VolumeError: it cannot be read.
     """
-    path = os.path.join(folder, entry.directory)
-    directory = open_directory(path, entry, reference=reference)
-    return OpenSegment(entry, base, directory, open_volumes(folder, entry, engine))
+    if not is_url(where):
+        directory = open_directory(os.path.join(where, entry.directory), entry, reference=reference)
+        return OpenSegment(entry, base, directory, open_volumes(where, entry, engine))
+    from headrace.store.remote import RemoteVolumes, open_remote_directory
+
+    assert engine is not None
+    volumes = RemoteVolumes(where, entry, engine, remote=True)
+    place = engine.place(where, entry.directory)
+    directory = open_remote_directory(place, entry, engine, reference=reference)
+    return OpenSegment(entry, base, directory, volumes)
 
 
 def open_directory(path: str, entry: Segment, *, reference: bool = False) -> Directory:
@@ -441,10 +474,10 @@ def check_directory(directory: Directory, entry: Segment, path: str) -> None:
     Raises:
         CorruptStore: it is another one.
     """
-    for what, found, expected in (
+    for what, stated, expected in (
         ("uuid", directory.uuid.hex(), entry.uuid),
         ("number of samples", directory.samples, entry.samples),
         ("number of extents", directory.extents, entry.extents),
     ):
-        if found != expected:
-            raise corrupt(path, what, found=found, expected=f"{expected} as the manifest says")
+        if stated != expected:
+            raise corrupt(path, what, found=stated, expected=f"{expected} as the manifest says")

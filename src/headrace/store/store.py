@@ -124,7 +124,9 @@ class Store(Closing):
     def nbytes(self) -> int:
         """Bytes of all samples."""
         if self._nbytes is None:
-            self._nbytes = sum(int(lengths.sum()) for s in self.segments for lengths in _lengths(s))
+            self._nbytes = sum(
+                int(e["length"].sum()) for s in self.segments for _, _, e in s.walk()
+            )
         return self._nbytes
 
     def readers(self) -> int:
@@ -381,12 +383,6 @@ class Store(Closing):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(f"the store {self.path} is closed")
-
-
-def _lengths(segment: OpenSegment) -> Iterator[NDArray[np.int64]]:
-    for start in range(0, segment.directory.samples, 1 << 20):
-        stop = min(start + (1 << 20), segment.directory.samples)
-        yield segment.directory.extents_of(np.arange(start, stop, dtype=np.int64))["length"]
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

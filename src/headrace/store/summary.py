@@ -134,14 +134,13 @@ def sample_sizes(
     for segment in store.segments:
         low = max(begin, segment.base)
         high = min(end, segment.base + segment.directory.samples)
-        for start in range(low, high, _SLICE):
-            stop = min(start + _SLICE, high)
-            local = np.arange(start - segment.base, stop - segment.base, dtype=np.int64)
-            extents = segment.directory.extents_of(local)
+        for first, last, extents in segment.walk(low - segment.base, high - segment.base, _SLICE):
             sizes = extents["length"].astype(np.int64, copy=False)
-            if len(sizes) != len(local):
-                sizes = np.add.reduceat(sizes, np.searchsorted(extents["sample"], local))
-            yield start, sizes
+            if len(sizes) != last - first:
+                sizes = np.add.reduceat(
+                    sizes, np.searchsorted(extents["sample"], np.arange(first, last))
+                )
+            yield segment.base + first, sizes
 
 
 class _Tally:

@@ -21,8 +21,9 @@ from headrace.errors import CorruptStore, HeadraceError, StoreError
 from headrace.io.objects.location import is_url, join, local_path, shown
 from headrace.store.format import DATA_OFFSET
 from headrace.store.manifest import FILE_NAME, fingerprint_of
-from headrace.store.opening import engine_for, manifest_at, open_segment_at
+from headrace.store.opening import engine_for, manifest_at
 from headrace.store.reference import ReferenceReader
+from headrace.store.segment import open_segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -178,7 +179,7 @@ def open_leniently(
     base = 0
     for number, entry in enumerate(manifest.segments):
         try:
-            segment = open_segment_at(where, entry, base, engine)
+            segment = open_segment(where, entry, base, engine)
             blocks = segment.directory.verify()
         except StoreError as e:
             report.problems.append(str(e))
@@ -233,10 +234,7 @@ def _tails(segment: OpenSegment) -> Iterator[tuple[int, str]]:
 def data_ends(segment: OpenSegment) -> list[int]:
     """For each volume, where its last extent ends."""
     ends = np.full(len(segment.volumes.entries), DATA_OFFSET, np.int64)
-    samples, step = segment.directory.samples, 1 << 18
-    for first in range(0, samples, step):
-        some = np.arange(first, min(first + step, samples), dtype=np.int64)
-        extents = segment.directory.extents_of(some)
+    for _, _, extents in segment.walk():
         inside = extents["volume"] < len(ends)
         np.maximum.at(
             ends, extents["volume"][inside], (extents["offset"] + extents["length"])[inside]
