@@ -107,7 +107,7 @@ def test_several_files_and_several_columns(tmp_path):
         assert store.labels.tolist() == list(range(40))
         assert store.names[20] == "1.arrow:0000000"
     make(tmp_path / "1.arrow", table.drop_columns("b"))
-    with pytest.raises(SourceError, match=r"1.arrow: there are 0 columns 'b'"):
+    with pytest.raises(SourceError, match=r"1.arrow: there is no column 'b'"):
         index(tmp_path / "*.arrow", tmp_path / "i.hr", column=["a", "b"])
 
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_meant_is_said_with_the_columns(tmp_path):
     two = pa.table({"a": [b"1"], "b": [b"2"], "n": [1.5]})
     refused("2 columns hold bytes .'a', 'b'.", two)
     refused("0 columns hold bytes", pa.table({"n": [1.5]}))
-    refused("there are 0 columns 'c'", two, column="c")
+    refused("there is no column 'c'", two, column="c")
     refused("'n' has the type double", two, column="n")
     refused("'n' has the type double", two, column="a", label="n")
     refused("no samples", table_of([]))

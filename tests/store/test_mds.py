@@ -97,7 +97,7 @@ def test_several_columns_are_parts(tmp_path):
     check_in_place(root, tmp_path, values, None, column="x", label="")
     with pytest.raises(SourceError, match="no column 'q'"):
         index(root, tmp_path / "q.hr", column="q")
-    with pytest.raises(SourceError, match="'x' has the encoding 'bytes', expected integers"):
+    with pytest.raises(SourceError, match="'x' has the type bytes, expected integers"):
         index(root, tmp_path / "q.hr", label="x")
 
 

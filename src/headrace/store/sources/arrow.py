@@ -16,7 +16,6 @@ import numpy as np
 from headrace import _native
 from headrace.errors import SourceError
 from headrace.store.sources.scan import (
-    LABEL_NAMES,
     NotInPlace,
     Rows,
     Scan,
@@ -25,10 +24,13 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     check_unchanged,
+    choose_label,
     damaged,
     import_extra,
     label_array,
+    listed,
     null_problems,
+    refused,
     scan_rows,
     source_entry,
     stream_rows,
@@ -36,7 +38,7 @@ from headrace.store.sources.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -65,27 +67,10 @@ def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColum
     Raises:
         SourceError: a column is missing or has the wrong type, or several could be meant.
     """
-    types = dict(zip(schema.names, schema.types, strict=True))
-    for name in (*(options.column or ()), *filter(None, [options.label])):
-        if schema.names.count(name) != 1:
-            raise SourceError(
-                f"{path}: there are {schema.names.count(name)} columns {name!r}, expected one; the "
-                f"columns are {_shown(schema.names)}.",
-                path=path,
-                next_step="Name one of them.",
-            )
-    label = options.label
-    if label is None:
-        labels = [n for n in LABEL_NAMES if n in types and _is_label(types[n])]
-        label = labels[0] if labels and labels[0] not in (options.column or ()) else None
-    elif label and not _is_label(types[label]):
-        raise SourceError(
-            f"{path}: column {label!r} has the type {types[label]}, expected integers or a "
-            "dictionary of strings.",
-            path=path,
-            next_step="Name another column of labels.",
-        )
-    return ArrowColumns(_choose_data(types, options, path), label or None, _names(schema, label))
+    types = list(zip(schema.names, schema.types, strict=True))
+    label = choose_label(types, _is_label, options, path, "integers or a dictionary of strings")
+    data = _choose_data(dict(types), options, path)
+    return ArrowColumns(data, label, _names(schema, label))
 
 
 def require_columns(schema: Any, columns: ArrowColumns, path: str) -> None:
@@ -114,28 +99,23 @@ def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tu
     if options.column:
         for name in options.column:
             if not _is_binary(types[name]):
-                raise SourceError(
-                    f"{path}: column {name!r} has the type {types[name]}, expected binary, strings, "
+                raise refused(
+                    path,
+                    f"column {name!r} has the type {types[name]}, expected binary, strings, "
                     "lists of uint8, or a struct with a field `bytes`.",
-                    path=path,
-                    next_step="Name another column, or pack an iterable over the table.",
+                    "Name another column, or pack an iterable over the table.",
                 )
         return options.column
     names = [n for n, t in types.items() if _is_binary(t) and not _is_text(t)]
     names = names or [n for n, t in types.items() if _is_text(t)]
     if len(names) != 1:
-        raise SourceError(
-            f"{path}: {len(names)} columns hold bytes ({_shown(names)}), expected one; the columns "
-            f"are {_shown(list(types))}.",
-            path=path,
-            next_step="Name the samples' column: column='image'.",
+        raise refused(
+            path,
+            f"{len(names)} columns hold bytes ({listed(names)}), expected one; the columns "
+            f"are {listed(list(types))}.",
+            "Name the samples' column: column='image'.",
         )
     return (names[0],)
-
-
-def _shown(names: Sequence[str]) -> str:
-    text = ", ".join(map(repr, names[:20]))
-    return text + (f" and {len(names) - 20} more" if len(names) > 20 else "") if names else "none"
 
 
 def _types() -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SourceError, VolumeError
 from headrace.io.objects.location import base_name, is_url, shown
-from headrace.store.sources.scan import Stream, StreamItem, unreadable
+from headrace.store.sources.scan import Stream, StreamItem, refused, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -119,11 +119,7 @@ def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
         return _open_files([path], options)
     files = sorted(glob.glob(path)) if glob.has_magic(path) else []
     if not files:
-        raise SourceError(
-            f"{path}: there is no such file or folder.",
-            path=path,
-            next_step="Check the path.",
-        )
+        raise refused(path, "there is no such file or folder.", "Check the path.")
     return _open_files(files, options)
 
 
@@ -196,10 +192,10 @@ def detect_file(path: str) -> str:
         compression_of(head) and name.endswith((".gz", ".bz2", ".xz"))
     ):
         return "tar"
-    raise SourceError(
-        f"{path}: begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
-        path=path,
-        next_step="Turn it into one of these, or pack it from an iterable.",
+    raise refused(
+        path,
+        f"begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
+        "Turn it into one of these, or pack it from an iterable.",
     )
 
 

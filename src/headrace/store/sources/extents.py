@@ -19,7 +19,14 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
 from headrace.io.objects.faults import Failure
-from headrace.store.sources.scan import Problem, Scan, check_unchanged, source_changed, unreadable
+from headrace.store.sources.scan import (
+    Problem,
+    Scan,
+    check_unchanged,
+    refused,
+    source_changed,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -268,13 +275,13 @@ class _Files:
     def wrong_crc(self, extent: int, sample: int, computed: int) -> SourceError:
         """The error for a sample that its own format says is damaged."""
         columns: Any = self._scan.columns
-        return SourceError(
-            f"{self.path(extent, sample)}: the checksum of sample "
+        return refused(
+            self.path(extent, sample),
+            f"the checksum of sample "
             f"{os.fsdecode(columns.name(sample))!r} is {computed:08x}, the file says "
             f"{int(columns.crc[extent]):08x} (offset {int(columns.offset[extent]):,}).",
-            path=self.path(extent, sample),
-            offset_bytes=int(columns.offset[extent]),
-            next_step="The source is damaged: restore it, or pass on_error='skip'.",
+            "The source is damaged: restore it, or pass on_error='skip'.",
+            int(columns.offset[extent]),
         )
 
     def _read_tree_file(self, extent: int, sample: int, view: memoryview, start: int) -> None:

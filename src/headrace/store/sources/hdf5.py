@@ -29,7 +29,9 @@ from headrace.store.sources.scan import (
     damaged,
     import_extra,
     label_array,
+    listed,
     no_samples,
+    refused,
     scan_rows,
     source_entry,
     stream_rows,
@@ -129,11 +131,11 @@ class _File:
         for name in names:
             item = self._file.get(name)
             if not isinstance(item, self.h5py.Dataset) or not item.shape:
-                raise SourceError(
-                    f"{self.path}: there is no data set {name!r} with rows, there are "
-                    f"{_shown(list(self.datasets()))}.",
-                    path=self.path,
-                    next_step="Name one of them: column='images'.",
+                raise refused(
+                    self.path,
+                    f"there is no data set {name!r} with rows, there are "
+                    f"{listed(list(self.datasets()))}.",
+                    "Name one of them: column='images'.",
                 )
             if (
                 item.shape[0]
@@ -141,10 +143,10 @@ class _File:
                 and not item.external
                 and (item.id.get_storage_size() < 1)
             ):
-                raise SourceError(
-                    f"{self.path}: data set {name!r} of {item.shape[0]:,} rows was never written.",
-                    path=self.path,
-                    next_step="Name another data set, or write its rows.",
+                raise refused(
+                    self.path,
+                    f"data set {name!r} of {item.shape[0]:,} rows was never written.",
+                    "Name another data set, or write its rows.",
                 )
             if not 0 <= item.shape[0] < ROWS_MAX:
                 raise damaged(
@@ -153,18 +155,13 @@ class _File:
             datasets.append((name, item))
         counts = {item.shape[0] for _, item in datasets}
         if len(counts) > 1:
-            raise SourceError(
-                f"{self.path}: the data sets {_shown(list(names))} have {sorted(counts)} rows, "
+            raise refused(
+                self.path,
+                f"the data sets {listed(list(names))} have {sorted(counts)} rows, "
                 "expected the same number.",
-                path=self.path,
-                next_step="Name data sets of one length.",
+                "Name data sets of one length.",
             )
         return datasets
-
-
-def _shown(names: list[str]) -> str:
-    text = ", ".join(map(repr, names[:20]))
-    return (text + (f" and {len(names) - 20} more" if len(names) > 20 else "")) or "none"
 
 
 def _is_label(item: Any) -> bool:
@@ -191,11 +188,11 @@ def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str |
         if label is not None:
             item = file.named((data[0], label))[1][1]
             if not _is_label(item):
-                raise SourceError(
-                    f"{file.path}: data set {label!r} has the shape {item.shape} and the type "
+                raise refused(
+                    file.path,
+                    f"data set {label!r} has the shape {item.shape} and the type "
                     f"{item.dtype}, expected one integer a row.",
-                    path=file.path,
-                    next_step="Name another data set of labels.",
+                    "Name another data set of labels.",
                 )
         return data, label
     group, slash, _ = data[0].rpartition("/")

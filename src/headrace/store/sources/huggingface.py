@@ -30,6 +30,7 @@ from headrace.store.sources.scan import (
     no_samples,
     null_problems,
     raise_problems,
+    refused,
     row_names,
     unreadable,
 )
@@ -287,11 +288,7 @@ def _check_inside(columns: DirectoryColumns, volumes: tuple[SourceVolume, ...]) 
     wrong = np.flatnonzero(columns.offset + columns.length > sizes)
     if len(wrong):
         path = volumes[int(columns.volume[wrong[0]])].path
-        raise SourceError(
-            f"{path}: is shorter than when it was loaded.",
-            path=path,
-            next_step="Load the data set again.",
-        )
+        raise refused(path, "is shorter than when it was loaded.", "Load the data set again.")
 
 
 # -- files that are known by path -----------------------------------------------------------------

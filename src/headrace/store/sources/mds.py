@@ -17,10 +17,13 @@ import numpy as np
 
 from headrace.errors import SourceError
 from headrace.store.sources.scan import (
-    LABEL_NAMES,
     Rows,
+    SourceOptions,
+    choose_label,
     damaged,
     label_array,
+    listed,
+    refused,
     scan_rows,
     source_entry,
     unreadable,
@@ -30,7 +33,7 @@ from headrace.store.sources.shards import Window, map_files
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.store.sources.scan import Scan, SourceOptions
+    from headrace.store.sources.scan import Scan
 
 _CONFIG_BYTES_MAX = 1 << 20
 _INDEX_BYTES_MAX = 256 << 20
@@ -52,10 +55,6 @@ class _Column:
     @property
     def is_number(self) -> bool:
         return self.encoding in _SCALARS or self.encoding in _TEXT_SCALARS
-
-    @property
-    def is_label(self) -> bool:
-        return self.encoding == "str_int" or _SCALARS.get(self.encoding, "<f")[1] in "iu"
 
 
 def is_mds_folder(path: str) -> bool:
@@ -109,10 +108,10 @@ def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
         size = os.stat(file).st_size
     except OSError as e:
         if shard.get("compression"):
-            raise SourceError(
-                f"{file}: is there only compressed ({shard['compression']}), expected plain bytes.",
-                path=file,
-                next_step="Decompress the shards, or write them with compression=None.",
+            raise refused(
+                file,
+                f"is there only compressed ({shard['compression']}), expected plain bytes.",
+                "Decompress the shards, or write them with compression=None.",
             ) from e
         raise unreadable(file, e, "Fetch the shard again.") from e
     if size != raw.get("bytes"):
@@ -138,36 +137,23 @@ def scan_mds(paths: list[str], options: SourceOptions) -> Scan:
 
 
 def _choose(
-    described: list[_Column], options: SourceOptions, path: str
+    columns: list[_Column], options: SourceOptions, path: str
 ) -> tuple[tuple[str, ...], str | None]:
     """The columns that are parts, and the one of labels."""
-    by_name = {c.name: c for c in described}
-    for name in (*(options.column or ()), *filter(None, [options.label])):
-        if name not in by_name:
-            raise SourceError(
-                f"{path}: there is no column {name!r}, the columns are {list(by_name)}.",
-                path=path,
-                next_step="Name one of them.",
-            )
-    label = options.label
-    if label is None:
-        label = next((n for n in LABEL_NAMES if n in by_name and by_name[n].is_label), None)
-        label = None if label in (options.column or ()) else label
-    elif label and not by_name[label].is_label:
-        raise SourceError(
-            f"{path}: column {label!r} has the encoding {by_name[label].encoding!r}, expected "
-            "integers.",
-            path=path,
-            next_step="Name another column of labels.",
-        )
-    data = options.column or tuple(c.name for c in described if not c.is_number)
+    label = choose_label(
+        [(c.name, c.encoding) for c in columns], _is_label, options, path, "integers"
+    )
+    data = options.column or tuple(c.name for c in columns if not c.is_number)
     if not data:
-        raise SourceError(
-            f"{path}: all columns are numbers ({list(by_name)}), expected one of bytes.",
-            path=path,
-            next_step="Name the samples' columns: column='x'.",
-        )
-    return data, label or None
+        raise refused(
+            path, f"all columns are numbers ({listed([c.name for c in columns])}), expected one of bytes.",
+            "Name the samples' columns: column='x'.",
+        )  # fmt: skip
+    return data, label
+
+
+def _is_label(encoding: str) -> bool:
+    return encoding == "str_int" or _SCALARS.get(encoding, "<f")[1] in "iu"
 
 
 def _read_head(window: Window) -> tuple[NDArray[np.uint32], list[_Column]]:
@@ -218,13 +204,7 @@ def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
     with Window(path) as window:
         offsets, columns = _read_head(window)
         names = [c.name for c in columns]
-        for name in (*data, *filter(None, [label])):
-            if name not in names:
-                raise SourceError(
-                    f"{path}: there is no column {name!r}, the columns are {names}.",
-                    path=path,
-                    next_step="Index shards of one data set.",
-                )
+        _choose(columns, SourceOptions(column=data, label=label or ""), path)
         begin, end, labels = _list_samples(window, offsets.tolist(), columns, label)
         parts = {}
         for name in data:

@@ -26,6 +26,7 @@ from headrace.store.sources.scan import (
     SourceVolume,
     damaged,
     no_samples,
+    refused,
     row_names,
     unreadable,
     unsound,
@@ -98,11 +99,11 @@ def _list_arrays(f: IO[bytes], path: str) -> list[_Array]:
     arrays = [_read_header(f, path, "", 0)] if head == _MAGIC else _list_npz(f, path)
     for array in arrays:
         if not array.shape or array.shape[0] != arrays[0].shape[0]:
-            raise SourceError(
-                f"{path}: array {array.key!r} has the shape {array.shape}, expected rows, as many "
+            raise refused(
+                path,
+                f"array {array.key!r} has the shape {array.shape}, expected rows, as many "
                 f"as in {arrays[0].key!r} {arrays[0].shape}.",
-                path=path,
-                next_step="Save arrays of one first dimension together.",
+                "Save arrays of one first dimension together.",
             )
     if not arrays or arrays[0].shape[0] == 0:
         raise no_samples(path)
@@ -116,11 +117,11 @@ def _list_npz(f: IO[bytes], path: str) -> list[_Array]:
             for info in archive.infolist():
                 key = info.filename.removesuffix(".npy")
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                    raise SourceError(
-                        f"{path}: array {key!r} is compressed, expected plain bytes.",
-                        path=path,
-                        offset_bytes=info.header_offset,
-                        next_step="Save it with numpy.savez instead of savez_compressed.",
+                    raise refused(
+                        path,
+                        f"array {key!r} is compressed, expected plain bytes.",
+                        "Save it with numpy.savez instead of savez_compressed.",
+                        info.header_offset,
                     )
                 with archive.open(info) as member:
                     header = _read_header(member, path, key, _data_offset(f, info, path))
@@ -152,25 +153,25 @@ def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
     try:
         shape, fortran, dtype = _parse_header(f)
     except (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError) as e:
-        raise SourceError(
-            f"{path}: the header of array {key!r} is unreadable: {e} (offset {start:,}).",
-            path=path,
-            offset_bytes=start,
-            next_step="The file is truncated or damaged: save it again with numpy.",
+        raise refused(
+            path,
+            f"the header of array {key!r} is unreadable: {e} (offset {start:,}).",
+            "The file is truncated or damaged: save it again with numpy.",
+            start,
         ) from e
     if dtype.hasobject:
-        raise SourceError(
-            f"{path}: array {key!r} holds Python objects, expected numbers or fixed-size bytes.",
-            path=path,
-            offset_bytes=start,
-            next_step="Convert it to a plain type: headrace never unpickles.",
+        raise refused(
+            path,
+            f"array {key!r} holds Python objects, expected numbers or fixed-size bytes.",
+            "Convert it to a plain type: headrace never unpickles.",
+            start,
         )
     if fortran and len(shape) > 1:
-        raise SourceError(
-            f"{path}: array {key!r} is in Fortran order, expected C order (rows in one piece).",
-            path=path,
-            offset_bytes=start,
-            next_step="Save numpy.ascontiguousarray(array).",
+        raise refused(
+            path,
+            f"array {key!r} is in Fortran order, expected C order (rows in one piece).",
+            "Save numpy.ascontiguousarray(array).",
+            start,
         )
     return _Array(key, tuple(shape), dtype, start + f.tell() - begin)
 

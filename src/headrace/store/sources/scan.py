@@ -216,34 +216,34 @@ def shard_labels(paths: list[str]) -> list[bytes]:
     return [os.fsencode(b) for b in base]
 
 
+def refused(path: str, problem: str, next_step: str, offset: int | None = None) -> SourceError:
+    """The error for a source that cannot be used as it is."""
+    return SourceError(f"{path}: {problem}", path=path, offset_bytes=offset, next_step=next_step)
+
+
 def damaged(
-    path: str, what: str, found: object, expected: object, offset: int | None = None
+    path: str, what: str, stated: object, expected: object, offset: int | None = None
 ) -> SourceError:
     """The error for a file that contradicts its own format."""
     where = "" if offset is None else f" (offset {offset:,})"
-    return SourceError(
-        f"{path}: {what} is {found}, expected {expected}{where}.",
-        path=path,
-        offset_bytes=offset,
-        next_step="The file is truncated or damaged: fetch it again.",
-    )
+    return refused(
+        path, f"{what} is {stated}, expected {expected}{where}.",
+        "The file is truncated or damaged: fetch it again.", offset,
+    )  # fmt: skip
 
 
 def unreadable(path: str, error: OSError, next_step: str) -> SourceError:
     """The error for a file that the system refuses."""
-    return SourceError(
-        f"{path}: cannot be read: {error.strerror or error}.", path=path, next_step=next_step
-    )
+    return refused(path, f"cannot be read: {error.strerror or error}.", next_step)
 
 
 def unsound(path: str, kind: str, error: object, because: str = "") -> SourceError:
     """The error for a file that a library cannot read."""
     reason = str(error).partition("\n")[0][:300]
-    return SourceError(
-        f"{path}: is no sound {kind} file: {reason}.",
-        path=path,
-        next_step=f"The file is truncated{because or ' or damaged'}: fetch it again.",
-    )
+    return refused(
+        path, f"is no sound {kind} file: {reason}.",
+        f"The file is truncated{because or ' or damaged'}: fetch it again.",
+    )  # fmt: skip
 
 
 def source_entry(kind: str, paths: Sequence[str], options: SourceOptions) -> dict[str, Any]:
@@ -274,17 +274,17 @@ def raise_problems(path: str, problems: list[Problem]) -> None:
 
 def no_samples(path: str, detail: str = "") -> SourceError:
     """The error for a source without samples."""
-    return SourceError(
-        f"{path}: no samples found, expected one or more{detail}.",
-        path=path,
-        next_step="Check the path and the options that choose samples.",
+    return refused(
+        path,
+        f"no samples found, expected one or more{detail}.",
+        "Check the path and the options that choose samples.",
     )
 
 
-def source_changed(path: str, what: str, found: object, expected: object) -> SourceChanged:
+def source_changed(path: str, what: str, now: object, expected: object) -> SourceChanged:
     """The error for a foreign file that is not as it was."""
     return SourceChanged(
-        f"{path}: {what} is {found}, expected {expected}: the file changed after it was listed.",
+        f"{path}: {what} is {now}, expected {expected}: the file changed after it was listed.",
         path=path,
         next_step="Wait until nobody writes there, then pack or index again.",
     )
@@ -322,6 +322,7 @@ class Rows:
         parts: for each part, offset and length of each kept row.
         labels: (kept,) int64, -1 for none, or None.
         kept: (kept,) int64, which rows are samples; None for all.
+        crc: (kept,) uint32, where rows have one part and a checksum; else None.
         problems: why the others are not.
     """
 
@@ -330,6 +331,7 @@ class Rows:
     parts: dict[bytes, Place]
     labels: NDArray[np.int64] | None = None
     kept: NDArray[np.int64] | None = None
+    crc: NDArray[np.uint32] | None = None
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -347,10 +349,10 @@ def import_extra(module: str, extra: str, path: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as e:
         package = module.partition(".")[0]
-        raise SourceError(
-            f"{path}: reading it needs the package {package}, which is not here: {e}.",
-            path=path,
-            next_step=f"Install it: pip install 'headrace[{extra}]'.",
+        raise refused(
+            path,
+            f"reading it needs the package {package}, which is not here: {e}.",
+            f"Install it: pip install 'headrace[{extra}]'.",
         ) from e
 
 
@@ -359,6 +361,53 @@ def row_names(count: int, label: bytes = b"", rows: Iterable[int] | None = None)
     digits = max(_DIGITS, len(str(max(count - 1, 0))))
     prefix = label + b":" if label else b""
     return [b"%s%0*d" % (prefix, digits, row) for row in (range(count) if rows is None else rows)]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names of columns or data sets as a message shows them."""
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return ", ".join(map(repr, names[:20])) + more or "none"
+
+
+def choose_label(
+    types: Sequence[tuple[str, Any]],
+    is_label: Callable[[Any], bool],
+    options: SourceOptions,
+    path: str,
+    expected: str,
+) -> str | None:
+    """The column of labels of a table: the one that the options name, else by its name and type.
+
+    Args:
+        types: the columns and their types.
+        is_label: whether a column of this type may hold labels.
+        options: what the caller names; all of it must be there.
+        path: of the table.
+        expected: what a column of labels holds, for the error.
+
+    Raises:
+        SourceError: a column that is named is missing, there twice or of the wrong type.
+    """
+    names = [name for name, _ in types]
+    kinds = dict(types)
+    for name in (*(options.column or ()), *filter(None, [options.label])):
+        if names.count(name) != 1:
+            count = f"are {names.count(name)} columns" if name in names else "is no column"
+            raise refused(
+                path,
+                f"there {count} {name!r}, the columns are {listed(names)}.",
+                "Name one of them.",
+            )
+    if options.label is None:
+        label = next((n for n in LABEL_NAMES if n in kinds and is_label(kinds[n])), None)
+        return None if label in (options.column or ()) else label
+    if options.label and not is_label(kinds[options.label]):
+        raise refused(
+            path,
+            f"column {options.label!r} has the type {kinds[options.label]}, expected {expected}.",
+            "Name another column of labels.",
+        )
+    return options.label or None
 
 
 def label_array(values: Any, path: str, name: str) -> NDArray[np.int64]:
@@ -370,10 +419,10 @@ def label_array(values: Any, path: str, name: str) -> NDArray[np.int64]:
     array = np.asarray(values)
     if array.size and (int(array.min()) < -1 or int(array.max()) >= 1 << 63):
         wrong = int(array.min()) if int(array.min()) < -1 else int(array.max())
-        raise SourceError(
-            f"{path}: a label in {name!r} is {wrong}, expected -1 (none) to 2^63-1.",
-            path=path,
-            next_step="Name another column of labels, or label=''.",
+        raise refused(
+            path,
+            f"a label in {name!r} is {wrong}, expected -1 (none) to 2^63-1.",
+            "Name another column of labels, or label=''.",
         )
     return array.astype(np.int64)
 
@@ -426,16 +475,16 @@ def _check_alike(files: Sequence[Rows]) -> None:
     expected = sorted(files[0].parts)
     for file in files[1:]:
         if sorted(file.parts) != expected:
-            raise SourceError(
-                f"{file.volume.path}: the parts are {_shown_parts(sorted(file.parts))}, those of "
-                f"{files[0].volume.path} are {_shown_parts(expected)}, expected the same.",
-                path=file.volume.path,
-                next_step="Index them one by one, or name the columns.",
+            raise refused(
+                file.volume.path,
+                f"the parts are {_part_names(file)}, those of "
+                f"{files[0].volume.path} are {_part_names(files[0])}, expected the same.",
+                "Index them one by one, or name the columns.",
             )
 
 
-def _shown_parts(names: Sequence[bytes]) -> str:
-    return str([os.fsdecode(n) for n in names])[:200]
+def _part_names(file: Rows) -> str:
+    return str([os.fsdecode(n) for n in sorted(file.parts)])[:200]
 
 
 def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
@@ -456,7 +505,11 @@ def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
             ]
         )
     volume = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
-    return columns_of(names, volume, by_row(0), by_row(1), parts=parts, labels=labels)
+    crc = [f.crc for f in files if f.crc is not None]
+    return columns_of(
+        names, volume, by_row(0), by_row(1), parts=parts, labels=labels,
+        crc=np.concatenate(crc) if crc else None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

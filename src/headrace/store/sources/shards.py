@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from array import array
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.errors import SourceError
@@ -23,6 +21,7 @@ from headrace.store.sources.scan import (
     SourceVolume,
     absolute_path,
     check_unchanged,
+    refused,
     unreadable,
 )
 
@@ -176,11 +175,11 @@ class Window:
             try:
                 count = read_fully(self._fd, memoryview(buffer), offset)
             except OSError as e:
-                raise SourceError(
-                    f"{self.path}: cannot be read: {e.strerror} (offset {offset:,}).",
-                    path=self.path,
-                    offset_bytes=offset,
-                    next_step="Check the disk.",
+                raise refused(
+                    self.path,
+                    f"cannot be read: {e.strerror} (offset {offset:,}).",
+                    "Check the disk.",
+                    offset,
                 ) from e
             self._start, self._data = offset, bytes(buffer[:count])
             begin = 0
@@ -189,20 +188,6 @@ class Window:
     def volume(self) -> SourceVolume:
         """The file as a volume."""
         return SourceVolume("file", absolute_path(self.path), self.size, self.mtime_ns)
-
-
-@dataclass(slots=True)
-class ShardListing:
-    """What one file holds: extents and their (sample, part), in the file's order."""
-
-    volume: SourceVolume
-    names: list[bytes] = field(default_factory=list)
-    counts: array[int] = field(default_factory=lambda: array("Q"))
-    labels: array[int] = field(default_factory=lambda: array("q"))
-    offset: array[int] = field(default_factory=lambda: array("Q"))
-    length: array[int] = field(default_factory=lambda: array("Q"))
-    crc: array[int] = field(default_factory=lambda: array("L"))
-    parts: list[bytes] = field(default_factory=list)
 
 
 def map_files(paths: list[str], scan: Callable[[str], T], workers: int) -> list[T]:
@@ -311,11 +296,7 @@ def open_objects(
     engine = objects or ObjectEngine()
     names = [url for pattern in urls for url in expand(pattern, engine.client_options)]
     if not names:
-        raise SourceError(
-            f"{shown(urls[0])}: there is no such object.",
-            path=shown(urls[0]),
-            next_step="Check the URL and the pattern.",
-        )
+        raise refused(shown(urls[0]), "there is no such object.", "Check the URL and the pattern.")
     listed = open_files(_look_at(names, engine), options)
     if not isinstance(listed, Scan):
         raise SourceError(

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 import tarfile
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -29,14 +30,17 @@ from headrace.store.sources.scan import (
     damaged,
     no_samples,
     raise_problems,
+    refused,
     shard_labels,
     source_entry,
     unreadable,
 )
-from headrace.store.sources.shards import ShardListing, Window, map_files, read_head
+from headrace.store.sources.shards import Window, map_files, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from headrace.store.sources.scan import SourceVolume
 
 T = TypeVar("T")
 
@@ -71,6 +75,19 @@ class Member:
     size: int
 
 
+@dataclass(slots=True)
+class _Listing:
+    """What one tar file holds: samples, and the extents of their parts, in the file's order."""
+
+    volume: SourceVolume
+    names: list[bytes] = field(default_factory=list)
+    counts: array[int] = field(default_factory=lambda: array("Q"))
+    labels: array[int] = field(default_factory=lambda: array("q"))
+    offset: array[int] = field(default_factory=lambda: array("Q"))
+    length: array[int] = field(default_factory=lambda: array("Q"))
+    parts: list[bytes] = field(default_factory=list)
+
+
 def compression_of(head: bytes) -> str | None:
     """How a file that begins with `head` is compressed, or None."""
     return next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
@@ -101,7 +118,7 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)
     by_path = dict(zip(paths, prefixes, strict=True))
 
-    def scan(path: str) -> ShardListing:
+    def scan(path: str) -> _Listing:
         return _scan_shard(path, by_path[path], problems)
 
     shards = map_files(paths, scan, options.workers)
@@ -133,9 +150,9 @@ def _compression(path: str) -> str | None:
 # -- one tar file -----------------------------------------------------------------------------------
 
 
-def _scan_shard(path: str, prefix: bytes, problems: list[Problem]) -> ShardListing:
+def _scan_shard(path: str, prefix: bytes, problems: list[Problem]) -> _Listing:
     with Window(path) as window:
-        listing = ShardListing(window.volume())
+        listing = _Listing(window.volume())
         for key, parts in _grouped(path, _labelled(window, problems)):
             listing.names.append(prefix + b"/" + key if prefix else key)
             listing.counts.append(len(parts))
@@ -173,11 +190,11 @@ def _grouped(
         for _, part, offset, content in group:
             if part in parts:
                 where = "" if offset is None else f" (offset {offset:,})"
-                raise SourceError(
-                    f"{path}: sample {printable(key)} has the part {printable(part)} twice{where}.",
-                    path=path,
-                    offset_bytes=offset,
-                    next_step="Rename or remove one of the two members.",
+                raise refused(
+                    path,
+                    f"sample {printable(key)} has the part {printable(part)} twice{where}.",
+                    "Rename or remove one of the two members.",
+                    offset,
                 )
             parts[part] = content
         yield key, sorted(parts.items(), key=lambda item: item[0])
@@ -346,7 +363,7 @@ def _parse_pax(path: str, data: bytes, at: int) -> dict[bytes, bytes]:
 # -- several tar files ------------------------------------------------------------------------------
 
 
-def _check_keys(shards: list[ShardListing]) -> None:
+def _check_keys(shards: list[_Listing]) -> None:
     """Each key stands once: within a file its members are adjacent, and no two files share one."""
     seen: dict[bytes, str] = {}
     for shard in shards:
@@ -354,22 +371,22 @@ def _check_keys(shards: list[ShardListing]) -> None:
         for name in shard.names:
             other = seen.setdefault(name, path)
             if other is not path:
-                raise SourceError(
-                    f"{path}: sample {printable(name)} stands in {other} too, expected unique keys.",
-                    path=path,
-                    next_step="Pass prefix_names=True to put the file's name before each key.",
+                raise refused(
+                    path,
+                    f"sample {printable(name)} stands in {other} too, expected unique keys.",
+                    "Pass prefix_names=True to put the file's name before each key.",
                 )
         if len(set(shard.names)) < len(shard.names):
             once: set[bytes] = set()
             twice = next(n for n in shard.names if n in once or once.add(n))  # type: ignore[func-returns-value]
-            raise SourceError(
-                f"{path}: the members of sample {printable(twice)} do not stand side by side.",
-                path=path,
-                next_step="Write the tar with the members sorted by name.",
+            raise refused(
+                path,
+                f"the members of sample {printable(twice)} do not stand side by side.",
+                "Write the tar with the members sorted by name.",
             )
 
 
-def _join(shards: list[ShardListing]) -> DirectoryColumns:
+def _join(shards: list[_Listing]) -> DirectoryColumns:
     labels = np.concatenate([np.array(s.labels, np.int64) for s in shards])
     return columns_of(
         [n for s in shards for n in s.names],
@@ -416,8 +433,8 @@ def _stream_members(path: str, options: SourceOptions) -> Iterator[tuple[bytes, 
     except (tarfile.TarError, EOFError, OSError, ValueError) as e:
         if isinstance(e, SourceError):
             raise
-        raise SourceError(
-            f"{path}: cannot be unpacked: {e}.",
-            path=path,
-            next_step="The file is truncated, damaged or of an unknown compression: fetch it again.",
+        raise refused(
+            path,
+            f"cannot be unpacked: {e}.",
+            "The file is truncated, damaged or of an unknown compression: fetch it again.",
         ) from e

@@ -14,33 +14,31 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
-from headrace.store.directory import columns_of
 from headrace.store.sources.scan import (
-    Scan,
-    SourceOptions,
+    Rows,
     StreamedRow,
     check_unchanged,
     damaged,
     import_extra,
-    no_samples,
-    row_names,
-    shard_labels,
+    refused,
+    scan_rows,
     source_entry,
     stream_rows,
     unsound,
 )
-from headrace.store.sources.shards import ShardListing, Window, map_files
+from headrace.store.sources.shards import Window, map_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.store.sources.scan import SourceOptions, Stream
+    from headrace.store.sources.scan import Scan, SourceOptions, Stream
 
 
 _HEADER = struct.Struct("<QI")
@@ -73,34 +71,22 @@ def scan_tfrecord(paths: list[str], options: SourceOptions) -> Scan:
     Raises:
         SourceError: a file is truncated, damaged or compressed, or there are no records.
     """
-    shards = map_files(paths, _scan_shard, options.workers)
-    names: list[bytes] = []
-    for label, shard in zip(shard_labels(paths), shards, strict=True):
-        names += row_names(len(shard.offset), label)
-    if not names:
-        raise no_samples(paths[0])
-    columns = columns_of(
-        names,
-        np.repeat(np.arange(len(shards), dtype=np.uint32), [len(s.offset) for s in shards]),
-        np.concatenate([np.array(s.offset, np.uint64) for s in shards]),
-        np.concatenate([np.array(s.length, np.uint64) for s in shards]),
-        crc=np.concatenate([np.array(s.crc, np.uint32) for s in shards]),
-    )
-    source = source_entry("tfrecord", paths, options)
-    return Scan(columns, tuple(s.volume for s in shards), source)
+    files = map_files(paths, _list_records, options.workers)
+    return scan_rows(paths, files, source_entry("tfrecord", paths, options), options)
 
 
-def _scan_shard(path: str) -> ShardListing:
+def _list_records(path: str) -> Rows:
+    offset, length, crc = array("Q"), array("Q"), array("L")
     with Window(path) as window:
-        listing = ShardListing(window.volume())
         at = 0
         while at < window.size:
-            length, crc = _read_frame(window, at)
-            listing.offset.append(at + _HEADER.size)
-            listing.length.append(length)
-            listing.crc.append(crc)
-            at += _HEADER.size + length + _FOOTER.size
-    return listing
+            record_bytes, record_crc = _read_frame(window, at)
+            offset.append(at + _HEADER.size)
+            length.append(record_bytes)
+            crc.append(record_crc)
+            at += _HEADER.size + record_bytes + _FOOTER.size
+        places = np.array(offset, np.uint64), np.array(length, np.uint64)
+        return Rows(window.volume(), len(offset), {b"": places}, crc=np.array(crc, np.uint32))
 
 
 def _read_frame(window: Window, at: int) -> tuple[int, int]:
@@ -130,12 +116,12 @@ def _read_frame(window: Window, at: int) -> tuple[int, int]:
 
 def _not_plain(window: Window, header: bytes) -> SourceError:
     gzip = header[:2] == b"\x1f\x8b" or header[0] == 0x78
-    return SourceError(
-        f"{window.path}: begins with {header.hex(' ')}, expected a TFRecord"
+    return refused(
+        window.path,
+        f"begins with {header.hex(' ')}, expected a TFRecord"
         f"{': it looks compressed' if gzip else ''} (offset 0).",
-        path=window.path,
-        offset_bytes=0,
-        next_step="Decompress it, or pack it from an iterable." if gzip else "Check the file.",
+        "Decompress it, or pack it from an iterable." if gzip else "Check the file.",
+        0,
     )
 
 
