@@ -11,10 +11,13 @@ import hashlib
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 MAGIC = b"HRDIR\x00\r\n"
 VERSION = 1
@@ -181,13 +184,9 @@ def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) ->
         )
     if page[:8] != magic:
         raise corrupt(
-            path,
-            "magic",
-            found=page[:8].hex(" "),
-            expected=magic.hex(" "),
-            offset=0,
+            path, "magic", found=page[:8].hex(" "), expected=magic.hex(" "), offset=0,
             next_step=f"This file is no {what} of a headrace store.",
-        )
+        )  # fmt: skip
     stated_version = int.from_bytes(page[8:12], "little")
     stated = int.from_bytes(page[_CRC_FIELD], "little")
     computed = crc32c(page[:12] + bytes(4) + page[16:])
@@ -197,13 +196,9 @@ def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) ->
         )
     if stated_version != version:
         raise corrupt(
-            path,
-            "format version",
-            found=stated_version,
-            expected=version,
-            offset=8,
+            path, "format version", found=stated_version, expected=version, offset=8,
             next_step="Use the version of headrace that wrote it, or a newer one.",
-        )
+        )  # fmt: skip
 
 
 def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
@@ -222,7 +217,7 @@ def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
     blocks = -(-(file_bytes - payload_offset) // CHECKSUM_BLOCK_BYTES)
     checksums_end = PAGE_BYTES + 4 * checksum_count
     payload_good = payload_offset % PAGE_BYTES == 0 and PAGE_BYTES <= payload_offset <= file_bytes
-    for good, what, found, expected, offset in (
+    _require(path, (
         (stated_bytes == file_bytes, "file size in bytes", f"{file_bytes:,}", f"{stated_bytes:,}", 16),
         (samples <= SAMPLES_MAX, "number of samples", samples, f"at most {SAMPLES_MAX}", 24),
         # An extent's row takes a byte at least.
@@ -241,15 +236,21 @@ def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
         (1 <= part_count <= PARTS_MAX, "number of parts", part_count, f"1 to {PARTS_MAX}", 68),
         (not any(reserved), "reserved field", reserved.hex(), "zero", 96),
         (not any(page[end:PAGE_BYTES]), "rest of the header page", "not zero", "zero", end),
-    ):  # fmt: skip
-        if not good:
-            raise corrupt(path, what, found=found, expected=expected, offset=offset)
+    ))  # fmt: skip
     header = DirectoryHeader(
         file_bytes, samples, extents, payload_offset, checksum_count, checksum_crc, part_count, uuid,
         tuple(_parse_section(page, i, path) for i in range(section_count)),
     )  # fmt: skip
-    _check_sections(header, path)
+    _require(path, _section_checks(header))
+    _check_presence(header, path)
     return header
+
+
+def _require(path: str, checks: Iterable[tuple[bool, str, object, object, int | None]]) -> None:
+    """Raises the error for the first check that is not good; later ones may rely on it."""
+    for good, what, stated, expected, offset in checks:
+        if not good:
+            raise corrupt(path, what, found=stated, expected=expected, offset=offset)
 
 
 def _parse_section(page: bytes, i: int, path: str) -> Section:
@@ -270,75 +271,56 @@ def _parse_section(page: bytes, i: int, path: str) -> Section:
     return Section(section_kind, width, offset, size_bytes, count, parameters, text)
 
 
-def _check_sections(header: DirectoryHeader, path: str) -> None:
+def _section_checks(
+    header: DirectoryHeader,
+) -> Iterator[tuple[bool, str, object, object, int | None]]:
+    """The sections do not overlap; width, count and size of each agree with its kind and the header."""
     end = header.payload_offset
     for section in sorted(header.sections, key=lambda s: s.offset):
-        what = f"section {section.kind.name.lower()}"
-        if section.offset % SECTION_ALIGNMENT:
-            raise corrupt(
-                path, f"offset of {what}", found=section.offset, expected="a multiple of 64"
-            )
-        if section.offset < end:
-            raise corrupt(
-                path, f"offset of {what}", found=section.offset,
-                expected=f"{end} or more: sections must not overlap",
-            )  # fmt: skip
-        if section.end > header.file_bytes:
-            raise corrupt(
-                path, f"end of {what}", found=section.end, expected=f"at most {header.file_bytes}"
-            )
+        kind, width, size, count = section.kind, section.width, section.size_bytes, section.count
+        what = f"section {kind.name.lower()}"
+        yield (
+            section.offset % SECTION_ALIGNMENT == 0, f"offset of {what}", section.offset,
+            "a multiple of 64", None,
+        )  # fmt: skip
+        yield (
+            section.offset >= end, f"offset of {what}", section.offset,
+            f"{end} or more: sections must not overlap", None,
+        )  # fmt: skip
         end = section.end
-        _check_shape(header, section, path, what)
-    _check_presence(header, path)
-
-
-def _check_shape(header: DirectoryHeader, section: Section, path: str, what: str) -> None:
-    """Width, count and size of one section agree with its kind and with the header."""
-    width = section.width
-    if section.kind in _BLOBS:
-        if width != 0:
-            raise corrupt(path, f"width of {what}", found=width, expected=0)
-    elif section.kind == SectionKind.EXTENT_ROWS:
-        _check_row(section, path)
-    elif section.kind == SectionKind.USER_COLUMN:
-        if width not in _COLUMN_WIDTHS.get(chr(section.parameters[0]), ()):
-            raise corrupt(
-                path, f"type of column {section.name!r}", found=(chr(section.parameters[0]), width),
-                expected="a numpy integer or float",
+        yield end <= header.file_bytes, f"end of {what}", end, f"at most {header.file_bytes}", None
+        if kind in _BLOBS:
+            yield width == 0, f"width of {what}", width, 0, None
+        elif kind == SectionKind.EXTENT_ROWS:
+            layout = RowLayout(*section.parameters[:5])
+            yield (
+                max(layout) <= 8 and layout.volume <= 4 and layout.crc in (0, 4)
+                and layout.mtime in (0, 8) and layout.row_bytes == width > 0,
+                "layout of the extent rows", (layout, width), "widths up to 8 that add up to the row",
+                None,
             )  # fmt: skip
-    elif width not in _WIDTHS[section.kind]:
-        raise corrupt(path, f"width of {what}", found=width, expected=_WIDTHS[section.kind])
-    expected = _expected_count(header, section)
-    if expected is not None and section.count != expected:
-        raise corrupt(path, f"elements of {what}", found=section.count, expected=expected)
-    if section.kind not in _BLOBS and section.size_bytes != section.count * width:
-        raise corrupt(
-            path, f"bytes of {what}", found=section.size_bytes, expected=section.count * width
-        )
-    # A string takes two bytes of length, a name at least one of a block: no count may promise more.
-    smallest = 1 if section.kind == SectionKind.NAME_BLOCKS else 2
-    if section.kind in _BLOBS and section.count * smallest > section.size_bytes:
-        raise corrupt(
-            path, f"strings of {what}", found=section.count,
-            expected=f"at most {section.size_bytes // smallest} in {section.size_bytes} bytes",
-        )  # fmt: skip
-
-
-def _check_row(section: Section, path: str) -> None:
-    layout = RowLayout(*section.parameters[:5])
-    good = (
-        max(layout.volume, layout.offset, layout.length) <= 8
-        and layout.volume <= 4
-        and layout.crc in (0, 4)
-        and layout.mtime in (0, 8)
-        and layout.row_bytes == section.width
-        and section.width > 0
-    )
-    if not good:
-        raise corrupt(
-            path, "layout of the extent rows", found=(layout, section.width),
-            expected="widths up to 8 that add up to the row",
-        )  # fmt: skip
+        elif kind == SectionKind.USER_COLUMN:
+            dtype = chr(section.parameters[0])
+            yield (
+                width in _COLUMN_WIDTHS.get(dtype, ()), f"type of column {section.name!r}",
+                (dtype, width), "a numpy integer or float", None,
+            )  # fmt: skip
+        else:
+            yield width in _WIDTHS[kind], f"width of {what}", width, _WIDTHS[kind], None
+        expected = _expected_count(header, section)
+        yield expected in (None, count), f"elements of {what}", count, expected, None
+        if kind not in _BLOBS:
+            yield size == count * width, f"bytes of {what}", size, count * width, None
+        else:
+            # A string takes two bytes of length, a name at least one of a block: no count may promise more.
+            most = size if kind == SectionKind.NAME_BLOCKS else size // 2
+            yield (
+                count <= most,
+                f"strings of {what}",
+                count,
+                f"at most {most} in {size} bytes",
+                None,
+            )
 
 
 def level_counts(samples: int) -> list[int]:
@@ -440,14 +422,9 @@ def parse_volume_header(page: bytes, path: str) -> VolumeHeader:
     """
     check_page(page, VOLUME_MAGIC, VOLUME_VERSION, path, "packed volume")
     _, _, _, uuid, segment_uuid, number = _VOLUME_HEADER.unpack_from(page)
-    if any(page[_VOLUME_HEADER.size : PAGE_BYTES]):
-        raise corrupt(
-            path,
-            "rest of the header page",
-            found="not zero",
-            expected="zero",
-            offset=_VOLUME_HEADER.size,
-        )
+    rest = _VOLUME_HEADER.size
+    zero = not any(page[rest:PAGE_BYTES])
+    _require(path, [(zero, "rest of the header page", "not zero", "zero", rest)])
     return VolumeHeader(uuid, segment_uuid, number)
 
 
