@@ -24,6 +24,7 @@ from headrace.store.manifest import FILE_NAME, fingerprint_of
 from headrace.store.opening import engine_for, manifest_at
 from headrace.store.reference import ReferenceReader
 from headrace.store.segment import open_segment
+from headrace.store.sources.extents import neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -286,29 +287,22 @@ def _check_tree_files(segment: OpenSegment, first: int, last: int) -> list[BadSa
                 )
                 bad.append(
                     BadSample(
-                        extent.index,
-                        os.fsdecode(extent.name),
-                        extent.part,
-                        e.path or "",
-                        extent.offset,
-                        extent.length,
-                        kind,
-                        e.message,
-                        "the bytes that were indexed",
+                        extent.index, os.fsdecode(extent.name), extent.part, e.path or "",
+                        extent.offset, extent.length, kind, e.message, "the bytes that were indexed",
                     )
-                )
+                )  # fmt: skip
     return bad
 
 
 def _check_spans(segment: OpenSegment, extents: Extents, which: NDArray[Any]) -> list[BadSample]:
     """Reads neighbouring extents of file volumes together and compares each with its checksum."""
     bad = []
-    order = which[np.lexsort((extents["offset"][which], extents["volume"][which]))]
-    for run in _spans(extents, order):
-        span = _Span(segment, extents, run)
-        for k in run.tolist():
+    places = (extents[key][which] for key in ("volume", "offset", "length"))
+    for run, begin, end in neighbours(*places, gap_bytes=_GAP_BYTES, span_bytes=_SPAN_BYTES):
+        span = _Span(segment, int(extents["volume"][which[run[0]]]), begin, end)
+        for k in which[run].tolist():
             length = int(extents["length"][k])
-            have, crc = span.check(k)
+            have, crc = span.check(int(extents["offset"][k]), length)
             if have < length:
                 bad.append(_bad(segment, extents, k, kind=span.problem or "short",
                                 found=f"{have} bytes", expected=f"{length} bytes"))  # fmt: skip
@@ -318,38 +312,19 @@ def _check_spans(segment: OpenSegment, extents: Extents, which: NDArray[Any]) ->
     return sorted(bad, key=lambda b: (b.index, b.part))
 
 
-def _spans(extents: Extents, order: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Cuts extents, sorted by place, into runs that are read at once."""
-    begin = 0
-    volume, offset, length = extents["volume"], extents["offset"], extents["length"]
-    for i in range(1, len(order) + 1):
-        if i < len(order):
-            a, b, here = order[begin], order[i - 1], order[i]
-            near = int(offset[here]) <= int(offset[b] + length[b]) + _GAP_BYTES
-            small = int(offset[here] + length[here] - offset[a]) <= _SPAN_BYTES
-            if volume[here] == volume[a] and near and small:
-                continue
-        yield order[begin:i]
-        begin = i
-
-
 class _Span:
     """Neighbouring extents of one volume, read at once; one that is larger alone, in pieces."""
 
-    def __init__(self, segment: OpenSegment, extents: Extents, run: NDArray[Any]) -> None:
-        self._extents = extents
+    def __init__(self, segment: OpenSegment, volume: int, begin: int, end: int) -> None:
         self._volumes = segment.volumes
-        self._number = int(extents["volume"][run[0]])
-        self._begin = int(extents["offset"][run[0]])
-        end = int((extents["offset"][run] + extents["length"][run]).max())
+        self._number, self._begin = volume, begin
         self.problem: str | None = None
         self._data: memoryview | None = None
-        if end - self._begin <= _SPAN_BYTES:
-            self._data = self._read(self._begin, end - self._begin)
+        if end - begin <= _SPAN_BYTES:
+            self._data = self._read(begin, end - begin)
 
-    def check(self, k: int) -> tuple[int, int]:
-        """How many bytes of extent `k` there are, and their CRC."""
-        offset, length = int(self._extents["offset"][k]), int(self._extents["length"][k])
+    def check(self, offset: int, length: int) -> tuple[int, int]:
+        """How many bytes of an extent there are, and their CRC."""
         if self._data is not None:
             piece = self._data[offset - self._begin : offset - self._begin + length]
             return len(piece), crc32c(piece)

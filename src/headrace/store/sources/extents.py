@@ -263,7 +263,7 @@ class _Files:
         path = self._scan.volumes[int(columns.volume[extent])].path
         outcome = engine.fetch_many([(path, int(columns.offset[extent]) + start, view)])[0]
         if isinstance(outcome, Failure):
-            raise source_error(outcome)
+            raise failed_source(outcome)
 
     def path(self, extent: int, sample: int) -> str:
         """The file that holds an extent."""
@@ -331,34 +331,58 @@ Extents come in the order of their source here, so there are few gaps and no bou
 RANGE_BYTES = 8 << 20
 
 
+def neighbours(
+    volume: NDArray[np.int64],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+    *,
+    gap_bytes: int,
+    span_bytes: int,
+) -> Iterator[tuple[NDArray[np.int64], int, int]]:
+    """Sorts extents by place and cuts them into runs that are read at once.
+
+    Args:
+        volume: of each extent, as `offset` and `length`.
+        offset: where each extent begins.
+        length: bytes of each extent.
+        gap_bytes: a gap up to this long is read too.
+        span_bytes: a run is no longer than this, unless one extent is.
+
+    Yields:
+        The numbers of a run's extents, by offset, and where the run begins and ends.
+    """
+    order = np.lexsort((offset, volume))
+    stops = (offset + length)[order].tolist()
+    volumes, starts = volume[order].tolist(), offset[order].tolist()
+    first = end = 0
+    for i, (number, start, stop) in enumerate(zip(volumes, starts, stops, strict=True)):
+        near = number == volumes[first] and start <= end + gap_bytes
+        if i and not (near and stop - starts[first] <= span_bytes):
+            yield order[first:i], starts[first], end
+            first, end = i, 0
+        end = max(end, stop)
+    if len(order):
+        yield order[first:], starts[first], end
+
+
 class ObjectExtents:
     """What was fetched of one batch's extents."""
 
     def __init__(self, scan: Scan, first: int, last: int) -> None:
         self._scan = scan
-        columns = scan.columns
-        volume = columns.volume[first:last].astype(np.int64)
-        offset = columns.offset[first:last].astype(np.int64)
-        length = columns.length[first:last].astype(np.int64)
-        starts: list[tuple[int, int]] = []
-        self._failures: dict[int, Failure] = {}
-        self._place = np.zeros(last - first, np.int64)
         self._first = first
-        begin = end = -1
-        at_volume = -1
-        for k in np.lexsort((offset, volume)).tolist():
-            here, stop = int(offset[k]), int(offset[k] + length[k])
-            if volume[k] != at_volume or here > end + GAP_BYTES or stop - begin > RANGE_BYTES:
-                begin, end, at_volume = here, stop, int(volume[k])
-                starts.append((at_volume, begin))
-            end = max(end, stop)
-            self._place[k] = len(starts) - 1
-        ends = np.zeros(len(starts), np.int64)
-        np.maximum.at(ends, self._place, offset + length)
-        self._spans = [
-            (v, b, memoryview(bytearray(int(e) - b)))
-            for (v, b), e in zip(starts, ends, strict=True)
-        ]
+        self._place = np.zeros(last - first, np.int64)
+        self._failures: dict[int, Failure] = {}
+        self._spans: list[tuple[int, int, memoryview]] = []
+        columns = scan.columns
+        volume, offset, length = (
+            column[first:last].astype(np.int64)
+            for column in (columns.volume, columns.offset, columns.length)
+        )
+        runs = neighbours(volume, offset, length, gap_bytes=GAP_BYTES, span_bytes=RANGE_BYTES)
+        for number, (run, begin, end) in enumerate(runs):
+            self._place[run] = number
+            self._spans.append((int(volume[run[0]]), begin, memoryview(bytearray(end - begin))))
         self._fetch()
 
     def read(self, extent: int, view: memoryview) -> None:
@@ -370,7 +394,7 @@ class ObjectExtents:
         place = int(self._place[extent - self._first])
         failure = self._failures.get(place)
         if failure is not None:
-            raise source_error(failure)
+            raise failed_source(failure)
         _, begin, data = self._spans[place]
         start = int(self._scan.columns.offset[extent]) - begin
         view[:] = data[start : start + len(view)]
@@ -389,7 +413,7 @@ class ObjectExtents:
                 self._failures[place] = outcome
 
 
-def source_error(failure: Failure) -> SourceError:
+def failed_source(failure: Failure) -> SourceError:
     """A failed read as what packing and indexing can skip or raise."""
     error = failure.to_error()
     kind = SourceChanged if failure.fault.kind in ("changed", "missing") else SourceError
