@@ -156,16 +156,16 @@ class DirectoryHeader:
 def corrupt(
     path: str,
     what: str,
-    *,
-    found: object,
+    stated: object,
     expected: object,
     offset: int | None = None,
+    *,
     next_step: str = _RESTORE,
 ) -> CorruptStore:
-    """The error for a file of a store that contradicts itself: what, where, found, expected."""
+    """The error for a file of a store that contradicts itself: what, where, and what was expected."""
     where = "" if offset is None else f" (offset {offset:,})"
     return CorruptStore(
-        f"{path}: {what} is {found}, expected {expected}{where}.",
+        f"{path}: {what} is {stated}, expected {expected}{where}.",
         path=path,
         offset_bytes=offset,
         next_step=next_step,
@@ -179,24 +179,20 @@ def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) ->
         CorruptStore: where one of them is wrong.
     """
     if len(page) < PAGE_BYTES:
-        raise corrupt(
-            path, "file size in bytes", found=len(page), expected=f"{PAGE_BYTES:,} or more"
-        )
+        raise corrupt(path, "file size in bytes", len(page), f"{PAGE_BYTES:,} or more")
     if page[:8] != magic:
         raise corrupt(
-            path, "magic", found=page[:8].hex(" "), expected=magic.hex(" "), offset=0,
+            path, "magic", page[:8].hex(" "), magic.hex(" "), 0,
             next_step=f"This file is no {what} of a headrace store.",
         )  # fmt: skip
     stated_version = int.from_bytes(page[8:12], "little")
     stated = int.from_bytes(page[_CRC_FIELD], "little")
     computed = crc32c(page[:12] + bytes(4) + page[16:])
     if computed != stated:
-        raise corrupt(
-            path, "header checksum", found=f"{computed:08x}", expected=f"{stated:08x}", offset=12
-        )
+        raise corrupt(path, "header checksum", f"{computed:08x}", f"{stated:08x}", 12)
     if stated_version != version:
         raise corrupt(
-            path, "format version", found=stated_version, expected=version, offset=8,
+            path, "format version", stated_version, version, 8,
             next_step="Use the version of headrace that wrote it, or a newer one.",
         )  # fmt: skip
 
@@ -250,7 +246,7 @@ def _require(path: str, checks: Iterable[tuple[bool, str, object, object, int | 
     """Raises the error for the first check that is not good; later ones may rely on it."""
     for good, what, stated, expected, offset in checks:
         if not good:
-            raise corrupt(path, what, found=stated, expected=expected, offset=offset)
+            raise corrupt(path, what, stated, expected, offset)
 
 
 def _parse_section(page: bytes, i: int, path: str) -> Section:
@@ -259,15 +255,11 @@ def _parse_section(page: bytes, i: int, path: str) -> Section:
     try:
         section_kind = SectionKind(kind)
     except ValueError:
-        raise corrupt(
-            path, "kind of a section", found=kind, expected="1 to 11", offset=at
-        ) from None
+        raise corrupt(path, "kind of a section", kind, "1 to 11", at) from None
     try:
         text = name.rstrip(b"\0").decode()
     except UnicodeDecodeError:
-        raise corrupt(
-            path, "name of a section", found=name, expected="UTF-8", offset=at + 40
-        ) from None
+        raise corrupt(path, "name of a section", name, "UTF-8", at + 40) from None
     return Section(section_kind, width, offset, size_bytes, count, parameters, text)
 
 
@@ -361,7 +353,7 @@ def _check_presence(header: DirectoryHeader, path: str) -> None:
     ]
     present = set(keys)
     if len(present) != len(keys):
-        raise corrupt(path, "list of sections", found="a section twice", expected="each once")
+        raise corrupt(path, "list of sections", "a section twice", "each once")
     required = {(SectionKind.EXTENT_ROWS, 0), (SectionKind.PART_NAMES, 0)}
     for level in range(len(level_counts(header.samples))):
         required |= {(SectionKind.NAME_OFFSETS, level), (SectionKind.NAME_BLOCKS, level)}
@@ -376,8 +368,8 @@ def _check_presence(header: DirectoryHeader, path: str) -> None:
     surplus = [key for key in present if key[0] in _LEVELLED and key not in required]
     if missing or surplus:
         raise corrupt(
-            path, "list of sections", found=f"without {', '.join(missing)}" if missing else surplus,
-            expected="every section that the counts ask for",
+            path, "list of sections", f"without {', '.join(missing)}" if missing else surplus,
+            "every section that the counts ask for",
         )  # fmt: skip
 
 
@@ -439,9 +431,9 @@ def check_volume_header(page: bytes, expected: VolumeHeader, path: str) -> None:
         have, want = getattr(header, what), getattr(expected, what)
         if have != want:
             raise corrupt(
-                path, f"volume's {what.replace('_', ' ')}", offset=offset,
-                found=have.hex() if isinstance(have, bytes) else have,
-                expected=want.hex() if isinstance(want, bytes) else want,
+                path, f"volume's {what.replace('_', ' ')}",
+                have.hex() if isinstance(have, bytes) else have,
+                want.hex() if isinstance(want, bytes) else want, offset,
                 next_step="Another volume stands in its place: put the right file back.",
             )  # fmt: skip
 

@@ -204,10 +204,7 @@ def open_folder(
     if segments:  # the store as it was when it had so many
         manifest = replace(manifest, segments=kept, fingerprint=fingerprint)
     if fingerprint != manifest.fingerprint:
-        raise corrupt(
-            join(where, FILE_NAME), "fingerprint", found=fingerprint,
-            expected=manifest.fingerprint,
-        )  # fmt: skip
+        raise corrupt(join(where, FILE_NAME), "fingerprint", fingerprint, manifest.fingerprint)
     for segment in opened:
         segment.volumes.check_all()
     return Store(where, manifest, opened, reference=reference, objects=engine)

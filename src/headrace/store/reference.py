@@ -62,8 +62,8 @@ class ReferenceDirectory:
         computed = crc32c(raw.tobytes())
         if computed != self._header.checksum_crc:
             raise corrupt(
-                path, "checksum of the page checksums", found=f"{computed:08x}",
-                expected=f"{self._header.checksum_crc:08x}", offset=PAGE_BYTES,
+                path, "checksum of the page checksums", f"{computed:08x}",
+                f"{self._header.checksum_crc:08x}", PAGE_BYTES,
             )  # fmt: skip
         self._checksums = raw.view("<u4")
         self._checked = np.zeros(len(self._checksums), bool)
@@ -83,9 +83,7 @@ class ReferenceDirectory:
         """The directory in an open file; `fd` stays the caller's."""
         size = os.fstat(fd).st_size
         if size < PAGE_BYTES:
-            raise corrupt(
-                label, "file size in bytes", found=size, expected=f"{PAGE_BYTES:,} or more"
-            )
+            raise corrupt(label, "file size in bytes", size, f"{PAGE_BYTES:,} or more")
         return cls(mmap.mmap(fd, size, access=mmap.ACCESS_READ), label)
 
     def header(self) -> bytes:
@@ -221,8 +219,8 @@ class ReferenceDirectory:
                 computed = crc32c(self._bytes[at : at + CHECKSUM_BLOCK_BYTES])
                 if computed != self._checksums[b]:
                     raise corrupt(
-                        self.path, f"checksum of block {b}", found=f"{computed:08x}",
-                        expected=f"{int(self._checksums[b]):08x}", offset=at,
+                        self.path, f"checksum of block {b}", f"{computed:08x}",
+                        f"{int(self._checksums[b]):08x}", at,
                     )  # fmt: skip
                 self._checked[b] = True
         return self._bytes[start:end]
@@ -246,8 +244,8 @@ class ReferenceDirectory:
                 break
         if at != len(data):
             raise corrupt(
-                self.path, f"strings of {kind.name.lower()}", found=f"{at} bytes",
-                expected=f"{len(data)} bytes", offset=section.offset,
+                self.path, f"strings of {kind.name.lower()}", f"{at} bytes", f"{len(data)} bytes",
+                section.offset,
             )  # fmt: skip
         return strings
 
@@ -262,8 +260,8 @@ class ReferenceDirectory:
         for block, (start, end) in enumerate(pairwise(self._integers(offsets, ...).tolist())):
             if not 0 <= start <= end <= len(data):
                 raise corrupt(
-                    self.path, f"name block {block} of level 0", found=(start, end),
-                    expected=f"within {len(data)} bytes", offset=offsets.offset,
+                    self.path, f"name block {block} of level 0", (start, end),
+                    f"within {len(data)} bytes", offsets.offset,
                 )  # fmt: skip
             count = min(NAMES_PER_BLOCK, self.samples - len(names))
             names += decode_block(data[start:end], count, self.path, blob.offset + start)
@@ -271,8 +269,8 @@ class ReferenceDirectory:
 
     def _find(self, name: bytes) -> int:
         rank = self.seek(name)
-        found = rank < self.samples and self._sorted_names[rank] == name
-        return self.index_at_rank(rank) if found else -1
+        exists = rank < self.samples and self._sorted_names[rank] == name
+        return self.index_at_rank(rank) if exists else -1
 
     def _index(self, i: int) -> int:
         if not 0 <= i < self.samples:
@@ -288,8 +286,8 @@ class ReferenceDirectory:
         value = int(self._integers(section, [i])[0])
         if not 0 <= value < self.samples:
             raise corrupt(
-                self.path, f"element {i} of {kind.name.lower()}", found=value,
-                expected=f"0 to {self.samples - 1}", offset=section.offset + i * section.width,
+                self.path, f"element {i} of {kind.name.lower()}", value, f"0 to {self.samples - 1}",
+                section.offset + i * section.width,
             )  # fmt: skip
         return value
 
@@ -304,9 +302,8 @@ class ReferenceDirectory:
         if len(bad):
             i = int(bad[0])
             raise corrupt(
-                self.path, f"extents of sample {int(indices[i])}",
-                found=(int(begin[i]), int(end[i])),
-                expected=f"one or more within 0 to {self.extents}", offset=section.offset,
+                self.path, f"extents of sample {int(indices[i])}", (int(begin[i]), int(end[i])),
+                f"one or more within 0 to {self.extents}", section.offset,
             )  # fmt: skip
         return begin, end
 
@@ -317,8 +314,8 @@ class ReferenceDirectory:
         parts = self._integers(section, rows)
         if len(parts) and int(parts.max()) >= len(self.part_names):
             raise corrupt(
-                self.path, "part of an extent", found=int(parts.max()),
-                expected=f"below {len(self.part_names)}", offset=section.offset,
+                self.path, "part of an extent", int(parts.max()), f"below {len(self.part_names)}",
+                section.offset,
             )  # fmt: skip
         return parts
 
@@ -337,8 +334,8 @@ def decode_block(data: memoryview, count: int, path: str, offset: int) -> list[b
         CorruptStore: the block does not hold exactly `count` names in ascending order.
     """
 
-    def bad(what: str, found: object, expected: object, at: int) -> Exception:
-        return corrupt(path, what, found=found, expected=expected, offset=offset + at)
+    def bad(what: str, stated: object, expected: object, at: int) -> Exception:
+        return corrupt(path, what, stated, expected, offset + at)
 
     def varint(at: int) -> tuple[int, int]:
         value = shift = 0
@@ -447,7 +444,7 @@ class ReferenceReader:
             raise self._failure(segment, extent, "changed", "no file", "the indexed file") from None
         try:
             status = os.fstat(fd)
-            for good, found, expected in (
+            for good, actual, expected in (
                 (stat.S_ISREG(status.st_mode), "no regular file", "one"),
                 (
                     status.st_size == extent.length,
@@ -461,7 +458,7 @@ class ReferenceReader:
                 ),
             ):
                 if not good:
-                    raise self._failure(segment, extent, "changed", found, expected)
+                    raise self._failure(segment, extent, "changed", actual, expected)
             return read_fully(fd, view, start)
         finally:
             os.close(fd)
@@ -478,7 +475,7 @@ class ReferenceReader:
         segment: OpenSegment,
         extent: Extent,
         kind: str,
-        found: str = "",
+        actual: str = "",
         expected: str = "",
         *,
         code: int = 0,
@@ -486,5 +483,5 @@ class ReferenceReader:
         foreign = segment.volumes.entries[extent.volume].kind != "packed"
         return read_error(
             kind, extent.index, extent.name, self._path(segment, extent), extent.offset,
-            found=found, expected=expected, code=code, foreign=foreign,
+            actual=actual, expected=expected, code=code, foreign=foreign,
         )  # fmt: skip

@@ -93,9 +93,8 @@ def fetch_manifest(url: str, engine: RemoteEngine) -> Manifest:
     )  # fmt: skip
     if head.size > BYTES_MAX:
         raise corrupt(
-            shown(where), "manifest size in bytes", found=f"{head.size:,}",
-            expected=f"at most {BYTES_MAX:,}",
-        )  # fmt: skip
+            shown(where), "manifest size in bytes", f"{head.size:,}", f"at most {BYTES_MAX:,}"
+        )
     data = bytearray(head.size)
     data[: head.count] = first[: head.count]
     if head.size > head.count:
@@ -164,8 +163,8 @@ def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) 
     size = entry.directory_bytes
     if not PAGE_BYTES <= size <= DIRECTORY_BYTES_MAX:
         raise corrupt(
-            shown(where), "directory size in bytes", found=f"{size:,}",
-            expected=f"{PAGE_BYTES:,} to {DIRECTORY_BYTES_MAX:,}",
+            shown(where), "directory size in bytes", f"{size:,}",
+            f"{PAGE_BYTES:,} to {DIRECTORY_BYTES_MAX:,}",
         )  # fmt: skip
     page = memoryview(bytearray(PAGE_BYTES))
     head = _fetch_head(
@@ -173,8 +172,7 @@ def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) 
         "Restore the object from a copy, or pack or index the source again.",
     )  # fmt: skip
     if head.size != size:
-        raise corrupt(shown(where), "object size in bytes", found=f"{head.size:,}",
-                      expected=f"{size:,}")  # fmt: skip
+        raise corrupt(shown(where), "object size in bytes", f"{head.size:,}", f"{size:,}")
     parse_header(bytes(page), size, shown(where))
     os.ftruncate(fd, size)
     with (
@@ -318,8 +316,8 @@ class RemoteVolumes(Volumes):
             raise _missing_object(entry, outcome)
         if outcome.size != entry.bytes:
             raise corrupt(
-                shown(path), "volume size in bytes", found=f"{outcome.size:,}",
-                expected=f"{entry.bytes:,}", offset=min(outcome.size, entry.bytes or 0),
+                shown(path), "volume size in bytes", f"{outcome.size:,}", f"{entry.bytes:,}",
+                min(outcome.size, entry.bytes or 0),
                 next_step="Pack the source again, or upload the right file.",
             )  # fmt: skip
         if entry.kind == "packed":

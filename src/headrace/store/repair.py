@@ -148,7 +148,7 @@ class _Source:
 
     def __init__(self, segment: OpenSegment) -> None:
         self._segment = segment
-        self._found: Scan | Stream | None = None
+        self._source: Scan | Stream | None = None
         self._samples: dict[bytes, int] | None = None
 
     def check(self, bad: list[BadSample], report: RepairReport) -> list[BadSample]:
@@ -175,20 +175,20 @@ class _Source:
 
     def read(self, bad: list[BadSample]) -> Iterator[tuple[BadSample, Iterable[memoryview]]]:
         """The bytes that the source has for `bad` now, piece by piece."""
-        if self._found is None:
-            self._found = _open_again(self._segment.entry.source)
+        if self._source is None:
+            self._source = _open_again(self._segment.entry.source)
         wanted: dict[bytes, list[BadSample]] = {}
         for sample in bad:
             wanted.setdefault(os.fsencode(sample.name), []).append(sample)
-        if isinstance(self._found, Stream):
-            for item in self._found.items():
+        if isinstance(self._source, Stream):
+            for item in self._source.items():
                 parts = dict(item.parts)
                 for sample in wanted.get(item.name, ()):
                     data = parts.get(self._part(sample))
                     if data is not None:
                         yield sample, (memoryview(data),)
         else:
-            yield from self._read_scan(self._found, wanted)
+            yield from self._read_scan(self._source, wanted)
 
     def _read_scan(
         self, scan: Scan, wanted: dict[bytes, list[BadSample]]

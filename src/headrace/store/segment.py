@@ -51,7 +51,7 @@ def read_error(
     path: str,
     offset: int,
     *,
-    found: str,
+    actual: str,
     expected: str,
     code: int = 0,
     foreign: bool = False,
@@ -64,7 +64,7 @@ def read_error(
         name: its name.
         path: the file.
         offset: of the extent in it.
-        found: what was read.
+        actual: what was read.
         expected: what the directory says.
         code: the system's error, for `system`.
         foreign: the file is not of our making.
@@ -82,13 +82,13 @@ def read_error(
         )
     if kind == "changed":
         return SourceChanged(
-            f"{where}: {found}, expected {expected}: the file changed after it was indexed.",
+            f"{where}: {actual}, expected {expected}: the file changed after it was indexed.",
             next_step="Index the source again.",
             **fields,
         )
     what = "checksum" if kind == "checksum" else "bytes"
     return CorruptSample(
-        f"{where}: {what} {found}, expected {expected} (offset {offset:,}).",
+        f"{where}: {what} {actual}, expected {expected} (offset {offset:,}).",
         next_step=(
             "The source is damaged: restore it and index it again."
             if foreign
@@ -287,8 +287,8 @@ def check_file(entry: VolumeEntry, path: str, status: os.stat_result) -> None:
     if status.st_size != entry.bytes:
         if entry.kind == "packed":
             raise corrupt(
-                path, "volume size in bytes", found=f"{status.st_size:,}",
-                expected=f"{entry.bytes:,}", offset=min(status.st_size, entry.bytes or 0),
+                path, "volume size in bytes", f"{status.st_size:,}", f"{entry.bytes:,}",
+                min(status.st_size, entry.bytes or 0),
                 next_step="Verify the store to see what is lost, and repair it from its source.",
             )  # fmt: skip
         raise SourceChanged(
@@ -379,8 +379,8 @@ class OpenSegment:
             bad = extents[what][(extents[what] < 0) | (extents[what] >= count)]
             if len(bad):
                 raise corrupt(
-                    self.entry.directory, f"{what} of an extent", found=int(bad[0]) % (1 << 64),
-                    expected=f"below {count}",
+                    self.entry.directory, f"{what} of an extent", int(bad[0]) % (1 << 64),
+                    f"below {count}",
                 )  # fmt: skip
 
 
@@ -449,9 +449,7 @@ def open_directory(path: str, entry: Segment, *, reference: bool = False) -> Dir
     try:
         size = os.fstat(fd).st_size
         if size != entry.directory_bytes:
-            raise corrupt(
-                path, "file size in bytes", found=f"{size:,}", expected=f"{entry.directory_bytes:,}"
-            )
+            raise corrupt(path, "file size in bytes", f"{size:,}", f"{entry.directory_bytes:,}")
         directory: Directory = directory_class(reference=reference).from_fd(fd, path)
     finally:
         os.close(fd)
@@ -480,4 +478,4 @@ def check_directory(directory: Directory, entry: Segment, path: str) -> None:
         ("number of extents", directory.extents, entry.extents),
     ):
         if stated != expected:
-            raise corrupt(path, what, found=stated, expected=f"{expected} as the manifest says")
+            raise corrupt(path, what, stated, f"{expected} as the manifest says")

@@ -326,12 +326,12 @@ class Store(Closing):
         """The error for a failure that the native catalog or reader reports of sample `index`."""
         segment = self.segment_of(index)
         kind = str(failure["kind"])
-        found, expected = "an incomplete read", f"{failure['length']} bytes"
+        actual, expected = "an incomplete read", f"{failure['length']} bytes"
         if kind == "checksum":
-            found = f"{failure['crc_found']:08x}"
+            actual = f"{failure['crc_found']:08x}"
             expected = f"{failure['crc_expected']:08x}"
         elif kind == "changed":
-            found, expected = "no file or another size or modification time", "the indexed file"
+            actual, expected = "no file or another size or modification time", "the indexed file"
         name = segment.directory.name(index - segment.base)
         path = str(failure["path"])
         why = None if self.objects is None else self.objects.reason_of(failure)
@@ -344,7 +344,7 @@ class Store(Closing):
             path = os.path.join(path, os.fsdecode(name))
         return read_error(
             kind, index, name, path, int(failure["offset"]),
-            found=found, expected=expected, code=int(failure["errno"]),
+            actual=actual, expected=expected, code=int(failure["errno"]),
             foreign=any(v.kind != "packed" for v in segment.entry.volumes),
         )  # fmt: skip
 

@@ -258,7 +258,7 @@ def _check_range(segment: OpenSegment, first: int) -> VerifyReport:
     entries = segment.volumes.entries
     outside = extents["volume"] >= len(entries)
     bad = [
-        _bad(segment, extents, int(k), kind="directory", found=f"volume {extents['volume'][k]}",
+        _bad(segment, extents, int(k), kind="directory", actual=f"volume {extents['volume'][k]}",
              expected=f"below {len(entries)}")
         for k in np.flatnonzero(outside)
     ]  # fmt: skip
@@ -305,9 +305,9 @@ def _check_spans(segment: OpenSegment, extents: Extents, which: NDArray[Any]) ->
             have, crc = span.check(int(extents["offset"][k]), length)
             if have < length:
                 bad.append(_bad(segment, extents, k, kind=span.problem or "short",
-                                found=f"{have} bytes", expected=f"{length} bytes"))  # fmt: skip
+                                actual=f"{have} bytes", expected=f"{length} bytes"))  # fmt: skip
             elif segment.directory.has_crc and crc != int(extents["crc"][k]):
-                bad.append(_bad(segment, extents, k, kind="checksum", found=f"{crc:08x}",
+                bad.append(_bad(segment, extents, k, kind="checksum", actual=f"{crc:08x}",
                                 expected=f"{int(extents['crc'][k]):08x}"))  # fmt: skip
     return sorted(bad, key=lambda b: (b.index, b.part))
 
@@ -350,7 +350,7 @@ class _Span:
 
 
 def _bad(
-    segment: OpenSegment, extents: Extents, k: int, *, kind: str, found: str, expected: str
+    segment: OpenSegment, extents: Extents, k: int, *, kind: str, actual: str, expected: str
 ) -> BadSample:
     local = int(extents["sample"][k])
     volume = int(extents["volume"][k])
@@ -367,6 +367,6 @@ def _bad(
         offset_bytes=int(extents["offset"][k]),
         length=int(extents["length"][k]),
         kind=kind,
-        found=found,
+        found=actual,
         expected=expected,
     )

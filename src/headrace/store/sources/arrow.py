@@ -100,21 +100,18 @@ def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tu
         for name in options.column:
             if not _is_binary(types[name]):
                 raise refused(
-                    path,
-                    f"column {name!r} has the type {types[name]}, expected binary, strings, "
+                    path, f"column {name!r} has the type {types[name]}, expected binary, strings, "
                     "lists of uint8, or a struct with a field `bytes`.",
                     "Name another column, or pack an iterable over the table.",
-                )
+                )  # fmt: skip
         return options.column
     names = [n for n, t in types.items() if _is_binary(t) and not _is_text(t)]
     names = names or [n for n, t in types.items() if _is_text(t)]
     if len(names) != 1:
         raise refused(
-            path,
-            f"{len(names)} columns hold bytes ({listed(names)}), expected one; the columns "
-            f"are {listed(list(types))}.",
-            "Name the samples' column: column='image'.",
-        )
+            path, f"{len(names)} columns hold bytes ({listed(names)}), expected one; the columns "
+            f"are {listed(list(types))}.", "Name the samples' column: column='image'.",
+        )  # fmt: skip
     return (names[0],)
 
 

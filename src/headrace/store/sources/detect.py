@@ -193,10 +193,9 @@ def detect_file(path: str) -> str:
     ):
         return "tar"
     raise refused(
-        path,
-        f"begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
+        path, f"begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
         "Turn it into one of these, or pack it from an iterable.",
-    )
+    )  # fmt: skip
 
 
 def _detect_table(head: bytes, name: str) -> str | None:

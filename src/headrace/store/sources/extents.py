@@ -276,13 +276,12 @@ class _Files:
         """The error for a sample that its own format says is damaged."""
         columns: Any = self._scan.columns
         return refused(
-            self.path(extent, sample),
-            f"the checksum of sample "
+            self.path(extent, sample), f"the checksum of sample "
             f"{os.fsdecode(columns.name(sample))!r} is {computed:08x}, the file says "
             f"{int(columns.crc[extent]):08x} (offset {int(columns.offset[extent]):,}).",
             "The source is damaged: restore it, or pass on_error='skip'.",
             int(columns.offset[extent]),
-        )
+        )  # fmt: skip
 
     def _read_tree_file(self, extent: int, sample: int, view: memoryview, start: int) -> None:
         columns = self._scan.columns

@@ -132,11 +132,9 @@ class _File:
             item = self._file.get(name)
             if not isinstance(item, self.h5py.Dataset) or not item.shape:
                 raise refused(
-                    self.path,
-                    f"there is no data set {name!r} with rows, there are "
-                    f"{listed(list(self.datasets()))}.",
-                    "Name one of them: column='images'.",
-                )
+                    self.path, f"there is no data set {name!r} with rows, there are "
+                    f"{listed(list(self.datasets()))}.", "Name one of them: column='images'.",
+                )  # fmt: skip
             if (
                 item.shape[0]
                 and not item.is_virtual
@@ -144,10 +142,9 @@ class _File:
                 and (item.id.get_storage_size() < 1)
             ):
                 raise refused(
-                    self.path,
-                    f"data set {name!r} of {item.shape[0]:,} rows was never written.",
+                    self.path, f"data set {name!r} of {item.shape[0]:,} rows was never written.",
                     "Name another data set, or write its rows.",
-                )
+                )  # fmt: skip
             if not 0 <= item.shape[0] < ROWS_MAX:
                 raise damaged(
                     self.path, f"rows of {name!r}", item.shape[0], f"below {ROWS_MAX:,}", 0
@@ -156,11 +153,9 @@ class _File:
         counts = {item.shape[0] for _, item in datasets}
         if len(counts) > 1:
             raise refused(
-                self.path,
-                f"the data sets {listed(list(names))} have {sorted(counts)} rows, "
-                "expected the same number.",
-                "Name data sets of one length.",
-            )
+                self.path, f"the data sets {listed(list(names))} have {sorted(counts)} rows, "
+                "expected the same number.", "Name data sets of one length.",
+            )  # fmt: skip
         return datasets
 
 
@@ -189,11 +184,10 @@ def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str |
             item = file.named((data[0], label))[1][1]
             if not _is_label(item):
                 raise refused(
-                    file.path,
-                    f"data set {label!r} has the shape {item.shape} and the type "
+                    file.path, f"data set {label!r} has the shape {item.shape} and the type "
                     f"{item.dtype}, expected one integer a row.",
                     "Name another data set of labels.",
-                )
+                )  # fmt: skip
         return data, label
     group, slash, _ = data[0].rpartition("/")
     for name in LABEL_NAMES:

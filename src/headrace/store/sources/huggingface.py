@@ -62,17 +62,17 @@ class MappedFiles:
         if text is None:
             with open("/proc/self/maps", "rb") as f:
                 text = f.read()
-        self._found: list[Mapping] = []
+        self._mappings: list[Mapping] = []
         for line in text.splitlines():
             self._add(line)
-        self._begins = [m.begin for m in self._found]
+        self._begins = [m.begin for m in self._mappings]
 
     def find(self, address: int, size: int) -> tuple[str, int] | None:
         """File and offset of the `size` bytes at `address`; None where no one file holds them."""
         at = bisect_right(self._begins, address) - 1
-        if at < 0 or address + size > self._found[at].end:
+        if at < 0 or address + size > self._mappings[at].end:
             return None
-        mapping = self._found[at]
+        mapping = self._mappings[at]
         return mapping.path, address - mapping.begin + mapping.offset
 
     def _add(self, line: bytes) -> None:
@@ -85,16 +85,16 @@ class MappedFiles:
         begin, end = (int(x, 16) for x in fields[0].split(b"-"))
         offset = int(fields[2], 16)
         path = fields[5].replace(b"\\012", b"\n").decode(errors="surrogateescape")
-        last = self._found[-1] if self._found else None
+        last = self._mappings[-1] if self._mappings else None
         if last and (last.path, last.end, last.offset + last.end - last.begin) == (
             path,
             begin,
             offset,
         ):
             # The kernel splits a mapping where advice or protection differs.
-            self._found[-1] = Mapping(last.begin, end, last.offset, path)
+            self._mappings[-1] = Mapping(last.begin, end, last.offset, path)
         else:
-            self._found.append(Mapping(begin, end, offset, path))
+            self._mappings.append(Mapping(begin, end, offset, path))
 
 
 _WHAT = "the data set"

@@ -91,8 +91,8 @@ def _load_index(path: str) -> dict[str, Any]:
 
 
 def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
-    def bad(what: str, found: object, expected: str) -> SourceError:
-        return damaged(where, f"{what} of shard {i}", repr(found)[:200], expected, 0)
+    def bad(what: str, stated: object, expected: str) -> SourceError:
+        return damaged(where, f"{what} of shard {i}", repr(stated)[:200], expected, 0)
 
     if not isinstance(shard, dict) or shard.get("format") != "mds":
         raise bad("format", shard.get("format") if isinstance(shard, dict) else shard, "'mds'")
@@ -109,10 +109,9 @@ def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
     except OSError as e:
         if shard.get("compression"):
             raise refused(
-                file,
-                f"is there only compressed ({shard['compression']}), expected plain bytes.",
+                file, f"is there only compressed ({shard['compression']}), expected plain bytes.",
                 "Decompress the shards, or write them with compression=None.",
-            ) from e
+            ) from e  # fmt: skip
         raise unreadable(file, e, "Fetch the shard again.") from e
     if size != raw.get("bytes"):
         raise damaged(

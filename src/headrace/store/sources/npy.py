@@ -100,11 +100,10 @@ def _list_arrays(f: IO[bytes], path: str) -> list[_Array]:
     for array in arrays:
         if not array.shape or array.shape[0] != arrays[0].shape[0]:
             raise refused(
-                path,
-                f"array {array.key!r} has the shape {array.shape}, expected rows, as many "
+                path, f"array {array.key!r} has the shape {array.shape}, expected rows, as many "
                 f"as in {arrays[0].key!r} {arrays[0].shape}.",
                 "Save arrays of one first dimension together.",
-            )
+            )  # fmt: skip
     if not arrays or arrays[0].shape[0] == 0:
         raise no_samples(path)
     return arrays
@@ -118,11 +117,9 @@ def _list_npz(f: IO[bytes], path: str) -> list[_Array]:
                 key = info.filename.removesuffix(".npy")
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                     raise refused(
-                        path,
-                        f"array {key!r} is compressed, expected plain bytes.",
-                        "Save it with numpy.savez instead of savez_compressed.",
-                        info.header_offset,
-                    )
+                        path, f"array {key!r} is compressed, expected plain bytes.",
+                        "Save it with numpy.savez instead of savez_compressed.", info.header_offset,
+                    )  # fmt: skip
                 with archive.open(info) as member:
                     header = _read_header(member, path, key, _data_offset(f, info, path))
                 if header.end - _data_offset(f, info, path) > info.file_size:
@@ -154,25 +151,19 @@ def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
         shape, fortran, dtype = _parse_header(f)
     except (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError) as e:
         raise refused(
-            path,
-            f"the header of array {key!r} is unreadable: {e} (offset {start:,}).",
-            "The file is truncated or damaged: save it again with numpy.",
-            start,
-        ) from e
+            path, f"the header of array {key!r} is unreadable: {e} (offset {start:,}).",
+            "The file is truncated or damaged: save it again with numpy.", start,
+        ) from e  # fmt: skip
     if dtype.hasobject:
         raise refused(
-            path,
-            f"array {key!r} holds Python objects, expected numbers or fixed-size bytes.",
-            "Convert it to a plain type: headrace never unpickles.",
-            start,
-        )
+            path, f"array {key!r} holds Python objects, expected numbers or fixed-size bytes.",
+            "Convert it to a plain type: headrace never unpickles.", start,
+        )  # fmt: skip
     if fortran and len(shape) > 1:
         raise refused(
-            path,
-            f"array {key!r} is in Fortran order, expected C order (rows in one piece).",
-            "Save numpy.ascontiguousarray(array).",
-            start,
-        )
+            path, f"array {key!r} is in Fortran order, expected C order (rows in one piece).",
+            "Save numpy.ascontiguousarray(array).", start,
+        )  # fmt: skip
     return _Array(key, tuple(shape), dtype, start + f.tell() - begin)
 
 
@@ -212,12 +203,9 @@ def _split_labels(
     data = f.read(array.end - array.offset)
     if len(data) < array.end - array.offset:
         raise damaged(
-            path,
-            f"array {array.key!r}",
-            f"{len(data)} bytes",
-            array.end - array.offset,
+            path, f"array {array.key!r}", f"{len(data)} bytes", array.end - array.offset,
             array.offset,
-        )
+        )  # fmt: skip
     return [a for a in arrays if a is not array], np.frombuffer(data, array.dtype).astype(np.int64)
 
 

@@ -177,12 +177,9 @@ def list_values(
     end = chunk.start + chunk.size
     if chunk.start < 4 or chunk.size < 0 or end > window.size:
         raise damaged(
-            window.path,
-            "end of a column chunk",
-            f"{end:,}",
-            f"at most {window.size:,}",
+            window.path, "end of a column chunk", f"{end:,}", f"at most {window.size:,}",
             chunk.start,
-        )
+        )  # fmt: skip
     offset: array[int] = array("Q")
     length: array[int] = array("Q")
     at = chunk.start

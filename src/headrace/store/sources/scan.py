@@ -275,10 +275,9 @@ def raise_problems(path: str, problems: list[Problem]) -> None:
 def no_samples(path: str, detail: str = "") -> SourceError:
     """The error for a source without samples."""
     return refused(
-        path,
-        f"no samples found, expected one or more{detail}.",
+        path, f"no samples found, expected one or more{detail}.",
         "Check the path and the options that choose samples.",
-    )
+    )  # fmt: skip
 
 
 def source_changed(path: str, what: str, now: object, expected: object) -> SourceChanged:
@@ -350,10 +349,9 @@ def import_extra(module: str, extra: str, path: str) -> ModuleType:
     except ImportError as e:
         package = module.partition(".")[0]
         raise refused(
-            path,
-            f"reading it needs the package {package}, which is not here: {e}.",
+            path, f"reading it needs the package {package}, which is not here: {e}.",
             f"Install it: pip install 'headrace[{extra}]'.",
-        ) from e
+        ) from e  # fmt: skip
 
 
 def row_names(count: int, label: bytes = b"", rows: Iterable[int] | None = None) -> list[bytes]:
@@ -394,10 +392,9 @@ def choose_label(
         if names.count(name) != 1:
             count = f"are {names.count(name)} columns" if name in names else "is no column"
             raise refused(
-                path,
-                f"there {count} {name!r}, the columns are {listed(names)}.",
+                path, f"there {count} {name!r}, the columns are {listed(names)}.",
                 "Name one of them.",
-            )
+            )  # fmt: skip
     if options.label is None:
         label = next((n for n in LABEL_NAMES if n in kinds and is_label(kinds[n])), None)
         return None if label in (options.column or ()) else label
@@ -420,10 +417,9 @@ def label_array(values: Any, path: str, name: str) -> NDArray[np.int64]:
     if array.size and (int(array.min()) < -1 or int(array.max()) >= 1 << 63):
         wrong = int(array.min()) if int(array.min()) < -1 else int(array.max())
         raise refused(
-            path,
-            f"a label in {name!r} is {wrong}, expected -1 (none) to 2^63-1.",
+            path, f"a label in {name!r} is {wrong}, expected -1 (none) to 2^63-1.",
             "Name another column of labels, or label=''.",
-        )
+        )  # fmt: skip
     return array.astype(np.int64)
 
 
@@ -476,11 +472,10 @@ def _check_alike(files: Sequence[Rows]) -> None:
     for file in files[1:]:
         if sorted(file.parts) != expected:
             raise refused(
-                file.volume.path,
-                f"the parts are {_part_names(file)}, those of "
+                file.volume.path, f"the parts are {_part_names(file)}, those of "
                 f"{files[0].volume.path} are {_part_names(files[0])}, expected the same.",
                 "Index them one by one, or name the columns.",
-            )
+            )  # fmt: skip
 
 
 def _part_names(file: Rows) -> str:

@@ -176,11 +176,9 @@ class Window:
                 count = read_fully(self._fd, memoryview(buffer), offset)
             except OSError as e:
                 raise refused(
-                    self.path,
-                    f"cannot be read: {e.strerror} (offset {offset:,}).",
-                    "Check the disk.",
-                    offset,
-                ) from e
+                    self.path, f"cannot be read: {e.strerror} (offset {offset:,}).",
+                    "Check the disk.", offset,
+                ) from e  # fmt: skip
             self._start, self._data = offset, bytes(buffer[:count])
             begin = 0
         return self._data[begin : begin + size]

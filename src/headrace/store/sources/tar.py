@@ -191,11 +191,9 @@ def _grouped(
             if part in parts:
                 where = "" if offset is None else f" (offset {offset:,})"
                 raise refused(
-                    path,
-                    f"sample {printable(key)} has the part {printable(part)} twice{where}.",
-                    "Rename or remove one of the two members.",
-                    offset,
-                )
+                    path, f"sample {printable(key)} has the part {printable(part)} twice{where}.",
+                    "Rename or remove one of the two members.", offset,
+                )  # fmt: skip
             parts[part] = content
         yield key, sorted(parts.items(), key=lambda item: item[0])
 
@@ -372,18 +370,16 @@ def _check_keys(shards: list[_Listing]) -> None:
             other = seen.setdefault(name, path)
             if other is not path:
                 raise refused(
-                    path,
-                    f"sample {printable(name)} stands in {other} too, expected unique keys.",
+                    path, f"sample {printable(name)} stands in {other} too, expected unique keys.",
                     "Pass prefix_names=True to put the file's name before each key.",
-                )
+                )  # fmt: skip
         if len(set(shard.names)) < len(shard.names):
             once: set[bytes] = set()
             twice = next(n for n in shard.names if n in once or once.add(n))  # type: ignore[func-returns-value]
             raise refused(
-                path,
-                f"the members of sample {printable(twice)} do not stand side by side.",
+                path, f"the members of sample {printable(twice)} do not stand side by side.",
                 "Write the tar with the members sorted by name.",
-            )
+            )  # fmt: skip
 
 
 def _join(shards: list[_Listing]) -> DirectoryColumns:
@@ -434,7 +430,6 @@ def _stream_members(path: str, options: SourceOptions) -> Iterator[tuple[bytes, 
         if isinstance(e, SourceError):
             raise
         raise refused(
-            path,
-            f"cannot be unpacked: {e}.",
+            path, f"cannot be unpacked: {e}.",
             "The file is truncated, damaged or of an unknown compression: fetch it again.",
-        ) from e
+        ) from e  # fmt: skip

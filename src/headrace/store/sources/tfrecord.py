@@ -117,12 +117,10 @@ def _read_frame(window: Window, at: int) -> tuple[int, int]:
 def _not_plain(window: Window, header: bytes) -> SourceError:
     gzip = header[:2] == b"\x1f\x8b" or header[0] == 0x78
     return refused(
-        window.path,
-        f"begins with {header.hex(' ')}, expected a TFRecord"
+        window.path, f"begins with {header.hex(' ')}, expected a TFRecord"
         f"{': it looks compressed' if gzip else ''} (offset 0).",
-        "Decompress it, or pack it from an iterable." if gzip else "Check the file.",
-        0,
-    )
+        "Decompress it, or pack it from an iterable." if gzip else "Check the file.", 0,
+    )  # fmt: skip
 
 
 RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
