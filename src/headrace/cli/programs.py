@@ -19,7 +19,7 @@ from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
     from headrace.insight.record.recording import Recording
-    from headrace.posix.mount import State
+    from headrace.posix.mount import MountedStore
 
 
 def run(
@@ -178,7 +178,7 @@ def mount(
         storage_options=storage,
     )
 
-    def announce(state: State) -> None:
+    def announce(state: MountedStore) -> None:
         output.result(
             {"mount": state},
             f"{state.folder} shows the {count_text(state.samples)} samples of {state.store} "

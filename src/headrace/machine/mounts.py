@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +107,5 @@ def _mount_of(line: str) -> Mount | None:
 
 
 def unescaped(text: str) -> str:
-    r"""As the kernel writes spaces, tabs, newlines and backslashes: in octal."""
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, character)
-    return text
+    r"""What the kernel writes in octal: spaces, tabs, newlines, backslashes and `#`."""
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), text)

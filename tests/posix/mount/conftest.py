@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.errors import MountError
-from headrace.posix.mount import MountOptions, State, mount
+from headrace.posix.mount import MountedStore, MountOptions, mount
 from headrace.posix.mount.attaching import TYPE, attach, detach, mounted_at
 from tests_shared import comes_true
 
@@ -53,7 +53,7 @@ class Mounts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.states: list[State] = []
+        self.states: list[MountedStore] = []
 
     def folder(self) -> Path:
         """A new empty folder."""

@@ -443,12 +443,12 @@ def test_options_are_checked():
 
 
 def test_errors_keep_their_class_and_fields_on_their_way_from_the_child():
-    from headrace.posix.mount.process import _state
+    from headrace.posix.mount.process import _mount_of
 
     for kind in (MountError, SampleNotFound, SourceChanged):
         said = b'{"error": {"type": "%s", "message": "m", "path": "p", "next_step": "n"}}'
         with pytest.raises(kind) as caught:
-            _state(said % kind.__name__.encode(), b"", "folder")
+            _mount_of(said % kind.__name__.encode(), b"", "folder")
         assert (caught.value.path, str(caught.value)) == ("p", "m n")
     with pytest.raises(MountError, match="did not come up: last words"):
-        _state(b"", b"first\nlast words\n", "folder")
+        _mount_of(b"", b"first\nlast words\n", "folder")

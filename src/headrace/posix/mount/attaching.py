@@ -6,6 +6,7 @@ must not make this hang.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -14,9 +15,9 @@ import socket
 import subprocess
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from headrace.errors import MountError
+from headrace.machine.mounts import Mount, mounts
 from headrace.posix.mount.protocol import READ_BYTES_MAX
 
 DEVICE = "/dev/fuse"
@@ -26,20 +27,8 @@ _HELPER = "fusermount3"
 _HELPER_S = 30.0
 _ALIVE_S = 10.0
 _INSTALL = "Install it: `apt install fuse3` (Debian, Ubuntu), `dnf install fuse3` (Fedora, Rocky)."
-_TABLE = "/proc/self/mountinfo"
 _USERS_S = 2.0
 _USERS_MAX = 10
-
-
-class Mounted(NamedTuple):
-    """A line of the mount table."""
-
-    folder: str
-    type: str
-    source: str
-    """The store, as it was named."""
-    device: str
-    """`major:minor` of the mount."""
 
 
 def attach(folder: str, source: str, *, allow_other: bool = False) -> int:
@@ -70,10 +59,13 @@ def attach(folder: str, source: str, *, allow_other: bool = False) -> int:
     with ours, its:
         done = _run([helper, "-o", options, "--", folder], comm=its)
         its.close()
-        device = _received(ours) if done.returncode == 0 else -1
-    if device < 0:
+        fds: list[int] = []
+        if done.returncode == 0:
+            ours.settimeout(_HELPER_S)
+            _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+    if not fds:
         raise _refused(folder, done.stderr)
-    return device
+    return fds[0]
 
 
 def check_folder(folder: str) -> str:
@@ -84,14 +76,14 @@ def check_folder(folder: str) -> str:
     Raises:
         MountError: it is missing, no folder, not empty, or in use as a mount.
     """
-    path = _resolved(folder)
+    path = resolved(folder)
     mounted = mounted_at(path)
-    if mounted is not None and mounted.type == TYPE and _is_dead(path):
+    if mounted is not None and mounted.kind == TYPE and _is_dead(path):
         detach(path, lazy=True)
         mounted = mounted_at(path)
     if mounted is not None:
         raise MountError(
-            f"{path}: {mounted.source} ({mounted.type}) is mounted here already.",
+            f"{path}: {mounted.source} ({mounted.kind}) is mounted here already.",
             path=path,
             next_step=f"Unmount it (`headrace unmount {path}`), or name another folder.",
         )
@@ -131,7 +123,7 @@ def detach(folder: str, *, lazy: bool = False) -> None:
     arguments = ["-u", *(["-z"] if lazy else []), "--", folder]
     done = _run([_helper(), *arguments])
     mounted = mounted_at(folder)
-    if mounted is None or mounted.type != TYPE:
+    if mounted is None or mounted.kind != TYPE:
         return
     errors = done.stderr.strip()
     if done.returncode and "busy" in errors.lower():
@@ -148,21 +140,19 @@ def detach(folder: str, *, lazy: bool = False) -> None:
     raise MountError(f"{folder}: cannot be unmounted: {errors or 'no reason given'}.", path=folder)
 
 
-def mounted_at(folder: str) -> Mounted | None:
+def mounted_at(folder: str) -> Mount | None:
     """The topmost mount on a folder (an absolute path without links); None where nothing is."""
-    mounted = None
-    for line in Path(_TABLE).read_bytes().splitlines():
-        fields, _, rest = line.partition(b" - ")
-        device, where = fields.split(b" ")[2], fields.split(b" ")[4]
-        if _unescaped(where) == os.fsencode(folder):
-            kind, source, *_ = rest.split(b" ")
-            mounted = Mounted(folder, *(os.fsdecode(_unescaped(x)) for x in (kind, source, device)))
-    return mounted
+    return next((mount for mount in reversed(mounts()) if mount.point == folder), None)
 
 
-def absolute(folder: str) -> str:
+def resolved(folder: str) -> str:
     """The absolute path without links of a folder that may be a dead mount: it is not touched."""
-    return _resolved(folder)
+    # Not the last component: looking at a mount whose process hangs would hang.
+    head, tail = os.path.split(os.path.abspath(folder))
+    path = os.path.join(os.path.realpath(head), tail)
+    if mounted_at(path) is None and os.path.islink(path):
+        path = os.path.realpath(path)
+    return path
 
 
 def users_of(folder: str) -> list[tuple[int, str]]:
@@ -172,34 +162,18 @@ def users_of(folder: str) -> list[tuple[int, str]]:
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or time.monotonic() > deadline:
             continue
+        uses = False
         try:
-            links = [process / "cwd", process / "root", *(process / "fd").iterdir()]
-            uses = any(_points_into(link, folder, inside) for link in links)
-            maps = "" if uses else (process / "maps").read_text(errors="replace")
-            if uses or f" {inside}" in maps:
+            for link in (process / "cwd", process / "root", *(process / "fd").iterdir()):
+                with contextlib.suppress(OSError):
+                    uses = uses or f"{os.readlink(link)}/".startswith(inside)
+            if uses or f" {inside}" in (process / "maps").read_text(errors="replace"):
                 users.append((int(process.name), (process / "comm").read_text().strip()))
         except OSError:  # it has ended, or is another user's
             continue
         if len(users) >= _USERS_MAX:
             break
     return users
-
-
-def _points_into(link: Path, folder: str, inside: str) -> bool:
-    try:
-        target = os.readlink(link)
-    except OSError:
-        return False
-    return target == folder or target.startswith(inside)
-
-
-def _resolved(folder: str) -> str:
-    # Not the last component: looking at a mount whose process hangs would hang.
-    head, tail = os.path.split(os.path.abspath(folder))
-    path = os.path.join(os.path.realpath(head), tail)
-    if mounted_at(path) is None and os.path.islink(path):
-        path = os.path.realpath(path)
-    return path
 
 
 def _is_dead(path: str) -> bool:
@@ -242,13 +216,6 @@ def _run(
         ) from e
 
 
-def _received(sock: socket.socket) -> int:
-    """The descriptor that the helper sent; -1 if it sent none."""
-    sock.settimeout(_HELPER_S)
-    _, fds, _, _ = socket.recv_fds(sock, 1, 1)
-    return fds[0] if fds else -1
-
-
 def _refused(folder: str, errors: str) -> MountError:
     errors = errors.strip().removeprefix(f"{_HELPER}: ").rstrip(".") or "no reason given"
     next_step = None
@@ -264,7 +231,3 @@ def _refused(folder: str, errors: str) -> MountError:
     elif "write access" in errors:
         next_step = "Name a folder of your own."
     return MountError(f"{folder}: cannot be mounted: {errors}.", path=folder, next_step=next_step)
-
-
-def _unescaped(field: bytes) -> bytes:
-    return re.sub(rb"\\([0-7]{3})", lambda m: bytes([int(m[1], 8)]), field)

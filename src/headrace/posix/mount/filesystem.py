@@ -22,12 +22,12 @@ import stat
 import time
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 from headrace.errors import HeadraceError
 from headrace.posix.mount import protocol
-from headrace.posix.mount.protocol import ROOT, Attributes, BadRequestError, Opcode, Request
-from headrace.store.folders import COMPONENT_BYTES_MAX, Entry, FolderTree
+from headrace.posix.mount.protocol import ROOT, BadRequestError, MountRequest, Opcode, Reply
+from headrace.store.folders import COMPONENT_BYTES_MAX, FolderTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,87 +50,6 @@ _FOLDER_MODE = stat.S_IFDIR | 0o555
 _FILE_MODE = stat.S_IFREG | 0o444
 
 
-class File(NamedTuple):
-    """What a file's number says."""
-
-    sample: int
-    part: int
-
-
-class Nodes:
-    """Numbers, paths and attributes.
-
-    Args:
-        store: the store.
-        tree: its names as folders.
-        owner: user and group of all files.
-        mtime_ns: time of all files.
-    """
-
-    def __init__(
-        self, store: Store, tree: FolderTree, owner: tuple[int, int], mtime_ns: int
-    ) -> None:
-        self._samples = len(store)
-        self._width = len(store.parts)
-        self._tree = tree
-        self._owner = owner
-        self._mtime_ns = mtime_ns
-        # A few folders at a time: each look-up starts from one.
-        self.folder_path = lru_cache(_FOLDERS_KEPT)(self._folder_path)
-
-    def number(self, folder: bytes, entry: Entry) -> int:
-        """The number of an entry of a folder."""
-        if not entry.is_folder:
-            return _FIRST_FILE + entry.sample * self._width + entry.part
-        depth = folder.count(b"/") + 2 if folder else 1
-        return _FOLDER_BIT | depth << _DEPTH_SHIFT | entry.sample
-
-    def is_folder(self, node: int) -> bool:
-        """Whether a number is a folder's."""
-        return node < _FIRST_FILE or bool(node & _FOLDER_BIT)
-
-    def file(self, node: int) -> File:
-        """The file of a number.
-
-        Raises:
-            OSError: it is no file's (EISDIR), or nobody's (ESTALE).
-        """
-        if self.is_folder(node):
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        file = File(*divmod(node - _FIRST_FILE, self._width))
-        if file.sample >= self._samples:
-            raise _stale()
-        return file
-
-    def _folder_path(self, node: int) -> bytes:
-        """The path of the folder of a number, b"" for the root.
-
-        Raises:
-            OSError: it is no folder's (ENOTDIR), or nobody's (ESTALE).
-        """
-        if node == ROOT:
-            return b""
-        if not node & _FOLDER_BIT:
-            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-        sample, depth = node & _SAMPLE_MASK, (node ^ _FOLDER_BIT) >> _DEPTH_SHIFT
-        if sample >= self._samples:
-            raise _stale()
-        return b"/".join(self._tree.name_of(sample).split(b"/")[:depth])
-
-    def attributes(self, node: int, size: int) -> bytes:
-        """Of a file of `size` bytes, or a folder."""
-        mode = _FOLDER_MODE if self.is_folder(node) else _FILE_MODE
-        return Attributes(node, size, mode, self._mtime_ns, *self._owner).pack()
-
-
-def _stale() -> OSError:
-    return OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-
-Reply: TypeAlias = "tuple[bytes, bytes | memoryview]"
-"""A whole answer, to be written in one piece."""
-
-
 _log = logging.getLogger("headrace.mount")
 
 VALID_S = 7 * 86400
@@ -142,10 +61,10 @@ BACKGROUND = 64
 _ENTRY_BYTES, _PLUS_BYTES = 32, 160
 """Of the shortest entry in a listing: not more are looked up than fit into the answer."""
 
-_SAID_AGAIN_S = 60.0
+_LOGGED_AGAIN_S = 60.0
 """A bad sample is named in the log once in so long."""
 
-_SAID_MAX = 4096
+_LOGGED_MAX = 4096
 
 _XATTR = b"user.headrace."
 
@@ -175,12 +94,16 @@ class FileSystem:
         self._store = store
         self._bytes = sample_bytes
         self._tree = FolderTree(store)
-        self._nodes = Nodes(store, self._tree, owner, mtime_ns)
+        self._parts = len(store.parts)
+        self._owner = owner
+        self._mtime_ns = mtime_ns
+        # A few folders at a time: each look-up starts from one.
+        self._folder_path = lru_cache(_FOLDERS_KEPT)(self._path_of_folder)
         self._timeout_s = timeout_s
         self._log_lines = log_lines
-        self._said: dict[object, float] = {}
+        self._logged: dict[object, float] = {}
         self._opens_are_skipped = False
-        self._answers: dict[int, Callable[[Request], bytes | memoryview]] = {
+        self._answers: dict[int, Callable[[MountRequest], bytes | memoryview]] = {
             Opcode.LOOKUP: self._lookup,
             Opcode.GETATTR: self._getattr,
             Opcode.OPEN: self._open,
@@ -188,12 +111,12 @@ class FileSystem:
             Opcode.STATFS: self._statfs,
             Opcode.GETXATTR: self._getxattr,
             Opcode.LISTXATTR: self._listxattr,
-            Opcode.READDIR: self._readdir,
-            Opcode.READDIRPLUS: self._readdirplus,
+            Opcode.READDIR: lambda request: self._list(request, plus=False),
+            Opcode.READDIRPLUS: lambda request: self._list(request, plus=True),
             Opcode.INIT: self._init,
-            Opcode.RELEASE: _nothing,
-            Opcode.RELEASEDIR: _nothing,
-            Opcode.DESTROY: _nothing,
+            Opcode.RELEASE: lambda _: b"",
+            Opcode.RELEASEDIR: lambda _: b"",
+            Opcode.DESTROY: lambda _: b"",
         }
 
     def answer(self, data: memoryview, before_waiting: Callable[[], None]) -> Reply | None:
@@ -208,7 +131,13 @@ class FileSystem:
         if request.opcode in (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT):
             return None  # nothing is remembered; and a read that has begun is finished
         try:
-            return protocol.reply(unique, self._answer(request, before_waiting))
+            if request.opcode == Opcode.READ:
+                return protocol.reply(unique, self._read(request, before_waiting))
+            how = self._answers.get(request.opcode)
+            if how is not None:
+                return protocol.reply(unique, how(request))
+            # ENOSYS to FLUSH: closing a file needs no word with us either.
+            number = errno.EROFS if request.opcode in protocol.WRITING else errno.ENOSYS
         except HeadraceError as e:
             if self._first_time((request.node, type(e))):
                 _log.error("%s", e)
@@ -223,21 +152,59 @@ class FileSystem:
             number = errno.EIO
         return protocol.error_reply(unique, number)
 
-    def _answer(self, request: Request, before_waiting: Callable[[], None]) -> bytes | memoryview:
-        opcode = request.opcode
-        if opcode == Opcode.READ:
-            return self._read(request, before_waiting)
-        how = self._answers.get(opcode)
-        if how is not None:
-            return how(request)
-        # ENOSYS to FLUSH: closing a file needs no word with us either.
-        raise _error(errno.EROFS if opcode in protocol.WRITING else errno.ENOSYS)
+    # -- the kernel's numbers ---------------------------------------------------------------------
+
+    def _number(self, folder: bytes, entry: Entry) -> int:
+        """The number of an entry of a folder."""
+        if not entry.is_folder:
+            return _FIRST_FILE + entry.sample * self._parts + entry.part
+        depth = folder.count(b"/") + 2 if folder else 1
+        return _FOLDER_BIT | depth << _DEPTH_SHIFT | entry.sample
+
+    def _file(self, node: int) -> tuple[int, int]:
+        """The sample and the part of a file's number.
+
+        Raises:
+            OSError: it is no file's (EISDIR), or nobody's (ESTALE).
+        """
+        if _is_folder(node):
+            raise _error(errno.EISDIR)
+        sample, part = divmod(node - _FIRST_FILE, self._parts)
+        if sample >= len(self._store):
+            raise _error(errno.ESTALE)
+        return sample, part
+
+    def _path_of_folder(self, node: int) -> bytes:
+        """The path of the folder of a number, b"" for the root.
+
+        Raises:
+            OSError: it is no folder's (ENOTDIR), or nobody's (ESTALE).
+        """
+        if node == ROOT:
+            return b""
+        if not node & _FOLDER_BIT:
+            raise _error(errno.ENOTDIR)
+        sample, depth = node & _SAMPLE_MASK, (node ^ _FOLDER_BIT) >> _DEPTH_SHIFT
+        if sample >= len(self._store):
+            raise _error(errno.ESTALE)
+        return b"/".join(self._tree.name_of(sample).split(b"/")[:depth])
+
+    def _attributes(self, node: int, size: int) -> bytes:
+        """Of a file of `size` bytes, or a folder."""
+        mode = _FOLDER_MODE if _is_folder(node) else _FILE_MODE
+        return protocol.attributes(node, size, mode, self._mtime_ns, self._owner)
+
+    def _file_bytes(self, node: int) -> int:
+        entry = self._tree.file_at(*self._file(node))
+        if entry is None:
+            raise _error(errno.ESTALE)
+        return entry.size
 
     # -- what there is --------------------------------------------------------------------------
 
-    def _init(self, request: Request) -> bytes:
+    def _init(self, request: MountRequest) -> bytes:
         offer = protocol.parse_init(request.body)
-        self._opens_are_skipped = protocol.opens_are_skipped(offer)
+        self._opens_are_skipped = offer.skips_opens
         answer = protocol.init_reply(offer, background=BACKGROUND, timeout_s=self._timeout_s)
         if not answer:
             _log.error(
@@ -247,24 +214,23 @@ class FileSystem:
             raise _error(errno.EPROTO)
         return answer
 
-    def _lookup(self, request: Request) -> bytes:
+    def _lookup(self, request: MountRequest) -> bytes:
         name = protocol.parse_name(request.body)
         if len(name) > COMPONENT_BYTES_MAX:
             raise _error(errno.ENAMETOOLONG)
         if request.node == DOOR:
-            entry = self._through_the_door(name)
-            return self._entry(b"", entry)
-        folder = self._nodes.folder_path(request.node)
+            return self._entry(b"", self._through_the_door(name))
+        folder = self._folder_path(request.node)
         entry = self._tree.resolve(folder + b"/" + name if folder else name)
         if entry is None and request.node == ROOT and name == DOOR_NAME:
-            return protocol.entry_reply(DOOR, self._nodes.attributes(DOOR, 0), VALID_S)
+            return protocol.entry_reply(DOOR, self._attributes(DOOR, 0), VALID_S)
         return self._entry(folder, entry)
 
     def _entry(self, folder: bytes, entry: Entry | None) -> bytes:
         if entry is None:
             return protocol.entry_reply(0, protocol.NO_ATTRIBUTES, VALID_S)
-        node = self._nodes.number(folder, entry)
-        return protocol.entry_reply(node, self._nodes.attributes(node, entry.size), VALID_S)
+        node = self._number(folder, entry)
+        return protocol.entry_reply(node, self._attributes(node, entry.size), VALID_S)
 
     def _through_the_door(self, name: bytes) -> Entry | None:
         """`INDEX`, or `INDEX.PART`."""
@@ -276,49 +242,31 @@ class FileSystem:
             return None
         return self._tree.file_at(sample, self._tree.part_number(part))
 
-    def _getattr(self, request: Request) -> bytes:
-        return protocol.attributes_reply(self._attributes(request.node), VALID_S)
+    def _getattr(self, request: MountRequest) -> bytes:
+        node = request.node
+        size = 0 if _is_folder(node) else self._file_bytes(node)
+        if _is_folder(node) and node != DOOR:
+            self._folder_path(node)  # that it is one
+        return protocol.attributes_reply(self._attributes(node, size), VALID_S)
 
-    def _attributes(self, node: int) -> bytes:
-        if node == DOOR:
-            return self._nodes.attributes(node, 0)
-        if self._nodes.is_folder(node):
-            self._nodes.folder_path(node)  # that it is one
-            return self._nodes.attributes(node, 0)
-        return self._nodes.attributes(node, self._file(node).size)
-
-    def _file(self, node: int) -> Entry:
-        file = self._nodes.file(node)
-        entry = self._tree.file_at(file.sample, file.part)
-        if entry is None:
-            raise _error(errno.ESTALE)
-        return entry
-
-    def _open(self, _: Request) -> bytes:
+    def _open(self, _: MountRequest) -> bytes:
         # There are no handles. Told so, the kernel opens files by itself from then on: 2 us, not 20.
         if self._opens_are_skipped:
             raise _error(errno.ENOSYS)
-        return protocol.open_reply()
+        return protocol.OPEN_REPLY
 
-    def _statfs(self, _: Request) -> bytes:
+    def _statfs(self, _: MountRequest) -> bytes:
         volumes = (v for s in self._store.segments for v in s.entry.volumes)
         size = sum(v.bytes or 0 for v in volumes)
         return protocol.statfs_reply(size, len(self._store), COMPONENT_BYTES_MAX)
 
     # -- listings -------------------------------------------------------------------------------
 
-    def _readdir(self, request: Request) -> bytes:
-        return self._list(request, plus=False)
-
-    def _readdirplus(self, request: Request) -> bytes:
-        return self._list(request, plus=True)
-
-    def _list(self, request: Request, *, plus: bool) -> bytes:
-        asked = protocol.parse_range(request.body)
+    def _list(self, request: MountRequest, *, plus: bool) -> bytes:
+        offset, left = protocol.parse_range(request.body)
         out: list[bytes] = []
-        left = asked.size
         count = 1 + left // (_PLUS_BYTES if plus else _ENTRY_BYTES)
-        for piece in self._listing(request.node, asked.offset, count, plus=plus):
+        for piece in self._listing(request.node, offset, count, plus=plus):
             left -= len(piece)
             if left < 0:
                 break
@@ -333,64 +281,60 @@ class FileSystem:
             yield nothing + protocol.directory_entry(name, node, place, is_folder=True)
         if node == DOOR:
             return
-        folder = self._nodes.folder_path(node)
+        folder = self._folder_path(node)
         place = max(0, offset - 3)
         while place >= 0:
             page = self._tree.page(folder, place, count)
-            self._say_hidden(page.hidden)
+            for sample in page.hidden:
+                if self._first_time(("hidden", sample)):
+                    _log.warning(
+                        "sample %d: its name %r cannot be a path here; read it as %s/%d",
+                        sample, self._store.names[sample], DOOR_NAME.decode(), sample,
+                    )  # fmt: skip
             for entry in page.entries:
-                number = self._nodes.number(folder, entry)
+                number = self._number(folder, entry)
                 head = b""
                 if plus:
                     head = protocol.entry_reply(
-                        number, self._nodes.attributes(number, entry.size), VALID_S
+                        number, self._attributes(number, entry.size), VALID_S
                     )
                 yield head + protocol.directory_entry(
                     entry.name, number, 3 + entry.place, is_folder=entry.is_folder
                 )
             place = page.place
 
-    def _say_hidden(self, samples: list[int]) -> None:
-        for sample in samples:
-            if self._first_time(("hidden", sample)):
-                _log.warning(
-                    "sample %d: its name %r cannot be a path here; read it as %s/%d",
-                    sample, self._store.names[sample], DOOR_NAME.decode(), sample,
-                )  # fmt: skip
-
     # -- bytes ----------------------------------------------------------------------------------
 
-    def _read(self, request: Request, before_waiting: Callable[[], None]) -> memoryview:
-        asked = protocol.parse_range(request.body)
-        file = self._nodes.file(request.node)
-        kept = self._bytes.kept(*file, asked.offset, asked.size)
+    def _read(self, request: MountRequest, before_waiting: Callable[[], None]) -> memoryview:
+        offset, count = protocol.parse_range(request.body)
+        file = self._file(request.node)
+        kept = self._bytes.kept(*file, offset, count)
         if kept is not None:
             return kept
         before_waiting()
-        size = self._file(request.node).size
-        return self._bytes.read(*file, size, asked.offset, asked.size)
+        return self._bytes.read(*file, self._file_bytes(request.node), offset, count)
 
     def _first_time(self, what: object) -> bool:
         """Whether something was not said lately."""
         now = time.monotonic()
-        before = self._said.get(what)
-        if before is not None and now - before < _SAID_AGAIN_S:
+        before = self._logged.get(what)
+        if before is not None and now - before < _LOGGED_AGAIN_S:
             return False
-        if len(self._said) >= _SAID_MAX:
-            self._said.clear()
-        self._said[what] = now
+        if len(self._logged) >= _LOGGED_MAX:
+            self._logged.clear()
+        self._logged[what] = now
         return True
 
     # -- extended attributes --------------------------------------------------------------------
 
-    def _getxattr(self, request: Request) -> bytes:
+    def _getxattr(self, request: MountRequest) -> bytes:
         size, name = protocol.parse_xattr(request.body)
         value = self._xattrs(request.node).get(name)
         if value is None:
             raise _error(errno.ENODATA)
         return _sized(value(), size)
 
-    def _listxattr(self, request: Request) -> bytes:
+    def _listxattr(self, request: MountRequest) -> bytes:
         size, _ = protocol.parse_xattr(request.body)
         return _sized(b"".join(name + b"\0" for name in self._xattrs(request.node)), size)
 
@@ -404,36 +348,33 @@ class FileSystem:
                 _XATTR + b"pid": lambda: b"%d" % os.getpid(),
                 _XATTR + b"log": lambda: self._log_lines().encode()[-_XATTR_BYTES_MAX:],
             }
-        if self._nodes.is_folder(node):
+        if _is_folder(node):
             return {}
-        file = self._nodes.file(node)
+        sample, part = self._file(node)
         attributes: dict[bytes, Callable[[], bytes]] = {
-            _XATTR + b"index": lambda: b"%d" % file.sample,
-            _XATTR + b"name": lambda: self._tree.name_of(file.sample),
+            _XATTR + b"index": lambda: b"%d" % sample,
+            _XATTR + b"name": lambda: self._tree.name_of(sample),
         }
-        checksum = self._bytes.checksum(*file)
+        checksum = self._bytes.checksum(sample, part)
         if checksum is not None:
             attributes[_XATTR + b"crc32c"] = lambda: b"%08x" % checksum
-        label = self._label(file.sample)
+        segment = self._store.segment_of(sample)
+        labels = segment.directory.labels
+        label = -1 if labels is None else int(labels[sample - segment.base])
         if label >= 0:
             attributes[_XATTR + b"label"] = lambda: b"%d" % label
         return attributes
-
-    def _label(self, sample: int) -> int:
-        segment = self._store.segment_of(sample)
-        labels = segment.directory.labels
-        return -1 if labels is None else int(labels[sample - segment.base])
 
 
 _XATTR_BYTES_MAX = 64 << 10
 
 
+def _is_folder(node: int) -> bool:
+    return node < _FIRST_FILE or bool(node & _FOLDER_BIT)
+
+
 def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
-
-
-def _nothing(_: Request) -> bytes:
-    return b""
 
 
 def _sized(value: bytes, size: int) -> bytes:

@@ -16,7 +16,6 @@ import errno
 import json
 import logging
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -24,21 +23,14 @@ import threading
 import time
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from headrace import errors
 from headrace.errors import HeadraceError, MountError
 from headrace.io.objects.location import is_url, local_path, shown
 from headrace.latch import Latch
 from headrace.posix.mount import protocol
-from headrace.posix.mount.attaching import (
-    TYPE,
-    absolute,
-    attach,
-    check_folder,
-    detach,
-    mounted_at,
-)
+from headrace.posix.mount.attaching import TYPE, attach, check_folder, detach, mounted_at, resolved
 from headrace.posix.mount.filesystem import FileSystem
 from headrace.posix.mount.protocol import REQUEST_BYTES, BadRequestError
 from headrace.posix.mount.sample_bytes import SampleBytes
@@ -46,8 +38,6 @@ from headrace.store import Store, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from headrace.posix.mount.filesystem import Reply
 
 _log = logging.getLogger("headrace.mount")
 
@@ -135,19 +125,16 @@ class Serving:
             return True
         if reply is None:
             return True
-        self._write(reply)
-        return True
-
-    def _write(self, reply: Reply) -> None:
         try:
             os.writev(self._device, reply)
         except OSError as e:
-            if e.errno in _GOES_ON or e.errno == errno.ENODEV:
-                return
-            _log.error("the kernel refused an answer: %s", e)
-            # Without any answer the caller would wait until the kernel's timeout.
-            with contextlib.suppress(OSError):
-                os.writev(self._device, protocol.error_reply(protocol.unique_of(reply), errno.EIO))
+            if e.errno not in _GOES_ON and e.errno != errno.ENODEV:
+                _log.error("the kernel refused an answer: %s", e)
+                # Without any answer the caller would wait until the kernel's timeout.
+                refusal = protocol.error_reply(protocol.unique_of(reply), errno.EIO)
+                with contextlib.suppress(OSError):
+                    os.writev(self._device, refusal)
+        return True
 
 
 _START_S = 600.0
@@ -191,7 +178,7 @@ class MountOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class MountedStore:
     """What was mounted."""
 
     store: str
@@ -205,7 +192,7 @@ def serve(
     store: str,
     folder: str,
     options: MountOptions,
-    ready: Callable[[State], None] = lambda _: None,
+    ready: Callable[[MountedStore], None] = lambda _: None,
 ) -> None:
     """Mounts, and serves until it is unmounted, or SIGTERM or SIGINT comes. In the main thread.
 
@@ -219,11 +206,15 @@ def serve(
         HeadraceError: the store cannot be opened, or not mounted there.
     """
     where = check_folder(folder)
-    lines: deque[str] = deque(maxlen=_LOG_LINES)
-    handlers = _log_handlers(lines, options.log)
+    lines = _Lines()
+    handlers = [lines] if options.log is None else [lines, logging.FileHandler(options.log)]
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        _log.addHandler(handler)
+    _log.setLevel(logging.INFO)
     try:
         with open_store(store, storage_options=options.storage_options) as opened:
-            _serve(opened, where, options, ready, lambda: "".join(lines))
+            _serve(opened, where, options, ready, lines)
     finally:
         for handler in handlers:
             _log.removeHandler(handler)
@@ -234,8 +225,8 @@ def _serve(
     store: Store,
     where: str,
     options: MountOptions,
-    ready: Callable[[State], None],
-    log_lines: Callable[[], str],
+    ready: Callable[[MountedStore], None],
+    lines: _Lines,
 ) -> None:
     file_system = FileSystem(
         store,
@@ -243,33 +234,31 @@ def _serve(
         owner=(os.getuid(), os.getgid()),
         mtime_ns=_mtime_ns(store.path),
         timeout_s=options.timeout_s,
-        log_lines=log_lines,
+        log_lines=lambda: "".join(lines.kept),
     )
-    serving = Serving(
-        attach(where, shown(store.path), allow_other=options.allow_other),
-        file_system,
-        threads=options.threads,
-    )
+    name = shown(store.path)
+    device = attach(where, name, allow_other=options.allow_other)
+    serving = Serving(device, file_system, threads=options.threads)
     before = {}
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             before[number] = signal.signal(number, lambda *_: serving.stop())
         serving.start()
-        _log.info("%s: %d samples at %s", shown(store.path), len(store), where)
-        ready(State(shown(store.path), where, len(store), os.getpid(), store.fingerprint))
+        _log.info("%s: %d samples at %s", name, len(store), where)
+        ready(MountedStore(name, where, len(store), os.getpid(), store.fingerprint))
         serving.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         mounted = mounted_at(where)
-        if mounted is not None and mounted.type == TYPE:
+        if mounted is not None and mounted.kind == TYPE:
             # Whoever has files open keeps them until the connection ends below, and then gets errors.
             detach(where, lazy=True)
         serving.close()
         _log.info("%s ends", where)
 
 
-def mount(store: str, folder: str, options: MountOptions) -> State:
+def mount(store: str, folder: str, options: MountOptions) -> MountedStore:
     """Mounts in the background, and returns when the folder shows the store.
 
     Args:
@@ -280,59 +269,56 @@ def mount(store: str, folder: str, options: MountOptions) -> State:
     Raises:
         HeadraceError: the store cannot be opened, or not mounted there.
     """
-    asked = {
+    request = {
         "store": store if is_url(store) else os.path.abspath(local_path(store)),
         "folder": os.path.abspath(folder),
         "options": asdict(options),
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace.posix.mount"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True, cwd="/",
-    )  # fmt: skip
-    try:
-        output, complaint = _hear(process, json.dumps(asked).encode())
-        state = _state(output, complaint, folder)
-    except BaseException as e:
-        process.terminate()
-        process.wait()
-        if isinstance(e, TimeoutError) and not isinstance(e, HeadraceError):
-            raise MountError(
-                f"{folder}: {store} was not mounted within {_START_S:g} s.", path=folder
-            ) from e
-        raise
+    deadline = time.monotonic() + _START_S
+    with open(os.memfd_create("headrace-mount"), "w+b") as complaints:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.posix.mount"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
+            start_new_session=True, cwd="/",
+        )  # fmt: skip
+        timer = threading.Timer(_START_S, process.terminate)
+        timer.start()
+        try:
+            output = _answer_of(process, json.dumps(request).encode())
+            complaints.seek(0)
+            mounted = _mount_of(output, complaints.read(), folder)
+        except BaseException as e:
+            process.terminate()
+            process.wait()
+            if isinstance(e, MountError) and time.monotonic() >= deadline:
+                raise MountError(
+                    f"{folder}: {store} was not mounted within {_START_S:g} s.", path=folder
+                ) from e
+            raise
+        finally:
+            timer.cancel()
     # So that it is no zombie when it ends, should this process live so long.
     threading.Thread(target=process.wait, daemon=True).start()
-    return state
+    return mounted
 
 
-def _hear(process: subprocess.Popen[bytes], asked: bytes) -> tuple[bytes, bytes]:
-    """Says what to do, and returns what comes on stdout and stderr until both are let go."""
+def _answer_of(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """What a child says until it lets go of its streams."""
     assert process.stdin is not None
     assert process.stdout is not None
-    assert process.stderr is not None
-    deadline = time.monotonic() + _START_S
-    output_of: dict[IO[bytes], bytes] = {process.stdout: b"", process.stderr: b""}
-    with process.stdin, process.stdout, process.stderr, selectors.DefaultSelector() as selector:
+    with process.stdin, process.stdout:
         with contextlib.suppress(BrokenPipeError):  # it has ended, and said why
-            process.stdin.write(asked)
+            process.stdin.write(request)
             process.stdin.close()
-        for stream in output_of:
-            selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            for key, _ in selector.select(left):
-                stream = cast("IO[bytes]", key.fileobj)
-                data = os.read(stream.fileno(), 1 << 16)
-                output_of[stream] += data
-                if not data:
-                    selector.unregister(stream)
-    return output_of[process.stdout], output_of[process.stderr]
+        return process.stdout.read()
 
 
-def _state(output: bytes, complaint: bytes, folder: str) -> State:
+def _mount_of(output: bytes, complaint: bytes, folder: str) -> MountedStore:
+    """The mount that a child's answer speaks of.
+
+    Raises:
+        HeadraceError: what the child met.
+    """
     try:
         answer = json.loads(output)
     except ValueError:
@@ -346,41 +332,39 @@ def _state(output: bytes, complaint: bytes, folder: str) -> State:
         fields = answer["error"]
         kind = getattr(errors, fields.pop("type"), HeadraceError)
         raise kind(fields.pop("message"), **fields)
-    return State(**answer)
+    return MountedStore(**answer)
 
 
 def child() -> None:
     """The process in the background: see the module."""
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     answered = False
 
-    def ready(state: State) -> None:
+    def answer(fields: dict[str, Any]) -> None:
+        """The parent waits for the end of stdout: let go of its streams."""
         nonlocal answered
         answered = True
-        _say(asdict(state))
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(json.dumps(fields))
+            sys.stdout.flush()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        os.close(nothing)
+
+    def ready(mounted: MountedStore) -> None:
+        answer(asdict(mounted))
         _log.addHandler(logging.NullHandler())
 
     try:
-        serve(asked["store"], asked["folder"], MountOptions(**asked["options"]), ready)
+        serve(request["store"], request["folder"], MountOptions(**request["options"]), ready)
     except (HeadraceError, ValueError) as e:
         if answered:
             raise
         kept = {k: v for k, v in vars(e).items() if k != "message" and isinstance(v, (str, int))}
-        _say(
-            {"error": {"type": type(e).__name__, "message": getattr(e, "message", str(e)), **kept}}
-        )
+        message = getattr(e, "message", str(e))
+        answer({"error": {"type": type(e).__name__, "message": message, **kept}})
         sys.exit(1)
-
-
-def _say(answer: dict[str, Any]) -> None:
-    """Answers the parent, which waits for the end of stdout, and lets go of its streams."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(json.dumps(answer))
-        sys.stdout.flush()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
-    os.close(nothing)
 
 
 def unmount(folder: str, *, lazy: bool = False) -> str:
@@ -393,10 +377,10 @@ def unmount(folder: str, *, lazy: bool = False) -> str:
     Raises:
         MountError: nothing of ours is mounted there, or it is in use.
     """
-    path = absolute(folder)
+    path = resolved(folder)
     mounted = mounted_at(path)
-    if mounted is None or mounted.type != TYPE:
-        what = "nothing" if mounted is None else f"{mounted.source} ({mounted.type})"
+    if mounted is None or mounted.kind != TYPE:
+        what = "nothing" if mounted is None else f"{mounted.source} ({mounted.kind})"
         raise MountError(
             f"{path}: {what} is mounted here, expected a store mounted by headrace.",
             path=path,
@@ -418,20 +402,9 @@ def _mtime_ns(path: str) -> int:
 class _Lines(logging.Handler):
     """Keeps the last lines."""
 
-    def __init__(self, lines: deque[str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._lines = lines
+        self.kept: deque[str] = deque(maxlen=_LOG_LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(self.format(record) + "\n")
-
-
-def _log_handlers(lines: deque[str], path: str | None) -> list[logging.Handler]:
-    handlers: list[logging.Handler] = [_Lines(lines)]
-    if path is not None:
-        handlers.append(logging.FileHandler(path, delay=False))
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        _log.addHandler(handler)
-    _log.setLevel(logging.INFO)
-    return handlers
+        self.kept.append(self.format(record) + "\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import errno
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 MAJOR, MINOR_MIN, MINOR = 7, 31, 43
 """7.31 is Linux 5.4; 7.43 the last whose fields are used here (the request timeout)."""
@@ -44,7 +44,6 @@ class Opcode(enum.IntEnum):
     OPENDIR = 27
     READDIR = 28
     RELEASEDIR = 29
-    ACCESS = 34
     INTERRUPT = 36
     DESTROY = 38
     BATCH_FORGET = 42
@@ -88,12 +87,18 @@ _KEEP_CACHE, _CACHE_DIRECTORY = 1 << 1, 1 << 3
 _DIRECTORY_TYPE, _FILE_TYPE = 4, 8  # DT_DIR, DT_REG
 _BLOCK_BYTES = 4096
 
+Reply: TypeAlias = tuple[bytes, bytes | memoryview]
+"""A whole answer, head and data, to be written in one piece."""
+
 
 class BadRequestError(ValueError):
     """A request that is no request."""
 
 
-class Request(NamedTuple):
+# -- requests ----------------------------------------------------------------------------------------
+
+
+class MountRequest(NamedTuple):
     """What every request has."""
 
     opcode: int
@@ -110,53 +115,28 @@ class InitRequest(NamedTuple):
     max_readahead: int
     flags: int
 
-
-class RangeRequest(NamedTuple):
-    """Of READ, READDIR and READDIRPLUS."""
-
-    offset: int
-    size: int
-
-
-class Attributes(NamedTuple):
-    """What stat shows."""
-
-    node: int
-    size: int
-    mode: int
-    mtime_ns: int
-    uid: int
-    gid: int
-
-    def pack(self) -> bytes:
-        """As struct fuse_attr."""
-        s, ns = divmod(self.mtime_ns, 10**9)
-        blocks = -(-self.size // 512)
-        # One link, for folders too: "not counted", so that `find` looks into each.
-        return _ATTRIBUTES.pack(
-            self.node, self.size, blocks, s, s, s, ns, ns, ns, self.mode, 1, self.uid, self.gid, 0,
-            _BLOCK_BYTES, 0,
-        )  # fmt: skip
+    @property
+    def skips_opens(self) -> bool:
+        """Whether ENOSYS to OPEN and OPENDIR means: never ask again, and keep what is cached."""
+        both = _NO_OPEN_SUPPORT | _NO_OPENDIR_SUPPORT
+        return self.flags & both == both
 
 
-def parse(data: memoryview) -> Request:
+def parse(data: memoryview) -> MountRequest:
     """A request's header and body.
 
     Raises:
         BadRequestError: it is shorter than it says.
     """
-    if len(data) < _IN_HEADER.size:
-        raise BadRequestError(f"{len(data)} bytes, expected {_IN_HEADER.size} or more")
-    size, opcode, unique, node = _IN_HEADER.unpack_from(data)[:4]
+    size, opcode, unique, node = _unpacked(_IN_HEADER, data)[:4]
     if size != len(data):
         raise BadRequestError(f"{len(data)} bytes, the header says {size}")
-    return Request(opcode, unique, node, data[_IN_HEADER.size :])
+    return MountRequest(opcode, unique, node, data[_IN_HEADER.size :])
 
 
 def parse_init(body: memoryview) -> InitRequest:
     """The body of INIT."""
-    _expect(body, _INIT_IN.size)
-    major, minor, readahead, flags = _INIT_IN.unpack_from(body)
+    major, minor, readahead, flags = _unpacked(_INIT_IN, body)
     if flags & _INIT_EXT and len(body) >= _INIT_IN.size + 4:
         flags |= struct.unpack_from("=I", body, _INIT_IN.size)[0] << 32
     return InitRequest(major, minor, readahead, flags)
@@ -170,18 +150,25 @@ def parse_name(body: memoryview) -> bytes:
     return name
 
 
-def parse_range(body: memoryview) -> RangeRequest:
-    """The body of READ, READDIR and READDIRPLUS."""
-    _expect(body, _RANGE_IN.size)
-    _, offset, size, *_ = _RANGE_IN.unpack_from(body)
-    return RangeRequest(offset, size)
+def parse_range(body: memoryview) -> tuple[int, int]:
+    """The body of READ, READDIR and READDIRPLUS: offset and size."""
+    _, offset, size, *_ = _unpacked(_RANGE_IN, body)
+    return offset, size
 
 
 def parse_xattr(body: memoryview) -> tuple[int, bytes]:
     """The body of GETXATTR and LISTXATTR: the caller's buffer in bytes, and the name (b"" of a list)."""
-    _expect(body, _XATTR_IN.size)
-    size, _ = _XATTR_IN.unpack_from(body)
+    size, _ = _unpacked(_XATTR_IN, body)
     return size, bytes(body[_XATTR_IN.size :]).partition(b"\0")[0]
+
+
+def _unpacked(layout: struct.Struct, body: memoryview) -> tuple[int, ...]:
+    if len(body) < layout.size:
+        raise BadRequestError(f"{len(body)} bytes, expected {layout.size} or more")
+    return layout.unpack_from(body)
+
+
+# -- answers -----------------------------------------------------------------------------------------
 
 
 def init_reply(offer: InitRequest, *, background: int, timeout_s: int) -> bytes:
@@ -202,28 +189,29 @@ def init_reply(offer: InitRequest, *, background: int, timeout_s: int) -> bytes:
     )  # fmt: skip
 
 
-def opens_are_skipped(offer: InitRequest) -> bool:
-    """Whether ENOSYS to OPEN and OPENDIR means: never ask again, and keep what is cached."""
-    both = _NO_OPEN_SUPPORT | _NO_OPENDIR_SUPPORT
-    return offer.flags & both == both
-
-
-def open_reply() -> bytes:
-    """The answer to OPEN and OPENDIR where ENOSYS will not do: no handle, keep what is cached."""
-    return _OPEN_OUT.pack(0, _KEEP_CACHE | _CACHE_DIRECTORY, 0)
-
-
-def entry_reply(node: int, attributes: bytes, valid_s: int) -> bytes:
-    """The answer to LOOKUP. Node 0 says that there is nothing, and for how long that is true."""
-    return _ENTRY_OUT.pack(node, 0, valid_s, valid_s, 0, 0) + attributes
-
+OPEN_REPLY = _OPEN_OUT.pack(0, _KEEP_CACHE | _CACHE_DIRECTORY, 0)
+"""The answer to OPEN and OPENDIR where ENOSYS will not do: no handle, keep what is cached."""
 
 NO_ATTRIBUTES = bytes(_ATTRIBUTES.size)
 
 
-def attributes_reply(attributes: bytes, valid_s: int) -> bytes:
+def attributes(node: int, size: int, mode: int, mtime_ns: int, owner: tuple[int, int]) -> bytes:
+    """What stat shows, as struct fuse_attr; `owner` is user and group."""
+    s, ns = divmod(mtime_ns, 10**9)
+    # One link, for folders too: "not counted", so that `find` looks into each.
+    return _ATTRIBUTES.pack(
+        node, size, -(-size // 512), s, s, s, ns, ns, ns, mode, 1, *owner, 0, _BLOCK_BYTES, 0
+    )
+
+
+def attributes_reply(packed: bytes, valid_s: int) -> bytes:
     """The answer to GETATTR."""
-    return _ATTR_OUT.pack(valid_s, 0, 0) + attributes
+    return _ATTR_OUT.pack(valid_s, 0, 0) + packed
+
+
+def entry_reply(node: int, packed: bytes, valid_s: int) -> bytes:
+    """The answer to LOOKUP. Node 0 says that there is nothing, and for how long that is true."""
+    return _ENTRY_OUT.pack(node, 0, valid_s, valid_s, 0, 0) + packed
 
 
 def directory_entry(name: bytes, node: int, place: int, *, is_folder: bool) -> bytes:
@@ -235,9 +223,7 @@ def directory_entry(name: bytes, node: int, place: int, *, is_folder: bool) -> b
 def statfs_reply(size_bytes: int, files: int, name_bytes_max: int) -> bytes:
     """The answer to STATFS: all used, nothing free."""
     blocks = -(-size_bytes // _BLOCK_BYTES)
-    return _STATFS.pack(
-        blocks, 0, 0, files, 0, _BLOCK_BYTES, name_bytes_max, _BLOCK_BYTES, 0
-    )  # fmt: skip
+    return _STATFS.pack(blocks, 0, 0, files, 0, _BLOCK_BYTES, name_bytes_max, _BLOCK_BYTES, 0)
 
 
 def xattr_size_reply(size: int) -> bytes:
@@ -245,23 +231,18 @@ def xattr_size_reply(size: int) -> bytes:
     return _XATTR_IN.pack(size, 0)
 
 
-def reply(unique: int, data: bytes | memoryview) -> tuple[bytes, bytes | memoryview]:
-    """A whole answer: what to write, in two pieces."""
+def reply(unique: int, data: bytes | memoryview) -> Reply:
+    """A whole answer."""
     return _OUT_HEADER.pack(_OUT_HEADER.size + len(data), 0, unique), data
 
 
-def error_reply(unique: int, number: int) -> tuple[bytes, bytes]:
+def error_reply(unique: int, number: int) -> Reply:
     """A whole answer that says which error."""
     assert number in errno.errorcode
     return _OUT_HEADER.pack(_OUT_HEADER.size, -number, unique), b""
 
 
-def unique_of(answer: tuple[bytes, bytes | memoryview]) -> int:
+def unique_of(answer: Reply) -> int:
     """Which request an answer belongs to."""
     unique: int = _OUT_HEADER.unpack(answer[0])[2]
     return unique
-
-
-def _expect(body: memoryview, size: int) -> None:
-    if len(body) < size:
-        raise BadRequestError(f"a body of {len(body)} bytes, expected {size} or more")
