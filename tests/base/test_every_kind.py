@@ -19,7 +19,7 @@ from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
 from headrace.job.meeting import Meeting, NodeDocument, SharePlace
 from headrace.plane.cache_directory import MARK, read_mark, write_mark
-from headrace.posix.launch import Ended
+from headrace.posix.launch import ProgramEnd
 from headrace.posix.recording import RUN_FILE, RecordedRun
 from headrace.store.manifest import load_manifest
 from headrace.store.pack import pack
@@ -84,7 +84,7 @@ def meeting_agreement(folder):
 
 
 def recording(folder):
-    run = RecordedRun(["python", "train.py"], str(folder), 1.5, "/tmp", 2, 7, ended=Ended(0))
+    run = RecordedRun(["python", "train.py"], str(folder), 1.5, "/tmp", 2, 7, ended=ProgramEnd(0))
     run.write(folder)
     return in_a_file(folder / RUN_FILE, lambda: _read_run(folder))
 

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from headrace.insight.ab.comparison import Agreement, Match, compare_orders, worst
 from headrace.insight.ab.running import ROOTS_MAX, folders_of, is_data, reading_of
-from headrace.posix.opens import Open
+from headrace.posix.opens import FileOpen
 
 
 def opened(path, *, flags=os.O_RDONLY, process=1, began_ns=0, read=0):
-    return Open(path, flags, process, process, began_ns, 5, read > 0, read, 7 * (read > 0), 0, 0)
+    return FileOpen(
+        path, flags, process, process, began_ns, 5, read > 0, read, 7 * (read > 0), 0, 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from headrace import _native
-from headrace.posix.attachment import Page, shim_path
+from headrace.posix.attachment import Page
+from headrace.posix.launch import library
 
 NS = 1_000_000_000
 
@@ -101,7 +102,10 @@ class Plane:
 
     @property
     def environment(self):
-        return os.environ | {"LD_PRELOAD": str(shim_path()), "HEADRACE_RUN": self.page.address}
+        return os.environ | {
+            "LD_PRELOAD": str(library("preload")),
+            "HEADRACE_RUN": self.page.address,
+        }
 
     @property
     def counts(self):

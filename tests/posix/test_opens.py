@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from test_symbols import _exported
 
-from headrace.posix.opens import OpenLog, recorder_path
+from headrace.posix import launch
+from headrace.posix.opens import OpenLog
 
 PYTHON = [sys.executable, "-S", "-E", "-c"]
 
@@ -193,16 +194,16 @@ def test_errors_are_the_programs_own(tmp_path):
 def test_it_comes_before_what_else_is_preloaded():
     with OpenLog(1 << 16) as log:
         found = log.environment({"LD_PRELOAD": "other.so"})
-    assert found["LD_PRELOAD"] == f"{recorder_path()}:other.so"
+    assert found["LD_PRELOAD"] == f"{launch.library('opens')}:other.so"
 
 
 def test_it_replaces_nothing_that_the_library_does_not_have_and_brings_nothing_else():
     maps = Path("/proc/self/maps").read_text()
     library = _exported(re.search(r"\S+/libc\.so\.6", maps).group())
-    ours = set(_exported(recorder_path()))
+    ours = set(_exported(launch.library("opens")))
     assert {"open64", "__open64_2", "read", "pread64", "fread", "mmap64", "close"} <= ours
     assert ours <= set(library)
     said = subprocess.run(
-        ["readelf", "-d", recorder_path()], capture_output=True, check=True, text=True
+        ["readelf", "-d", launch.library("opens")], capture_output=True, check=True, text=True
     ).stdout
     assert re.findall(r"NEEDED.*\[(.*)\]", said) == ["libc.so.6"]

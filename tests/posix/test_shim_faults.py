@@ -14,7 +14,7 @@ import textwrap
 import pytest
 from posix_placing import run, sealed_copy
 
-from headrace.posix.attachment import shim_path
+from headrace.posix.launch import library
 
 READ = "import sys; print([len(open(p, 'rb').read()) for p in sys.argv[1:]], open(sys.argv[1], 'rb').read())"
 
@@ -306,4 +306,4 @@ def test_writing_is_the_originals_and_is_told(plane, tmp_path):
 
 def test_the_shim_alone_changes_nothing(files):
     command = ["bash", "-c", f"cat {files}/f03.bin; ls {files}"]
-    assert run(command, env=os.environ | {"LD_PRELOAD": str(shim_path())}) == run(command)
+    assert run(command, env=os.environ | {"LD_PRELOAD": str(library("preload"))}) == run(command)

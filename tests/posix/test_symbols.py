@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.posix.attachment import shim_path
+from headrace.posix import launch
 
 LEFT = {
     # Other things than files by their path.
@@ -55,7 +55,7 @@ def library():
 
 
 def test_no_variant_of_open_and_stat_is_missed(library):
-    ours = _exported(shim_path())
+    ours = _exported(launch.library("preload"))
     theirs = {
         name
         for name, version in library.items()
@@ -67,12 +67,12 @@ def test_no_variant_of_open_and_stat_is_missed(library):
 
 
 def test_the_shim_replaces_nothing_that_the_library_does_not_have(library):
-    assert set(_exported(shim_path())) <= set(library)
+    assert set(_exported(launch.library("preload"))) <= set(library)
 
 
 def test_the_shim_brings_no_library_but_the_c_library():
     found = subprocess.run(
-        ["readelf", "-d", shim_path()], capture_output=True, check=True, text=True
+        ["readelf", "-d", launch.library("preload")], capture_output=True, check=True, text=True
     ).stdout
     assert re.findall(r"NEEDED.*\[(.*)\]", found) == ["libc.so.6"]
     assert ctypes.util.find_library("c") == "libc.so.6"

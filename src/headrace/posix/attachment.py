@@ -23,7 +23,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,18 +36,13 @@ if TYPE_CHECKING:
 
     from headrace.io import Simulation
     from headrace.node.link import Link
-    from headrace.node.wire import FilesReady
+    from headrace.posix.launch import LaunchOptions
     from headrace.runtime import RuntimeFolder
 
 RUN_VARIABLE = "HEADRACE_RUN"
 """Where programs look for the page."""
 
 _QUANTILES = 1024
-
-
-def shim_path() -> Path:
-    """The shim's file, as it was installed."""
-    return Path(_native.__file__).parent / "lib" / "libheadrace_preload.so"
 
 
 def spellings(roots: Sequence[str]) -> list[tuple[bytes, bytes]]:
@@ -71,7 +65,18 @@ class Page:
 
     def __init__(self, roots: Sequence[str], simulation: Simulation | None = None) -> None:
         self._lock = threading.Lock()
-        slow = None if simulation is None else _slow_memory(simulation)
+        slow = (
+            None
+            if simulation is None
+            else _native.SlowMemory(
+                open_ns=_quantiles(simulation.open_s, simulation.open_p99_s),
+                read_ns=_quantiles(simulation.latency_s, simulation.latency_p99_s),
+                servers=simulation.parallelism,
+                link_bytes_per_s=int(simulation.bandwidth_bytes_per_s),
+                stream_bytes_per_s=int(simulation.stream_bytes_per_s),
+                seed=simulation.seed,
+            )
+        )
         self._native = _native.RunPage(slow)
         nothing = np.zeros((0, 4), np.int64), np.zeros((0, 9), np.int64)
         self._empty = _native.FileBoard([], *nothing, roots=spellings(roots))
@@ -156,17 +161,6 @@ class Page:
             self._board_fd = -1
 
 
-def _slow_memory(simulation: Simulation) -> _native.SlowMemory:
-    return _native.SlowMemory(
-        open_ns=_quantiles(simulation.open_s, simulation.open_p99_s),
-        read_ns=_quantiles(simulation.latency_s, simulation.latency_p99_s),
-        servers=simulation.parallelism,
-        link_bytes_per_s=int(simulation.bandwidth_bytes_per_s),
-        stream_bytes_per_s=int(simulation.stream_bytes_per_s),
-        seed=simulation.seed,
-    )
-
-
 def _quantiles(median_s: float, p99_s: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """A lognormal latency as a table, so that the shim needs no mathematics: nanoseconds."""
     from statistics import NormalDist
@@ -189,16 +183,7 @@ program opens meanwhile."""
 REPORT_S = 2.0
 END_S = 10.0
 
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is asked of the daemon."""
-
-    roots: Sequence[str]
-    order: str | None = None
-    seed: int | None = None
-    immutable: bool = False
-    simulate: str | None = None
+_PR_SET_PDEATHSIG = 1
 
 
 class Attachment:
@@ -206,48 +191,41 @@ class Attachment:
 
     Args:
         page: to be filled.
-        wanted: what to ask for.
+        options: what to ask the daemon for.
     """
 
-    def __init__(self, page: Page, wanted: Wanted) -> None:
+    def __init__(self, page: Page, options: LaunchOptions) -> None:
         self._page = page
-        self._wanted = wanted
+        self._options = options
         self._over = threading.Event()
-        self._attached = threading.Event()
         self._answered = threading.Event()
         self._private: _PrivateDaemon | None = None
         self._folder: RuntimeFolder | None = None
         self._report: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.attached = 0
         self._thread = threading.Thread(target=self._run, name="headrace-run", daemon=True)
 
-    def start(self, wait_s: float) -> None:
+    def start(self) -> None:
         """Begin, and wait a little so that the program finds the board from its first open on.
 
-        Args:
-            wait_s: how long at most. The program does not need the board: it comes when it comes.
+        It does not need the board: it comes when it comes.
         """
+        from headrace.node.link import LinkLost, connect
+        from headrace.runtime import runtime_folder
+
         try:
-            self._folder = self._find_daemon()
+            self._folder = runtime_folder()
+            try:
+                self._folder.check()
+                connect(str(self._folder.socket)).close()
+            except (FileNotFoundError, LinkLost):
+                self._private = _PrivateDaemon()
+                self._folder = self._private.folder
         except (ImportError, OSError, NodeError) as e:
             self._note(f"no node daemon: {e}")
             return
         self._thread.start()
-        self._answered.wait(wait_s)
-
-    def _find_daemon(self) -> RuntimeFolder:
-        from headrace.node.link import LinkLost, connect
-        from headrace.runtime import runtime_folder
-
-        folder = runtime_folder()
-        try:
-            folder.check()
-            connect(str(folder.socket)).close()
-        except (FileNotFoundError, LinkLost):
-            self._private = _PrivateDaemon()
-            return self._private.folder
-        return folder
+        self._answered.wait(self._options.wait_s)
 
     @property
     def private(self) -> bool:
@@ -267,6 +245,7 @@ class Attachment:
 
     def _run(self) -> None:
         from headrace.node.link import LinkLost
+        from headrace.node.wire import FilesAsked
 
         while not self._over.is_set():
             link = None
@@ -275,7 +254,10 @@ class Attachment:
                 while not self._over.is_set():
                     link.receive(FOLLOW_S)
                     self._page.follow()
-                self._ask_report(link)
+                link.send(FilesAsked(link.new_ticket()))
+                deadline = time.monotonic() + REPORT_S
+                while not self._report and time.monotonic() < deadline:
+                    link.receive(0.1)
             except (OSError, LinkLost) as e:
                 if not isinstance(e, FileNotFoundError):
                     self._note(f"the node daemon was lost: {e}")
@@ -312,15 +294,15 @@ class Attachment:
                     raise
                 self._over.wait(0.02)
         link.on_reply = lambda message: self._take(link, message)
-        wanted = self._wanted
+        options = self._options
         link.send(
             Files(
                 link.new_ticket(),
-                [os.fsencode(root) for root in wanted.roots],
-                None if wanted.order is None else os.fsencode(os.path.abspath(wanted.order)),
-                wanted.seed,
-                wanted.immutable,
-                wanted.simulate,
+                [os.fsencode(root) for root in options.roots],
+                None if options.order is None else os.fsencode(os.path.abspath(options.order)),
+                options.seed,
+                options.immutable,
+                options.simulate,
             )
         )
         return link
@@ -330,26 +312,15 @@ class Attachment:
 
         if isinstance(message, Report):
             self._report = json.loads(message.json)
-        elif isinstance(message, FilesReady):
-            self._take_ready(link, message)
-
-    def _take_ready(self, link: Link, ready: FilesReady) -> None:
-        if ready.message:
-            self._note(ready.message)
-        if ready.board_ino:
+        if not isinstance(message, FilesReady):
+            return
+        if message.message:
+            self._note(message.message)
+        if message.board_ino:
             board, ring = link.take_fds(2)
-            self._page.publish(link.peer_pid, (board, ready.board_ino), (ring, ready.ring_ino))
-            self.attached += 1
-        if ready.board_ino or ready.status or ready.complete:
+            self._page.publish(link.peer_pid, (board, message.board_ino), (ring, message.ring_ino))
+        if message.board_ino or message.status or message.complete:
             self._answered.set()
-
-    def _ask_report(self, link: Link) -> None:
-        from headrace.node.wire import FilesAsked
-
-        link.send(FilesAsked(link.new_ticket()))
-        deadline = time.monotonic() + REPORT_S
-        while not self._report and time.monotonic() < deadline:
-            link.receive(0.1)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -371,23 +342,20 @@ class _PrivateDaemon:
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = os.fork()
-        if self._pid == 0:
-            self._be(launcher)
         self._ended = False
+        if self._pid == 0:
+            try:
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+                os.setsid()  # keys that are pressed are for the program
+                nothing = os.open(os.devnull, os.O_RDWR)
+                for fd in range(3):
+                    os.dup2(nothing, fd)
+                if os.getppid() == launcher:
+                    from headrace.node.daemon import NodeOptions, run
 
-    def _be(self, launcher: int) -> None:
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            os.setsid()  # keys that are pressed are for the program
-            nothing = os.open(os.devnull, os.O_RDWR)
-            for fd in range(3):
-                os.dup2(nothing, fd)
-            if os.getppid() == launcher:
-                from headrace.node.daemon import NodeOptions, run
-
-                run(self.folder, NodeOptions())
-        finally:
-            os._exit(0)
+                    run(self.folder, NodeOptions())
+            finally:
+                os._exit(0)
 
     @property
     def starting(self) -> bool:
@@ -406,6 +374,3 @@ class _PrivateDaemon:
             if time.monotonic() > deadline:
                 number = signal.SIGKILL
         shutil.rmtree(self._path, ignore_errors=True)
-
-
-_PR_SET_PDEATHSIG = 1

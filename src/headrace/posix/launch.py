@@ -19,13 +19,13 @@ import struct
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.posix.attachment import Page
     from headrace.posix.opens import OpenLog
 
 _SCRIPTS_MAX = 5
@@ -100,12 +100,12 @@ def _of_elf(path: str, head: bytes, fd: int) -> str:
     table = os.pread(fd, size * count, offset)
     for segment in _SEGMENT.iter_unpack(table[: len(table) // size * size]):
         if segment[0] == _PT_INTERP:
-            return _of_linker(path, os.pread(fd, min(segment[5], 4096), segment[2]))
+            linker = os.fsdecode(os.pread(fd, min(segment[5], 4096), segment[2]).rstrip(b"\0"))
+            return _of_linker(path, linker)
     return f"{path} is linked statically"
 
 
-def _of_linker(path: str, name: bytes) -> str:
-    linker = os.fsdecode(name.rstrip(b"\0"))
+def _of_linker(path: str, linker: str) -> str:
     if not os.path.exists(linker):
         return f"{path} needs {linker}, which is not here"
     if "musl" in os.path.basename(linker):
@@ -123,6 +123,29 @@ def _changes_user(path: str) -> bool:
         return bool(os.getxattr(path, "security.capability")) and os.geteuid() != 0
     except OSError:
         return False
+
+
+def library(name: str) -> Path:
+    """The file of a library that is preloaded, as it was installed: `preload`, `opens` or `record`."""
+    from headrace import _native
+
+    return Path(_native.__file__).parent / "lib" / f"libheadrace_{name}.so"
+
+
+def why_not_loaded(name: str) -> str:
+    """Why the dynamic linker cannot load a library of ours; '' when it can."""
+    path = library(name)
+    if not path.exists():
+        return f"{path} is missing"
+    if any(c in str(path) for c in ": \t"):  # which separate the linker's list
+        return f"{path} cannot be preloaded, for its spaces or colons"
+    return ""
+
+
+def preloading(environment: Mapping[str, str], name: str) -> dict[str, str]:
+    """The environment with a library of ours before all that are preloaded already."""
+    libraries = [str(library(name)), environment.get("LD_PRELOAD", "")]
+    return {**environment, "LD_PRELOAD": ":".join(filter(None, libraries))}
 
 
 _FORWARDED = frozenset(
@@ -144,7 +167,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class LaunchOptions:
     """How a program is run."""
 
     roots: Sequence[str]
@@ -176,7 +199,7 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramEnd:
     """How the program ended."""
 
     status: int = 0
@@ -192,7 +215,7 @@ class RunReport:
 
     command: list[str]
     roots: list[str]
-    ended: Ended = field(default_factory=Ended)
+    ended: ProgramEnd = field(default_factory=ProgramEnd)
     wall_s: float = 0.0
     opens: Mapping[str, int] = field(default_factory=dict)
     """By kind, as the programs themselves counted."""
@@ -236,7 +259,7 @@ class RunReport:
         return "; ".join([text, *self.unseen, *self.notes])
 
 
-def launch(command: Sequence[str], options: RunOptions) -> RunReport:
+def launch(command: Sequence[str], options: LaunchOptions) -> RunReport:
     """Run a command to its end.
 
     Args:
@@ -254,52 +277,43 @@ def launch(command: Sequence[str], options: RunOptions) -> RunReport:
     program = find_program(command[0])
     report = RunReport(list(command), [os.path.abspath(root) for root in options.roots])
     report.simulated = options.simulate
-    why = why_unseen(program) or _why_not_loaded()
-    if why:
-        report.unseen.append(f"{why}: headrace cannot see what it opens")
-        sys.stderr.write(f"headrace run: {report.unseen[0]}; it runs all the same.\n")
-        began = time.monotonic()
-        report.ended = run_program(program, command, _recorded(os.environ, options.log))
-        report.wall_s = time.monotonic() - began
-        return report
-    return _launch_seen(program, command, options, report)
+    why = why_unseen(program) or why_not_loaded("preload")
+    if not why:
+        return _launch_seen(program, command, options, report)
+    report.unseen.append(f"{why}: headrace cannot see what it opens")
+    sys.stderr.write(f"headrace run: {report.unseen[0]}; it runs all the same.\n")
+    began = time.monotonic()
+    report.ended = run_program(program, command, _recorded(os.environ, options.log))
+    report.wall_s = time.monotonic() - began
+    return report
 
 
 def _launch_seen(
-    program: str, command: Sequence[str], options: RunOptions, report: RunReport
+    program: str, command: Sequence[str], options: LaunchOptions, report: RunReport
 ) -> RunReport:
     from headrace.io import simulation_of
-    from headrace.posix.attachment import Attachment, Page, Wanted
+    from headrace.posix.attachment import RUN_VARIABLE, Attachment, Page
 
     simulation = None if options.simulate is None else simulation_of(options.simulate)
     page = Page(report.roots, simulation)
     if options.record_order is not None:
         page.record()
-    attachment = Attachment(
-        page,
-        Wanted(report.roots, options.order, options.seed, options.immutable, options.simulate),
-    )
+    attachment = Attachment(page, replace(options, roots=report.roots))
     if options.plane:
-        attachment.start(options.wait_s)
+        attachment.start()
     began = time.monotonic()
     try:
-        environment = _recorded(_environment(page), options.log)
-        report.ended = run_program(program, command, environment)
+        environment = preloading(os.environ, "preload") | {RUN_VARIABLE: page.address}
+        report.ended = run_program(program, command, _recorded(environment, options.log))
     finally:
         report.wall_s = time.monotonic() - began
         if options.record_order is not None:
-            _write_order(options.record_order, page.order)
+            with open(options.record_order, "wb") as f:
+                f.writelines(name + b"\n" for name in page.order if b"\n" not in name)
         report.daemon = attachment.end()
     report.private_daemon = attachment.private
-    report.opens = page.counts()
+    report.opens = opens = page.counts()
     report.notes.extend(attachment.notes)
-    _say_unseen(report)
-    page.close()
-    return report
-
-
-def _say_unseen(report: RunReport) -> None:
-    opens = report.opens
     if opens.get("blind"):
         report.unseen.append(
             f"{opens['blind']:,} started programs could not be seen (static, of another user or "
@@ -312,27 +326,8 @@ def _say_unseen(report: RunReport) -> None:
             "nothing below the roots was opened, or only in ways that cannot be seen (system calls "
             "without the C library)"
         )
-
-
-def _why_not_loaded() -> str:
-    from headrace.posix.attachment import shim_path
-
-    path = shim_path()
-    if not path.exists():
-        return f"{path} is missing"
-    if any(c in str(path) for c in ": \t"):  # which separate the linker's list
-        return f"{path} cannot be preloaded, for its spaces or colons"
-    return ""
-
-
-def _environment(page: Page) -> dict[str, str]:
-    from headrace.posix.attachment import RUN_VARIABLE, shim_path
-
-    environment = dict(os.environ)
-    before = environment.get("LD_PRELOAD", "")
-    environment["LD_PRELOAD"] = f"{shim_path()}:{before}" if before else str(shim_path())
-    environment[RUN_VARIABLE] = page.address
-    return environment
+    page.close()
+    return report
 
 
 def _recorded(environment: Mapping[str, str], log: OpenLog | None) -> Mapping[str, str]:
@@ -340,15 +335,10 @@ def _recorded(environment: Mapping[str, str], log: OpenLog | None) -> Mapping[st
     return environment if log is None else log.environment(environment)
 
 
-def _write_order(path: str, order: Sequence[bytes]) -> None:
-    with open(path, "wb") as f:
-        f.writelines(name + b"\n" for name in order if b"\n" not in name)
-
-
 # -- the program -------------------------------------------------------------------------------------
 
 
-def run_program(program: str, command: Sequence[str], environment: Mapping[str, str]) -> Ended:
+def run_program(program: str, command: Sequence[str], environment: Mapping[str, str]) -> ProgramEnd:
     """Start it, and wait for its end; signals that come meanwhile are handed on.
 
     Args:
@@ -380,12 +370,18 @@ def run_program(program: str, command: Sequence[str], environment: Mapping[str, 
             signal.signal(number, handler)
 
 
-def _wait(pid: int, watched: frozenset[signal.Signals], stray: deque[int]) -> Ended:
+def _wait(pid: int, watched: frozenset[signal.Signals], stray: deque[int]) -> ProgramEnd:
     while True:
         received = signal.sigtimedwait(watched, _LOOK_S)
         if received is None or received.si_signo == signal.SIGCHLD:
-            if (ended := _look(pid)) is not None:
-                return ended
+            pid_of_change, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            if pid_of_change and os.WIFSTOPPED(status):  # then so are we
+                os.kill(os.getpid(), signal.SIGSTOP)
+                os.kill(pid, signal.SIGCONT)
+            elif pid_of_change and os.WIFSIGNALED(status):
+                return ProgramEnd(128 + os.WTERMSIG(status), os.WTERMSIG(status))
+            elif pid_of_change:
+                return ProgramEnd(os.WEXITSTATUS(status))
         elif received.si_code != _OF_THE_TERMINAL:
             os.kill(pid, received.si_signo)
         while stray:
@@ -395,21 +391,7 @@ def _wait(pid: int, watched: frozenset[signal.Signals], stray: deque[int]) -> En
                 os.kill(pid, number)
 
 
-def _look(pid: int) -> Ended | None:
-    """The program's end; None while it lives. Where it was stopped, so are we."""
-    ended, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-    if ended == 0:
-        return None
-    if os.WIFSTOPPED(status):
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os.kill(pid, signal.SIGCONT)
-        return None
-    if os.WIFSIGNALED(status):
-        return Ended(128 + os.WTERMSIG(status), os.WTERMSIG(status))
-    return Ended(os.WEXITSTATUS(status))
-
-
-def end_like(ended: Ended) -> None:
+def end_like(ended: ProgramEnd) -> None:
     """End this process as the program ended, where that was by a signal."""
     if not ended.signal:
         return

@@ -13,11 +13,10 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from headrace import _native
 from headrace.closing import Closing
+from headrace.posix.launch import preloading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,13 +35,8 @@ _VERSION: Final = 1
 _PATH_MAX: Final = 1 << 13
 
 
-def recorder_path() -> Path:
-    """The library's file, as it was installed."""
-    return Path(_native.__file__).parent / "lib" / "libheadrace_opens.so"
-
-
 @dataclass(frozen=True, slots=True)
-class Open:
+class FileOpen:
     """One open, and what was read before its descriptor was closed; times are of CLOCK_MONOTONIC.
 
     Attributes:
@@ -71,7 +65,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Opens:
+class LoggedOpens:
     """What a log holds.
 
     Attributes:
@@ -79,7 +73,7 @@ class Opens:
         dropped: opens that the log had no room for.
     """
 
-    opens: list[Open]
+    opens: list[FileOpen]
     dropped: int
 
 
@@ -129,25 +123,20 @@ class OpenLog(Closing):
         Args:
             before: what it is made from; what it preloads comes after the recorder.
         """
-        environment = dict(before)
-        libraries = [str(recorder_path())]
-        if environment.get("LD_PRELOAD"):
-            libraries.append(environment["LD_PRELOAD"])
-        environment["LD_PRELOAD"] = ":".join(libraries)
         inode = os.fstat(self._fd).st_ino
-        environment[OPENS_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._fd}:{inode}"
-        return environment
+        address = f"/proc/{os.getpid()}/fd/{self._fd}:{inode}"
+        return preloading(before, "opens") | {OPENS_VARIABLE: address}
 
-    def read(self) -> Opens:
+    def read(self) -> LoggedOpens:
         """What was noted until now."""
         with mmap.mmap(self._fd, 0, prot=mmap.PROT_READ) as memory:
             _, _, _, _, head, dropped = _HEADER.unpack_from(memory)
             end = min(len(memory), _HEADER.size + head)
             opens = sorted(_records(memory, end), key=lambda one: one.began_ns)
-        return Opens(opens, dropped)
+        return LoggedOpens(opens, dropped)
 
 
-def _records(memory: mmap.mmap, end: int) -> Iterator[Open]:
+def _records(memory: mmap.mmap, end: int) -> Iterator[FileOpen]:
     """Records up to `end`. Whoever was killed while it wrote one costs that one: the next is looked for."""
     at = _HEADER.size
     while at + _RECORD.size <= end:
@@ -158,5 +147,5 @@ def _records(memory: mmap.mmap, end: int) -> Iterator[Open]:
             at += 8
             continue
         raw = memory[at + _RECORD.size : at + _RECORD.size + path_bytes]
-        yield Open(os.path.normpath(raw), flags, process, thread, *fields[6:])
+        yield FileOpen(os.path.normpath(raw), flags, process, thread, *fields[6:])
         at += nbytes

@@ -11,16 +11,22 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace import _native
 from headrace.base.documents import DocumentKind
 from headrace.errors import RecordError
-from headrace.posix.launch import Ended, find_program, run_program, why_unseen
+from headrace.posix.launch import (
+    ProgramEnd,
+    find_program,
+    preloading,
+    run_program,
+    why_not_loaded,
+    why_unseen,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 RUN_FILE: Final = "run.json"
 RUN: Final = DocumentKind(
@@ -37,11 +43,6 @@ TRACE_FOLDER: Final = "trace"
 _VARIABLE: Final = "HEADRACE_RECORD"
 _SLOTS_VARIABLE: Final = "HEADRACE_RECORD_SLOTS"
 _SLOT_BYTES: Final = 40
-
-
-def recorder_path() -> Path:
-    """The library's file, as it was installed."""
-    return Path(_native.__file__).parent / "lib" / "libheadrace_record.so"
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class RecordedRun:
     processors: int = 0
     process: int = 0
     unseen: str = ""
-    ended: Ended | None = None
+    ended: ProgramEnd | None = None
     wall_s: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -91,7 +92,9 @@ def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> Reco
         list(command), str(folder), time.time(), os.getcwd(), len(os.sched_getaffinity(0)),
         os.getpid(),
     )  # fmt: skip
-    why = why_unseen(program) or _why_not_loaded(folder)
+    why = why_unseen(program) or why_not_loaded("record")
+    if not why and len(os.fsencode(folder.absolute())) > 480:
+        why = f"{folder} is too long a name for a log"
     if why:
         run.unseen = why
         sys.stderr.write(
@@ -108,22 +111,8 @@ def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> Reco
     return run
 
 
-def _why_not_loaded(folder: Path) -> str:
-    path = recorder_path()
-    if not path.exists():
-        return f"{path} is missing"
-    if any(c in str(path) for c in ": \t"):  # which separate the linker's list
-        return f"{path} cannot be preloaded, for its spaces or colons"
-    if len(os.fsencode(folder.absolute())) > 480:
-        return f"{folder} is too long a name for a log"
-    return ""
-
-
 def _environment(folder: Path, log_bytes: int) -> dict[str, str]:
-    environment = dict(os.environ)
-    before = environment.get("LD_PRELOAD", "")
-    ours = str(recorder_path())
-    environment["LD_PRELOAD"] = f"{ours}:{before}" if before else ours
+    environment = preloading(os.environ, "record")
     environment[_VARIABLE] = str(folder.absolute())
     environment[_SLOTS_VARIABLE] = str(max(1024, log_bytes // _SLOT_BYTES))
     # What headrace's own loaders open through a ring of the kernel passes by every library, and what they

@@ -22,8 +22,8 @@ from headrace.errors import ProgramError
 from headrace.insight.ab.comparison import Comparison, EndReason, is_narrow
 from headrace.insight.ab.running import ROOTS_MAX, MeasuredRun, Side, folders_of, run_once, turns
 from headrace.machine.mounts import is_network, mount_of, mounts
-from headrace.posix.launch import find_program, why_unseen
-from headrace.posix.opens import OpenLog, recorder_path
+from headrace.posix.launch import find_program, why_not_loaded, why_unseen
+from headrace.posix.opens import OpenLog
 from headrace.store.residency import resident_pages
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def compare(
         PermissionError: it cannot be run.
     """
     program = find_program(command[0])
-    if why := why_unseen(program) or _why_not_recorded():
+    if why := why_unseen(program) or why_not_loaded("opens"):
         raise ProgramError(
             f"{why}: what it reads cannot be seen, and headrace cannot serve it.",
             next_step="Give a command that the dynamic linker starts, such as: python train.py",
@@ -169,15 +169,6 @@ def compare(
             raise ValueError(f"{root}: no such folder, expected a root whose files are served")
     with tempfile.TemporaryDirectory(prefix="headrace-ab-") as folder:
         return _Experiment(list(command), options, Path(folder), after_run).run()
-
-
-def _why_not_recorded() -> str:
-    path = recorder_path()
-    if not path.exists():
-        return f"{path} is missing"
-    if any(c in str(path) for c in ": \t"):  # which separate the linker's list
-        return f"{path} cannot be preloaded, for its spaces or colons"
-    return ""
 
 
 class _Experiment:

@@ -152,22 +152,22 @@ def _measure(task: Task) -> Ran:
 
 
 def _plain(task: Task) -> RunReport:
-    from headrace.posix.launch import Ended, RunReport
+    from headrace.posix.launch import ProgramEnd, RunReport
     from headrace.posix.opens import OpenLog
 
     environment = OpenLog.adopt(task.log_fd).environment(dict(os.environ) | task.environment)
     process = subprocess.Popen(task.command, env=environment)  # noqa: S603 - the user's own command
     status = process.wait()
-    ended = Ended(status) if status >= 0 else Ended(128 - status, -status)
+    ended = ProgramEnd(status) if status >= 0 else ProgramEnd(128 - status, -status)
     return RunReport(task.command, task.roots, ended)
 
 
 def _launched(task: Task) -> RunReport:
-    from headrace.posix.launch import RunOptions, launch
+    from headrace.posix.launch import LaunchOptions, launch
     from headrace.posix.opens import OpenLog
 
     os.environ.update(task.environment)
-    options = RunOptions(
+    options = LaunchOptions(
         roots=task.roots,
         order=task.order,
         simulate=task.simulate,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from headrace.insight.ab.experiment import Cached
-    from headrace.posix.opens import Open
+    from headrace.posix.opens import FileOpen
 
 
 class Side(StrEnum):
@@ -170,7 +170,7 @@ class RunReads:
 
 
 def reading_of(
-    opens: Sequence[Open],
+    opens: Sequence[FileOpen],
     *,
     not_data: Collection[bytes] = (),
     roots: Sequence[str] = (),

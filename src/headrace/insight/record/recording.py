@@ -16,7 +16,7 @@ from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
 from headrace.insight.record.rhythm import exact_rhythm
 from headrace.insight.record.text import sidecar_name, workload_text
-from headrace.posix.launch import Ended
+from headrace.posix.launch import ProgramEnd
 from headrace.posix.recording import RUN, RUN_FILE, TRACE_FOLDER, RecordedRun, record_program
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _read_run(part: Path) -> RecordedRun:
     run.processors = max(1, fields.integer("processors", 0, _NUMBER_MAX))
     run.wall_s = fields.number("wall_s", 0, _SECONDS_MAX)
     if ended is not None:
-        run.ended = Ended(
+        run.ended = ProgramEnd(
             ended.integer("status", 0, _NUMBER_MAX), ended.integer("signal", 0, _NUMBER_MAX)
         )
     return run
