@@ -129,8 +129,8 @@ class Host:
         for client in self.living():
             client.session.pump()
 
-    def report(self):
-        return b"{}"
+    def describe(self):
+        return {}
 
     def stop(self):
         self.stops += 1

@@ -64,7 +64,7 @@ def test_a_job_that_is_held_back_gets_every_sample_once(governed, store, monkeyp
     controller, server = governed
     monkeypatch.setenv("HEADRACE_JOB", "slow")
     controller.apply("jobs: {slow: {cap: {bytes_per_s: 3M, reads_per_s: 400}}}\n")
-    until(lambda: server.controlled.agent.describe()["registered"])
+    until(lambda: server.lease_agent.describe()["registered"])
     expected = seen(hr.loader(store, 32, seed=3))
     loader = node_loader(store)
     assert seen(loader) == expected

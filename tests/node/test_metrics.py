@@ -25,12 +25,13 @@ from headrace.control.metrics import (
     Address,
     Figures,
     address_of,
+    serve_metrics,
 )
 from headrace.errors import HeadraceError
 from headrace.node import notes
 from headrace.node.jobs import CAUSES, LABELS_MAX, JobTally, JobTotals
 from headrace.node.limits import RateLimits
-from headrace.node.metrics import TABLE, figures_of, serve_metrics
+from headrace.node.metrics import TABLE, figures_of
 from headrace.node.served import label_of
 from headrace.node.wire import Note, Open, WireError, decode_request, encode
 from node.conftest import node_loader, serving, until
@@ -40,7 +41,7 @@ PAGE = Path(__file__).parents[2] / "docs/howto/metrics.md"
 
 @contextlib.contextmanager
 def exporting(server):
-    exporter = serve_metrics(server, "127.0.0.1:0")
+    exporter = serve_metrics("127.0.0.1:0", server.call_soon, server.describe, figures_of)
     try:
         yield exporter
     finally:
@@ -397,7 +398,7 @@ def test_a_taken_port_is_named_with_what_to_do(folder):
     with socket.create_server(("127.0.0.1", 0)) as other, serving(folder) as server:
         port = other.getsockname()[1]
         with pytest.raises(HeadraceError, match="another process listens there") as caught:
-            serve_metrics(server, str(port))
+            serve_metrics(str(port), server.call_soon, server.describe, figures_of)
         assert f"127.0.0.1:{port}" in caught.value.message
         assert "--metrics" in caught.value.next_step
 
@@ -496,7 +497,7 @@ def test_many_scrapes_cost_the_loop_few_reports(folder, monkeypatch):
 
 def test_nothing_is_left_when_it_ends(folder):
     with serving(folder) as server:
-        exporter = serve_metrics(server, "127.0.0.1:0")
+        exporter = serve_metrics("127.0.0.1:0", server.call_soon, server.describe, figures_of)
         where = (exporter.address.host, exporter.address.port)
         with socket.create_connection(where):
             until(lambda: exporter._clients)

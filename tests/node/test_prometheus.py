@@ -17,14 +17,14 @@ import pytest
 
 import headrace as hr
 from headrace.control.client import Client, Endpoint
-from headrace.control.metrics import MetricsServer, address_of, asked, renderer
+from headrace.control.metrics import MetricsServer, address_of, asked, renderer, serve_metrics
 from headrace.control.service.metrics import TABLE as CONTROL_TABLE
 from headrace.control.service.process import ask_status as ask_control
 from headrace.errors import ControlError
 from headrace.insight import dashboard
 from headrace.machine.gpu import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
-from headrace.node.metrics import serve_metrics
+from headrace.node.metrics import figures_of
 from headrace.runtime import agent_folder, control_folder
 from headrace.telemetry.agent import Agent, AgentOptions, Pace
 from headrace.telemetry.messages import Listener
@@ -215,7 +215,7 @@ def test_every_query_of_the_dashboard_returns_data(
     controller.apply(POLICY)
     options = {"ram_bytes": 2 << 20, "reader": reader, "controller": controller.endpoint}
     with serving(folder, **options) as server:
-        exporter = serve_metrics(server, "127.0.0.1:0")
+        exporter = serve_metrics("127.0.0.1:0", server.call_soon, server.describe, figures_of)
         scraper = prometheus(exporter.address, controller.metrics, agent.address)
         loader = node_loader(store)
         missing = dict(queries_resolved := [(resolved(q), t) for t, q in queries()])

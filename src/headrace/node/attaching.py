@@ -58,8 +58,8 @@ class Attaching:
         self._tried = threading.Event()  # something is known: attached, or not for now
         self.ended = threading.Event()
         self._thread: threading.Thread | None = None
-        if self._address is None:
-            self.why = f"{address}"
+        if isinstance(address, str):
+            self.why = address
             self._tried.set()
             _log.warning("the node daemon cannot serve %s: %s.", store.path, address)
         else:
@@ -103,10 +103,11 @@ class Attaching:
 
     def attempt(self) -> float | None:
         """Try once; returns the seconds until the next attempt, 0.0 for the usual; None: it is done."""
+        assert self._address is not None
         link, why, pause_s = None, "", 0.0
         try:
             link = Link(self.folder, self.job)
-            opened = self._open(link)
+            opened = self._open(link, self._address)
             if opened.status is not Status.OK:
                 why, pause_s = opened.message, HOPELESS_S
         except FileNotFoundError:
@@ -134,17 +135,11 @@ class Attaching:
         self._tried.set()
         return None
 
-    def _open(self, link: Link) -> Opened:
-        assert self._address is not None
-        address, direct = self._address, None
-        if (source := address.direct) is not None:
-            direct = Direct(
-                None if source.extensions is None else list(source.extensions),
-                source.prefix_names,
-                None if source.column is None else list(source.column),
-                source.label,
-            )
-        ticket = link.new_ticket()
+    def _open(self, link: Link, address: StoreAddress) -> Opened:
+        source, ticket = address.direct, link.new_ticket()
+        direct = None
+        if source is not None:
+            direct = Direct(source.extensions, source.prefix_names, source.column, source.label)
         link.send(
             Open(
                 ticket, os.fsencode(address.path), address.segments, address.fingerprint,

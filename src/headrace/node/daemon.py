@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import ReaderOptions, TierOptions
-from headrace.control.metrics import address_of
+from headrace.control.metrics import address_of, serve_metrics
 from headrace.errors import NodeError
 from headrace.latch import Latch
 from headrace.machine.host import available_memory
@@ -174,9 +174,9 @@ def run(folder: RuntimeFolder, options: NodeOptions) -> None:
 def _serve_metrics(server: Server, address: str | None) -> MetricsServer | None:
     if address is None:
         return None
-    from headrace.node.metrics import serve_metrics
+    from headrace.node.metrics import figures_of
 
-    metrics = serve_metrics(server, address)
+    metrics = serve_metrics(address, server.call_soon, server.describe, figures_of)
     server.metrics = str(metrics.address)
     _log.info("serves metrics at http://%s/metrics", metrics.address)
     if not metrics.address.loopback:

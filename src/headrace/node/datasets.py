@@ -15,13 +15,13 @@ import os
 import threading
 import time
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, SourceChanged
 from headrace.machine.host import available_memory
-from headrace.node.served import ServedData
+from headrace.node.served import ServedData, Want
 from headrace.node.wire import Status
 from headrace.plane.tiers import MEMORY_RESERVE_BYTES
 from headrace.store.opening import reopen
@@ -31,25 +31,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from headrace.node.daemon import NodeOptions
+    from headrace.node.files.root_files import RootFiles
     from headrace.node.wire import Open
     from headrace.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What one data set could use."""
-
-    needed_bytes: int
-    """For all of its samples."""
-
-    held_bytes: int
-    """What it has now."""
-
-    jobs: frozenset[str]
-    """Who uses it; empty: nobody."""
-
-    used_s: float
-    """When it was last used; any clock."""
 
 
 def share_out(
@@ -112,29 +96,11 @@ DATASETS_MAX = 64
 """Data sets that are open at a time; one more closes the one that nobody uses for the longest."""
 
 
-class Sharer(Protocol):
-    """Something that takes a part of the daemon's memory: a data set, or files of programs."""
-
-    @property
-    def held_bytes(self) -> int:
-        """What it holds."""
-
-    @property
-    def lingering_bytes(self) -> int:
-        """What it gave back, and clients still have mapped."""
-
-    def want(self) -> Want:
-        """What memory it could use."""
-
-    def set_quota(self, quota_bytes: int) -> None:
-        """Hold at most so much from now on."""
-
-
 class OpenDatasets:
     """The daemon's data sets. All methods are for its loop alone.
 
     Attributes:
-        sharers: who else gets a part of the memory.
+        sharers: files of programs, which get a part of the memory too.
     """
 
     def __init__(
@@ -151,7 +117,7 @@ class OpenDatasets:
         self._opening: dict[tuple[str, ...], list[Any]] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._next = 1
-        self.sharers: Sequence[Sharer] = ()
+        self.sharers: Sequence[RootFiles] = ()
 
     def open(self, request: Open, answer: Callable[[ServedData | None, Status, str], None]) -> None:
         """Open a data set, or find it open; `answer` is called in the loop, soon."""
@@ -170,12 +136,18 @@ class OpenDatasets:
 
     def _open(self, key: tuple[str, ...], request: Open) -> None:
         """Runs in a thread: a folder of a million files takes its time."""
+        from headrace.store.sources.scan import SourceOptions
+
         store, status, text = None, Status.OK, ""
+        direct, options = request.direct, None
         try:
-            store = reopen(
-                os.fsdecode(request.path), request.segments, request.fingerprint,
-                _source_options(request),
-            )  # fmt: skip
+            if direct is not None:
+                options = SourceOptions(
+                    extensions=direct.extensions, prefix_names=direct.prefix_names,
+                    column=direct.column, label=direct.label,
+                )  # fmt: skip
+            path = os.fsdecode(request.path)
+            store = reopen(path, request.segments, request.fingerprint, options)
             _ = store.nbytes  # looked at here rather than in the loop
             missing = [part for part in request.parts if part not in store.parts]
             if missing:
@@ -192,31 +164,25 @@ class OpenDatasets:
         data = None
         if store is not None and status is Status.OK:
             try:
-                data = self._serve(store, key[1:])
+                self._make_room()
+                data = ServedData(
+                    self._next, store, key[1:], options=self._options.reader,
+                    # Memory is shared out as soon as somebody uses it.
+                    tiers=replace(self._options.tiers, ram_bytes=1),
+                    gathering=self._working, call_soon=self._call_soon,
+                )  # fmt: skip
             except (HeadraceError, OSError) as e:
                 status, text = Status.NOT_FOUND, str(e)
             else:
                 self._data[key] = data
+                self._threads.add(data.thread)
+                self._next += 1
                 _log.info("serves %s (%d samples)", store.path, len(store))
         if data is None and store is not None:
             store.close()
         for answer in self._opening.pop(key):
             answer(data, status, text)
         self.share()
-
-    def _serve(self, store: Store, parts: tuple[str, ...]) -> ServedData:
-        self._make_room()
-        number = self._next
-        self._next += 1
-        # WindowBudget is shared out as soon as somebody uses it.
-        tiers = replace(self._options.tiers, ram_bytes=1)
-        data = ServedData(
-            number, store, parts,
-            options=self._options.reader, tiers=tiers,
-            gathering=self._working, call_soon=self._call_soon,
-        )  # fmt: skip
-        self._threads.add(data.thread)
-        return data
 
     def _make_room(self) -> None:
         while len(self._data) >= DATASETS_MAX:
@@ -227,7 +193,7 @@ class OpenDatasets:
 
     def share(self) -> None:
         """Share memory out anew: somebody came, went, or memory is short."""
-        everything: list[Sharer] = [*self._data.values(), *self.sharers]
+        everything: list[ServedData | RootFiles] = [*self._data.values(), *self.sharers]
         wants = [data.want() for data in everything]
         held = sum(want.held_bytes for want in wants)
         total = self._options.ram_bytes
@@ -278,17 +244,3 @@ class OpenDatasets:
         for thread in tuple(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in tuple(self._threads))
-
-
-def _source_options(request: Open) -> Any:
-    from headrace.store.sources.scan import SourceOptions
-
-    given = request.direct
-    if given is None:
-        return None
-    return SourceOptions(
-        extensions=None if given.extensions is None else tuple(given.extensions),
-        prefix_names=given.prefix_names,
-        column=None if given.column is None else tuple(given.column),
-        label=given.label,
-    )

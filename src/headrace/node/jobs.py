@@ -46,11 +46,6 @@ class ClientJob:
         """Whether it has figures: one that only asks for the daemon's state has none."""
         return self._totals is not None
 
-    def end(self) -> None:
-        """Its last client has gone."""
-        if self._totals is not None:
-            self.tally.end(self.name, time.monotonic())
-
 
 CAUSES: Final = (
     Cause.STORAGE, Cause.MEMORY, Cause.POLICY, Cause.WINDOW, Cause.DIRECT, Cause.DECODE,
@@ -89,19 +84,12 @@ class JobTotals:
     _served_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(_SERVED, 0.0))
     """Seconds that batches took since the note before, by what they waited for."""
 
-    def served(self, samples: int, nbytes: int, ram_bytes: int) -> None:
-        """Count a batch that was delivered."""
-        self.batches += 1
-        self.samples += samples
-        self.bytes += nbytes
-        self.ram_bytes += ram_bytes
-
-    def gathered(self, batches: int, samples: int, nbytes: int) -> None:
-        """Count batches that a client took out of the daemon's memory by itself."""
+    def served(self, samples: int, nbytes: int, ram_bytes: int, batches: int = 1) -> None:
+        """Count what was delivered, or taken by a client out of the daemon's memory."""
         self.batches += batches
         self.samples += samples
         self.bytes += nbytes
-        self.ram_bytes += nbytes
+        self.ram_bytes += ram_bytes
 
     def took(self, cause: Cause, seconds: float) -> None:
         """A batch spent so long on its way for this reason."""
@@ -138,11 +126,8 @@ class JobTotals:
 
     def as_dict(self) -> dict[str, object]:
         """The figures as plain values."""
-        counts: dict[str, object] = {name: getattr(self, name) for name in _COUNTS}
-        return {
-            **counts,
-            "stall_s": {cause.value: round(s, 6) for cause, s in self.stall_s.items()},
-        }
+        stalls = {cause.value: round(s, 6) for cause, s in self.stall_s.items()}
+        return {**{name: getattr(self, name) for name in _COUNTS}, "stall_s": stalls}
 
 
 _COUNTS: Final = tuple(f.name for f in fields(JobTotals) if f.name not in ("stall_s", "_served_s"))

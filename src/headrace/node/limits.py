@@ -6,8 +6,8 @@ A client whose job has used its limit up waits here, in turn with the job's othe
 other jobs go on.
 
 Limits come as leases (`apply`) and end by the monotonic clock: an agent that hangs, a controller that
-is gone, or a wall clock that jumps changes nothing about that. `ControlledLimits` joins the loop, which must
-not wait, and the agent's thread, which may.
+is gone, or a wall clock that jumps changes nothing about that. The loop, which must not wait, and the agent's
+thread, which may, meet here.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from headrace.control.messages import Flow, Grant, PlaneState
-from headrace.control.metrics import asked
-from headrace.node.lease_agent import LeaseAgent
+from headrace.control.messages import Flow, Grant
 from headrace.plane.rate_limit import LIMITED, Cost, Limit
 
 if TYPE_CHECKING:
@@ -29,10 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.control.client import Endpoint
     from headrace.control.messages import Lease
     from headrace.node.served import ServedData
-    from headrace.node.server import Server
     from headrace.node.session import Session
 
 OTHER = "other"
@@ -130,7 +126,13 @@ class RateLimits:
             if not cost.bytes and not cost.reads:
                 return Charge(flow.limit, FREE)
             if flow.limit.limited and (flow.waiting or flow.limit.wait_s(cost, now) > 0):
-                self._hold(session, flow, cost, now)
+                if flow.idle:  # others have its share by now
+                    flow.idle = 0
+                    self.poke()
+                self._held[session] = flow
+                flow.waiting.append(session)
+                flow.costs[session] = cost
+                flow.limit.hold(session, cost, now)
                 return None
             flow.limit.spend(cost)
             return Charge(flow.limit, cost)
@@ -170,8 +172,7 @@ class RateLimits:
             return
         with self._lock:
             self._lapse(self._clock())
-            flows = [flow for flow in self._flows.values() if flow.waiting]
-            for flow in flows:
+            for flow in [flow for flow in self._flows.values() if flow.waiting]:
                 self._let_go(flow)
 
     def _let_go(self, flow: _Flow) -> None:
@@ -274,7 +275,9 @@ class RateLimits:
     def _flow(self, job: str, path: str) -> _Flow:
         system = self._known.get(path)
         if system is None:
-            system = self._known[path] = self._place(path)
+            real = os.path.realpath(path) if path.startswith("/") else path
+            places = (n for p, n in self._places if f"{real}/".startswith(p.rstrip("/") + "/"))
+            system = self._known[path] = next(places, OTHER)
         flow = self._flows.get((job, system))
         if flow is None:
             now = self._clock()
@@ -286,22 +289,6 @@ class RateLimits:
                 flow.limit.set_rates(self._default, now)
             self.poke()
         return flow
-
-    def _place(self, path: str) -> str:
-        real = os.path.realpath(path) if path.startswith("/") else path
-        for prefix, name in self._places:
-            if real == prefix or real.startswith(prefix.rstrip("/") + "/"):
-                return name
-        return OTHER
-
-    def _hold(self, session: Session, flow: _Flow, cost: Cost, now: float) -> None:
-        if flow.idle:  # others have its share by now
-            flow.idle = 0
-            self.poke()
-        self._held[session] = flow
-        flow.waiting.append(session)
-        flow.costs[session] = cost
-        flow.limit.hold(session, cost, now)
 
     # -- for those who watch ----------------------------------------------------------------------
 
@@ -323,58 +310,3 @@ class RateLimits:
                     for (job, system), flow in self._flows.items()
                 ],
             }  # fmt: skip
-
-
-JOBS_MAX = 4096
-
-
-class ControlledLimits:
-    """What makes a daemon keep to policies."""
-
-    def __init__(self, endpoint: Endpoint, host: Server) -> None:
-        self._host = host
-        self.rate_limits = RateLimits()
-        self.agent = LeaseAgent(endpoint, self.rate_limits, self._state, self._leased)
-        self.rate_limits.poke = self.agent.poke
-        self.rate_limits.wake = lambda: host.call_soon(lambda: None)
-        self._caches: dict[str, int] = {}
-
-    def start(self) -> None:
-        """Begin to ask."""
-        self.agent.start()
-
-    def close(self) -> None:
-        """Give the controller back what was leased, if it answers at once."""
-        self.agent.close()
-
-    def describe(self) -> dict[str, Any]:
-        """How it fares, as plain values."""
-        return {**self.agent.describe(), **self.rate_limits.describe()}
-
-    # -- in the agent's thread --------------------------------------------------------------------
-
-    def _state(self) -> PlaneState:
-        try:
-            return asked(self._host.call_soon, lambda: _plane_state(self._host.describe()))
-        except TimeoutError:  # reports without
-            return PlaneState()
-
-    def _leased(self, lease: Lease) -> None:
-        if lease.caches != self._caches:
-            self._caches = lease.caches
-            self._host.call_soon(lambda: self._host.set_job_quotas(dict(lease.caches)))
-
-
-def _plane_state(described: dict[str, Any]) -> PlaneState:
-    datasets = described["datasets"]
-    delivered = sum(data["delivered_bytes"] for data in datasets)
-    ram = sum(data["ram_bytes"] for data in datasets)
-    return PlaneState(
-        held_bytes=described["held_bytes"],
-        ram_bytes=described["ram_bytes"],
-        delivered_bytes={"ram": ram, "source": max(0, delivered - ram)},
-        stall_s=described["stall_s"],
-        sessions={
-            job["name"]: job["sessions"] for job in described["jobs"][:JOBS_MAX] if job["name"]
-        },
-    )

@@ -107,8 +107,8 @@ class Link:
         self.heard_s = time.monotonic()
         self.dataset = 0
         self.cache = SharedCache()
-        # (batches, samples, bytes) that were gathered from it, and how much of it was said.
-        self._gathered = self._reported = (0, 0, 0)
+        # Batches, samples and bytes that were gathered from it, and how much of it was said.
+        self._gathered, self._reported = [0, 0, 0], [0, 0, 0]
         self._ended = threading.Event()
         self._sock = connect(str(folder.socket))
         self._sock.setblocking(False)
@@ -190,8 +190,8 @@ class Link:
 
     def gathered(self, batches: int, samples: int, nbytes: int) -> None:
         """Count what was gathered from the shared cache; for one thread."""
-        before = self._gathered
-        self._gathered = before[0] + batches, before[1] + samples, before[2] + nbytes
+        for i, count in enumerate((batches, samples, nbytes)):
+            self._gathered[i] += count
 
     def say_used(self) -> None:
         """Tell the daemon what was gathered.
@@ -199,12 +199,10 @@ class Link:
         Raises:
             LinkLost: the daemon is gone.
         """
-        now, before = self._gathered, self._reported
+        now, before = list(self._gathered), self._reported
         if now != before:
             self._reported = now
-            self.send(
-                Used(self.dataset, now[0] - before[0], now[1] - before[1], now[2] - before[2])
-            )
+            self.send(Used(self.dataset, *(a - b for a, b in zip(now, before, strict=True))))
 
     # -- looking after -----------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ import logging
 import mmap
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -66,39 +67,24 @@ class LeaseLedger:
         return [t for t in ended if t not in set(forked)], forked
 
 
-class _Mapping:
-    """One buffer of the daemon's."""
-
-    __slots__ = ("address", "memory", "size")
-
-    def __init__(self, fd: int, size: int) -> None:
-        self.size = size
-        self.memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self.address = np.frombuffer(self.memory, np.uint8).ctypes.data
-
-
 class _Lease:
     """Memory of one batch: what its arrays stand on."""
 
-    __slots__ = ("__array_interface__", "__weakref__", "_end", "_mapping", "_ticket")
+    __slots__ = ("__array_interface__", "__weakref__", "_end", "_memory", "_ticket")
 
     def __init__(
-        self, mapping: _Mapping, nbytes: int, ticket: int, end: Callable[[int], None]
+        self, memory: NDArray[np.uint8], nbytes: int, ticket: int, end: Callable[[int], None]
     ) -> None:
-        self._mapping = mapping
+        self._memory = memory
         self._ticket = ticket
         self._end = end
-        self.__array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (mapping.address, True),
-            "version": 3,
-        }
+        self.__array_interface__ = {**memory.__array_interface__, "shape": (nbytes,)}
 
     def __del__(self) -> None:
         self._end(self._ticket)
 
 
+@dataclass(slots=True, eq=False)
 class NodeBatch:
     """A batch in the daemon's memory; has what `headrace.plane.Batch` takes of a native one.
 
@@ -108,24 +94,22 @@ class NodeBatch:
         indices, labels: int64, shape (samples,).
     """
 
-    __slots__ = ("data", "indices", "labels", "lengths", "offsets", "parts", "samples")
-    failed = 0
+    data: NDArray[np.uint8]
+    indices: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    failed: ClassVar = 0
 
-    def __init__(
-        self,
-        data: NDArray[np.uint8],
-        indices: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.int64],
-        labels: NDArray[np.int64],
-    ) -> None:
-        self.data = data
-        self.indices = indices
-        self.offsets = offsets
-        self.lengths = lengths
-        self.labels = labels
-        self.samples = len(indices)
-        self.parts = len(lengths) // self.samples if self.samples else 1
+    @property
+    def samples(self) -> int:
+        """How many."""
+        return len(self.indices)
+
+    @property
+    def parts(self) -> int:
+        """Of each sample."""
+        return len(self.lengths) // len(self.indices) if len(self.indices) else 1
 
     @property
     def stats(self) -> dict[str, int]:
@@ -138,15 +122,7 @@ class Mappings:
 
     def __init__(self, ledger: LeaseLedger) -> None:
         self.ledger = ledger
-        self._mappings: dict[int, _Mapping] = {}
-
-    def __len__(self) -> int:
-        return len(self._mappings)
-
-    @property
-    def bytes(self) -> int:
-        """Address space that they take; the memory is the daemon's."""
-        return sum(mapping.size for mapping in tuple(self._mappings.values()))
+        self._buffers: dict[int, NDArray[np.uint8]] = {}
 
     def add(self, buffers: Sequence[tuple[int, int]], fds: Sequence[int]) -> None:
         """Map buffers that have come.
@@ -160,12 +136,13 @@ class Mappings:
         for (number, size), fd in zip(buffers, fds, strict=True):
             if size < 1 or os.fstat(fd).st_size < size:
                 raise WireError(f"buffer {number} is smaller than its {size} bytes")
-            self._mappings[number] = _Mapping(fd, size)
+            memory = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            self._buffers[number] = np.frombuffer(memory, np.uint8)
 
     def retire(self, buffers: Sequence[int]) -> None:
         """Let go of buffers; batches in them stay valid."""
         for number in buffers:
-            self._mappings.pop(number, None)
+            self._buffers.pop(number, None)
 
     def batch(self, reply: Samples, indices: NDArray[np.int64], parts: int) -> NodeBatch:
         """The batch of a reply. The daemon is believed in nothing that could hurt.
@@ -173,15 +150,15 @@ class Mappings:
         Raises:
             WireError: it lies outside its buffer, or has other shapes than were asked for.
         """
-        mapping = self._mappings.get(reply.buffer)
-        if mapping is None or not 0 <= reply.nbytes <= mapping.size:
+        memory = self._buffers.get(reply.buffer)
+        if memory is None or not 0 <= reply.nbytes <= memory.nbytes:
             raise WireError(f"batch {reply.ticket} lies in no buffer that has come")
         slots = len(indices) * parts
         sizes = len(reply.offsets), len(reply.lengths), len(reply.labels)
         if sizes != (8 * slots, 8 * slots, 8 * len(indices)):
             raise WireError(f"batch {reply.ticket} has other samples than were asked for")
         self.ledger.live.add(reply.ticket)
-        lease: Any = _Lease(mapping, reply.nbytes, reply.ticket, self.ledger.end)
+        lease: Any = _Lease(memory, reply.nbytes, reply.ticket, self.ledger.end)
         offsets = np.frombuffer(reply.offsets, np.int64)
         lengths = np.frombuffer(reply.lengths, np.int64)
         labels = np.frombuffer(reply.labels, np.int64)
@@ -225,22 +202,21 @@ class SharedCache:
             return
         try:
             for (identity, number, size), fd in zip(message.slabs, fds, strict=True):
-                self._add(message, identity, number, size, fd)
+                if number == INDEX:
+                    self.view = _native.CacheView(
+                        fd, size, samples=message.samples, parts=message.parts
+                    )
+                elif self.view is None:
+                    raise WireError("a slab came before its index")
+                else:
+                    self.view.add_slab(number, fd, size)
+                self._numbers[identity] = number
         except (ValueError, TypeError, OverflowError) as e:
             raise WireError(f"memory of the cache: {e}") from e
         except HeadraceError as e:  # the system maps no more: the daemon can still be asked
             _log.warning("the node daemon's cache cannot be mapped, and is asked instead: %s", e)
             self.clear()
             self._unusable = True
-
-    def _add(self, message: Cache, identity: int, number: int, size: int, fd: int) -> None:
-        if number == INDEX:
-            self.view = _native.CacheView(fd, size, samples=message.samples, parts=message.parts)
-        elif self.view is None:
-            raise WireError("a slab came before its index")
-        else:
-            self.view.add_slab(number, fd, size)
-        self._numbers[identity] = number
 
     def drop(self, identities: Sequence[int]) -> None:
         """Let go of memory that the daemon has given back."""

@@ -5,20 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
-from headrace.control.metrics import (
-    OTHER,
-    Figures,
-    Metric,
-    MetricsServer,
-    address_of,
-    asked,
-    renderer,
-)
+from headrace.control.metrics import OTHER, Figures, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from headrace.node.server import Server
 
 _DATA: Final = ("dataset",)
 _JOB: Final = ("job_name",)
@@ -133,7 +123,18 @@ def figures_of(state: Mapping[str, Any]) -> Figures:
     if state["governed"] is not None:
         _add(figures, _OF_CONTROLLER, state["governed"])
     for data in state["datasets"]:
-        _add_data(figures, data)
+        label, reads = data["name"], data["reads"]
+        _add(figures, _OF_DATA, data, dataset=label)
+        for tier, count in data["bytes_by_tier"].items():
+            figures.add("headrace_read_bytes_total", count, dataset=label, tier=tier)
+        figures.add_latencies(
+            "headrace_read_seconds", reads["latency_us"], reads["seconds"], dataset=label
+        )
+        figures.add("headrace_reads_in_flight", reads["in_flight"], dataset=label)
+        figures.add("headrace_reads_in_flight_max", reads["in_flight_max"], dataset=label)
+        figures.add("headrace_dataset_clients", sum(data["jobs"].values()), dataset=label)
+        if data["cache"] is not None:
+            figures.add("headrace_dataset_cached_samples", data["cache"]["samples"], dataset=label)
     for label, totals in state["labels"].items():
         _add(figures, _OF_JOBS, totals, job_name=label)
         for cause, seconds in totals["stall_s"].items():
@@ -150,34 +151,3 @@ def _add(
 ) -> None:
     for key, metric in metrics.items():
         figures.add(metric.name, report[key], **labels)
-
-
-def _add_data(figures: Figures, data: Mapping[str, Any]) -> None:
-    label, reads = data["name"], data["reads"]
-    _add(figures, _OF_DATA, data, dataset=label)
-    for tier, count in data["bytes_by_tier"].items():
-        figures.add("headrace_read_bytes_total", count, dataset=label, tier=tier)
-    figures.add_latencies(
-        "headrace_read_seconds", reads["latency_us"], reads["seconds"], dataset=label
-    )
-    figures.add("headrace_reads_in_flight", reads["in_flight"], dataset=label)
-    figures.add("headrace_reads_in_flight_max", reads["in_flight_max"], dataset=label)
-    figures.add("headrace_dataset_clients", sum(data["jobs"].values()), dataset=label)
-    if data["cache"] is not None:
-        figures.add("headrace_dataset_cached_samples", data["cache"]["samples"], dataset=label)
-
-
-def serve_metrics(server: Server, address: str) -> MetricsServer:
-    """Serve a daemon's metrics in a thread of their own.
-
-    Raises:
-        HeadraceError: nobody can listen there, or prometheus-client is not installed.
-        ValueError: the address is none.
-    """
-    where = address_of(address)
-    render = renderer(lambda: figures_of(asked(server.call_soon, server.describe)))
-
-    def healthy() -> bool:
-        return asked(server.call_soon, lambda: True)
-
-    return MetricsServer(where, render, healthy)

@@ -53,18 +53,6 @@ class _Seen:
     """Batches that were read directly."""
 
 
-def _look(stats: LoaderStats) -> tuple[_Seen, NodeReads | None]:
-    consumer = stats.consumer()
-    seen = _Seen(
-        consumer.waited_s, consumer.worked_s, consumer.batches, consumer.samples, consumer.bytes
-    )
-    for stage in stats.stages_now():
-        if isinstance(stage, NodeReads):
-            asked_s, direct = stage.stats().wait_input_s, stage.report().direct_batches
-            return replace(seen, asked_s=asked_s, direct=direct), stage
-    return seen, None
-
-
 def note_of(before: _Seen, now: _Seen) -> Note | None:
     """What happened between two looks; None: nothing."""
     waited_s = min(_SECONDS_MAX, max(0.0, now.waited_s - before.waited_s))
@@ -108,7 +96,15 @@ class _Watched:
         if stats is None:
             self.close()
             return False
-        seen, reads = _look(stats)
+        consumer, reads = stats.consumer(), None
+        seen = _Seen(
+            consumer.waited_s, consumer.worked_s, consumer.batches, consumer.samples, consumer.bytes
+        )
+        for stage in stats.stages_now():
+            if isinstance(stage, NodeReads):
+                asked_s, direct = stage.stats().wait_input_s, stage.report().direct_batches
+                reads, seen = stage, replace(seen, asked_s=asked_s, direct=direct)
+                break
         self.asks = self.asks or reads is not None
         if reads is None and (self.asks or not seen.batches):
             return True  # it is closed, or has hardly begun: who asks is not known yet
@@ -168,22 +164,22 @@ class _Teller:
         while not pause.wait(PERIOD_S):
             with self._lock:
                 watched = list(self._watched)
-            gone = [each for each in watched if not _told(each)]
+            gone = []
+            for each in watched:
+                try:
+                    alive = each.tell()
+                except Exception:  # noqa: BLE001 - whatever it is, training goes on
+                    _log.exception("the node daemon is told no more of a loader")
+                    alive = False
+                    with contextlib.suppress(Exception):
+                        each.close()
+                if not alive:
+                    gone.append(each)
             with self._lock:
                 self._watched = [each for each in self._watched if each not in gone]
                 if not self._watched:
                     self._thread = None
                     return
-
-
-def _told(watched: _Watched) -> bool:
-    try:
-        return watched.tell()
-    except Exception:  # noqa: BLE001 - whatever it is, training goes on
-        _log.exception("the node daemon is told no more of a loader")
-        with contextlib.suppress(Exception):
-            watched.close()
-        return False
 
 
 _teller = _Teller()

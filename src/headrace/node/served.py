@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.config import ReaderOptions, TierOptions
-    from headrace.node.datasets import Want
     from headrace.plane.stage import PendingReads
     from headrace.store import Store
 
@@ -42,6 +41,23 @@ GATHER_HERE_MAX = 1 << 20
 LABEL_MAX = 40
 
 _SLAB_SLACK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What memory a data set, or the files of a root, could use."""
+
+    needed_bytes: int
+    """For all samples or files."""
+
+    held_bytes: int
+    """What it has now."""
+
+    jobs: frozenset[str]
+    """Who uses it; empty: nobody."""
+
+    used_s: float
+    """When it was last used; any clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +116,7 @@ class ServedData:
         number: its name in messages.
         opened_s, used_s: on the monotonic clock.
         users: sessions that have it open, by job.
+        thread: takes in what is read; ends after `close`, unless a read never returns.
     """
 
     def __init__(
@@ -115,6 +132,7 @@ class ServedData:
     ) -> None:
         self.number = number
         self.store = store
+        self.source_path, self.samples_count = store.path, len(store)
         self.part_names = tuple(part_names)
         self.users: dict[str, int] = {}
         self.opened_s = self.used_s = time.monotonic()
@@ -130,20 +148,15 @@ class ServedData:
         self._next = 1
         self._closed = False
         self._queue: queue.SimpleQueue[tuple[_Reading, PendingReads] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
+        self.thread = threading.Thread(
             target=self._read, name=f"headrace-node-read-{number}", daemon=True
         )
-        self._thread.start()
+        self.thread.start()
         self._slabs_version = 0
         self._mapped: dict[int, _Mapped] = {}  # by identity: what clients have been told of
         self.batches = self.samples = self.bytes = self.ram_bytes = 0
         self.gathered_batches = self.gathered_bytes = 0
         self.shared_batches = self.postponed = self.failed = 0
-
-    @property
-    def samples_count(self) -> int:
-        """How many samples it has."""
-        return len(self._reader_of)
 
     def bytes_of(self, indices: NDArray[np.int64]) -> int:
         """Bytes of these samples, all parts counted."""
@@ -151,8 +164,6 @@ class ServedData:
 
     def want(self) -> Want:
         """What memory it could use."""
-        from headrace.node.datasets import Want
-
         data_bytes = self.store.nbytes
         needed = data_bytes + data_bytes // 8 + _SLAB_SLACK
         return Want(needed, self.held_bytes, frozenset(self.users), self.used_s)
@@ -166,11 +177,6 @@ class ServedData:
         """Hold at most so much from now on."""
         if self.chain.ram is not None:
             self.chain.ram.turn({"cache_bytes": max(1, quota_bytes)})
-
-    @property
-    def source_path(self) -> str:
-        """Where the data set lies."""
-        return self.store.path
 
     def cost_of(self, indices: NDArray[np.int64]) -> Cost:
         """What would come from the source for a batch now: not what tiers hold, nor what is being read."""
@@ -300,9 +306,6 @@ class ServedData:
             if not (self._closed or isinstance(e, (HeadraceError, OSError))):
                 _log.exception("data set %d: a batch failed", self.number)
             return ReadOutcome(None, f"{type(e).__name__}: {e}")
-        return self._outcome(batch, pending)
-
-    def _outcome(self, batch: _native.Batch, pending: PendingReads) -> ReadOutcome:
         if batch.failed:
             failure = self.store.catalog.failures(batch)[0]
             index = int(batch.indices[failure["slot"] // batch.parts])
@@ -329,15 +332,13 @@ class ServedData:
             waiter(outcome)
         for postponed in reading.postponed:
             postponed.others -= 1
-            if postponed.others == 0:
-                self._begin_or_join(postponed)
-
-    def _begin_or_join(self, postponed: _Postponed) -> None:
-        same = self._by_key.get(postponed.indices.tobytes())
-        if same is not None:
-            same.waiters.append(postponed.done)
-        else:
-            self._begin(postponed.indices, postponed.done)
+            if postponed.others:
+                continue
+            same = self._by_key.get(postponed.indices.tobytes())
+            if same is not None:
+                same.waiters.append(postponed.done)
+            else:
+                self._begin(postponed.indices, postponed.done)
 
     def report(self) -> dict[str, Any]:
         """Its figures, for `headrace node status`."""
@@ -351,9 +352,7 @@ class ServedData:
         for stage in self.chain.stages:
             for tier, count in stage.stats().bytes_by_tier.items():
                 tiers[tier] = tiers.get(tier, 0) + count
-        tiers["ram"] = (
-            tiers.get("ram", 0) + self.gathered_bytes
-        )  # by clients, out of the same memory
+        tiers["ram"] = tiers.get("ram", 0) + self.gathered_bytes  # by clients, out of this memory
         return {
             "name": label_of(self.store.path, self.store.fingerprint),
             "path": self.store.path,
@@ -395,11 +394,6 @@ class ServedData:
         self._queue.put(None)
         self.chain.top.close()
         self.store.close()
-
-    @property
-    def thread(self) -> threading.Thread:
-        """Takes in what is read; ends after `close`, unless a read never returns."""
-        return self._thread
 
 
 def label_of(path: str, fingerprint: str) -> str:

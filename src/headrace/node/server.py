@@ -13,7 +13,6 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import json
 import logging
 import os
 import socket
@@ -25,11 +24,14 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.base.causes import Cause
 from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
+from headrace.control.messages import PlaneState
+from headrace.control.metrics import asked
 from headrace.machine.host import available_memory
 from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
 from headrace.node.jobs import ClientJob, JobTally
-from headrace.node.limits import ControlledLimits
+from headrace.node.lease_agent import LeaseAgent
+from headrace.node.limits import RateLimits
 from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
     FRAME_BYTES_MAX,
@@ -76,6 +78,9 @@ OUT_BYTES_MAX = 8 << 20
 
 _CHUNK_BYTES = 256 << 10
 
+JOBS_MAX = 4096
+"""Jobs of which the controller is told."""
+
 
 class ClientConnection:
     """A client's connection."""
@@ -90,7 +95,7 @@ class ClientConnection:
                 self.pidfd = os.pidfd_open(self.pid)
         self.greeted = False
         self._splitter = Splitter(HELLO_BYTES_MAX)
-        self._deadline: float | None = now + MESSAGE_S
+        self.deadline: float | None = now + MESSAGE_S
         self._out: deque[tuple[memoryview, Sequence[int], object]] = deque()
         self._out_bytes = 0
 
@@ -104,15 +109,11 @@ class ClientConnection:
         """Whether something waits to be sent."""
         return bool(self._out)
 
-    def overdue(self, now: float) -> bool:
-        """Whether a hello or the rest of a message did not come in time."""
-        return self._deadline is not None and now > self._deadline
-
     def greet(self) -> None:
         """The client has said hello."""
         self.greeted = True
         self._splitter.frame_bytes_max = FRAME_BYTES_MAX
-        self._deadline = None
+        self.deadline = None
 
     def receive(self) -> Iterator[bytes]:
         """Bodies of messages that have come.
@@ -139,9 +140,9 @@ class ClientConnection:
         yield from self._splitter.feed(data)
         if self.greeted:
             if not self._splitter.partial:
-                self._deadline = None
-            elif self._deadline is None:
-                self._deadline = time.monotonic() + MESSAGE_S
+                self.deadline = None
+            elif self.deadline is None:
+                self.deadline = time.monotonic() + MESSAGE_S
 
     def send(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
         """Queue a message, with descriptors that stay open as long as `owner` lives."""
@@ -194,7 +195,8 @@ class Server:
             min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
         )
         self._datasets = OpenDatasets(options, self._working, self.call_soon)
-        self.files = FileService(options, self.call_soon, self._datasets.share)
+        self.share = self._datasets.share
+        self.files = FileService(options, self.call_soon, self.share)
         self._datasets.sharers = self.files.sharers
         self._connections: dict[ClientConnection, Session] = {}
         self._behind: set[ClientConnection] = set()  # they have said more than was handled
@@ -202,10 +204,15 @@ class Server:
         self._tally = JobTally()
         self.metrics = ""  # where Prometheus can ask
         self._sessions_made = self._refused = self._wire_errors = 0
-        self.controlled = (
-            None if options.controller is None else ControlledLimits(options.controller, self)
-        )
-        self.rate_limits = self.controlled.rate_limits if self.controlled else None
+        self.rate_limits: RateLimits | None = None
+        self.lease_agent: LeaseAgent | None = None
+        if options.controller is not None:
+            self.rate_limits = RateLimits(wake=lambda: self.call_soon(lambda: None))
+            self.lease_agent = LeaseAgent(
+                options.controller, self.rate_limits, self._plane_state,
+                lambda lease: self.call_soon(lambda: self._set_job_quotas(lease.caches)),
+            )  # fmt: skip
+            self.rate_limits.poke = self.lease_agent.poke
         self._listener = _listen(str(claim.folder.socket))
         self._loop.register(self._listener, self._accept)
 
@@ -214,8 +221,8 @@ class Server:
     def run(self) -> None:
         """Serve; returns after `stop`."""
         ticked = time.monotonic()
-        if self.controlled is not None:
-            self.controlled.start()
+        if self.lease_agent is not None:
+            self.lease_agent.start()
         while not self._loop.stopping:
             self._loop.wait(self._pause_s())
             for connection in tuple(self._behind):
@@ -246,11 +253,11 @@ class Server:
 
     def _tick(self, now: float) -> None:
         for connection in tuple(self._connections):
-            if connection.overdue(now):
+            if connection.deadline is not None and now > connection.deadline:
                 self._hang_up(connection, "a message did not come whole within its deadline")
         self._prune_jobs()
         if self._datasets.in_use:
-            self._datasets.share()
+            self.share()
 
     def _announce(self) -> None:
         """Tell clients of memory of caches that came or went.
@@ -313,9 +320,8 @@ class Server:
             time.sleep(0.05)  # it cannot even be turned away
 
     def _ready(self, connection: ClientConnection, events: int) -> None:
-        if not events & EVENT_READ or connection not in self._connections:
-            return
-        if connection not in self._behind:  # else it has had its turn
+        behind = connection in self._behind  # then it has had its turn
+        if events & EVENT_READ and connection in self._connections and not behind:
             self._serve(connection, connection.receive())
 
     def _serve(self, connection: ClientConnection, bodies: Iterator[bytes]) -> None:
@@ -368,14 +374,15 @@ class Server:
         connection.close()
         if session.job is not None and not session.job.sessions:
             self._prune_jobs()
-            self._datasets.share()
+            self.share()
 
     def _prune_jobs(self) -> None:
         """Forget jobs of which nobody is there, and nothing is read any more."""
         for job in tuple(self._jobs.values()):
             if not job.sessions and not job.held_bytes:
                 del self._jobs[job.name]
-                job.end()
+                if job.counted:
+                    self._tally.end(job.name, time.monotonic())
 
     # -- what sessions need -----------------------------------------------------------------------
 
@@ -391,32 +398,44 @@ class Server:
             if session.job is not None and not session.closed:
                 session.job.totals.took(Cause.STORAGE, time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)
-            self._datasets.share()
+            self.share()
 
         self._datasets.open(request, answer)
 
-    def set_job_quotas(self, quotas: dict[str, int]) -> None:
+    def _plane_state(self) -> PlaneState:
+        """What the controller is told; in the agent's thread."""
+        try:
+            state = asked(self.call_soon, self.describe)
+        except TimeoutError:  # reports without
+            return PlaneState()
+        datasets, jobs = state["datasets"], state["jobs"][:JOBS_MAX]
+        ram = sum(data["ram_bytes"] for data in datasets)
+        delivered = sum(data["delivered_bytes"] for data in datasets)
+        return PlaneState(
+            held_bytes=state["held_bytes"],
+            ram_bytes=state["ram_bytes"],
+            delivered_bytes={"ram": ram, "source": max(0, delivered - ram)},
+            stall_s=state["stall_s"],
+            sessions={job["name"]: job["sessions"] for job in jobs if job["name"]},
+        )
+
+    def _set_job_quotas(self, quotas: dict[str, int]) -> None:
         """Memory for the samples of some jobs, as the controller wants it."""
         if quotas != self._datasets.quotas_of_jobs:
             self._datasets.quotas_of_jobs = quotas
-            self._datasets.share()
-
-    def share(self) -> None:
-        """Share memory out anew."""
-        self._datasets.share()
+            self.share()
 
     def pump_all(self) -> None:
         """Begin what waits, of all clients."""
         for session in tuple(self._connections.values()):
             session.pump()
 
-    def report(self) -> bytes:
-        """The daemon's state as JSON."""
-        return json.dumps(self.describe()).encode()
-
     def describe(self) -> dict[str, Any]:
         """The daemon's state."""
         datasets, files = self._datasets.reports(), self.files.describe()
+        governed = None
+        if self.lease_agent is not None and self.rate_limits is not None:
+            governed = {**self.lease_agent.describe(), **self.rate_limits.describe()}
         self._prune_jobs()
         return {
             "pid": os.getpid(),
@@ -455,13 +474,13 @@ class Server:
             "stall_s": self._tally.total().as_dict()["stall_s"],
             "datasets": datasets,
             "files": files,
-            "governed": None if self.controlled is None else self.controlled.describe(),
+            "governed": governed,
         }  # fmt: skip
 
     def close(self) -> bool:
         """Hang up on all, and let go of everything; whether all threads have ended."""
-        if self.controlled is not None:
-            self.controlled.close()
+        if self.lease_agent is not None:
+            self.lease_agent.close()
         for connection in tuple(self._connections):
             with contextlib.suppress(OSError):
                 connection.flush()

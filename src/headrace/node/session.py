@@ -10,6 +10,7 @@ All clients together hold no more than a part of the machine's memory, or of the
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -135,6 +136,10 @@ class _Lease:
     held_bytes: int
 
 
+_NUMBERED: Final = (Ask, Open, Files, FilesAsked, StatusAsked, StopAsked)
+"""Requests with a ticket of their own."""
+
+
 class Session:
     """One client.
 
@@ -178,13 +183,13 @@ class Session:
             Hurry: lambda request: self._hurry(request.ticket),
             Release: lambda request: self._give_back(request.leases, abandoned=False),
             Abandon: lambda request: self._give_back(request.leases, abandoned=True),
-            Open: self._open,
+            Open: lambda request: host.open(self, request),
             Used: self._used,
             Dropped: self._dropped,
             Note: self._note,
             Files: self._files,
             FilesAsked: lambda request: self._report(request.ticket, host.files.report(self)),
-            StatusAsked: lambda request: self._report(request.ticket, host.report()),
+            StatusAsked: lambda request: self._report(request.ticket, host.describe()),
             StopAsked: self._stop,
         }
 
@@ -205,18 +210,19 @@ class Session:
         handler = self._handlers.get(type(request))
         if handler is None:
             raise WireError(f"a second {type(request).__name__}")
+        if isinstance(request, _NUMBERED):
+            if request.ticket <= self._last_ticket:
+                raise WireError(
+                    f"ticket {request.ticket} after {self._last_ticket}: a message came twice"
+                )
+            self._last_ticket = request.ticket
         handler(request)
 
-    def _open(self, request: Open) -> None:
-        self._new_ticket(request.ticket)
-        self._host.open(self, request)
-
-    def _report(self, ticket: int, state: bytes, status: Status = Status.OK) -> None:
-        self._new_ticket(ticket)
-        self._send(Report(ticket, status, state))
+    def _report(self, ticket: int, state: Any, status: Status = Status.OK) -> None:
+        self._send(Report(ticket, status, json.dumps(state).encode()))
 
     def _stop(self, request: StopAsked) -> None:
-        self._report(request.ticket, b"{}", Status.STOPPING)
+        self._report(request.ticket, {}, Status.STOPPING)
         self._host.stop()
 
     def _hello(self, request: Request) -> None:
@@ -244,13 +250,7 @@ class Session:
             under_way = Cause.DECODE
         self.job.totals.note(note, under_way)
 
-    def _new_ticket(self, ticket: int) -> None:
-        if ticket <= self._last_ticket:
-            raise WireError(f"ticket {ticket} after {self._last_ticket}: a message came twice")
-        self._last_ticket = ticket
-
     def _files(self, request: Files) -> None:
-        self._new_ticket(request.ticket)
         if self._has_files:
             raise WireError("a second request for files")
         self._has_files = True
@@ -311,10 +311,10 @@ class Session:
 
     def _used(self, request: Used) -> None:
         assert self.job is not None
-        gathered = request.batches, request.samples, request.bytes
-        self._of(request.dataset).gathered(*gathered)
-        self.job.totals.gathered(*gathered)
-        self.batches += request.batches
+        batches, samples, nbytes = request.batches, request.samples, request.bytes
+        self._of(request.dataset).gathered(batches, samples, nbytes)
+        self.job.totals.served(samples, nbytes, nbytes, batches)
+        self.batches += batches
 
     def _dropped(self, request: Dropped) -> None:
         data = self._of(request.dataset)
@@ -331,7 +331,6 @@ class Session:
     # -- batches ----------------------------------------------------------------------------------
 
     def _ask(self, request: Ask) -> None:
-        self._new_ticket(request.ticket)
         self._give_back(request.released, abandoned=False)
         data = self._of(request.dataset)
         if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
@@ -368,8 +367,12 @@ class Session:
             jobs = not job.held_bytes or job.held_bytes + size <= job.window_bytes
             if job.reading >= READS_MAX or not (mine and jobs and self._host.budget.fits(size)):
                 return
-            if not self._paid(job, asked):
-                return
+            limits = self._host.rate_limits
+            if limits is not None:
+                asked.charge = limits.admit(self, job.name, asked.data, asked.indices)
+                if asked.charge is None:  # the limits pump this session when they let it begin
+                    self._limited_since_s = self._limited_since_s or time.monotonic()
+                    return
             self.waiting.popleft()
             self.waiting_bytes -= asked.indices.nbytes
             if size > self._host.window_bytes and size > available_memory() // 2:
@@ -381,17 +384,6 @@ class Session:
             self._hold(size)
             job.reading += 1
             asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
-
-    def _paid(self, job: ClientJob, asked: _Asked) -> bool:
-        """Whether the job's limits let a batch begin; if not, they pump this session when they do."""
-        rate_limits = self._host.rate_limits
-        if rate_limits is None:
-            return True
-        asked.charge = rate_limits.admit(self, job.name, asked.data, asked.indices)
-        if asked.charge is not None:
-            return True
-        self._limited_since_s = self._limited_since_s or time.monotonic()
-        return False
 
     @property
     def limited(self) -> bool:

@@ -1,7 +1,6 @@
 """The local disk tier: what is placed outlives kills, is checked before it is used, and never harms."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -215,7 +214,7 @@ def test_a_full_disk_is_said_and_stops_nothing(tmp_path, folder, program):
             assert 0 < len(copies) < 40
             # Others may be at it still.
             until(lambda: not [n for n in files_in(copies.disk) if n.startswith("tmp")])
-            state = json.loads(server.report())["files"]["roots"][0]
+            state = server.describe()["files"]["roots"][0]
             assert state["failures"] >= 1
             assert any("No space left" in text for text in state["errors"])
             for path in list(copies.by_path):

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
-from headrace.node.datasets import Want
 from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, new_copy, seal
 from headrace.node.files.tree import FAR_THREADS, FileTree, TreeScan, is_far, stat_row
+from headrace.node.served import Want
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

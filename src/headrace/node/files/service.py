@@ -7,7 +7,6 @@ run. All methods are for the daemon's loop; scans and boards are made in threads
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -133,12 +132,10 @@ class FileService:
             root.leave(served.job)
         self._share()
 
-    def report(self, session: Session) -> bytes:
-        """The figures of a session's program as JSON."""
+    def report(self, session: Session) -> dict[str, Any]:
+        """The figures of a session's program."""
         served = self._served.get(session)
-        if served is None or served.run is None:
-            return b"{}"
-        return json.dumps(self._describe(served)).encode()
+        return {} if served is None or served.run is None else self._describe(served)
 
     def describe(self) -> dict[str, Any]:
         """The state of all, for the daemon's report."""
