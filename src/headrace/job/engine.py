@@ -72,10 +72,10 @@ class _Range:
 
 
 class SourceReads:
-    """Reads ranges of shares' volumes from the source.
+    """Reads ranges of shares' volumes from the source, which is opened when it is first needed in a process.
 
     Args:
-        open_source: opens it, when it is first needed in a process.
+        open_source: opens it.
         shares: what each volume holds, by its path.
         options: how to read.
     """
@@ -136,18 +136,20 @@ class SourceReads:
         """Reads what a chunk of ranges needs, and hands it over."""
         try:
             self._fill(requests, ranges)
-        except HeadraceError as e:
+        except BaseException as e:
+            for each in ranges:
+                requests.finish(each.number, 0, getattr(e, "errno", None) or errno.EIO)
+            if not isinstance(e, HeadraceError):
+                raise
             self.failure = e
-            code = getattr(e, "errno", None) or errno.EIO
-            for each in ranges:
-                requests.finish(each.number, 0, code)
-        except BaseException:
-            for each in ranges:
-                requests.finish(each.number, 0, errno.EIO)
-            raise
 
     def _fill(self, requests: Any, ranges: list[_Range]) -> None:
-        store, reader = self._opened()
+        with self._lock:
+            if self._store is None or self._reader is None:
+                self._store = self._open_source()
+                parts = list(range(len(self._store.parts)))
+                self._reader = BatchReader(self._store.catalog, parts, self._options)
+            store, reader = self._store, self._reader
         wanted = np.unique(
             np.concatenate(
                 [np.arange(r.begin, r.end, dtype=np.int64) + r.share.base for r in ranges]
@@ -166,14 +168,6 @@ class SourceReads:
             if not code:
                 self.bytes += each.length
             requests.finish(each.number, 0 if code else each.length, code)
-
-    def _opened(self) -> tuple[Store, BatchReader]:
-        with self._lock:
-            if self._store is None or self._reader is None:
-                self._store = self._open_source()
-                parts = list(range(len(self._store.parts)))
-                self._reader = BatchReader(self._store.catalog, parts, self._options)
-            return self._store, self._reader
 
 
 def _samples_of(directory: Directory, begin: int, end: int) -> tuple[int, int]:
@@ -237,9 +231,9 @@ _FOLLOWER_S = 5.0
 _inherited: list[Any] = []
 
 
-def volume_name(session: str, segment: int, volume: int = 0) -> str:
+def volume_name(session: str, segment: int) -> str:
     """What a segment's volume is called, wherever it is read."""
-    return f"headrace://{session}/share-{segment:04d}-{volume:04d}"
+    return f"headrace://{session}/share-{segment:04d}-0000"
 
 
 def identity_of(session: str) -> HostIdentity:
@@ -285,7 +279,7 @@ def copy_namespace(
         fabric: on which it is open, or opened here.
         url: of the namespace.
         size: bytes.
-        fd: the file.
+        fd: of the file.
         what: of an error's message: "the share cannot be copied".
         go_on: asked between reads; False stops.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from typing import TYPE_CHECKING
@@ -99,24 +100,20 @@ def copy_share(
         FabricError: the owner does not answer any more.
         CorruptSample: what came is not what the directory says.
     """
-    with FabricEngine(identity_of(session), connect_options()) as fabric:
-        files: list[LocalFile] = []
-        try:
-            for url, size in (
-                (place.directory, entry.directory_bytes),
-                (place.volumes[0], int(entry.volumes[0].bytes or 0)),
-            ):
-                files.append(LocalFile(local, size))
-                what = "the share cannot be copied"
-                if not copy_namespace(fabric, url, size, files[-1].fd, what=what, go_on=go_on):
-                    for file in files:
-                        file.close()
-                    return None
-            _check(files[0], files[1])
-        except BaseException:
-            for file in files:
-                file.close()
-            raise
+    urls = (place.directory, place.volumes[0])
+    sizes = (entry.directory_bytes, int(entry.volumes[0].bytes or 0))
+    files: list[LocalFile] = []
+    with (
+        FabricEngine(identity_of(session), connect_options()) as fabric,
+        contextlib.ExitStack() as undo,
+    ):
+        for url, size in zip(urls, sizes, strict=True):
+            files.append(undo.enter_context(LocalFile(local, size)))
+            what = "the share cannot be copied"
+            if not copy_namespace(fabric, url, size, files[-1].fd, what=what, go_on=go_on):
+                return None
+        _check(files[0], files[1])
+        undo.pop_all()
     return files[0], files[1]
 
 

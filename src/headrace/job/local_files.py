@@ -60,7 +60,12 @@ class LocalFile(Closing):
                 Path(self.name).unlink(missing_ok=True)
                 self.fd = create_file(self.name, mode=0o600)
             if size:
-                _allocate(self.fd, size)
+                try:
+                    os.posix_fallocate(self.fd, 0, size)
+                except OSError as e:
+                    if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                        raise
+                    os.ftruncate(self.fd, size)
         except OSError as e:
             self.close()
             raise VolumeError(
@@ -88,15 +93,6 @@ def _unnamed(folder: str) -> int:
     fd, path = tempfile.mkstemp(prefix="headrace-", dir=folder)
     Path(path).unlink()
     return fd
-
-
-def _allocate(fd: int, size: int) -> None:
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as e:
-        if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        os.ftruncate(fd, size)
 
 
 PREFIX = "headrace-job-"

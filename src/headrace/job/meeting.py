@@ -80,20 +80,13 @@ class NodeDocument:
     Attributes:
         session: of the meeting; files of an earlier one have another.
         node: its rank.
-        host: its name, for people.
-        pid: of its server.
-        address: `host:port` of its target.
-        nqn: of its subsystem.
+        address, nqn: of its target and its subsystem.
         local: the folder on its local disk.
         state: `planned`, `staging`, `staged` or `failed`.
-        samples: of its share.
-        ready: of them, there already: the first ones.
-        volume_bytes: of their volume.
-        written: bytes of the volume that are there.
+        ready: the first samples of its share, which are there already.
+        written: bytes of the share's volume that are there.
         source_bytes: read from the source so far.
-        why: what went wrong, of `failed`.
-        segment: the manifest's entry of its share; None for a share without samples.
-        place: where its share is read; None as above.
+        segment: the manifest's entry of its share; None for a share without samples, as `place`.
         files: paths of the share's volumes for processes on the node, once it is staged.
         replicas: copies of other nodes' shares that it holds; `node` is the share's.
     """
@@ -157,11 +150,9 @@ class JobDocument:
     """What the job is: `job.json`.
 
     Attributes:
-        session: of the meeting.
         job: the scheduler's id of the job, or the session.
         generation: grows with each change.
         state: `staging`, or `staged` once all shares are.
-        nodes: how many there are.
         fingerprint: of the source's listing: equal sources have equal orders.
         source: what was staged, for people.
         listing: the store that lists the source; the last resort of reads.
@@ -311,7 +302,7 @@ class Meeting:
 
         Nothing is said in a folder that is another session's by now, or nobody's.
         """
-        before = self._read("meeting.json")
+        before = self.head()
         if before is None or before.get("session") != session:
             return
         seen = {}
@@ -331,9 +322,13 @@ class Meeting:
         self._write(f"hello-{node}.json", {"node": node, "nonce": nonce, "host": host})
         return nonce
 
+    def head(self) -> dict[str, Any] | None:
+        """`meeting.json` as it is; None while there is none."""
+        return self._read("meeting.json")
+
     def answer(self, node: int, nonce: str) -> dict[str, Any] | None:
         """`meeting.json`, once node 0 has seen our greeting and listed the source; else None."""
-        head = self._read("meeting.json")
+        head = self.head()
         if head is None or head.get("seen", {}).get(str(node)) != nonce or "listing" not in head:
             return None
         return head
@@ -389,10 +384,6 @@ class Meeting:
         except (TypeError, ValueError):
             fields.refuse("agreed", "pairs of integers")
 
-    def head(self) -> dict[str, Any] | None:
-        """`meeting.json` as it is."""
-        return self._read("meeting.json")
-
     def wait_for_job(self, deadline_s: float) -> JobDocument:
         """The job's document; waits for it.
 
@@ -400,11 +391,26 @@ class Meeting:
             JobError: it does not come; says who is missing.
         """
         until_s = time.monotonic() + deadline_s
-        while (document := self.job()) is None:
-            if time.monotonic() >= until_s:
-                raise self._nobody(deadline_s)
+        while (document := self.job()) is None and time.monotonic() < until_s:
             time.sleep(POLL_S)
-        return document
+        if document is not None:
+            return document
+        head = self.head()
+        if head is None:
+            raise JobError(
+                f"{self.folder}: no job meets here (waited {deadline_s:g} s).",
+                path=str(self.folder),
+                next_step="Start `headrace stage SOURCE --meet` on every node first.",
+            )
+        there = self.nodes(head.get("session"))
+        missing = [str(r) for r in range(int(head.get("nodes", 0))) if r not in there]
+        raise JobError(
+            f"{self.folder}: the job has not begun: "
+            f"{'nodes ' + ', '.join(missing) + ' are' if missing else 'node 0 is'} missing "
+            f"(waited {deadline_s:g} s).",
+            path=str(self.folder),
+            next_step="Look at `headrace stage` on these nodes.",
+        )
 
     def end(self, session: str) -> None:
         """Says that the job has ended."""
@@ -415,12 +421,12 @@ class Meeting:
         ended = self._read("ended")
         if ended is not None and ended.get("session") == session:
             return True
-        head = self._read("meeting.json")
+        head = self.head()
         return head is None or head.get("session") != session
 
     def leave(self, node: int, session: str, alive: Callable[[NodeDocument], bool]) -> None:
         """Removes what node `node` wrote; the last one that lives removes the rest, the folder too."""
-        head = self._read("meeting.json")
+        head = self.head()
         if head is None or head.get("session") != session:
             return
         for name in (f"node-{node}.json", f"hello-{node}.json"):
@@ -491,27 +497,9 @@ class Meeting:
         data = self._bytes(name)
         return None if data is None else KIND.decode(data, str(self.folder / name)).plain()
 
-    def _write(self, name: str, data: dict[str, Any]) -> None:
+    def _write(self, name: str, data: Mapping[str, Any]) -> None:
         self._replace(name, KIND.encode(data, indent=1))
 
     def _replace(self, name: str, data: bytes) -> None:
         """Replaces a file as a whole. Not synced: after a power cut the job is gone anyway."""
         replace_file(self.folder / name, data, sync=False)
-
-    def _nobody(self, deadline_s: float) -> JobError:
-        head = self._read("meeting.json")
-        if head is None:
-            return JobError(
-                f"{self.folder}: no job meets here (waited {deadline_s:g} s).",
-                path=str(self.folder),
-                next_step="Start `headrace stage SOURCE --meet` on every node first.",
-            )
-        there = self.nodes(head.get("session"))
-        missing = [r for r in range(int(head.get("nodes", 0))) if r not in there]
-        return JobError(
-            f"{self.folder}: the job has not begun: "
-            f"{'nodes ' + ', '.join(map(str, missing)) + ' are' if missing else 'node 0 is'} missing "
-            f"(waited {deadline_s:g} s).",
-            path=str(self.folder),
-            next_step="Look at `headrace stage` on these nodes.",
-        )

@@ -19,14 +19,7 @@ from headrace.closing import Closing
 from headrace.errors import FabricError, HeadraceError, JobError
 from headrace.fabric.host import Host, HostOptions
 from headrace.job.engine import identity_of
-from headrace.job.meeting import (
-    POLL_S,
-    JobDocument,
-    Meeting,
-    NodeDocument,
-    SegmentPlaces,
-    SharePlace,
-)
+from headrace.job.meeting import POLL_S, JobDocument, SegmentPlaces, SharePlace
 from headrace.store.manifest import segment_from_json
 
 if TYPE_CHECKING:
@@ -175,16 +168,9 @@ class NodeStatus:
     """One node.
 
     Attributes:
-        node: its rank.
         state: `missing` (it has not come), `planned`, `staging`, `staged`, `failed` or `gone`.
-        host: its name.
-        address: of its target.
-        samples: of its share.
-        bytes: of its share's volume.
-        written: of them, there already.
-        source_bytes: read from the source.
+        bytes, written: of its share's volume, and of them there already.
         copies_of: nodes whose shares it holds too.
-        why: what went wrong.
     """
 
     node: int
@@ -205,15 +191,9 @@ class StagingStatus:
 
     Attributes:
         folder: where it meets.
-        session: of the meeting.
         job: the scheduler's id, if there is one.
         state: `meeting`, `staging`, `staged` or `ended`.
-        source: what is staged.
-        samples: in all.
-        bytes: of all shares.
-        written: of them, there already.
-        source_bytes: read from the source so far.
-        nodes: one by one.
+        bytes, written: of all shares, and of them there already.
     """
 
     folder: str

@@ -30,7 +30,7 @@ from headrace.job.exports import NodeExports, copy_share
 from headrace.job.local_files import Directories, LocalFile, sweep
 from headrace.job.meeting import POLL_S, Meeting, NodeDocument, SharePlace, meeting_folder
 from headrace.job.nodes import Registrar, answers, own_address
-from headrace.job.share import Share, Stager, cut_shares, plan_share, write_share_directory
+from headrace.job.share import NodeShare, Stager, cut_shares, plan_share, write_share_directory
 from headrace.latch import Latch
 from headrace.store import Store, open_store
 from headrace.store.directory import write_all
@@ -137,7 +137,7 @@ class NodeServer(Closing):
         self._registrar: Registrar | None = None
         self._directories: Directories | None = None
         self._files: list[LocalFile] = []
-        self._share: Share | None = None
+        self._share: NodeShare | None = None
         self._volume: LocalFile | None = None
         self._kept: Path | None = None
         self._kept_whole = False
@@ -361,7 +361,7 @@ class NodeServer(Closing):
 
     # -- the share --------------------------------------------------------------------------------
 
-    def _export_share(self, planned: NodeDocument, share: Share) -> NodeDocument:
+    def _export_share(self, planned: NodeDocument, share: NodeShare) -> NodeDocument:
         assert self._exports is not None
         if self.options.keep:
             self._kept = (
@@ -387,7 +387,7 @@ class NodeServer(Closing):
             place=SharePlace(self.place.rank, directory_url, (volume_url,)),
         )  # fmt: skip
 
-    def _finish_share(self, share: Share, volume: LocalFile, stager: Stager) -> None:
+    def _finish_share(self, share: NodeShare, volume: LocalFile, stager: Stager) -> None:
         """All is there: the directory with checksums, and the mark behind the end."""
         assert self.document is not None
         assert self._exports is not None
@@ -402,7 +402,11 @@ class NodeServer(Closing):
             place, segment = replace(place, directory=url), entry.to_json()
         self._exports.set_written(self._nsid, share.volume_bytes)
         assert segment is not None
-        self._keep(segment)
+        if self._kept is not None:  # what is kept is a store of its own
+            entry = segment_from_json(segment, str(self._kept))
+            page = read_file(self._kept / entry.directory, PAGE_BYTES)
+            Manifest(secrets.token_hex(16), fingerprint_of([page]), (entry,)).save(self._kept)
+            self._kept_whole = True
         self._publish(
             replace(
                 self.document, state="staged", written=share.volume_bytes,
@@ -421,15 +425,6 @@ class NodeServer(Closing):
         file = LocalFile(str(self._kept if kept else self._local), size, name if kept else None)
         self._files.append(file)
         return file
-
-    def _keep(self, segment: dict[str, Any]) -> None:
-        """Makes what is kept a store of its own."""
-        if self._kept is None:
-            return
-        entry = segment_from_json(segment, str(self._kept))
-        page = read_file(self._kept / entry.directory, PAGE_BYTES)
-        Manifest(secrets.token_hex(16), fingerprint_of([page]), (entry,)).save(self._kept)
-        self._kept_whole = True
 
     def _publish_progress(self, stager: Stager, state: str, why: str = "") -> None:
         assert self.document is not None

@@ -22,6 +22,7 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.config import ReaderOptions
+from headrace.errors import CorruptSample
 from headrace.io.batch_reader import BatchReader
 from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
@@ -43,15 +44,8 @@ _ONE_VOLUME_BYTES = 1 << 46
 
 
 @dataclass(slots=True)
-class Share:
-    """The samples `begin` to `end - 1` of a source, and their layout.
-
-    Attributes:
-        begin: the first sample.
-        end: the one behind the last.
-        columns: of the share's directory.
-        volume_bytes: of its volume, a multiple of 4,096.
-    """
+class NodeShare:
+    """The samples `begin` to `end - 1` of a source, and their layout in a volume of whole pages."""
 
     begin: int
     end: int
@@ -96,7 +90,7 @@ def sample_bytes(store: Store) -> NDArray[np.int64]:
     return out
 
 
-def plan_share(store: Store, begin: int, end: int) -> Share:
+def plan_share(store: Store, begin: int, end: int) -> NodeShare:
     """Lays out the samples `begin` to `end - 1` of an open source."""
     pieces = [_piece(store, s, begin, end) for s in store.segments]
     kept = [p for p in pieces if p is not None]
@@ -121,7 +115,7 @@ def plan_share(store: Store, begin: int, end: int) -> Share:
         class_names=None if classes is None else tuple(os.fsencode(c) for c in classes),
         columns={name: np.asarray(values[begin:end]) for name, values in store.columns.items()},
     )  # fmt: skip
-    return Share(begin, end, columns, padded_size(placer.ends[-1]))
+    return NodeShare(begin, end, columns, padded_size(placer.ends[-1]))
 
 
 def _piece(store: Store, segment: Any, begin: int, end: int) -> dict[str, Any] | None:
@@ -143,7 +137,7 @@ def _piece(store: Store, segment: Any, begin: int, end: int) -> dict[str, Any] |
 
 
 def write_share_directory(
-    share: Share, fd: int, crc: NDArray[np.uint32] | None = None
+    share: NodeShare, fd: int, crc: NDArray[np.uint32] | None = None
 ) -> tuple[Segment, bytes]:
     """Writes a share's directory into an open empty file.
 
@@ -201,7 +195,7 @@ class Stager:
     def __init__(
         self,
         source: Store,
-        share: Share,
+        share: NodeShare,
         fd: int,
         move_mark: Callable[[int], None],
         options: ReaderOptions | None = None,
@@ -246,21 +240,16 @@ class Stager:
                     self._copy_large(begin)
                 else:
                     self._copy(begin, end, pending.take())
-                self._move_mark(self._end_of(end) // _BLOCK_BYTES * _BLOCK_BYTES)
+                extents, columns = int(self._firsts[end]), self._share.columns
+                written = 0
+                if extents:
+                    written = int(columns.offset[extents - 1] + columns.length[extents - 1])
+                self._move_mark(written // _BLOCK_BYTES * _BLOCK_BYTES)
                 if not go_on():
                     return False
         finally:
             reader.close()
         return True
-
-    def _end_of(self, samples: int) -> int:
-        """Where the first `samples` samples end in the volume."""
-        extents = int(self._firsts[samples])
-        if extents == 0:
-            return 0
-        return int(
-            self._share.columns.offset[extents - 1] + self._share.columns.length[extents - 1]
-        )
 
     def _plans(self) -> Iterator[tuple[int, int, bool]]:
         """Samples that are read together: (begin, end, whether it is one large one)."""
@@ -296,7 +285,12 @@ class Stager:
         self, begin: int, end: int, batch: _native.Batch, lengths: NDArray[np.int64]
     ) -> NDArray[np.uint8]:
         """A batch's extents back to back; without a copy where they lie so."""
-        slots = self._slots(begin, end, batch.parts)
+        counts = np.diff(self._firsts[begin : end + 1])
+        slots = np.repeat(np.arange(end - begin, dtype=np.int64), counts) * batch.parts
+        part = self._share.columns.part
+        if part is not None:
+            first, last = int(self._firsts[begin]), int(self._firsts[end])
+            slots += part[first:last].astype(np.int64)
         starts = batch.offsets[slots]
         if not np.array_equal(batch.lengths[slots], lengths):
             raise AssertionError("the source's sizes changed under an open store")
@@ -309,16 +303,6 @@ class Stager:
             [batch.data[a:b] for a, b in zip(starts.tolist(), stops, strict=True)]
         )
 
-    def _slots(self, begin: int, end: int, parts: int) -> NDArray[np.int64]:
-        """Which slots of a batch hold the extents, one for each extent."""
-        counts = np.diff(self._firsts[begin : end + 1])
-        samples = np.repeat(np.arange(end - begin, dtype=np.int64), counts)
-        part = self._share.columns.part
-        if part is None:
-            return samples * parts
-        first, last = int(self._firsts[begin]), int(self._firsts[end])
-        return samples * parts + part[first:last].astype(np.int64)
-
     def _copy_large(self, sample: int) -> None:
         columns = self._share.columns
         for extent in range(int(self._firsts[sample]), int(self._firsts[sample + 1])):
@@ -330,21 +314,16 @@ class Stager:
                 value = crc32c(piece, value)
                 self.bytes_done += len(piece)
                 self.source_bytes += len(piece)
-            self._check_large(sample, extent, value)
+            stated = columns.crc
+            if stated is not None and int(stated[extent]) != value:
+                # A range's checksum is nobody's but ours to compare.
+                index = self._share.begin + sample
+                raise CorruptSample(
+                    f"{self._source.path}: the checksum of sample {index} is {value:08x}, expected "
+                    f"{int(stated[extent]):08x}.",
+                    path=self._source.path,
+                    index=index,
+                    next_step=f"headrace verify {self._source.path} lists every bad sample.",
+                )
             self.crc[extent] = value
         self.samples_done = sample + 1
-
-    def _check_large(self, sample: int, extent: int, value: int) -> None:
-        """A range's checksum is nobody's but ours to compare."""
-        stated = self._share.columns.crc
-        if stated is not None and int(stated[extent]) != value:
-            from headrace.errors import CorruptSample
-
-            index = self._share.begin + sample
-            raise CorruptSample(
-                f"{self._source.path}: the checksum of sample {index} is {value:08x}, expected "
-                f"{int(stated[extent]):08x}.",
-                path=self._source.path,
-                index=index,
-                next_step=f"headrace verify {self._source.path} lists every bad sample.",
-            )

@@ -7,6 +7,7 @@ its file once it is staged.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import tempfile
@@ -64,7 +65,10 @@ def open_job(
         JobError: no job meets there, or it is another one than this process belongs to.
         ValueError: `where` is no such URL.
     """
-    folder = _folder_of(where)
+    rest = where.removeprefix(SCHEME)
+    if rest == where or not (rest == "job" or rest.startswith("/")):
+        raise ValueError(f"{where!r} is no job, expected headrace://job or headrace:///FOLDER")
+    folder = meeting_folder(None if rest == "job" else rest)
     meeting = Meeting(folder)
     document = _living_job(meeting, wait_s)
     here = job_id()
@@ -96,13 +100,6 @@ def _living_job(meeting: Meeting, wait_s: float) -> JobDocument:
         time.sleep(POLL_S)
 
 
-def _folder_of(where: str) -> Path:
-    rest = where.removeprefix(SCHEME)
-    if rest == where or not (rest == "job" or rest.startswith("/")):
-        raise ValueError(f"{where!r} is no job, expected headrace://job or headrace:///FOLDER")
-    return meeting_folder(None if rest == "job" else rest)
-
-
 class JobStore(Store):
     """The open store of a job; a `Store` like any other.
 
@@ -124,18 +121,14 @@ class JobStore(Store):
 
     def resident_ranges(self, name: str = "") -> tuple[tuple[int, int], ...]:
         """Samples that the nodes have staged, as the first process found that asked with this name."""
-        return self.meeting.agree(f"resident-{name}", self.document.session, self._staged_ranges())
-
-    def _staged_ranges(self) -> tuple[tuple[int, int], ...]:
         nodes = self.meeting.nodes(self.document.session)
-        ranges = []
-        base = 0
+        ranges, base = [], 0
         for segment in self.document.segments:
             node = nodes.get(segment.places[0].node)
             if node is not None and node.ready:
                 ranges.append((base, base + node.ready))
             base += segment.entry.samples
-        return tuple(ranges)
+        return self.meeting.agree(f"resident-{name}", self.document.session, tuple(ranges))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_job, (self.path, self.fingerprint)
@@ -183,7 +176,11 @@ class _Opening:
 
     def store(self) -> JobStore:
         own = None if self._own is None else self._nodes.get(self._own)
-        directories = Directories(_local_folder(own), self._document.session)
+        # Where this node keeps directories: where its server keeps its share, if we may write there.
+        local = os.environ.get("HEADRACE_JOB_LOCAL") or tempfile.gettempdir()
+        if own is not None and os.access(own.local, os.W_OK | os.X_OK):
+            local = own.local
+        directories = Directories(Path(local), self._document.session)
         try:
             return self._store(directories, own)
         except BaseException:
@@ -302,24 +299,11 @@ def own_node(document: JobDocument, nodes: Mapping[int, NodeDocument]) -> int | 
         place = None
     if place is not None and place.nodes == document.nodes and place.nodes > 1:
         return place.rank
-    here = [n.node for n in nodes.values() if _is_here(n.address.rpartition(":")[0])]
+    here = []
+    for node in nodes.values():
+        host = node.address.rpartition(":")[0].strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as s:
+            s.bind((host, 0))  # only addresses of this network namespace can be bound
+            here.append(node.node)
     return here[0] if len(here) == 1 else None
-
-
-def _is_here(host: str) -> bool:
-    """Whether an address is one of this machine's (of this network namespace's)."""
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as s:
-        try:
-            s.bind((host, 0))
-        except OSError:
-            return False
-    return True
-
-
-def _local_folder(own: NodeDocument | None) -> Path:
-    """Where this node keeps directories: where its server keeps its share, if we may write there."""
-    if own is not None and os.access(own.local, os.W_OK | os.X_OK):
-        return Path(own.local)
-    return Path(os.environ.get("HEADRACE_JOB_LOCAL") or tempfile.gettempdir())
