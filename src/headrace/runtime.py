@@ -17,6 +17,7 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import stat
 import subprocess
 import sys
@@ -43,6 +44,7 @@ __all__ = [
     "control_folder",
     "launch",
     "runtime_folder",
+    "stop",
     "tail",
     "wait_for_end",
 ]
@@ -278,6 +280,44 @@ def wait_for_end(pidfd: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def stop(
+    folder: RuntimeFolder, error: type[HeadraceError], seconds: float, *, force: bool = False
+) -> int:
+    """End the daemon that rules; returns its process id when it is gone.
+
+    Args:
+        folder: where it rules.
+        error: is raised if it does not end in time.
+        seconds: how long that may take.
+        force: kill it if it does not end by itself.
+
+    Raises:
+        FileNotFoundError: none runs.
+    """
+    folder.check()
+    holder = folder.holder()
+    if holder is None:
+        raise FileNotFoundError(errno.ENOENT, "nobody listens", str(folder.socket))
+    pid, pidfd = holder
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        if not wait_for_end(pidfd, 1.0 if force else seconds):
+            if not force:
+                raise error(
+                    f"{folder.path}: the {folder.title}, process {pid}, does not end: it did not end "
+                    f"within {seconds:g} s.",
+                    path=str(folder.path),
+                    next_step=f"Kill it: headrace {folder.command} stop --force.",
+                )
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            wait_for_end(pidfd, seconds)
+    finally:
+        os.close(pidfd)
+    with contextlib.suppress(NodeError):  # somebody has started another one already
+        folder.claim().release()
+    return pid
 
 
 def tail(folder: RuntimeFolder, lines: int) -> str:

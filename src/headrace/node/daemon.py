@@ -1,13 +1,12 @@
 """The daemon as a process: its options, started in the foreground or the background, asked, ended.
 
 What ends it: `stop`, SIGTERM, SIGINT. A second one does not start where one rules. One that does not
-answer is killed only on request, and only the process that the kernel names as the listener's.
+answer is killed only on request, and only the process that holds the lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -22,11 +21,12 @@ from headrace.errors import NodeError
 from headrace.latch import Latch
 from headrace.machine.host import available_memory
 from headrace.node.files.copies import raise_descriptor_limit
-from headrace.node.link import Link, LinkLost, connect
+from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
-from headrace.node.wire import Report, StatusAsked, StopAsked, peer_of
+from headrace.node.wire import Report, StatusAsked
 from headrace.plane.tiers import memory_quota
-from headrace.runtime import launch, wait_for_end
+from headrace.runtime import launch
+from headrace.runtime import stop as stop_daemon
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,11 +190,11 @@ def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         NodeError: one runs already, or it did not come up; the message has the end of its log.
     """
-    with contextlib.suppress(FileNotFoundError):
-        running, pidfd = _open_pid(folder)
+    if (running := folder.holder()) is not None:
+        pid, pidfd = running
         os.close(pidfd)
         raise NodeError(
-            f"{folder.path}: a node daemon runs already, process {running}.",
+            f"{folder.path}: a node daemon runs already, process {pid}.",
             path=str(folder.path),
             next_step="Use it, or stop it first: headrace node stop.",
         )
@@ -228,61 +228,8 @@ def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
 def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
     """End the daemon; returns its process id when it is gone.
 
-    Args:
-        folder: where it is.
-        force: kill it if it does not end by itself.
-
     Raises:
         FileNotFoundError: no daemon runs.
-        NodeError: it does not end in time.
+        NodeError: it does not end in time; with `force` it is killed then.
     """
-    pid, pidfd = _open_pid(folder)
-    try:
-        try:
-            link = Link(folder, "stop")
-            try:
-                link.send(StopAsked(link.new_ticket()))
-                link.wait(Report, STOP_S)
-            finally:
-                link.close()
-        except LinkLost as e:
-            if not force:
-                raise _silent(folder, pid, str(e)) from e
-        if wait_for_end(pidfd, STOP_S if not force else 1.0):
-            return pid
-        if not force:
-            raise _silent(folder, pid, f"it did not end within {STOP_S:g} s")
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        wait_for_end(pidfd, STOP_S)
-    finally:
-        os.close(pidfd)
-    with contextlib.suppress(NodeError):  # somebody has started another one already
-        folder.claim().release()
-    return pid
-
-
-def _silent(folder: RuntimeFolder, pid: int, why: str) -> NodeError:
-    return NodeError(
-        f"{folder.path}: the node daemon, process {pid}, does not end: {why}.",
-        path=str(folder.path),
-        next_step="Kill it: headrace node stop --force.",
-    )
-
-
-def _open_pid(folder: RuntimeFolder) -> tuple[int, int]:
-    """The process that listens, as the kernel says, and a descriptor of it."""
-    folder.check()
-    try:
-        sock = connect(str(folder.socket))
-    except LinkLost as e:  # it is stuck, and so many wait that the kernel takes no more
-        holder = folder.holder()
-        if holder is None:
-            raise FileNotFoundError(errno.ENOENT, "nobody listens", str(folder.socket)) from e
-        return holder
-    try:
-        pid, _ = peer_of(sock)
-        return pid, os.pidfd_open(pid)
-    except ProcessLookupError as e:
-        raise FileNotFoundError(e.errno, "nobody listens", str(folder.socket)) from e
-    finally:
-        sock.close()
+    return stop_daemon(folder, NodeError, STOP_S, force=force)

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.errors import HeadraceError
+from headrace.store.directory import write_all
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Callable
 
     import numpy as np
     from numpy.typing import NDArray
@@ -49,39 +51,17 @@ def copy_bytes(size: int) -> int:
     return -(-size // PAGE) * PAGE + OVERHEAD_BYTES
 
 
-def new_copy(size: int) -> int:
-    """An empty memfd of a size, to be filled and sealed.
+def sealed_copy(size: int, fill: Callable[[int], None]) -> int:
+    """A memfd of so many bytes, filled and sealed: nobody can change it any more, not even we.
 
     Raises:
-        OSError: no descriptors, or no memory.
+        OSError: no descriptors, or no memory; or what `fill` raises.
     """
     fd = os.memfd_create("headrace-file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def seal(fd: int) -> None:
-    """Nobody can change it any more, not even we."""
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-
-
-def copy_of(data: Bytes) -> int:
-    """A sealed memfd with these bytes.
-
-    Raises:
-        OSError: no descriptors, or no memory.
-    """
-    view = memoryview(data).cast("B")  # type: ignore[arg-type]  # buffers all, to Python 3.12
-    fd = new_copy(len(view))
-    try:
-        at = 0
-        while at < len(view):
-            at += os.pwrite(fd, view[at:], at)
-        seal(fd)
+        fill(fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
@@ -307,11 +287,6 @@ class Copies:
         """Whether a file has no copy, is not being read, and may be."""
         return path not in self.by_path and path not in self._reserved and path not in self.spoiled
 
-    def left_on_disk(self, path: bytes, row: tuple[int, ...]) -> DiskCopy | None:
-        """A copy that an earlier daemon left, and that was not checked."""
-        with self._lock:
-            return self.disk.find(path, row) if self.disk is not None else None
-
     # -- placing ----------------------------------------------------------------------------------
 
     def reserve(
@@ -328,33 +303,32 @@ class Copies:
         with self._lock:
             if not self.wanted(path):
                 return None
-            if self._take_memory(cost):
-                return self._reserve(path, "ram", cost)
-            disk = None if self.disk_stopped else self.disk
-            if disk is not None and disk.room() - self._disk_reserved >= size:
-                self._disk_reserved += size
-                return self._reserve(path, "disk", size)
-            if soon is not None and cost <= self.quota_bytes:
-                self._evict(cost, *soon)
-                if self._take_memory(cost):
-                    return self._reserve(path, "ram", cost)
-            return None
+            tier: Tier = "ram"
+            if not self._take_memory(cost):
+                disk = None if self.disk_stopped else self.disk
+                if disk is not None and disk.room() - self._disk_reserved >= size:
+                    self._disk_reserved += size
+                    tier, cost = "disk", size
+                else:
+                    if soon is None or cost > self.quota_bytes:
+                        return None
+                    self._evict(cost, *soon)
+                    if not self._take_memory(cost):
+                        return None
+            self._reserved[path] = (tier, cost)
+            return tier
 
     def reserved(self, path: bytes) -> Tier:
         """Where a file that is being read will go."""
         return self._reserved[path][0]
 
-    def reserve_left(self, path: bytes) -> bool:
-        """A copy that an earlier daemon left will be checked."""
+    def reserve_left(self, path: bytes, row: tuple[int, ...]) -> DiskCopy | None:
+        """A copy that an earlier daemon left and that is to be checked; None: there is none."""
         with self._lock:
-            if not self.wanted(path):
-                return False
-            self._reserve(path, "disk", 0)
-            return True
-
-    def _reserve(self, path: bytes, tier: Tier, cost: int) -> Tier:
-        self._reserved[path] = (tier, cost)
-        return tier
+            left = self.disk.find(path, row) if self.disk is not None else None
+            if left is not None:
+                self._reserved[path] = ("disk", 0)
+            return left
 
     def _take_memory(self, cost: int) -> bool:
         if self.held_bytes + cost > self.quota_bytes or not self._descriptors.take():
@@ -378,25 +352,27 @@ class Copies:
         Raises:
             OSError: no memory, or the disk is full or fails; the room is given back.
         """
-        tier, _ = self._reserved[path]
+        tier, cost = self._reserved[path]
         try:
             if tier == "ram":
-                self.place_memfd(path, row, copy_of(data))
-                return
-            with self._lock:
-                assert self.disk is not None
-                on_disk = self.disk.write(path, row, data)
+                view = memoryview(data).cast("B")  # type: ignore[arg-type]  # buffers all, to 3.12
+                fd = sealed_copy(len(view), lambda fd: write_all(fd, view, 0))
+                copy = Copy(path, row, "ram", cost, fd)
+            else:
+                with self._lock:
+                    assert self.disk is not None
+                    on_disk = self.disk.write(path, row, data)
+                copy = Copy(path, row, "disk", on_disk.disk_bytes, on_disk=on_disk)
         except OSError as e:
             self.cancel(path)
             if tier == "disk":
                 self.disk_stopped = str(e)
             raise
-        self._publish(Copy(path, row, "disk", on_disk.disk_bytes, on_disk=on_disk))
+        self._publish(copy)
 
     def place_memfd(self, path: bytes, row: tuple[int, ...], fd: int) -> None:
         """Publish a sealed memfd, which becomes ours, in the room that was reserved."""
-        _, cost = self._reserved[path]
-        self._publish(Copy(path, row, "ram", cost, fd))
+        self._publish(Copy(path, row, "ram", self._reserved[path][1], fd))
 
     def place_left(self, path: bytes, row: tuple[int, ...], on_disk: DiskCopy) -> None:
         """Publish a copy of an earlier daemon, which was checked."""
@@ -439,16 +415,14 @@ class Copies:
             if self.disk is not None:
                 self.disk.remove(path)
 
-    def withdraw(self, path: bytes) -> bool:
+    def withdraw(self, path: bytes) -> None:
         """The original is written to, or has changed: no copy until there is a newer board."""
         with self._lock:
             self.spoiled.add(path)
             copy = self.by_path.get(path)
-            if copy is None:
-                return False
-            self._drop(copy)
-            self.figures.withdrawn_files += 1
-            return True
+            if copy is not None:
+                self._drop(copy)
+                self.figures.withdrawn_files += 1
 
     def set_quota(self, quota_bytes: int) -> None:
         """Hold at most so much in memory from now on."""
@@ -480,19 +454,15 @@ class Copies:
             if free and self.held_bytes + enough <= self.quota_bytes:
                 return
             copy = self.by_path.get(view.paths[other])
-            if copy is None or copy.tier != "ram" or self._needed_soon(copy, view):
+            if copy is None or copy.tier != "ram":
+                continue
+            others = [v for v in self._views if v is not view and v.find(copy.path) >= 0]
+            opens = [v.until(v.find(copy.path)) for v in others]
+            if any(until is not None and until < ORDER_SOON for until in opens):
                 continue
             self._drop(copy)
             self.figures.evicted_files += 1
             self.figures.evicted_bytes += copy.row[2]
-
-    def _needed_soon(self, copy: Copy, but: ProgramRun) -> bool:
-        for view in self._views:
-            if view is not but and (file := view.find(copy.path)) >= 0:
-                until = view.until(file)
-                if until is not None and until < ORDER_SOON:
-                    return True
-        return False
 
     def _drop(self, copy: Copy) -> None:
         for view in self._views:

@@ -39,6 +39,7 @@ from headrace.base.files import (
 )
 from headrace.errors import StoreError
 from headrace.plane.cache_directory import disk_reserve
+from headrace.store.directory import write_all
 
 if TYPE_CHECKING:
     from headrace.node.files.copies import Bytes
@@ -164,16 +165,13 @@ class DiskCopies:
             OSError: the disk is full, or fails; nothing is left then.
         """
         array = np.frombuffer(data, np.uint8)
-        view = memoryview(data).cast("B")  # type: ignore[arg-type]  # buffers all, to Python 3.12
         number, self._next = self._next, self._next + 1
         temporary = os.path.join(self.path, b"tmp-%d" % number)
         final = self._file(number)
         try:
             fd = create_file(temporary, os.O_WRONLY, mode=0o400)
             try:
-                at = 0
-                while at < len(view):
-                    at += os.write(fd, view[at:])
+                write_all(fd, array, 0)
             finally:
                 os.close(fd)
             os.makedirs(os.path.dirname(final), exist_ok=True)
@@ -226,17 +224,13 @@ class DiskCopies:
         mark = os.path.join(self.path, b"files.json")
         make_folder(self.path, mode=0o700, exist_ok=True)
         wanted = {"format": _FORMAT, "version": 1, "root": root.decode("latin-1")}
-        try:
-            mark_content = json.loads(read_file(mark, 1 << 16, owned=True))
-        except FileNotFoundError:
-            if os.listdir(self.path):
-                mark_content = None
-            else:
-                replace_file(mark, json.dumps(wanted).encode(), sync=False)
-                return
-        except ValueError:
-            mark_content = None
-        if mark_content != wanted:
+        if not os.listdir(self.path):
+            replace_file(mark, json.dumps(wanted).encode(), sync=False)
+            return
+        content = None
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            content = json.loads(read_file(mark, 1 << 16, owned=True))
+        if content != wanted:
             raise StoreError(
                 f"{os.fsdecode(self.path)} is no folder of copies of {os.fsdecode(root)}.",
                 path=os.fsdecode(self.path),

@@ -440,18 +440,13 @@ class Foresight:
         if best is not None and not best.following:
             self.divergences += 1
         ended = self._epochs.note(opened)
-        if ended is not None:
-            self._learn(ended)
-
-    def _learn(self, ended: NDArray[np.int64]) -> None:
-        """An epoch has ended: the next one may be like it."""
-        self.learned = ended
-        before = self._followers["learned"]
-        if before.following:  # it goes on in what it knows already
+        if ended is None:
             return
-        after = _same_again(self._files, ended, following=True)
-        after.note(self._epochs.order())
-        self._followers["learned"] = after
+        self.learned = ended  # the next epoch may be like it
+        if not self._followers["learned"].following:  # else it goes on in what it knows already
+            after = _same_again(self._files, ended, following=True)
+            after.note(self._epochs.order())
+            self._followers["learned"] = after
 
     def coming(self, count: int) -> NDArray[np.int64]:
         """The next files, at most so many; none where no order is known."""

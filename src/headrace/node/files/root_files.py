@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
-from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, new_copy, seal
+from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, sealed_copy
 from headrace.node.files.tree import FAR_THREADS, FileTree, TreeScan, is_far, stat_row
 from headrace.node.served import Want
 
@@ -51,9 +51,6 @@ PIECES = 8
 """Of one large file, read at a time."""
 
 WAIT_S = 0.005
-READ_S = 120.0
-"""A read that takes longer is given up."""
-
 _ATTEMPTS = 3
 _AGAIN_S = 0.05
 
@@ -77,8 +74,6 @@ class _Reading:
     row: tuple[int, ...]
     job: Any
     """A FileJob, or the Future of a check or of a large file."""
-    ahead: bool
-    began_s: float
 
 
 class FarReader:
@@ -162,7 +157,11 @@ class FarReader:
                     self._finish(readings)
                 else:
                     with self._wake:
-                        if not self._ended and not self._waiting():
+                        waiting = any(
+                            (demand.ahead and not demand.blocked) or demand.rest is not None
+                            for demand in self._demands.values()
+                        )
+                        if not self._ended and not waiting:
                             self._wake.wait(_AGAIN_S if self._again else None)
         except Exception:  # noqa: BLE001 - programs go on without it
             _log.exception("%s is not read any more", os.fsdecode(self._root))
@@ -171,12 +170,6 @@ class FarReader:
                 self._copies.cancel(reading.path)
             if self._reader is not None:
                 self._reader.close()
-
-    def _waiting(self) -> bool:
-        return any(
-            (demand.ahead and not demand.blocked) or demand.rest is not None
-            for demand in self._demands.values()
-        )
 
     def _begin(self, readings: deque[_Reading]) -> None:
         """Begin reads, as many as may be in flight."""
@@ -215,21 +208,25 @@ class FarReader:
         row = tuple(view.stats[file, :4].tolist())
         if not self._copies.wanted(path) or (ahead and not view.awaited(file)):
             return None
-        size = row[2]
-        left = self._copies.left_on_disk(path, row)
+        job: Any
+        left = self._copies.reserve_left(path, row)
         if left is not None:
-            if not self._copies.reserve_left(path):
-                return None
-            job: Any = self._threads().submit(self._check_left, left)
-            return _Reading(path, row, job, ahead, time.monotonic())
-        if self._copies.reserve(path, size, (view, file) if ahead else None) is None:
+            job = self._threads().submit(self._check_left, left)
+        elif self._copies.reserve(path, row[2], (view, file) if ahead else None) is None:
             self._no_room(view, file, ahead=ahead)
             return None
-        if size > BIG_BYTES:
+        elif row[2] > BIG_BYTES:
             job = self._threads().submit(self._read_big, path, row)
         else:
-            job = self._files().submit([path])
-        return _Reading(path, row, job, ahead, time.monotonic())
+            if self._reader is None:
+                self._reader = _native.FileReader(
+                    reads_in_flight=AHEAD_READS,
+                    buffer_bytes=BUFFER_BYTES,
+                    simulate=self._model,
+                    simulated_roots=[os.fsdecode(self._root)],
+                )
+            job = self._reader.submit([path])
+        return _Reading(path, row, job)
 
     def _no_room(self, view: ProgramRun, file: int, *, ahead: bool) -> None:
         """What comes soon waits until others were opened; the rest is left alone."""
@@ -242,16 +239,6 @@ class FarReader:
             elif copy_bytes(int(view.stats[file, 2])) <= self._copies.quota_bytes:
                 demand.ahead.appendleft(file)
                 demand.blocked = True
-
-    def _files(self) -> _native.FileReader:
-        if self._reader is None:
-            self._reader = _native.FileReader(
-                reads_in_flight=AHEAD_READS,
-                buffer_bytes=BUFFER_BYTES,
-                simulate=self._model,
-                simulated_roots=[os.fsdecode(self._root)],
-            )
-        return self._reader
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -268,14 +255,13 @@ class FarReader:
             first.job.wait(WAIT_S)
         for _ in range(len(readings)):
             reading = readings.popleft()
-            if isinstance(reading.job, Future):
-                if reading.job.done():
-                    self._take_future(reading)
-                    continue
-            elif reading.job.done:
+            of_thread = isinstance(reading.job, Future)
+            if not (reading.job.done() if of_thread else reading.job.done):
+                readings.append(reading)
+            elif of_thread:
+                self._take_future(reading)
+            else:
                 self._take(reading)
-                continue
-            readings.append(reading)
         self.in_flight = len(readings)
 
     def _take(self, reading: _Reading) -> None:
@@ -313,7 +299,15 @@ class FarReader:
             self._failed(reading, e)
             return
         if isinstance(result, int):
-            self._place_big(reading, result)
+            if self._copies.reserved(reading.path) == "ram":
+                self._count(reading)
+                self._copies.place_memfd(reading.path, reading.row, result)
+                return
+            try:
+                with mmap.mmap(result, reading.row[2], mmap.MAP_SHARED, mmap.PROT_READ) as data:
+                    self._place(reading, data)
+            finally:
+                os.close(result)
         elif result is None:
             self._copies.damaged(reading.path)
             with self._wake:
@@ -324,17 +318,6 @@ class FarReader:
                         break
         else:
             self._copies.place_left(reading.path, reading.row, result)
-
-    def _place_big(self, reading: _Reading, fd: int) -> None:
-        if self._copies.reserved(reading.path) == "ram":
-            self._count(reading)
-            self._copies.place_memfd(reading.path, reading.row, fd)
-            return
-        try:
-            with mmap.mmap(fd, reading.row[2], mmap.MAP_SHARED, mmap.PROT_READ) as data:
-                self._place(reading, data)
-        finally:
-            os.close(fd)
 
     def _place(self, reading: _Reading, data: Any) -> None:
         self._count(reading)
@@ -362,26 +345,22 @@ class FarReader:
 
     def _read_big(self, path: bytes, row: tuple[int, ...]) -> int:
         """Read a large file in pieces into a sealed memfd."""
-        copy = new_copy(row[2])
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-            try:
-                if self._model is not None:
-                    self._model.open_delay()
-                _same(fd, row)
-                pieces = range(0, row[2], PIECE_BYTES)
-                with ThreadPoolExecutor(PIECES, "headrace-node-piece") as pool:
-                    for _ in pool.map(lambda at: self._piece(fd, copy, at, row[2]), pieces):
-                        if self._ended:
-                            raise OSError(errno.ECANCELED, "the daemon ends")
-                _same(fd, row)
-            finally:
-                os.close(fd)
-            seal(copy)
-        except BaseException:
-            os.close(copy)
-            raise
-        return copy
+            if self._model is not None:
+                self._model.open_delay()
+            _same(fd, row)
+            return sealed_copy(row[2], lambda copy: self._read_pieces(fd, copy, row))
+        finally:
+            os.close(fd)
+
+    def _read_pieces(self, fd: int, copy: int, row: tuple[int, ...]) -> None:
+        pieces = range(0, row[2], PIECE_BYTES)
+        with ThreadPoolExecutor(PIECES, "headrace-node-piece") as pool:
+            for _ in pool.map(lambda at: self._piece(fd, copy, at, row[2]), pieces):
+                if self._ended:
+                    raise OSError(errno.ECANCELED, "the daemon ends")
+        _same(fd, row)
 
     def _piece(self, fd: int, copy: int, at: int, size: int) -> None:
         end = min(size, at + PIECE_BYTES)
@@ -414,9 +393,9 @@ class RootFiles:
         descriptors: for copies in memory, of all roots.
         disk: the local disk tier; None: there is none.
         model: a simulated storage, which it lies on.
-        far: whether copies are worth it; None: where the file system is remote.
 
     Attributes:
+        far: whether copies are worth it: the file system is remote.
         tree: what the last scan found; None: there was none.
         users: runs that have it open, by job.
         used_s: on the monotonic clock.
@@ -429,11 +408,10 @@ class RootFiles:
         descriptors: DescriptorBudget,
         disk: DiskCopies | None = None,
         model: _native.SlowModel | None = None,
-        far: bool | None = None,
     ) -> None:
         self.path = path
         self.model = model
-        self.far = model is not None or is_far(path) if far is None else far
+        self.far = model is not None or is_far(path)
         self.tree: FileTree | None = None
         self.copies = Copies(descriptors, disk)
         self.reader = FarReader(path, self.copies, model)
@@ -465,10 +443,8 @@ class RootFiles:
         """Memory of copies."""
         return self.copies.held_bytes
 
-    @property
-    def lingering_bytes(self) -> int:
-        """None: who still has a copy open, or mapped, has it to itself."""
-        return 0
+    lingering_bytes = 0
+    """Who still has a copy open, or mapped, has it to itself."""
 
     def want(self) -> Want:
         """What memory it could use."""
@@ -486,13 +462,13 @@ class RootFiles:
 
     def describe(self) -> dict[str, Any]:
         """Its state, for reports."""
-        copies, figures = self.copies, self.copies.figures
+        copies, figures, tree = self.copies, self.copies.figures, self.tree
         return {
             "root": self.path.decode(errors="replace"),
             "far": self.far,
-            "files": len(self.tree) if self.tree is not None else 0,
-            "unread": self.tree.unread if self.tree is not None else 0,
-            "errors": [*(self.tree.errors if self.tree is not None else ()), *figures.errors],
+            "files": len(tree) if tree is not None else 0,
+            "unread": tree.unread if tree is not None else 0,
+            "errors": [*(tree.errors if tree is not None else ()), *figures.errors],
             "jobs": sorted(self.users),
             "copies": len(copies),
             "quota_bytes": copies.quota_bytes,

@@ -253,18 +253,14 @@ class ProgramRun:
             order, now = self._foresight.order, self._foresight.epochs
         self._asked[opened] = False
         if before and order != before:
-            self._forget()
+            # The program does not keep to the order: nothing is read ahead by it any more.
+            self._asked[:] = False
+            self._near.forget()
+            for root in self.roots:
+                root.reader.want(self, np.empty(0, np.int64), anew=True)
         self._ahead()
         if now != epochs:
             self._read_rest()
-
-    def _forget(self) -> None:
-        """The program does not keep to the order: nothing is read ahead by it any more."""
-        self._asked[:] = False
-        self._near.forget()
-        nothing = np.empty(0, np.int64)
-        for root in self.roots:
-            root.reader.want(self, nothing, anew=True)
 
     def _ahead(self) -> None:
         """Ask for the files that come next, those that were not asked for yet."""
@@ -272,7 +268,13 @@ class ProgramRun:
         count = min(AHEAD_FILES_MAX, max(AHEAD_FILES_MIN, 2 * AHEAD_BYTES // mean))
         with self._lock:
             coming = self._foresight.coming(count)
-        within = np.cumsum(self._sizes[coming]) <= self._ahead_bytes()
+        # Where memory for copies is short, most of it keeps what it has.
+        short = [
+            root.copies.quota_bytes // AHEAD_SHARE
+            for root in self.roots
+            if root.far and root.copies.quota_bytes < root.want().needed_bytes
+        ]
+        within = np.cumsum(self._sizes[coming]) <= min([AHEAD_BYTES, *short])
         within[:1] = True
         coming = coming[within]
         new = coming[~self._asked[coming]]
@@ -283,15 +285,6 @@ class ProgramRun:
         for root, (low, high) in zip(self.roots, self._ranges, strict=True):
             if root.far:
                 root.reader.want(self, new[(new >= low) & (new < high)])
-
-    def _ahead_bytes(self) -> int:
-        """How much is read ahead: where memory for copies is short, most of it keeps what it has."""
-        short = [
-            root.copies.quota_bytes // AHEAD_SHARE
-            for root in self.roots
-            if root.far and root.copies.quota_bytes < root.want().needed_bytes
-        ]
-        return min([AHEAD_BYTES, *short])
 
     def _read_rest(self, *, anew: bool = True) -> None:
         """Have the rest of the data set read while there is room, and nothing more urgent.

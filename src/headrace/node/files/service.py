@@ -66,8 +66,6 @@ class FileService:
         options: memory, the local disk tier, and a simulated storage.
         call_soon: runs a function in the daemon's loop; thread-safe.
         share: shares memory out anew.
-        far: whether copies are made; None: where they help, see `RootFiles`.
-        descriptors: for copies in memory; None: as many as there may be.
 
     Attributes:
         sharers: roots that memory is shared out to.
@@ -78,15 +76,11 @@ class FileService:
         options: NodeOptions,
         call_soon: Callable[[Callable[[], None]], None],
         share: Callable[[], None],
-        *,
-        far: bool | None = None,
-        descriptors: int | None = None,
     ) -> None:
         self._options = options
         self._call_soon = call_soon
         self._share = share
-        self._far = far
-        self._descriptors_limit = descriptors
+        self._descriptors_limit: int | None = None
         self._descriptors: DescriptorBudget | None = None
         self._folder: DiskFolder | None = None
         self._folder_error = ""
@@ -109,11 +103,11 @@ class FileService:
         try:
             self._open_roots(served)
         except ValueError as e:  # no such storage to simulate
-            self._say(served, FilesReady(request.ticket, Status.BAD_REQUEST, str(e)))
+            session.say(FilesReady(request.ticket, Status.BAD_REQUEST, str(e)))
             return
         if not served.roots:
             text = "; ".join(served.notes) or "no root"
-            self._say(served, FilesReady(request.ticket, Status.NOT_FOUND, text))
+            session.say(FilesReady(request.ticket, Status.NOT_FOUND, text))
             return
         self._share()
         self._in_thread(self._scan, served, "headrace-node-scan")
@@ -126,8 +120,15 @@ class FileService:
         served.ended = True
         for scan in served.scans:
             scan.stop()
-        if served.run is not None:
-            self._end_run(served, served.run)
+        if (run := served.run) is not None:
+            run.close()
+            order = run.order_to_keep()
+            if order is not None:
+                trees = tuple(root.tree for root in served.roots)
+                self._orders[self._key(served)] = trees, order
+                while len(self._orders) > ROOTS_MAX:
+                    self._orders.pop(next(iter(self._orders)))
+            self._ended = [*self._ended, self._describe(served)][-ENDED_KEPT:]
         for root in served.roots:
             root.leave(served.job)
         self._share()
@@ -187,7 +188,7 @@ class FileService:
                     self._descriptors = DescriptorBudget(self._descriptors_limit)
                 root = RootFiles(
                     path, descriptors=self._descriptors, disk=self._disk(path, served),
-                    model=model.model() if model is not None else None, far=self._far,
+                    model=model.model() if model is not None else None,
                 )  # fmt: skip
                 self._roots[path, simulate] = root
                 self.sharers.append(root)
@@ -239,7 +240,13 @@ class FileService:
 
         Where all roots are known, it gets a board of what they were at once.
         """
-        patience = threading.Timer(PATIENCE_S, lambda: self._call_soon(lambda: self._wait(served)))
+
+        def wait() -> None:
+            """The scan takes its time: the program begins without a board."""
+            if served.run is None:
+                self._say(served, FilesReady(served.request.ticket, Status.OK, "scanning"))
+
+        patience = threading.Timer(PATIENCE_S, lambda: self._call_soon(wait))
         patience.daemon = True
         patience.start()
         try:
@@ -255,11 +262,6 @@ class FileService:
             self._call_soon(lambda: self._scanned(served, fresh))
         finally:
             patience.cancel()
-
-    def _wait(self, served: _Served) -> None:
-        """The scan takes its time: the program begins without a board."""
-        if served.run is None and not served.ended:
-            self._say(served, FilesReady(served.request.ticket, Status.OK, "scanning"))
 
     def _scanned(self, served: _Served, fresh: dict[RootFiles, FileTree]) -> None:
         if served.ended or self._closed:
@@ -319,20 +321,8 @@ class FileService:
         if not served.ended:
             served.session.say(message)
 
-    # -- the end of a run -------------------------------------------------------------------------
-
     def _key(self, served: _Served) -> tuple[str, tuple[bytes, ...]]:
         return served.job, tuple(root.path for root in served.roots)
-
-    def _end_run(self, served: _Served, run: ProgramRun) -> None:
-        run.close()
-        order = run.order_to_keep()
-        if order is not None:
-            trees = tuple(root.tree for root in served.roots)
-            self._orders[self._key(served)] = trees, order
-            while len(self._orders) > ROOTS_MAX:
-                self._orders.pop(next(iter(self._orders)))
-        self._ended = [*self._ended, self._describe(served)][-ENDED_KEPT:]
 
     def _describe(self, served: _Served) -> dict[str, Any]:
         assert served.run is not None

@@ -184,8 +184,10 @@ class TreeScan:
                     self._entry(entry, above, files, folders)
         except OSError as e:
             self._failed(e)
-        if self._model is not None:
-            _pay(self._model, 1 + len(files))
+        if self._model is not None:  # sleep until so many look-ups that began together are done
+            now = self._model.now_ns()
+            due = max(self._model.admit_open(now) for _ in range(1 + len(files)))
+            time.sleep(max(0, due - self._model.now_ns()) / 1e9)
         with self._lock:
             room = FILES_MAX - len(self._files)
             self._unread += max(0, len(files) - room)
@@ -216,10 +218,3 @@ class TreeScan:
             self._unread += 1
             if len(self._errors) < ERRORS_MAX:
                 self._errors.append(str(error))
-
-
-def _pay(model: _native.SlowModel, looks: int) -> None:
-    """Sleep until so many look-ups that began together are done."""
-    now = model.now_ns()
-    due = max((model.admit_open(now) for _ in range(looks)), default=now)
-    time.sleep(max(0, due - model.now_ns()) / 1e9)
