@@ -9,14 +9,14 @@ from headrace.node.jobs import ClientJob, JobTally
 from headrace.node.served import ReadOutcome
 from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
-    Ask,
+    AskBatch,
     Buffers,
     Opened,
-    Report,
+    ReplyStatus,
     Request,
     Retired,
     Samples,
-    Status,
+    StateReport,
     Welcome,
     WireError,
     Working,
@@ -89,7 +89,7 @@ class Client:
         match message:
             case Samples():
                 self.answered[message.ticket] += 1
-                if message.status is Status.OK:
+                if message.status is ReplyStatus.OK:
                     assert message.buffer in self.buffers  # it came before
             case Buffers():
                 assert len(message.buffers) == len(fds)
@@ -99,7 +99,7 @@ class Client:
             case Retired():
                 assert set(message.buffers) <= self.buffers
                 self.buffers -= set(message.buffers)
-            case Working() | Opened() | Report() | Welcome():
+            case Working() | Opened() | StateReport() | Welcome():
                 self.replied[type(message).__name__] += 1
 
 
@@ -142,7 +142,7 @@ class Host:
         opening, self.opening = self.opening, []
         for k, (asking, ticket) in enumerate(opening):
             data = self.data[1 + k % 2] if works else None
-            asking.opened(ticket, data, Status.OK if works else Status.NOT_FOUND, "")
+            asking.opened(ticket, data, ReplyStatus.OK if works else ReplyStatus.NOT_FOUND, "")
 
     def say(self, client, message: Request):
         """As the server does: a broken rule ends the connection; whether it was kept."""
@@ -153,7 +153,7 @@ class Host:
         except WireError:
             session.close()
             return False
-        if isinstance(message, Ask):
+        if isinstance(message, AskBatch):
             client.asked[message.ticket] += 1
             assert client.answered.total() + len(session.requests) == before + 1
         return True

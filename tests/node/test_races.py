@@ -14,7 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.node import wire
-from headrace.node.wire import Ask, Hello, Open, Release, StatusAsked, encode
+from headrace.node.wire import AskBatch, Hello, Open, Release, StatusAsked, encode
 from node.conftest import node_loader, report_of, seen, serving, until
 from plane.conftest import SAMPLES
 from tests_shared import opened_to_others
@@ -108,7 +108,7 @@ def conversation(store):
         encode(Hello(wire.PROTOCOL, "cut")),
         encode(Open(1, os.fsencode(store.path), 1, store.fingerprint, [""], None)),
         encode(StatusAsked(2)),
-        encode(Ask(3, 1, indices, [])),
+        encode(AskBatch(3, 1, indices, [])),
         encode(Release([3])),
     ]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import NodeError
 from headrace.node.link import Link, LinkLost
-from headrace.node.wire import Direct, Hurry, Open, Opened, Status
+from headrace.node.wire import Direct, Hurry, Open, Opened, ReplyStatus
 from headrace.store.opening import address_of
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Attaching:
         try:
             link = Link(self.folder, self.job)
             opened = self._open(link, self._address)
-            if opened.status is not Status.OK:
+            if opened.status is not ReplyStatus.OK:
                 why, pause_s = opened.message, HOPELESS_S
         except FileNotFoundError:
             why = "no node daemon runs"

@@ -34,9 +34,9 @@ from headrace.node.wire import (
     Gone,
     Hello,
     Release,
+    ReplyStatus,
     Retired,
     Splitter,
-    Status,
     Used,
     Welcome,
     WireError,
@@ -104,7 +104,7 @@ class Link:
         self._splitter = Splitter()
         self._fds: deque[int] = deque()
         self._ticket = 0
-        self.heard_s = time.monotonic()
+        self.answered_s = time.monotonic()
         self.dataset = 0
         self.cache = SharedCache()
         # Batches, samples and bytes that were gathered from it, and how much of it was said.
@@ -137,7 +137,7 @@ class Link:
                 raise
             self.lost = ""  # it hung up before we spoke; why, it has said already
         welcome: Welcome = self.wait(Welcome, ALIVE_S)
-        if welcome.status is not Status.OK:
+        if welcome.status is not ReplyStatus.OK:
             raise NodeError(
                 f"the node daemon refuses: {welcome.message}.",
                 next_step="Stop it and start the one of this version: headrace node stop; "
@@ -250,7 +250,7 @@ class Link:
             if now - began >= seconds:
                 raise self._lose(f"no {kind.__name__} within {seconds:g} s")
             if ping is not None and now - pinged_s > PING_S:
-                if now - max(self.heard_s, began) > ALIVE_S:
+                if now - max(self.answered_s, began) > ALIVE_S:
                     raise self._lose(f"the daemon said nothing for {ALIVE_S:g} s")
                 pinged_s = now
                 self.send(ping)
@@ -275,7 +275,7 @@ class Link:
                 data = self._read(seconds)
                 if data is None:
                     return False
-                self.heard_s = time.monotonic()
+                self.answered_s = time.monotonic()
                 for body in self._splitter.feed(data):
                     self._take(decode_reply(body))
             except (OSError, WireError) as e:

@@ -25,7 +25,15 @@ from headrace.errors import CorruptStore
 from headrace.node.attaching import Attaching
 from headrace.node.link import ALIVE_S, LinkLost
 from headrace.node.mapped import NodeBatch
-from headrace.node.wire import INDICES_MAX, Ask, Hurry, Samples, Status, WireError, Working
+from headrace.node.wire import (
+    INDICES_MAX,
+    AskBatch,
+    Hurry,
+    ReplyStatus,
+    Samples,
+    WireError,
+    Working,
+)
 from headrace.plane.stage import ReadStage, StageStats
 from headrace.runtime import runtime_folder
 
@@ -99,7 +107,7 @@ class Pending:
         return self._taker.finish(self, reply)
 
     def __del__(self) -> None:
-        if self.reply is not None and self.reply.status is Status.OK:  # it was never taken
+        if self.reply is not None and self.reply.status is ReplyStatus.OK:  # it was never taken
             self.link.ledger.end(self.ticket)
 
 
@@ -276,7 +284,7 @@ class NodeReads(ReadStage):
         pending.ticket = link.new_ticket()
         self._asked[pending.ticket] = weakref.ref(pending)
         released = link.take_released()
-        link.send(Ask(pending.ticket, link.dataset, pending.asked.tobytes(), released))
+        link.send(AskBatch(pending.ticket, link.dataset, pending.asked.tobytes(), released))
 
     def _askable(self, indices: NDArray[np.int64]) -> bool:
         if not len(indices) or len(indices) * self._parts > INDICES_MAX:
@@ -308,7 +316,7 @@ class NodeReads(ReadStage):
             pending = ref()
             if pending is not None:
                 pending.reply = message
-            elif message.status is Status.OK and self._link is not None:
+            elif message.status is ReplyStatus.OK and self._link is not None:
                 # Nobody takes it any more.
                 self._link.ledger.end(message.ticket)
         elif not isinstance(message, Working):
@@ -335,7 +343,7 @@ class NodeReads(ReadStage):
                 now = time.monotonic()
                 if not pending.waiting or now - hurried_s < pause_s:
                     continue
-                if now - max(link.heard_s, began) > ALIVE_S:
+                if now - max(link.answered_s, began) > ALIVE_S:
                     raise LinkLost(f"the daemon said nothing for {ALIVE_S:g} s")  # noqa: TRY301
                 link.give_back()
                 link.send(Hurry(pending.ticket))
@@ -367,7 +375,7 @@ class NodeReads(ReadStage):
     def finish(self, pending: Pending, reply: Samples) -> _native.Batch:
         """The batch of an answer; read below if the answer is not one."""
         self._taken(pending)
-        if reply.status is Status.OK:
+        if reply.status is ReplyStatus.OK:
             try:
                 batch = pending.link.mappings.batch(reply, pending.asked, self._parts)
             except WireError as e:
@@ -377,7 +385,7 @@ class NodeReads(ReadStage):
                 self._ram_bytes += reply.ram_bytes
                 return self._joined(pending, batch)
         self._direct += 1
-        if reply.status is Status.BUSY:
+        if reply.status is ReplyStatus.BUSY:
             self._refused += 1
             self._busy += 1
             if self._busy >= BUSY_MAX:

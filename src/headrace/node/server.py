@@ -38,8 +38,8 @@ from headrace.node.wire import (
     HELLO_BYTES_MAX,
     PROTOCOL,
     Open,
+    ReplyStatus,
     Splitter,
-    Status,
     Welcome,
     WireError,
     decode_request,
@@ -292,7 +292,7 @@ class Server:
             _log.warning(
                 "refused process %d of user %d: %s", connection.pid, connection.uid, refusal
             )
-            connection.send(Welcome(Status.REFUSED, refusal, PROTOCOL, 0, 0))
+            connection.send(Welcome(ReplyStatus.REFUSED, refusal, PROTOCOL, 0, 0))
             with contextlib.suppress(OSError):
                 connection.flush()
             connection.close()
@@ -394,7 +394,7 @@ class Server:
         """Open a data set for a client."""
         asked_s = time.monotonic()
 
-        def answer(data: ServedData | None, status: Status, text: str) -> None:
+        def answer(data: ServedData | None, status: ReplyStatus, text: str) -> None:
             if session.job is not None and not session.closed:
                 session.job.totals.took(Cause.STORAGE, time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)

@@ -26,7 +26,7 @@ from headrace.node.wire import (
     INDICES_MAX,
     PROTOCOL,
     Abandon,
-    Ask,
+    AskBatch,
     Buffers,
     Cache,
     Dropped,
@@ -39,11 +39,11 @@ from headrace.node.wire import (
     Open,
     Opened,
     Release,
-    Report,
+    ReplyStatus,
     Request,
     Retired,
     Samples,
-    Status,
+    StateReport,
     StatusAsked,
     StopAsked,
     Used,
@@ -136,7 +136,7 @@ class _Lease:
     held_bytes: int
 
 
-_NUMBERED: Final = (Ask, Open, Files, FilesAsked, StatusAsked, StopAsked)
+_NUMBERED: Final = (AskBatch, Open, Files, FilesAsked, StatusAsked, StopAsked)
 """Requests with a ticket of their own."""
 
 
@@ -179,7 +179,7 @@ class Session:
         self._read_at_s = self._limited_since_s = 0.0
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            Ask: self._ask,
+            AskBatch: self._ask,
             Hurry: lambda request: self._hurry(request.ticket),
             Release: lambda request: self._give_back(request.leases, abandoned=False),
             Abandon: lambda request: self._give_back(request.leases, abandoned=True),
@@ -218,11 +218,11 @@ class Session:
             self._last_ticket = request.ticket
         handler(request)
 
-    def _report(self, ticket: int, state: Any, status: Status = Status.OK) -> None:
-        self._send(Report(ticket, status, json.dumps(state).encode()))
+    def _report(self, ticket: int, state: Any, status: ReplyStatus = ReplyStatus.OK) -> None:
+        self._send(StateReport(ticket, status, json.dumps(state).encode()))
 
     def _stop(self, request: StopAsked) -> None:
-        self._report(request.ticket, {}, Status.STOPPING)
+        self._report(request.ticket, {}, ReplyStatus.STOPPING)
         self._host.stop()
 
     def _hello(self, request: Request) -> None:
@@ -231,11 +231,11 @@ class Session:
         ours = (PROTOCOL, self._host.window_bytes, REQUESTS_MAX)
         if request.protocol != PROTOCOL:
             text = f"the daemon speaks protocol {PROTOCOL}, the client {request.protocol}"
-            self._send(Welcome(Status.VERSION, text, *ours))
+            self._send(Welcome(ReplyStatus.VERSION, text, *ours))
             raise WireError(text)
         self.job = self._host.job(request.job)
         self.job.sessions.add(self)
-        self._send(Welcome(Status.OK, "", *ours))
+        self._send(Welcome(ReplyStatus.OK, "", *ours))
 
     def _note(self, note: Note) -> None:
         assert self.job is not None
@@ -261,7 +261,9 @@ class Session:
         if not self.closed:
             self._send(message, fds, owner)
 
-    def opened(self, ticket: int, data: ServedData | None, status: Status, message: str) -> None:
+    def opened(
+        self, ticket: int, data: ServedData | None, status: ReplyStatus, message: str
+    ) -> None:
         """Answer `Open`."""
         if self.closed:
             return
@@ -330,7 +332,7 @@ class Session:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _ask(self, request: Ask) -> None:
+    def _ask(self, request: AskBatch) -> None:
         self._give_back(request.released, abandoned=False)
         data = self._of(request.dataset)
         if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
@@ -377,7 +379,7 @@ class Session:
             self.waiting_bytes -= asked.indices.nbytes
             if size > self._host.window_bytes and size > available_memory() // 2:
                 del self.requests[asked.ticket]
-                self._send(Samples(asked.ticket, Status.FAILED, f"{size} bytes are too many"))
+                self._send(Samples(asked.ticket, ReplyStatus.FAILED, f"{size} bytes are too many"))
                 continue
             asked.reserved_bytes = size
             self._begun(asked, job.totals)
@@ -421,9 +423,9 @@ class Session:
         if asked.charge is not None and outcome.bytes_read is not None:
             asked.charge.settle(outcome.bytes_read)
         if batch is None:
-            self._send(Samples(asked.ticket, Status.FAILED, outcome.message))
+            self._send(Samples(asked.ticket, ReplyStatus.FAILED, outcome.message))
         elif (memory := batch.shared) is None:
-            self._send(Samples(asked.ticket, Status.FAILED, "not in shared memory"))
+            self._send(Samples(asked.ticket, ReplyStatus.FAILED, "not in shared memory"))
         else:
             fd, buffer, capacity = memory
             if buffer not in self._known:
@@ -458,7 +460,7 @@ class Session:
         if asked is not None and not asked.reserved_bytes and asked is not self.waiting[0]:
             comes = comes or any(a.reserved_bytes for a in self.requests.values())
         if asked is None or asked.reserved_bytes or comes:
-            self._send(Working(ticket, Status.WORKING))
+            self._send(Working(ticket, ReplyStatus.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
         del self.requests[ticket]
@@ -468,7 +470,7 @@ class Session:
         self.job.totals.busy += 1
         self.job.totals.took(Cause.WINDOW, time.monotonic() - asked.asked_s)
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
-        self._send(Samples(ticket, Status.BUSY, text))
+        self._send(Samples(ticket, ReplyStatus.BUSY, text))
 
     def _give_back(self, leases: Collection[int], *, abandoned: bool) -> None:
         for ticket in leases:
@@ -527,6 +529,6 @@ class Session:
 
 def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> Samples:
     return Samples(
-        ticket, Status.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
+        ticket, ReplyStatus.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
         batch.lengths.tobytes(), batch.labels.tobytes(), ram_bytes,
     )  # fmt: skip

@@ -44,7 +44,7 @@ class WireError(Exception):
     """The other side does not keep to the protocol."""
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """How a request ended; every reply has one."""
 
     OK = 0
@@ -107,7 +107,7 @@ class Open(_Message, frozen=True, tag="open"):
     direct: Direct | None
 
 
-class Ask(_Message, frozen=True, tag="ask"):
+class AskBatch(_Message, frozen=True, tag="ask"):
     """Asks for a batch."""
 
     ticket: Ticket
@@ -214,7 +214,7 @@ class StopAsked(_Message, frozen=True, tag="stop"):
 class Welcome(_Message, frozen=True, tag="welcome"):
     """Answers `Hello`."""
 
-    status: Status
+    status: ReplyStatus
     message: str
     protocol: int
     window_bytes: int
@@ -227,7 +227,7 @@ class Opened(_Message, frozen=True, tag="opened"):
     """Answers `Open`."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     message: str
     dataset: int
 
@@ -263,10 +263,10 @@ class Gone(_Message, frozen=True, tag="gone"):
 
 
 class Samples(_Message, frozen=True, tag="samples"):
-    """Answers `Ask`. The lease is the ticket."""
+    """Answers `AskBatch`. The lease is the ticket."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     message: str = ""
     buffer: int = 0
     nbytes: int = 0
@@ -284,7 +284,7 @@ class Working(_Message, frozen=True, tag="working"):
     """Answers `Hurry` where the batch is under way, or has been answered."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
 
 
 class FilesReady(_Message, frozen=True, tag="filesready"):
@@ -294,7 +294,7 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     """
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     message: str = ""
     files: int = 0
     """Files that the board knows."""
@@ -309,18 +309,18 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     ring_fd: int = -1
 
 
-class Report(_Message, frozen=True, tag="report"):
+class StateReport(_Message, frozen=True, tag="report"):
     """Answers `StatusAsked`, `FilesAsked` and `StopAsked`."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     json: bytes
 
 
 Request = (
     Hello
     | Open
-    | Ask
+    | AskBatch
     | Hurry
     | Release
     | Abandon
@@ -333,7 +333,16 @@ Request = (
     | StopAsked
 )
 Reply = (
-    Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | FilesReady | Report
+    Welcome
+    | Opened
+    | Buffers
+    | Retired
+    | Cache
+    | Gone
+    | Samples
+    | Working
+    | FilesReady
+    | StateReport
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -308,9 +308,9 @@ class Attachment:
         return link
 
     def _take(self, link: Link, message: Any) -> None:
-        from headrace.node.wire import FilesReady, Report
+        from headrace.node.wire import FilesReady, StateReport
 
-        if isinstance(message, Report):
+        if isinstance(message, StateReport):
             self._report = json.loads(message.json)
         if not isinstance(message, FilesReady):
             return
