@@ -72,13 +72,7 @@ class _Range:
 
 
 class SourceReads:
-    """Reads ranges of shares' volumes from the source, which is opened when it is first needed in a process.
-
-    Args:
-        open_source: opens it.
-        shares: what each volume holds, by its path.
-        options: how to read.
-    """
+    """Reads ranges of shares' volumes from the source, which is opened when a process first needs it."""
 
     def __init__(
         self,
@@ -273,18 +267,10 @@ def copy_namespace(
     what: str,
     go_on: Callable[[], bool] = lambda: True,
 ) -> bool:
-    """Copies the first `size` bytes of a namespace into a file; False if it was stopped.
-
-    Args:
-        fabric: on which it is open, or opened here.
-        url: of the namespace.
-        size: bytes.
-        fd: of the file.
-        what: of an error's message: "the share cannot be copied".
-        go_on: asked between reads; False stops.
+    """Copies the first `size` bytes of a namespace into a file; False if `go_on`, asked between reads, says so.
 
     Raises:
-        FabricError: the target does not answer any more, or has fewer bytes.
+        FabricError: the target does not answer any more, or has fewer bytes; the message says `what` fails.
     """
     fabric.open(url)
     data = np.empty(min(size, _READ_BYTES * _ROUND_READS), np.uint8)
@@ -500,14 +486,8 @@ class JobVolumes(Volumes):
     """The volume of one segment of a job.
 
     Which bytes stand there is sure without a look at its header page: the target's name has the job's
-    session in it, and the directory has a checksum of every sample once the share is staged.
-
-    Args:
-        session: of the job.
-        number: of the segment.
-        entry: its manifest entry.
-        engine: reads it.
-        local: a descriptor of the whole volume on this node, which the volumes then own; or None.
+    session in it, and the directory has a checksum of every sample once the share is staged. `local` is a
+    descriptor of the whole volume on this node, which the volumes then own.
     """
 
     def __init__(

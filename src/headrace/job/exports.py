@@ -32,12 +32,6 @@ _ASSOCIATIONS_MAX = 4096
 class NodeExports(Closing):
     """A target with one subsystem, for this session's hosts only.
 
-    Args:
-        session: of the job.
-        node: our rank.
-        host: the address to listen on.
-        port: 0 takes a free one.
-
     Raises:
         FabricError: the address cannot be listened on.
     """
@@ -84,17 +78,7 @@ def copy_share(
     *,
     go_on: Callable[[], bool] = lambda: True,
 ) -> tuple[LocalFile, LocalFile] | None:
-    """Copies a staged share.
-
-    Args:
-        session: of the job.
-        place: the owner's.
-        entry: of the share.
-        local: the folder for the copies.
-        go_on: asked between reads; False stops.
-
-    Returns:
-        The directory and the volume; None if it was stopped.
+    """Copies a staged share from its owner: the directory and the volume; None if `go_on` says stop.
 
     Raises:
         FabricError: the owner does not answer any more.

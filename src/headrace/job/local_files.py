@@ -39,12 +39,9 @@ if TYPE_CHECKING:
 
 
 class LocalFile(Closing):
-    """A file of known size that this process writes.
+    """A file of known size that this process writes; without a `name` it has none.
 
-    Args:
-        folder: on the local disk.
-        size: bytes; the disk's space is taken at once. 0 leaves it empty.
-        name: keep it under this name; else it has none.
+    The disk's space is taken at once.
 
     Raises:
         VolumeError: the disk is full, or refuses.
@@ -100,10 +97,7 @@ _TRIES = 20
 
 
 class Directories(Closing):
-    """The directories of one session on this node.
-
-    Attributes:
-        fetched: how many this process had to fetch.
+    """The directories of one session on this node; `fetched` counts those that this process had to fetch.
 
     Raises:
         JobError: the folder is not safe: somebody else could put files there.

@@ -257,10 +257,7 @@ class Meeting:
     ) -> str:
         """Begins a session; takes a folder over that nobody serves any more.
 
-        Args:
-            nodes: how many will come.
-            job: the scheduler's id of the job.
-            alive: whether the server that a document speaks of still answers.
+        `alive` says whether the server that a document speaks of still answers.
 
         Raises:
             JobError: a living job has the folder, or something else lies in it.
@@ -366,13 +363,7 @@ class Meeting:
     def agree(
         self, name: str, session: str, proposal: tuple[tuple[int, int], ...]
     ) -> tuple[tuple[int, int], ...]:
-        """What the first process of the session proposed under `name`: to all the same.
-
-        Args:
-            name: letters, digits and dashes.
-            session: of the job.
-            proposal: ours, should we be the first.
-        """
+        """What the first process of the session proposed under `name`: to all the same."""
         target = self.folder / f"agreed-{session}-{name}.json"
         if not target.exists():
             with NewFile(target) as new, contextlib.suppress(FileExistsError):

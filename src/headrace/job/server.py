@@ -103,12 +103,7 @@ class StageOptions:
 class NodeServer(Closing):
     """Serves one node's share.
 
-    Args:
-        source: what is staged; node 0 lists it, the others may leave it out.
-        meeting: the shared folder.
-        place: our rank and the number of nodes.
-        options: everything else.
-        say: told what goes on, in plain lines.
+    Node 0 lists the source, the others may leave it out; `say` is told what goes on, in plain lines.
 
     Attributes:
         document: what we have published.

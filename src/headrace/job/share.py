@@ -139,15 +139,9 @@ def _piece(store: Store, segment: Any, begin: int, end: int) -> dict[str, Any] |
 def write_share_directory(
     share: NodeShare, fd: int, crc: NDArray[np.uint32] | None = None
 ) -> tuple[Segment, bytes]:
-    """Writes a share's directory into an open empty file.
+    """Writes a share's directory into an open empty file, with checksums where the source has none.
 
-    Args:
-        share: the layout.
-        fd: the file.
-        crc: (extents,) checksums, where the source has none.
-
-    Returns:
-        The manifest's entry, and the volume's header page.
+    Returns the manifest's entry, and the volume's header page.
     """
     columns = share.columns if crc is None else replace(share.columns, crc=crc)
     header = write_directory(columns, fd)
@@ -176,18 +170,12 @@ _BLOCK_BYTES = 512
 
 
 class Stager:
-    """Copies one share.
+    """Copies one share into its volume, an open file that is as large as the share says.
 
-    Args:
-        source: the open source.
-        share: what to copy.
-        fd: the volume, as large as the share says.
-        move_mark: told how many bytes of the volume are there; whole blocks until the end.
-        options: how to read the source.
+    `move_mark` is told how many bytes of the volume are there; whole blocks until the end.
 
     Attributes:
-        samples_done: copied so far.
-        bytes_done: their bytes.
+        samples_done, bytes_done: copied so far.
         source_bytes: read from the source, gaps and repeated reads included.
         crc: (extents,) uint32, of what is copied.
     """
@@ -212,13 +200,7 @@ class Stager:
         self.crc = np.zeros(share.columns.extents, np.uint32)
 
     def run(self, go_on: Callable[[], bool] = lambda: True) -> bool:
-        """Copies what is not copied yet.
-
-        Args:
-            go_on: asked after each batch; False stops.
-
-        Returns:
-            Whether all is there.
+        """Copies what is not copied yet; whether all is there: `go_on`, asked after each batch, may stop it.
 
         Raises:
             HeadraceError: a sample cannot be read, or the disk refuses it.

@@ -35,13 +35,7 @@ OPEN_S = 600.0
 
 
 class Attaching:
-    """Attaches a data set to the daemon whenever it is not, until closed.
-
-    Attributes:
-        attachments: how often it was attached.
-        why: why it is not.
-        ended: set when nobody wants a daemon any more.
-    """
+    """Attaches a data set to the daemon whenever it is not, until closed; `why` says why it is not now."""
 
     def __init__(
         self, store: Store, part_names: Sequence[str], folder: RuntimeFolder, job: str

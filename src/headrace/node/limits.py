@@ -78,10 +78,8 @@ class _Flow:
 class RateLimits:
     """The limits of all jobs of this node.
 
-    Args:
-        clock: a monotonic one.
-        poke: called when there is something that the controller should hear at once.
-        wake: called when somebody who waits may go.
+    `poke` is called when there is something that the controller should hear at once, `wake` when somebody who
+    waits may go.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ from headrace.node.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from msgspec import Struct
 
@@ -74,11 +74,7 @@ class LinkLost(Exception):
 
 
 class Link:
-    """A connection on which hello was said.
-
-    Args:
-        folder: where the daemon is.
-        job: clients of one job share a quota.
+    """A connection on which hello was said. Clients of one job share a quota.
 
     Attributes:
         lost: why the connection is of no use any more; '' while it is.
@@ -144,8 +140,7 @@ class Link:
                 "headrace node start.",
                 status=int(welcome.status),
             )
-        self.requests_max = welcome.requests_max
-        self.window_bytes = welcome.window_bytes
+        self.requests_max, self.window_bytes = welcome.requests_max, welcome.window_bytes
 
     def new_ticket(self) -> int:
         """A number for a request."""
@@ -183,10 +178,8 @@ class Link:
 
     def give_back(self) -> None:
         """Give ended leases back now."""
-        if self.ledger.ended:
-            released = self.take_released()
-            if released:
-                self.send(Release(released))
+        if self.ledger.ended and (released := self.take_released()):
+            self.send(Release(released))
 
     def gathered(self, batches: int, samples: int, nbytes: int) -> None:
         """Count what was gathered from the shared cache; for one thread."""
@@ -232,10 +225,7 @@ class Link:
     def wait(self, kind: type[Any], seconds: float, ping: Struct | None = None) -> Any:
         """The next message of a kind, for exchanges before there are batches.
 
-        Args:
-            kind: the message's type.
-            seconds: how long to wait for it.
-            ping: sent now and then; a daemon that lives answers it.
+        A daemon that lives answers the `ping` that is sent now and then.
 
         Raises:
             LinkLost: it does not come in time, or the daemon says nothing at all.
@@ -259,9 +249,7 @@ class Link:
     def receive(self, seconds: float, wanted: Callable[[], bool] = lambda: True) -> bool:
         """Take in what has come, waiting at most so long for it; whether anything had.
 
-        Args:
-            seconds: how long to wait.
-            wanted: looked at when it is this thread's turn: another may have taken it in.
+        `wanted` is looked at when it is this thread's turn: another may have taken it in.
 
         Raises:
             LinkLost: the daemon hung up or broke the protocol.
@@ -285,12 +273,13 @@ class Link:
     def _read(self, seconds: float) -> bytes | None:
         """What has come; None if nothing does within so many seconds."""
         try:
-            given = self._sock.recvmsg(_CHUNK_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC)
+            data, control, flags, _ = self._sock.recvmsg(
+                _CHUNK_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             if seconds <= 0 or not self._readable.poll(seconds * 1000):
                 return None
             return self._read(0.0)
-        data, control, flags, _ = given
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
@@ -303,14 +292,19 @@ class Link:
         return data
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, Buffers):
-            with self._taken_fds(len(message.buffers)) as fds:
-                self.mappings.add(message.buffers, fds)
+        if isinstance(message, Buffers | Cache):
+            slabs = message.buffers if isinstance(message, Buffers) else message.slabs
+            fds = [self._fds.popleft() for _ in range(min(len(slabs), len(self._fds)))]
+            try:
+                if isinstance(message, Buffers):
+                    self.mappings.add(message.buffers, fds)
+                else:
+                    self.cache.add(message, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
         elif isinstance(message, Retired):
             self.mappings.retire(message.buffers)
-        elif isinstance(message, Cache):
-            with self._taken_fds(len(message.slabs)) as fds:
-                self.cache.add(message, fds)
         elif isinstance(message, Gone):
             self.cache.drop(message.identities)
             self.send(Dropped(message.dataset, message.identities))
@@ -327,16 +321,6 @@ class Link:
             if len(self._fds) < count:
                 raise self._lose(f"{len(self._fds)} descriptors came, expected {count}")
             return [self._fds.popleft() for _ in range(count)]
-
-    @contextlib.contextmanager
-    def _taken_fds(self, count: int) -> Iterator[list[int]]:
-        """The descriptors that came with a message; closed afterwards."""
-        fds = [self._fds.popleft() for _ in range(min(count, len(self._fds)))]
-        try:
-            yield fds
-        finally:
-            for fd in fds:
-                os.close(fd)
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -374,14 +358,12 @@ def connect(path: str) -> socket.socket:
     try:
         sock.settimeout(ALIVE_S)
         sock.connect(path)
-    except ConnectionRefusedError as e:  # a socket file that a killed daemon left
+    except BaseException as e:
         sock.close()
-        raise FileNotFoundError(e.errno, "nobody listens", path) from e
-    except (TimeoutError, BlockingIOError) as e:  # the latter: its queue is full
-        sock.close()
-        raise LinkLost(f"the daemon does not accept within {ALIVE_S:g} s") from e
-    except BaseException:
-        sock.close()
+        if isinstance(e, ConnectionRefusedError):  # a socket file that a killed daemon left
+            raise FileNotFoundError(e.errno, "nobody listens", path) from e
+        if isinstance(e, TimeoutError | BlockingIOError):  # the latter: its queue is full
+            raise LinkLost(f"the daemon does not accept within {ALIVE_S:g} s") from e
         raise
     return sock
 

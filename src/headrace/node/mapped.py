@@ -86,13 +86,7 @@ class _Lease:
 
 @dataclass(slots=True, eq=False)
 class NodeBatch:
-    """A batch in the daemon's memory; has what `headrace.plane.Batch` takes of a native one.
-
-    Attributes:
-        data: uint8, shape (bytes,), read-only.
-        offsets, lengths: int64, shape (samples x parts,).
-        indices, labels: int64, shape (samples,).
-    """
+    """A batch in the daemon's memory, read-only; has what `headrace.plane.Batch` takes of a native one."""
 
     data: NDArray[np.uint8]
     indices: NDArray[np.int64]

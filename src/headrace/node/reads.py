@@ -54,8 +54,6 @@ class Pending:
     """A batch that was submitted.
 
     Attributes:
-        link: who was asked.
-        indices: what was submitted.
         begun: it is gathered or was asked for; a ticket is a request's.
         hits: what is held of it, where only the rest was asked for.
         job: gathers it: all of it is held.
@@ -187,16 +185,7 @@ class NodeReport:
 
 
 class NodeReads(ReadStage):
-    """Batches from the daemon, or from below.
-
-    Args:
-        below: reads directly.
-        store: the data set.
-        part_names: the parts that are read.
-        folder: where the daemon is.
-        job: clients of one job share a quota.
-        budget_bytes: batches that may be read ahead.
-    """
+    """Batches from the daemon, or from below; at most `budget_bytes` are read ahead."""
 
     name = "node"
 
@@ -247,7 +236,13 @@ class NodeReads(ReadStage):
         if link is not None and link.lost:  # its thread has noticed
             self.lose(link, link.lost)
             link = None
-        if link is None or not self._askable(indices):
+        askable = bool(
+            0 < len(indices) * self._parts <= INDICES_MAX
+            and time.monotonic() >= self._around_until
+            # Of others, those below say what is wrong.
+            and 0 <= indices.min() <= indices.max() < self._samples_count
+        )
+        if link is None or not askable:
             self._direct += 1
             return self._below.submit(indices)
         pending = Pending(self, link, indices)
@@ -285,14 +280,6 @@ class NodeReads(ReadStage):
         self._asked[pending.ticket] = weakref.ref(pending)
         released = link.take_released()
         link.send(AskBatch(pending.ticket, link.dataset, pending.asked.tobytes(), released))
-
-    def _askable(self, indices: NDArray[np.int64]) -> bool:
-        if not len(indices) or len(indices) * self._parts > INDICES_MAX:
-            return False
-        if self._around_until and time.monotonic() < self._around_until:
-            return False
-        # Of others, those below say what is wrong.
-        return bool(0 <= indices.min() <= indices.max() < self._samples_count)
 
     def _attach(self) -> Link | None:
         """Take over what the thread has attached; at first, wait a little for a daemon that is there."""

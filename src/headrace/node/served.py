@@ -105,6 +105,7 @@ class ServedData:
     """Serves batches of one data set. All methods are for the daemon's loop alone.
 
     Args:
+        number: its name in messages.
         store: the data set.
         part_names: the parts that are read.
         options: how to read.
@@ -113,8 +114,6 @@ class ServedData:
         call_soon: runs a function in the daemon's loop; thread-safe.
 
     Attributes:
-        number: its name in messages.
-        opened_s, used_s: on the monotonic clock.
         users: sessions that have it open, by job.
         thread: takes in what is read; ends after `close`, unless a read never returns.
     """

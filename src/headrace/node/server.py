@@ -241,6 +241,14 @@ class Server:
                 ticked = now
                 self._tick(now)
 
+    def _tick(self, now: float) -> None:
+        for connection in tuple(self._connections):
+            if connection.deadline is not None and now > connection.deadline:
+                self._hang_up(connection, "a message did not come whole within its deadline")
+        self._prune_jobs()
+        if self._datasets.in_use:
+            self.share()
+
     def _pause_s(self) -> float | None:
         if any(not connection.choked for connection in self._behind):
             return 0.0
@@ -250,14 +258,6 @@ class Server:
 
     def _hasty(self) -> bool:
         return any(not connection.greeted for connection in self._connections)
-
-    def _tick(self, now: float) -> None:
-        for connection in tuple(self._connections):
-            if connection.deadline is not None and now > connection.deadline:
-                self._hang_up(connection, "a message did not come whole within its deadline")
-        self._prune_jobs()
-        if self._datasets.in_use:
-            self.share()
 
     def _announce(self) -> None:
         """Tell clients of memory of caches that came or went.

@@ -153,7 +153,6 @@ class Session:
         reading: how many requests are begun and have no answer.
         requests: all that have no answer, by ticket.
         waiting: those of them that are not begun, the oldest first.
-        waiting_bytes: of their indices.
     """
 
     def __init__(self, host: Server, number: int, pid: int, send: Callable[..., None]) -> None:

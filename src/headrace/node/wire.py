@@ -357,20 +357,12 @@ def encode(message: Struct) -> bytes:
 
 
 def decode_request(body: bytes | bytearray | memoryview) -> Request:
-    """What a client says.
-
-    Raises:
-        WireError: it is no request.
-    """
+    """What a client says; raises WireError if it is no request."""
     return _decode(_requests, body)  # type: ignore[no-any-return]
 
 
 def decode_reply(body: bytes | bytearray | memoryview) -> Reply:
-    """What the daemon says.
-
-    Raises:
-        WireError: it is no reply.
-    """
+    """What the daemon says; raises WireError if it is no reply."""
     return _decode(_replies, body)  # type: ignore[no-any-return]
 
 

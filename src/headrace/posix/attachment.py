@@ -98,12 +98,9 @@ class Page:
             self._order = []
 
     def publish(self, process: int, board: tuple[int, int], ring: tuple[int, int]) -> None:
-        """Name another board and ring.
+        """Name another board and ring: descriptors, which become the page's, and inodes.
 
-        Args:
-            process: whose descriptors the copies are.
-            board: descriptor, which becomes the page's, and inode.
-            ring: the same.
+        `process` is whose descriptors the copies are.
         """
         with self._lock:
             self._follow()

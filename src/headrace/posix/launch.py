@@ -341,10 +341,7 @@ def _recorded(environment: Mapping[str, str], log: OpenLog | None) -> Mapping[st
 def run_program(program: str, command: Sequence[str], environment: Mapping[str, str]) -> ProgramEnd:
     """Start it, and wait for its end; signals that come meanwhile are handed on.
 
-    Args:
-        program: the file.
-        command: its words, with the program's name as it was said.
-        environment: of it.
+    The first word of `command` is the program's name as it was given.
     """
     watched = _FORWARDED | {signal.SIGCHLD}
     # We wait for them here, and are told who sent them. But libraries' threads (those of linear algebra)

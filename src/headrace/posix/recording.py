@@ -74,12 +74,7 @@ class RecordedRun:
 
 
 def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> RecordedRun:
-    """Run a command to its end, and log what it reads.
-
-    Args:
-        command: a program and its arguments.
-        folder: of the run; made, and must not be there yet.
-        log_bytes: what each process may log, at most.
+    """Run a command to its end, and log what it reads, at most `log_bytes` for each process.
 
     Raises:
         FileNotFoundError: there is no such program.

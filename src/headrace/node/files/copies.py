@@ -204,16 +204,7 @@ ORDER_SOON = 4096
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """One file's copy.
-
-    Attributes:
-        path: of the original.
-        row: what the original was: dev, ino, size, mtime_ns.
-        tier: where it is.
-        cost_bytes: what counts against the quota.
-        fd: its memfd, or -1.
-        used: whether a program opened it.
-    """
+    """One file's copy. `row` is what the original was: dev, ino, size, mtime_ns."""
 
     path: bytes
     row: tuple[int, ...]
@@ -230,8 +221,7 @@ class Copies:
     Attributes:
         disk: the local disk tier; None: there is none, or it is closed.
         by_path: the copies, by the path of the original.
-        quota_bytes: for copies in memory.
-        held_bytes: what they take, with those that are being read.
+        held_bytes: memory that they take, with those that are being read.
         spoiled: files that were changed, until there is a newer board.
     """
 
@@ -294,10 +284,7 @@ class Copies:
     ) -> Tier | None:
         """Take room for a file that will be read: memory first, then disk; None: there is none.
 
-        Args:
-            path: of the file.
-            size: its bytes.
-            soon: a run that opens this file of its soon: what it needs later makes room.
+        With `soon`, a run that opens this file of its soon, what that run needs later makes room.
         """
         cost = copy_bytes(size)
         with self._lock:

@@ -57,14 +57,10 @@ _SPARE_LINES = 1024
 
 @dataclass(slots=True)
 class DiskCopy:
-    """A copy as the journal knows it.
+    """A copy as the journal knows it; `number` names its file.
 
-    Attributes:
-        number: names its file.
-        ino, size, mtime_ns: of the original when it was copied. Not its device, whose number may change
-            when a network file system is mounted again.
-        crc: crc32c of its bytes.
-        checked: whether this daemon wrote it, or has checked it.
+    `ino`, `size` and `mtime_ns` are of the original when it was copied. Not its device, whose number may change
+    when a network file system is mounted again. `checked`: this daemon wrote it, or has checked it.
     """
 
     number: int
@@ -81,11 +77,7 @@ class DiskCopy:
 
 
 class DiskFolder:
-    """The folder that all roots share, and its quota. One daemon at a time.
-
-    Args:
-        path: of the caches; made if it is not there.
-        quota_bytes: None: what leaves a part of the file system free.
+    """The folder that all roots share, and its quota (None: what leaves a part of the file system free).
 
     Raises:
         OSError: it cannot be used, or another daemon does.

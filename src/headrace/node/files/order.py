@@ -32,13 +32,7 @@ _LINE_BYTES_MAX = 8192
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderFile:
-    """What an order file says.
-
-    Attributes:
-        epochs: the files of each epoch, int64.
-        unknown: lines that name no known file.
-        first_unknown: the first of them.
-    """
+    """What an order file says: the files of each epoch, and lines that name no known file."""
 
     epochs: tuple[NDArray[np.int64], ...]
     unknown: int = 0
@@ -55,9 +49,6 @@ def read_order_file(
         roots: (as it may be spelled, resolved path).
         find: a file's number by its path below a resolved root; -1: there is none.
         files: how many there are.
-
-    Raises:
-        OSError: it cannot be read.
     """
     epochs: list[NDArray[np.int64]] = []
     seen = np.zeros(files, bool)
@@ -336,10 +327,8 @@ class Follower:
     def until(self, files: NDArray[np.int64], grace: int = 0) -> NDArray[np.int64]:
         """Opens until each of these files is next opened; `NEVER` for what is in no order.
 
-        Args:
-            files: their numbers.
-            grace: files that were opened within so many positions count as opened now: other workers may
-                still be about to. Never more than `slack`.
+        Files that were opened within `grace` positions (never more than `slack`) count as opened now: other
+        workers may still be about to.
         """
         position = self._now.position_of[files]
         later = self._following_epoch().position_of[files]

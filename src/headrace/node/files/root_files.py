@@ -95,12 +95,9 @@ class FarReader:
         self.in_flight = 0
 
     def want(self, view: ProgramRun, files: NDArray[np.int64], *, anew: bool = False) -> None:
-        """A run opens these next, in this order, after those that it wanted before.
+        """A run opens these next, in this order, after those that it wanted before (unless `anew`).
 
-        Args:
-            view: the run.
-            files: none: it has opened some, and there may be room now.
-            anew: forget what it wanted before.
+        None of them: it has opened some, and there may be room now.
         """
         with self._wake:
             demand = self._demands.setdefault(id(view), _Demand(view))
@@ -386,19 +383,12 @@ def _same(fd: int, row: tuple[int, ...]) -> None:
 
 
 class RootFiles:
-    """One root.
-
-    Args:
-        path: resolved.
-        descriptors: for copies in memory, of all roots.
-        disk: the local disk tier; None: there is none.
-        model: a simulated storage, which it lies on.
+    """One root, by its resolved path; `model` is a simulated storage that it lies on.
 
     Attributes:
         far: whether copies are worth it: the file system is remote.
         tree: what the last scan found; None: there was none.
         users: runs that have it open, by job.
-        used_s: on the monotonic clock.
     """
 
     def __init__(

@@ -67,7 +67,6 @@ class ProgramRun:
 
     Attributes:
         paths, stats: all files, by number.
-        board, ring: what is shared with the program.
     """
 
     def __init__(

@@ -60,16 +60,7 @@ class _Served:
 
 
 class FileService:
-    """Serves unmodified programs.
-
-    Args:
-        options: memory, the local disk tier, and a simulated storage.
-        call_soon: runs a function in the daemon's loop; thread-safe.
-        share: shares memory out anew.
-
-    Attributes:
-        sharers: roots that memory is shared out to.
-    """
+    """Serves unmodified programs; `sharers` are the roots that memory is shared out to by `share`."""
 
     def __init__(
         self,

@@ -59,14 +59,9 @@ _REMOTE_TYPES = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileTree:
-    """The regular files below a root.
+    """The regular files below a root: sorted absolute paths, and int64 columns as `STAT_COLUMNS` says.
 
-    Attributes:
-        root: its absolute path.
-        paths: absolute, sorted.
-        stats: int64, (files, columns) as `STAT_COLUMNS` says.
-        unread: folders and files that could not be looked at.
-        errors: what was wrong with some of them.
+    `unread` counts folders and files that could not be looked at; `errors` says what was wrong with some.
     """
 
     root: bytes
@@ -104,13 +99,9 @@ def is_far(path: bytes) -> bool:
 
 
 class TreeScan:
-    """Looks at everything below a root.
+    """Looks at everything below a root: the absolute path of a folder, or of one file.
 
-    Args:
-        root: absolute path of a folder (or of one file).
-        threads: how many look at the same time.
-        model: a simulated storage, whose look-ups are paid for as a client with many of them in flight
-            would.
+    The look-ups of a simulated storage (`model`) are paid for as a client with many in flight would.
     """
 
     def __init__(

@@ -34,10 +34,7 @@ _USERS_MAX = 10
 def attach(folder: str, source: str, *, allow_other: bool = False) -> int:
     """Mounts, and returns the file descriptor of /dev/fuse on which requests come.
 
-    Args:
-        folder: an empty folder, see `check_folder`.
-        source: what the mount table and `df` show.
-        allow_other: other users may look in.
+    The mount table and `df` show `source`.
 
     Raises:
         MountError: fusermount3 or /dev/fuse is missing or refuses.
@@ -111,11 +108,7 @@ def check_folder(folder: str) -> str:
 
 
 def detach(folder: str, *, lazy: bool = False) -> None:
-    """Unmounts.
-
-    Args:
-        folder: the mount, as `mounted_at` knows it.
-        lazy: take it away at once, though files in it are open; they end with their users.
+    """Unmounts; with `lazy` at once, though files in it are open: they end with their users.
 
     Raises:
         MountError: it is in use, or another user's.

@@ -70,15 +70,9 @@ _XATTR = b"user.headrace."
 
 
 class FileSystem:
-    """Answers requests.
+    """Answers requests with a store, which stays the caller's. All files have one owner and one time.
 
-    Args:
-        store: an open store; stays the caller's.
-        sample_bytes: reads its samples.
-        owner: user and group of all files.
-        mtime_ns: time of all files.
-        timeout_s: after so long without an answer the kernel ends the connection.
-        log_lines: gives the last lines of the log, for an extended attribute.
+    `log_lines` gives the last lines of the log, for an extended attribute.
     """
 
     def __init__(

@@ -46,13 +46,7 @@ _GOES_ON = frozenset((errno.EINTR, errno.EAGAIN, errno.ENOENT))
 
 
 class Serving:
-    """Threads over one connection.
-
-    Args:
-        device: file descriptor of /dev/fuse, mounted; closed by `close`.
-        file_system: what answers.
-        threads: reads of the store under way at most.
-    """
+    """Threads over one connection: the mounted descriptor of /dev/fuse, closed by `close`."""
 
     def __init__(self, device: int, file_system: FileSystem, *, threads: int = 16) -> None:
         self._device = device
@@ -259,16 +253,7 @@ def _serve(
 
 
 def mount(store: str, folder: str, options: MountOptions) -> MountedStore:
-    """Mounts in the background, and returns when the folder shows the store.
-
-    Args:
-        store: as for `serve`.
-        folder: an empty folder.
-        options: how.
-
-    Raises:
-        HeadraceError: the store cannot be opened, or not mounted there.
-    """
+    """Mounts in the background, and returns when the folder shows the store; as `serve` otherwise."""
     request = {
         "store": store if is_url(store) else os.path.abspath(local_path(store)),
         "folder": os.path.abspath(folder),
@@ -370,9 +355,7 @@ def child() -> None:
 def unmount(folder: str, *, lazy: bool = False) -> str:
     """Takes a mount away, whatever became of its process. Returns the absolute path.
 
-    Args:
-        folder: where a store is mounted.
-        lazy: though it is in use; whoever uses it gets errors when the process ends.
+    With `lazy` though it is in use: whoever uses it gets errors when the process ends.
 
     Raises:
         MountError: nothing of ours is mounted there, or it is in use.

@@ -174,10 +174,8 @@ def _unpacked(layout: struct.Struct, body: memoryview) -> tuple[int, ...]:
 def init_reply(offer: InitRequest, *, background: int, timeout_s: int) -> bytes:
     """The answer to INIT; empty where the kernel is too old.
 
-    Args:
-        offer: what the kernel can do.
-        background: read-ahead requests that the kernel may have under way.
-        timeout_s: after so long without an answer the kernel ends the connection (Linux 6.15 and later).
+    `background` is how many read-ahead requests the kernel may have under way; after `timeout_s` without an
+    answer it ends the connection (Linux 6.15 and later).
     """
     if offer.major != MAJOR or offer.minor < MINOR_MIN:
         return b""

@@ -47,13 +47,7 @@ _WHOLE = -1
 
 
 class SampleBytes:
-    """Reads ranges.
-
-    Args:
-        store: an open store.
-        kept_bytes: memory for whole parts that were read last.
-        check_bytes_max: larger parts are not checked.
-    """
+    """Reads ranges; keeps whole parts that were read last, and checks parts up to `check_bytes_max`."""
 
     def __init__(
         self, store: Store, *, kept_bytes: int = 64 << 20, check_bytes_max: int = 1 << 30
@@ -87,14 +81,7 @@ class SampleBytes:
         return None
 
     def read(self, sample: int, part: int, size: int, start: int, count: int) -> memoryview:
-        """A range.
-
-        Args:
-            sample: index of the sample.
-            part: number of the part among the store's.
-            size: of the whole part, in bytes.
-            start: first byte.
-            count: so many, fewer at the end.
+        """At most `count` bytes of a part of `size` bytes, from `start` on; fewer at its end.
 
         Raises:
             CorruptSample: the bytes differ from their checksum.
