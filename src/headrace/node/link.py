@@ -23,27 +23,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import NodeError
+from headrace.node import wire
 from headrace.node.mapped import LeaseLedger, Mappings, SharedCache
-from headrace.node.wire import (
-    FDS_MAX,
-    PROTOCOL,
-    Abandon,
-    Buffers,
-    Cache,
-    Dropped,
-    Gone,
-    Hello,
-    Release,
-    ReplyStatus,
-    Retired,
-    Splitter,
-    Used,
-    Welcome,
-    WireError,
-    decode_reply,
-    encode,
-    peer_of,
-)
+from headrace.node.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +46,7 @@ LOOK_AFTER_S = 1.0
 """Memory that the daemon has given back is unmapped within this time."""
 
 _CHUNK_BYTES = 256 << 10
-_RIGHTS_BYTES = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize)
+_RIGHTS_BYTES = socket.CMSG_SPACE(wire.FDS_MAX * array.array("i").itemsize)
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -97,7 +79,7 @@ class Link:
         self.on_reply: Callable[[Any], None] = self._kept.append
         self.lock = threading.RLock()
         self._send_lock = threading.Lock()
-        self._splitter = Splitter()
+        self._splitter = wire.Splitter()
         self._fds: deque[int] = deque()
         self._ticket = 0
         self.answered_s = time.monotonic()
@@ -112,7 +94,7 @@ class Link:
         self._readable.register(self._sock, select.POLLIN)
         self._writable.register(self._sock, select.POLLOUT)
         try:
-            self.peer_pid, uid = peer_of(self._sock)
+            self.peer_pid, uid = wire.peer_of(self._sock)
             if uid != os.geteuid():
                 raise NodeError(  # noqa: TRY301
                     f"{folder.socket}: user {uid} listens there, expected {os.geteuid()}.",
@@ -127,13 +109,13 @@ class Link:
 
     def _hello(self, job: str) -> None:
         try:
-            self.send(Hello(PROTOCOL, job))
+            self.send(wire.Hello(wire.PROTOCOL, job))
         except LinkLost as e:
             if not isinstance(e.__cause__, (BrokenPipeError, ConnectionResetError)):
                 raise
             self.lost = ""  # it hung up before we spoke; why, it has said already
-        welcome: Welcome = self.wait(Welcome, ALIVE_S)
-        if welcome.status is not ReplyStatus.OK:
+        welcome: wire.Welcome = self.wait(wire.Welcome, ALIVE_S)
+        if welcome.status is not wire.ReplyStatus.OK:
             raise NodeError(
                 f"the node daemon refuses: {welcome.message}.",
                 next_step="Stop it and start the one of this version: headrace node stop; "
@@ -155,7 +137,7 @@ class Link:
         Raises:
             LinkLost: the daemon is gone, or does not take it within the deadline.
         """
-        data = memoryview(encode(message))
+        data = memoryview(wire.encode(message))
         with self._send_lock:
             if self.lost:
                 raise LinkLost(self.lost)
@@ -173,13 +155,13 @@ class Link:
         """Leases to be given back with the next request; abandons those that must not be."""
         released, abandoned = self.ledger.take_ended()
         if abandoned:
-            self.send(Abandon(abandoned))
+            self.send(wire.Abandon(abandoned))
         return released
 
     def give_back(self) -> None:
         """Give ended leases back now."""
         if self.ledger.ended and (released := self.take_released()):
-            self.send(Release(released))
+            self.send(wire.Release(released))
 
     def gathered(self, batches: int, samples: int, nbytes: int) -> None:
         """Count what was gathered from the shared cache; for one thread."""
@@ -195,7 +177,7 @@ class Link:
         now, before = list(self._gathered), self._reported
         if now != before:
             self._reported = now
-            self.send(Used(self.dataset, *(a - b for a, b in zip(now, before, strict=True))))
+            self.send(wire.Used(self.dataset, *(a - b for a, b in zip(now, before, strict=True))))
 
     # -- looking after -----------------------------------------------------------------------------
 
@@ -265,7 +247,7 @@ class Link:
                     return False
                 self.answered_s = time.monotonic()
                 for body in self._splitter.feed(data):
-                    self._take(decode_reply(body))
+                    self._take(wire.decode_reply(body))
             except (OSError, WireError) as e:
                 raise self._lose(str(e)) from e
             return True
@@ -292,22 +274,22 @@ class Link:
         return data
 
     def _take(self, message: Any) -> None:
-        if isinstance(message, Buffers | Cache):
-            slabs = message.buffers if isinstance(message, Buffers) else message.slabs
+        if isinstance(message, wire.Buffers | wire.Cache):
+            slabs = message.buffers if isinstance(message, wire.Buffers) else message.slabs
             fds = [self._fds.popleft() for _ in range(min(len(slabs), len(self._fds)))]
             try:
-                if isinstance(message, Buffers):
+                if isinstance(message, wire.Buffers):
                     self.mappings.add(message.buffers, fds)
                 else:
                     self.cache.add(message, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
-        elif isinstance(message, Retired):
+        elif isinstance(message, wire.Retired):
             self.mappings.retire(message.buffers)
-        elif isinstance(message, Gone):
+        elif isinstance(message, wire.Gone):
             self.cache.drop(message.identities)
-            self.send(Dropped(message.dataset, message.identities))
+            self.send(wire.Dropped(message.dataset, message.identities))
         else:
             self.on_reply(message)
 

@@ -27,25 +27,14 @@ from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
 from headrace.control.messages import PlaneState
 from headrace.control.metrics import asked
 from headrace.machine.host import available_memory
+from headrace.node import wire
 from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
 from headrace.node.jobs import ClientJob, JobTally
 from headrace.node.lease_agent import LeaseAgent
 from headrace.node.limits import RateLimits
 from headrace.node.session import Session, WindowBudget
-from headrace.node.wire import (
-    FRAME_BYTES_MAX,
-    HELLO_BYTES_MAX,
-    PROTOCOL,
-    Open,
-    ReplyStatus,
-    Splitter,
-    Welcome,
-    WireError,
-    decode_request,
-    encode,
-    peer_of,
-)
+from headrace.node.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,13 +77,13 @@ class ClientConnection:
     def __init__(self, sock: socket.socket, now: float) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self.pid, self.uid = peer_of(sock)
+        self.pid, self.uid = wire.peer_of(sock)
         self.pidfd = -1
         if self.pid > 0:
             with contextlib.suppress(OSError):  # gone, or of another process namespace
                 self.pidfd = os.pidfd_open(self.pid)
         self.greeted = False
-        self._splitter = Splitter(HELLO_BYTES_MAX)
+        self._splitter = wire.Splitter(wire.HELLO_BYTES_MAX)
         self.deadline: float | None = now + MESSAGE_S
         self._out: deque[tuple[memoryview, Sequence[int], object]] = deque()
         self._out_bytes = 0
@@ -112,7 +101,7 @@ class ClientConnection:
     def greet(self) -> None:
         """The client has said hello."""
         self.greeted = True
-        self._splitter.frame_bytes_max = FRAME_BYTES_MAX
+        self._splitter.frame_bytes_max = wire.FRAME_BYTES_MAX
         self.deadline = None
 
     def receive(self) -> Iterator[bytes]:
@@ -146,7 +135,7 @@ class ClientConnection:
 
     def send(self, message: Struct, fds: Sequence[int] = (), owner: object = None) -> None:
         """Queue a message, with descriptors that stay open as long as `owner` lives."""
-        data = memoryview(encode(message))
+        data = memoryview(wire.encode(message))
         self._out.append((data, fds, owner))
         self._out_bytes += len(data)
 
@@ -292,7 +281,7 @@ class Server:
             _log.warning(
                 "refused process %d of user %d: %s", connection.pid, connection.uid, refusal
             )
-            connection.send(Welcome(ReplyStatus.REFUSED, refusal, PROTOCOL, 0, 0))
+            connection.send(wire.Welcome(wire.ReplyStatus.REFUSED, refusal, wire.PROTOCOL, 0, 0))
             with contextlib.suppress(OSError):
                 connection.flush()
             connection.close()
@@ -331,7 +320,7 @@ class Server:
         self._behind.discard(connection)
         try:
             for body in bodies:
-                session.handle(decode_request(body))
+                session.handle(wire.decode_request(body))
                 if not connection.greeted and session.job is not None:
                     connection.greet()
                 if connection.sending:  # the client can work on it while the next is handled
@@ -390,11 +379,11 @@ class Server:
         """The job of this name."""
         return self._jobs.setdefault(name, ClientJob(name, self.job_window_bytes, self._tally))
 
-    def open(self, session: Session, request: Open) -> None:
+    def open(self, session: Session, request: wire.Open) -> None:
         """Open a data set for a client."""
         asked_s = time.monotonic()
 
-        def answer(data: ServedData | None, status: ReplyStatus, text: str) -> None:
+        def answer(data: ServedData | None, status: wire.ReplyStatus, text: str) -> None:
             if session.job is not None and not session.closed:
                 session.job.totals.took(Cause.STORAGE, time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)
@@ -439,7 +428,7 @@ class Server:
         self._prune_jobs()
         return {
             "pid": os.getpid(),
-            "protocol": PROTOCOL,
+            "protocol": wire.PROTOCOL,
             "folder": str(self._folder.path),
             "uptime_s": round(time.monotonic() - self._started_s, 3),
             "metrics": self.metrics,

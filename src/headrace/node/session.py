@@ -21,36 +21,8 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.machine.host import available_memory
-from headrace.node.wire import (
-    FDS_MAX,
-    INDICES_MAX,
-    PROTOCOL,
-    Abandon,
-    AskBatch,
-    Buffers,
-    Cache,
-    Dropped,
-    Files,
-    FilesAsked,
-    Gone,
-    Hello,
-    Hurry,
-    Note,
-    Open,
-    Opened,
-    Release,
-    ReplyStatus,
-    Request,
-    Retired,
-    Samples,
-    StateReport,
-    StatusAsked,
-    StopAsked,
-    Used,
-    Welcome,
-    WireError,
-    Working,
-)
+from headrace.node import wire
+from headrace.node.wire import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -136,7 +108,14 @@ class _Lease:
     held_bytes: int
 
 
-_NUMBERED: Final = (AskBatch, Open, Files, FilesAsked, StatusAsked, StopAsked)
+_NUMBERED: Final = (
+    wire.AskBatch,
+    wire.Open,
+    wire.Files,
+    wire.FilesAsked,
+    wire.StatusAsked,
+    wire.StopAsked,
+)
 """Requests with a ticket of their own."""
 
 
@@ -178,18 +157,18 @@ class Session:
         self._read_at_s = self._limited_since_s = 0.0
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            AskBatch: self._ask,
-            Hurry: lambda request: self._hurry(request.ticket),
-            Release: lambda request: self._give_back(request.leases, abandoned=False),
-            Abandon: lambda request: self._give_back(request.leases, abandoned=True),
-            Open: lambda request: host.open(self, request),
-            Used: self._used,
-            Dropped: self._dropped,
-            Note: self._note,
-            Files: self._files,
-            FilesAsked: lambda request: self._report(request.ticket, host.files.report(self)),
-            StatusAsked: lambda request: self._report(request.ticket, host.describe()),
-            StopAsked: self._stop,
+            wire.AskBatch: self._ask,
+            wire.Hurry: lambda request: self._hurry(request.ticket),
+            wire.Release: lambda request: self._give_back(request.leases, abandoned=False),
+            wire.Abandon: lambda request: self._give_back(request.leases, abandoned=True),
+            wire.Open: lambda request: host.open(self, request),
+            wire.Used: self._used,
+            wire.Dropped: self._dropped,
+            wire.Note: self._note,
+            wire.Files: self._files,
+            wire.FilesAsked: lambda request: self._report(request.ticket, host.files.report(self)),
+            wire.StatusAsked: lambda request: self._report(request.ticket, host.describe()),
+            wire.StopAsked: self._stop,
         }
 
     @property
@@ -197,7 +176,7 @@ class Session:
         """Samples that the client has: ready, or in use."""
         return sum(lease.batch.samples for lease in self.leases.values())
 
-    def handle(self, request: Request) -> None:
+    def handle(self, request: wire.Request) -> None:
         """Do what the client says.
 
         Raises:
@@ -217,26 +196,28 @@ class Session:
             self._last_ticket = request.ticket
         handler(request)
 
-    def _report(self, ticket: int, state: Any, status: ReplyStatus = ReplyStatus.OK) -> None:
-        self._send(StateReport(ticket, status, json.dumps(state).encode()))
+    def _report(
+        self, ticket: int, state: Any, status: wire.ReplyStatus = wire.ReplyStatus.OK
+    ) -> None:
+        self._send(wire.StateReport(ticket, status, json.dumps(state).encode()))
 
-    def _stop(self, request: StopAsked) -> None:
-        self._report(request.ticket, {}, ReplyStatus.STOPPING)
+    def _stop(self, request: wire.StopAsked) -> None:
+        self._report(request.ticket, {}, wire.ReplyStatus.STOPPING)
         self._host.stop()
 
-    def _hello(self, request: Request) -> None:
-        if not isinstance(request, Hello):
+    def _hello(self, request: wire.Request) -> None:
+        if not isinstance(request, wire.Hello):
             raise WireError(f"{type(request).__name__} before hello")
-        ours = (PROTOCOL, self._host.window_bytes, REQUESTS_MAX)
-        if request.protocol != PROTOCOL:
-            text = f"the daemon speaks protocol {PROTOCOL}, the client {request.protocol}"
-            self._send(Welcome(ReplyStatus.VERSION, text, *ours))
+        ours = (wire.PROTOCOL, self._host.window_bytes, REQUESTS_MAX)
+        if request.protocol != wire.PROTOCOL:
+            text = f"the daemon speaks protocol {wire.PROTOCOL}, the client {request.protocol}"
+            self._send(wire.Welcome(wire.ReplyStatus.VERSION, text, *ours))
             raise WireError(text)
         self.job = self._host.job(request.job)
         self.job.sessions.add(self)
-        self._send(Welcome(ReplyStatus.OK, "", *ours))
+        self._send(wire.Welcome(wire.ReplyStatus.OK, "", *ours))
 
-    def _note(self, note: Note) -> None:
+    def _note(self, note: wire.Note) -> None:
         assert self.job is not None
         sessions = self.job.sessions
         if any(session.limited for session in sessions):
@@ -249,7 +230,7 @@ class Session:
             under_way = Cause.DECODE
         self.job.totals.note(note, under_way)
 
-    def _files(self, request: Files) -> None:
+    def _files(self, request: wire.Files) -> None:
         if self._has_files:
             raise WireError("a second request for files")
         self._has_files = True
@@ -261,7 +242,7 @@ class Session:
             self._send(message, fds, owner)
 
     def opened(
-        self, ticket: int, data: ServedData | None, status: ReplyStatus, message: str
+        self, ticket: int, data: ServedData | None, status: wire.ReplyStatus, message: str
     ) -> None:
         """Answer `Open`."""
         if self.closed:
@@ -271,7 +252,7 @@ class Session:
             if data.number not in self._data:
                 data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
             self._data[data.number] = data
-        self._send(Opened(ticket, status, message, data.number if data else 0))
+        self._send(wire.Opened(ticket, status, message, data.number if data else 0))
         if data is not None:
             self.changed(data)
 
@@ -299,25 +280,25 @@ class Session:
         gone = announced - {slab.identity for slab in slabs}
         if gone:
             announced -= gone
-            self._send(Gone(data.number, sorted(gone)))
+            self._send(wire.Gone(data.number, sorted(gone)))
         new = [slab for slab in slabs if slab.identity not in announced]
-        for at in range(0, len(new), FDS_MAX):
-            some = new[at : at + FDS_MAX]
+        for at in range(0, len(new), wire.FDS_MAX):
+            some = new[at : at + wire.FDS_MAX]
             for slab in some:
                 announced.add(slab.identity)
                 data.mapped_by(self, slab)
             named = [(slab.identity, slab.number, slab.bytes) for slab in some]
-            message = Cache(data.number, data.samples_count, len(data.part_names), named)
+            message = wire.Cache(data.number, data.samples_count, len(data.part_names), named)
             self._send(message, [slab.fd for slab in some], some)
 
-    def _used(self, request: Used) -> None:
+    def _used(self, request: wire.Used) -> None:
         assert self.job is not None
         batches, samples, nbytes = request.batches, request.samples, request.bytes
         self._of(request.dataset).gathered(batches, samples, nbytes)
         self.job.totals.served(samples, nbytes, nbytes, batches)
         self.batches += batches
 
-    def _dropped(self, request: Dropped) -> None:
+    def _dropped(self, request: wire.Dropped) -> None:
         data = self._of(request.dataset)
         for identity in request.identities:
             data.dropped_by(self, identity)
@@ -331,10 +312,10 @@ class Session:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _ask(self, request: AskBatch) -> None:
+    def _ask(self, request: wire.AskBatch) -> None:
         self._give_back(request.released, abandoned=False)
         data = self._of(request.dataset)
-        if len(request.indices) % 8 or len(request.indices) > 8 * INDICES_MAX:
+        if len(request.indices) % 8 or len(request.indices) > 8 * wire.INDICES_MAX:
             raise WireError(f"indices of {len(request.indices)} bytes")
         waiting_bytes = self.waiting_bytes + len(request.indices)
         if len(self.requests) >= REQUESTS_MAX or waiting_bytes > WAITING_BYTES_MAX:
@@ -378,7 +359,11 @@ class Session:
             self.waiting_bytes -= asked.indices.nbytes
             if size > self._host.window_bytes and size > available_memory() // 2:
                 del self.requests[asked.ticket]
-                self._send(Samples(asked.ticket, ReplyStatus.FAILED, f"{size} bytes are too many"))
+                self._send(
+                    wire.Samples(
+                        asked.ticket, wire.ReplyStatus.FAILED, f"{size} bytes are too many"
+                    )
+                )
                 continue
             asked.reserved_bytes = size
             self._begun(asked, job.totals)
@@ -422,14 +407,14 @@ class Session:
         if asked.charge is not None and outcome.bytes_read is not None:
             asked.charge.settle(outcome.bytes_read)
         if batch is None:
-            self._send(Samples(asked.ticket, ReplyStatus.FAILED, outcome.message))
+            self._send(wire.Samples(asked.ticket, wire.ReplyStatus.FAILED, outcome.message))
         elif (memory := batch.shared) is None:
-            self._send(Samples(asked.ticket, ReplyStatus.FAILED, "not in shared memory"))
+            self._send(wire.Samples(asked.ticket, wire.ReplyStatus.FAILED, "not in shared memory"))
         else:
             fd, buffer, capacity = memory
             if buffer not in self._known:
                 self._known.add(buffer)
-                self._send(Buffers([(buffer, capacity)]), (fd,), batch)
+                self._send(wire.Buffers([(buffer, capacity)]), (fd,), batch)
             self.leases[asked.ticket] = _Lease(batch, capacity)
             self._hold(capacity)
             self.batches += 1
@@ -459,7 +444,7 @@ class Session:
         if asked is not None and not asked.reserved_bytes and asked is not self.waiting[0]:
             comes = comes or any(a.reserved_bytes for a in self.requests.values())
         if asked is None or asked.reserved_bytes or comes:
-            self._send(Working(ticket, ReplyStatus.WORKING))
+            self._send(wire.Working(ticket, wire.ReplyStatus.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
         del self.requests[ticket]
@@ -469,7 +454,7 @@ class Session:
         self.job.totals.busy += 1
         self.job.totals.took(Cause.WINDOW, time.monotonic() - asked.asked_s)
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
-        self._send(Samples(ticket, ReplyStatus.BUSY, text))
+        self._send(wire.Samples(ticket, wire.ReplyStatus.BUSY, text))
 
     def _give_back(self, leases: Collection[int], *, abandoned: bool) -> None:
         for ticket in leases:
@@ -496,8 +481,8 @@ class Session:
         """Tell the client of buffers that are gone, if it has them."""
         gone = [b for b in buffers if b in self._known]
         self._known.difference_update(gone)
-        for at in range(0, len(gone), FDS_MAX):
-            self._send(Retired(gone[at : at + FDS_MAX]))
+        for at in range(0, len(gone), wire.FDS_MAX):
+            self._send(wire.Retired(gone[at : at + wire.FDS_MAX]))
 
     def close(self) -> None:
         """The client is gone. What it holds may be looked at still, by it or its children."""
@@ -526,8 +511,8 @@ class Session:
         self._pump_others()
 
 
-def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> Samples:
-    return Samples(
-        ticket, ReplyStatus.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
+def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> wire.Samples:
+    return wire.Samples(
+        ticket, wire.ReplyStatus.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
         batch.lengths.tobytes(), batch.labels.tobytes(), ram_bytes,
     )  # fmt: skip
