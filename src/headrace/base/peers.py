@@ -34,8 +34,7 @@ _WAIT_S: Final = 1.0
 def peer_user(sock: socket.socket) -> int | None:
     """The user whose process is at the other end; None where the kernel cannot know, or does not say."""
     if sock.family == socket.AF_UNIX:
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return int(struct.unpack("3i", credentials)[1])
+        return peer_process(sock)[1]
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:
@@ -43,6 +42,13 @@ def peer_user(sock: socket.socket) -> int | None:
         return _kernel.owner(sock.family, there, here) if _address(there).is_loopback else None
     except (OSError, ValueError, struct.error):
         return None
+
+
+def peer_process(sock: socket.socket) -> tuple[int, int]:
+    """Who is at the other end of a UNIX socket: process id (0: unknown) and user id."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
 
 
 def user_name(uid: int) -> str:

@@ -74,15 +74,9 @@ class _Range:
 class SourceReads:
     """Reads ranges of shares' volumes from the source, which is opened when a process first needs it."""
 
-    def __init__(
-        self,
-        open_source: Callable[[], Store],
-        shares: dict[str, SharePart],
-        options: ReaderOptions | None = None,
-    ) -> None:
+    def __init__(self, open_source: Callable[[], Store], shares: dict[str, SharePart]) -> None:
         self._open_source = open_source
         self._shares = shares
-        self._options = options or ReaderOptions()
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._reader: BatchReader | None = None
@@ -142,7 +136,7 @@ class SourceReads:
             if self._store is None or self._reader is None:
                 self._store = self._open_source()
                 parts = list(range(len(self._store.parts)))
-                self._reader = BatchReader(self._store.catalog, parts, self._options)
+                self._reader = BatchReader(self._store.catalog, parts, ReaderOptions())
             store, reader = self._store, self._reader
         wanted = np.unique(
             np.concatenate(

@@ -18,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.base.files import read_file
 from headrace.base.job import NodePlace, job_id, which_node
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     Say = Callable[[str], object]
     from collections.abc import Iterator
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Step = TypeVar("_Step", bound="Callable[..., Any]")
 
 PUBLISH_S = 1.0
 """How often progress is published while a share is copied: one small file on the shared file system."""
@@ -56,17 +55,15 @@ PUBLISH_S = 1.0
 _AGAIN = "Check the local disk (--local) and the meeting folder (--meet), and start the job again."
 
 
-def _typed(
-    step: Callable[Concatenate[NodeServer, _P], _R],
-) -> Callable[Concatenate[NodeServer, _P], _R]:
+def _typed(step: _Step) -> _Step:
     """Turns what the system refuses a step into `VolumeError`."""
 
     @functools.wraps(step)
-    def typed(server: NodeServer, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def typed(server: NodeServer, /, *args: Any, **named: Any) -> Any:
         with disk_errors(server._local, _AGAIN):  # noqa: SLF001 - a step is a method of its own
-            return step(server, *args, **kwargs)
+            return step(server, *args, **named)
 
-    return typed
+    return cast("_Step", typed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ _BYTES_MAX = 4 << 20
 _NETWORK = frozenset(
     {
         "9p", "afs", "beegfs", "ceph", "cifs", "gfs2", "glusterfs", "gpfs", "lustre", "nfs", "nfs4",
-        "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "virtiofs", "wekafs", "yas",
+        "ocfs2", "orangefs", "panfs", "pvfs2", "smb2", "smb3", "smbfs", "vboxsf", "virtiofs", "wekafs", "yas",
     }
 )  # fmt: skip
 _NETWORK_FUSE = (
@@ -88,6 +88,12 @@ def file_system_of(path: str, root: Path = Path("/")) -> str:
         return f"{scheme}://{rest.partition('/')[0]}"
     mount = mount_of(path, mounts(root))
     return "" if mount is None else mount.point
+
+
+def is_remote(path: str) -> bool:
+    """Whether files there lie on another machine, or behind a program: slow to open, whatever is cached."""
+    mount = mount_of(path, mounts())
+    return mount is not None and (mount.kind.startswith("fuse") or is_network(mount.kind))
 
 
 def _is_below(path: str, point: str) -> bool:

@@ -4,7 +4,7 @@ A daemon that does not answer is lost after `ALIVE_S`, one that hangs up at once
 `reads`' business. One thread at a time reads from the socket and hands replies to whom they are for.
 
 A client that finds everything in the shared cache has nothing to say. So a thread looks after the link
-now and then (`look_after`): what the daemon has given back is unmapped though the consumer sleeps,
+now and then (`tend`): what the daemon has given back is unmapped though the consumer sleeps,
 the daemon hears what is used, and its death is noticed.
 """
 
@@ -22,6 +22,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.peers import peer_process
 from headrace.errors import NodeError
 from headrace.node import wire
 from headrace.node.mapped import LeaseLedger, Mappings, SharedCache
@@ -94,7 +95,7 @@ class Link:
         self._readable.register(self._sock, select.POLLIN)
         self._writable.register(self._sock, select.POLLOUT)
         try:
-            self.peer_pid, uid = wire.peer_of(self._sock)
+            self.peer_pid, uid = peer_process(self._sock)
             if uid != os.geteuid():
                 raise NodeError(  # noqa: TRY301
                     f"{folder.socket}: user {uid} listens there, expected {os.geteuid()}.",
@@ -189,19 +190,6 @@ class Link:
         _tending[thread] = self._ended
         thread.start()
 
-    def look_after(self) -> None:
-        """Take in what has come, and say what was used. A lost link lets go of the daemon's memory.
-
-        Leases are given back with requests as a rule; who gathers all by itself makes none.
-        """
-        try:
-            while self.receive(0.0):
-                pass
-            self.give_back()
-            self.say_used()
-        except LinkLost:
-            self.cache.clear()  # who comes after the daemon takes memory anew
-
     # -- receiving --------------------------------------------------------------------------------
 
     def wait(self, kind: type[Any], seconds: float, ping: Struct | None = None) -> Any:
@@ -255,6 +243,7 @@ class Link:
     def _read(self, seconds: float) -> bytes | None:
         """What has come; None if nothing does within so many seconds."""
         try:
+            # Not `recv_fds`, which ignores its flags up to Python 3.11.
             data, control, flags, _ = self._sock.recvmsg(
                 _CHUNK_BYTES, _RIGHTS_BYTES, socket.MSG_CMSG_CLOEXEC
             )
@@ -351,12 +340,19 @@ def connect(path: str) -> socket.socket:
 
 
 def _tend(ref: weakref.ref[Link], ended: threading.Event) -> None:
-    """Look after a link. Keeps it alive only meanwhile."""
+    """Take in what has come, and say what was used. Keeps the link alive only meanwhile."""
     while not ended.wait(LOOK_AFTER_S):
         link = ref()
         if link is None or link.lost:
             return
-        link.look_after()
+        try:
+            while link.receive(0.0):
+                pass
+            # Leases are given back with requests as a rule; who gathers all by itself makes none.
+            link.give_back()
+            link.say_used()
+        except LinkLost:
+            link.cache.clear()  # who comes after the daemon takes memory anew
         del link
 
 

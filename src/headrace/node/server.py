@@ -10,7 +10,6 @@ While nobody does anything the loop sleeps; with clients it looks around once a 
 
 from __future__ import annotations
 
-import array
 import contextlib
 import errno
 import logging
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.base.causes import Cause
 from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
+from headrace.base.peers import peer_process
 from headrace.control.messages import PlaneState
 from headrace.control.metrics import asked
 from headrace.machine.host import available_memory
@@ -77,7 +77,7 @@ class ClientConnection:
     def __init__(self, sock: socket.socket, now: float) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self.pid, self.uid = wire.peer_of(sock)
+        self.pid, self.uid = peer_process(sock)
         self.pidfd = -1
         if self.pid > 0:
             with contextlib.suppress(OSError):  # gone, or of another process namespace
@@ -147,9 +147,8 @@ class ClientConnection:
         """
         while self._out:
             data, fds, _ = self._out[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
             try:
-                sent = self.sock.sendmsg([data], rights)
+                sent = socket.send_fds(self.sock, [data], fds) if fds else self.sock.send(data)
             except BlockingIOError:
                 return
             self._out_bytes -= sent
@@ -442,7 +441,9 @@ class Server:
                     "name": job.name, "sessions": len(job.sessions), "held_bytes": job.held_bytes,
                     "window_bytes": job.window_bytes,
                     "leases": sum(len(s.leases) for s in job.sessions),
-                    "leased_samples": sum(s.leased_samples for s in job.sessions),
+                    "leased_samples": sum(
+                        lease.batch.samples for s in job.sessions for lease in s.leases.values()
+                    ),
                     "waiting": sum(len(s.waiting) for s in job.sessions),
                     "totals": job.totals.as_dict() if job.counted else None,
                 }

@@ -152,7 +152,7 @@ class Session:
         self._has_files = False
         self._known: set[int] = set()  # buffers that the client has mapped
         self._announced: dict[int, set[int]] = {}  # slabs that it may have mapped, by data set
-        self._behind: set[int] = set()  # data sets of which it has not been told everything
+        self.behind: set[int] = set()  # data sets of which it has not been told everything
         self.reading = 0
         self._read_at_s = self._limited_since_s = 0.0
         self.batches = self.busy = 0
@@ -170,11 +170,6 @@ class Session:
             wire.StatusAsked: lambda request: self._report(request.ticket, host.describe()),
             wire.StopAsked: self._stop,
         }
-
-    @property
-    def leased_samples(self) -> int:
-        """Samples that the client has: ready, or in use."""
-        return sum(lease.batch.samples for lease in self.leases.values())
 
     def handle(self, request: wire.Request) -> None:
         """Do what the client says.
@@ -258,21 +253,16 @@ class Session:
 
     # -- the cache, which the client has mapped -----------------------------------------------------
 
-    @property
-    def behind(self) -> bool:
-        """Whether there is something to announce."""
-        return bool(self._behind)
-
     def changed(self, data: ServedData) -> None:
         """Memory of a data set's cache came or went."""
         if data.number in self._data:
-            self._behind.add(data.number)
+            self.behind.add(data.number)
 
     def announce(self) -> None:
         """Tell the client of memory that came or went."""
-        for number in self._behind:
+        for number in self.behind:
             self._announce(self._data[number])
-        self._behind.clear()
+        self.behind.clear()
 
     def _announce(self, data: ServedData) -> None:
         announced = self._announced.setdefault(data.number, set())

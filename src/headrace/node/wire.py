@@ -6,7 +6,6 @@ nothing here reads or writes sockets. A length is checked before memory is taken
 
 from __future__ import annotations
 
-import socket
 import struct
 from enum import IntEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +36,6 @@ FDS_MAX = 16
 """Descriptors that come with one `Buffers`."""
 
 _LENGTH = struct.Struct("<I")
-_PEER = struct.Struct("3i")
 
 
 class WireError(Exception):
@@ -412,10 +410,3 @@ class Splitter:
                 yield body
         finally:
             del self._pending[:at]
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The other side of a UNIX socket, as the kernel says: process id (0: unknown) and user id."""
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-    pid, uid, _ = _PEER.unpack(credentials)
-    return pid, uid

@@ -64,7 +64,7 @@ class Page:
     """
 
     def __init__(self, roots: Sequence[str], simulation: Simulation | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         slow = (
             None
             if simulation is None
@@ -103,7 +103,7 @@ class Page:
         `process` is whose descriptors the copies are.
         """
         with self._lock:
-            self._follow()
+            self.follow()
             before, self._board_fd = self._board_fd, board[0]
             self._rings.append(ring[0])
             self._native.publish(process, *board, *ring)
@@ -115,7 +115,7 @@ class Page:
     def clear(self) -> None:
         """There is no daemon: originals are opened."""
         with self._lock:
-            self._follow()
+            self.follow()
             self._follower = None
             ring = self._own_ring
             self._native.publish(
@@ -136,11 +136,8 @@ class Page:
     def follow(self) -> None:
         """Take opens into the recorded order; to be called often enough."""
         with self._lock:
-            self._follow()
-
-    def _follow(self) -> None:
-        if self._order is not None and self._follower is not None:
-            self._order.extend(self._follower.take())
+            if self._order is not None and self._follower is not None:
+                self._order.extend(self._follower.take())
 
     @property
     def order(self) -> list[bytes]:
@@ -199,6 +196,7 @@ class Attachment:
         self._private: _PrivateDaemon | None = None
         self._folder: RuntimeFolder | None = None
         self._report: dict[str, Any] = {}
+        self.private = False  # whether the daemon was started for this run
         self.notes: list[str] = []
         self._thread = threading.Thread(target=self._run, name="headrace-run", daemon=True)
 
@@ -217,17 +215,12 @@ class Attachment:
                 connect(str(self._folder.socket)).close()
             except (FileNotFoundError, LinkLost):
                 self._private = _PrivateDaemon()
-                self._folder = self._private.folder
+                self._folder, self.private = self._private.folder, True
         except (ImportError, OSError, NodeError) as e:
             self._note(f"no node daemon: {e}")
             return
         self._thread.start()
         self._answered.wait(self._options.wait_s)
-
-    @property
-    def private(self) -> bool:
-        """Whether the daemon was started for this run."""
-        return self._private is not None
 
     def end(self) -> dict[str, Any]:
         """Let go of the daemon and return its figures of the run; {} where it has none."""

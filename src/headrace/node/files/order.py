@@ -401,11 +401,6 @@ class Foresight:
         """Epochs that have ended."""
         return self._epochs.ended
 
-    @property
-    def opened(self) -> int:
-        """Files opened in the epoch so far."""
-        return self._epochs.opened
-
     def opened_mask(self) -> NDArray[np.bool_]:
         """Which files were opened in the epoch so far."""
         return self._epochs.opened_mask()
@@ -414,7 +409,7 @@ class Foresight:
         """The order for a later run: of the last epoch, or of one that is well under way."""
         if self.learned is not None:
             return self.learned
-        return self._epochs.order() if 2 * self.opened > self._files else None
+        return self._epochs.order() if 2 * self._epochs.opened > self._files else None
 
     @property
     def order(self) -> str:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.machine.mounts import is_remote
 from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, sealed_copy
-from headrace.node.files.tree import FAR_THREADS, FileTree, TreeScan, is_far, stat_row
+from headrace.node.files.tree import FAR_THREADS, FileTree, TreeScan, stat_row
 from headrace.node.served import Want
 
 if TYPE_CHECKING:
@@ -401,7 +402,7 @@ class RootFiles:
     ) -> None:
         self.path = path
         self.model = model
-        self.far = model is not None or is_far(path)
+        self.far = model is not None or is_remote(os.fsdecode(path))
         self.tree: FileTree | None = None
         self.copies = Copies(descriptors, disk)
         self.reader = FarReader(path, self.copies, model)

@@ -38,24 +38,6 @@ ERRORS_MAX = 16
 _Folder = tuple[bytes, frozenset[tuple[int, int]]]
 """A folder's path, and the (device, inode) of each folder above it."""
 
-_REMOTE_TYPES = frozenset(
-    {
-        0x6969,  # nfs
-        0xFF534D42, 0xFE534D42, 0x517B,  # cifs, smb2, smb
-        0x0BD00BD0,  # lustre
-        0x00C36400,  # ceph
-        0x47504653,  # gpfs
-        0x19830326,  # beegfs
-        0x65735546,  # fuse
-        0x7461636F,  # ocfs2
-        0x01021997,  # 9p
-        0x6A656A63,  # vboxsf, virtiofs guests
-        0x20030528,  # orangefs
-        0x5346414F,  # afs
-    }
-)  # fmt: skip
-"""Kinds of file systems whose files lie on other machines, or behind a program of their own."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileTree:
@@ -85,17 +67,6 @@ def stat_row(s: os.stat_result, *, is_link: bool = False) -> tuple[int, ...]:
         s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_mode, s.st_nlink, s.st_uid, s.st_gid,
         s.st_atime_ns, s.st_ctime_ns, s.st_blocks, s.st_blksize, int(is_link),
     )  # fmt: skip
-
-
-def is_far(path: bytes) -> bool:
-    """Whether files there are slow to open, even where their bytes are at hand."""
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = (ctypes.c_long * 64)()  # struct statfs is smaller everywhere; f_type comes first
-    if libc.statfs(path, ctypes.byref(buffer)) != 0:
-        return False
-    return buffer[0] & 0xFFFFFFFF in _REMOTE_TYPES
 
 
 class TreeScan:

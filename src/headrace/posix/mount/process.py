@@ -46,13 +46,16 @@ _GOES_ON = frozenset((errno.EINTR, errno.EAGAIN, errno.ENOENT))
 
 
 class Serving:
-    """Threads over one connection: the mounted descriptor of /dev/fuse, closed by `close`."""
+    """Threads over one connection: the mounted descriptor of /dev/fuse, closed by `close`.
+
+    `over` is set when it is unmounted; who sets it ends the threads.
+    """
 
     def __init__(self, device: int, file_system: FileSystem, *, threads: int = 16) -> None:
         self._device = device
         self._file_system = file_system
         self._turn = threading.Lock()
-        self._over = Latch()
+        self.over = Latch()
         self._threads = [
             threading.Thread(target=self._serve, name=f"mount-{i}", daemon=True)
             for i in range(threads)
@@ -62,14 +65,6 @@ class Serving:
         """Begin to serve."""
         for thread in self._threads:
             thread.start()
-
-    def wait(self) -> None:
-        """Until it is unmounted, or `stop` is called; signals are handled meanwhile."""
-        self._over.wait()
-
-    def stop(self) -> None:
-        """Let `wait` return."""
-        self._over.set()
 
     def close(self) -> None:
         """End the connection: whoever waits for an answer gets an error."""
@@ -90,7 +85,7 @@ class Serving:
                 turn.release()
 
         try:
-            while not self._over.is_set():
+            while not self.over.is_set():
                 if not mine:
                     turn.acquire()
                     mine = True
@@ -98,7 +93,7 @@ class Serving:
                     break
         finally:
             let_others()
-            self._over.set()
+            self.over.set()
 
     def _one(self, buffer: memoryview, let_others: Callable[[], None]) -> bool:
         """Takes and answers one request; False when there will be none."""
@@ -107,7 +102,7 @@ class Serving:
         except OSError as e:
             if e.errno in _GOES_ON:
                 return True
-            if e.errno != errno.ENODEV and not self._over.is_set():  # ENODEV says: unmounted
+            if e.errno != errno.ENODEV and not self.over.is_set():  # ENODEV says: unmounted
                 _log.error("the connection to the kernel broke: %s", e)
             return False
         if not count:
@@ -236,11 +231,11 @@ def _serve(
     before = {}
     try:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            before[number] = signal.signal(number, lambda *_: serving.stop())
+            before[number] = signal.signal(number, lambda *_: serving.over.set())
         serving.start()
         _log.info("%s: %d samples at %s", name, len(store), where)
         ready(MountedStore(name, where, len(store), os.getpid(), store.fingerprint))
-        serving.wait()
+        serving.over.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -262,7 +257,7 @@ def mount(store: str, folder: str, options: MountOptions) -> MountedStore:
     deadline = time.monotonic() + _START_S
     with open(os.memfd_create("headrace-mount"), "w+b") as complaints:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.posix.mount"],
+            [sys.executable, "-c", "from headrace.posix.mount.process import child; child()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints,
             start_new_session=True, cwd="/",
         )  # fmt: skip
