@@ -52,7 +52,8 @@ class LocalFile(Closing):
         self.fd = -1
         try:
             if self.name is None:
-                self.fd = _unnamed(folder)
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    self.fd = os.dup(file.fileno())
             else:
                 Path(self.name).unlink(missing_ok=True)
                 self.fd = create_file(self.name, mode=0o600)
@@ -82,14 +83,6 @@ class LocalFile(Closing):
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
-
-
-def _unnamed(folder: str) -> int:
-    with contextlib.suppress(OSError):  # some file systems have no O_TMPFILE
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fd, path = tempfile.mkstemp(prefix="headrace-", dir=folder)
-    Path(path).unlink()
-    return fd
 
 
 PREFIX = "headrace-job-"

@@ -28,6 +28,7 @@ from headrace.store.directory import DirectoryColumns, join_names, write_all, wr
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import Segment, VolumeEntry
 from headrace.store.segment_writer import Placer
+from headrace.store.summary import sample_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from headrace.io.batch_reader import PendingBatch
     from headrace.store import Store
 
-_AT_ONCE = 1 << 18
 _ONE_VOLUME_BYTES = 1 << 46
 """A share is one volume: one namespace, one mark of what is written."""
 
@@ -68,7 +68,7 @@ def cut_shares(store: Store, nodes: int) -> list[tuple[int, int]]:
 
     A node may get no samples where there are fewer samples than nodes.
     """
-    sizes = sample_bytes(store)
+    sizes = np.concatenate([sizes for _, sizes in sample_sizes(store)])
     # A sample belongs to the node in whose part its middle lies: no share is off by more than half of
     # a sample. Empty samples count a little, or a million of them would be one node's.
     weight = sizes.astype(np.float64) + 1.0
@@ -76,18 +76,6 @@ def cut_shares(store: Store, nodes: int) -> list[tuple[int, int]]:
     node = np.minimum(((ends - weight / 2) / ends[-1] * nodes).astype(np.int64), nodes - 1)
     cuts = np.searchsorted(node, np.arange(nodes + 1))
     return list(pairwise(cuts.tolist()))
-
-
-def sample_bytes(store: Store) -> NDArray[np.int64]:
-    """(n,) int64: bytes of each sample, all parts together."""
-    out = np.zeros(len(store), np.int64)
-    for segment in store.segments:
-        for start in range(0, segment.directory.samples, _AT_ONCE):
-            stop = min(start + _AT_ONCE, segment.directory.samples)
-            extents = segment.directory.extents_of(np.arange(start, stop, dtype=np.int64))
-            sums = np.bincount(extents["sample"] - start, extents["length"], stop - start)
-            out[segment.base + start : segment.base + stop] = sums.astype(np.int64)
-    return out
 
 
 def plan_share(store: Store, begin: int, end: int) -> NodeShare:

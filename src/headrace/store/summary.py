@@ -135,12 +135,9 @@ def sample_sizes(
         low = max(begin, segment.base)
         high = min(end, segment.base + segment.directory.samples)
         for first, last, extents in segment.walk(low - segment.base, high - segment.base, _SLICE):
-            sizes = extents["length"].astype(np.int64, copy=False)
-            if len(sizes) != last - first:
-                sizes = np.add.reduceat(
-                    sizes, np.searchsorted(extents["sample"], np.arange(first, last))
-                )
-            yield segment.base + first, sizes
+            # A sample need not have an extent, and may have several.
+            sizes = np.bincount(extents["sample"] - first, extents["length"], last - first)
+            yield segment.base + first, sizes.astype(np.int64)
 
 
 class _Tally:
