@@ -11,7 +11,7 @@ from headrace.node.served import ReadOutcome
 from headrace.node.wire import (
     PROTOCOL,
     Abandon,
-    AskBatch,
+    Ask,
     Hello,
     Hurry,
     Open,
@@ -29,11 +29,11 @@ STEPS = 12
 
 def seeds() -> list[bytes]:
     some = [np.arange(n, dtype=np.int64).tobytes() for n in (0, 3, BATCH_MAX)]
-    asks = [encode(AskBatch(k + 2, 1 + k % 2, wire, [])) for k, wire in enumerate(some)]
+    asks = [encode(Ask(k + 2, 1 + k % 2, wire, [])) for k, wire in enumerate(some)]
     return [
         bytes(STEPS) + b"".join(asks) + encode(Release([2])) + encode(Abandon([3])),
         bytes(range(STEPS)) + asks[2] + encode(Hurry(4)) + encode(StatusAsked(5)),
-        bytes([200] * STEPS) + asks[1] + asks[2] + encode(AskBatch(9, 1, some[1], [3])),
+        bytes([200] * STEPS) + asks[1] + asks[2] + encode(Ask(9, 1, some[1], [3])),
     ]
 
 
@@ -56,7 +56,7 @@ def one_input(data: bytes) -> str:
             except WireError:
                 refused += 1
                 continue
-            if isinstance(message, AskBatch) and len(message.indices) > 8 * BATCH_MAX:
+            if isinstance(message, Ask) and len(message.indices) > 8 * BATCH_MAX:
                 continue  # a fake data set has no more
             if not client.session.closed:
                 refused += not host.say(client, message)

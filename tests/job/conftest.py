@@ -133,12 +133,12 @@ class Cluster:
         """Ends the job by its command; returns what the servers said last."""
         subprocess.run([*PROGRAM, "stage", "--end"], env=self.environment(0), check=True,
                        capture_output=True, timeout=60)  # fmt: skip
-        said = {}
+        reports = {}
         for node, server in self.servers.items():
             out, err = server.communicate(timeout=60)
             assert server.returncode == 0, err
-            said[node] = json.loads(out)["node"]
-        return said
+            reports[node] = json.loads(out)["node"]
+        return reports
 
     def close(self) -> None:
         for node in self.silent:
@@ -208,9 +208,9 @@ class Expected:
         with hr.open(self._source) as store:
             chosen = {"tail": "drop"} | options
             loader = hr.loader(store, batch, seed=3, rank=rank, world_size=world, **chosen)
-            found = [int(i) for each in loader for i in each.indices]
+            indices = [int(i) for each in loader for i in each.indices]
             loader.close()
-            return found
+            return indices
 
     def check(self, result: dict[str, Any], rank: int = 0, world: int = 1) -> None:
         """The order is the source's, and so is every byte."""
@@ -220,15 +220,15 @@ class Expected:
 
 @pytest.fixture(scope="session")
 def network(pytestconfig: pytest.Config):
-    made = Network(NODES)
-    if made.reason:
+    new_network = Network(NODES)
+    if new_network.reason:
         reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.write_line(
-                f"no network namespaces, nodes are loopback addresses: {made.reason}"
+                f"no network namespaces, nodes are loopback addresses: {new_network.reason}"
             )
-    yield made
-    made.close()
+    yield new_network
+    new_network.close()
 
 
 @pytest.fixture(scope="session")
@@ -251,6 +251,6 @@ def expected(source: Path) -> Expected:
 
 @pytest.fixture
 def cluster(network: Network, tmp_path: Path, source: Path):
-    made = Cluster(network, tmp_path, source)
-    yield made
-    made.close()
+    new_cluster = Cluster(network, tmp_path, source)
+    yield new_cluster
+    new_cluster.close()

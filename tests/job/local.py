@@ -28,7 +28,7 @@ class LocalJob:
         self.where = f"headrace://{self.meet}"
         self.meeting = Meeting(self.meet)
         self.failures: list[BaseException] = []
-        self.said: list[str] = []
+        self.remarks: list[str] = []
         self.servers = []
         for node in range(nodes):
             local = folder / f"disk-{node}"
@@ -37,7 +37,7 @@ class LocalJob:
                 NodeServer(
                     source if node == 0 else None, self.meeting, NodePlace(node, nodes),
                     StageOptions(local=str(local), address=f"127.0.0.{node + 2}", **options),
-                    self.said.append,
+                    self.remarks.append,
                 )
             )  # fmt: skip
 

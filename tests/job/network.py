@@ -28,8 +28,10 @@ class Network:
         try:
             self._build()
         except (OSError, subprocess.SubprocessError) as e:
-            said = getattr(e, "stderr", None)
-            self.reason = (said.decode() if isinstance(said, bytes) else str(e)).strip() or repr(e)
+            complaint = getattr(e, "stderr", None)
+            self.reason = (
+                complaint.decode() if isinstance(complaint, bytes) else str(e)
+            ).strip() or repr(e)
             self._end()
 
     def address(self, node: int) -> str:

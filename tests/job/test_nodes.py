@@ -36,8 +36,8 @@ def test_four_nodes_read_the_source_once_and_in_its_order(cluster, expected):
         # Its own directory is one of the four.
         assert results[2 * node]["fetched"] + results[2 * node + 1]["fetched"] == NODES
     assert cluster.status()["job"]["source_bytes"] == staged["source_bytes"]
-    said = cluster.end()
-    assert sum(node["source_bytes"] for node in said.values()) == staged["source_bytes"]
+    reports = cluster.end()
+    assert sum(node["source_bytes"] for node in reports.values()) == staged["source_bytes"]
     assert not cluster.meet.exists()
     assert [list(cluster.local(node).iterdir()) for node in range(NODES)] == [[]] * NODES
 

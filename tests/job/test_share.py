@@ -66,14 +66,14 @@ def test_a_planned_directory_says_what_the_source_says(odd, tmp_path):
         wanted = np.arange(end - begin, dtype=np.int64)
         assert [os.fsdecode(n) for n in directory.names(wanted)] == store.names[begin:end]
         assert directory.labels.tolist() == store.labels[begin:end].tolist()
-        found = directory.extents_of(wanted)
+        extents = directory.extents_of(wanted)
         assert directory.has_crc  # the source has them
-        assert int(found["offset"].max() + found["length"][-1]) <= share.volume_bytes
+        assert int(extents["offset"].max() + extents["length"][-1]) <= share.volume_bytes
         for i in (0, 49, 50, 69):
             parts = store.parts_of(begin + i)
-            mine = found["sample"] == i
-            named = [os.fsdecode(directory.part_names[p]) for p in found["part"][mine]]
-            assert dict(zip(named, found["length"][mine].tolist(), strict=True)) == parts
+            mine = extents["sample"] == i
+            named = [os.fsdecode(directory.part_names[p]) for p in extents["part"][mine]]
+            assert dict(zip(named, extents["length"][mine].tolist(), strict=True)) == parts
 
 
 class Requests:
@@ -109,10 +109,10 @@ def volume(odd):
         os.close(fd)
         data = bytearray(share.volume_bytes)
         reader = ReferenceReader(store.segment_of)
-        found = directory.extents_of(np.arange(share.samples, dtype=np.int64))
+        extents = directory.extents_of(np.arange(share.samples, dtype=np.int64))
         at = [e for i in range(11, 97) for e in store.segment_of(i).extents(i)]
         for k, extent in enumerate(at):
-            offset = int(found["offset"][k])
+            offset = int(extents["offset"][k])
             data[offset : offset + extent.length] = reader.read(extent)
     reads = SourceReads(lambda: hr.open(odd), {"v": SharePart(directory, 11)})
     yield bytes(data), reads, directory

@@ -126,10 +126,10 @@ def test_reads_beyond_the_mark_are_no_data(photos, tmp_path):
             data = np.empty(1024, np.uint8)
 
             def read(offset):
-                found = fabric.read_many(
+                counts = fabric.read_many(
                     url, np.array([offset], np.int64), np.array([1024], np.int64), data
                 )
-                return int(found[0])
+                return int(counts[0])
 
             assert read(0) == -errno.ENODATA
             server._exports.set_written(server._nsid, 4096)

@@ -125,16 +125,16 @@ def daemon(folder):
 @pytest.fixture
 def link(folder):
     """Makes clients that speak the protocol by themselves."""
-    made = []
+    links = []
 
     def connect(job="test"):
-        made.append(Link(folder, job))
-        return made[-1]
+        links.append(Link(folder, job))
+        return links[-1]
 
     yield connect
-    for one in made:
+    for one in links:
         one.close()
-    made.clear()
+    links.clear()
 
 
 def node_loader(store, batch=32, *, seed=3, **options):

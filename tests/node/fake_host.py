@@ -9,14 +9,14 @@ from headrace.node.jobs import ClientJob, JobTally
 from headrace.node.served import ReadOutcome
 from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
-    AskBatch,
+    Ask,
     Buffers,
     Opened,
-    ReplyStatus,
+    Report,
     Request,
     Retired,
     Samples,
-    StateReport,
+    Status,
     Welcome,
     WireError,
     Working,
@@ -76,7 +76,7 @@ class Client:
     """A session, what was said to it, and what it answered."""
 
     def __init__(self, host, number):
-        self.said = []
+        self.answers = []
         self.session = Session(host, number, 0, self.send)
         self.asked = Counter()
         self.answered = Counter()
@@ -85,11 +85,11 @@ class Client:
 
     def send(self, message, fds=(), owner=None):  # noqa: ARG002 - as the server's
         assert not self.session.closed
-        self.said.append(message)
+        self.answers.append(message)
         match message:
             case Samples():
                 self.answered[message.ticket] += 1
-                if message.status is ReplyStatus.OK:
+                if message.status is Status.OK:
                     assert message.buffer in self.buffers  # it came before
             case Buffers():
                 assert len(message.buffers) == len(fds)
@@ -99,7 +99,7 @@ class Client:
             case Retired():
                 assert set(message.buffers) <= self.buffers
                 self.buffers -= set(message.buffers)
-            case Working() | Opened() | StateReport() | Welcome():
+            case Working() | Opened() | Report() | Welcome():
                 self.replied[type(message).__name__] += 1
 
 
@@ -142,7 +142,7 @@ class Host:
         opening, self.opening = self.opening, []
         for k, (asking, ticket) in enumerate(opening):
             data = self.data[1 + k % 2] if works else None
-            asking.opened(ticket, data, ReplyStatus.OK if works else ReplyStatus.NOT_FOUND, "")
+            asking.opened(ticket, data, Status.OK if works else Status.NOT_FOUND, "")
 
     def say(self, client, message: Request):
         """As the server does: a broken rule ends the connection; whether it was kept."""
@@ -153,7 +153,7 @@ class Host:
         except WireError:
             session.close()
             return False
-        if isinstance(message, AskBatch):
+        if isinstance(message, Ask):
             client.asked[message.ticket] += 1
             assert client.answered.total() + len(session.requests) == before + 1
         return True
@@ -223,10 +223,10 @@ class Host:
 
     def users_are_who_has_it_open(self):
         for data in self.data.values():
-            found = Counter(
+            sessions_of_jobs = Counter(
                 c.session.job.name for c in self.living() if data.number in c.session._data
             )
-            assert data.users == dict(found)
+            assert data.users == dict(sessions_of_jobs)
 
     def hang_up_all(self):
         """Everybody goes; reads that are under way end when nobody is there any more."""

@@ -16,10 +16,10 @@ import headrace as hr
 
 def digest(batch):
     """A batch in one line."""
-    found = hashlib.sha256(batch.indices.tobytes() + batch.labels.tobytes())
+    digest = hashlib.sha256(batch.indices.tobytes() + batch.labels.tobytes())
     for sample in batch:
-        found.update(sample)
-    return found.hexdigest()[:16]
+        digest.update(sample)
+    return digest.hexdigest()[:16]
 
 
 def main(store, epochs, pause_s=0.0, **options):

@@ -67,11 +67,11 @@ def state_of(process):
 def named_memory(process):
     """What a process has mapped or open below /dev/shm and /tmp, its own socket and lock apart."""
     root = Path(f"/proc/{process.pid}")
-    found = [line.split(maxsplit=5)[-1] for line in (root / "maps").read_text().splitlines()]
+    names = [line.split(maxsplit=5)[-1] for line in (root / "maps").read_text().splitlines()]
     for fd in (root / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            found.append(str(fd.readlink()))
-    return [name for name in found if name.startswith("/dev/shm") or "/psm_" in name]
+            names.append(str(fd.readlink()))
+    return [name for name in names if name.startswith("/dev/shm") or "/psm_" in name]
 
 
 def test_the_daemon_is_killed_and_comes_back_while_a_loader_reads(

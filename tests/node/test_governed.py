@@ -28,8 +28,8 @@ def governed(folder, own):  # noqa: F811
 
 
 def limits_of(server, job):
-    found = [f for f in server.rate_limits.describe()["flows"] if f["job"] == job]
-    return found[0]["limits"]["bytes"] if found else "unknown"
+    flows = [f for f in server.rate_limits.describe()["flows"] if f["job"] == job]
+    return flows[0]["limits"]["bytes"] if flows else "unknown"
 
 
 def policy(lease_s=60, expired="run free", more=""):

@@ -20,14 +20,14 @@ from headrace.node import server as node_server
 from headrace.node import wire
 from headrace.node.link import LinkLost
 from headrace.node.wire import (
-    AskBatch,
+    Ask,
     Hello,
     Hurry,
     Open,
     Opened,
     Release,
-    ReplyStatus,
     Samples,
+    Status,
     StatusAsked,
     Welcome,
     encode,
@@ -66,7 +66,7 @@ def a_good_client(folder, store):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         struct.pack("<I", 0),
@@ -75,20 +75,20 @@ def a_good_client(folder, store):
         encode(StatusAsked(1)),  # before hello
         encode(Hello(99, "other version")),
         HELLO + HELLO,
-        HELLO + encode(Welcome(ReplyStatus.OK, "", 1, 1, 1)),
+        HELLO + encode(Welcome(Status.OK, "", 1, 1, 1)),
         HELLO + struct.pack("<I", wire.FRAME_BYTES_MAX + 1),
-        HELLO + encode(AskBatch(1, 1, bytes(8), [])),  # not opened
+        HELLO + encode(Ask(1, 1, bytes(8), [])),  # not opened
         HELLO + encode(Release([1])),
         HELLO + 2 * encode(StatusAsked(5)),  # replayed
         HELLO + encode(StatusAsked(5)) + encode(StatusAsked(4)),
     ],
     ids=range(13),
 )
-def test_what_breaks_the_protocol_ends_the_connection(folder, store, said):
+def test_what_breaks_the_protocol_ends_the_connection(folder, store, data):
     with serving(folder) as server, a_good_client(folder, store):
         before = server.describe()["protocol_errors"]
         sock = raw(folder)
-        sock.sendall(said)
+        sock.sendall(data)
         assert hung_up(sock)
         sock.close()
         assert server.describe()["protocol_errors"] == before + 1
@@ -100,7 +100,7 @@ def test_another_version_is_told_so(folder):
         sock.sendall(encode(Hello(99, "x")))
         data = sock.recv(65536)
         (body,) = wire.Splitter().feed(data)
-        assert wire.decode_reply(body).status is ReplyStatus.VERSION
+        assert wire.decode_reply(body).status is Status.VERSION
         sock.close()
 
 
@@ -127,9 +127,9 @@ def garbage_server(folder, link):
         yield folder, server
         one = link()
         one.send(StatusAsked(one.new_ticket()))
-        assert one.wait(wire.StateReport, 5).status is ReplyStatus.OK
-        made = server.describe()["sessions_made"]
-        assert made > 20  # they were there indeed
+        assert one.wait(wire.Report, 5).status is Status.OK
+        sessions = server.describe()["sessions_made"]
+        assert sessions > 20  # they were there indeed
 
 
 @given(st.data())
@@ -142,10 +142,10 @@ def test_garbage_within_the_protocol(opened_server, data):
     ticket = st.integers(1, 60)
     message = st.one_of(
         st.builds(
-            AskBatch, ticket, st.integers(0, 3), st.binary(max_size=64), st.lists(ticket, max_size=3)
+            Ask, ticket, st.integers(0, 3), st.binary(max_size=64), st.lists(ticket, max_size=3)
         ),
         st.builds(
-            lambda t, i: AskBatch(t, 1, np.array(i, np.int64).tobytes(), []),
+            lambda t, i: Ask(t, 1, np.array(i, np.int64).tobytes(), []),
             ticket, st.lists(st.integers(-5, SAMPLES + 5), max_size=5),
         ),
         st.builds(Hurry, ticket),
@@ -180,9 +180,9 @@ def test_a_slow_drip_ends_at_its_deadline(folder, store, monkeypatch):
     monkeypatch.setattr(node_server, "MESSAGE_S", 0.3)
     with serving(folder) as server, a_good_client(folder, store):
         drips = []
-        for said in (b"", HELLO[:3], HELLO + HELLO[:3]):
+        for data in (b"", HELLO[:3], HELLO + HELLO[:3]):
             sock = raw(folder)
-            sock.sendall(said)
+            sock.sendall(data)
             drips.append(sock)
         until(lambda: server.describe()["sessions_made"] >= 4)
         began = time.monotonic()
@@ -241,7 +241,7 @@ def test_another_user_is_refused_by_the_kernels_word(folder, store):
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr.decode()
         (body,) = wire.Splitter().feed(ended.stdout)
-        assert wire.decode_reply(body).status is ReplyStatus.REFUSED
+        assert wire.decode_reply(body).status is Status.REFUSED
         assert server.describe()["refused"] == 1
         assert server.describe()["sessions"] == []
         folder.path.chmod(0o700)
@@ -287,7 +287,7 @@ def test_a_client_that_never_gives_back_waits_and_others_do_not(folder, store, l
         number = opened(greedy, store)
         for k in range(40):
             indices = np.arange(k * 12, k * 12 + 12, dtype=np.int64) % SAMPLES
-            greedy.send(AskBatch(greedy.new_ticket(), number, indices.tobytes(), []))
+            greedy.send(Ask(greedy.new_ticket(), number, indices.tobytes(), []))
         until(lambda: _session(server, "greedy")["waiting"])
         with a_good_client(folder, store):
             pass
@@ -296,19 +296,19 @@ def test_a_client_that_never_gives_back_waits_and_others_do_not(folder, store, l
         assert session["waiting"] > 0
         assert 0 < session["held_bytes"] <= window * 9 // 8  # buffers are rounded up
         got = [greedy.wait(Samples, 10) for _ in range(session["leases"])]
-        assert all(s.status is ReplyStatus.OK for s in got)
+        assert all(s.status is Status.OK for s in got)
         last = max(s.ticket for s in got)
         greedy.send(Hurry(last + 1))
         busy = greedy.wait(Samples, 10)
-        assert busy.status is ReplyStatus.BUSY
+        assert busy.status is Status.BUSY
         assert busy.ticket == last + 1
         greedy.send(Release([s.ticket for s in got]))
-        assert greedy.wait(Samples, 10).status is ReplyStatus.OK
+        assert greedy.wait(Samples, 10).status is Status.OK
 
 
 def _session(server, job):
-    (found,) = [s for s in server.describe()["sessions"] if s["job"] == job]
-    return found
+    (session_state,) = [s for s in server.describe()["sessions"] if s["job"] == job]
+    return session_state
 
 
 def test_a_consumer_that_keeps_everything_gets_everything(folder, store):
@@ -330,9 +330,9 @@ def test_what_stands_behind_batches_that_nobody_takes_is_answered(folder, store,
         one = link()
         number = opened(one, store)
         for part in np.array_split(np.arange(SAMPLES, dtype=np.int64), 8):
-            one.send(AskBatch(one.new_ticket(), number, part.tobytes(), []))
+            one.send(Ask(one.new_ticket(), number, part.tobytes(), []))
         held = [one.wait(Samples, 10) for _ in range(2)]
-        assert [s.status for s in held] == [ReplyStatus.OK] * 2  # and kept
+        assert [s.status for s in held] == [Status.OK] * 2  # and kept
         last = one._ticket
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
@@ -342,10 +342,10 @@ def test_what_stands_behind_batches_that_nobody_takes_is_answered(folder, store,
                 one.receive(0.2)
                 while True:
                     answers.append(one._kept.popleft())
-            found = [a for a in answers if isinstance(a, Samples) and a.ticket == last]
-            if found:
+            replies = [a for a in answers if isinstance(a, Samples) and a.ticket == last]
+            if replies:
                 break
-        assert found[0].status is ReplyStatus.BUSY
+        assert replies[0].status is Status.BUSY
 
 
 def test_epochs_that_are_left_early_give_their_memory_back(folder, store):
@@ -373,7 +373,7 @@ def test_jobs_have_a_window_too(folder, store, link):
         everything = np.arange(SAMPLES, dtype=np.int64)
         for one, number in zip((first, second, other), numbers, strict=True):
             for part in np.array_split(everything, 20):
-                one.send(AskBatch(one.new_ticket(), number, part.tobytes(), []))
+                one.send(Ask(one.new_ticket(), number, part.tobytes(), []))
         until(
             lambda: (
                 not any(d["reading"] for d in server.describe()["datasets"])
@@ -385,7 +385,7 @@ def test_jobs_have_a_window_too(folder, store, link):
         assert 0 < held["other"] <= (1 << 20) * 9 // 8  # its own
         first.close()  # what it held is the other's now
         got = [second.wait(Samples, 10) for _ in range(3)]
-        assert [s.status for s in got] == [ReplyStatus.OK] * 3
+        assert [s.status for s in got] == [Status.OK] * 3
 
 
 def test_a_client_that_does_not_listen_costs_a_bounded_amount(folder, store, monkeypatch):
@@ -421,19 +421,19 @@ def test_a_daemon_that_lies_is_left(folder, store, monkeypatch):
         {"offsets": bytes(32 * 8 - 1)},
     ]
     for lie in lies:
-        told = threading.Event()
+        lied = threading.Event()
 
-        def samples(*given, lie=lie, told=told):
+        def samples(*given, lie=lie, lied=lied):
             import msgspec
 
-            told.set()
+            lied.set()
             return msgspec.structs.replace(honest(*given), **lie)
 
         monkeypatch.setattr(session, "_samples", samples)
         with serving(folder):
             loader = node_loader(store)
             assert sum(len(b[2]) for b in seen(loader)) == SAMPLES
-            assert told.is_set()
+            assert lied.is_set()
             assert report_of(loader).node_batches == 0
             loader.close()
 

@@ -62,23 +62,23 @@ class Clock:
 
 
 @pytest.fixture
-def made():
+def rig():
     limits, controller = Limits(), Controller()
     agent = LeaseAgent(Endpoint(url="unix:/nowhere"), limits, clock=Clock())
     agent._client = controller
     return agent, limits, controller
 
 
-def test_it_registers_reports_and_keeps_to_what_it_is_told(made):
-    agent, limits, controller = made
+def test_it_registers_reports_and_keeps_to_what_it_is_told(rig):
+    agent, limits, controller = rig
     assert agent.turn() == 0.0
     assert agent.turn() == 0.5
     assert controller.asked == [("POST", "/v1/planes"), ("POST", "/v1/planes/key/report")]
     assert [asked_at for _, asked_at in limits.kept] == [50.0, 50.0]
 
 
-def test_a_lease_of_an_older_controller_is_void(made):
-    agent, limits, controller = made
+def test_a_lease_of_an_older_controller_is_void(rig):
+    agent, limits, controller = rig
     agent.turn()
     controller.epoch = 4
     with pytest.raises(ControlError, match="an older controller answers, with epoch 4"):
@@ -93,8 +93,8 @@ def test_a_lease_of_an_older_controller_is_void(made):
     assert limits.kept[-1][0].epoch == 6
 
 
-def test_a_lease_of_another_database_counts_only_when_none_runs(made):
-    agent, limits, controller = made
+def test_a_lease_of_another_database_counts_only_when_none_runs(rig):
+    agent, limits, controller = rig
     agent.turn()
     controller.reign, controller.epoch = "another", 99
     with pytest.raises(ControlError, match="another controller answers"):
@@ -105,8 +105,8 @@ def test_a_lease_of_another_database_counts_only_when_none_runs(made):
 
 
 @pytest.mark.parametrize("offset", [-1, 1])
-def test_an_answer_to_another_report_is_void(made, offset):
-    agent, limits, controller = made
+def test_an_answer_to_another_report_is_void(rig, offset):
+    agent, limits, controller = rig
     agent.turn()
     controller.offset = offset
     with pytest.raises(ControlError):
@@ -115,8 +115,8 @@ def test_an_answer_to_another_report_is_void(made, offset):
 
 
 @pytest.mark.parametrize("status", [404, 409])
-def test_a_controller_that_does_not_know_it_is_told_again(made, status):
-    agent, limits, controller = made
+def test_a_controller_that_does_not_know_it_is_told_again(rig, status):
+    agent, limits, controller = rig
     agent.turn()
     agent.turn()
     refusal = Refusal("no such plane", status=status)
@@ -126,14 +126,14 @@ def test_a_controller_that_does_not_know_it_is_told_again(made, status):
     assert limits.kept[-1][0].sequence == 0
 
 
-def test_who_may_not_does_not_ask_all_the_time(made):
-    agent, _, _ = made
+def test_who_may_not_does_not_ask_all_the_time(rig):
+    agent, _, _ = rig
     assert agent._refused(Refusal("who?", status=401)) >= 5.0
     assert "who?" in agent.describe()["why"]
 
 
-def test_garbage_from_a_controller_is_an_error_of_values(made, monkeypatch):
-    agent, limits, controller = made
+def test_garbage_from_a_controller_is_an_error_of_values(rig, monkeypatch):
+    agent, limits, controller = rig
     for garbage in (b"", b"[]", b"{", b"\xff", b'{"plane": 1}', b"[" * 100_000):
         monkeypatch.setattr(controller, "ask", lambda *_, garbage=garbage: garbage)
         with pytest.raises(ValueError):

@@ -18,7 +18,7 @@ import headrace as hr
 from headrace.errors import NodeError
 from headrace.node.daemon import ask_status, stop
 from headrace.node.link import LinkLost
-from headrace.node.wire import AskBatch, Hurry, ReplyStatus, Samples
+from headrace.node.wire import Ask, Hurry, Samples, Status
 from node.conftest import node_loader, report_of, seen, until
 from node.test_hostile import opened
 
@@ -56,7 +56,7 @@ store = hr.open(sys.argv[1])
 alone = hr.loader(store, 32, seed=3)
 expected = [seen(alone) for _ in range(2)]
 alone.close()
-found = {}
+results = {}
 """
 
 
@@ -65,15 +65,15 @@ def test_a_small_dev_shm_does_not_matter(packed, folder):
     program = BOTH + (
         "with serving(runtime_folder()):\n"
         "    loader = node_loader(store)\n"
-        "    found['same'] = [seen(loader) for _ in range(2)] == expected\n"
-        "    found['direct'] = report_of(loader).direct_batches\n"
+        "    results['same'] = [seen(loader) for _ in range(2)] == expected\n"
+        "    results['direct'] = report_of(loader).direct_batches\n"
         "    loader.close()\n"
-        "found['shm'] = os.statvfs('/dev/shm').f_blocks * os.statvfs('/dev/shm').f_frsize\n"
-        "found['left'] = os.listdir('/dev/shm')\n"
-        "print(json.dumps(found))"
+        "results['shm'] = os.statvfs('/dev/shm').f_blocks * os.statvfs('/dev/shm').f_frsize\n"
+        "results['left'] = os.listdir('/dev/shm')\n"
+        "print(json.dumps(results))"
     )
-    found = ran(in_namespace(script=script), sys.executable, "-c", program, packed)
-    assert found == {"same": True, "direct": 0, "shm": 1 << 20, "left": []}
+    results = ran(in_namespace(script=script), sys.executable, "-c", program, packed)
+    assert results == {"same": True, "direct": 0, "shm": 1 << 20, "left": []}
 
 
 def test_a_full_disk_below_the_cache_folder(packed, folder, tmp_path):
@@ -87,19 +87,19 @@ def test_a_full_disk_below_the_cache_folder(packed, folder, tmp_path):
         "tiers = TierOptions(cache_dir=str(disk / 'cache'), cache_bytes=1 << 30)\n"
         "with serving(runtime_folder(), ram_bytes=0, tiers=tiers) as server:\n"
         "    loader = node_loader(store)\n"
-        "    found['same'] = [seen(loader) for _ in range(2)] == expected\n"
-        "    found['direct'] = report_of(loader).direct_batches\n"
+        "    results['same'] = [seen(loader) for _ in range(2)] == expected\n"
+        "    results['direct'] = report_of(loader).direct_batches\n"
         "    loader.close()\n"
         "    used = os.statvfs(disk)\n"
-        "    found['free'] = used.f_bavail * used.f_frsize\n"
-        "print(json.dumps(found))"
+        "    results['free'] = used.f_bavail * used.f_frsize\n"
+        "print(json.dumps(results))"
     )
-    found = ran(
+    results = ran(
         in_namespace(script=script), sys.executable, "-c", program, packed, tmp_path / "disk"
     )
-    assert found["same"]
-    assert found["direct"] == 0
-    assert found["free"] < 256 << 10  # it was written to
+    assert results["same"]
+    assert results["direct"] == 0
+    assert results["free"] < 256 << 10  # it was written to
 
 
 def test_a_full_disk_below_the_runtime_folder(packed, folder, tmp_path):
@@ -115,20 +115,20 @@ def test_a_full_disk_below_the_runtime_folder(packed, folder, tmp_path):
         "program = 'from headrace.cli import main; main()'\n"
         "ended = subprocess.run([sys.executable, '-c', program, 'node', 'start', '--foreground'],\n"
         "    capture_output=True, text=True)\n"
-        "found['code'], found['said'] = ended.returncode, ended.stderr\n"
-        "found['left'] = [p for p in os.listdir(sys.argv[2]) if p != 'full']\n"
+        "results['code'], results['complaint'] = ended.returncode, ended.stderr\n"
+        "results['left'] = [p for p in os.listdir(sys.argv[2]) if p != 'full']\n"
         "loader = node_loader(store)\n"
-        "found['same'] = [seen(loader) for _ in range(2)] == expected\n"
-        "found['node'] = report_of(loader).node_batches\n"
+        "results['same'] = [seen(loader) for _ in range(2)] == expected\n"
+        "results['node'] = report_of(loader).node_batches\n"
         "loader.close()\n"
-        "print(json.dumps(found))"
+        "print(json.dumps(results))"
     )
-    found = ran(in_namespace(script=script), sys.executable, "-c", program, packed, disk)
-    assert found["code"] != 0
-    assert "No space left" in found["said"]
-    assert "Traceback" not in found["said"]
-    assert found["left"] == []
-    assert (found["same"], found["node"]) == (True, 0)
+    results = ran(in_namespace(script=script), sys.executable, "-c", program, packed, disk)
+    assert results["code"] != 0
+    assert "No space left" in results["complaint"]
+    assert "Traceback" not in results["complaint"]
+    assert results["left"] == []
+    assert (results["same"], results["node"]) == (True, 0)
 
 
 def test_sixty_four_descriptors_are_enough_for_a_daemon_and_its_clients(folder, daemon, store):
@@ -186,14 +186,14 @@ def memory_group():
 @pytest.fixture
 def group():
     """A group of processes with little memory; empty again after the test."""
-    made = memory_group() / f"headrace-test-{os.getpid()}"
+    group = memory_group() / f"headrace-test-{os.getpid()}"
     try:
-        made.mkdir()
+        group.mkdir()
     except OSError as e:
         pytest.skip(f"no group can be made: {e}")
-    yield made
-    until(lambda: not (made / "cgroup.procs").read_text().split())
-    made.rmdir()
+    yield group
+    until(lambda: not (group / "cgroup.procs").read_text().split())
+    group.rmdir()
 
 
 def test_a_memory_limit_is_kept_to_and_nobody_is_killed(folder, group, daemon, tmp_path, link):
@@ -217,7 +217,7 @@ def test_a_memory_limit_is_kept_to_and_nobody_is_killed(folder, group, daemon, t
             number = opened(keeper, store)
             for k in range(15):  # holds all that it is given
                 wire = np.arange(5 * k, 5 * k + 5, dtype=np.int64).tobytes()
-                keeper.send(AskBatch(keeper.new_ticket(), number, wire, []))
+                keeper.send(Ask(keeper.new_ticket(), number, wire, []))
             last = keeper._ticket
             for ticket in range(last - 14, last + 1):
                 keeper.send(Hurry(ticket))
@@ -229,8 +229,8 @@ def test_a_memory_limit_is_kept_to_and_nobody_is_killed(folder, group, daemon, t
     assert one.process.poll() is None
     control = dict(line.split() for line in (group / "memory.oom_control").read_text().splitlines())
     assert control["oom_kill"] == "0"
-    assert ReplyStatus.OK in answers
-    assert ReplyStatus.BUSY in answers or ReplyStatus.FAILED in answers  # it could not give all
+    assert Status.OK in answers
+    assert Status.BUSY in answers or Status.FAILED in answers  # it could not give all
     peak = int((group / "memory.max_usage_in_bytes").read_text())
     assert peak <= limit
     state = one.status()
@@ -291,14 +291,14 @@ def test_nothing_of_the_daemon_looks_at_a_clock_that_can_be_set():
     wall = {"time", "time_ns", "now", "today", "utcnow", "gmtime", "localtime"}
     modules = sorted(Path(headrace.node.__file__).parent.rglob("*.py"))
     assert len(modules) > 10
-    found, monotonic = [], 0
+    places, monotonic = [], 0
     for path in modules:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 if node.value.id in {"time", "datetime", "date"} and node.attr in wall:
-                    found.append(f"{path.name}:{node.lineno}")
+                    places.append(f"{path.name}:{node.lineno}")
                 monotonic += (node.value.id, node.attr) == ("time", "monotonic")
-    assert found == []
+    assert places == []
     assert monotonic > 5
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.node.wire import AskBatch, ReplyStatus, Samples
+from headrace.node.wire import Ask, Samples, Status
 from node.conftest import until
 from node.test_hostile import opened
 from plane.conftest import SAMPLES
@@ -62,9 +62,9 @@ def test_memory_does_not_grow_with_epochs_and_clients(folder, daemon, packed, st
         goer = link("goer")  # goes with batches in its hands
         number = opened(goer, store)
         for part in np.array_split(np.arange(SAMPLES, dtype=np.int64), 12)[:6]:
-            goer.send(AskBatch(goer.new_ticket(), number, part.tobytes(), []))
+            goer.send(Ask(goer.new_ticket(), number, part.tobytes(), []))
         for _ in range(4):
-            abandoned += goer.wait(Samples, 10).status is ReplyStatus.OK
+            abandoned += goer.wait(Samples, 10).status is Status.OK
         goer.close()
         pid = os.getpid()
         until(lambda pid=pid: pid not in [s["pid"] for s in _others(one)])

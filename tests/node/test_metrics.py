@@ -70,8 +70,8 @@ def raw(exporter, data):
 
 def values(text, name):
     """{labels as text: value} of one metric."""
-    found = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
-    return {labels: float(value) for labels, value in found}
+    samples_of_name = re.findall(rf"^{name}(?:{{(.*)}})? (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in samples_of_name}
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -176,14 +176,14 @@ def test_latencies_add_up(folder):
     for _ in range(2):  # one data set, opened for other parts
         figures.add_latencies("headrace_read_seconds", counts, 0.5, dataset="x")
     (family,) = [f for f in figures.families() if f.name == "headrace_read_seconds"]
-    found = {s.labels.get("le", s.name): s.value for s in family.samples}
-    assert (found["1.6e-05"], found["3.2e-05"], found["33.554432"], found["+Inf"]) == (
+    values = {s.labels.get("le", s.name): s.value for s in family.samples}
+    assert (values["1.6e-05"], values["3.2e-05"], values["33.554432"], values["+Inf"]) == (
         6,
         10,
         10,
         12,
     )
-    assert found["headrace_read_seconds_sum"] == 1.0
+    assert values["headrace_read_seconds_sum"] == 1.0
 
 
 # -- what jobs are told apart ----------------------------------------------------------------------
@@ -199,10 +199,10 @@ def test_a_thousand_jobs_have_few_labels_and_lose_nothing():
         total += at
         if at % 3:
             tally.end(f"job-{at}", now=float(at) / 100)
-        found = {name: t.samples for name, t in tally.by_label(at / 100).items()}
-        assert len(found) <= LABELS_MAX + 1
-        assert all(found[name] >= before[name] for name in set(found) & set(before))
-        before = found
+        samples_of = {name: t.samples for name, t in tally.by_label(at / 100).items()}
+        assert len(samples_of) <= LABELS_MAX + 1
+        assert all(samples_of[name] >= before[name] for name in set(samples_of) & set(before))
+        before = samples_of
     assert sum(before.values()) == total
     assert before[OTHER] > 0
 
@@ -252,8 +252,8 @@ def test_jobs_without_a_label_are_added_up_in_a_scrape(folder, link):
         for name in ("a", "b", "c"):
             link(name).send(Note(1.0, 0.0, 0.0, 2.0, 3, 4, 5, 0))
         until(lambda: sum(job["totals"] is not None for job in server.describe()["jobs"]) == 3)
-        found = figures_of(server.describe())
-    (family,) = [f for f in found.families() if f.name == "headrace_job_samples"]
+        figures = figures_of(server.describe())
+    (family,) = [f for f in figures.families() if f.name == "headrace_job_samples"]
     assert {s.labels["job_name"]: s.value for s in family.samples} == {"a": 4.0, OTHER: 8.0}
 
 
@@ -352,13 +352,13 @@ def test_a_client_of_a_lost_daemon_says_so_to_the_next(daemon, store, quick, mon
     left = len(list(batches))
     second = daemon()
 
-    def told():
+    def told_direct():
         next(batches, None)
         return second.status()["labels"].get("left", {"direct_batches": 0})["direct_batches"]
 
     until(lambda: loader.stages[-1]._attaching._ready is not None)
     batches = iter(loader)
-    direct = until(told)
+    direct = until(told_direct)
     loader.close()
     assert 0 < direct <= left + 1
 

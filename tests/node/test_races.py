@@ -14,7 +14,7 @@ import pytest
 
 import headrace as hr
 from headrace.node import wire
-from headrace.node.wire import AskBatch, Hello, Open, Release, StatusAsked, encode
+from headrace.node.wire import Ask, Hello, Open, Release, StatusAsked, encode
 from node.conftest import node_loader, report_of, seen, serving, until
 from plane.conftest import SAMPLES
 from tests_shared import opened_to_others
@@ -108,23 +108,23 @@ def conversation(store):
         encode(Hello(wire.PROTOCOL, "cut")),
         encode(Open(1, os.fsencode(store.path), 1, store.fingerprint, [""], None)),
         encode(StatusAsked(2)),
-        encode(AskBatch(3, 1, indices, [])),
+        encode(Ask(3, 1, indices, [])),
         encode(Release([3])),
     ]
 
 
 def test_a_client_that_breaks_off_anywhere_costs_nothing(folder, store):
     """Every prefix of a conversation, then silence and a hang-up."""
-    said = b"".join(conversation(store))
+    stream = b"".join(conversation(store))
     with serving(folder) as server:
         loader = node_loader(store)
         iterator = iter(loader)
         next(iterator)
-        for cut in range(0, len(said), 3):
+        for cut in range(0, len(stream), 3):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.connect(str(folder.socket))
-                sock.sendall(said[:cut])
-        until(lambda: server.describe()["sessions_made"] > len(said) // 3 > 50)
+                sock.sendall(stream[:cut])
+        until(lambda: server.describe()["sessions_made"] > len(stream) // 3 > 50)
         until(lambda: len(server.describe()["sessions"]) == 1)
         assert sum(len(b) for b in iterator) == SAMPLES - 32
         assert report_of(loader).direct_batches == 0
@@ -137,20 +137,20 @@ def test_a_client_that_breaks_off_anywhere_costs_nothing(folder, store):
 
 def test_a_recorded_conversation_played_to_a_new_connection_gets_its_own_answers(folder, store):
     """Replayed on the same connection it ends it, see test_hostile; nothing of it is remembered."""
-    said = conversation(store)
+    messages = conversation(store)
     with serving(folder) as server:
         for _ in range(3):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(10)
                 sock.connect(str(folder.socket))
                 splitter, kinds = wire.Splitter(), []
-                sock.sendall(b"".join(said[:3]))
+                sock.sendall(b"".join(messages[:3]))
                 while kinds.count("Opened") < 1:
                     kinds += [_kind(b) for b in splitter.feed(sock.recv(1 << 16))]
-                sock.sendall(said[3])
+                sock.sendall(messages[3])
                 while kinds.count("Samples") < 1:
                     kinds += [_kind(b) for b in splitter.feed(sock.recv(1 << 16))]
-                sock.sendall(said[4] + said[4])  # the lease comes back twice
+                sock.sendall(messages[4] + messages[4])  # the lease comes back twice
                 with contextlib.suppress(ConnectionResetError):
                     while sock.recv(1 << 16):
                         pass

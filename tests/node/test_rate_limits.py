@@ -194,9 +194,9 @@ def test_paths_belong_to_the_longest_mount_and_to_other(rate_limits, clock, tmp_
     rate_limits.apply(given, clock.now)
     for path in ("/etc", str(tmp_path / "far"), str(tmp_path / "near/x"), "s3://bucket/x"):
         rate_limits.limit("a", path)
-    found = {flow["file_system"] for flow in rate_limits.describe()["flows"]}
-    assert found == {"root", "far", "other"}
-    assert str(tmp_path / "far") + "ther" not in found
+    systems = {flow["file_system"] for flow in rate_limits.describe()["flows"]}
+    assert systems == {"root", "far", "other"}
+    assert str(tmp_path / "far") + "ther" not in systems
 
 
 def test_no_wall_clock_is_looked_at():

@@ -102,17 +102,17 @@ def test_two_jobs_in_step_over_cold_data_read_each_byte_once(folder, store, monk
         for job in ("one", "two", "three"):
             monkeypatch.setenv("HEADRACE_JOB", job)
             loaders.append(node_loader(store, direct="always"))
-        came = [None] * 3
+        epochs = [None] * 3
 
         def consume(k):
-            came[k] = seen(loaders[k])
+            epochs[k] = seen(loaders[k])
 
         threads = [threading.Thread(target=consume, args=(k,)) for k in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert came[0] == came[1] == came[2]
+        assert epochs[0] == epochs[1] == epochs[2]
         data = data_of(server)
         assert data["source_samples_bytes"] == store.nbytes
         until(lambda: data_of(server)["delivered_bytes"] == 3 * store.nbytes)
@@ -123,7 +123,7 @@ def test_two_jobs_in_step_over_cold_data_read_each_byte_once(folder, store, monk
 
 def test_the_same_batch_asked_twice_is_read_once(folder, store, link):
     """Workers of one job; no memory for samples, so nothing but the read itself is shared."""
-    from headrace.node.wire import AskBatch
+    from headrace.node.wire import Ask
 
     with serving(folder, ram_bytes=0) as server:
         a, b = _opened(link(), store), _opened(link(), store)
@@ -133,7 +133,7 @@ def test_the_same_batch_asked_twice_is_read_once(folder, store, link):
         data.chain.top.submit = lambda indices: _Held(submit(indices), held)
         indices = np.arange(10, dtype=np.int64).tobytes()
         for one, number in (a, b):
-            one.send(AskBatch(one.new_ticket(), number, indices, []))
+            one.send(Ask(one.new_ticket(), number, indices, []))
         until(lambda: data.shared_batches == 1)
         held.set()
         replies = [_samples(one) for one, _ in (a, b)]

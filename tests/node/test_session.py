@@ -11,12 +11,12 @@ from headrace.node.served import ReadOutcome
 from headrace.node.wire import (
     PROTOCOL,
     Abandon,
-    AskBatch,
+    Ask,
     Hello,
     Hurry,
     Open,
     Release,
-    ReplyStatus,
+    Status,
     StatusAsked,
     StopAsked,
 )
@@ -34,7 +34,7 @@ batches = st.one_of(
     st.binary(max_size=20),
 )
 messages = st.one_of(
-    st.builds(AskBatch, tickets, st.integers(0, 3), batches, st.lists(tickets, max_size=2)),
+    st.builds(Ask, tickets, st.integers(0, 3), batches, st.lists(tickets, max_size=2)),
     st.builds(Hurry, tickets),
     st.builds(Release, st.lists(tickets, max_size=3)),
     st.builds(Abandon, st.lists(tickets, max_size=2)),
@@ -54,7 +54,7 @@ class Sessions(RuleBasedStateMachine):
         self.host, self.batches, self.buffer = Host(), [], 0
         for client, job in zip(self.host.clients, "aab", strict=True):
             client.session.handle(Hello(PROTOCOL, job))
-            assert client.said[-1].status is ReplyStatus.OK
+            assert client.answers[-1].status is Status.OK
             client.session.handle(Open(1, b"/data", 1, "", [""], None))
         self.host.answer_opens()
 
@@ -76,7 +76,7 @@ class Sessions(RuleBasedStateMachine):
         released = list(mine.leases)[:2] if give_back else []
         ticket = mine._last_ticket + 1
         wire = np.array(indices, np.int64).tobytes()
-        assert self.host.say(client, AskBatch(ticket, data, wire, released)) == (data in mine._data)
+        assert self.host.say(client, Ask(ticket, data, wire, released)) == (data in mine._data)
 
     @rule(number=st.integers(0, 2), abandon=st.booleans())
     def give_back(self, number, abandon):
@@ -95,10 +95,10 @@ class Sessions(RuleBasedStateMachine):
         ticket = mine.waiting[0].ticket
         assert self.host.say(client, Hurry(ticket))
         if mine.job.reading >= READS_MAX:
-            assert client.said[-1].status is ReplyStatus.WORKING
+            assert client.answers[-1].status is Status.WORKING
             return
         assert client.answered[ticket] == 1
-        assert client.said[-1].status is ReplyStatus.BUSY
+        assert client.answers[-1].status is Status.BUSY
 
     @rule(number=st.integers(0, 2))
     def open_one(self, number):
@@ -141,7 +141,7 @@ class Sessions(RuleBasedStateMachine):
         ticket = mine.waiting[-1].ticket
         read = any(asked.reserved_bytes for asked in mine.requests.values())
         assert self.host.say(client, Hurry(ticket))
-        assert client.said[-1].status is (ReplyStatus.WORKING if read else ReplyStatus.BUSY)
+        assert client.answers[-1].status is (Status.WORKING if read else Status.BUSY)
 
     @rule()
     def retire(self):

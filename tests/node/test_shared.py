@@ -235,10 +235,10 @@ def test_clients_add_no_memory_of_their_own(folder, daemon, tmp_path):
     try:
         assert [client.stdout.readline() for client in clients] == [b"ready\n"] * 3
         for client in clients:
-            found = _shared_memory_of(client.pid)
-            assert found["Rss"] > 40 << 20  # it has the cache mapped
-            assert found["Pss"] < found["Rss"] // 2
-            assert found["Private_Dirty"] < 4 * 20 * 100_000  # memory of batches that it held last
+            memory = _shared_memory_of(client.pid)
+            assert memory["Rss"] > 40 << 20  # it has the cache mapped
+            assert memory["Pss"] < memory["Rss"] // 2
+            assert memory["Private_Dirty"] < 4 * 20 * 100_000  # memory of batches that it held last
     finally:
         for client in clients:
             client.communicate(timeout=20)

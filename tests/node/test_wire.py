@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headrace.node import wire
 from headrace.node.wire import (
     Abandon,
-    AskBatch,
+    Ask,
     Buffers,
     Direct,
     Hello,
@@ -19,11 +19,11 @@ from headrace.node.wire import (
     Open,
     Opened,
     Release,
-    ReplyStatus,
+    Report,
     Retired,
     Samples,
     Splitter,
-    StateReport,
+    Status,
     StatusAsked,
     StopAsked,
     Welcome,
@@ -37,8 +37,8 @@ from headrace.node.wire import (
 REQUESTS = [
     Hello(wire.PROTOCOL, "job"),
     Open(1, b"/data", 3, "ab" * 16, [""], None),
-    Open(2, b"/data/*.tar", 1, "cd", ["jpg", "cls"], Direct((".png",), False, ("image",), "label")),
-    AskBatch(3, 1, bytes(80), [1, 2]),
+    Open(2, b"/data/*.tar", 1, "cd", ["jpg", "cls"], Direct([".png"], False, ["image"], "label")),
+    Ask(3, 1, bytes(80), [1, 2]),
     Hurry(3),
     Release([3, 4]),
     Abandon([5]),
@@ -46,14 +46,14 @@ REQUESTS = [
     StopAsked(7),
 ]
 REPLIES = [
-    Welcome(ReplyStatus.OK, "", 1, 1 << 28, 4096),
-    Opened(1, ReplyStatus.NOT_FOUND, "no such folder", 0),
+    Welcome(Status.OK, "", 1, 1 << 28, 4096),
+    Opened(1, Status.NOT_FOUND, "no such folder", 0),
     Buffers([(1, 4096), (2, 1 << 30)]),
     Retired([1, 2, 3]),
-    Samples(3, ReplyStatus.OK, "", 1, 100, bytes(16), bytes(16), bytes(16), 50),
-    Samples(4, ReplyStatus.BUSY, "no room"),
-    Working(4, ReplyStatus.WORKING),
-    StateReport(6, ReplyStatus.OK, b"{}"),
+    Samples(3, Status.OK, "", 1, 100, bytes(16), bytes(16), bytes(16), 50),
+    Samples(4, Status.BUSY, "no room"),
+    Working(4, Status.WORKING),
+    Report(6, Status.OK, b"{}"),
 ]
 
 

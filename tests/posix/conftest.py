@@ -32,12 +32,12 @@ def files(tmp_path_factory):
 @pytest.fixture
 def plane():
     """Makes planes; all are closed after the test."""
-    made = []
+    planes = []
 
     def make(root, **options):
-        made.append(Plane(root, **options))
-        return made[-1]
+        planes.append(Plane(root, **options))
+        return planes[-1]
 
     yield make
-    for one in made:
+    for one in planes:
         one.close()

@@ -129,5 +129,5 @@ class Plane:
 def run(command, **options):
     """A command's end: status, output, errors."""
     options = {"timeout": 120, "stdin": subprocess.DEVNULL} | options
-    found = subprocess.run(command, capture_output=True, check=False, **options)
-    return found.returncode, found.stdout, found.stderr
+    ended = subprocess.run(command, capture_output=True, check=False, **options)
+    return ended.returncode, ended.stdout, ended.stderr

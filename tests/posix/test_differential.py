@@ -89,12 +89,12 @@ def beside(files):
 
 def _both(plane, command, tmp_path, **options):
     scratch = tmp_path / "scratch"
-    found = []
+    outcomes = []
     for one in (run, plane.run):
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
-        found.append(one(command, **options))
-    return found
+        outcomes.append(one(command, **options))
+    return outcomes
 
 
 @pytest.mark.parametrize("immutable", [False, True])
@@ -120,8 +120,8 @@ def test_python_does_the_same_and_is_served(beside, plane, tmp_path, immutable):
     command = [sys.executable, "-c", PRELUDE + EACH, *arguments]
     plain, ours = _both(served, command, tmp_path)
     assert plain[0] == 0, plain[2].decode()
-    for found, expected in zip(ours[1].split(b"--"), plain[1].split(b"--"), strict=True):
-        assert found == expected
+    for actual, expected in zip(ours[1].split(b"--"), plain[1].split(b"--"), strict=True):
+        assert actual == expected
     assert plain == ours
     assert served.counts["refused"] == 0
     assert served.counts["copy"] >= 100

@@ -38,11 +38,11 @@ def test_opens_and_reads_are_noted_with_their_times(tmp_path):
     file.write_bytes(bytes(10_000))
     program = f"f = open({str(file)!r}, 'rb'); f.read(4000); f.read(); f.close()"
     before = time.monotonic_ns()
-    ended, found = recorded([*PYTHON, program])
+    ended, log = recorded([*PYTHON, program])
     after = time.monotonic_ns()
     assert ended.returncode == 0
-    (one,) = noted(found, file)
-    assert (one.read_bytes, one.writes, one.mapped, found.dropped) == (10_000, False, 0, 0)
+    (one,) = noted(log, file)
+    assert (one.read_bytes, one.writes, one.mapped, log.dropped) == (10_000, False, 0, 0)
     assert one.reads >= 2
     assert before < one.began_ns < one.last_ns < after
     assert 0 < one.open_ns < after - before
@@ -56,8 +56,8 @@ def test_paths_are_made_absolute(tmp_path):
         "import os; open('d/../d/x').read(); d = os.open('d', os.O_RDONLY | os.O_DIRECTORY);"
         "os.close(os.open('x', os.O_RDONLY, dir_fd=d)); os.chdir('d'); open('./x').close()"
     )
-    _, found = recorded([*PYTHON, program], cwd=tmp_path)
-    assert len(noted(found, tmp_path / "d" / "x")) == 3
+    _, log = recorded([*PYTHON, program], cwd=tmp_path)
+    assert len(noted(log, tmp_path / "d" / "x")) == 3
 
 
 def test_names_of_all_kinds_come_through(tmp_path):
@@ -65,9 +65,9 @@ def test_names_of_all_kinds_come_through(tmp_path):
     for name in names:
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).write_bytes(b"1")
     program = "import os; [open(os.path.join(b'.', n)).close() for n in sorted(os.listdir(b'.'))]"
-    _, found = recorded([*PYTHON, program], cwd=tmp_path)
+    _, log = recorded([*PYTHON, program], cwd=tmp_path)
     paths = [os.fsencode(tmp_path) + b"/" + name for name in sorted(names)]
-    assert [one.path for one in noted(found, *paths)] == paths
+    assert [one.path for one in noted(log, *paths)] == paths
 
 
 def test_a_descriptor_that_is_used_again_is_not_the_file_before(tmp_path):
@@ -78,9 +78,9 @@ def test_a_descriptor_that_is_used_again_is_not_the_file_before(tmp_path):
         f"import os; f = os.open({str(file)!r}, 0); os.read(f, 9); os.close(f); r, w = os.pipe();"
         "assert r == f; os.write(w, b'x' * 1000); os.read(r, 1000)"
     )
-    ended, found = recorded([*PYTHON, program])
+    ended, log = recorded([*PYTHON, program])
     assert ended.returncode == 0, ended.stderr
-    assert [(one.reads, one.read_bytes) for one in noted(found, file)] == [(1, 2)]
+    assert [(one.reads, one.read_bytes) for one in noted(log, file)] == [(1, 2)]
 
 
 def test_children_and_threads_are_noted_as_who_they_are(tmp_path):
@@ -91,8 +91,8 @@ def test_children_and_threads_are_noted_as_who_they_are(tmp_path):
         "t = threading.Thread(target=lambda: open('b').read()); t.start(); t.join()\n"
         "p = os.fork()\nif not p: open('c').read(); os._exit(0)\nos.waitpid(p, 0)"
     )
-    _, found = recorded([*PYTHON, program], cwd=tmp_path)
-    a, b, c = noted(found, *(tmp_path / name for name in "abc"))
+    _, log = recorded([*PYTHON, program], cwd=tmp_path)
+    a, b, c = noted(log, *(tmp_path / name for name in "abc"))
     assert a.process == a.thread == b.process
     assert b.thread != a.thread
     assert c.process == c.thread
@@ -108,19 +108,19 @@ def test_programs_that_are_not_python_are_seen(command, reads, tmp_path):
     file = tmp_path / "a"
     file.write_bytes(bytes(9 << 10))
     plain = subprocess.run(["sh", "-c", command.format(file)], capture_output=True, check=True)
-    ended, found = recorded(["sh", "-c", command.format(file)])
+    ended, log = recorded(["sh", "-c", command.format(file)])
     assert ended.stdout == plain.stdout
     assert ended.returncode == 0
-    (one,) = noted(found, file)
+    (one,) = noted(log, file)
     assert one.reads >= reads
     assert one.read_bytes >= (100 if "head" in command else file.stat().st_size)
 
 
 def test_a_descriptor_that_goes_to_another_program_is_noted_without_its_reads(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
-    ended, found = recorded(["sh", "-c", "exec cat < a"], cwd=tmp_path)
+    ended, log = recorded(["sh", "-c", "exec cat < a"], cwd=tmp_path)
     assert ended.stdout == b"1"
-    assert [one.reads for one in noted(found, tmp_path / "a")] == [0]
+    assert [one.reads for one in noted(log, tmp_path / "a")] == [0]
 
 
 def test_a_mapping_is_noted_and_writing_is_told_apart(tmp_path):
@@ -129,27 +129,27 @@ def test_a_mapping_is_noted_and_writing_is_told_apart(tmp_path):
         "import mmap; f = open('m', 'rb'); mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ);"
         "open('w', 'w').write('x'); open('a', 'a').close(); open('w', 'r+').close()"
     )
-    _, found = recorded([*PYTHON, program], cwd=tmp_path)
-    (mapped,) = noted(found, tmp_path / "m")
+    _, log = recorded([*PYTHON, program], cwd=tmp_path)
+    (mapped,) = noted(log, tmp_path / "m")
     assert mapped.mapped == 1
-    assert [one.writes for one in noted(found, tmp_path / "w", tmp_path / "a")] == [True] * 3
+    assert [one.writes for one in noted(log, tmp_path / "w", tmp_path / "a")] == [True] * 3
 
 
 def test_what_the_log_has_no_room_for_is_counted(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     program = "for _ in range(1000): open('a').close()"
-    ended, found = recorded([*PYTHON, program], capacity_bytes=64 << 10, cwd=tmp_path)
+    ended, log = recorded([*PYTHON, program], capacity_bytes=64 << 10, cwd=tmp_path)
     assert ended.returncode == 0
-    assert found.dropped > 100
-    assert len(found.opens) + found.dropped >= 1000
+    assert log.dropped > 100
+    assert len(log.opens) + log.dropped >= 1000
 
 
 def test_a_process_that_is_killed_costs_its_own_last_record_at_most(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     program = "import os, signal\nfor _ in range(9): open('a').close()\nos.kill(os.getpid(), 9)"
-    ended, found = recorded([*PYTHON, program], cwd=tmp_path)
+    ended, log = recorded([*PYTHON, program], cwd=tmp_path)
     assert ended.returncode == -9
-    assert len(noted(found, tmp_path / "a")) == 9
+    assert len(noted(log, tmp_path / "a")) == 9
 
 
 def test_a_log_that_holds_nonsense_is_read_without_harm():
@@ -193,8 +193,8 @@ def test_errors_are_the_programs_own(tmp_path):
 
 def test_it_comes_before_what_else_is_preloaded():
     with OpenLog(1 << 16) as log:
-        found = log.environment({"LD_PRELOAD": "other.so"})
-    assert found["LD_PRELOAD"] == f"{launch.library('opens')}:other.so"
+        environment = log.environment({"LD_PRELOAD": "other.so"})
+    assert environment["LD_PRELOAD"] == f"{launch.library('opens')}:other.so"
 
 
 def test_it_replaces_nothing_that_the_library_does_not_have_and_brings_nothing_else():
@@ -203,7 +203,7 @@ def test_it_replaces_nothing_that_the_library_does_not_have_and_brings_nothing_e
     ours = set(_exported(launch.library("opens")))
     assert {"open64", "__open64_2", "read", "pread64", "fread", "mmap64", "close"} <= ours
     assert ours <= set(library)
-    said = subprocess.run(
+    listing = subprocess.run(
         ["readelf", "-d", launch.library("opens")], capture_output=True, check=True, text=True
     ).stdout
-    assert re.findall(r"NEEDED.*\[(.*)\]", said) == ["libc.so.6"]
+    assert re.findall(r"NEEDED.*\[(.*)\]", listing) == ["libc.so.6"]

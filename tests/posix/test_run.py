@@ -37,8 +37,8 @@ def report(tmp_path):
         path = tmp_path / "report.json"
         path.unlink(missing_ok=True)
         command = [*HEADRACE, "run", "--json", str(path)]
-        found = run([*command, *map(str, arguments)], **options)
-        return found, json.loads(path.read_text()) if path.exists() else None
+        ended = run([*command, *map(str, arguments)], **options)
+        return ended, json.loads(path.read_text()) if path.exists() else None
 
     return go
 
@@ -60,14 +60,14 @@ def daemon(runtime):
 def test_a_simulated_storage_is_read_once_and_then_served_from_memory(files, report, daemon):
     program = f"cat {files}/*.bin | cksum; sleep 1; cat {files}/*.bin | cksum"
     expected = run(["bash", "-c", program])
-    (status, out, err), found = report(
+    (status, out, err), written = report(
         "--root", files, "--simulate", "lustre", "--", "bash", "-c", program
     )
     assert (status, out) == (0, expected[1])
-    assert found["opens"]["copy"] >= 12
-    assert found["opens"]["refused"] == 0
-    assert not found["private_daemon"]
-    assert found["daemon"]["opens"]["ram"] == found["opens"]["copy"]
+    assert written["opens"]["copy"] >= 12
+    assert written["opens"]["refused"] == 0
+    assert not written["private_daemon"]
+    assert written["daemon"]["opens"]["ram"] == written["opens"]["copy"]
     assert b"from memory" in err
     assert b"(simulated lustre)" in err
 
@@ -79,22 +79,22 @@ def test_without_a_daemon_one_is_started_for_the_run_and_leaves_nothing(files, r
         "  if k > 20: time.sleep(0.01)\n  if k > 200: break\nprint(n)"
     )
     command = ["--root", files, "--simulate", "nfs", "--", sys.executable, "-c", program, files]
-    (status, out, err), found = report(*command)
+    (status, out, err), written = report(*command)
     assert status == 0, err
     assert int(out) == sum(p.stat().st_size for p in files.glob("*.bin"))
-    assert found["private_daemon"]
-    assert found["opens"]["copy"] > 0
+    assert written["private_daemon"]
+    assert written["opens"]["copy"] > 0
     assert list(runtime.iterdir()) == []
 
 
 def test_a_baseline_is_simulated_and_not_served(files, report, runtime):
     began = time.monotonic()
-    (status, _, err), found = report(
+    (status, _, err), written = report(
         "--root", files, "--simulate", "hdd", "--simulate-only", "--", "cat", *files.glob("*.bin")
     )
     assert status == 0, err
-    assert found["opens"]["copy"] == 0
-    assert found["opens"]["unknown"] == 12
+    assert written["opens"]["copy"] == 0
+    assert written["opens"]["unknown"] == 12
     assert time.monotonic() - began > 12 * 0.01  # a seek each, and one for its bytes
 
 
@@ -102,9 +102,9 @@ def test_a_baseline_is_simulated_and_not_served(files, report, runtime):
     ("program", "status"), [("exit 7", 7), ("kill -TERM $$", -15), ("kill -KILL $$", -9)]
 )
 def test_the_exit_status_is_the_programs(files, runtime, report, program, status):
-    found, said = report("--root", files, "--simulate-only", "--simulate", "nfs", "--", "bash", "-c", program)  # fmt: skip
-    assert found[0] == status
-    assert said["ended"]["signal"] == max(0, -status)
+    ended, written = report("--root", files, "--simulate-only", "--simulate", "nfs", "--", "bash", "-c", program)  # fmt: skip
+    assert ended[0] == status
+    assert written["ended"]["signal"] == max(0, -status)
 
 
 def test_signals_are_handed_on(files, runtime):
@@ -165,14 +165,14 @@ def test_a_daemon_that_is_killed_in_the_middle_costs_nothing_but_its_help(files,
         f"for k in 1 2 3; do cat {files}/*.bin | cksum; sleep 0.1; done"
     )
     expected = run(["bash", "-c", f"cat {files}/*.bin | cksum"])[1] * 6
-    (status, out, err), found = report(
+    (status, out, err), written = report(
         "--root", files, "--simulate", "nfs", "--", "bash", "-c", program
     )
     assert (status, out) == (0, expected), err
-    assert found["opens"]["copy"] > 0
+    assert written["opens"]["copy"] > 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert any("lost" in note for note in found["notes"])
+    assert any("lost" in note for note in written["notes"])
 
 
 STATIC = """
@@ -190,10 +190,10 @@ def static(tmp_path_factory):
 
 
 def test_a_static_program_is_said_once_and_run(files, report, runtime, static):
-    (status, out, err), found = report("--root", files, "--", static, files / "f03.bin")
+    (status, out, err), written = report("--root", files, "--", static, files / "f03.bin")
     assert (status, int(out)) == (0, 3 * 977)
     assert err.count(b"linked statically") == 1
-    assert len(found["unseen"]) == 1
+    assert len(written["unseen"]) == 1
 
 
 def test_a_script_is_followed_to_its_interpreter(tmp_path, static):
@@ -209,44 +209,44 @@ def test_a_script_is_followed_to_its_interpreter(tmp_path, static):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ((4, b"\x01"), "not a 64-bit program"),
         ((18, b"\x15\x00"), "another architecture"),
         ((54, b"\x07\x00"), "no program that the system knows"),
     ],
 )
-def test_a_program_that_cannot_load_the_shim_is_known_by_its_head(tmp_path, change, said):
+def test_a_program_that_cannot_load_the_shim_is_known_by_its_head(tmp_path, change, reason):
     from headrace.posix.launch import why_unseen
 
     head = bytearray(Path(os.path.realpath("/bin/true")).read_bytes())
     head[change[0] : change[0] + len(change[1])] = change[1]
     (tmp_path / "odd").write_bytes(head)
-    assert said in why_unseen(str(tmp_path / "odd"))
+    assert reason in why_unseen(str(tmp_path / "odd"))
 
 
 def test_children_that_cannot_be_seen_are_counted(files, report, runtime, static):
     program = f"{static} {files}/f03.bin; env -i /bin/cat {files}/f02.bin | wc -c; cat {files}/f01.bin | wc -c"
-    (status, out, err), found = report("--root", files, "--simulate", "nfs", "--simulate-only",
+    (status, out, err), written = report("--root", files, "--simulate", "nfs", "--simulate-only",
                                        "--", "bash", "-c", program)  # fmt: skip
     assert (status, out.split()) == (0, [b"2931", b"1954", b"977"])
-    assert found["opens"]["blind"] == 2
+    assert written["opens"]["blind"] == 2
     assert b"2 started programs could not be seen" in err
 
 
 def test_the_order_of_opens_is_recorded_and_can_be_given(files, report, daemon, tmp_path):
     names = [f"{files}/f{i:02}.bin" for i in (7, 3, 3, 9)]
     order = tmp_path / "order"
-    (status, _, err), found = report(
+    (status, _, err), written = report(
         "--root", files, "--simulate", "nfs", "--record-order", order, "--", "cat", *names
     )
     assert status == 0, err
     assert order.read_text().split() == names
-    (status, _, err), found = report(
+    (status, _, err), written = report(
         "--root", files, "--simulate", "nfs", "--order", order, "--", "cat", *names
     )
     assert status == 0, err
-    assert found["daemon"]["order"]
+    assert written["daemon"]["order"]
 
 
 @pytest.mark.parametrize(
@@ -262,6 +262,6 @@ def test_the_order_of_opens_is_recorded_and_can_be_given(files, report, daemon, 
     ],
 )
 def test_what_cannot_be_run_says_so(files, report, runtime, arguments, status):
-    (found, _, err), _ = report(*(a.format(files=files) for a in arguments))
-    assert found == status
+    (code, _, err), _ = report(*(a.format(files=files) for a in arguments))
+    assert code == status
     assert err

@@ -100,8 +100,8 @@ def test_any_sequence_of_operations_shows_the_same(files, plane, tmp_path, immut
     @given(st.lists(operation, min_size=1, max_size=30))
     def compare(operations):
         nonlocal compared
-        found, expected = ours.perform(operations), plain.perform(operations)
-        for one, (kind, *_), a, b in zip(operations, operations, found, expected, strict=True):
+        outcomes, expected = ours.perform(operations), plain.perform(operations)
+        for one, (kind, *_), a, b in zip(operations, operations, outcomes, expected, strict=True):
             if kind == "open" and one[4] == os.O_NOFOLLOW:
                 continue  # of a copy F_GETFL does not say it
             assert a == b, one

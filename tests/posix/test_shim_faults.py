@@ -32,10 +32,10 @@ def _bytes_of(fd):
 
 
 def _garbage(data, draw, count=40):
-    found = bytearray(data)
+    flipped = bytearray(data)
     for _ in range(count):
-        found[draw.randrange(len(found))] = draw.randrange(256)
-    return bytes(found)
+        flipped[draw.randrange(len(flipped))] = draw.randrange(256)
+    return bytes(flipped)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -34,11 +34,11 @@ NAMES = re.compile(
 
 
 def _exported(path):
-    found = subprocess.run(
+    listing = subprocess.run(
         ["nm", "-D", "--defined-only", path], capture_output=True, check=True, text=True
     ).stdout
     names = {}
-    for line in found.splitlines():
+    for line in listing.splitlines():
         _, kind, name = line.split()
         symbol, _, version = name.partition("@")
         if kind in "TWi":
@@ -71,8 +71,8 @@ def test_the_shim_replaces_nothing_that_the_library_does_not_have(library):
 
 
 def test_the_shim_brings_no_library_but_the_c_library():
-    found = subprocess.run(
+    listing = subprocess.run(
         ["readelf", "-d", launch.library("preload")], capture_output=True, check=True, text=True
     ).stdout
-    assert re.findall(r"NEEDED.*\[(.*)\]", found) == ["libc.so.6"]
+    assert re.findall(r"NEEDED.*\[(.*)\]", listing) == ["libc.so.6"]
     assert ctypes.util.find_library("c") == "libc.so.6"

@@ -18,7 +18,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample, HeadraceError
-from headrace.node.wire import AskBatch, ReplyStatus, Samples
+from headrace.node.wire import Ask, Samples, Status
 from node.conftest import folder, link, node_loader, report_of, seen, serving, until  # noqa: F401
 from node.test_hostile import opened
 from plane.conftest import SAMPLES, content, packed, store  # noqa: F401
@@ -30,7 +30,7 @@ from plane.conftest import SAMPLES, content, packed, store  # noqa: F401
 def ask(one, number, indices):
     """Send a request, and return its ticket."""
     wire = np.array(indices, np.int64).tobytes()
-    one.send(AskBatch(one.new_ticket(), number, wire, []))
+    one.send(Ask(one.new_ticket(), number, wire, []))
     return one._ticket
 
 
@@ -49,15 +49,11 @@ def test_p2_no_byte_is_delivered_before_it_is_read_and_checked(folder, tmp_path,
     with hr.open(path) as store, serving(folder):
         one = link()
         number = opened(one, store)
-        for indices, status in (
-            ([8], ReplyStatus.OK),
-            ([8, 9, 10], ReplyStatus.FAILED),
-            ([10], ReplyStatus.OK),
-        ):
+        for indices, status in (([8], Status.OK), ([8, 9, 10], Status.FAILED), ([10], Status.OK)):
             ask(one, number, indices)
             reply = one.wait(Samples, 10)
             assert reply.status is status
-            assert bool(reply.nbytes) == bool(reply.buffer) == (status is ReplyStatus.OK)
+            assert bool(reply.nbytes) == bool(reply.buffer) == (status is Status.OK)
         loader = node_loader(store, 5)
         with pytest.raises(CorruptSample, match="checksum"):
             seen(loader)
@@ -194,7 +190,7 @@ def test_p9_one_read_for_any_number_of_clients(folder, store, link):
             for one, number in zip(links, numbers, strict=True):
                 ask(one, number, indices)
             for one in links:
-                assert one.wait(Samples, 20).status is ReplyStatus.OK
+                assert one.wait(Samples, 20).status is Status.OK
             read_bytes.append(data_of(server)["source_samples_bytes"])
             messages.append(max(len(one._kept) for one in links))
             assert data_of(server)["delivered_samples"] == 20 * clients

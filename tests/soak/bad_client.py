@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from headrace.node.link import Link
-from headrace.node.wire import AskBatch, Hurry, Open, Opened, StatusAsked, encode
+from headrace.node.wire import Ask, Hurry, Open, Opened, StatusAsked, encode
 from headrace.runtime import runtime_folder
 
 WAYS = ("hoards", "floods", "deaf", "garbage", "connections", "comes and goes")
@@ -53,7 +53,7 @@ def hoard(data: str, fingerprint: str) -> None:
     for count in itertools.count():
         with contextlib.suppress(Exception):
             if count < 2000:
-                link.send(AskBatch(link.new_ticket(), number, batch(rng), []))
+                link.send(Ask(link.new_ticket(), number, batch(rng), []))
                 link.send(Hurry(link._ticket))
             link.receive(0.0)
         if count == 20:
@@ -117,7 +117,7 @@ def come_and_go(data: str, fingerprint: str) -> None:
         with contextlib.suppress(Exception):
             link, number = opened(data, fingerprint)
             for _ in range(20):
-                link.send(AskBatch(link.new_ticket(), number, batch(rng), []))
+                link.send(Ask(link.new_ticket(), number, batch(rng), []))
             link._sock.close()
         if count == 5:
             begun()

@@ -125,11 +125,12 @@ class SourceReads:
         try:
             self._fill(requests, ranges)
         except BaseException as e:
+            if known := isinstance(e, HeadraceError):
+                self.failure = e  # before somebody is woken who asks for it
             for each in ranges:
                 requests.finish(each.number, 0, getattr(e, "errno", None) or errno.EIO)
-            if not isinstance(e, HeadraceError):
+            if not known:
                 raise
-            self.failure = e
 
     def _fill(self, requests: Any, ranges: list[_Range]) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import NodeError
 from headrace.node.link import Link, LinkLost
-from headrace.node.wire import Direct, Hurry, Open, Opened, ReplyStatus
+from headrace.node.wire import Direct, Hurry, Open, Opened, Status
 from headrace.store.opening import address_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Attaching:
         try:
             link = Link(self.folder, self.job)
             opened = self._open(link, self._address)
-            if opened.status is not ReplyStatus.OK:
+            if opened.status is not Status.OK:
                 why, pause_s = opened.message, HOPELESS_S
         except FileNotFoundError:
             why = "no node daemon runs"
@@ -133,7 +133,12 @@ class Attaching:
         source, ticket = address.direct, link.new_ticket()
         direct = None
         if source is not None:
-            direct = Direct(source.extensions, source.prefix_names, source.column, source.label)
+            direct = Direct(
+                None if source.extensions is None else list(source.extensions),
+                source.prefix_names,
+                None if source.column is None else list(source.column),
+                source.label,
+            )
         link.send(
             Open(
                 ticket, os.fsencode(address.path), address.segments, address.fingerprint,

@@ -23,7 +23,7 @@ from headrace.machine.host import available_memory
 from headrace.node.files.copies import raise_descriptor_limit
 from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
-from headrace.node.wire import StateReport, StatusAsked
+from headrace.node.wire import Report, StatusAsked
 from headrace.plane.tiers import memory_quota
 from headrace.runtime import launch
 from headrace.runtime import stop as stop_daemon
@@ -218,7 +218,7 @@ def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
     link = Link(folder, "status")
     try:
         link.send(StatusAsked(link.new_ticket()))
-        report: StateReport = link.wait(StateReport, STOP_S)
+        report: Report = link.wait(Report, STOP_S)
     finally:
         link.close()
     state: dict[str, Any] = json.loads(report.json)

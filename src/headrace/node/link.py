@@ -116,7 +116,7 @@ class Link:
                 raise
             self.lost = ""  # it hung up before we spoke; why, it has said already
         welcome: wire.Welcome = self.wait(wire.Welcome, ALIVE_S)
-        if welcome.status is not wire.ReplyStatus.OK:
+        if welcome.status is not wire.Status.OK:
             raise NodeError(
                 f"the node daemon refuses: {welcome.message}.",
                 next_step="Stop it and start the one of this version: headrace node stop; "

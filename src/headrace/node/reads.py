@@ -27,10 +27,10 @@ from headrace.node.link import ALIVE_S, LinkLost
 from headrace.node.mapped import NodeBatch
 from headrace.node.wire import (
     INDICES_MAX,
-    AskBatch,
+    Ask,
     Hurry,
-    ReplyStatus,
     Samples,
+    Status,
     WireError,
     Working,
 )
@@ -105,7 +105,7 @@ class Pending:
         return self._taker.finish(self, reply)
 
     def __del__(self) -> None:
-        if self.reply is not None and self.reply.status is ReplyStatus.OK:  # it was never taken
+        if self.reply is not None and self.reply.status is Status.OK:  # it was never taken
             self.link.ledger.end(self.ticket)
 
 
@@ -279,7 +279,7 @@ class NodeReads(ReadStage):
         pending.ticket = link.new_ticket()
         self._asked[pending.ticket] = weakref.ref(pending)
         released = link.take_released()
-        link.send(AskBatch(pending.ticket, link.dataset, pending.asked.tobytes(), released))
+        link.send(Ask(pending.ticket, link.dataset, pending.asked.tobytes(), released))
 
     def _attach(self) -> Link | None:
         """Take over what the thread has attached; at first, wait a little for a daemon that is there."""
@@ -303,7 +303,7 @@ class NodeReads(ReadStage):
             pending = ref()
             if pending is not None:
                 pending.reply = message
-            elif message.status is ReplyStatus.OK and self._link is not None:
+            elif message.status is Status.OK and self._link is not None:
                 # Nobody takes it any more.
                 self._link.ledger.end(message.ticket)
         elif not isinstance(message, Working):
@@ -362,7 +362,7 @@ class NodeReads(ReadStage):
     def finish(self, pending: Pending, reply: Samples) -> _native.Batch:
         """The batch of an answer; read below if the answer is not one."""
         self._taken(pending)
-        if reply.status is ReplyStatus.OK:
+        if reply.status is Status.OK:
             try:
                 batch = pending.link.mappings.batch(reply, pending.asked, self._parts)
             except WireError as e:
@@ -372,7 +372,7 @@ class NodeReads(ReadStage):
                 self._ram_bytes += reply.ram_bytes
                 return self._joined(pending, batch)
         self._direct += 1
-        if reply.status is ReplyStatus.BUSY:
+        if reply.status is Status.BUSY:
             self._refused += 1
             self._busy += 1
             if self._busy >= BUSY_MAX:

@@ -42,7 +42,7 @@ class WireError(Exception):
     """The other side does not keep to the protocol."""
 
 
-class ReplyStatus(IntEnum):
+class Status(IntEnum):
     """How a request ended; every reply has one."""
 
     OK = 0
@@ -87,9 +87,9 @@ class Hello(_Message, frozen=True, tag="hello"):
 class Direct(_Message, frozen=True):
     """How a source that is no store is opened; see `SourceOptions`."""
 
-    extensions: Annotated[tuple[Text, ...], Meta(max_length=64)] | None
+    extensions: Annotated[list[Text], Meta(max_length=64)] | None
     prefix_names: bool
-    column: Annotated[tuple[Text, ...], Meta(max_length=64)] | None
+    column: Annotated[list[Text], Meta(max_length=64)] | None
     label: Text | None
 
 
@@ -105,7 +105,7 @@ class Open(_Message, frozen=True, tag="open"):
     direct: Direct | None
 
 
-class AskBatch(_Message, frozen=True, tag="ask"):
+class Ask(_Message, frozen=True, tag="ask"):
     """Asks for a batch."""
 
     ticket: Ticket
@@ -212,7 +212,7 @@ class StopAsked(_Message, frozen=True, tag="stop"):
 class Welcome(_Message, frozen=True, tag="welcome"):
     """Answers `Hello`."""
 
-    status: ReplyStatus
+    status: Status
     message: str
     protocol: int
     window_bytes: int
@@ -225,7 +225,7 @@ class Opened(_Message, frozen=True, tag="opened"):
     """Answers `Open`."""
 
     ticket: int
-    status: ReplyStatus
+    status: Status
     message: str
     dataset: int
 
@@ -261,10 +261,10 @@ class Gone(_Message, frozen=True, tag="gone"):
 
 
 class Samples(_Message, frozen=True, tag="samples"):
-    """Answers `AskBatch`. The lease is the ticket."""
+    """Answers `Ask`. The lease is the ticket."""
 
     ticket: int
-    status: ReplyStatus
+    status: Status
     message: str = ""
     buffer: int = 0
     nbytes: int = 0
@@ -282,7 +282,7 @@ class Working(_Message, frozen=True, tag="working"):
     """Answers `Hurry` where the batch is under way, or has been answered."""
 
     ticket: int
-    status: ReplyStatus
+    status: Status
 
 
 class FilesReady(_Message, frozen=True, tag="filesready"):
@@ -292,7 +292,7 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     """
 
     ticket: int
-    status: ReplyStatus
+    status: Status
     message: str = ""
     files: int = 0
     """Files that the board knows."""
@@ -307,18 +307,18 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     ring_fd: int = -1
 
 
-class StateReport(_Message, frozen=True, tag="report"):
+class Report(_Message, frozen=True, tag="report"):
     """Answers `StatusAsked`, `FilesAsked` and `StopAsked`."""
 
     ticket: int
-    status: ReplyStatus
+    status: Status
     json: bytes
 
 
 Request = (
     Hello
     | Open
-    | AskBatch
+    | Ask
     | Hurry
     | Release
     | Abandon
@@ -331,16 +331,7 @@ Request = (
     | StopAsked
 )
 Reply = (
-    Welcome
-    | Opened
-    | Buffers
-    | Retired
-    | Cache
-    | Gone
-    | Samples
-    | Working
-    | FilesReady
-    | StateReport
+    Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | FilesReady | Report
 )
 
 _encoder = msgspec.msgpack.Encoder()

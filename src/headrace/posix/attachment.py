@@ -298,9 +298,9 @@ class Attachment:
         return link
 
     def _take(self, link: Link, message: Any) -> None:
-        from headrace.node.wire import FilesReady, StateReport
+        from headrace.node.wire import FilesReady, Report
 
-        if isinstance(message, StateReport):
+        if isinstance(message, Report):
             self._report = json.loads(message.json)
         if not isinstance(message, FilesReady):
             return

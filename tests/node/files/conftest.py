@@ -12,7 +12,7 @@ import pytest
 
 from headrace import _native
 from headrace.node.link import Link
-from headrace.node.wire import Files, FilesAsked, FilesReady, ReplyStatus, StateReport
+from headrace.node.wire import Files, FilesAsked, FilesReady, Report, Status
 from node.conftest import WAIT_S, daemon, folder, until
 
 __all__ = ["Program", "daemon", "folder", "make_files", "program", "until"]
@@ -64,7 +64,7 @@ class Program:
         while True:
             answer = self.link.wait(FilesReady, WAIT_S)
             self.answers.append(answer)
-            if answer.status is not ReplyStatus.OK:
+            if answer.status is not Status.OK:
                 return answer
             if answer.board_ino:
                 board, ring = self.link.take_fds(2)
@@ -83,7 +83,7 @@ class Program:
         self.link.send(FilesAsked(self.link.new_ticket()))
         import json
 
-        return json.loads(self.link.wait(StateReport, WAIT_S).json)
+        return json.loads(self.link.wait(Report, WAIT_S).json)
 
     def opened(self, files, what=ORIGINAL):
         """Report opens, as the shim would."""
@@ -115,14 +115,14 @@ class Program:
 @pytest.fixture
 def program(folder):
     """Makes programs."""
-    made = []
+    programs = []
 
     def start(*roots, **options):
-        made.append(Program(folder, *roots, **options))
-        return made[-1]
+        programs.append(Program(folder, *roots, **options))
+        return programs[-1]
 
     yield start
-    for one in made:
+    for one in programs:
         one.close()
 
 

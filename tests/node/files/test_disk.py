@@ -46,9 +46,9 @@ def test_copies_are_found_again_and_checked(disk):
     disk.remove(b"/data/gone")
     again = reopened(disk)
     assert set(again.copies) == {b"/data/a", b"/data/\xff\n b"}
-    found = again.find(b"/data/a", (99, 2, 5, 4))  # another device number
-    assert not found.checked
-    assert again.check(found)
+    copy = again.find(b"/data/a", (99, 2, 5, 4))  # another device number
+    assert not copy.checked
+    assert again.check(copy)
     assert again.find(b"/data/a", (1, 2, 5, 5)) is None  # another time: it was changed
     assert set(again.copies) == {b"/data/\xff\n b"}
     again.close()

@@ -35,12 +35,12 @@ def interleaved(order, workers=4, batch=32, seed=1):
 
 def foreseen(foresight, opened, ahead=256, step=7):
     """Go through an epoch; the share of files that were said to come within the last opens."""
-    said, hits = set(), 0
+    predicted, hits = set(), 0
     for at in range(0, len(opened), step):
-        said |= set(foresight.coming(ahead).tolist())
+        predicted |= set(foresight.coming(ahead).tolist())
         now = opened[at : at + step]
-        hits += sum(file in said for file in now.tolist())
-        said -= set(now.tolist())
+        hits += sum(file in predicted for file in now.tolist())
+        predicted -= set(now.tolist())
         foresight.note(now)
     return hits / len(opened)
 
@@ -57,8 +57,8 @@ def test_the_first_epochs_order_is_that_of_the_next_ones():
 def test_workers_that_open_side_by_side_do_not_disturb_it(workers):
     foresight, order = Foresight(FILES), shuffled(2)
     for epoch in range(4):
-        found = foreseen(foresight, interleaved(order, workers, 16, epoch))
-        assert epoch == 0 or found > 0.95
+        share = foreseen(foresight, interleaved(order, workers, 16, epoch))
+        assert epoch == 0 or share > 0.95
     assert foresight.divergences == 0
 
 
@@ -67,9 +67,9 @@ def test_files_opened_again_and_again_end_no_epoch():
     epochs, order = Epochs(FILES), shuffled(3)
     others = order[order != 7].tolist()
     ended = [epochs.note(np.array([7, file, file])) for file in 3 * others]
-    found = [one for one in ended if one is not None]
-    assert len(found) == 2
-    for one in found:
+    epochs = [one for one in ended if one is not None]
+    assert len(epochs) == 2
+    for one in epochs:
         assert one[one != 7].tolist() == order[order != 7].tolist()
 
 
@@ -158,8 +158,8 @@ def test_an_order_file_has_epochs_and_unknown_lines(tmp_path):
     path = tmp_path / "order"
     path.write_bytes(b"\n".join(lines))
     roots = [(b"/data", b"/data"), (b"/link", b"/data")]
-    found = read_order_file(
+    order_file = read_order_file(
         bytes(path), roots, lambda name: names.index(name) if name in names else -1, 3
     )
-    assert [epoch.tolist() for epoch in found.epochs] == [[2, 0, 1], [0, 2]]
-    assert (found.unknown, found.first_unknown) == (2, b"nothing")
+    assert [epoch.tolist() for epoch in order_file.epochs] == [[2, 0, 1], [0, 2]]
+    assert (order_file.unknown, order_file.first_unknown) == (2, b"nothing")

@@ -15,12 +15,12 @@ PROGRAM = """
 import hashlib, random, sys, time
 paths = open(sys.argv[1]).read().split()
 for epoch in range(int(sys.argv[2])):
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as f:
-            found.update(f.read())
+            digest.update(f.read())
         time.sleep(float(sys.argv[3]))
-    print(found.hexdigest())
+    print(digest.hexdigest())
 """
 
 

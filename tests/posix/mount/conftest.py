@@ -97,9 +97,9 @@ def mounts(fuse, tmp_path, monkeypatch) -> Iterator[Mounts]:
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(temporary))
     before = table()
-    made = Mounts(tmp_path)
-    yield made
-    made.take_away()
+    new_mounts = Mounts(tmp_path)
+    yield new_mounts
+    new_mounts.take_away()
     assert table() <= before
     assert not list(temporary.iterdir())
 
@@ -107,6 +107,6 @@ def mounts(fuse, tmp_path, monkeypatch) -> Iterator[Mounts]:
 @pytest.fixture(scope="module")
 def module_mounts(fuse, tmp_path_factory) -> Iterator[Mounts]:
     """As `mounts`, for all tests of a module."""
-    made = Mounts(tmp_path_factory.mktemp("mounts"))
-    yield made
-    made.take_away()
+    new_mounts = Mounts(tmp_path_factory.mktemp("mounts"))
+    yield new_mounts
+    new_mounts.take_away()

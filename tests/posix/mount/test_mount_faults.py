@@ -364,8 +364,8 @@ def look():
         assert len(os.listdir(folder)) == 5
         with open(folder + "/c1/001.bin", "rb", buffering=0) as f:
             assert len(f.read()) == 1001
-        found = os.stat(folder + "/c1/001.bin")
-        assert (found.st_uid, found.st_gid) == (65534, 65534)
+        status = os.stat(folder + "/c1/001.bin")
+        assert (status.st_uid, status.st_gid) == (65534, 65534)
         print("seen")
     finally:
         unmount(folder)
@@ -446,9 +446,9 @@ def test_errors_keep_their_class_and_fields_on_their_way_from_the_child():
     from headrace.posix.mount.process import _mount_of
 
     for kind in (MountError, SampleNotFound, SourceChanged):
-        said = b'{"error": {"type": "%s", "message": "m", "path": "p", "next_step": "n"}}'
+        answer = b'{"error": {"type": "%s", "message": "m", "path": "p", "next_step": "n"}}'
         with pytest.raises(kind) as caught:
-            _mount_of(said % kind.__name__.encode(), b"", "folder")
+            _mount_of(answer % kind.__name__.encode(), b"", "folder")
         assert (caught.value.path, str(caught.value)) == ("p", "m n")
     with pytest.raises(MountError, match="did not come up: last words"):
         _mount_of(b"", b"first\nlast words\n", "folder")

@@ -72,8 +72,8 @@ def outcome(call, *arguments):
         return f"error {errno.errorcode[e.errno]}"
 
 
-def about(found: os.stat_result) -> tuple[int, int]:
-    return stat.S_IFMT(found.st_mode), found.st_size if stat.S_ISREG(found.st_mode) else 0
+def about(status: os.stat_result) -> tuple[int, int]:
+    return stat.S_IFMT(status.st_mode), status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 class LikeAFolder(RuleBasedStateMachine):
@@ -142,8 +142,8 @@ class LikeAFolder(RuleBasedStateMachine):
         offset = data.draw(st.integers(0, 12 << 20) | st.sampled_from([0, 4096, 70_000]))
         count = data.draw(st.sampled_from([0, 1, 4096, 70_000, 1 << 20]))
         what = data.draw(st.sampled_from(["read", "pread", "set", "cur", "end", "fstat", "mmap"]))
-        found = [outcome(USES[what], fd, offset, count) for fd in pair]
-        assert found[0] == found[1], (what, offset, count)
+        outcomes = [outcome(USES[what], fd, offset, count) for fd in pair]
+        assert outcomes[0] == outcomes[1], (what, offset, count)
 
     @rule(data=st.data())
     def close_file(self, data):
@@ -272,13 +272,13 @@ def test_writing_is_refused(twins, what):
 
 def test_what_a_file_says_of_itself(twins):
     path = os.path.join(twins[1], b"a/one.png")
-    found = os.stat(path)
-    assert stat.S_IMODE(found.st_mode) == 0o444
+    status = os.stat(path)
+    assert stat.S_IMODE(status.st_mode) == 0o444
     assert stat.S_IMODE(os.stat(twins[1] + b"/a").st_mode) == 0o555
-    assert (found.st_uid, found.st_gid) == (os.getuid(), os.getgid())
+    assert (status.st_uid, status.st_gid) == (os.getuid(), os.getgid())
     with hr.open(os.getxattr(twins[1], "user.headrace.store").decode()) as store:
         index = store.find(b"a/one.png")
-        assert found.st_mtime_ns == os.stat(Path(store.path) / "store.json").st_mtime_ns
+        assert status.st_mtime_ns == os.stat(Path(store.path) / "store.json").st_mtime_ns
         assert os.getxattr(twins[1], "user.headrace.fingerprint").decode() == store.fingerprint
     assert os.getxattr(path, "user.headrace.index") == b"%d" % index
     assert os.getxattr(path, "user.headrace.name") == b"a/one.png"
@@ -287,7 +287,7 @@ def test_what_a_file_says_of_itself(twins):
     data = Path(os.fsdecode(path)).read_bytes()
     assert os.getxattr(path, "user.headrace.crc32c") == b"%08x" % crc32c(data)
     assert set(os.listxattr(path)) == {f"user.headrace.{x}" for x in ("index", "name", "crc32c")}
-    assert found.st_ino == 16 + index
+    assert status.st_ino == 16 + index
     assert len({os.stat(os.path.join(twins[1], n)).st_ino for n in NAMES}) == len(NAMES)
 
 

@@ -32,14 +32,14 @@ def test_names_that_can_be_paths_are_paths_and_the_others_are_at_the_door(odd):
     )
     assert os.listdir(folder / "x") == []  # the name `x/` makes a folder, and no file in it
     shown = {"fine.bin", "a/b/c", "a!", "d/f", "l" * 255, "ü/日本", "new\nline"}
-    found = set()
+    paths = set()
     for where, _, files in os.walk(folder):
         for name in files:
             path = os.path.relpath(os.path.join(where, name), folder)
-            found.add(path)
+            paths.add(path)
             with open(os.path.join(where, name), "rb") as f:
                 assert f.read() == ODD[path]
-    assert found == shown
+    assert paths == shown
     for index, name in enumerate(names):  # all are there, the odd ones too
         door = folder / ".headrace" / str(index)
         assert door.read_bytes() == ODD[name]

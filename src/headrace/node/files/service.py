@@ -20,7 +20,7 @@ from headrace.node.files.disk_copies import DiskCopies, DiskFolder
 from headrace.node.files.order import GivenOrder, read_order_file
 from headrace.node.files.root_files import RootFiles
 from headrace.node.files.run import ProgramRun
-from headrace.node.wire import FilesReady, ReplyStatus
+from headrace.node.wire import FilesReady, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,11 +94,11 @@ class FileService:
         try:
             self._open_roots(served)
         except ValueError as e:  # no such storage to simulate
-            session.say(FilesReady(request.ticket, ReplyStatus.BAD_REQUEST, str(e)))
+            session.say(FilesReady(request.ticket, Status.BAD_REQUEST, str(e)))
             return
         if not served.roots:
             text = "; ".join(served.notes) or "no root"
-            session.say(FilesReady(request.ticket, ReplyStatus.NOT_FOUND, text))
+            session.say(FilesReady(request.ticket, Status.NOT_FOUND, text))
             return
         self._share()
         self._in_thread(self._scan, served, "headrace-node-scan")
@@ -221,7 +221,7 @@ class FileService:
             except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
                 _log.exception("no board can be made")
                 text = f"{type(e).__name__}: {e}"
-                failed = FilesReady(served.request.ticket, ReplyStatus.FAILED, text)
+                failed = FilesReady(served.request.ticket, Status.FAILED, text)
                 self._call_soon(lambda: self._say(served, failed))
 
         threading.Thread(target=run, name=name, daemon=True).start()
@@ -235,7 +235,7 @@ class FileService:
         def wait() -> None:
             """The scan takes its time: the program begins without a board."""
             if served.run is None:
-                self._say(served, FilesReady(served.request.ticket, ReplyStatus.OK, "scanning"))
+                self._say(served, FilesReady(served.request.ticket, Status.OK, "scanning"))
 
         patience = threading.Timer(PATIENCE_S, lambda: self._call_soon(wait))
         patience.daemon = True
@@ -299,7 +299,7 @@ class FileService:
             return
         before, served.run = served.run, run
         ready = FilesReady(
-            served.request.ticket, ReplyStatus.OK, note, len(run.paths), run.nbytes, complete,
+            served.request.ticket, Status.OK, note, len(run.paths), run.nbytes, complete,
             run.board.inode, run.board.fd, run.ring.inode, run.ring.fd,
         )  # fmt: skip
         served.session.say(ready, (run.board.fd, run.ring.fd), run)
