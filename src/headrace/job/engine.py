@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import threading
+from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -162,21 +163,16 @@ class SourceReads:
 def _samples_of(directory: Directory, begin: int, end: int) -> tuple[int, int]:
     """The samples of a share that lie between two offsets of its volume: (first, behind the last)."""
 
-    def behind(offset: int) -> int:
-        """The first sample whose last byte lies behind `offset`."""
-        low, high = 0, directory.samples
-        while low < high:
-            middle = (low + high) // 2
-            extents = directory.extents_of(np.array([middle], np.int64))
-            ends = extents["offset"] + extents["length"]
-            # A sample without extents lies nowhere: it counts with those before.
-            if len(ends) and int(ends.max()) > offset:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+    def ends_behind(sample: int, offset: int) -> bool:
+        extents = directory.extents_of(np.array([sample], np.int64))
+        ends = extents["offset"] + extents["length"]
+        # A sample without extents lies nowhere: it counts with those before.
+        return len(ends) > 0 and int(ends.max()) > offset
 
-    return behind(begin), min(behind(end - 1) + 1, directory.samples)
+    samples = range(directory.samples)
+    first = bisect_left(samples, True, key=lambda sample: ends_behind(sample, begin))
+    last = bisect_left(samples, True, key=lambda sample: ends_behind(sample, end - 1))
+    return first, min(last + 1, directory.samples)
 
 
 def _cut(

@@ -12,6 +12,7 @@ import os
 import socket
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,9 @@ def open_job(
             path=str(folder),
             next_step="Name a folder of this job: HEADRACE_JOB_FOLDER.",
         )
-    return _Opening(where, meeting, document, reference, storage_options).store()
+    nodes = meeting.nodes(document.session)
+    own = own_node(document, nodes)
+    return _Opening(where, meeting, document, reference, storage_options, nodes, own).store()
 
 
 def _living_job(meeting: Meeting, wait_s: float) -> JobDocument:
@@ -152,78 +155,71 @@ def _reopen_job(where: str, fingerprint: str) -> JobStore:
     return store
 
 
+@dataclass(slots=True)
 class _Opening:
     """What opening needs on the way."""
 
-    def __init__(
-        self,
-        where: str,
-        meeting: Meeting,
-        document: JobDocument,
-        reference: bool,
-        storage_options: Mapping[str, Any] | None,
-    ) -> None:
-        self._where = where
-        self._meeting = meeting
-        self._document = document
-        self._reference = reference
-        self._storage_options = storage_options
-        self._nodes = meeting.nodes(document.session)
-        self._own = own_node(document, self._nodes)
-        self._fabric: FabricEngine | None = None
-        self._listing: Store | None = None
-        self._silent: set[str] = set()
+    where: str
+    meeting: Meeting
+    document: JobDocument
+    reference: bool
+    storage_options: Mapping[str, Any] | None
+    nodes: Mapping[int, NodeDocument]
+    own: int | None
+    fabric: FabricEngine | None = None
+    listing: Store | None = None
+    silent: set[str] = field(default_factory=set)
 
     def store(self) -> JobStore:
-        own = None if self._own is None else self._nodes.get(self._own)
+        own = None if self.own is None else self.nodes.get(self.own)
         # Where this node keeps directories: where its server keeps its share, if we may write there.
         local = os.environ.get("HEADRACE_JOB_LOCAL") or tempfile.gettempdir()
         if own is not None and os.access(own.local, os.W_OK | os.X_OK):
             local = own.local
-        directories = Directories(Path(local), self._document.session)
+        directories = Directories(Path(local), self.document.session)
         try:
             return self._store(directories, own)
         except BaseException:
             directories.close()
             raise
         finally:
-            if self._fabric is not None:
-                self._fabric.close()
-            if self._listing is not None:
-                self._listing.close()
+            if self.fabric is not None:
+                self.fabric.close()
+            if self.listing is not None:
+                self.listing.close()
 
     def _store(self, directories: Directories, own: NodeDocument | None) -> JobStore:
         entries: list[Segment] = []
         parts: list[SharePart] = []
         base = 0
-        for segment in self._document.segments:
+        for segment in self.document.segments:
             entry, directory = self._directory(directories, segment, base)
             entries.append(entry)
             parts.append(SharePart(directory, base))
             base += entry.samples
-        engine = JobEngine(self._meeting, self._document, self._own, parts, self._open_source)
+        engine = JobEngine(self.meeting, self.document, self.own, parts, self._open_source)
         opened = []
         for k, (entry, part) in enumerate(zip(entries, parts, strict=True)):
             fd = self._local_volume(own, entry)
-            volumes = JobVolumes(self._document.session, k, entry, engine, fd)
+            volumes = JobVolumes(self.document.session, k, entry, engine, fd)
             opened.append(OpenSegment(entry, part.base, part.directory, volumes))
         manifest = Manifest(
-            f"{self._document.session:0>32}", self._document.fingerprint,
+            f"{self.document.session:0>32}", self.document.fingerprint,
             tuple(entries),
         )  # fmt: skip
         store = JobStore(
-            self._where,
+            self.where,
             manifest,
             opened,
-            reference=self._reference,
+            reference=self.reference,
             objects=engine,  # type: ignore[arg-type]
         )
-        store.document, store.directories = self._document, directories
-        store.meeting = self._meeting
+        store.document, store.directories = self.document, directories
+        store.meeting = self.meeting
         return store
 
     def _open_source(self) -> Store:
-        return open_store(self._document.listing, storage_options=self._storage_options)
+        return open_store(self.document.listing, storage_options=self.storage_options)
 
     # -- directories ------------------------------------------------------------------------------
 
@@ -233,7 +229,7 @@ class _Opening:
         """A segment's directory, from whoever has it; made anew from the listing if nobody answers."""
         try:
             directory = directories.open(
-                segment.entry, lambda fd: self._fetch(segment, fd), reference=self._reference
+                segment.entry, lambda fd: self._fetch(segment, fd), reference=self.reference
             )
         except VolumeError:
             return self._planned(base, segment.entry.samples)
@@ -241,18 +237,18 @@ class _Opening:
 
     def _fetch(self, segment: SegmentPlaces, fd: int) -> None:
         failure: VolumeError | None = None
-        for place in sorted(segment.places, key=lambda p: p.node != self._own):
+        for place in sorted(segment.places, key=lambda p: p.node != self.own):
             target = place.directory.partition("?")[0]
-            if target in self._silent:
+            if target in self.silent:
                 continue
             try:
-                if self._fabric is None:
-                    identity = identity_of(self._document.session)
-                    self._fabric = FabricEngine(identity, connect_options())
+                if self.fabric is None:
+                    identity = identity_of(self.document.session)
+                    self.fabric = FabricEngine(identity, connect_options())
                 size, what = segment.entry.directory_bytes, "the directory cannot be read"
-                copy_namespace(self._fabric, place.directory, size, fd, what=what)
+                copy_namespace(self.fabric, place.directory, size, fd, what=what)
             except VolumeError as e:
-                self._silent.add(target)
+                self.silent.add(target)
                 failure = e
             else:
                 return
@@ -260,14 +256,14 @@ class _Opening:
 
     def _planned(self, base: int, samples: int) -> tuple[Segment, Directory]:
         """A share's directory as its node planned it: it is a function of the listing."""
-        if self._listing is None:
-            self._listing = self._open_source()
-        share = plan_share(self._listing, base, base + samples)
+        if self.listing is None:
+            self.listing = self._open_source()
+        share = plan_share(self.listing, base, base + samples)
         fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
         try:
             entry, _ = write_share_directory(share, fd)
-            directory: Directory = directory_class(reference=self._reference).from_fd(
-                fd, f"{self._where} (planned)"
+            directory: Directory = directory_class(reference=self.reference).from_fd(
+                fd, f"{self.where} (planned)"
             )
         finally:
             os.close(fd)

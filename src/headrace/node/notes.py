@@ -1,6 +1,6 @@
 """Notes: a process tells the node daemon once a second how its consumers fare, so that it knows who starves.
 
-One thread for all loaders of a process, so that no batch waits for it. A note goes over the link on
+A thread for each loader, so that no batch waits for it. A note goes over the link on
 which batches are asked for; where other processes ask for them (a DataLoader's workers), over one of
 its own. While no daemon is there nothing is lost: the next note says it all, but a loader that ends
 takes its last second with it. It reads counters only and never harms what it watches.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 import weakref
@@ -90,11 +89,21 @@ class _Watched:
     link: Link | None = None
     retry_s: float = 0.0
 
+    def run(self) -> None:
+        """The thread: tell until the loader is gone."""
+        pause = threading.Event()
+        try:
+            while not pause.wait(PERIOD_S) and self.tell():
+                pass
+        except Exception:  # noqa: BLE001 - whatever it is, training goes on
+            _log.exception("the node daemon is told no more of a loader")
+        with contextlib.suppress(Exception):
+            self.close()
+
     def tell(self) -> bool:
         """Look once and tell it; False: the loader is gone."""
         stats = self.stats()
         if stats is None:
-            self.close()
             return False
         consumer, reads = stats.consumer(), None
         seen = _Seen(
@@ -138,54 +147,7 @@ class _Watched:
             link.close()
 
 
-class _Teller:
-    """The thread and whom it watches."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin anew: a forked child has neither the thread nor the lock's owner."""
-        self._lock = threading.Lock()
-        self._watched: list[_Watched] = []
-        self._thread: threading.Thread | None = None
-
-    def watch(self, watched: _Watched) -> None:
-        with self._lock:
-            self._watched.append(watched)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="headrace-notes", daemon=True
-                )
-                self._thread.start()
-
-    def _run(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(PERIOD_S):
-            with self._lock:
-                watched = list(self._watched)
-            gone = []
-            for each in watched:
-                try:
-                    alive = each.tell()
-                except Exception:  # noqa: BLE001 - whatever it is, training goes on
-                    _log.exception("the node daemon is told no more of a loader")
-                    alive = False
-                    with contextlib.suppress(Exception):
-                        each.close()
-                if not alive:
-                    gone.append(each)
-            with self._lock:
-                self._watched = [each for each in self._watched if each not in gone]
-                if not self._watched:
-                    self._thread = None
-                    return
-
-
-_teller = _Teller()
-os.register_at_fork(after_in_child=_teller.reset)
-
-
 def watch(stats: LoaderStats) -> None:
     """Tell the daemon of a loader's consumer for as long as the loader lives, in this process."""
-    _teller.watch(_Watched(weakref.ref(stats), runtime_folder(), job_name()))
+    watched = _Watched(weakref.ref(stats), runtime_folder(), job_name())
+    threading.Thread(target=watched.run, name="headrace-notes", daemon=True).start()

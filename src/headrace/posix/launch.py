@@ -45,16 +45,12 @@ def find_program(name: str) -> str:
         FileNotFoundError: there is none.
         PermissionError: it cannot be run.
     """
-    if os.sep not in name:
-        path = shutil.which(name)
-        if path is None:
-            raise FileNotFoundError(2, "no such command", name)
+    path = shutil.which(name)
+    if path is not None:
         return path
-    if not os.path.isfile(name):
-        raise FileNotFoundError(2, "no such file", name)
-    if not os.access(name, os.X_OK):
+    if os.sep in name and os.path.isfile(name):
         raise PermissionError(13, "it is not executable", name)
-    return name
+    raise FileNotFoundError(2, "no such file" if os.sep in name else "no such command", name)
 
 
 def why_unseen(path: str) -> str:
