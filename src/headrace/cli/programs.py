@@ -44,14 +44,14 @@ def run(
     quiet: QuietEnd = False,
 ) -> int:
     """Run a program as it is; files that it opens come from memory where they can."""
-    from headrace.posix.launch import LaunchOptions, end_like, launch
+    from headrace.posix.launch import ProgramOptions, end_like, launch
 
     if simulate_only and simulate is None:
         raise typer.BadParameter("--simulate-only needs --simulate NAME")
     roots = root or _folders_of(command)
     if not roots:
         raise typer.BadParameter("name the folder whose files are served: --root DIR")
-    options = LaunchOptions(
+    options = ProgramOptions(
         roots=roots,
         order=order,
         seed=seed,

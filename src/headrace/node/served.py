@@ -134,10 +134,12 @@ class ServedData:
         self.source_path, self.samples_count = store.path, len(store)
         self.part_names = tuple(part_names)
         self.users: dict[str, int] = {}
-        self.opened_s = self.used_s = time.monotonic()
+        self.used_s = time.monotonic()
         names = list(store.parts)
         numbers = [names.index(part) for part in part_names]
         self.chain = build_stages(store, self.part_names, numbers, options, tiers, shared=True)
+        assert self.chain.ram is not None  # `tiers` gives it a byte at least
+        self._ram = self.chain.ram
         self._gathering = gathering
         self._call_soon = call_soon
         # Zeros that were never written to take no memory. 0: nobody reads the sample.
@@ -170,12 +172,11 @@ class ServedData:
     @property
     def held_bytes(self) -> int:
         """Memory of samples that are held."""
-        return self.chain.ram.held_bytes if self.chain.ram is not None else 0
+        return self._ram.held_bytes
 
     def set_quota(self, quota_bytes: int) -> None:
         """Hold at most so much from now on."""
-        if self.chain.ram is not None:
-            self.chain.ram.turn({"cache_bytes": max(1, quota_bytes)})
+        self._ram.turn({"cache_bytes": max(1, quota_bytes)})
 
     def cost_of(self, indices: NDArray[np.int64]) -> Cost:
         """What would come from the source for a batch now: not what tiers hold, nor what is being read."""
@@ -192,11 +193,11 @@ class ServedData:
 
     def slabs(self) -> list[_native.Slab]:
         """The index and the slabs of the cache, as they are now."""
-        return self.chain.ram.cache.slabs() if self.chain.ram is not None else []
+        return self._ram.cache.slabs()
 
     def slabs_changed(self) -> bool:
         """Whether any came or went since the last call."""
-        version = self.chain.ram.cache.version if self.chain.ram is not None else 0
+        version = self._ram.cache.version
         changed, self._slabs_version = version != self._slabs_version, version
         return changed
 
@@ -263,8 +264,7 @@ class ServedData:
 
     def _keeps(self) -> bool:
         """Whether what is read now will probably be in memory afterwards."""
-        ram = self.chain.ram
-        return ram is not None and ram.held_bytes < ram.knobs()["cache_bytes"] * 7 // 8
+        return self._ram.held_bytes < self._ram.knobs()["cache_bytes"] * 7 // 8
 
     def _begin(self, indices: NDArray[np.int64], done: Callable[[ReadOutcome], None]) -> None:
         reading = _Reading(self._next, indices.tobytes(), indices, [done])
@@ -343,7 +343,7 @@ class ServedData:
         """Its figures, for `headrace node status`."""
         source = self.chain.source.stats()
         reader = self.chain.active.stats()
-        ram, disk, cache = self.chain.ram, self.chain.disk, None
+        disk, cache = self.chain.disk, None
         if disk is not None:
             cached = disk.report()
             cache = {"samples": cached.samples, "of_samples": cached.of_samples}
@@ -359,10 +359,10 @@ class ServedData:
             "parts": list(self.part_names),
             "samples": len(self.store),
             "jobs": dict(self.users),
-            "held_samples": ram.held_samples if ram is not None else 0,
+            "held_samples": self._ram.held_samples,
             "held_bytes": self.held_bytes,
             "lingering_bytes": self.lingering_bytes,
-            "quota_bytes": ram.knobs()["cache_bytes"] if ram is not None else 0,
+            "quota_bytes": self._ram.knobs()["cache_bytes"],
             "delivered_batches": self.batches,
             "delivered_samples": self.samples,
             "delivered_bytes": self.bytes,

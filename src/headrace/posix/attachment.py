@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from headrace.io import Simulation
     from headrace.node.link import Link
-    from headrace.posix.launch import LaunchOptions
+    from headrace.posix.launch import ProgramOptions
     from headrace.runtime import RuntimeFolder
 
 RUN_VARIABLE = "HEADRACE_RUN"
@@ -188,7 +188,7 @@ class Attachment:
         options: what to ask the daemon for.
     """
 
-    def __init__(self, page: Page, options: LaunchOptions) -> None:
+    def __init__(self, page: Page, options: ProgramOptions) -> None:
         self._page = page
         self._options = options
         self._over = threading.Event()

@@ -163,7 +163,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
+class ProgramOptions:
     """How a program is run."""
 
     roots: Sequence[str]
@@ -255,7 +255,7 @@ class RunReport:
         return "; ".join([text, *self.unseen, *self.notes])
 
 
-def launch(command: Sequence[str], options: LaunchOptions) -> RunReport:
+def launch(command: Sequence[str], options: ProgramOptions) -> RunReport:
     """Run a command to its end.
 
     Args:
@@ -285,7 +285,7 @@ def launch(command: Sequence[str], options: LaunchOptions) -> RunReport:
 
 
 def _launch_seen(
-    program: str, command: Sequence[str], options: LaunchOptions, report: RunReport
+    program: str, command: Sequence[str], options: ProgramOptions, report: RunReport
 ) -> RunReport:
     from headrace.io import simulation_of
     from headrace.posix.attachment import RUN_VARIABLE, Attachment, Page

@@ -163,11 +163,11 @@ def _plain(task: Task) -> RunReport:
 
 
 def _launched(task: Task) -> RunReport:
-    from headrace.posix.launch import LaunchOptions, launch
+    from headrace.posix.launch import ProgramOptions, launch
     from headrace.posix.opens import OpenLog
 
     os.environ.update(task.environment)
-    options = LaunchOptions(
+    options = ProgramOptions(
         roots=task.roots,
         order=task.order,
         simulate=task.simulate,

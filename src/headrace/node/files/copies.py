@@ -134,9 +134,6 @@ class AheadFigures(_Failures):
     read_bytes: int = 0
     hot_files: int = 0
     """Files that were in memory already, or taken to be."""
-    used_files: int = 0
-    used_bytes: int = 0
-    """Of those that were read ahead: opened afterwards."""
     wasted_files: int = 0
     wasted_bytes: int = 0
 

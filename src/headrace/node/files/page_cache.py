@@ -100,8 +100,6 @@ class PageCacheAhead:
     def opened(self, files: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The program has opened these; which of them had been read ahead."""
         ahead: NDArray[np.bool_] = self._states[files] == _AHEAD
-        self.figures.used_files += int(ahead.sum())
-        self.figures.used_bytes += int(self._sizes[files[ahead]].sum())
         self._states[files] = _NEW
         return ahead
 
