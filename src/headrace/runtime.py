@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.files import lock_path, locked_by
-from headrace.errors import NodeError
+from headrace.errors import ControlError, NodeError, TelemetryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,9 +42,9 @@ __all__ = [
     "agent_sockets",
     "checked",
     "control_folder",
+    "end",
     "launch",
     "runtime_folder",
-    "stop",
     "tail",
     "wait_for_end",
 ]
@@ -71,7 +71,14 @@ def runtime_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolde
 def control_folder(environment: Mapping[str, str] | None = None) -> RuntimeFolder:
     """The folder of this user's controller: that of the node daemon with `-control` at its end."""
     node = runtime_folder(environment).path
-    return RuntimeFolder(node.with_name(f"{node.name}-control"), "control", "controller")
+    return RuntimeFolder(node.with_name(f"{node.name}-control"), "control")
+
+
+_DAEMONS: Final[dict[str, tuple[str, type[HeadraceError]]]] = {
+    "node": ("node daemon", NodeError),
+    "control": ("controller", ControlError),
+    "agent": ("telemetry agent", TelemetryError),
+}
 
 
 class RuntimeFolder:
@@ -80,13 +87,16 @@ class RuntimeFolder:
     Args:
         path: made when a daemon claims it.
         command: what starts and stops the daemon: `headrace COMMAND start`.
+
+    Attributes:
         title: what the daemon is called.
+        error: what is raised about it.
     """
 
-    def __init__(self, path: Path, command: str = "node", title: str = "node daemon") -> None:
+    def __init__(self, path: Path, command: str = "node") -> None:
         self.path = path.absolute()
         self.command = command
-        self.title = title
+        self.title, self.error = _DAEMONS[command]
 
     @property
     def socket(self) -> Path:
@@ -108,7 +118,7 @@ class RuntimeFolder:
 
         Raises:
             FileNotFoundError: there is no such folder.
-            NodeError: it belongs to somebody else, others may enter it, or it is no folder.
+            HeadraceError: it belongs to somebody else, others may enter it, or it is no folder.
         """
         status = self.path.lstat()
         if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
@@ -118,15 +128,15 @@ class RuntimeFolder:
         if stat.S_IMODE(status.st_mode) & 0o077:
             raise self._unsafe(f"mode {stat.S_IMODE(status.st_mode):04o}", "mode 0700")
         if len(os.fsencode(self.socket)) > SOCKET_PATH_BYTES_MAX:
-            raise NodeError(
+            raise self.error(
                 f"{self.socket}: the path of the socket has {len(os.fsencode(self.socket))} bytes, "
                 f"the system takes {SOCKET_PATH_BYTES_MAX}.",
                 path=str(self.socket),
                 next_step=f"Name a folder with a shorter path in {FOLDER_VARIABLE}.",
             )
 
-    def _unsafe(self, actual: str, expected: str) -> NodeError:
-        return NodeError(
+    def _unsafe(self, actual: str, expected: str) -> HeadraceError:
+        return self.error(
             f"{self.path}: the runtime folder is {actual}, expected {expected}.",
             path=str(self.path),
             next_step=f"Remove it, or name another folder in {FOLDER_VARIABLE}.",
@@ -136,7 +146,7 @@ class RuntimeFolder:
         """Become the one daemon of this folder.
 
         Raises:
-            NodeError: another daemon rules, or the folder is not safe.
+            HeadraceError: another daemon rules, or the folder is not safe.
             OSError: the folder cannot be made.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +162,7 @@ class RuntimeFolder:
                 with contextlib.suppress(OSError):
                     self.path.rmdir()  # if nothing is in it
                 raise
-        raise NodeError(f"{self.path}: the runtime folder cannot be claimed.", path=str(self.path))
+        raise self.error(f"{self.path}: the runtime folder cannot be claimed.", path=str(self.path))
 
     def holder(self) -> tuple[int, int] | None:
         """The daemon that rules, without asking it: process id and a descriptor of the process.
@@ -183,12 +193,16 @@ class RuntimeFolder:
                 self.lock.unlink(missing_ok=True)
             raise
         if fd is None:
-            raise NodeError(
-                f"{self.path}: a {self.title} runs already, process {locked_by(self.lock)}.",
-                path=str(self.path),
-                next_step=f"Use it, or stop it first: headrace {self.command} stop.",
-            )
+            raise self.taken(locked_by(self.lock))
         return Claim(self, fd)
+
+    def taken(self, pid: int | str) -> HeadraceError:
+        """The error that another daemon rules here."""
+        return self.error(
+            f"{self.path}: a {self.title} runs already, process {pid}.",
+            path=str(self.path),
+            next_step=f"Use it, or stop it first: headrace {self.command} stop.",
+        )
 
 
 class Claim:
@@ -214,6 +228,7 @@ class Claim:
 
 
 START_S = 20.0
+STOP_S = 10.0
 _POLL_S = 0.02
 _TAIL_BYTES = 64 << 10
 
@@ -221,38 +236,42 @@ _TAIL_BYTES = 64 << 10
 def launch(
     folder: RuntimeFolder,
     arguments: Sequence[str],
-    state: Callable[[], dict[str, Any] | None],
-    error: type[HeadraceError],
+    ask: Callable[[], dict[str, Any]],
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Start a daemon, and return its state when it serves.
+    """Start a daemon in the background, and return its state when it serves.
 
     Args:
         folder: where it will rule.
         arguments: options of `headrace COMMAND start` for it.
-        state: asks whoever serves there for its state, with its `pid`; None: nobody yet.
-        error: is raised if the daemon does not come up; the message has the end of its log.
+        ask: asks whoever serves there for its state, with its `pid`; an error: nobody does yet.
         environment: what it gets beside ours.
+
+    Raises:
+        HeadraceError: one runs already, or it did not come up; the message has the end of its log.
     """
     folder.path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.path.mkdir(mode=0o700)
     folder.check()
+    if (holder := folder.holder()) is not None:
+        os.close(holder[1])
+        raise folder.taken(holder[0])
     process = _spawn(folder, arguments, environment or {})
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
-        status = state()
-        if status is not None and status["pid"] == process.pid:
-            # So that it is no zombie when it ends, should this process live so long.
-            threading.Thread(target=process.wait, daemon=True).start()
-            return status
+        with contextlib.suppress(OSError, folder.error):
+            if (state := ask())["pid"] == process.pid:
+                # So that it is no zombie when it ends, should this process live so long.
+                threading.Thread(target=process.wait, daemon=True).start()
+                return state
         if process.poll() is not None:
             break
         time.sleep(_POLL_S)
     else:
         process.kill()
         process.wait()
-    raise error(
+    raise folder.error(
         f"the {folder.title} did not come up: {tail(folder, 5).strip() or 'it said nothing'}",
         path=str(folder.log),
         next_step=f"Run it in the foreground: headrace {folder.command} start --foreground.",
@@ -275,26 +294,17 @@ def _spawn(
         os.close(log)
 
 
-def wait_for_end(pidfd: int, seconds: float) -> bool:
-    """Whether a process ends in time."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
-
-
-def stop(
-    folder: RuntimeFolder, error: type[HeadraceError], seconds: float, *, force: bool = False
-) -> int:
+def end(folder: RuntimeFolder, kill: str, *, force: bool = False) -> int:
     """End the daemon that rules; returns its process id when it is gone.
 
     Args:
-        folder: where it rules.
-        error: is raised if it does not end in time.
-        seconds: how long that may take.
+        folder: where it is.
+        kill: what to do if it does not end, as the error says it.
         force: kill it if it does not end by itself.
 
     Raises:
         FileNotFoundError: none runs.
+        HeadraceError: it does not end in time.
     """
     folder.check()
     holder = folder.holder()
@@ -303,21 +313,29 @@ def stop(
     pid, pidfd = holder
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if not wait_for_end(pidfd, 1.0 if force else seconds):
+        if not wait_for_end(pidfd, 1.0 if force else STOP_S):
             if not force:
-                raise error(
-                    f"{folder.path}: the {folder.title}, process {pid}, does not end: it did not end "
-                    f"within {seconds:g} s.",
+                raise folder.error(
+                    f"{folder.path}: the {folder.title}, process {pid}, did not end within {STOP_S:g} s.",
                     path=str(folder.path),
-                    next_step=f"Kill it: headrace {folder.command} stop --force.",
+                    next_step=kill,
                 )
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            wait_for_end(pidfd, seconds)
+            wait_for_end(pidfd, STOP_S)
     finally:
         os.close(pidfd)
-    with contextlib.suppress(NodeError):  # somebody has started another one already
+    with contextlib.suppress(
+        Exception
+    ):  # it has tidied up, or somebody has started another one already
         folder.claim().release()
     return pid
+
+
+def wait_for_end(pidfd: int, seconds: float) -> bool:
+    """Whether a process ends in time."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def tail(folder: RuntimeFolder, lines: int) -> str:
@@ -345,7 +363,7 @@ def agent_folder(job: str = "", environment: Mapping[str, str] | None = None) ->
     node = runtime_folder(environment).path
     of_job = "".join(c if c.isalnum() else "_" for c in job)[:64]
     name = f"{node.name}-agent-{of_job}" if of_job else f"{node.name}-agent"
-    return RuntimeFolder(node.with_name(name), "agent", "telemetry agent")
+    return RuntimeFolder(node.with_name(name), "agent")
 
 
 def agent_sockets(job: str, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:

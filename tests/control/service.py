@@ -32,7 +32,7 @@ from headrace.runtime import RuntimeFolder
 logging.basicConfig(level="INFO")
 given = {options!r}
 try:
-    run(RuntimeFolder(Path({folder!r}), "control", "controller"),
+    run(RuntimeFolder(Path({folder!r}), "control"),
         ControlOptions(**{{k: Path(v) if k != "listen" else v for k, v in given.items()}}))
 except (HeadraceError, ValueError) as e:
     sys.exit(str(e))
@@ -44,7 +44,7 @@ class ControllerProcess:
 
     def __init__(self, parent, *, name="rt-control", db="control.db", wait=True, tls=None):
         self.parent = Path(parent)
-        self.folder = RuntimeFolder(self.parent / name, "control", "controller")
+        self.folder = RuntimeFolder(self.parent / name, "control")
         self.token, self.plane_token = secrets.token_hex(16), secrets.token_hex(16)
         tokens = self.parent / f"{name}.tokens"
         tokens.write_text(f"# who\n{self.token}\nplane {self.plane_token}\n")

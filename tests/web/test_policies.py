@@ -4,8 +4,9 @@ import pytest
 
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
+from headrace.control.policy import policy_document, policy_yaml
 from headrace.control.policy.parse import parse_policy
-from headrace.web.policies import ControllerPolicies, policy_text
+from headrace.web.policies import ControllerPolicies
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 
@@ -78,4 +79,4 @@ def test_the_text_of_a_policy_says_the_same():
     policy = parse_policy(
         CAPPED + "users: {'*': {weight: 2}}\nwhen_expired: {bytes_per_s: 1M}\nlease_s: 4\n"
     )
-    assert parse_policy(policy_text(policy)) == policy
+    assert parse_policy(policy_yaml(policy_document(policy))) == policy

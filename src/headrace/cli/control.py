@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,7 @@ from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
     from headrace.control.client import Client
+    from headrace.runtime import RuntimeFolder
 
 control_app = CommandGroup("Start, stop and watch the controller, which hands policies to planes.")
 
@@ -52,7 +54,7 @@ def control_start(
 ) -> None:
     """Start the controller, in the background if not told otherwise."""
     process = _process()
-    from headrace.runtime import control_folder
+    from headrace.runtime import control_folder, launch
 
     options = process.ControlOptions(
         database=(db or process.default_database()).absolute(),
@@ -75,7 +77,7 @@ def control_start(
     }  # fmt: skip
     arguments = arguments_of(given)
     arguments += [word for where in options.listen for word in ("--listen", where)]
-    state = process.start(folder, arguments)
+    state = launch(folder, arguments, lambda: process.ask_status(folder))
     output.result(
         state,
         f"process {state['pid']} rules with epoch {state['epoch']} of {state['database']}, "
@@ -90,20 +92,16 @@ def control_stop(
     output: JsonOutput,
 ) -> int:
     """Stop the controller. Planes go on by their leases, then as the policy says."""
-    process = _process()
-    from headrace.runtime import control_folder
+    from headrace import runtime
 
-    folder = control_folder()
-    return end(output, folder, lambda: process.stop(folder, force=force))
+    folder, kill = _folder(), "Kill it: headrace control stop --force."
+    return end(output, folder, lambda: runtime.end(folder, kill, force=force))
 
 
 @control_app.command("status")
 def control_status(*, output: JsonOutput) -> int:
     """Say which planes there are, what they use, and what they may use."""
-    process = _process()
-    from headrace.runtime import control_folder
-
-    folder = control_folder()
+    process, folder = _process(), _folder()
     return tell(output, folder, lambda: process.ask_status(folder), _print_control)
 
 
@@ -114,9 +112,13 @@ def control_logs(
     output: JsonOutput,
 ) -> None:
     """Print the end of the log of a controller in the background."""
+    print_log(output, _folder(), lines)
+
+
+def _folder() -> RuntimeFolder:
     from headrace.runtime import control_folder
 
-    print_log(output, control_folder(), lines)
+    return control_folder()
 
 
 def _process() -> Any:
@@ -235,43 +237,22 @@ def policy_get(
     output: JsonOutput,
 ) -> None:
     """Print the policy in force, as YAML that `apply` takes."""
-    document = ask_controller(client, "GET", "/v1/policy")
+    with contextlib.closing(client):
+        document = client.document("GET", "/v1/policy")
     if output.as_json:
         output.document(document)
     else:
-        import yaml
+        from headrace.control.policy import policy_yaml
 
         output.line(f"# version {document['version']}")
-        text = yaml.safe_dump(_readable(document["policy"]), sort_keys=False, allow_unicode=True)
-        output.line(text.rstrip())
+        output.line(policy_yaml(document["policy"]).rstrip())
 
 
 def _put(client: Client, file: Path, *, dry_run: bool) -> dict[str, Any]:
     text = sys.stdin.read() if str(file) == "-" else file.read_text()
     path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
-    return ask_controller(client, "PUT", path, text.encode())
-
-
-def ask_controller(
-    client: Client, method: str, path: str, body: bytes | None = None
-) -> dict[str, Any]:
-    """What a controller answers.
-
-    Raises:
-        ControlError: it does not answer, or nobody listens.
-    """
-    from headrace.errors import ControlError
-
-    try:
-        return client.document(method, path, body)
-    except FileNotFoundError as e:
-        raise ControlError(
-            f"{client.endpoint.url}: no controller listens.",
-            path=client.endpoint.url,
-            next_step="Start it: headrace control start.",
-        ) from e
-    finally:
-        client.close()
+    with contextlib.closing(client):
+        return client.document("PUT", path, text.encode())
 
 
 def _print_policy(output: Output, reply: dict[str, Any]) -> None:
@@ -288,14 +269,3 @@ def _print_policy(output: Output, reply: dict[str, Any]) -> None:
     applied = "" if reply["applied"] else "nothing was applied; "
     outcome = applied if reply["changes"] else "nothing changes; "
     output.line(f"{outcome}version {reply['version']} holds")
-
-
-def _readable(value: Any, key: str = "") -> Any:
-    """Amounts as people write them."""
-    from headrace.control.policy import amount_text
-
-    if isinstance(value, dict):
-        return {name: _readable(inner, name) for name, inner in value.items()}
-    if key.endswith("_per_s") or key == "cache_bytes":
-        return amount_text(value)
-    return value

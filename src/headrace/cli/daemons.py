@@ -314,9 +314,11 @@ def agent_start(
     output: JsonOutput,
 ) -> None:
     """Start the agent, in the background if not told otherwise."""
+    from headrace.runtime import launch
     from headrace.telemetry import agent as process
     from headrace.telemetry.agent import Pace
     from headrace.telemetry.history import default_history
+    from headrace.telemetry.messages import ask_state
 
     if not 0.1 <= interval <= 3600:
         raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
@@ -340,7 +342,7 @@ def agent_start(
         }
     )  # fmt: skip
     arguments += ["--site"] * site + ["--no-history"] * no_history
-    state = process.start(folder, arguments, site=site)
+    state = launch(folder, arguments, lambda: ask_state(process.socket_of(folder, site=site)))
     if output.as_json:
         output.document(state)
     else:
@@ -352,10 +354,12 @@ def agent_start(
 @agent_app.command("stop")
 def agent_stop(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
     """Stop the agent. What it has counted is in its history."""
+    from headrace import runtime
     from headrace.telemetry import agent as process
 
     folder = process.folder_of(job, site=site)
-    return end(output, folder, lambda: process.stop(folder, site=site))
+    kill = "Kill it (kill -9): what it wrote stays whole."
+    return end(output, folder, lambda: runtime.end(folder, kill))
 
 
 @agent_app.command("status")

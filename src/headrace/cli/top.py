@@ -5,6 +5,7 @@ The answer first, then jobs, then data sets, then the controller's nodes; more c
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -300,7 +301,6 @@ class _Observer:
         Raises:
             ControlError: the controller does not answer.
         """
-        from headrace.cli.control import ask_controller
         from headrace.node.daemon import ask_status
         from headrace.node.link import LinkLost
 
@@ -311,7 +311,8 @@ class _Observer:
             if self._client is None:
                 return None
         if self._client is not None:
-            state = ask_controller(self._client, "GET", "/v1/state")
+            with contextlib.closing(self._client) as client:
+                state = client.document("GET", "/v1/state")
             planes = self._planes.look(state, time.monotonic())
         return _Snapshot(board, planes, self.folder.path)
 

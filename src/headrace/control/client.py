@@ -133,13 +133,23 @@ class Client:
         return answer
 
     def document(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        """Exchange a request for a JSON object; raises as `ask`."""
+        """Exchange a request for a JSON object.
+
+        Raises:
+            ControlError: as `ask`, or nobody listens.
+        """
+        url = self.endpoint.url
         try:
             document = json.loads(self.ask(method, path, body))
+        except FileNotFoundError as e:
+            raise ControlError(
+                f"{url}: no controller listens.", path=url,
+                next_step="Start it: headrace control start.",
+            ) from e  # fmt: skip
         except (ValueError, RecursionError) as e:
-            raise ControlError(f"{self.endpoint.url}: the answer is no JSON: {e}.") from e
+            raise ControlError(f"{url}: the answer is no JSON: {e}.") from e
         if not isinstance(document, dict):
-            raise ControlError(f"{self.endpoint.url}: the answer is no JSON object.")
+            raise ControlError(f"{url}: the answer is no JSON object.")
         return document
 
     def _exchange(

@@ -6,7 +6,6 @@ answer is killed only on request, and only the process that holds the lock.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.config import ReaderOptions, TierOptions
 from headrace.control.metrics import address_of, serve_metrics
-from headrace.errors import NodeError
 from headrace.latch import Latch
 from headrace.machine.host import available_memory
 from headrace.node.files.copies import raise_descriptor_limit
@@ -25,8 +23,7 @@ from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
 from headrace.node.wire import Report, StatusAsked
 from headrace.plane.tiers import memory_quota
-from headrace.runtime import launch
-from headrace.runtime import stop as stop_daemon
+from headrace.runtime import end, launch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -190,21 +187,14 @@ def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         NodeError: one runs already, or it did not come up; the message has the end of its log.
     """
-    if (running := folder.holder()) is not None:
-        pid, pidfd = running
-        os.close(pidfd)
-        raise NodeError(
-            f"{folder.path}: a node daemon runs already, process {pid}.",
-            path=str(folder.path),
-            next_step="Use it, or stop it first: headrace node stop.",
-        )
 
-    def state() -> dict[str, Any] | None:
-        with contextlib.suppress(FileNotFoundError, LinkLost):
+    def ask() -> dict[str, Any]:
+        try:
             return ask_status(folder)
-        return None
+        except LinkLost as e:
+            raise ConnectionError(str(e)) from e
 
-    return launch(folder, arguments, state, NodeError, {"HEADRACE_RUNTIME_DIR": str(folder.path)})
+    return launch(folder, arguments, ask, {"HEADRACE_RUNTIME_DIR": str(folder.path)})
 
 
 def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
@@ -232,4 +222,4 @@ def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
         FileNotFoundError: no daemon runs.
         NodeError: it does not end in time; with `force` it is killed then.
     """
-    return stop_daemon(folder, NodeError, STOP_S, force=force)
+    return end(folder, "Kill it: headrace node stop --force.", force=force)

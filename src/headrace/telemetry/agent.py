@@ -4,8 +4,7 @@ One thread: `Agent.run` waits for messages and for the time of the next look. It
 fails is left out, and a history that cannot be written waits. What it costs is measured at each look, and
 looks come less often where they cost too much.
 
-As a process it is started, asked and ended by `start`, `run` and `stop`; one of each kind on a node and for a
-user.
+As a process it is `run`; one of each kind on a node and for a user (`headrace.runtime`).
 """
 
 from __future__ import annotations
@@ -27,20 +26,19 @@ from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean, identity_of
 from headrace.base.peers import user_name
 from headrace.control.metrics import JobLabels
-from headrace.errors import NodeError, TelemetryError
 from headrace.latch import Latch
 from headrace.machine.gpu import GPUs
 from headrace.machine.sensors import all_sensors
-from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder, launch, wait_for_end
+from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder
 from headrace.telemetry.accounts import NODE, Accounts, Ledger, Now, Observation
 from headrace.telemetry.history import default_history
-from headrace.telemetry.messages import Listener, ask_state, parse_report
+from headrace.telemetry.messages import Listener, parse_report
 from headrace.telemetry.metrics import figures_of
 from headrace.telemetry.processes import Processes, job_groups
 from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from headrace.control.metrics import Figures, MetricsServer
     from headrace.machine.sensors import Sensor, SensorKey
@@ -396,8 +394,6 @@ def _busiest(grown: dict[SensorKey, float]) -> str:
     return "local disk" if disk > 0.0 else ""
 
 
-STOP_S: Final = 10.0
-
 _SITE_FOLDER: Final = Path("/run/headrace-agent-root")
 
 
@@ -419,7 +415,12 @@ def own_options(environment: Mapping[str, str] | None = None) -> AgentOptions:
 
 def folder_of(job: str = "", *, site: bool = False) -> RuntimeFolder:
     """The folder of an agent."""
-    return RuntimeFolder(_SITE_FOLDER, "agent", "telemetry agent") if site else agent_folder(job)
+    return RuntimeFolder(_SITE_FOLDER, "agent") if site else agent_folder(job)
+
+
+def socket_of(folder: RuntimeFolder, *, site: bool = False) -> Path:
+    """Where an agent listens."""
+    return Path(SITE_SOCKET) if site else folder.socket
 
 
 def run(folder: RuntimeFolder, options: AgentOptions) -> None:
@@ -439,7 +440,8 @@ def run(folder: RuntimeFolder, options: AgentOptions) -> None:
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with _claimed(folder), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            stack.callback(folder.claim().release)
             agent = _open_agent(folder, options, stack)
             agents.append(agent)
             if options.metrics is not None:
@@ -454,27 +456,14 @@ def run(folder: RuntimeFolder, options: AgentOptions) -> None:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _claimed(folder: RuntimeFolder) -> Any:
-    try:
-        claim = folder.claim()
-    except NodeError as e:
-        raise TelemetryError(e.message, path=e.path, next_step=e.next_step) from e
-    try:
-        yield
-    finally:
-        claim.release()
-
-
 def _open_agent(folder: RuntimeFolder, options: AgentOptions, stack: contextlib.ExitStack) -> Agent:
     writer = None
     if options.history is not None:
         path = file_of(options.history, options.node, options.job)
         writer = HistoryWriter(path, options.node, age_s=options.age_s, bytes_max=options.bytes_max)
         stack.callback(writer.close)
-    sock = folder.socket
+    sock = socket_of(folder, site=options.site)
     if options.site:
-        sock = Path(SITE_SOCKET)
         sock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         sock.unlink(missing_ok=True)
     listener = Listener(sock, public=options.site)
@@ -512,55 +501,3 @@ def _serve_metrics(agent: Agent, address: str) -> MetricsServer:
     if not server.address.loopback:
         _log.warning("whoever reaches %s can read them: names of jobs too", server.address)
     return server
-
-
-def start(folder: RuntimeFolder, arguments: Sequence[str], *, site: bool = False) -> dict[str, Any]:
-    """Start an agent in the background, and return its state when it looks.
-
-    Raises:
-        TelemetryError: one runs already, or it did not come up; the message has the end of its log.
-    """
-    sock = socket_of(folder, site=site)
-    with contextlib.suppress(FileNotFoundError, TimeoutError):
-        running = ask_state(sock)["pid"]
-        raise TelemetryError(
-            f"{folder.path}: a telemetry agent runs already, process {running}.",
-            path=str(folder.path),
-            next_step="Use it, or stop it first: headrace agent stop.",
-        )
-
-    def state() -> dict[str, Any] | None:
-        with contextlib.suppress(FileNotFoundError, TimeoutError):
-            return ask_state(sock)
-        return None
-
-    return launch(folder, arguments, state, TelemetryError)
-
-
-def socket_of(folder: RuntimeFolder, *, site: bool = False) -> Path:
-    """Where an agent listens."""
-    return Path(SITE_SOCKET) if site else folder.socket
-
-
-def stop(folder: RuntimeFolder, *, site: bool = False) -> int:
-    """End an agent; returns its process id when it is gone, and the history whole.
-
-    Raises:
-        FileNotFoundError: none runs.
-        TelemetryError: it does not end in time.
-    """
-    holder = folder.holder()
-    if holder is None:
-        raise FileNotFoundError(f"{socket_of(folder, site=site)}: no agent runs")
-    pid, pidfd = holder
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if not wait_for_end(pidfd, STOP_S):
-            raise TelemetryError(
-                f"{folder.path}: the agent, process {pid}, does not end within {STOP_S:g} s.",
-                path=str(folder.path),
-                next_step=f"Kill it (kill -9 {pid}): what it wrote stays whole.",
-            )
-    finally:
-        os.close(pidfd)
-    return pid

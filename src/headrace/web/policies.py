@@ -1,29 +1,37 @@
 """Policies: what the controller wants, what an edit would change, and putting it in force.
 
-A policies speaks to a controller, or in the demo to nobody. Whether somebody may apply is not decided here.
+A controller's, or in the demo nobody's. Whether somebody may apply is not decided here. Calls wait: they are
+made off the loop.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from headrace.control.policy import amount_text, changes, policy_document
-from headrace.control.policy.parse import parse_document, parse_policy
-from headrace.errors import ControlError
+from headrace.control.policy import changes, policy_document, policy_yaml
+from headrace.control.policy.parse import parse_policy
 from headrace.web.cluster import plain
 
 if TYPE_CHECKING:
     from headrace.control.client import Client
-    from headrace.control.policy import Policy
 
 
-class Policies(Protocol):
-    """Knows the policy. Its calls wait; call them off the loop."""
+class ControllerPolicies:
+    """A controller's.
 
-    where: str
-    """Whose policy it is, for people."""
+    Args:
+        client: asks it; used by one thread at a time.
+
+    Attributes:
+        where: whose policy it is, for people.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self.where = f"at {client.endpoint.url}"
 
     def current(self) -> dict[str, Any]:
         """`version` and `text`.
@@ -31,7 +39,9 @@ class Policies(Protocol):
         Raises:
             ControlError: it cannot be had.
         """
-        ...
+        with self._lock:
+            reply = self._client.document("GET", "/v1/policy")
+        return {"version": reply["version"], "text": policy_yaml(reply["policy"], ascii_only=True)}
 
     def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
         """What a policy changes: `version`, `applied`, `changes` and `unknown`.
@@ -41,69 +51,15 @@ class Policies(Protocol):
             Refusal: of the controller: likewise.
             ControlError: nobody answers.
         """
-        ...
+        path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
+        with self._lock:
+            reply = self._client.document("PUT", path, text.encode())
+        return _shown(reply["version"], reply["applied"], reply["changes"], reply["unknown"])
 
     def close(self) -> None:
         """Let go of the controller."""
-        ...
-
-
-def policy_text(policy: Policy) -> str:
-    """As YAML that can be edited and put back."""
-    import yaml
-
-    shown = _readable(policy_document(policy))
-    return str(yaml.safe_dump(shown, sort_keys=False, allow_unicode=False))
-
-
-def _readable(value: Any, key: str = "") -> Any:
-    """Amounts as people write them."""
-    if isinstance(value, dict):
-        return {name: _readable(inner, name) for name, inner in value.items()}
-    if key.endswith("_per_s") or key == "cache_bytes":
-        return amount_text(value)
-    return value
-
-
-class ControllerPolicies:
-    """A controller.
-
-    Args:
-        client: asks it; used by one thread at a time.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._lock = threading.Lock()
-        self.where = f"at {client.endpoint.url}"
-
-    def current(self) -> dict[str, Any]:
-        """See `Policies`."""
-        document = self._ask("GET", "/v1/policy")
-        return {
-            "version": document["version"],
-            "text": policy_text(parse_document(document["policy"])),
-        }
-
-    def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
-        """See `Policies`."""
-        path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
-        return _shown(self._ask("PUT", path, text.encode()))
-
-    def close(self) -> None:
-        """See `Policies`."""
         with self._lock:
             self._client.close()
-
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        with self._lock:
-            try:
-                return self._client.document(method, path, body)
-            except FileNotFoundError as e:
-                raise ControlError(
-                    f"no controller listens {self.where}.", path=self._client.endpoint.url,
-                    next_step="Start it: headrace control start.",
-                ) from e  # fmt: skip
 
 
 _DEMO_POLICY = """\
@@ -121,7 +77,7 @@ jobs:
 
 
 class DemoPolicies:
-    """A policy that nobody goes by."""
+    """A policy that nobody goes by; asked as `ControllerPolicies` is."""
 
     where = "in the recorded demo"
 
@@ -131,41 +87,40 @@ class DemoPolicies:
         self._lock = threading.Lock()
 
     def current(self) -> dict[str, Any]:
-        """See `Policies`."""
+        """`version` and `text`."""
         with self._lock:
-            return {"version": self._version, "text": policy_text(self._policy)}
-
-    def close(self) -> None:
-        """See `Policies`."""
+            return {
+                "version": self._version,
+                "text": policy_yaml(policy_document(self._policy), ascii_only=True),
+            }
 
     def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
-        """See `Policies`."""
+        """What a policy changes."""
         policy = parse_policy(text)
         with self._lock:
-            differences = changes(self._policy, policy)
+            differences = [asdict(change) for change in changes(self._policy, policy)]
             applied = bool(differences) and not dry_run
             if applied:
                 self._policy, self._version = policy, self._version + 1
-            return _shown(
-                {
-                    "version": self._version,
-                    "applied": applied,
-                    "changes": [asdict(change) for change in differences],
-                    "unknown": [],
-                }
-            )
+            return _shown(self._version, applied, differences, [])
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
-def _shown(answer: dict[str, Any]) -> dict[str, Any]:
-    def text(value: Any) -> str | None:
-        return None if value is None else plain(value)
+Policies = ControllerPolicies | DemoPolicies
 
+
+def _shown(
+    version: int, applied: bool, differences: list[dict[str, Any]], unknown: list[str]
+) -> dict[str, Any]:
+    """As pages show it, names made safe."""
     return {
-        "version": answer["version"],
-        "applied": bool(answer["applied"]),
+        "version": version,
+        "applied": applied,
         "changes": [
-            {"at": plain(c["at"]), "before": text(c["before"]), "after": text(c["after"])}
-            for c in answer["changes"]
+            {key: value if value is None else plain(value) for key, value in change.items()}
+            for change in differences
         ],
-        "unknown": [plain(each) for each in answer["unknown"]],
+        "unknown": [plain(each) for each in unknown],
     }

@@ -239,7 +239,7 @@ class ClusterSource:
             return
         try:
             self._states.append((self._clock(), self._client.document("GET", "/v1/state")))
-        except (ControlError, FileNotFoundError) as e:
+        except ControlError as e:
             notes.append(f"The controller does not answer: {e}")
 
     # -- keeping --------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ __all__ = [
     "amount_text",
     "changes",
     "policy_document",
+    "policy_yaml",
 ]
 
 _PATTERN: Final = re.compile(
@@ -264,6 +265,19 @@ def policy_document(policy: Policy) -> dict[str, Any]:
         document["when_expired"] = "run free"
     document["lease_s"] = policy.lease_s
     return document
+
+
+def policy_yaml(document: dict[str, Any], *, ascii_only: bool = False) -> str:
+    """A policy's document as YAML that people edit, and that `parse_policy` reads back as the same."""
+    import yaml
+
+    return str(yaml.safe_dump(_with_units(document), sort_keys=False, allow_unicode=not ascii_only))
+
+
+def _with_units(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _with_units(inner, name) for name, inner in value.items()}
+    return amount_text(value) if key in RESOURCES or key == "cache_bytes" else value
 
 
 def _plain(value: Any) -> dict[str, Any]:

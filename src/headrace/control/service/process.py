@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -26,7 +27,6 @@ from headrace.control.service.database import Database
 from headrace.control.service.http import HttpListener, HttpServer, listen_tcp
 from headrace.control.service.metrics import figures_of
 from headrace.errors import ControlError
-from headrace.runtime import launch, wait_for_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from headrace.runtime import RuntimeFolder
 
 _log = logging.getLogger("headrace.control")
-
-STOP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,6 @@ def run(folder: RuntimeFolder, options: ControlOptions) -> None:
 
     Raises:
         ControlError: another one rules, or something it needs cannot be used.
-        NodeError: the runtime folder is not safe, or another controller has it.
     """
     tokens = None
     if options.token_file is not None:
@@ -234,30 +231,6 @@ def _tls(options: ControlOptions) -> ssl.SSLContext | None:
 # -- from outside ------------------------------------------------------------------------------------
 
 
-def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
-    """Start a controller in the background, and return its state when it serves.
-
-    Raises:
-        ControlError: one runs already, or it did not come up; the message has the end of its log.
-        NodeError: the folder is not safe.
-    """
-    if (holder := _holder(folder)) is not None:
-        pid, pidfd = holder
-        os.close(pidfd)
-        raise ControlError(
-            f"{folder.path}: a controller runs already, process {pid}.",
-            path=str(folder.path),
-            next_step="Use it, or stop it first: headrace control stop.",
-        )
-
-    def state() -> dict[str, Any] | None:
-        with contextlib.suppress(FileNotFoundError, ControlError):
-            return ask_status(folder)
-        return None
-
-    return launch(folder, arguments, state, ControlError)
-
-
 def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
     """The controller's state.
 
@@ -268,44 +241,7 @@ def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
     folder.check()
     client = Client(Endpoint(url=f"unix:{folder.socket}"))
     try:
-        return client.document("GET", "/v1/state")
+        state: dict[str, Any] = json.loads(client.ask("GET", "/v1/state"))
+        return state
     finally:
         client.close()
-
-
-def stop(folder: RuntimeFolder, *, force: bool = False) -> int:
-    """End the controller; returns its process id when it is gone.
-
-    Raises:
-        FileNotFoundError: none runs.
-        ControlError: it does not end in time.
-    """
-    holder = _holder(folder)
-    if holder is None:
-        raise FileNotFoundError(f"{folder.socket}: nobody listens")
-    pid, pidfd = holder
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        if not wait_for_end(pidfd, 1.0 if force else STOP_S):
-            if not force:
-                raise ControlError(
-                    f"{folder.path}: the controller, process {pid}, did not end within {STOP_S:g} s.",
-                    path=str(folder.path),
-                    next_step="Kill it: headrace control stop --force.",
-                )
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            wait_for_end(pidfd, STOP_S)
-    finally:
-        os.close(pidfd)
-    if force:
-        with contextlib.suppress(Exception):  # somebody has started another one already
-            folder.claim().release()
-    return pid
-
-
-def _holder(folder: RuntimeFolder) -> tuple[int, int] | None:
-    """The controller's process and a descriptor of it; None: none runs."""
-    with contextlib.suppress(FileNotFoundError):
-        folder.check()
-        return folder.holder()
-    return None
