@@ -47,9 +47,9 @@ def test_a_loader_says_what_it_loads_and_where_it_stands(packed_photos):
     )
     assert "waited" not in checked(loader._repr_html_())
     next(iter(loader))
-    told = checked(loader._repr_html_())
-    assert "position 8 of 36" in told
-    assert "1 batches, 4 samples" in told
+    card = checked(loader._repr_html_())
+    assert "position 8 of 36" in card
+    assert "1 batches, 4 samples" in card
     loader.close()
 
 
@@ -78,9 +78,9 @@ def test_a_store_shows_itself_without_a_look_at_the_storage(own_store):
     store = hr.open(own_store)
     for volume in own_store.glob("*.hrv"):
         volume.unlink()
-    told = checked(store._repr_html_())
-    assert "36" in told
-    assert store.fingerprint in told
+    card = checked(store._repr_html_())
+    assert "36" in card
+    assert store.fingerprint in card
     store.close()
     assert "closed" in checked(store._repr_html_())
 
@@ -90,9 +90,9 @@ def test_a_run_shows_itself_in_a_line_and_as_a_card(tmp_path):
     run = read_run(tmp_path / "run")
     assert repr(run) == f"Run('{tmp_path / 'run'}', 2 ranks, 128 steps)"
     assert repr(run.ranks[1]) == "RankTrace(rank 1 of 2, 64 steps)"
-    told = checked(run._repr_html_())
-    assert "33" in told
-    assert "2,000" in told
+    card = checked(run._repr_html_())
+    assert "33" in card
+    assert "2,000" in card
 
 
 def test_whatever_a_card_is_told_stays_text():

@@ -65,35 +65,35 @@ def _luminance(rgb: tuple[float, ...]) -> float:
 def problems(browser: Any) -> list[str]:
     """What is wrong with the page that is open."""
     seen = browser.run(_LOOK.replace("TARGET", str(TARGET_LEAST)))
-    found = []
+    faults = []
     if not re.fullmatch(r"[a-z]{2}(-[A-Z]{2})?", seen["lang"]):
-        found.append(f"the page's language is {seen['lang']!r}")
+        faults.append(f"the page's language is {seen['lang']!r}")
     if not seen["title"].strip():
-        found.append("the page has no title")
+        faults.append("the page has no title")
     levels = [int(HEADINGS.fullmatch(tag)[1]) for tag, _ in seen["headings"]]
     if levels.count(1) != 1:
-        found.append(f"the page has {levels.count(1)} headings of the first level")
+        faults.append(f"the page has {levels.count(1)} headings of the first level")
     jumps = [b for a, b in zip([0, *levels], levels, strict=False) if b > a + 1]
-    found += [f"a heading of level {level} skips one: {seen['headings']}" for level in jumps]
-    found += [f"an empty {tag}" for tag, text in seen["headings"] if not text]
+    faults += [f"a heading of level {level} skips one: {seen['headings']}" for level in jumps]
+    faults += [f"an empty {tag}" for tag, text in seen["headings"] if not text]
     if seen["mains"] != 1:
-        found.append(f"the page has {seen['mains']} main parts")
+        faults.append(f"the page has {seen['mains']} main parts")
     if not seen["navs"] or not all(seen["navs"]):
-        found.append("its menu has no name")
+        faults.append("its menu has no name")
     ids = seen["ids"]
-    found += [f"the id {each!r} is there twice" for each in {i for i in ids if ids.count(i) > 1}]
-    found += [f"{who}: {attribute} names {to!r}, which is not there" for who, attribute, to in seen["refs"]
+    faults += [f"the id {each!r} is there twice" for each in {i for i in ids if ids.count(i) > 1}]
+    faults += [f"{who}: {attribute} names {to!r}, which is not there" for who, attribute, to in seen["refs"]
               if to not in ids]  # fmt: skip
-    found += [f"{who}: role {role!r}" for who, role, _ in seen["roles"] if role not in ROLES]
+    faults += [f"{who}: role {role!r}" for who, role, _ in seen["roles"] if role not in ROLES]
     inside = {"gridcell": "row", "row": "grid"}
-    found += [f"{who}: a {role} within {parent!r}" for who, role, parent in seen["roles"]
+    faults += [f"{who}: a {role} within {parent!r}" for who, role, parent in seen["roles"]
               if inside.get(role, parent) != parent]  # fmt: skip
-    found += [f"{who}: {state}" for who, state, _ in seen["states"] if state not in STATES]
+    faults += [f"{who}: {state}" for who, state, _ in seen["states"] if state not in STATES]
     for what, text in _GATHERED.items():
-        found += [f"{each} {text}" for each in seen[what]]
+        faults += [f"{each} {text}" for each in seen[what]]
     for who, ink, papers, size, weight in seen["texts"]:
         large = size >= 24 or (size >= 18.66 and weight >= 700)
         ratio = contrast(ink, papers)
         if ratio < (LARGE_LEAST if large else TEXT_LEAST):
-            found.append(f"{who}: contrast {ratio:.2f}, {ink} on {papers}")
-    return found
+            faults.append(f"{who}: contrast {ratio:.2f}, {ink} on {papers}")
+    return faults

@@ -8,16 +8,16 @@ from web.serving import Serving
 @pytest.fixture
 def serve(tmp_path):
     """Starts servers; all are ended after the test."""
-    made = []
+    servers = []
 
     def start(**given):
-        folder = tmp_path / f"server{len(made)}"
+        folder = tmp_path / f"server{len(servers)}"
         folder.mkdir()
-        made.append(Serving(folder, **given))
-        return made[-1].__enter__()
+        servers.append(Serving(folder, **given))
+        return servers[-1].__enter__()
 
     yield start
-    for one in made:
+    for one in servers:
         one.__exit__()
 
 

@@ -126,8 +126,8 @@ class Serving:
         try:
             connection.request(method, path, body, sent)
             answer = connection.getresponse()
-            found = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, found, answer.read())
+            headers_of_answer = {name.lower(): value for name, value in answer.getheaders()}
+            return Answer(answer.status, headers_of_answer, answer.read())
         finally:
             connection.close()
 

@@ -75,10 +75,10 @@ def test_applying_takes_an_operator(policies):
 def test_a_form_signs_in_with_a_cookie_that_scripts_and_other_sites_do_not_get(policies):
     answer, cookie = policies.sign_in(policies.operator)
     assert answer.status == 303
-    said = answer.headers["set-cookie"].lower()
-    assert "httponly" in said
-    assert "samesite=strict" in said
-    assert policies.operator not in said
+    attributes = answer.headers["set-cookie"].lower()
+    assert "httponly" in attributes
+    assert "samesite=strict" in attributes
+    assert policies.operator not in attributes
     assert b"operator" in policies.ask("/", cookie=cookie).body
     assert policies.ask("/api/policy/apply", "POST", EDIT, cookie=cookie, X_Headrace="1").document[
         "applied"
@@ -174,13 +174,13 @@ def test_who_is_signed_out_is_told_nothing_more(serve):
 def test_a_cookie_over_tls_is_for_tls_only(serve):
     web = serve(tokens=BOTH, names=("portal.example",))
     form = f"token={web.reader}".encode()
-    said = {
+    cookies = {
         scheme: web.ask("/signin", "POST", form, Content_Type="application/x-www-form-urlencoded",
                         Origin=f"{scheme}://portal.example", Host="portal.example").headers["set-cookie"]
         for scheme in ("http", "https")
     }  # fmt: skip
-    assert "Secure" not in said["http"]
-    assert "Secure" in said["https"]
+    assert "Secure" not in cookies["http"]
+    assert "Secure" in cookies["https"]
 
 
 def test_guessing_is_slowed_down_for_who_guesses():
@@ -300,24 +300,24 @@ def tokens_of(tmp_path, text, mode=0o600):
 
 
 def test_a_file_of_tokens(tmp_path):
-    found = tokens_of(
+    tokens = tokens_of(
         tmp_path, "# us\n\nabcdefghijklmnop\nreader qrstuvwxyzabcdef until 2030-01-01\n"
     )
-    assert [(t.role, t.secret, t.until_s) for t in found] == [
+    assert [(t.role, t.secret, t.until_s) for t in tokens] == [
         ("operator", "abcdefghijklmnop", None), ("reader", "qrstuvwxyzabcdef", 1893456000.0),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "no token"), ("short", "16 or more"), ("root abcdefghijklmnop", "reader TOKEN"),
         ("operator abcdefghijklmnop soon", "reader TOKEN"), ("abcdefghijklmnop until tomorrow", "no date"),
         ("operator abcdefghijklmn\u00e9p", "without spaces"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_of_tokens_is_refused(tmp_path, text, said):
-    with pytest.raises(ControlError, match=said):
+def test_a_wrong_file_of_tokens_is_refused(tmp_path, text, problem):
+    with pytest.raises(ControlError, match=problem):
         tokens_of(tmp_path, text)
 
 

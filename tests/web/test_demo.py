@@ -10,9 +10,9 @@ from headrace.web.demo import PLAYED_S, DemoSource
 @pytest.fixture(scope="module")
 def demo():
     clock = [1_800_000_000.0]
-    made = DemoSource(nodes=60, clock=lambda: clock[0])
-    made.clock = clock
-    return made
+    source = DemoSource(nodes=60, clock=lambda: clock[0])
+    source.clock = clock
+    return source
 
 
 def test_the_recording_plays_the_same(demo):

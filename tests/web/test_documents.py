@@ -82,13 +82,13 @@ def test_each_command_serves_and_ends(place, line):
         assert ("recorded demo" in text) == ("--demo" in line)
         assert ("Sign in</h1>" in text) == ("--demo" not in line)
     finally:
-        code, said = command.end()
-    assert code == 0, said
-    assert said == b""
+        code, log = command.end()
+    assert code == 0, log
+    assert log == b""
 
 
 def test_what_is_wrong_is_said_before_anything_is_served(place):
-    for words, said in (
+    for words, problem in (
         ("--listen 0.0.0.0:0", b"--token-file"), ("--public --listen 0.0.0.0:0", b"everybody could look"),
         ("--store nothing.hr", b"nothing.hr"),
         ("--token-file photos/none", b"cannot be read"), ("--listen here", b"HOST:PORT"),
@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said_before_anything_is_served(place):
             check=False,
         )
         assert ended.returncode in (2, 3), words
-        assert said in ended.stderr
+        assert problem in ended.stderr
 
 
 def test_the_example_in_json_is_answered(place):

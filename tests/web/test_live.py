@@ -18,16 +18,16 @@ from headrace.web.live import QUEUE_MAX
 from web.serving import small_demo, until
 
 
-def apply(view, said):
+def apply(view, message):
     """As `cluster.js` does it."""
-    for slot in said.get("gone", ()):
+    for slot in message.get("gone", ()):
         del view["jobs"][str(slot)]
-    view["jobs"].update({str(slot): row for slot, row in said["jobs"].items()})
+    view["jobs"].update({str(slot): row for slot, row in message["jobs"].items()})
     view.update(
         {
-            k: said[k]
+            k: message[k]
             for k in ("holders", "stall", "busy", "totals", "taken_s", "nodes")
-            if k in said
+            if k in message
         }
     )
 
@@ -41,9 +41,9 @@ def test_a_browser_is_told_everything_and_then_what_changes(serve):
     assert len(full["nodes"]["names"]) == 24
     view, stalls = full, {full["stall"]}
     for _ in range(3):
-        name, said = stream.next()
+        name, message = stream.next()
         assert name == "tick"
-        apply(view, said)
+        apply(view, message)
         stalls.add(view["stall"])
     assert len(stalls) == 4, "the picture moved"
     holders = np.frombuffer(base64.b64decode(view["holders"]), "<i4")
@@ -56,7 +56,9 @@ def test_who_does_not_want_the_grid_is_told_that_there_is_news(serve):
     stream = serve().listen()
     looks = [stream.next() for _ in range(3)]
     assert {name for name, _ in looks} == {"look"}
-    assert [said["look"] for _, said in looks] == sorted({said["look"] for _, said in looks})
+    assert [message["look"] for _, message in looks] == sorted(
+        {message["look"] for _, message in looks}
+    )
     stream.close()
 
 
@@ -166,9 +168,9 @@ def test_what_cannot_be_seen_is_told_and_shown_as_soon_as_it_can(serve):
     source = Troubled()
     web = serve(source=source)
     stream = web.listen("/api/live?grid=1")
-    name, said = stream.next()
+    name, message = stream.next()
     assert name == "trouble"
-    assert said["text"] == "no history in /x<script>\\x1b[2J"
+    assert message["text"] == "no history in /x<script>\\x1b[2J"
     source.trouble = ""
     until(lambda: stream.next()[0] == "tick")
     stream.close()
@@ -209,15 +211,15 @@ def test_ticks_bring_every_browser_to_the_same_picture(steps):
 
 
 def test_totals_count_what_is_known():
-    found = ClusterMoment(
+    totals = ClusterMoment(
         taken_s=1.0, nodes=[NodeBox("a", "p", 2), NodeBox("b", "p", 2, "down")],
         jobs=[JobBox(job_id="1", cause="decode"), JobBox(job_id="2")],
         holders=np.array([0, 1, IDLE, IDLE], np.int32), stall=levels(np.array([0.5, np.nan, np.nan, np.nan])),
         busy=levels(np.array([0.25, 0.75, np.nan, np.nan])),
     ).totals()  # fmt: skip
-    assert (found["held"], found["idle"], found["away"], found["known"]) == (2, 0, 2, 1)
-    assert (found["lost"], found["busy"]) == (0.5, 0.5)
-    assert found["causes"] == [["decode", 0.5]]
+    assert (totals["held"], totals["idle"], totals["away"], totals["known"]) == (2, 0, 2, 1)
+    assert (totals["lost"], totals["busy"]) == (0.5, 0.5)
+    assert totals["causes"] == [["decode", 0.5]]
 
 
 def test_shares_are_bytes():

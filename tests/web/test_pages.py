@@ -108,9 +108,9 @@ def test_the_check_of_contrast_can_fail(browser, site):
     wrong = "<h4 id=x>a</h4><p id=x>b</p><button></button><div role=row>c</div>"
     browser.run("document.querySelector('main').innerHTML += arguments[0]", wrong)
     browser.run("document.querySelector('#x').style.color = '#ccc'")
-    found = "\n".join(problems(browser))
-    for said in ("skips one", "there twice", "has no name", "a row within", "contrast 1.6"):
-        assert said in found
+    text = "\n".join(problems(browser))
+    for fault in ("skips one", "there twice", "has no name", "a row within", "contrast 1.6"):
+        assert fault in text
 
 
 def test_the_grid_moves_by_itself(browser, site):
@@ -295,18 +295,18 @@ class Hostile:
         return getattr(self._demo, name)
 
     def cluster(self):
-        found = self._demo.cluster()
+        moment = self._demo.cluster()
         import dataclasses
 
         jobs = [
             dataclasses.replace(j, name=EVIL, user=EVIL, account=EVIL, cause=EVIL, file_system=EVIL)
-            for j in found.jobs
+            for j in moment.jobs
         ]
         nodes = [
             dataclasses.replace(n, name=f"{EVIL}{i}", partition=EVIL, away=EVIL)
-            for i, n in enumerate(found.nodes)
+            for i, n in enumerate(moment.nodes)
         ]
-        return dataclasses.replace(found, nodes=nodes, jobs=jobs, waiting=0, notes=(EVIL,))
+        return dataclasses.replace(moment, nodes=nodes, jobs=jobs, waiting=0, notes=(EVIL,))
 
     def records(self):
         records = self._demo.records()

@@ -27,10 +27,10 @@ def post(web, what, text, **given):
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(web, controller):
     before = controller.state()["policy_version"]
-    found = post(web, "check", CAPPED).document
-    assert found["applied"] is False
-    assert {"at": "jobs.train.cap.bytes_per_s", "before": None, "after": "10M"} in found["changes"]
-    assert any("train" in each for each in found["unknown"])
+    reply = post(web, "check", CAPPED).document
+    assert reply["applied"] is False
+    assert {"at": "jobs.train.cap.bytes_per_s", "before": None, "after": "10M"} in reply["changes"]
+    assert any("train" in each for each in reply["unknown"])
     assert controller.state()["policy_version"] == before
 
 
@@ -38,9 +38,9 @@ def test_applying_changes_the_controller(web, controller):
     before = controller.state()["policy_version"]
     assert post(web, "apply", CAPPED).status == 401
     assert controller.state()["policy_version"] == before
-    found = post(web, "apply", CAPPED, token=web.operator).document
-    assert found["applied"] is True
-    assert controller.state()["policy_version"] == found["version"] == before + 1
+    reply = post(web, "apply", CAPPED, token=web.operator).document
+    assert reply["applied"] is True
+    assert controller.state()["policy_version"] == reply["version"] == before + 1
     assert "10M" in web.ask("/api/policy").document["text"]
 
 

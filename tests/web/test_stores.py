@@ -32,8 +32,8 @@ def web(serve, store):
 
 
 def test_only_named_stores_are_there(web, store, serve):
-    [found] = web.ask("/api/stores").document["stores"]
-    assert (found["path"], found["samples"]) == (str(store), 128)
+    [listed] = web.ask("/api/stores").document["stores"]
+    assert (listed["path"], listed["samples"]) == (str(store), 128)
     for path in (
         "/api/stores/1/samples",
         "/api/stores/99/image?index=0",
@@ -44,9 +44,9 @@ def test_only_named_stores_are_there(web, store, serve):
 
 
 def test_samples_are_found_by_the_beginning_of_their_names(web):
-    found = web.ask("/api/stores/0/samples?prefix=dogs/").document
-    assert [s["name"] for s in found["samples"]] == ["dogs/0.png", "dogs/1.png", "dogs/2.png"]
-    assert found["next"] == ""
+    page = web.ask("/api/stores/0/samples?prefix=dogs/").document
+    assert [s["name"] for s in page["samples"]] == ["dogs/0.png", "dogs/1.png", "dogs/2.png"]
+    assert page["next"] == ""
     assert web.ask("/api/stores/0/samples?prefix=owls").document["samples"] == []
 
 
@@ -54,10 +54,10 @@ def test_pages_of_samples_are_all_of_them(web):
     for query in ("prefix=cats/", "index=0", ""):
         names, after = [], ""
         while True:
-            found = web.ask(f"/api/stores/0/samples?{query}&after={after}").document
-            assert len(found["samples"]) <= ROWS
-            names += [s["index"] for s in found["samples"]]
-            after = found["next"]
+            page = web.ask(f"/api/stores/0/samples?{query}&after={after}").document
+            assert len(page["samples"]) <= ROWS
+            names += [s["index"] for s in page["samples"]]
+            after = page["next"]
             if not after:
                 break
         assert sorted(set(names)) == list(range(120 if "prefix" in query else 128))
@@ -65,16 +65,16 @@ def test_pages_of_samples_are_all_of_them(web):
 
 
 def test_samples_are_found_by_index(web):
-    found = web.ask("/api/stores/0/samples?index=121").document["samples"]
-    assert (found[0]["index"], found[0]["name"]) == (121, "dogs/1.png")
+    samples = web.ask("/api/stores/0/samples?index=121").document["samples"]
+    assert (samples[0]["index"], samples[0]["name"]) == (121, "dogs/1.png")
     assert web.ask("/api/stores/0/samples?index=128").status == 404
     for wrong in ("-1", "x", "1e3", "\u0661".encode().hex(), "9" * 30):
         assert web.ask(f"/api/stores/0/samples?index={wrong}").status in (400, 404)
 
 
 def test_a_sample_tells_where_it_lies(web, store):
-    found = web.ask("/api/stores/0/sample?index=2").document
-    [part] = found["parts"]
+    sample = web.ask("/api/stores/0/sample?index=2").document
+    [part] = sample["parts"]
     with Path(part["volume"]).open("rb") as volume:
         volume.seek(part["offset"])
         assert volume.read(part["length"]) == png(2)

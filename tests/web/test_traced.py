@@ -20,9 +20,9 @@ def runs(tmp_path_factory):
 
 
 def test_a_run_is_a_page(runs):
-    found = TracedRuns([str(runs)])
-    assert list(found.by_id()) == ["run:one"]
-    page = found.page("run:one", time.time())
+    traced = TracedRuns([str(runs)])
+    assert list(traced.by_id()) == ["run:one"]
+    page = traced.page("run:one", time.time())
     assert page["facts"]["samples"] == 36
     assert page["facts"]["worked_s"] >= (BATCHES - 1) * 0.01  # slept so long, and perhaps longer
     assert len(page["times"]) == len(page["stall"]) == BATCHES // 3

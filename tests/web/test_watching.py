@@ -58,15 +58,15 @@ def watching(history, **given):
 
 def cells(cluster):
     """Node, job and stall of each GPU."""
-    found, at = [], 0
+    gpus, at = [], 0
     for node in cluster.nodes:
         for _ in range(node.gpus):
             holder = cluster.holders[at]
             job = cluster.jobs[holder].job_id if holder >= 0 else ""
             stall = int(cluster.stall[at])
-            found.append((node.name, job, None if stall == UNKNOWN else stall / 200))
+            gpus.append((node.name, job, None if stall == UNKNOWN else stall / 200))
             at += 1
-    return found
+    return gpus
 
 
 def test_agents_alone_are_enough(history):
@@ -138,9 +138,9 @@ def test_who_waits_for_a_file_system(history):
 
 
 def test_who_starves(history):
-    found = starving_of(watching(history).records(), NOW - 86400, NOW)
-    assert [(job.job_id, job.cause) for job in found.jobs] == [("17", "metadata")]
-    assert found.lost_gpu_hours == pytest.approx((0.5 + 0.1) * 4 * LONG_S / 3600)
+    starving = starving_of(watching(history).records(), NOW - 86400, NOW)
+    assert [(job.job_id, job.cause) for job in starving.jobs] == [("17", "metadata")]
+    assert starving.lost_gpu_hours == pytest.approx((0.5 + 0.1) * 4 * LONG_S / 3600)
 
 
 def test_a_controller_tells_what_is_read_now(history, controller):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +13,14 @@ from typer import Option
 
 from headrace.cli.cluster import From, Where
 from headrace.cli.options import JsonOutput
-from headrace.cli.reports import HistoryOption
+from headrace.cli.reports import HistoryOption, history_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.cluster.snapshot import ClusterSnapshot
-    from headrace.control.client import Client
     from headrace.web.live import PageSource
     from headrace.web.policies import Policies
-    from headrace.web.stores import StoreBrowser
 
 
 def web(
@@ -61,9 +61,15 @@ def web(
     The link that it prints signs you in, once; without a token nobody sees anything. Ctrl-C ends it.
     """
     try:
+        from headrace.api import open as open_store
+        from headrace.control.client import Client, Endpoint
         from headrace.web.access import Sessions
+        from headrace.web.demo import DemoSource, demo_store
+        from headrace.web.policies import ControllerPolicies, DemoPolicies
         from headrace.web.server import WebOptions, serve
+        from headrace.web.stores import StoreBrowser
         from headrace.web.traced import TracedRuns
+        from headrace.web.watching import ClusterSource
     except ModuleNotFoundError as e:
         from headrace.errors import ControlError
 
@@ -79,11 +85,20 @@ def web(
 
     with contextlib.ExitStack() as stack:
         sessions = Sessions(token_file)
-        # One each: a client is asked by one thread at a time.
-        clients = [_client(controller, controller_token_file, tls_ca) for _ in range(2)]
-        policies = _policies(clients[0], demo)
-        browser = _store_browser(stack, options.stores, demo)
-        looked = _source(demo, history, clients[1], _snapshots(executor, source))
+        policies: Policies | None = DemoPolicies() if demo else None
+        client = None
+        if controller is not None:
+            endpoint = Endpoint(url=controller, token_file=controller_token_file, ca=tls_ca)
+            # One each: a client is asked by one thread at a time.
+            policies, client = ControllerPolicies(Client(endpoint)), Client(endpoint)
+        paths: list[Path | str] = list(options.stores)
+        if demo and not paths:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-"))
+            paths = [demo_store(Path(folder) / "pictures.hr")]
+        browser = StoreBrowser([open_store(path) for path in paths])
+        looked: PageSource = DemoSource()
+        if not demo:
+            looked = ClusterSource(history_of(history), client, _snapshots(executor, source))
 
         def ready(address: str) -> None:
             token = sessions.own.secret if sessions.own else None
@@ -97,61 +112,10 @@ def web(
                     output.line(
                         f"  The link signs in once. Elsewhere: {address} with the token {token}"
                     )
-            import sys
-
             sys.stdout.flush()
 
         runs = TracedRuns(options.runs)
         serve(looked, sessions, options, stores=browser, policies=policies, runs=runs, ready=ready)
-
-
-def _client(controller: str | None, token_file: Path | None, ca: Path | None) -> Client | None:
-    if controller is None:
-        return None
-    from headrace.control.client import Client, Endpoint
-
-    return Client(Endpoint(url=controller, token_file=token_file, ca=ca))
-
-
-def _policies(client: Client | None, demo: bool) -> Policies | None:
-    from headrace.web.policies import ControllerPolicies, DemoPolicies
-
-    if client is not None:
-        return ControllerPolicies(client)
-    return DemoPolicies() if demo else None
-
-
-def _store_browser(
-    stack: contextlib.ExitStack, stores: tuple[str, ...], demo: bool
-) -> StoreBrowser:
-    from headrace.api import open as open_store
-    from headrace.web.stores import StoreBrowser
-
-    paths = list(stores)
-    if demo and not paths:
-        import tempfile
-
-        from headrace.web.demo import demo_store
-
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-"))
-        paths = [str(demo_store(Path(folder) / "pictures.hr"))]
-    return StoreBrowser([open_store(path) for path in paths])
-
-
-def _source(
-    demo: bool,
-    history: str | None,
-    client: Client | None,
-    snapshot: Callable[[], ClusterSnapshot] | None,
-) -> PageSource:
-    if demo:
-        from headrace.web.demo import DemoSource
-
-        return DemoSource()
-    from headrace.cli.reports import history_of
-    from headrace.web.watching import ClusterSource
-
-    return ClusterSource(history_of(history), client, snapshot)
 
 
 def _snapshots(executor: Any, snapshot_file: Any) -> Callable[[], ClusterSnapshot] | None:

@@ -105,13 +105,7 @@ def stacked(name: str, parts: Sequence[Part]) -> str:
 
 
 def bars(name: str, parts: Sequence[Part], *, words: float = 130) -> str:
-    """A bar for each part, below each other, on one scale from 0.
-
-    Args:
-        name: what it shows.
-        parts: from the top down.
-        words: room for the text behind the longest bar, of a picture that is 720 wide.
-    """
+    """A bar for each part, below each other, on one scale from 0."""
     most = max((part.value for part in parts), default=0.0)
     room = _WIDTH - _LABEL - words
     drawn = []
@@ -244,12 +238,7 @@ def count_axis(most: float, name: str) -> Axis:
 
 
 def share_axis(name: str, top: float = 1.0) -> Axis:
-    """Percent from 0 on.
-
-    Args:
-        name: of what.
-        top: the axis's end.
-    """
+    """Percent from 0 on."""
     return Axis(name, [(part, f"{100 * part * top:.3g} %") for part in (0.0, 0.5, 1.0)])
 
 
@@ -379,15 +368,7 @@ def heat(  # noqa: PLR0917 - likewise
 def lines(
     name: str, series: Sequence[StepLine], marks: Sequence[tuple[float, str]], x: Axis, y: Axis
 ) -> str:
-    """Lines of steps, and marks below them.
-
-    Args:
-        name: what it shows.
-        series: the lines.
-        marks: (share of the x axis, title on hovering).
-        x: across.
-        y: up.
-    """
+    """Lines of steps, and marks below them."""
     height = 120.0
     base = _TOP + height
     drawn = [

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from headrace.web.server import WebOptions
     from headrace.web.shell import WebPage
     from headrace.web.stores import StoreBrowser
+
+_T = TypeVar("_T")
 
 DAY_S: Final = 86400.0
 """The leaderboard is of so long."""
@@ -111,7 +113,7 @@ class Web:
                     Route("/signin", self._sign_in, methods=["GET", "POST"]),
                     Route("/signout", self._guarded(self._sign_out, open_to_all=True), methods=["POST"]),
                     Route("/static/{name}", self._static),
-                    Route("/favicon.ico", self._icon),
+                    Route("/favicon.ico", self._static),
                     Route("/api/live", self._guarded(self._live)),
                     Route("/api/starving", self._guarded(self._starving)),
                     Route("/api/storage", self._guarded(self._storage)),
@@ -149,13 +151,8 @@ class Web:
         return answer
 
     def _html(self, page: WebPage, who: str, status: int = 200, problem: str = "") -> Response:
-        text = document(
-            page,
-            label=self._source.label,
-            who=who,
-            problem=problem,
-            runs=bool(self._options.runs),
-        )
+        runs = bool(self._options.runs)
+        text = document(page, label=self._source.label, who=who, problem=problem, runs=runs)
         return HTMLResponse(text, status)
 
     def _was_ahead(self, task: asyncio.Task[None]) -> None:
@@ -196,7 +193,7 @@ class Web:
         return answer
 
     async def _static(self, request: Request) -> Response:
-        file = self._files.get(request.path_params["name"])
+        file = self._files.get(request.path_params.get("name", "icon.svg"))
         if file is None:
             return refusal(404, "there is no such file")
         data, kind, tag = file
@@ -204,10 +201,6 @@ class Web:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(data, media_type=kind, headers=headers)
-
-    async def _icon(self, _: Request) -> Response:
-        data, kind, _tag = self._files["icon.svg"]
-        return Response(data, media_type=kind)
 
     # -- what is looked at --------------------------------------------------------------------------
 
@@ -254,10 +247,8 @@ class Web:
         return JSONResponse(page)
 
     async def _traced(self, _: Request) -> Response:
-        runs = await asyncio.to_thread(self._runs.by_id)
-        return JSONResponse(
-            {"runs": [{"id": name, "path": plain(path)} for name, path in runs.items()]}
-        )
+        runs = (await asyncio.to_thread(self._runs.by_id)).items()
+        return JSONResponse({"runs": [{"id": name, "path": plain(path)} for name, path in runs]})
 
     # -- policies -----------------------------------------------------------------------------------
 
@@ -265,9 +256,8 @@ class Web:
         policies = self._policies
         if policies is None:
             return JSONResponse({"where": "", "version": None, "text": ""})
-        return JSONResponse(
-            {"where": plain(policies.where), **await asyncio.to_thread(policies.current)}
-        )
+        current = await asyncio.to_thread(policies.current)
+        return JSONResponse({"where": plain(policies.where), **current})
 
     async def _put(self, request: Request) -> Response:
         policies = self._policies
@@ -301,36 +291,29 @@ class Web:
 
     async def _samples(self, request: Request) -> Response:
         asked = request.query_params
-        index = _integer(asked.get("index", ""), "index") if asked.get("index") else None
-        number, prefix, after = (
-            request.path_params["number"],
-            asked.get("prefix", ""),
-            asked.get("after", ""),
-        )
-        async with self._reads:
-            samples = await asyncio.to_thread(
-                self._browser.find, number, prefix=prefix, index=index, after=after
-            )
+        samples = await self._read(
+            self._browser.find, request, prefix=asked.get("prefix", ""),
+            index=_index(request) if asked.get("index") else None, after=asked.get("after", ""),
+        )  # fmt: skip
         return JSONResponse(samples)
 
     async def _sample(self, request: Request) -> Response:
-        index = _integer(request.query_params.get("index", ""), "index")
-        async with self._reads:
-            sample = await asyncio.to_thread(
-                self._browser.sample, request.path_params["number"], index
-            )
+        sample = await self._read(self._browser.sample, request, index=_index(request))
         return JSONResponse(sample)
 
     async def _image(self, request: Request) -> Response:
-        index = _integer(request.query_params.get("index", ""), "index")
-        async with self._reads:
-            data, kind = await asyncio.to_thread(
-                self._browser.image, request.path_params["number"], index,
-                request.query_params.get("part"),
-            )  # fmt: skip
+        part = request.query_params.get("part")
+        data, kind = await self._read(
+            self._browser.image, request, index=_index(request), part=part
+        )
         return Response(data, media_type=kind, headers={
             "content-security-policy": IMAGE_POLICY, "content-disposition": "inline",
         })  # fmt: skip
+
+    async def _read(self, read: Callable[..., _T], request: Request, **given: Any) -> _T:
+        """What a store holds, read off the loop, some at a time."""
+        async with self._reads:
+            return await asyncio.to_thread(read, request.path_params["number"], **given)
 
     # -- how --------------------------------------------------------------------------------------------
 
@@ -392,7 +375,8 @@ def _peer(request: Request) -> str:
     return peer.name if peer is not None else ""
 
 
-def _integer(text: str, name: str) -> int:
+def _index(request: Request) -> int:
+    text = request.query_params.get("index", "")
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise ValueError(f"{name} is {text!r}, expected a number from 0 on")
+        raise ValueError(f"index is {text!r}, expected a number from 0 on")
     return int(text)

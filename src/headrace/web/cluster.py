@@ -43,6 +43,15 @@ def plain(text: object) -> str:
     return shown.encode("utf-8", "backslashreplace").decode()
 
 
+def plainly(value: Any) -> Any:
+    """A value of JSON with every text in it as `plain` shows a name."""
+    if isinstance(value, dict):
+        return {plain(name): plainly(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plainly(inner) for inner in value]
+    return plain(value) if isinstance(value, str) else value
+
+
 def levels(shares: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     """Shares 0..1 as bytes; NaN is unknown."""
     known = np.nan_to_num(np.clip(shares, 0.0, 1.0) * LEVELS)
@@ -320,14 +329,7 @@ def cluster_of(
     taken_s: float,
     notes: tuple[str, ...] = (),
 ) -> ClusterMoment:
-    """The picture: who is where, and how long each waits there.
-
-    Args:
-        layout: who is where.
-        parts: what the history knows of now, with the node, or '' for all nodes of a job.
-        taken_s: Unix seconds.
-        notes: what could not be seen.
-    """
+    """The picture: who is where, and how long each waits there."""
     on_node: dict[tuple[str, str], JobRecord] = {}
     of_job: dict[str, JobRecord] = {}
     for node, record in parts:

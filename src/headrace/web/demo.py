@@ -180,7 +180,7 @@ class DemoSource:
         )  # fmt: skip
 
     def cluster(self) -> ClusterMoment:
-        """See `PageSource`."""
+        """Nodes, GPUs and running jobs at this moment of the recording."""
         now = self.now_s()
         running = np.flatnonzero(self._shown & (self._began <= now) & (now < self._ended))
         stalls = self._stall(running, np.array([now]), smooth=False)[:, 0]
@@ -199,7 +199,7 @@ class DemoSource:
         )  # fmt: skip
 
     def records(self) -> list[JobRecord]:
-        """See `PageSource`."""
+        """Jobs of the last day."""
         now = self.now_s()
         seen = self._shown & (self._began < now) & (self._ended > now - DAY_S)
         return [self._record(job, now) for job in np.flatnonzero(seen).tolist()]
@@ -237,7 +237,7 @@ class DemoSource:
         )  # fmt: skip
 
     def storage(self) -> list[dict[str, Any]]:
-        """See `PageSource`."""
+        """File systems, what weighs on them over time and the jobs behind it."""
         now = self.now_s()
         moments = np.arange(1, STORAGE_POINTS + 1, dtype=np.float64)
         times = now - STORAGE_S + moments * (STORAGE_S / STORAGE_POINTS)
@@ -268,7 +268,7 @@ class DemoSource:
         return systems
 
     def job(self, job_id: str) -> dict[str, Any] | None:
-        """See `PageSource`."""
+        """A job over time; None: nothing is known of it."""
         now = self.now_s()
         job = int(job_id) - 118_000 if job_id.isascii() and job_id.isdecimal() else -1
         if not (0 <= job < len(self._began) and self._shown[job] and self._began[job] <= now):

@@ -14,53 +14,19 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError
 from headrace.web.cluster import Wire, plain
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable
 
-    from headrace.telemetry.history import JobRecord
-    from headrace.web.cluster import ClusterMoment
+    from headrace.web.demo import DemoSource
+    from headrace.web.watching import ClusterSource
 
-
-class PageSource(Protocol):
-    """Looks at something. Called by one thread at a time; what it returns is not changed afterwards.
-
-    Attributes:
-        label: stands on every page: `recorded demo`; '' for what is real.
-        period_s: between two looks.
-    """
-
-    label: str
-    period_s: float
-
-    def cluster(self) -> ClusterMoment:
-        """Nodes, GPUs and running jobs now.
-
-        Raises:
-            HeadraceError: nothing can be seen.
-        """
-        ...
-
-    def records(self) -> Sequence[JobRecord]:
-        """Jobs of the last day."""
-        ...
-
-    def storage(self) -> list[dict[str, Any]]:
-        """File systems, what weighs on them over time and the jobs behind it; see `storage`."""
-        ...
-
-    def job(self, job_id: str) -> dict[str, Any] | None:
-        """A job over time; None: nothing is known of it."""
-        ...
-
-    def close(self) -> None:
-        """Let go."""
-        ...
-
+    PageSource = ClusterSource | DemoSource
+    """Looks at something. Called by one thread at a time; what it returns is not changed afterwards."""
 
 _log = logging.getLogger("headrace.web")
 

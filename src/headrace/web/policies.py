@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.control.policy import changes, policy_document, policy_yaml
 from headrace.control.policy.parse import parse_policy
-from headrace.web.cluster import plain
+from headrace.web.cluster import plainly
 
 if TYPE_CHECKING:
     from headrace.control.client import Client
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 class ControllerPolicies:
     """A controller's.
-
-    Args:
-        client: asks it; used by one thread at a time.
 
     Attributes:
         where: whose policy it is, for people.
@@ -54,7 +52,7 @@ class ControllerPolicies:
         path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
         with self._lock:
             reply = self._client.document("PUT", path, text.encode())
-        return _shown(reply["version"], reply["applied"], reply["changes"], reply["unknown"])
+        return {key: plainly(reply[key]) for key in ("version", "applied", "changes", "unknown")}
 
     def close(self) -> None:
         """Let go of the controller."""
@@ -62,18 +60,7 @@ class ControllerPolicies:
             self._client.close()
 
 
-_DEMO_POLICY = """\
-version: 1
-lease_s: 10
-file_systems:
-  scratch: {paths: [/scratch], capacity: {bytes_per_s: 240G, reads_per_s: 900k}}
-  datasets: {paths: [/datasets], capacity: {bytes_per_s: 90G}}
-users:
-  "*": {weight: 1}
-jobs:
-  clip-pretrain: {weight: 4, guarantee: {bytes_per_s: 2G}}
-  wav2vec2: {priority: low, cap: {bytes_per_s: 500M}}
-"""
+_DEMO_POLICY: Final = Path(__file__).parent / "static/demo.yaml"
 
 
 class DemoPolicies:
@@ -82,7 +69,7 @@ class DemoPolicies:
     where = "in the recorded demo"
 
     def __init__(self) -> None:
-        self._policy = parse_policy(_DEMO_POLICY)
+        self._policy = parse_policy(_DEMO_POLICY.read_text(encoding="utf-8"))
         self._version = 7
         self._lock = threading.Lock()
 
@@ -102,25 +89,13 @@ class DemoPolicies:
             applied = bool(differences) and not dry_run
             if applied:
                 self._policy, self._version = policy, self._version + 1
-            return _shown(self._version, applied, differences, [])
+            return {
+                "version": self._version, "applied": applied, "changes": plainly(differences),
+                "unknown": [],
+            }  # fmt: skip
 
     def close(self) -> None:
         """Nothing is held."""
 
 
 Policies = ControllerPolicies | DemoPolicies
-
-
-def _shown(
-    version: int, applied: bool, differences: list[dict[str, Any]], unknown: list[str]
-) -> dict[str, Any]:
-    """As pages show it, names made safe."""
-    return {
-        "version": version,
-        "applied": applied,
-        "changes": [
-            {key: value if value is None else plain(value) for key, value in change.items()}
-            for change in differences
-        ],
-        "unknown": [plain(each) for each in unknown],
-    }

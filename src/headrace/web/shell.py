@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Final
 
 from headrace import __version__
@@ -97,27 +98,15 @@ def document(page: WebPage, *, label: str, who: str, problem: str = "", runs: bo
         if label
         else ""
     )
-    scripts = "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in page.loads)
-    script = f'<script type="module" src="/static/{page.script}"></script>' if page.script else ""
+    scripts = ""
+    if page.script:
+        loads = (f'<link rel="modulepreload" href="/static/{name}">' for name in page.loads)
+        scripts = "".join((*loads, f'<script type="module" src="/static/{page.script}"></script>'))
     body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", _alert(problem))
-    given = f'data-page="{page.path}" data-who="{safe(who)}"'
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{page.title} - headrace</title>
-<link rel="icon" href="/static/icon.svg"><link rel="stylesheet" href="/static/pages.css">
-<link rel="stylesheet" href="/static/web.css">{scripts if page.script else ""}{script}</head>
-<body {given}><a class="skip" href="#main">Skip to content</a>
-<header><a class="brand" href="/"><svg viewBox="0 0 24 24" aria-hidden="true" class="mark"><path
- d="M2 15q5-8 10-4t10-4"/><path d="M2 20q5-8 10-4t10-4"/></svg>headrace</a>
-<nav aria-label="Pages"><ul>{menu}</ul></nav>
-<div class="right"><span id="live" class="live" role="status"></span>{door}</div></header>
-{banner}<main id="main" tabindex="-1">
-{body}</main>
-<footer><p>headrace {safe(__version__)}. Nothing on this page comes from, or goes to, another machine.</p>
-<noscript><p><strong>These pages are live: they need JavaScript.</strong> <code>headrace starving</code> and
-<code>headrace top</code> say the same in a terminal.</p></noscript></footer></body></html>
-"""
+    return Template((_FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
+        title=page.title, path=page.path, who=safe(who), menu=menu, door=door, banner=banner,
+        scripts=scripts, body=body, version=safe(__version__),
+    )  # fmt: skip
 
 
 def _alert(text: str) -> str:

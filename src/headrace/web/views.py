@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.telemetry.report import JobReport, hint_of
-from headrace.web.cluster import plain
+from headrace.web.cluster import plain, plainly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ def job_page(
     gpus: int,
     now: float | None,
     partition: str = "",
-    events: Sequence[Mapping[str, Any]] = (),
+    events: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """What is known of a job, as plain values, every name as it may be shown.
 
@@ -47,25 +47,16 @@ def job_page(
         events: what its tuner did: `at_s`, `knob`, `before`, `after`, `why`, `kept`.
     """
     report = JobReport(record).as_dict()
-    report["nodes"] = [plain(node) for node in report["nodes"][:NODES_MAX]]
-    report["node_count"] = len(record.nodes)
-    for key in ("job_id", "alias", "name", "user", "account"):
-        report[key] = plain(report[key])
-    for key in (
-        "stall_s", "gpu_hours_lost_by_cause", "gpu_hours_lost_by_file_system", "bytes_by_tier",
-    ):  # fmt: skip
-        report[key] = {plain(name): value for name, value in report[key].items()}
+    facts = plainly(report | {"nodes": report["nodes"][:NODES_MAX], "partition": partition})
     return {
-        "facts": {**report, "partition": plain(partition), "gpus": gpus},
+        "facts": facts | {"hint": report["hint"], "node_count": len(record.nodes), "gpus": gpus},
         "running": running,
         "now": now,
         "times": [round(t, 3) for t in times],
         "use": [_share(value) for value in use],
         "stall": [_share(value) for value in stall],
         "tiers": {plain(name): _short(row) for name, row in tiers.items()},
-        "events": [
-            {k: plain(v) if isinstance(v, str) else v for k, v in event.items()} for event in events
-        ],
+        "events": [plainly(event) for event in events],
         "ranks": [[rank, plain(place), _share(s)] for rank, place, s in ranks[:RANKS_MAX]],
     }
 
@@ -201,31 +192,18 @@ def _sentence(text: str) -> str:
     return "".join(plain(c) for c in text[:2000])
 
 
-def _row(job: StarvingJob, record: JobRecord | None) -> dict[str, Any]:
-    return {
-        "job_id": plain(job.job_id),
-        "name": plain(job.name),
-        "user": plain(job.user),
-        "account": plain(job.account),
-        "nodes": job.nodes,
-        "gpu_hours": job.gpu_hours,
-        "lost": job.lost_gpu_hours,
-        "waited_s": job.waited_s,
-        "stall": job.stall,
-        "cause": plain(job.cause),
-        "on": plain(job.file_system),
+def _row(job: StarvingJob, record: JobRecord | None) -> Any:
+    row = {
+        "job_id": job.job_id, "name": job.name, "user": job.user, "account": job.account,
+        "nodes": job.nodes, "gpu_hours": job.gpu_hours, "lost": job.lost_gpu_hours,
+        "waited_s": job.waited_s, "stall": job.stall, "cause": job.cause, "on": job.file_system,
         "measured": job.quality == "measured",
-        "hint": "" if record is None else _sentence(hint_of(record)),
-    }
+    }  # fmt: skip
+    return plainly(row) | {"hint": "" if record is None else _sentence(hint_of(record))}
 
 
 def _groups(groups: tuple[StarvingGroup, ...]) -> list[dict[str, Any]]:
     return [
-        {
-            "name": plain(group.name),
-            "jobs": group.jobs,
-            "lost": group.lost_gpu_hours,
-            "waited_s": group.waited_s,
-        }
-        for group in groups[:GROUPS]
+        {"name": plain(g.name), "jobs": g.jobs, "lost": g.lost_gpu_hours, "waited_s": g.waited_s}
+        for g in groups[:GROUPS]
     ]

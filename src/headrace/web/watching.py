@@ -77,7 +77,11 @@ class ClusterSource:
     # -- what is asked ----------------------------------------------------------------------------
 
     def cluster(self) -> ClusterMoment:
-        """See `PageSource`."""
+        """Nodes, GPUs and running jobs now.
+
+        Raises:
+            HeadraceError: nothing can be seen.
+        """
         notes: list[str] = []
         parts = self._try(notes, "history", HISTORY_S, self._now)
         seen = None
@@ -92,7 +96,7 @@ class ClusterSource:
         return cluster_of(layout, records, self._clock(), tuple(notes))
 
     def records(self) -> list[JobRecord]:
-        """See `PageSource`."""
+        """Jobs of the last day."""
         now = self._clock()
         records: list[JobRecord] = self._once(
             "day", HISTORY_S, lambda: self._records(now - DAY_S, now)
@@ -100,7 +104,7 @@ class ClusterSource:
         return records
 
     def storage(self) -> list[dict[str, Any]]:
-        """See `PageSource`."""
+        """File systems, what weighs on them over time and the jobs behind it (`views.file_system`)."""
         if self._client is not None:
             self._ask_controller([])
             if self._states:
@@ -108,7 +112,7 @@ class ClusterSource:
         return self._waits()
 
     def job(self, job_id: str) -> dict[str, Any] | None:
-        """See `PageSource`."""
+        """A job over time; None: nothing is known of it."""
         if not job_id:
             return None
         now = self._clock()

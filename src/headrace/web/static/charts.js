@@ -55,8 +55,8 @@ export function over(width, times, bands, { height = 150, unit = String, name = 
   }
   marks.forEach((m, i) => {
     const at = x(m.at);
-    const told = svg("title"); told.textContent = m.text;
-    parts.push(svg("g", {}, svg("path", { d: `M${at} ${TOP}V${base}`, class: "mark-line" }), ...(m.flag ? [svg("circle", { cx: at, cy: TOP, r: 7.5, class: "flag" }), Object.assign(svg("text", { x: at, y: TOP + 4, "text-anchor": "middle", class: "flag-text" }), { textContent: String(i + 1) })] : []), told));
+    const caption = svg("title"); caption.textContent = m.text;
+    parts.push(svg("g", {}, svg("path", { d: `M${at} ${TOP}V${base}`, class: "mark-line" }), ...(m.flag ? [svg("circle", { cx: at, cy: TOP, r: 7.5, class: "flag" }), Object.assign(svg("text", { x: at, y: TOP + 4, "text-anchor": "middle", class: "flag-text" }), { textContent: String(i + 1) })] : []), caption));
   });
   if (end) {
     const steps = Math.max(2, Math.floor(w / 110));

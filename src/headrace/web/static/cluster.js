@@ -17,7 +17,7 @@ const held = filters(form, (now) => { wanted = now; lay(); paint(); });
 wanted = held.read();
 
 const grid = new Grid($("grid"), {
-  told: () => aside(),
+  pointed: () => aside(),
   opened: (gpu) => { const job = jobs.get(holders[gpu]); if (job) location.assign(`/job?id=${encodeURIComponent(job[ID])}`); },
   label: (gpu) => words(gpu),
   matches: (gpu, slot) => fits(slot),
@@ -127,7 +127,7 @@ function causes(t) {
   $("causebox").hidden = !total;
   if (!total) return;
   $("causes").setAttribute("aria-label", `Waiting by cause: ${t.causes.map((c) => `${causeName(c[0])} ${percent(c[1] / total)}`).join(", ")}`);
-  fill($("causes"), t.causes.map(([cause, n]) => { const made = h("i", { class: causeColour(cause), title: `${causeName(cause)} ${percent(n / total)}` }); made.style.flexGrow = String(n); return made; }));
+  fill($("causes"), t.causes.map(([cause, n]) => { const bar = h("i", { class: causeColour(cause), title: `${causeName(cause)} ${percent(n / total)}` }); bar.style.flexGrow = String(n); return bar; }));
   const shown = t.causes.slice(0, 12);
   for (const [cause, key] of causeKeys) if (!shown.some((c) => c[0] === cause)) { key.li.remove(); causeKeys.delete(cause); }
   for (const [cause, n] of shown) {
@@ -145,7 +145,7 @@ function causes(t) {
 function lists() {
   options(form.elements.partition, nodes.partitions);
   const rows = [...jobs.values()];
-  options(form.elements.cause, [...new Set(rows.map((r) => r[CAUSE]).filter(Boolean))].sort(), { told: causeName });
+  options(form.elements.cause, [...new Set(rows.map((r) => r[CAUSE]).filter(Boolean))].sort(), { text: causeName });
   const users = [...new Set(rows.map((r) => r[USER]))].sort();
   if ($("users").children.length !== users.length) fill($("users"), users.map((u) => h("option", { value: u })));
 }
@@ -161,19 +161,19 @@ function behindIt() {
 }
 $("behind").addEventListener("toggle", behindIt);
 
-function take(said, whole) {
+function take(message, whole) {
   trouble("");
   if (whole) { jobs.clear(); past.clear(); }
-  for (const slot of said.gone || []) { jobs.delete(slot); past.delete(slot); }
-  for (const [slot, row] of Object.entries(said.jobs)) jobs.set(Number(slot), row);
-  if (said.holders) holders = slots(said.holders);
-  stall = bytesOf(said.stall); busy = bytesOf(said.busy);
-  totals = said.totals; taken_s = said.taken_s;
-  if (said.nodes) { nodes = said.nodes; lay(); }
+  for (const slot of message.gone || []) { jobs.delete(slot); past.delete(slot); }
+  for (const [slot, row] of Object.entries(message.jobs)) jobs.set(Number(slot), row);
+  if (message.holders) holders = slots(message.holders);
+  stall = bytesOf(message.stall); busy = bytesOf(message.busy);
+  totals = message.totals; taken_s = message.taken_s;
+  if (message.nodes) { nodes = message.nodes; lay(); }
   remember(); paint(); figures(); lists(); behindIt();
   if (grid.at >= 0) aside();
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
   if (whole && !performance.getEntriesByName("painted").length) requestAnimationFrame(() => setTimeout(() => performance.mark("painted")));
 }
 
-live(true, { full: (said) => take(said, true), tick: (said) => { if (nodes) take(said, false); }, trouble: (said) => trouble(said.text) });
+live(true, { full: (message) => take(message, true), tick: (message) => { if (nodes) take(message, false); }, trouble: (message) => trouble(message.text) });

@@ -2,23 +2,23 @@
 
 // An element. Text is always text: nothing that comes from the server is read as HTML.
 export function h(tag, given = {}, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "class") made.className = value;
-    else made.setAttribute(name, value === true ? "" : value);
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "class") element.className = value;
+    else element.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false).map((c) => (c instanceof Node ? c : String(c))));
-  return made;
+  element.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false).map((c) => (c instanceof Node ? c : String(c))));
+  return element;
 }
 
 const NS = "http://www.w3.org/2000/svg";
 export function svg(tag, given = {}, ...children) {
-  const made = document.createElementNS(NS, tag);
-  for (const [name, value] of Object.entries(given)) if (value !== null && value !== undefined) made.setAttribute(name, value);
-  made.append(...children.flat(Infinity).filter(Boolean));
-  return made;
+  const element = document.createElementNS(NS, tag);
+  for (const [name, value] of Object.entries(given)) if (value !== null && value !== undefined) element.setAttribute(name, value);
+  element.append(...children.flat(Infinity).filter(Boolean));
+  return element;
 }
 
 export const $ = (id) => document.getElementById(id);
@@ -92,11 +92,11 @@ export function filters(form, changed) {
   return { read, set: (name, value) => { form.elements[name].value = form.elements[name].value === value ? "" : value; keep(); }, keep };
 }
 
-export function options(select, values, { all = "all", told = String } = {}) {
+export function options(select, values, { all = "all", text = String } = {}) {
   const chosen = select.value, wanted = ["", ...values];
   if (chosen && !wanted.includes(chosen)) wanted.push(chosen);
   if ([...select.options].map((o) => o.value).join("\n") === wanted.join("\n")) return;
-  fill(select, wanted.map((v) => h("option", { value: v }, v ? told(v) : all)));
+  fill(select, wanted.map((v) => h("option", { value: v }, v ? text(v) : all)));
   select.value = chosen;
 }
 
@@ -106,9 +106,9 @@ export async function ask(path, body) {
   const given = body === undefined ? {} : { method: "POST", headers: { "Content-Type": "application/json", "X-Headrace": "1" }, body: JSON.stringify(body) };
   const answer = await fetch(path, { credentials: "same-origin", ...given });
   if (answer.status === 401 && document.body.dataset.who === "" && body === undefined) location.assign("/signin");
-  const found = await answer.json().catch(() => ({ error: { message: `status ${answer.status}` } }));
-  if (!answer.ok) throw Object.assign(new Error(found.error.message), { status: answer.status, problems: found.error.problems || [] });
-  return found;
+  const reply = await answer.json().catch(() => ({ error: { message: `status ${answer.status}` } }));
+  if (!answer.ok) throw Object.assign(new Error(reply.error.message), { status: answer.status, problems: reply.error.problems || [] });
+  return reply;
 }
 
 export function trouble(text) {
@@ -121,9 +121,9 @@ export function trouble(text) {
 
 // Calls handlers by event. Comes again by itself; rests while nobody sees the page.
 export function live(grid, handlers) {
-  const said = $("live");
+  const state = $("live");
   let source = null, wait_ms = 1000, rest = 0;
-  const say = (kind, text) => { if (said.textContent !== text) { said.textContent = text; said.className = `live ${kind}`; } };
+  const say = (kind, text) => { if (state.textContent !== text) { state.textContent = text; state.className = `live ${kind}`; } };
   const open = () => {
     source = new EventSource(grid ? "/api/live?grid=1" : "/api/live");
     source.onopen = () => { wait_ms = 1000; say("on", "live"); };
@@ -146,9 +146,9 @@ export const table = (head, rows, kind = "") => h("table", { class: kind }, h("t
   h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => (i ? h("td", {}, cell) : h("th", { scope: "row" }, cell)))))));
 
 export const behind = (what, make) => {
-  const made = h("details", {}, h("summary", {}, what));
-  made.addEventListener("toggle", () => { if (made.open && made.children.length === 1) made.append(h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": what }, make())); });
-  return made;
+  const element = h("details", {}, h("summary", {}, what));
+  element.addEventListener("toggle", () => { if (element.open && element.children.length === 1) element.append(h("div", { class: "wide", tabindex: "0", role: "region", "aria-label": what }, make())); });
+  return element;
 };
 
 // On a phone the menu may be wider than the window: where one is, is to be seen. Not by `scrollIntoView`, after which

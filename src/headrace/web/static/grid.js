@@ -15,9 +15,9 @@ function mixed(stops) {
 }
 
 export class Grid {
-  // told(gpu) is called with the GPU under pointer or cursor, or -1; opened(gpu) when one is chosen; label(gpu) says it in words.
-  constructor(box, { told, opened, label, colourOf, matches }) {
-    Object.assign(this, { box, told, opened, label, colourOf, matches });
+  // pointed(gpu) is called with the GPU under pointer or cursor, or -1; opened(gpu) when one is chosen; label(gpu) says it in words.
+  constructor(box, { pointed, opened, label, colourOf, matches }) {
+    Object.assign(this, { box, pointed, opened, label, colourOf, matches });
     this.canvas = box.querySelector("canvas");
     this.cursor = box.querySelector(".cursor");
     this.row = box.querySelector("[role=row]");
@@ -66,7 +66,7 @@ export class Grid {
     this.canvas.style.width = `${width}px`; this.canvas.style.height = `${this.height}px`;
     this.box.style.height = `${this.height}px`;
     for (const head of this.heads) head.remove();
-    this.heads = this.titles.map((t) => { const made = h("h3", {}, `${t.name} `, h("small", {}, `${t.count} nodes`)); made.style.left = `${t.x}px`; made.style.top = `${t.y}px`; this.box.append(made); return made; });
+    this.heads = this.titles.map((t) => { const heading = h("h3", {}, `${t.name} `, h("small", {}, `${t.count} nodes`)); heading.style.left = `${t.x}px`; heading.style.top = `${t.y}px`; this.box.append(heading); return heading; });
     this.move();
   }
 
@@ -138,7 +138,7 @@ export class Grid {
     if (gpu === this.at) return;
     this.at = gpu;
     this.box.classList.toggle("pointed", gpu >= 0);
-    this.move(); this.draw(); this.told(gpu);
+    this.move(); this.draw(); this.pointed(gpu);
   }
 
   // Put the cursor where its GPU is, and say what that is.

@@ -4,47 +4,47 @@ import { drawn, keys, over } from "./charts.js";
 
 const id = new URLSearchParams(location.search).get("id") || "";
 const TIERS = { ram: ["b2", "memory"], page_cache: ["b3", "the page cache"], disk: ["b0", "local disk"], peer: ["b5", "other nodes"], source: ["b1", "the file system"] };
-let found = null, parts = null;
+let page = null, parts = null;
 
 const value = (e, v) => (e.knob.endsWith("bytes") && typeof v === "number" ? bytes(v) : v);
-const marks = () => found.events.map((e) => ({ at: e.at_s, text: `${clock(e.at_s)} ${e.knob} ${value(e, e.before)} to ${value(e, e.after)}: ${e.why}${e.kept ? "" : ", taken back"}`, flag: true }));
+const marks = () => page.events.map((e) => ({ at: e.at_s, text: `${clock(e.at_s)} ${e.knob} ${value(e, e.before)} to ${value(e, e.after)}: ${e.why}${e.kept ? "" : ", taken back"}`, flag: true }));
 const plain = () => marks().map((m) => ({ ...m, flag: false }));
 const lastOf = (values) => values.filter((v) => v !== null).slice(-1)[0] ?? null;
-const tiers = () => Object.entries(found.tiers).map(([name, values]) => ({ name, label: (TIERS[name] || [])[1] || name, colour: (TIERS[name] || ["rest"])[0], values }));
+const tiers = () => Object.entries(page.tiers).map(([name, values]) => ({ name, label: (TIERS[name] || [])[1] || name, colour: (TIERS[name] || ["rest"])[0], values }));
 
 function build() {
   const use = h("div", { class: "chart" }), stall = h("div", { class: "chart" }), flow = h("div", { class: "chart" });
   parts = { figures: h("ul", { class: "figures" }), facts: h("dl", { class: "facts" }), events: h("div"), ranks: h("div"), tables: h("div"), shown: h("p", { class: "soft" }), causes: h("div"), legend: h("div") };
   const none = (what) => h("p", { class: "empty" }, what);
   fill($("job"), parts.figures, parts.shown,
-    !found.traced && h("figure", {}, h("figcaption", {}, "GPU use"), use), h("figure", {}, h("figcaption", {}, "Waiting for data, share of the steps' time"), stall),
+    !page.traced && h("figure", {}, h("figcaption", {}, "GPU use"), use), h("figure", {}, h("figcaption", {}, "Waiting for data, share of the steps' time"), stall),
     h("figure", {}, h("figcaption", {}, "Bytes a second, by where they came from"), flow, parts.legend, parts.tables),
     h("div", { class: "columns" }, h("section", {}, h("h2", {}, "What its tuner did"), parts.events), h("section", {}, h("h2", {}, "Ranks"), parts.ranks), h("section", {}, h("h2", {}, "What it waited for"), parts.causes, h("h2", {}, "Facts"), parts.facts)));
   const known = (values) => values.some((v) => v !== null);
   parts.draw = [
-    ...(found.traced ? [] : [drawn(use, (w) => (known(found.use) ? over(w, found.times, [{ name: "use", colour: "b2", values: found.use }], { height: 84, most: 1, unit: percent, name: `GPU use, now ${percent(lastOf(found.use))}`, marks: marks(), end: false }) : none("Nobody looked at its GPUs.")))]),
-    drawn(stall, (w) => (known(found.stall) ? over(w, found.times, [{ name: "stall", colour: "b1", values: found.stall }], { height: 110, unit: percent, name: `Share of time that steps waited, now ${percent(lastOf(found.stall))}`, marks: found.traced ? marks() : plain(), end: !Object.keys(found.tiers).length }) : none("Nothing is known of its steps."))),
-    drawn(flow, (w) => (Object.keys(found.tiers).length ? over(w, found.times, tiers(), { height: 130, stack: true, unit: (v) => rate(v), name: `Bytes a second by tier: ${tiers().map((t) => `${t.label} ${rate(lastOf(t.values) || 0)}`).join(", ")}`, marks: plain() }) : none("It does not read through headrace: where its bytes come from is not known."))),
+    ...(page.traced ? [] : [drawn(use, (w) => (known(page.use) ? over(w, page.times, [{ name: "use", colour: "b2", values: page.use }], { height: 84, most: 1, unit: percent, name: `GPU use, now ${percent(lastOf(page.use))}`, marks: marks(), end: false }) : none("Nobody looked at its GPUs.")))]),
+    drawn(stall, (w) => (known(page.stall) ? over(w, page.times, [{ name: "stall", colour: "b1", values: page.stall }], { height: 110, unit: percent, name: `Share of time that steps waited, now ${percent(lastOf(page.stall))}`, marks: page.traced ? marks() : plain(), end: !Object.keys(page.tiers).length }) : none("Nothing is known of its steps."))),
+    drawn(flow, (w) => (Object.keys(page.tiers).length ? over(w, page.times, tiers(), { height: 130, stack: true, unit: (v) => rate(v), name: `Bytes a second by tier: ${tiers().map((t) => `${t.label} ${rate(lastOf(t.values) || 0)}`).join(", ")}`, marks: plain() }) : none("It does not read through headrace: where its bytes come from is not known."))),
   ];
 }
 
 function show() {
-  const f = found.facts;
-  const what = found.traced ? `Run ${f.job_id.slice(4)}` : `Job ${f.job_id}`;
+  const f = page.facts;
+  const what = page.traced ? `Run ${f.job_id.slice(4)}` : `Job ${f.job_id}`;
   $("title").textContent = `${what} ${f.name}`;
   document.title = `${what} - headrace`;
-  fill($("answer"), found.running ? "It runs. " : found.traced && found.notes.length ? `It has no end: ${found.notes.join("; ")}. ` : "It is over. ", f.hint && !found.traced ? `${f.hint[0].toUpperCase()}${f.hint.slice(1)}.` : found.traced ? `Its steps waited ${percent(f.stall)} of their time${mostly(f.stall_s)}.` : "");
+  fill($("answer"), page.running ? "It runs. " : page.traced && page.notes.length ? `It has no end: ${page.notes.join("; ")}. ` : "It is over. ", f.hint && !page.traced ? `${f.hint[0].toUpperCase()}${f.hint.slice(1)}.` : page.traced ? `Its steps waited ${percent(f.stall)} of their time${mostly(f.stall_s)}.` : "");
   if (!parts) build(); else parts.draw.forEach((again) => again());
   const lost = f.gpu_hours_lost;
-  fill(parts.figures, [[percent(found.running ? found.now ?? f.stall : f.stall), found.running ? "waits for data now" : "waited for data"], ...(found.traced ? [[count(f.samples), "samples"]] : [[hours(lost), `of ${hours(f.gpu_hours)} GPU-hours lost`], [percent(f.gpu_use), "GPU use"]]), [count(f.gpus), `${found.traced ? "ranks" : "GPUs"} on ${count(f.node_count)} node${f.node_count === 1 ? "" : "s"}`], [seconds(f.seconds), found.running ? "so far" : "in all"]].map(([b, s]) => h("li", {}, h("b", {}, b), h("span", {}, s))));
-  const from_s = found.times[0], to_s = found.times[found.times.length - 1];
+  fill(parts.figures, [[percent(page.running ? page.now ?? f.stall : f.stall), page.running ? "waits for data now" : "waited for data"], ...(page.traced ? [[count(f.samples), "samples"]] : [[hours(lost), `of ${hours(f.gpu_hours)} GPU-hours lost`], [percent(f.gpu_use), "GPU use"]]), [count(f.gpus), `${page.traced ? "ranks" : "GPUs"} on ${count(f.node_count)} node${f.node_count === 1 ? "" : "s"}`], [seconds(f.seconds), page.running ? "so far" : "in all"]].map(([b, s]) => h("li", {}, h("b", {}, b), h("span", {}, s))));
+  const from_s = page.times[0], to_s = page.times[page.times.length - 1];
   parts.shown.textContent = from_s - f.first_s > 60 ? `Pictures show its last ${seconds(to_s - from_s)}.` : "";
   fill(parts.legend, tiers().length ? keys(tiers()) : []);
   const open = parts.tables.firstChild?.open;
-  const step = Math.max(1, Math.floor(found.times.length / 20)), at = found.times.map((_, i) => i).filter((i) => (found.times.length - 1 - i) % step === 0);
-  fill(parts.tables, behind("As a table", () => table(["Time", "GPU use", "Waits", ...tiers().map((t) => t.label)], at.map((i) => [clock(found.times[i], true), percent(found.use[i]), percent(found.stall[i]), ...tiers().map((t) => rate(t.values[i]))]))));
+  const step = Math.max(1, Math.floor(page.times.length / 20)), at = page.times.map((_, i) => i).filter((i) => (page.times.length - 1 - i) % step === 0);
+  fill(parts.tables, behind("As a table", () => table(["Time", "GPU use", "Waits", ...tiers().map((t) => t.label)], at.map((i) => [clock(page.times[i], true), percent(page.use[i]), percent(page.stall[i]), ...tiers().map((t) => rate(t.values[i]))]))));
   if (open) parts.tables.firstChild.open = true;
-  fill(parts.events, found.events.length ? h("ol", { class: "events" }, found.events.map((e) => h("li", {}, h("time", {}, clock(e.at_s, true)), ` ${e.knob} `, h("strong", {}, `${value(e, e.before)} \u2192 ${value(e, e.after)}`), `: ${e.why}; ${e.kept ? "kept" : "taken back"}`))) : h("p", { class: "empty" }, "Nothing is known of a tuner's doing."));
+  fill(parts.events, page.events.length ? h("ol", { class: "events" }, page.events.map((e) => h("li", {}, h("time", {}, clock(e.at_s, true)), ` ${e.knob} `, h("strong", {}, `${value(e, e.before)} \u2192 ${value(e, e.after)}`), `: ${e.why}; ${e.kept ? "kept" : "taken back"}`))) : h("p", { class: "empty" }, "Nothing is known of a tuner's doing."));
   ranks();
   const total = Object.values(f.stall_s).reduce((a, b) => a + b, 0);
   fill(parts.causes, total ? h("ul", { class: "keys" }, Object.entries(f.stall_s).filter(([, s]) => s >= 0.0005 * total).sort((a, b) => b[1] - a[1]).map(([cause, s]) => h("li", {}, h("i", { class: causeColour(cause) }), `${causeName(cause)} ${percent(s / total)}`, causeText(cause) && `: ${causeText(cause)}`))) : h("p", { class: "empty" }, "Nothing, as far as is known."));
@@ -65,10 +65,10 @@ function shade(cell, share) {
 }
 
 function ranks() {
-  const list = found.ranks;
+  const list = page.ranks;
   if (!list.length) { fill(parts.ranks, h("p", { class: "empty" }, "Its ranks are not known one by one.")); return; }
   const width = 320, size = Math.max(7, Math.min(26, Math.floor(width / Math.min(32, Math.ceil(Math.sqrt(list.length) * 1.6))))), across = Math.floor(width / size);
-  const cells = list.map(([rank, place, s], i) => { const told = svg("title"); told.textContent = `rank ${rank}, ${place}: waits ${percent(s)}`; const cell = svg("rect", { x: (i % across) * size, y: Math.floor(i / across) * size, width: size - 1.5, height: size - 1.5, rx: 2 }, told); shade(cell, s); return cell; });
+  const cells = list.map(([rank, place, s], i) => { const caption = svg("title"); caption.textContent = `rank ${rank}, ${place}: waits ${percent(s)}`; const cell = svg("rect", { x: (i % across) * size, y: Math.floor(i / across) * size, width: size - 1.5, height: size - 1.5, rx: 2 }, caption); shade(cell, s); return cell; });
   const known = list.filter((r) => r[2] !== null).sort((a, b) => a[2] - b[2]);
   const low = known[0], high = known[known.length - 1];
   const open = parts.ranks.querySelector("details")?.open;
@@ -78,10 +78,10 @@ function ranks() {
 }
 
 async function look() {
-  try { found = await ask(`/api/job?id=${encodeURIComponent(id)}`); trouble(""); show(); } catch (e) { trouble(e.message); if (!found) $("answer").textContent = "Nothing can be shown."; }
+  try { page = await ask(`/api/job?id=${encodeURIComponent(id)}`); trouble(""); show(); } catch (e) { trouble(e.message); if (!page) $("answer").textContent = "Nothing can be shown."; }
 }
 let last = 0;
-if (id) live(false, { look: () => { if (Date.now() - last > 1800 && (!found || found.running)) { last = Date.now(); look(); } } });
+if (id) live(false, { look: () => { if (Date.now() - last > 1800 && (!page || page.running)) { last = Date.now(); look(); } } });
 else {
   $("answer").textContent = "Which job? Choose one on the cluster's page, or among those that starve.";
   try {

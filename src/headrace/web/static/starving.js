@@ -24,8 +24,8 @@ async function look() {
   if (reverse) query.set("reverse", "1");
   for (const [name, value] of Object.entries(wanted)) if (value) query.set(name, value);
   try {
-    const found = await ask(`/api/starving?${query}`);
-    if (mine === latest) { show(found); trouble(""); }
+    const reply = await ask(`/api/starving?${query}`);
+    if (mine === latest) { show(reply); trouble(""); }
   } catch (e) { trouble(e.message); }
 }
 
@@ -47,19 +47,19 @@ function groups(place, title, list, choose) {
   fill(place, table([title, "Jobs", "Lost GPU-h"], list.map((g) => [choose ? h("button", { class: "quiet", type: "button", onclick: () => held.set(choose, g.name) }, choose === "cause" ? causeName(g.name) : g.name || "none") : g.name, count(g.jobs), hours(g.lost)]), "rank"));
 }
 
-function show(found) {
-  fill($("answer"), found.answer[0].toUpperCase() + found.answer.slice(1), `, in the last ${seconds(found.until_s - found.since_s)}.`);
+function show(reply) {
+  fill($("answer"), reply.answer[0].toUpperCase() + reply.answer.slice(1), `, in the last ${seconds(reply.until_s - reply.since_s)}.`);
   const focused = document.activeElement?.dataset?.sort;
-  fill($("jobs"), found.jobs.length ? h("table", { class: "rank" }, h("caption", { class: "hidden" }, "Jobs that lost GPU-hours to waiting for data"), h("thead", {}, h("tr", {}, COLUMNS.map(head))), h("tbody", {}, found.jobs.map(row))) : h("p", { class: "empty" }, "No job is as asked for."), found.of > found.jobs.length && limit < 200 && h("p", {}, h("button", { type: "button", onclick: () => { limit = limit < 100 ? 100 : 200; look(); } }, `Show more of ${count(found.of)}`)));
+  fill($("jobs"), reply.jobs.length ? h("table", { class: "rank" }, h("caption", { class: "hidden" }, "Jobs that lost GPU-hours to waiting for data"), h("thead", {}, h("tr", {}, COLUMNS.map(head))), h("tbody", {}, reply.jobs.map(row))) : h("p", { class: "empty" }, "No job is as asked for."), reply.of > reply.jobs.length && limit < 200 && h("p", {}, h("button", { type: "button", onclick: () => { limit = limit < 100 ? 100 : 200; look(); } }, `Show more of ${count(reply.of)}`)));
   if (focused) $("jobs").querySelector(`[data-sort=${focused}]`)?.focus();
-  const inferred = found.jobs.some((j) => !j.measured);
-  $("matched").textContent = `${count(found.jobs.length)} of ${count(found.of)} jobs${found.of < found.all ? ` (${count(found.all)} starved)` : ""}; they lost ${hours(found.lost_shown)} GPU-hours${inferred ? "; ~ is inferred" : ""}`;
-  options(form.elements.cause, found.causes.map((g) => g.name).filter(Boolean), { told: causeName });
-  options(form.elements.on, found.file_systems.map((g) => g.name).filter(Boolean));
-  if ($("users").children.length !== found.every_user.length) fill($("users"), found.every_user.map((u) => h("option", { value: u })));
-  groups($("causes"), "Cause", found.causes, "cause"); groups($("systems"), "File system", found.file_systems, "on"); groups($("byuser"), "User", found.users, "user");
+  const inferred = reply.jobs.some((j) => !j.measured);
+  $("matched").textContent = `${count(reply.jobs.length)} of ${count(reply.of)} jobs${reply.of < reply.all ? ` (${count(reply.all)} starved)` : ""}; they lost ${hours(reply.lost_shown)} GPU-hours${inferred ? "; ~ is inferred" : ""}`;
+  options(form.elements.cause, reply.causes.map((g) => g.name).filter(Boolean), { text: causeName });
+  options(form.elements.on, reply.file_systems.map((g) => g.name).filter(Boolean));
+  if ($("users").children.length !== reply.every_user.length) fill($("users"), reply.every_user.map((u) => h("option", { value: u })));
+  groups($("causes"), "Cause", reply.causes, "cause"); groups($("systems"), "File system", reply.file_systems, "on"); groups($("byuser"), "User", reply.users, "user");
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }
 
 let last = 0;
-live(false, { look: (said) => { if (said.trouble) trouble(said.trouble); if (Date.now() - last > 9000) { last = Date.now(); look(); } } });
+live(false, { look: (message) => { if (message.trouble) trouble(message.trouble); if (Date.now() - last > 9000) { last = Date.now(); look(); } } });

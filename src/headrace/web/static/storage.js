@@ -20,20 +20,20 @@ function words(fs) {
   return parts.join("; ");
 }
 
-function made(fs) {
+function chartOf(fs) {
   const one = { fs };
-  const chart = h("div", { class: "chart" }), waits = h("div", { class: "chart" }), legend = h("div"), said = h("p", { class: "said" }), now = h("strong");
-  const figure = h("section", { class: "pressure" }, h("h2", {}, `${fs.name}  `, now), said, chart, legend, fs.waiting_gpus.length ? h("div", { class: "waits" }, h("p", {}, "GPUs' worth of waiting for it"), waits) : "");
+  const chart = h("div", { class: "chart" }), waits = h("div", { class: "chart" }), legend = h("div"), sentence = h("p", { class: "said" }), now = h("strong");
+  const figure = h("section", { class: "pressure" }, h("h2", {}, `${fs.name}  `, now), sentence, chart, legend, fs.waiting_gpus.length ? h("div", { class: "waits" }, h("p", {}, "GPUs' worth of waiting for it"), waits) : "");
   one.box = figure;
-  one.show = (found) => {
-    one.fs = found;
-    now.textContent = rate(found.now, found.unit); said.textContent = words(found);
-    const bands = bandsOf(found);
+  one.show = (system) => {
+    one.fs = system;
+    now.textContent = rate(system.now, system.unit); sentence.textContent = words(system);
+    const bands = bandsOf(system);
     fill(legend, keys(bands.map((b) => ({ ...b, label: b.job ? h("a", { href: `/job?id=${encodeURIComponent(b.job.job_id)}` }, `${b.job.job_id} ${b.job.name}`) : b.name })).map((b) => (b.job ? { ...b, label: h("span", {}, b.label, ` ${b.job.user}, ${percent(b.job.share)}`) } : b))));
     one.draw?.(); one.drawWaits?.();
     one.table?.remove();
     const open = one.table?.open;
-    one.table = behind("As a table", () => table(["Job", ...every(found.times).map((i) => clock(found.times[i]))], bandsOf(found).map((b) => [b.name, ...every(found.times).map((i) => rate(b.values[i] || 0, found.unit))])));
+    one.table = behind("As a table", () => table(["Job", ...every(system.times).map((i) => clock(system.times[i]))], bandsOf(system).map((b) => [b.name, ...every(system.times).map((i) => rate(b.values[i] || 0, system.unit))])));
     figure.append(one.table);
     if (open) one.table.open = true;
   };
@@ -49,7 +49,7 @@ const every = (times) => { const step = Math.max(1, Math.floor(times.length / 6)
 function show(systems) {
   for (const fs of systems) {
     let one = places.get(fs.name);
-    if (!one) { one = made(fs); places.set(fs.name, one); $("systems").append(one.box); one.start(); }
+    if (!one) { one = chartOf(fs); places.set(fs.name, one); $("systems").append(one.box); one.start(); }
     one.show(fs);
   }
   for (const [name, one] of places) if (!systems.some((fs) => fs.name === name)) { one.box.remove(); places.delete(name); }
@@ -61,4 +61,4 @@ const load = (fs) => (fs.waiting_gpus.length ? fs.waiting_gpus[fs.waiting_gpus.l
 
 let last = 0;
 async function look() { try { show((await ask("/api/storage")).file_systems); trouble(""); } catch (e) { trouble(e.message); } }
-live(false, { look: (said) => { if (said.trouble) trouble(said.trouble); if (Date.now() - last > 4500) { last = Date.now(); look(); } } });
+live(false, { look: (sentence) => { if (sentence.trouble) trouble(sentence.trouble); if (Date.now() - last > 4500) { last = Date.now(); look(); } } });

@@ -11,14 +11,14 @@ async function find(after = "") {
   if (wanted.prefix) query.set("prefix", wanted.prefix); else if (wanted.index) query.set("index", wanted.index);
   if (after) query.set("after", after);
   try {
-    const found = await ask(`/api/stores/${chosen()}/samples?${query}`);
+    const reply = await ask(`/api/stores/${chosen()}/samples?${query}`);
     trouble("");
-    const rows = found.samples.map((s) => h("li", {}, h("button", { type: "button", "data-index": s.index, onclick: () => open(s.index) }, h("small", {}, count(s.index)), h("span", {}, s.name), h("small", {}, [s.class, bytes(s.bytes)].filter(Boolean).join(", ")))));
+    const rows = reply.samples.map((s) => h("li", {}, h("button", { type: "button", "data-index": s.index, onclick: () => open(s.index) }, h("small", {}, count(s.index)), h("span", {}, s.name), h("small", {}, [s.class, bytes(s.bytes)].filter(Boolean).join(", ")))));
     if (after) $("samples").append(...rows); else fill($("samples"), rows);
-    next = found.next; $("more").hidden = !next;
+    next = reply.next; $("more").hidden = !next;
     const shown = $("samples").children.length;
-    $("count").textContent = shown ? `${count(shown)} shown of ${count(found.of)} in the store` : `No name begins so; the store has ${count(found.of)} samples.`;
-    if (!after && rows.length) open(found.samples[0].index, false);
+    $("count").textContent = shown ? `${count(shown)} shown of ${count(reply.of)} in the store` : `No name begins so; the store has ${count(reply.of)} samples.`;
+    if (!after && rows.length) open(reply.samples[0].index, false);
     if (!rows.length && !after) fill($("sample"), h("p", { class: "empty" }, "Choose a sample."));
   } catch (e) { trouble(e.message); }
 }
