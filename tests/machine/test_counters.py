@@ -23,9 +23,9 @@ def test_a_counter_that_begins_anew_counts_from_zero():
 
 @given(st.floats(), st.floats(), st.sampled_from([32, 64]))
 def test_growth_is_never_negative_nor_infinite(before, now, bits):
-    found = grown(before, now, bits)
-    assert found >= 0
-    assert not math.isnan(found)
+    growth = grown(before, now, bits)
+    assert growth >= 0
+    assert not math.isnan(growth)
 
 
 def test_what_is_new_has_grown_by_nothing_and_what_comes_back_is_new():

@@ -40,8 +40,8 @@ def processes(job="4711", uid=1000, began=T0, pids=(1,), gpus=0, **use):
 
 def seen(*jobs, gpus=(), groups=None, pressure=0.0, busiest="", job_of=lambda _pid: ""):
     """A look at the node."""
-    found = {one.identity.job_id: one for one in jobs}
-    return Observation(found, groups or {}, list(gpus), job_of, pressure, busiest)
+    by_id = {one.identity.job_id: one for one in jobs}
+    return Observation(by_id, groups or {}, list(gpus), job_of, pressure, busiest)
 
 
 def now(seconds):

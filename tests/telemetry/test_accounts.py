@@ -18,11 +18,11 @@ def test_a_rank_for_each_gpu_loses_what_it_waits():
     for rank in range(4):
         tell(book, 10, instance=f"{rank:032x}", gpus=4, ranks=4, worked=6,
              stall={"/scratch": {"storage": 3.0, "decode": 1.0}})  # fmt: skip
-    found = totals(ledger)
-    assert found["stall_s", "storage", "/scratch"] == 12
-    assert found["lost_gpu_s", "storage", "/scratch"] == 12
-    assert found["lost_gpu_s", "decode", "/scratch"] == 4
-    assert found["worked_s", "", ""] == 24
+    amounts = totals(ledger)
+    assert amounts["stall_s", "storage", "/scratch"] == 12
+    assert amounts["lost_gpu_s", "storage", "/scratch"] == 12
+    assert amounts["lost_gpu_s", "decode", "/scratch"] == 4
+    assert amounts["worked_s", "", ""] == 24
 
 
 def test_one_process_with_all_gpus_loses_them_all():
@@ -55,9 +55,9 @@ def test_a_worker_of_a_dataloader_brings_bytes_but_no_steps():
     book, ledger = accounts()
     tell(book, 2, consumer=False, worked=5, stall={"/": {"storage": 5.0}},
          tiers={"/": {"source": 100}})  # fmt: skip
-    found = totals(ledger)
-    assert found["tier_bytes", "source", "/"] == 100
-    assert not any(name in ("stall_s", "worked_s", "lost_gpu_s") for name, _, _ in found)
+    amounts = totals(ledger)
+    assert amounts["tier_bytes", "source", "/"] == 100
+    assert not any(name in ("stall_s", "worked_s", "lost_gpu_s") for name, _, _ in amounts)
     assert not book.facts()["4711"].measured
 
 
@@ -74,9 +74,9 @@ def test_what_the_node_daemon_was_waited_for_gets_the_causes_that_it_knows():
     tell(book, 2, gpus=1, stall={"/data": {"node": 8.0}})
     assert book.waiting_for_node() == ["4711"]
     book.explain_node({"4711": {"storage": 3.0, "window": 1.0, "memory": 0.0}}, now(3))
-    found = totals(ledger)
-    assert found["stall_s", "storage", "/data"] == 6
-    assert found["lost_gpu_s", "window", "/data"] == 2
+    amounts = totals(ledger)
+    assert amounts["stall_s", "storage", "/data"] == 6
+    assert amounts["lost_gpu_s", "window", "/data"] == 2
     assert not book.waiting_for_node()
     tell(book, 4, gpus=1, stall={"/data": {"node": 9.0}})
     book.explain_node({}, now(5))
@@ -110,11 +110,11 @@ def test_gpus_are_a_jobs_by_their_processes_or_their_numbers():
     book.observe(
         seen(processes(), gpus=gpus, job_of=lambda pid: "4711" if pid == 99 else ""), 5, now(10)
     )
-    found = totals(ledger)
-    assert found["gpu_watched_s", "", ""] == 10
-    assert found["gpu_busy_s", "", ""] == pytest.approx(3.5)
-    assert found["gpu_memory_bytes", "", ""] == 7
-    assert found["gpus", "", ""] == 2
+    amounts = totals(ledger)
+    assert amounts["gpu_watched_s", "", ""] == 10
+    assert amounts["gpu_busy_s", "", ""] == pytest.approx(3.5)
+    assert amounts["gpu_memory_bytes", "", ""] == 7
+    assert amounts["gpus", "", ""] == 2
 
 
 def test_a_long_sleep_of_the_machine_is_no_gpu_work():
@@ -131,10 +131,10 @@ def test_a_group_tells_of_processes_that_came_and_went():
     book.observe(seen(processes(cpu_s=3.0), groups=groups), 5, now(5))
     groups = {"4711": GroupUse(cpu_s=110.0, memory_bytes=40.0, io_pressure_s=9.0)}
     book.observe(seen(processes(cpu_s=1.0), groups=groups), 5, now(10))
-    found = totals(ledger)
-    assert found["cpu_s", "", ""] == 110
-    assert found["memory_bytes", "", ""] == 50
-    assert found["io_pressure_s", "", ""] == 2
+    amounts = totals(ledger)
+    assert amounts["cpu_s", "", ""] == 110
+    assert amounts["memory_bytes", "", ""] == 50
+    assert amounts["io_pressure_s", "", ""] == 2
 
 
 def test_what_nobody_measures_is_inferred_and_a_measured_job_is_not():
@@ -142,9 +142,9 @@ def test_what_nobody_measures_is_inferred_and_a_measured_job_is_not():
     gpus = [GPU(index=0, busy=0.25, processes=(1,))]
     book.observe(seen(processes(gpus=1), gpus=gpus), 5, now(5))
     book.observe(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(10))
-    found = totals(ledger)
-    assert found["inferred_s", "storage", "/scratch"] == pytest.approx(3.0)
-    assert found["inferred_gpu_s", "storage", "/scratch"] == pytest.approx(3.0)
+    amounts = totals(ledger)
+    assert amounts["inferred_s", "storage", "/scratch"] == pytest.approx(3.0)
+    assert amounts["inferred_gpu_s", "storage", "/scratch"] == pytest.approx(3.0)
     tell(book, 11, gpus=1, worked=1)
     book.observe(seen(processes(gpus=1), gpus=gpus, pressure=3.0, busiest="/scratch"), 5, now(15))
     assert totals(ledger)["inferred_s", "storage", "/scratch"] == pytest.approx(3.0)

@@ -88,19 +88,19 @@ def tell(path, **given):
 
 def record(home, job="4711"):
     history = open_history(home / "history")
-    found = history.records(0, time.time() + 60, job)
-    return found[0] if found else None
+    records = history.records(0, time.time() + 60, job)
+    return records[0] if records else None
 
 
 def test_what_a_process_tells_is_in_the_history_when_the_agent_ends(home, agent_of):
     agent = agent_of()
     tell(agent.socket, stall={"/scratch": {"storage": 3.0}}, worked=1.0, gpus=2, began=time.time())
     assert agent.end() == 0
-    found = record(home)
-    assert found.measured
-    assert found.waited == {"storage": 3.0}
-    assert found.stall == 0.75
-    assert sum(found.lost.values()) == 6.0
+    job = record(home)
+    assert job.measured
+    assert job.waited == {"storage": 3.0}
+    assert job.stall == 0.75
+    assert sum(job.lost.values()) == 6.0
     assert not agent_folder().path.exists() or list(agent_folder().path.iterdir()) == []
 
 
@@ -233,9 +233,9 @@ def agent(home):
     folder.path.mkdir(mode=0o700)
     listener = Listener(folder.socket)
     writer = HistoryWriter(file_of(home / "history", "node0"), "node0")
-    made = Agent(AgentOptions(node="node0", root=home / "empty"), listener, writer)
-    yield made
-    made.close()
+    one = Agent(AgentOptions(node="node0", root=home / "empty"), listener, writer)
+    yield one
+    one.close()
     writer.close()
     listener.close()
 
@@ -313,8 +313,8 @@ def test_looks_come_less_often_where_they_cost_much_or_nothing_runs():
 
 def test_within_a_job_the_agent_is_the_jobs(home):
     assert own_options({"HEADRACE_HISTORY": "/h"}).job == ""
-    told = own_options({"HEADRACE_HISTORY": "/h", "SLURM_JOB_ID": "9"})
-    assert (told.job, told.history) == ("9", Path("/h"))
+    options = own_options({"HEADRACE_HISTORY": "/h", "SLURM_JOB_ID": "9"})
+    assert (options.job, options.history) == ("9", Path("/h"))
     assert node_name({"SLURMD_NODENAME": "node3"}) == "node3"
 
 

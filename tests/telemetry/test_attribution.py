@@ -73,18 +73,18 @@ def test_an_identity_out_of_slurms_words():
     ],
 )
 def test_how_many_gpus_a_job_has_here(environment, gpus):
-    found = identity_of({"HEADRACE_JOB_ID": "1"} | environment)
-    assert found is not None
-    assert found.gpus == gpus
+    identity = identity_of({"HEADRACE_JOB_ID": "1"} | environment)
+    assert identity is not None
+    assert identity.gpus == gpus
 
 
 def test_hostile_names_are_bounded_and_printable():
     nasty = "\x1b[2J<script>\udc80" + "x" * 500
-    found = identity_of({"HEADRACE_JOB_ID": nasty, "HEADRACE_JOB_NAME": "\n\r\0"})
-    assert found is not None
-    assert found.job_id.isprintable()
-    assert len(found.job_id) <= 128
-    assert found.name == "???"
+    identity = identity_of({"HEADRACE_JOB_ID": nasty, "HEADRACE_JOB_NAME": "\n\r\0"})
+    assert identity is not None
+    assert identity.job_id.isprintable()
+    assert len(identity.job_id) <= 128
+    assert identity.name == "???"
     assert clean("a\u202eb") == "a?b"
 
 
@@ -127,9 +127,9 @@ def test_processes_are_found_by_their_environment_and_what_they_use_is_added_up(
     until(lambda: len(looks.look().get("job-a", EMPTY).pids) == 2, 20)
     before = os.times().elapsed
     time.sleep(0.5)
-    found = looks.look()
-    assert set(found) == {"job-a"}
-    job = found["job-a"]
+    jobs = looks.look()
+    assert set(jobs) == {"job-a"}
+    job = jobs["job-a"]
     assert job.pids == {process.pid for process in processes}
     assert job.identity.name == "n"
     assert looks.job_of(processes[0].pid) == "job-a"

@@ -45,8 +45,8 @@ def test_a_job_that_its_own_buffer_stalls_is_told_to_raise_the_buffer():
     verdict = small_buffer()
     book, ledger = accounts()
     book.observe(seen(processes()), 5, now(0))
-    told = {"/scratch": divided(8.0, verdict)}
-    book.report(parse_report(message(stall=told, worked=1.0), 1, 1000), now(1))
+    stalls = {"/scratch": divided(8.0, verdict)}
+    book.report(parse_report(message(stall=stalls, worked=1.0), 1, 1000), now(1))
     advice = hint(totals(ledger))
     for text in (advice, verdict.action):
         assert "budget_bytes" in text

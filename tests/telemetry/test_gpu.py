@@ -31,9 +31,9 @@ def test_a_gpu_that_is_lost_is_left_out_until_it_is_back():
     assert gpus.why == "no GPU answers any more"
     assert not nvml.up
     nvml.gpus = [BUSY, BUSY]
-    found = [len(gpus.read()) for _ in range(RETRY_LOOKS)]
-    assert found[0] == 0
-    assert found[-1] == 2
+    counts = [len(gpus.read()) for _ in range(RETRY_LOOKS)]
+    assert counts[0] == 0
+    assert counts[-1] == 2
 
 
 def test_without_the_library_or_the_driver_it_is_said_and_not_asked_all_the_time():

@@ -51,17 +51,17 @@ def clocks():
 
 @pytest.fixture
 def writer_of(tmp_path, clocks):
-    made = []
+    writers = []
 
     def make(node="node0", job="", **options):
         path = file_of(tmp_path, node, job)
-        made.append(
+        writers.append(
             HistoryWriter(path, node, mono=lambda: clocks.mono, unix=lambda: clocks.unix, **options)
         )
-        return made[-1]
+        return writers[-1]
 
     yield make
-    for writer in made:
+    for writer in writers:
         writer.close()
 
 
@@ -192,9 +192,9 @@ def test_a_full_disk_loses_nothing(writer_of, tmp_path, clocks, caplog):
     clocks.pass_(600)
     assert writer.write(ledger)
     assert writer.why == ""
-    found = records(tmp_path)
-    assert len(found) == 200
-    assert all(record.waited == {"storage": 30.0} for record in found)
+    jobs = records(tmp_path)
+    assert len(jobs) == 200
+    assert all(record.waited == {"storage": 30.0} for record in jobs)
     assert "cannot be written" in caplog.text
 
 

@@ -10,10 +10,10 @@ from telemetry.shared import message
 
 
 def test_a_message_is_read_whole():
-    told = parse_report(message(stall={"/scratch": {"storage": 2.5}}, worked=4, gpus=2), 7, 1000)
-    assert (told.pid, told.uid, told.identity.gpus, told.consumer) == (7, 1000, 2, True)
-    assert told.figures["stall_s", "storage", "/scratch"] == 2.5
-    assert told.figures["worked_s", "", ""] == 4
+    report = parse_report(message(stall={"/scratch": {"storage": 2.5}}, worked=4, gpus=2), 7, 1000)
+    assert (report.pid, report.uid, report.identity.gpus, report.consumer) == (7, 1000, 2, True)
+    assert report.figures["stall_s", "storage", "/scratch"] == 2.5
+    assert report.figures["worked_s", "", ""] == 4
 
 
 BAD = {
@@ -50,8 +50,8 @@ def test_no_bytes_at_all_make_it_fail_in_another_way():
             at = noise.randrange(len(bad))
             bad[at : at + noise.randrange(4)] = noise.randbytes(noise.randrange(4))
         try:
-            told = parse_report(bytes(bad), 1, 1)
+            report = parse_report(bytes(bad), 1, 1)
         except ValueError:
             continue
-        assert all(value >= 0 for value in told.figures.values())
-        assert told.identity.job_id.isprintable()
+        assert all(value >= 0 for value in report.figures.values())
+        assert report.identity.job_id.isprintable()

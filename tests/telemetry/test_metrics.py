@@ -22,8 +22,8 @@ def test_the_page_lists_all_and_nothing_else():
     documented = [
         (name, kind, re.findall(r"`(\w+)`", labels), text) for name, kind, labels, text in rows
     ]
-    told = [(m.name, m.kind, list(m.labels), m.help.removesuffix(".")) for m in TABLE]
-    assert documented == told
+    served = [(m.name, m.kind, list(m.labels), m.help.removesuffix(".")) for m in TABLE]
+    assert documented == served
 
 
 def test_names_carry_their_units():
@@ -79,9 +79,9 @@ def test_labels_are_bounded():
         ledger.add(str(i), "gpus", 4.0, 0.0)
         ledger.add(str(i), "stall_s", 1.0, 0.0, "storage", f"/{i}")
     figures = figures_of(ledger, known, {}, "n", JobLabels())
-    found = values(figures, "headrace_agent_job_gpu_seconds_total")
-    assert len(found) == LABELS_MAX + 1
-    assert found[OTHER,] == 2 * LABELS_MAX
+    by_job = values(figures, "headrace_agent_job_gpu_seconds_total")
+    assert len(by_job) == LABELS_MAX + 1
+    assert by_job[OTHER,] == 2 * LABELS_MAX
     assert len(values(figures, "headrace_agent_job_info")) == LABELS_MAX
     assert len(values(figures, "headrace_agent_job_gpus")) == LABELS_MAX
     stalls = values(figures, "headrace_agent_job_stall_seconds_total")

@@ -34,13 +34,13 @@ class Ear:
 
     def all(self):
         self.sock.setblocking(False)
-        found = []
+        reports = []
         try:
             while True:
-                found.append(self.hear())
+                reports.append(self.hear())
         except BlockingIOError:
             self.sock.settimeout(10)
-            return found
+            return reports
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ def ear(tmp_path, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM", "HEADRACE_JOB")):
             monkeypatch.delenv(name)
-    heard = Ear(tmp_path / "ear")
-    monkeypatch.setenv("HEADRACE_AGENT_SOCKET", str(heard.path))
-    yield heard
-    heard.sock.close()
+    listener = Ear(tmp_path / "ear")
+    monkeypatch.setenv("HEADRACE_AGENT_SOCKET", str(listener.path))
+    yield listener
+    listener.sock.close()
 
 
 @pytest.fixture
@@ -69,16 +69,16 @@ def test_a_pass_is_told_when_it_ends(ear, publishing, packed_photos):
     with hr.open(packed_photos) as store:
         loader = hr.loader(store, 4)
         delivered = sum(len(batch) for batch in loader)
-        told = ear.all()[-1]
+        report = ear.all()[-1]
         consumer = loader.stats.consumer()
-    assert told.figures["samples", "", ""] == delivered
-    assert told.figures["worked_s", "", ""] == pytest.approx(consumer.worked_s, abs=1e-3)
-    waited = sum(v for (name, *_), v in told.figures.items() if name == "stall_s")
+    assert report.figures["samples", "", ""] == delivered
+    assert report.figures["worked_s", "", ""] == pytest.approx(consumer.worked_s, abs=1e-3)
+    waited = sum(v for (name, *_), v in report.figures.items() if name == "stall_s")
     assert waited == pytest.approx(consumer.waited_s, abs=1e-3)
-    assert {system for name, _, system in told.figures if name == "tier_bytes"} == {
+    assert {system for name, _, system in report.figures if name == "tier_bytes"} == {
         file_system_of(str(packed_photos))
     }
-    assert told.identity.job_id.startswith("group-")
+    assert report.identity.job_id.startswith("group-")
 
 
 def test_totals_go_on_over_epochs_and_loaders(ear, publishing, packed_photos):
@@ -89,9 +89,9 @@ def test_totals_go_on_over_epochs_and_loaders(ear, publishing, packed_photos):
                 samples = sum(len(batch) for batch in loader)
             del loader
             gc.collect()
-    told = ear.all()
-    assert told[-1].figures["samples", "", ""] == 4 * samples
-    counts = [each.figures["samples", "", ""] for each in told]
+    reports = ear.all()
+    assert reports[-1].figures["samples", "", ""] == 4 * samples
+    counts = [each.figures["samples", "", ""] for each in reports]
     assert counts == sorted(counts)
 
 
@@ -117,8 +117,8 @@ def passes(store, count):
 
 def test_passes_that_follow_each_other_closely_are_told_together(ear, lasting, packed_photos):
     loader, samples = passes(packed_photos, 9)
-    told = ear.all()
-    assert [each.figures["samples", "", ""] for each in told] == [samples / 9]
+    reports = ear.all()
+    assert [each.figures["samples", "", ""] for each in reports] == [samples / 9]
     lasting.tell([])
     assert ear.all()[-1].figures["samples", "", ""] == samples
     assert lasting.totals.batches == loader.stats.batches
@@ -133,9 +133,9 @@ def test_what_is_kept_of_passes_outlives_their_loader(ear, lasting, packed_photo
     del loader
     assert until(lambda: gc.collect() >= 0 and handle.gone)
     lasting.tell([])
-    told = ear.all()[-1]
-    assert told.figures["samples", "", ""] == samples
-    stall_s = sum(s for (name, *_), s in told.figures.items() if name == "stall_s")
+    report = ear.all()[-1]
+    assert report.figures["samples", "", ""] == samples
+    stall_s = sum(s for (name, *_), s in report.figures.items() if name == "stall_s")
     assert stall_s == pytest.approx(waited_s, abs=1e-3)
 
 
@@ -217,11 +217,11 @@ with hr.open(sys.argv[1]) as store:
 def test_the_last_word_comes_at_the_processs_end(ear, packed_photos):
     environment = os.environ | {"HEADRACE_JOB_ID": "4711", "LOCAL_WORLD_SIZE": "2"}
     subprocess.run([sys.executable, "-c", PROGRAM, packed_photos, ""], check=True, env=environment)
-    told = ear.all()[-1]
-    assert told.ended
-    assert (told.identity.job_id, told.local_ranks) == ("4711", 2)
-    assert told.figures["batches", "", ""] == 3
-    assert told.figures["worked_s", "", ""] >= 0.1
+    report = ear.all()[-1]
+    assert report.ended
+    assert (report.identity.job_id, report.local_ranks) == ("4711", 2)
+    assert report.figures["batches", "", ""] == 3
+    assert report.figures["worked_s", "", ""] >= 0.1
 
 
 def test_a_process_that_is_killed_has_told_until_shortly_before(ear, packed_photos):
@@ -230,12 +230,12 @@ def test_a_process_that_is_killed_has_told_until_shortly_before(ear, packed_phot
     )
     try:
         assert process.stdout.readline() == b"there\n"
-        until(lambda: any(told.figures["batches", "", ""] == 3 for told in ear.all()), 20)
+        until(lambda: any(report.figures["batches", "", ""] == 3 for report in ear.all()), 20)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-    assert not any(told.ended for told in ear.all())
+    assert not any(report.ended for report in ear.all())
 
 
 REST_AT_THE_END = """
@@ -272,9 +272,9 @@ def test_a_forked_child_tells_of_itself_alone(ear, publishing, packed_photos):
     child.start()
     child.join(30)
     # This process goes on telling of itself meanwhile.
-    told = [each for each in ear.all() if each.instance != mine_told.instance][-1]
+    report = [each for each in ear.all() if each.instance != mine_told.instance][-1]
     assert mine_told.figures["samples", "", ""] == mine
-    assert told.figures["samples", "", ""] == count.value == mine
+    assert report.figures["samples", "", ""] == count.value == mine
     loader.close()
 
 
@@ -307,8 +307,8 @@ def test_a_message_stays_small_however_many_file_systems(ear):
         for cause in ("storage", "memory", "policy", "window", "direct", "decode"):
             _grow(row, name, cause, 1 / 3)
     publisher.tell([])
-    told = [each for each in ear.all() if each.instance == publisher._instance]
-    assert "other" in {system for _, _, system in told[0].figures}
+    reports = [each for each in ear.all() if each.instance == publisher._instance]
+    assert "other" in {system for _, _, system in reports[0].figures}
 
 
 # -- causes ---------------------------------------------------------------------------------------

@@ -41,11 +41,7 @@ def _nvml() -> Any:
 
 
 class GPUs:
-    """The GPUs of this node.
-
-    Args:
-        module: gives the module to ask; raises ImportError where there is none.
-    """
+    """The GPUs of this node."""
 
     name = "gpu"
 

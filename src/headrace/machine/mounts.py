@@ -77,12 +77,7 @@ def mount_of(path: str, table: Sequence[Mount]) -> Mount | None:
 
 
 def file_system_of(path: str, root: Path = Path("/")) -> str:
-    """What people call the file system that a path lies on: where it is mounted, or whose URL it is.
-
-    Args:
-        path: need not exist; a URL too.
-        root: where `proc` is.
-    """
+    """What people call the file system that a path lies on: where it is mounted, or whose URL it is."""
     scheme, colons, rest = path.partition("://")
     if colons and scheme.replace("+", "").isalnum():
         return f"{scheme}://{rest.partition('/')[0]}"

@@ -91,10 +91,6 @@ class _Values(NamedTuple):
 class Sensor:
     """Reads one thing of this node.
 
-    Args:
-        name: `cpu`, `memory`, `psi`, `disk`, `network`, `nfs`, `lustre` or `beegfs`.
-        root: where `proc` and `sys` are.
-
     Attributes:
         why: why nothing is seen; '' if something is.
     """

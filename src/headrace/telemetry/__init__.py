@@ -8,11 +8,10 @@ report, to `headrace starving` and `usage`, to the queue.
     print(job_report("history/", "4711").text())
 """
 
-from headrace.telemetry.history import History, JobRecord, Stall, open_history, stalls
+from headrace.telemetry.history import JobRecord, Stall, open_history, stalls
 from headrace.telemetry.report import JobReport, job_report
 
 __all__ = [
-    "History",
     "JobRecord",
     "JobReport",
     "Stall",

@@ -57,7 +57,6 @@ def infer(
         io_pressure: share of time in which at least one task waited for I/O.
         cpu_share: of its CPUs, in use.
     """
-    """Seconds that the job probably waited, by cause; at most the interval's."""
     pressure = _share(io_pressure)
     cpu = cpu_share if cpu_share is not None else 0.0
     if gpu_busy is None:
@@ -124,16 +123,7 @@ class Ledger:
     def add(  # noqa: PLR0917 - what, how much, when, of what: the same order everywhere
         self, job: str, name: str, amount: float, now_s: float, label: str = "", system: str = ""
     ) -> None:
-        """Add to a figure.
-
-        Args:
-            job: its id, or `NODE`.
-            name: of the figure.
-            amount: 0 is nothing to count.
-            now_s: Unix seconds.
-            label: a cause, a tier, a device.
-            system: file system.
-        """
+        """Add to a figure."""
         key = (job, name, label, system)
         if amount > 0.0:
             minute = int(now_s // BUCKET_S) * BUCKET_S
@@ -277,15 +267,7 @@ class _Account:
 
 
 class Accounts:
-    """The jobs of this node.
-
-    Args:
-        ledger: is written to.
-        user_of: the name of a user id.
-        reports: the last report of each process that the history knows.
-        last_seen: until when (Unix seconds) the history knows of jobs.
-        usual_s: between looks.
-    """
+    """The jobs of this node."""
 
     def __init__(
         self,

@@ -117,15 +117,7 @@ class AgentOptions:
 
 
 class Agent:
-    """Looks, receives, adds up, writes.
-
-    Args:
-        options: see there.
-        listener: receives reports of processes; None: nobody reports.
-        writer: keeps the history; None: there is none, only Prometheus.
-        gpus: looks at GPUs.
-        ask_node: gives the seconds that jobs waited for the node daemon so far, by job and cause.
-    """
+    """Looks, receives, adds up, writes."""
 
     def __init__(
         self,

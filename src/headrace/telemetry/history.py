@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean
@@ -29,6 +29,8 @@ from headrace.runtime import agent_sockets, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from headrace.telemetry.metrics import PrometheusHistory
 
 T = TypeVar("T")
 
@@ -168,33 +170,8 @@ class JobRecord:
         return self.total("gpu_busy_s") / watched_s if watched_s > 0.0 else None
 
 
-class History(Protocol):
-    """Gives records."""
-
-    skipped: list[str]
-    """What could not be read, and why."""
-
-    def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        """The jobs that were there, with their figures of that time.
-
-        Args:
-            since_s: Unix seconds; what is older than the history is not there.
-            until_s: likewise.
-            job_id: one job, by either of its names; '': all.
-
-        Raises:
-            TelemetryError: there is no history, or it does not answer.
-        """
-
-    def close(self) -> None:
-        """Let go of it."""
-
-
-def open_history(place: Path | str) -> History:
+def open_history(place: Path | str) -> FileHistory | PrometheusHistory:
     """Open a history to read it.
-
-    Args:
-        place: a folder of agents' files, one of these files, or the URL of a Prometheus.
 
     Raises:
         TelemetryError: there is nothing.
@@ -315,7 +292,16 @@ class FileHistory:
         self.skipped: list[str] = []
 
     def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        """See `History.records`."""
+        """The jobs that were there, with their figures of that time.
+
+        Args:
+            since_s: Unix seconds; what is older than the history is not there.
+            until_s: likewise.
+            job_id: one job, by either of its names; '': all.
+
+        Raises:
+            TelemetryError: there is no history, or it does not answer.
+        """
         return merged(self.parts(since_s, until_s, job_id))
 
     def parts(

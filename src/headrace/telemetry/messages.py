@@ -163,10 +163,6 @@ class Datagram:
 class Listener:
     """The agent's socket.
 
-    Args:
-        path: of the socket; there is none yet.
-        public: anybody may send.
-
     Attributes:
         state: what is answered to whoever asks.
     """

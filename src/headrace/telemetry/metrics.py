@@ -15,7 +15,7 @@ import math
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace import __version__
 from headrace.base.job import clean
@@ -65,37 +65,56 @@ _NODE: Final = (
     ("gpu_power_w", "gpu_power_watts", "gpu", "Power that it takes."),
 )  # fmt: skip
 
-# Of jobs: the ledger's figure, its metric after `job_`, what it is.
-_JOB: Final = (
-    ("seconds", "seconds_total", "Time that it ran on this node."),
-    ("gpu_s", "gpu_seconds_total", "GPU time that it had."),
-    ("gpu_watched_s", "gpu_watched_seconds_total", "GPU time in which the GPUs were looked at."),
-    ("gpu_busy_s", "gpu_busy_seconds_total", "Of it, GPU time in which they worked."),
-    ("cpu_s", "cpu_seconds_total", "CPU time that it used."),
-    ("read_bytes", "read_bytes_total", "Bytes that its processes read from storage."),
-    ("written_bytes", "written_bytes_total", "Bytes that they wrote to it."),
-    (
-        "io_pressure_s",
-        "io_pressure_seconds_total",
-        "Time in which some of its tasks waited for I/O.",
-    ),
-    ("samples", "samples_total", "Samples that headrace delivered."),
-    ("batches", "batches_total", "Batches that it delivered."),
-    ("worked_s", "work_seconds_total", "Time that its training steps worked."),
-)
-_JOB_WAITS: Final = (
-    ("stall_seconds_total", ("stall_s", "inferred_s"),
-     "Time that its training steps waited for data: measured, of each process; inferred, of the node."),
-    ("lost_gpu_seconds_total", ("lost_gpu_s", "inferred_gpu_s"), "GPU time that was lost by it."),
-)  # fmt: skip
-_JOB_PEAKS: Final = (
-    ("gpus", "gpus", "GPUs that it has here."),
-    ("memory_bytes", "memory_bytes", "The most memory that it took."),
-    ("gpu_memory_bytes", "gpu_memory_bytes", "The same of its GPUs."),
-)
 
-_JOBS: Final = {figure: metric for figure, metric, _ in (*_JOB, *_JOB_PEAKS)}
-"""Figures of jobs without a label, and their names after `headrace_agent_job_`."""
+class _JobRow(NamedTuple):
+    """A figure of jobs."""
+
+    figure: str
+    """The ledger's."""
+    metric: str
+    """Its name after `headrace_agent_job_`."""
+    help: str
+    label: str = ""
+    """What the ledger's label is; such figures are by file system, too."""
+    quality: str = ""
+
+    @property
+    def labels(self) -> str:
+        """Names of its labels."""
+        own = f"job_name {self.label} file_system" if self.label else "job_name"
+        return f"{own} quality" if self.quality else own
+
+
+_WAITED: Final = (
+    "Time that its training steps waited for data: "
+    "measured, of each process; inferred, of the node."
+)
+_LOST: Final = "GPU time that was lost by it."
+
+_JOB: Final = (
+    _JobRow("seconds", "seconds_total", "Time that it ran on this node."),
+    _JobRow("gpu_s", "gpu_seconds_total", "GPU time that it had."),
+    _JobRow("gpu_watched_s", "gpu_watched_seconds_total", "GPU time in which the GPUs were looked at."),
+    _JobRow("gpu_busy_s", "gpu_busy_seconds_total", "Of it, GPU time in which they worked."),
+    _JobRow("cpu_s", "cpu_seconds_total", "CPU time that it used."),
+    _JobRow("read_bytes", "read_bytes_total", "Bytes that its processes read from storage."),
+    _JobRow("written_bytes", "written_bytes_total", "Bytes that they wrote to it."),
+    _JobRow("io_pressure_s", "io_pressure_seconds_total",
+            "Time in which some of its tasks waited for I/O."),
+    _JobRow("samples", "samples_total", "Samples that headrace delivered."),
+    _JobRow("batches", "batches_total", "Batches that it delivered."),
+    _JobRow("worked_s", "work_seconds_total", "Time that its training steps worked."),
+    _JobRow("stall_s", "stall_seconds_total", _WAITED, "cause", "measured"),
+    _JobRow("inferred_s", "stall_seconds_total", _WAITED, "cause", "inferred"),
+    _JobRow("lost_gpu_s", "lost_gpu_seconds_total", _LOST, "cause", "measured"),
+    _JobRow("inferred_gpu_s", "lost_gpu_seconds_total", _LOST, "cause", "inferred"),
+    _JobRow("tier_bytes", "tier_bytes_total", "Bytes delivered, by where they came from.", "tier"),
+    _JobRow("gpus", "gpus", "GPUs that it has here."),
+    _JobRow("memory_bytes", "memory_bytes", "The most memory that it took."),
+    _JobRow("gpu_memory_bytes", "gpu_memory_bytes", "The same of its GPUs."),
+)  # fmt: skip
+_BY_FIGURE: Final = {row.figure: row for row in _JOB}
+_BY_METRIC: Final = {(row.metric, row.quality): row for row in _JOB}
 
 
 def _metric(name: str, labels: str, text: str) -> Metric:
@@ -108,19 +127,9 @@ TABLE: Final = (
     *(_metric(name, labels, text) for _, name, labels, text in _NODE),
     _metric("job_info", "job_name alias title user account quality",
             "Always 1; whose job it is, and whether its stalls are measured or inferred."),
-    *(_metric(f"job_{name}", "job_name", text) for _, name, text in _JOB),
-    *(_metric(f"job_{name}", "job_name cause file_system quality", t) for name, _, t in _JOB_WAITS),
-    _metric("job_tier_bytes_total", "job_name tier file_system",
-            "Bytes delivered, by where they came from."),
-    *(_metric(f"job_{name}", "job_name", text) for _, name, text in _JOB_PEAKS),
+    *dict.fromkeys(_metric(f"job_{row.metric}", row.labels, row.help) for row in _JOB),
 )  # fmt: skip
 """All that the agent serves."""
-
-_WAITS: Final = {
-    figure: (metric, quality)
-    for metric, figures, _ in _JOB_WAITS
-    for figure, quality in zip(figures, ("measured", "inferred"), strict=True)
-}
 
 
 def figures_of(
@@ -171,19 +180,16 @@ def _add_job(
     figures: Figures, labels: JobLabels, key: tuple[str, str, str, str], value: float
 ) -> None:
     job, name, label, system = key
-    begin, shown = f"{_PREFIX}job_", labels.jobs.of(job)
-    system = labels.systems.of(system) if system else ""
-    if name in _JOBS and not (name in PEAKS and shown == OTHER):
-        figures.add(begin + _JOBS[name], value, job_name=shown)
-    elif name in _WAITS:
-        metric, quality = _WAITS[name]
-        figures.add(
-            begin + metric, value, job_name=shown, cause=label, file_system=system, quality=quality
-        )
-    elif name == "tier_bytes":
-        figures.add(
-            begin + "tier_bytes_total", value, job_name=shown, tier=label, file_system=system
-        )
+    row, shown = _BY_FIGURE.get(name), labels.jobs.of(job)
+    if row is None or (name in PEAKS and shown == OTHER):
+        return
+    given = {"job_name": shown}
+    if row.label:
+        system = labels.systems.of(system) if system else ""
+        given |= {row.label: label, "file_system": system}
+    if row.quality:
+        given["quality"] = row.quality
+    figures.add(f"{_PREFIX}job_{row.metric}", value, **given)
 
 
 # -- from Prometheus ------------------------------------------------------------------------------
@@ -197,12 +203,6 @@ STEP_S: Final = 15.0
 
 BEGINNING_S: Final = 30 * 86400.0
 """A stretch "from the beginning" goes so far back."""
-
-_LABELLED: Final = {
-    metric: dict(zip(("measured", "inferred"), figures, strict=True))
-    for metric, figures, _ in _JOB_WAITS
-}
-_NAMES: Final = {metric: name for name, metric in _JOBS.items()}
 
 
 class PrometheusHistory:
@@ -220,7 +220,7 @@ class PrometheusHistory:
         self.skipped: list[str] = []
 
     def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        """See `History.records`."""
+        """As `FileHistory.records`."""
         since_s = max(since_s, until_s - BEGINNING_S)
         names = self._names(since_s, until_s, job_id)
         if job_id and not names:
@@ -230,8 +230,7 @@ class PrometheusHistory:
             either = "|".join(_escaped(name) for name in sorted({key[1] for key in names}))
             matching = f"{{job_name=~{_quoted(either)}}}"
         by_node: dict[tuple[str, str], JobRecord] = {}
-        wanted = [*_NAMES, *_LABELLED, "tier_bytes_total"]
-        for metric in wanted:
+        for metric in dict.fromkeys(row.metric for row in _JOB):
             for labels, values in self._range(f"{_PREFIX}job_{metric}{matching}", since_s, until_s):
                 key = labels.get("instance", ""), clean(labels.get("job_name", ""))
                 record = by_node.get(key)
@@ -312,19 +311,15 @@ def _put(
     values: list[tuple[float, float]],
     since_s: float,
 ) -> None:
-    system = clean(labels.get("file_system", ""))
-    if metric in _LABELLED:
-        name = _LABELLED[metric].get(labels.get("quality", ""), "")
-        key = (name, clean(labels.get("cause", "")), system)
-    elif metric == "tier_bytes_total":
-        key = ("tier_bytes", clean(labels.get("tier", "")), system)
+    row = _BY_METRIC.get((metric, labels.get("quality", "")))
+    if row is None:
+        return
+    key = row.figure, clean(labels.get(row.label, "")), clean(labels.get("file_system", ""))
+    before = record.figures.get(key, 0.0)
+    if row.figure in PEAKS:
+        record.figures[key] = max(before, *(value for _, value in values))
     else:
-        key = (_NAMES[metric], "", "")
-    if key[0] in PEAKS:
-        amount = max(value for _, value in values)
-        record.figures[key] = max(record.figures.get(key, 0.0), amount)
-    elif key[0]:
-        record.figures[key] = record.figures.get(key, 0.0) + _grown(values, since_s)
+        record.figures[key] = before + _grown(values, since_s)
 
 
 def _grown(values: list[tuple[float, float]], since_s: float) -> float:

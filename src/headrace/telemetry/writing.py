@@ -155,14 +155,6 @@ def file_of(folder: Path, node: str, job: str = "") -> Path:
 class HistoryWriter:
     """Writes a history file, alone.
 
-    Args:
-        path: of the file; its folder is made.
-        node: whose history it is.
-        age_s: minutes that are older are removed.
-        bytes_max: of the file.
-        mono: a monotonic clock.
-        unix: Unix seconds.
-
     Raises:
         TelemetryError: it cannot be written, or another agent writes it.
     """
@@ -219,12 +211,7 @@ class HistoryWriter:
         return dict(rows)
 
     def write(self, ledger: Ledger, *, now: bool = False) -> bool:
-        """Write what waits in a ledger; it waits on if that fails.
-
-        Args:
-            ledger: is emptied, or not.
-            now: try even though the last attempt has just failed.
-        """
+        """Write what waits in a ledger; it waits on if that fails."""
         mono_s = self._mono()
         if mono_s < self._next_s and not now:
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
-from headrace.control.metrics import Figures, JobLabels, Metric
+from headrace.control.metrics import Figures, JobLabels, Kind, Metric
 from headrace.control.policy import RESOURCES
 
 if TYPE_CHECKING:
@@ -29,21 +29,26 @@ def _rates(prefix: str, labels: tuple[str, ...], meanings: Mapping[str, str]) ->
     )
 
 
+# Metric, kind, what `ControlService.describe` calls it ('' where it is computed), what it is.
+_PLAIN: Final[tuple[tuple[str, Kind, str, str], ...]] = (
+    ("epoch", "gauge", "epoch", "Grows with each controller that rules."),
+    ("policy_version", "gauge", "policy_version", "Version of the policy in force."),
+    ("degraded", "gauge", "", "1: it rules, but cannot write its database."),
+    ("planes", "gauge", "", "Planes that have a lease."),
+    ("silent_planes", "gauge", "", "Of these, planes that do not report."),
+    ("lease_seconds", "gauge", "lease_s", "How long a lease runs."),
+    ("report_interval_seconds", "gauge", "report_s", "How often planes report."),
+    ("reports_total", "counter", "reports", "Reports that were answered."),
+    ("refused_total", "counter", "refused", "Requests that were refused."),
+    ("expired_total", "counter", "expired", "Planes whose lease ran out."),
+    ("decide_seconds", "histogram", "", "How long each decision took."),
+    ("held_bytes", "gauge", "", "Memory of samples, of all planes."),
+    ("clients", "gauge", "", "Clients of all planes."),
+)
+
 TABLE: Final = (
     Metric("headrace_build_info", "gauge", ("version",), "Always 1; says which headrace this is."),
-    Metric("headrace_control_epoch", "gauge", (), "Grows with each controller that rules."),
-    Metric("headrace_control_policy_version", "gauge", (), "Version of the policy in force."),
-    Metric("headrace_control_degraded", "gauge", (), "1: it rules, but cannot write its database."),
-    Metric("headrace_control_planes", "gauge", (), "Planes that have a lease."),
-    Metric("headrace_control_silent_planes", "gauge", (), "Of these, planes that do not report."),
-    Metric("headrace_control_lease_seconds", "gauge", (), "How long a lease runs."),
-    Metric("headrace_control_report_interval_seconds", "gauge", (), "How often planes report."),
-    Metric("headrace_control_reports_total", "counter", (), "Reports that were answered."),
-    Metric("headrace_control_refused_total", "counter", (), "Requests that were refused."),
-    Metric("headrace_control_expired_total", "counter", (), "Planes whose lease ran out."),
-    Metric("headrace_control_decide_seconds", "histogram", (), "How long each decision took."),
-    Metric("headrace_control_held_bytes", "gauge", (), "Memory of samples, of all planes."),
-    Metric("headrace_control_clients", "gauge", (), "Clients of all planes."),
+    *(Metric(f"headrace_control_{name}", kind, (), text) for name, kind, _, text in _PLAIN),
     *_rates("headrace_control_job", _FLOW, {
         "used": "What planes reported of the job on the file system.",
         "granted": "What they may use; nothing where there is no limit.",
@@ -56,24 +61,15 @@ TABLE: Final = (
 )  # fmt: skip
 """All that the controller tells; docs/howto/metrics.md lists it too."""
 
-_PLAIN: Final = {
-    "headrace_control_epoch": "epoch",
-    "headrace_control_policy_version": "policy_version",
-    "headrace_control_lease_seconds": "lease_s",
-    "headrace_control_report_interval_seconds": "report_s",
-    "headrace_control_reports_total": "reports",
-    "headrace_control_refused_total": "refused",
-    "headrace_control_expired_total": "expired",
-}
-
 
 def figures_of(state: Mapping[str, Any], known: JobLabels | None = None) -> Figures:
-    """The figures of a controller, out of what `Controller.describe` says."""
+    """The figures of a controller, out of what `ControlService.describe` says."""
     known = known or JobLabels()
     figures = Figures(TABLE)
     figures.add("headrace_build_info", 1, version=__version__)
-    for name, key in _PLAIN.items():
-        figures.add(name, state[key])
+    for name, _, key, _ in _PLAIN:
+        if key:
+            figures.add(f"headrace_control_{name}", state[key])
     planes = state["planes"]
     figures.add("headrace_control_degraded", bool(state["degraded"]))
     figures.add("headrace_control_planes", len(planes))
