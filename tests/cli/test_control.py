@@ -74,14 +74,14 @@ def test_without_a_controller_the_next_step_is_named(place):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (["--listen", "tcp:0.0.0.0:1"], "anybody could ask"),
         (["--listen", "nowhere"], "expected unix:/PATH or tcp:HOST:PORT"),
         (["--tls-cert", "x"], "go together"),
     ],
 )
-def test_a_controller_that_anybody_could_ask_is_not_started(place, arguments, said):
+def test_a_controller_that_anybody_could_ask_is_not_started(place, arguments, problem):
     ended = run(place, "control", "start", "--db", "c.db", *arguments)
     assert ended.returncode == 2
-    assert said in ended.stderr
+    assert problem in ended.stderr

@@ -77,12 +77,12 @@ def files(tmp_path):
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
 def test_files_are_served_until_a_signal(files, ends):
     process = start(*files, "--json")
-    told = first_document(process)
-    assert told["pid"] == process.pid
-    assert [n["bytes"] for n in told["namespaces"]] == [70_000, 512]
-    for namespace, path in zip(told["namespaces"], files, strict=True):
+    exported = first_document(process)
+    assert exported["pid"] == process.pid
+    assert [n["bytes"] for n in exported["namespaces"]] == [70_000, 512]
+    for namespace, path in zip(exported["namespaces"], files, strict=True):
         assert read(namespace["url"], namespace["bytes"]) == path.read_bytes()
-    assert [e.subnqn for e in discover(tuple(told["address"]), HOST)] == [told["nqn"]]
+    assert [e.subnqn for e in discover(tuple(exported["address"]), HOST)] == [exported["nqn"]]
     process.send_signal(ends)
     stdout, stderr = process.communicate(timeout=20)
     assert (process.returncode, stdout, stderr) == (0, "", "")
@@ -112,12 +112,12 @@ def test_one_line_says_where_and_how_confined(files):
 def test_the_walls_stand_unless_told_otherwise(files):
     for options, confined in (((), 1), (("--no-confine",), 0)):
         process = start(files[0], "--json", *options)
-        told = first_document(process)
+        exported = first_document(process)
         status = Path(f"/proc/{process.pid}/status").read_text()
         process.terminate()
         process.communicate(timeout=20)
         assert f"NoNewPrivs:\t{confined}\n" in status
-        assert bool(told["confinement"]) == confined
+        assert bool(exported["confinement"]) == confined
 
 
 def test_the_name_stays_the_same_and_can_be_given(files):
@@ -136,11 +136,11 @@ def test_the_name_stays_the_same_and_can_be_given(files):
 
 def test_only_named_hosts_are_let_in(files):
     process = start(files[0], "--json", "--allow", HOST.nqn)
-    told = first_document(process)
-    assert read(told["url"], 512) == files[0].read_bytes()[:512]
+    exported = first_document(process)
+    assert read(exported["url"], 512) == files[0].read_bytes()[:512]
     with pytest.raises(OSError, match="connect invalid host"):
-        read(told["url"], 512, OTHER)
-    assert discover(tuple(told["address"]), OTHER) == []
+        read(exported["url"], 512, OTHER)
+    assert discover(tuple(exported["address"]), OTHER) == []
     process.terminate()
     process.communicate(timeout=20)
 
@@ -151,15 +151,15 @@ def test_hosts_of_the_file_of_secrets_authenticate(files, tmp_path):
     path.touch(0o600)
     path.write_text(f"# two ways\n{HOST.nqn} {host} {controller}\n")
     process = start(files[0], "--json", "--secrets", path)
-    told = first_document(process)
+    exported = first_document(process)
     known = {"dhchap_secret": host, "dhchap_controller_secret": controller}
-    assert read(told["url"], 512, **known) == files[0].read_bytes()[:512]
+    assert read(exported["url"], 512, **known) == files[0].read_bytes()[:512]
     with pytest.raises(AuthenticationFailed):
-        read(told["url"], 512, dhchap_secret=Secret.generate()[1])
+        read(exported["url"], 512, dhchap_secret=Secret.generate()[1])
     with pytest.raises(AuthenticationFailed):
-        read(told["url"], 512)
+        read(exported["url"], 512)
     with pytest.raises(OSError, match="connect invalid host"):
-        read(told["url"], 512, OTHER)
+        read(exported["url"], 512, OTHER)
     process.terminate()
     stdout, stderr = process.communicate(timeout=20)
     assert host not in stdout + stderr
@@ -173,14 +173,14 @@ def test_a_host_without_diffie_hellman_is_refused_where_it_is_required(files, tm
     path.write_text(f"{HOST.nqn} {secret}\n")
     for options, admitted in (([], True), (["--require-dh"], False)):
         process = start(files[0], "--json", "--secrets", path, *options)
-        told = first_document(process)
+        exported = first_document(process)
         weak = {"dhchap_secret": secret, "dhchap_groups": (DhGroup.NULL,)}
-        assert read(told["url"], 512, dhchap_secret=secret) == files[0].read_bytes()[:512]
+        assert read(exported["url"], 512, dhchap_secret=secret) == files[0].read_bytes()[:512]
         if admitted:
-            assert read(told["url"], 512, **weak) == files[0].read_bytes()[:512]
+            assert read(exported["url"], 512, **weak) == files[0].read_bytes()[:512]
         else:
             with pytest.raises(AuthenticationFailed):
-                read(told["url"], 512, **weak)
+                read(exported["url"], 512, **weak)
         process.terminate()
         process.communicate(timeout=20)
 
@@ -189,7 +189,7 @@ def test_a_host_without_diffie_hellman_is_refused_where_it_is_required(files, tm
 def test_another_users_idle_hosts_shut_nobody_out(files):
     """300 associations of another user, where 256 have room: a confined export still takes ours."""
     process = start(files[0], "--json")
-    told = first_document(process)
+    exported = first_document(process)
     code = (
         "import sys; from headrace.fabric.host import Host, HostOptions\n"
         "from headrace.fabric.identity import HostIdentity\n"
@@ -198,16 +198,16 @@ def test_another_users_idle_hosts_shut_nobody_out(files):
         "    HostOptions(timeout_s=30, kato_ms=0)) for n in range(256)]\n"
         "print(len(hosts), flush=True); sys.stdin.read()"
     )
-    address = [str(part) for part in told["address"]]
+    address = [str(part) for part in exported["address"]]
     # The interpreter and the package lie where only root may look.
     change = "import os, sys, encodings.idna; import headrace.fabric.host; os.setgroups([]); os.setuid(65534)\n"
     other = subprocess.Popen(
-        [sys.executable, "-c", change + code, *address, told["nqn"]],
+        [sys.executable, "-c", change + code, *address, exported["nqn"]],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert other.stdout.readline() == "256\n"
-        assert read(told["url"], 512) == files[0].read_bytes()[:512]
+        assert read(exported["url"], 512) == files[0].read_bytes()[:512]
     finally:
         other.communicate("", 60)
         process.terminate()
@@ -216,34 +216,34 @@ def test_another_users_idle_hosts_shut_nobody_out(files):
 
 def test_digests_can_be_declined(files):
     process = start(files[0], "--json", "--no-digests")
-    told = first_document(process)
-    assert read(told["url"], 512) == files[0].read_bytes()[:512]
+    exported = first_document(process)
+    assert read(exported["url"], 512) == files[0].read_bytes()[:512]
     process.terminate()
     process.communicate(timeout=20)
 
 
 def test_what_cannot_be_exported_says_why(files, tmp_path):
-    code, said = refusal(tmp_path / "missing")
+    code, message = refusal(tmp_path / "missing")
     assert code == 3
-    assert "missing cannot be exported: No such file or directory." in said
-    code, said = refusal(files[0], "--nqn", "disk1")
+    assert "missing cannot be exported: No such file or directory." in message
+    code, message = refusal(files[0], "--nqn", "disk1")
     assert code == 2
-    assert "'disk1' is no NQN, expected nqn.YYYY-MM." in said
-    code, said = refusal(files[0], listen="localhost")
+    assert "'disk1' is no NQN, expected nqn.YYYY-MM." in message
+    code, message = refusal(files[0], listen="localhost")
     assert code == 2
-    assert "expected ADDR:PORT" in said
-    code, said = refusal("/dev/null")
+    assert "expected ADDR:PORT" in message
+    code, message = refusal("/dev/null")
     assert code == 3
-    assert "neither a file nor a block device" in said
+    assert "neither a file nor a block device" in message
 
 
 def test_a_port_in_use_is_named(files):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        code, said = refusal(files[0], listen=f"127.0.0.1:{port}")
+        code, message = refusal(files[0], listen=f"127.0.0.1:{port}")
     assert code == 3
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in said
-    assert "Choose another address or port" in said
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in message
+    assert "Choose another address or port" in message
 
 
 def test_errors_come_as_json_too(tmp_path):

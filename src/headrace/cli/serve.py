@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from headrace.fabric.confinement import Confinement
     from headrace.fabric.identity import HostSecret
     from headrace.fabric.subsystem import Subsystem
-    from headrace.fabric.target import Target, TargetOptions
     from headrace.job.nodes import StagingStatus
 
 
@@ -95,16 +94,29 @@ def export(
     output: JsonOutput,
 ) -> None:
     """Export files, block devices or stores, read-only, until SIGTERM or Ctrl-C."""
+    from headrace.fabric.confinement import confine_calls, confine_files
+    from headrace.fabric.identity import read_host_secrets
+    from headrace.fabric.target import Target, TargetOptions
+
     address = _address(listen)
     # Before there are threads: they take the mask over, and signals wait for `sigwait`.
     ends = {signal.SIGTERM, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     try:
         log_to_stderr()
-        subsystem = _subsystem(things, nqn, _hosts(allow, secrets))
-        target, walls = _serve_target(
-            subsystem, address, _options(digests=digests, require_dh=require_dh), confine=confine
-        )
+        hosts: dict[str, HostSecret | None] | None = None
+        if allow or secrets is not None:
+            hosts = dict.fromkeys(allow or ())
+            hosts |= read_host_secrets(secrets) if secrets is not None else {}
+        subsystem = _subsystem(things, nqn, hosts)
+        options = TargetOptions(digests=digests)
+        if require_dh:
+            groups = tuple(group for group in options.dhchap_groups if group)
+            options = replace(options, dhchap_groups=groups)
+        # The kernel asks for this order.
+        files = confine_files() if confine else None
+        target = Target([subsystem], address, options)
+        walls = confine_calls(files) if files is not None else None
         with target:
             _print_export(output, subsystem, target.address, walls)
             signal.sigwait(ends)
@@ -122,16 +134,6 @@ def _address(text: str) -> tuple[str, int]:
     if not colon or not port.isdecimal() or int(port) > _PORT_MAX:
         raise ValueError(f"--listen is {text!r}, expected ADDR:PORT, as in 0.0.0.0:{_PORT}")
     return host.removeprefix("[").removesuffix("]") or "0.0.0.0", int(port)  # noqa: S104 - ":4420" asks for it
-
-
-def _hosts(allow: list[str] | None, secrets: str | None) -> dict[str, HostSecret | None] | None:
-    """Who may connect, and with what; None: everybody."""
-    from headrace.fabric.identity import read_host_secrets
-
-    if not allow and secrets is None:
-        return None
-    named: dict[str, HostSecret | None] = dict.fromkeys(allow or ())
-    return named if secrets is None else {**named, **read_host_secrets(secrets)}
 
 
 def _subsystem(
@@ -152,29 +154,6 @@ def _subsystem(
         else:
             subsystem.add(thing)
     return subsystem
-
-
-def _options(*, digests: bool, require_dh: bool) -> TargetOptions:
-    from headrace.fabric.target import TargetOptions
-
-    options = TargetOptions(digests=digests)
-    if not require_dh:
-        return options
-    return replace(options, dhchap_groups=tuple(group for group in options.dhchap_groups if group))
-
-
-def _serve_target(
-    subsystem: Subsystem, address: tuple[str, int], options: TargetOptions, *, confine: bool
-) -> tuple[Target, Confinement | None]:
-    """A target and the walls around it, in the order that the kernel asks for."""
-    from headrace.fabric.confinement import confine_calls, confine_files
-    from headrace.fabric.target import Target
-
-    if not confine:
-        return Target([subsystem], address, options), None
-    files = confine_files()
-    target = Target([subsystem], address, options)
-    return target, confine_calls(files)
 
 
 def _print_export(
