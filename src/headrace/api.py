@@ -15,7 +15,7 @@ from headrace.config import (
     tier_options,
     trace_folder,
 )
-from headrace.control import tune as tune_plane
+from headrace.control import Plane
 from headrace.control.limits import memory_policy
 from headrace.control.stalls.live import PassEnded
 from headrace.order import (
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from headrace.config import ReaderOptions, TierOptions
-    from headrace.control import Plane
     from headrace.plane.batch import OnError
     from headrace.plane.images import Images
     from headrace.plane.pipeline import AddStage
@@ -321,7 +320,7 @@ def _tuning(
     ]
     if isinstance(new_loader.order, Blocked) and "buffer_bytes" not in frozen:
         frozen.append("buffer_bytes")  # it holds whole windows, of the order's size
-    return tune_plane(
+    return Plane(
         f"loader of {name}",
         new_loader.stages_now,
         new_loader.stats.consumer,

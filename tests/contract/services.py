@@ -17,7 +17,7 @@ from headrace.base.causes import Cause
 from headrace.control import messages
 from headrace.control.metrics import MetricsServer, address_of
 from headrace.control.service import metrics as control_metrics
-from headrace.control.service.app import Controller
+from headrace.control.service.app import ControlService
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
 from headrace.node import metrics as node_metrics
@@ -86,7 +86,7 @@ def _web(folder: Path, *, public: bool) -> tuple[Any, list[str | None]]:
 
 def _control(folder: Path, database: Database) -> tuple[Any, list[str | None]]:
     path, tokens = _tokens(folder, "plane", "operator")
-    return Controller(database, tokens=TokenFile(path, ("operator", "plane"))).app, tokens
+    return ControlService(database, tokens=TokenFile(path, ("operator", "plane"))).app, tokens
 
 
 def _asked(servers: list[tuple[Any, list[str | None]]]) -> Iterator[str]:

@@ -152,15 +152,15 @@ def own(tmp_path):
     """Makes controllers that a test may kill; all are ended after it."""
     place = Path(tempfile.mkdtemp(prefix="hrc-"))
     place.chmod(0o755)
-    made = []
+    processes = []
 
     def make(**options):
-        made.append(ControllerProcess(place, **options))
-        return made[-1]
+        processes.append(ControllerProcess(place, **options))
+        return processes[-1]
 
     make.parent = place
     yield make
-    for one in made:
+    for one in processes:
         one.end()
     for rest in place.glob("*-control"):
         assert [p.name for p in rest.iterdir() if p.name != "control.log"] in (

@@ -58,8 +58,8 @@ def cases(draw, *, held=True, resources=2):
     limit = st.one_of(rate.filter(bool), st.just(INF))
 
     def rows(n, values):
-        found = [[draw(values) for _ in range(resources)] for _ in range(n)]
-        return np.array(found, float).reshape(n, resources)
+        drawn = [[draw(values) for _ in range(resources)] for _ in range(n)]
+        return np.array(drawn, float).reshape(n, resources)
 
     def integers(n, below):
         return np.array([draw(st.integers(0, below - 1)) for _ in range(n)], np.int64)

@@ -10,7 +10,7 @@ import pytest
 
 import headrace as hr
 from control.plant import PRESETS, Consumer, Plant
-from headrace.control import controller, tune
+from headrace.control import controller
 from headrace.control.controller import Plane
 from headrace.control.explain import verdict
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
@@ -67,9 +67,9 @@ def clock(monkeypatch):
         def monotonic(self):
             return self.now
 
-    found = Clock()
-    monkeypatch.setattr("headrace.control.controller.time", found)
-    return found
+    simulated = Clock()
+    monkeypatch.setattr("headrace.control.controller.time", simulated)
+    return simulated
 
 
 def watched(stage, limits, **options):
@@ -156,8 +156,8 @@ def test_one_thread_watches_all_loaders_and_ends_with_them(store):
     loaders = [hr.loader(store, 32) for _ in range(3)]
     assert all(len(list(loader)) == 19 for loader in loaders)
     assert len(alive()) == 1
-    told = str(hr.explain())
-    assert told.count("loader of") >= 3
+    text = str(hr.explain())
+    assert text.count("loader of") >= 3
     time.sleep(0.3)  # so that all was seen
     del loaders
     gc.collect()
@@ -215,7 +215,7 @@ def test_a_stage_that_fails_ends_its_tuning_and_nothing_else(stage, caplog):
     def broken():
         raise OSError("no such thing")
 
-    handle = tune("broken", [stage], stage.consumer, lambda _: Limits())
+    handle = Plane("broken", [stage], stage.consumer, lambda _: Limits())
     stage.stats = broken
     handle.wake()
     assert wait_for(lambda: "tuning ends" in caplog.text)

@@ -129,8 +129,8 @@ def test_the_operators_word_counts_but_not_beyond_what_is_free(tmp_path):
     root = lay_out(tmp_path, V2)
     assert limits_of(root, memory_bytes=64 * MIB).buffer_bytes.high == 64 * MIB
     assert limits_of(root, memory_bytes=64 * MIB).origins["buffer_bytes"] == "memory_bytes="
-    told = limits_of(root, environment={"HEADRACE_MEMORY_BYTES": str(32 * MIB)})
-    assert told.buffer_bytes.high == 32 * MIB
+    limits = limits_of(root, environment={"HEADRACE_MEMORY_BYTES": str(32 * MIB)})
+    assert limits.buffer_bytes.high == 32 * MIB
     assert limits_of(root, memory_bytes=700 * MIB).buffer_bytes.high == 250 * MIB
     for wrong in ("0", "-1", "2G", ""):
         with pytest.raises(ValueError, match="HEADRACE_MEMORY_BYTES"):

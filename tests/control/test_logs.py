@@ -31,8 +31,8 @@ def test_a_recorded_run_is_understood(log):
     recorded = json.loads(log.read_text())
     history, limits = PlaneHistory(), Limits()
     lowered_at, raised_at = [], []
-    for found in recorded["intervals"]:
-        interval = interval_of(found)
+    for record in recorded["intervals"]:
+        interval = interval_of(record)
         history = history.after(interval)
         decision = propose(history, interval.knobs, limits)
         history = history.remembering(decision.memory)

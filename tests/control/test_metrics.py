@@ -72,24 +72,26 @@ def test_figures_are_those_of_the_controller(arbiter):
     report(arbiter, plane, 1, ["capped", "free"])
     with pytest.raises(Refused):
         report(arbiter, plane, 1, [])  # replayed
-    found = samples(figures_of(described(arbiter)))
-    assert found["headrace_control_epoch"] == {(): 7}
-    assert found["headrace_control_planes"] == {(): 1}
-    assert found["headrace_control_silent_planes"] == {(): 0}
-    assert found["headrace_control_reports_total"] == {(): 1}
-    assert found["headrace_control_refused_total"] == {(): 1}
-    assert found["headrace_control_held_bytes"] == {(): 100}
-    assert found["headrace_control_clients"] == {(): 3}
-    assert found["headrace_control_decide_seconds_count"] == {(): sum(arbiter.decide_us)}
+    figures = samples(figures_of(described(arbiter)))
+    assert figures["headrace_control_epoch"] == {(): 7}
+    assert figures["headrace_control_planes"] == {(): 1}
+    assert figures["headrace_control_silent_planes"] == {(): 0}
+    assert figures["headrace_control_reports_total"] == {(): 1}
+    assert figures["headrace_control_refused_total"] == {(): 1}
+    assert figures["headrace_control_held_bytes"] == {(): 100}
+    assert figures["headrace_control_clients"] == {(): 3}
+    assert figures["headrace_control_decide_seconds_count"] == {(): sum(arbiter.decide_us)}
     assert sum(arbiter.decide_us) > 0
-    used = found["headrace_control_job_used_bytes_per_second"]
+    used = figures["headrace_control_job_used_bytes_per_second"]
     assert used == {("capped", "scratch"): 5e8, ("free", "scratch"): 5e8}
-    granted = found["headrace_control_job_granted_bytes_per_second"]
+    granted = figures["headrace_control_job_granted_bytes_per_second"]
     assert granted["capped", "scratch"] <= 1e8
-    capacity = found["headrace_control_file_system_capacity_bytes_per_second"]
+    capacity = figures["headrace_control_file_system_capacity_bytes_per_second"]
     assert capacity["scratch",] == 1e9
     # Where there is no limit there is no figure either.
-    assert ("free", "scratch") not in found.get("headrace_control_job_granted_reads_per_second", {})
+    assert ("free", "scratch") not in figures.get(
+        "headrace_control_job_granted_reads_per_second", {}
+    )
 
 
 def test_planes_that_are_silent_or_gone_are_told(arbiter):
@@ -99,9 +101,9 @@ def test_planes_that_are_silent_or_gone_are_told(arbiter):
         (): 1
     }
     arbiter.expire(1000.0)
-    found = samples(figures_of(described(arbiter, 1000.0)))
-    assert found["headrace_control_planes"] == {(): 0}
-    assert found["headrace_control_expired_total"] == {(): 1}
+    figures = samples(figures_of(described(arbiter, 1000.0)))
+    assert figures["headrace_control_planes"] == {(): 0}
+    assert figures["headrace_control_expired_total"] == {(): 1}
 
 
 def test_a_thousand_jobs_have_few_labels_and_lose_nothing(arbiter):

@@ -45,9 +45,9 @@ def test_a_whole_policy_is_read_and_written_back_as_the_same():
     policy = parse_policy(WHOLE)
     job = policy.job("train", "alice")
     assert (job.weight, job.priority, job.cache_bytes) == (3.0, "high", 10 << 30)
-    assert job.guarantee_on("scratch").bytes_per_s == 5e8
-    assert policy.job("1234", "bob").cap_on("scratch") == Rates(bytes_per_s=1e7)
-    assert policy.job("1234", "bob").cap_on("other") == Rates()
+    assert job.on("scratch").guarantee.bytes_per_s == 5e8
+    assert policy.job("1234", "bob").on("scratch").cap == Rates(bytes_per_s=1e7)
+    assert policy.job("1234", "bob").on("other").cap == Rates()
     assert policy.job("train", "bob").weight == 1.0  # another user's job of that name
     assert policy.when_expired == Rates(bytes_per_s=5e7)
     assert policy.file_systems["scratch"].paths == ("/scratch", "/lustre")
@@ -60,7 +60,7 @@ def test_an_empty_policy_limits_nothing(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("jbos: {}", "jbos: is not known; did you mean 'jobs'?"),
         ("jobs: {t: {waight: 2}}", "jobs.t.waight: is not known; did you mean 'weight'?"),
@@ -96,15 +96,15 @@ def test_an_empty_policy_limits_nothing(text):
         ("x" * (2 << 20), "larger than"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(text, said):
-    assert said in wrong(text)
+def test_what_is_wrong_is_said_with_its_place(text, problem):
+    assert problem in wrong(text)
 
 
 SYSTEM = "file_systems: {fs: {paths: [/x], capacity: {bytes_per_s: 100M}}}\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         (
             "jobs: {t: {cap: {bytes_per_s: 1M}, guarantee: {bytes_per_s: 2M}}}",
@@ -126,8 +126,8 @@ SYSTEM = "file_systems: {fs: {paths: [/x], capacity: {bytes_per_s: 100M}}}\n"
         ),
     ],
 )
-def test_rules_that_contradict_each_other_are_named(text, said):
-    assert said in wrong(text)
+def test_rules_that_contradict_each_other_are_named(text, problem):
+    assert problem in wrong(text)
 
 
 def test_all_problems_are_told_at_once_and_survive_pickling():
@@ -148,12 +148,12 @@ def test_names_that_nobody_reported_are_told():
 def test_a_difference_has_a_line_for_each_value():
     before = parse_policy("jobs: {a: {weight: 2, cap: {bytes_per_s: 1M}}, b: {}}")
     after = parse_policy("jobs: {a: {weight: 3}, c: {priority: low}}\nlease_s: 20")
-    assert [str(change) for change in changes(before, after)] == [
-        "- jobs.a.cap.bytes_per_s: 1M",
-        "~ jobs.a.weight: 2 -> 3",
-        "- jobs.b: declared",
-        "+ jobs.c.priority: low",
-        "~ lease_s: 10 -> 20",
+    assert [(change.at, change.before, change.after) for change in changes(before, after)] == [
+        ("jobs.a.cap.bytes_per_s", "1M", None),
+        ("jobs.a.weight", "2", "3"),
+        ("jobs.b", "declared", None),
+        ("jobs.c.priority", None, "low"),
+        ("lease_s", "10", "20"),
     ]
     assert changes(after, after) == []
 

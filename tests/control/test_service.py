@@ -104,11 +104,11 @@ def test_another_user_may_be_a_plane_of_his_own_jobs_and_nothing_else(controller
 
 
 @pytest.mark.parametrize(
-    ("listen", "said"),
+    ("listen", "problem"),
     [("tcp:0.0.0.0:9470", "anybody could ask"), ("tcp:x", "expected unix"), ("x", "expected unix")],
 )
-def test_tcp_without_a_token_or_certificates_is_refused(tmp_path, listen, said):
-    with pytest.raises(ValueError, match=said):
+def test_tcp_without_a_token_or_certificates_is_refused(tmp_path, listen, problem):
+    with pytest.raises(ValueError, match=problem):
         ControlOptions(database=tmp_path / "c.db", listen=(listen,))
 
 
@@ -196,16 +196,16 @@ def test_unknown_places_are_errors(controller, path):
 def raw(controller, *chunks, pause_s=0.0):
     """Send bytes on a connection of their own, and return what comes until it is closed."""
     with socket.create_connection(("127.0.0.1", controller.port), timeout=6 * REQUEST_S) as sock:
-        found = b""
+        received = b""
         try:
             for chunk in chunks:
                 sock.sendall(chunk)
                 time.sleep(pause_s)
             while chunk := sock.recv(65536):
-                found += chunk
+                received += chunk
         except ConnectionError:
             pass
-        return found
+        return received
 
 
 @pytest.mark.parametrize(
@@ -295,11 +295,11 @@ def test_of_two_controllers_on_one_folder_or_one_database_the_second_is_refused(
             process = subprocess.run(
                 [sys.executable, "-c", one.program], capture_output=True, check=False
             )
-            said, code = process.stderr.decode(), process.returncode
+            log, code = process.stderr.decode(), process.returncode
         else:
-            said, code = other.end(0) if other.process.wait(30) else "", other.process.returncode
+            log, code = other.end(0) if other.process.wait(30) else "", other.process.returncode
         assert code != 0
-        assert f"process {one.process.pid}" in said
+        assert f"process {one.process.pid}" in log
     assert one.state()["epoch"] == 1
 
 
@@ -425,9 +425,9 @@ def authority(tmp_path_factory):
     place = tmp_path_factory.mktemp("tls")
 
     def openssl(*arguments):
-        made = subprocess.run(["openssl", *arguments], cwd=place, capture_output=True, check=False)
-        if made.returncode:
-            pytest.skip(f"openssl: {made.stderr.decode()}")
+        ended = subprocess.run(["openssl", *arguments], cwd=place, capture_output=True, check=False)
+        if ended.returncode:
+            pytest.skip(f"openssl: {ended.stderr.decode()}")
 
     for ca in ("ca", "foreign-ca"):
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",

@@ -45,12 +45,12 @@ def slowly(weight, low, high, amount):
 @given(filled())
 def test_filling_equals_bisection(given_):
     group, weight, low, high, amount = given_
-    found = fill(*given_)
+    shares = fill(*given_)
     for g in range(len(amount)):
         mine = group == g
         if mine.any():
             expected = slowly(weight[mine], low[mine], high[mine], amount[g])
-            np.testing.assert_allclose(found[mine], expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(shares[mine], expected, rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=60, deadline=None)

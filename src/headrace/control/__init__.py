@@ -1,5 +1,5 @@
 """The control plane of one process: what is measured, what is decided, and who turns the knobs."""
 
-from headrace.control.controller import Plane, tune
+from headrace.control.controller import Plane
 
-__all__ = ["Plane", "tune"]
+__all__ = ["Plane"]

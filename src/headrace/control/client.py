@@ -9,10 +9,12 @@ Keeps its connection; one that was closed meanwhile is opened again, once. Not t
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
 import ssl
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -123,8 +125,10 @@ class Client:
             raise
         except (OSError, http.client.HTTPException, ValueError) as e:
             self.close()
+            late = time.monotonic() >= deadline
+            reason = "it took too long" if late else e or type(e).__name__
             raise ControlError(
-                f"{self.endpoint.url}: the controller does not answer: {e or type(e).__name__}.",
+                f"{self.endpoint.url}: the controller does not answer: {reason}.",
                 path=self.endpoint.url,
                 next_step="See whether it runs: headrace control status.",
             ) from e
@@ -153,20 +157,28 @@ class Client:
         return document
 
     def _exchange(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: dict[str, str],
-        deadline: float,
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], deadline: float
     ) -> tuple[int, bytes]:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("it took too long")
         if self._connection is None:
             self._connection = _Connection(self.endpoint)
         connection = self._connection
-        connection.deadline = deadline
-        connection.request(method, path, body, headers)
-        response = connection.getresponse()
-        answer = response.read(ANSWER_BYTES_MAX + 1)
+        connection.timeout = left_s
+        if connection.sock is not None:
+            connection.sock.settimeout(left_s)
+        # A timeout bounds each wait; of bytes that drip there are many.
+        timer = threading.Timer(left_s, connection.hang_up)
+        timer.start()
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            answer = response.read(ANSWER_BYTES_MAX + 1)
+        finally:
+            timer.cancel()
+        if time.monotonic() >= deadline:  # what came may be a part
+            raise TimeoutError("it took too long")
         if len(answer) > ANSWER_BYTES_MAX:
             raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes")
         if response.will_close:
@@ -181,9 +193,7 @@ class Client:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection whose every wait ends at `deadline`, however slowly bytes drip in."""
-
-    deadline = 0.0
+    """A connection over a UNIX socket, TCP or TLS."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -192,72 +202,33 @@ class _Connection(http.client.HTTPConnection):
         super().__init__("localhost" if unix else str(parts.hostname), None if unix else parts.port)
 
     def connect(self) -> None:
-        parts = urlsplit(self._endpoint.url)
+        endpoint, parts = self._endpoint, urlsplit(self._endpoint.url)
         if parts.scheme == "unix":
-            sock = _Deadlined(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.owner = self
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.settimeout(self.timeout)
             try:
-                sock.settimeout(self.left_s())
-                sock.connect(parts.path)
+                self.sock.connect(parts.path)
             except ConnectionRefusedError as e:
-                sock.close()
                 raise FileNotFoundError(e.errno, "nobody listens", parts.path) from e
-            except BaseException:
-                sock.close()
-                raise
-            self.sock = sock
             return
-        plain = socket.create_connection((self.host, self.port), self.left_s())
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        super().connect()
         if parts.scheme == "https":
-            self.sock = _tls(self._endpoint, plain, str(parts.hostname))
-            self.sock.owner = self
-        else:
-            # The same descriptor, as one that keeps the deadline.
-            kept = _Deadlined(plain.family, plain.type, plain.proto, fileno=plain.detach())
-            kept.owner = self
-            self.sock = kept
+            context = ssl.create_default_context(cafile=endpoint.ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if endpoint.certificate is not None:
+                context.load_cert_chain(endpoint.certificate, endpoint.key)
+            # The handshake, too, can be hung up on.
+            self.sock = context.wrap_socket(
+                self.sock, server_hostname=self.host, do_handshake_on_connect=False
+            )
+            self.sock.do_handshake()
 
-    def left_s(self) -> float:
-        left_s = self.deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError("it took too long")
-        return left_s
-
-
-class _KeepsDeadline:
-    """Shortens a socket's every wait to what its connection has left."""
-
-    owner: _Connection
-
-    def recv_into(self, *given: Any, **named: Any) -> int:
-        self.settimeout(self.owner.left_s())  # type: ignore[attr-defined]
-        return super().recv_into(*given, **named)  # type: ignore[misc,no-any-return]
-
-    def sendall(self, *given: Any, **named: Any) -> None:
-        self.settimeout(self.owner.left_s())  # type: ignore[attr-defined]
-        super().sendall(*given, **named)  # type: ignore[misc]
-
-
-class _Deadlined(_KeepsDeadline, socket.socket):
-    pass
-
-
-class _DeadlinedTls(_KeepsDeadline, ssl.SSLSocket):
-    pass
-
-
-def _tls(endpoint: Endpoint, plain: socket.socket, host: str) -> Any:
-    try:
-        context = ssl.create_default_context(cafile=endpoint.ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.sslsocket_class = _DeadlinedTls
-        if endpoint.certificate is not None:
-            context.load_cert_chain(endpoint.certificate, endpoint.key)
-        return context.wrap_socket(plain, server_hostname=host)
-    except BaseException:
-        plain.close()
-        raise
+    def hang_up(self) -> None:
+        """End whatever waits for the other end. From any thread."""
+        if (sock := self.sock) is not None:
+            with contextlib.suppress(OSError):
+                # Not the shutdown of TLS, which would wait in its turn.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _refusal(url: str, status: int, answer: bytes) -> Refusal:

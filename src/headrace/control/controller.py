@@ -92,16 +92,32 @@ def _listed(stages: Sequence[Stage]) -> Callable[[], Sequence[Stage] | None]:
 
 
 class Plane:
-    """A plane under watch; see `headrace.control.tune`. Its owner keeps it, and drops both together."""
+    """A plane under watch, whose knobs are turned as its consumer needs.
+
+    Its owner keeps it, and drops both together. Once it is woken, tuning goes on until it is closed or the
+    stages are gone.
+
+    Args:
+        name: what logs and `explain` call it.
+        stages: its stages, or what gives those there are now. Held weakly, as is what a bound
+            method belongs to: who owns them keeps them, and the plane.
+        consumer: gives what its consumer did so far.
+        limits: gives the limits, from the bytes that the plane holds; by default `read_limits`.
+        frozen: knobs that somebody set on purpose: they stay.
+        memory_bytes: what all buffers may take together, see `read_limits`.
+        enabled: False: only watch, so that `explain` can tell.
+        source: path or URL of what is read, for those who ask which file system that is.
+    """
 
     def __init__(
         self,
         name: str,
         stages: Sequence[Stage] | Callable[[], Sequence[Stage]],
         consumer: Callable[[], ConsumerStats],
-        limits: Callable[[int], Limits],
-        frozen: Iterable[str],
+        limits: Callable[[int], Limits] | None = None,
+        frozen: Iterable[str] = (),
         *,
+        memory_bytes: int | None = None,
         enabled: bool = True,
         source: str = "",
     ) -> None:
@@ -118,7 +134,9 @@ class Plane:
         find = stages if callable(stages) else _listed(stages)
         self._find_stages = _weakly(find)
         self._find_consumer = _weakly(consumer)
-        self._find_limits = limits
+        self._find_limits = limits or (
+            lambda held: read_limits(memory_bytes=memory_bytes, held_bytes=held)
+        )
         self.started = time.monotonic()
         self._reading = self._read()
         self.knobs = self._current()
@@ -415,42 +433,6 @@ class _Controller:
 _controller = _Controller()
 os.register_at_fork(after_in_child=_controller.reset)
 atexit.register(_controller.stop)
-
-
-def tune(
-    name: str,
-    stages: Sequence[Stage] | Callable[[], Sequence[Stage]],
-    consumer: Callable[[], ConsumerStats],
-    limits: Callable[[int], Limits] | None = None,
-    frozen: Iterable[str] = (),
-    *,
-    memory_bytes: int | None = None,
-    enabled: bool = True,
-    source: str = "",
-) -> Plane:
-    """Watch a plane and turn its knobs as its consumer needs.
-
-    Args:
-        name: what logs and `explain` call it.
-        stages: its stages, or what gives those there are now. Held weakly, as is what a bound
-            method belongs to: who owns them keeps them, and the plane.
-        consumer: gives what its consumer did so far.
-        limits: gives the limits, from the bytes that the plane holds; by default `read_limits`.
-        frozen: knobs that somebody set on purpose: they stay.
-        memory_bytes: what all buffers may take together, see `read_limits`.
-        enabled: False: only watch, so that `explain` can tell.
-        source: path or URL of what is read, for those who ask which file system that is.
-
-    Returns:
-        The plane: once it is woken, tuning goes on until it is closed or the stages are gone.
-    """
-
-    def own_limits(held_bytes: int) -> Limits:
-        return read_limits(memory_bytes=memory_bytes, held_bytes=held_bytes)
-
-    return Plane(
-        name, stages, consumer, limits or own_limits, frozen, enabled=enabled, source=source
-    )
 
 
 def planes() -> tuple[list[Plane], list[Plane]]:

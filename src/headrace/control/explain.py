@@ -31,19 +31,19 @@ VERDICTS = {
 
 
 class Explanation:
-    """What `explain` found: text for people, a dictionary for programs."""
+    """What `explain` says of planes: text for people, a dictionary for programs."""
 
     def __init__(self, planes: Sequence[dict[str, Any]]) -> None:
-        self._found = list(planes)
+        self._planes = list(planes)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, as plain values."""
-        return {"planes": self._found}
+        return {"planes": self._planes}
 
     def __str__(self) -> str:
-        if not self._found:
+        if not self._planes:
             return "No data plane is at work in this process, and none was."
-        return "\n\n".join(_text(plane) for plane in self._found)
+        return "\n\n".join(_text(plane) for plane in self._planes)
 
     def __repr__(self) -> str:
         return str(self)
@@ -163,8 +163,9 @@ def _change(change: Change) -> dict[str, Any]:
 # -- as text ---------------------------------------------------------------------------------------
 
 
-def _row(label: str, text: str) -> str:
-    return f"  {label:<10}{text}".rstrip()
+def _block(label: str, *lines: str) -> list[str]:
+    """Lines, the first behind what they are about."""
+    return [f"  {label if at == 0 else '':<10}{line}".rstrip() for at, line in enumerate(lines)]
 
 
 def _text(plane: dict[str, Any]) -> str:
@@ -173,46 +174,45 @@ def _text(plane: dict[str, Any]) -> str:
     title = f"{plane['name']} ({state}, {tuned})"
     if plane["simulation"]:
         title += f": {plane['simulation'].upper()}, no real storage"
-    recent = plane["recent"]
+    recent, consumer = plane["recent"], plane["consumer"]
     lines = [
-        _row("verdict", f"{plane['verdict']}: {VERDICTS[plane['verdict']]}"),
-        _row(
+        title,
+        *_block("verdict", f"{plane['verdict']}: {VERDICTS[plane['verdict']]}"),
+        *_block(
             "consumer",
             f"{recent['samples_per_s']:,.0f} samples/s, {bytes_text(recent['bytes_per_s'])}/s, "
             f"waits {recent['stall']:.1%} of its time (last {recent['seconds']:.1f} s); "
-            f"in all it worked {plane['consumer']['worked_s']:.1f} s "
-            f"and waited {plane['consumer']['waited_s']:.1f} s",
+            f"in all it worked {consumer['worked_s']:.1f} s and waited {consumer['waited_s']:.1f} s",
         ),
-        _row(
+        *_block(
             "storage",
             f"{recent['reads_per_s']:,.0f} reads/s, {recent['reads_in_flight']:.1f} in flight, "
             f"{recent['latency_s_p50'] * 1e3:.3g} ms (median), "
             f"{recent['latency_s_p99'] * 1e3:.3g} ms (99 %)",
         ),
-        *_stage_lines(plane["stages"]),
-        *_knob_lines(plane["knobs"]),
-        *_story(plane),
+        *_block("stages", *_stage_lines(plane["stages"])),
+        *_block("knobs", *_knob_lines(plane["knobs"])),
+        *_block("story", *_story(plane)),
     ]
-    return "\n".join([title, *lines])
+    return "\n".join(lines)
 
 
 def _stage_lines(stages: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
-    for at, stage in enumerate(stages):
-        text = (
+    for stage in stages:
+        lines.append(
             f"{stage['name']}: busy {stage['busy_s']:.1f} s, "
             f"without work {stage['wait_input_s']:.1f} s, "
             f"without room {stage['wait_output_s']:.1f} s; "
             f"holds {bytes_text(stage['buffered_bytes'])}, {bytes_text(stage['ready_bytes'])} of it ready"
         )
-        lines.append(_row("stages" if at == 0 else "", text))
         tiers = {name: count for name, count in stage["bytes_by_tier"].items() if count}
         total = sum(tiers.values())
         if total:
             shares = (f"{name} {bytes_text(n)} ({n / total:.0%})" for name, n in tiers.items())
-            lines.append(_row("", f"{stage['name']} read from {', '.join(shares)}"))
+            lines.append(f"{stage['name']} read from {', '.join(shares)}")
         if stage["remote"] is not None:
-            lines.append(_row("", f"{stage['name']} {_remote(stage['remote'])}"))
+            lines.append(f"{stage['name']} {_remote(stage['remote'])}")
     return lines
 
 
@@ -230,14 +230,14 @@ def _remote(remote: dict[str, Any]) -> str:
 
 def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[str]:
     lines = []
-    for at, (name, knob) in enumerate(knobs.items()):
+    for name, knob in knobs.items():
         form = bytes_text if name == "buffer_bytes" else str
         text = f"{name} {form(knob['value'])}"
         if knob["frozen"]:
             text += ", set explicitly: left alone"
         else:
             text += f", at most {form(knob['high'])} ({knob['limit_from']})"
-        lines.append(_row("knobs" if at == 0 else "", text))
+        lines.append(text)
     return lines
 
 
@@ -257,7 +257,7 @@ def _story(plane: dict[str, Any]) -> list[str]:
         lines += [entry, f"{'':12}[{change['evidence']}]"]
     if plane["doing"] and not plane["ended"]:
         lines.append(f"     now    {plane['doing']}")
-    return [_row("story" if at == 0 else "", line) for at, line in enumerate(lines)]
+    return lines
 
 
 def _value(name: str, value: int) -> str:

@@ -18,7 +18,9 @@ import queue
 import socket
 import threading
 import time
+from collections import defaultdict
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from headrace.errors import HeadraceError
@@ -61,8 +63,12 @@ class Figures:
 
     def __init__(self, table: Iterable[Metric]) -> None:
         self._table = {metric.name: metric for metric in table}
-        self._values: dict[str, dict[tuple[str, ...], float]] = {}
-        self._histograms: dict[str, dict[tuple[str, ...], tuple[list[int], float]]] = {}
+        self._values: dict[str, dict[tuple[str, ...], float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
+        self._histograms: dict[str, dict[tuple[str, ...], tuple[list[int], float]]] = defaultdict(
+            dict
+        )
 
     def add(self, name: str, value: float, **labels: str) -> None:
         """Tell a figure; of the same labels, figures are added up.
@@ -70,9 +76,7 @@ class Figures:
         Raises:
             KeyError: there is no such metric, or it has other labels.
         """
-        key = self._key(name, labels)
-        values = self._values.setdefault(name, {})
-        values[key] = values.get(key, 0.0) + value
+        self._values[name][self._key(name, labels)] += value
 
     def add_latencies(
         self, name: str, counts: Sequence[int], seconds: float, **labels: str
@@ -83,10 +87,9 @@ class Figures:
             KeyError: there is no such metric, or it has other labels.
         """
         key = self._key(name, labels)
-        histograms = self._histograms.setdefault(name, {})
-        before, total = histograms.get(key, ([0] * LATENCY_BUCKETS, 0.0))
+        before, total = self._histograms[name].get(key, ([0] * LATENCY_BUCKETS, 0.0))
         added = [a + b for a, b in zip(before, counts, strict=True)]
-        histograms[key] = (added, total + seconds)
+        self._histograms[name][key] = (added, total + seconds)
 
     def _key(self, name: str, labels: dict[str, str]) -> tuple[str, ...]:
         metric = self._table[name]
@@ -103,13 +106,13 @@ class Figures:
                 histogram = core.HistogramMetricFamily(
                     metric.name, metric.help, labels=metric.labels
                 )
-                for key, (counts, total) in self._histograms.get(metric.name, {}).items():
+                for key, (counts, total) in self._histograms[metric.name].items():
                     histogram.add_metric(key, _cumulative(counts), total)
                 yield histogram
                 continue
             make = core.CounterMetricFamily if metric.kind == "counter" else core.GaugeMetricFamily
             family = make(metric.name, metric.help, labels=metric.labels)
-            for key, value in self._values.get(metric.name, {}).items():
+            for key, value in self._values[metric.name].items():
                 family.add_metric(key, value)
             yield family
 
@@ -167,14 +170,6 @@ def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[
         raise TimeoutError(f"the loop did not answer within {ANSWER_S:g} s") from None
 
 
-class _Collector:
-    def __init__(self, figures: Callable[[], Figures]) -> None:
-        self._figures = figures
-
-    def collect(self) -> Iterator[Family]:
-        return self._figures().families()
-
-
 def renderer(figures: Callable[[], Figures]) -> Callable[[], bytes]:
     """What gives the metrics as text: these figures, and those of the process.
 
@@ -189,7 +184,12 @@ def renderer(figures: Callable[[], Figures]) -> Callable[[], bytes]:
             next_step="pip install 'headrace[metrics]'",
         ) from e
     registry = prometheus_client.CollectorRegistry()
-    registry.register(_Collector(figures))
+
+    class Collector:
+        def collect(self) -> Iterator[Family]:
+            return figures().families()
+
+    registry.register(Collector())
     prometheus_client.ProcessCollector(registry=registry)
     return lambda: prometheus_client.generate_latest(registry)
 
@@ -207,14 +207,6 @@ KEPT_S: Final = 0.25
 
 _LINGER_S: Final = 1.0
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_REASONS: Final = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    431: "Request Header Fields Too Large",
-    503: "Service Unavailable",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +371,7 @@ def _answer(code: int, body: str | bytes) -> bytes:
     more = "Allow: GET\r\n" if code == 405 else ""
     content = body.encode() if isinstance(body, str) else body
     head = (
-        f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: {_CONTENT_TYPE}\r\n"
+        f"HTTP/1.1 {code} {HTTPStatus(code).phrase}\r\nContent-Type: {_CONTENT_TYPE}\r\n"
         f"Content-Length: {len(content)}\r\nConnection: close\r\n{more}\r\n"
     )
     return head.encode() + content
@@ -409,29 +401,14 @@ def serve_metrics(
 
 
 def _listen(address: Address) -> socket.socket:
+    where = address.host, address.port
     try:
-        addresses = socket.getaddrinfo(
-            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        family, kind, protocol, _, where = addresses[0]
-        sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+        family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server(where, family=family, backlog=CLIENTS_MAX)
     except OSError as e:
-        raise _cannot(address, e) from e
-    try:
-        # Or a daemon that is started again would have to wait for a minute.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-        sock.listen(CLIENTS_MAX)
-    except OSError as e:
-        sock.close()
-        raise _cannot(address, e) from e
-    return sock
-
-
-def _cannot(address: Address, error: OSError) -> HeadraceError:
-    taken = error.errno == errno.EADDRINUSE
-    why = "another process listens there" if taken else error.strerror or str(error)
-    return HeadraceError(
-        f"{address}: metrics cannot be served there: {why}.",
-        next_step="Name another: --metrics [HOST:]PORT; port 0 takes a free one.",
-    )
+        taken = e.errno == errno.EADDRINUSE
+        why = "another process listens there" if taken else e.strerror or str(e)
+        raise HeadraceError(
+            f"{address}: metrics cannot be served there: {why}.",
+            next_step="Name another: --metrics [HOST:]PORT; port 0 takes a free one.",
+        ) from e

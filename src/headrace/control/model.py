@@ -155,13 +155,7 @@ WINDOW_BATCHES = 40
 
 
 class WindowEvidence:
-    """What the history says about `knobs`.
-
-    Args:
-        history: everything that was measured.
-        knobs: in force.
-        memory: since when they are, and what the regime was like.
-    """
+    """What the history says about `knobs`."""
 
     def __init__(self, history: PlaneHistory, knobs: Knobs, memory: Memory) -> None:
         self.history = history

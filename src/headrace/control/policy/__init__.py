@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,6 @@ __all__ = [
     "Rates",
     "Rule",
     "SharedFileSystem",
-    "UserRule",
     "amount",
     "amount_text",
     "changes",
@@ -144,12 +143,9 @@ class Override:
     guarantee: Rates = NO_RATES
 
 
-NO_OVERRIDE: Final = Override()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What one user or job may have of each file system."""
+    """What one job, or the jobs of one user together, may have of each file system."""
 
     weight: float = 1.0
     """Its share, in proportion to others of the same kind."""
@@ -163,23 +159,14 @@ class Rule:
     file_systems: Mapping[str, Override] = field(default_factory=dict)
     """What differs on one file system."""
 
-    def weight_on(self, file_system: str) -> float:
-        """Its weight there."""
-        weight = self.file_systems.get(file_system, NO_OVERRIDE).weight
-        return self.weight if weight is None else weight
-
-    def cap_on(self, file_system: str) -> Rates:
-        """Its cap there."""
-        return self.file_systems.get(file_system, NO_OVERRIDE).cap.over(self.cap)
-
-    def guarantee_on(self, file_system: str) -> Rates:
-        """Its guarantee there."""
-        return self.file_systems.get(file_system, NO_OVERRIDE).guarantee.over(self.guarantee)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserRule(Rule):
-    """What the jobs of one user may have together."""
+    def on(self, file_system: str) -> Self:
+        """The rule as it holds there."""
+        differs = self.file_systems.get(file_system)
+        if differs is None:
+            return self
+        weight = self.weight if differs.weight is None else differs.weight
+        cap, guarantee = differs.cap.over(self.cap), differs.guarantee.over(self.guarantee)
+        return replace(self, weight=weight, cap=cap, guarantee=guarantee)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,15 +194,15 @@ class Policy:
     """What each job may have on a plane that has heard nothing for so long; None: it runs free."""
 
     file_systems: Mapping[str, SharedFileSystem] = field(default_factory=dict)
-    users: Mapping[str, UserRule] = field(default_factory=dict)
+    users: Mapping[str, Rule] = field(default_factory=dict)
     """By name; `*` is for all others."""
 
     jobs: Mapping[str, JobRule] = field(default_factory=dict)
     """By name; `*` is for all others."""
 
-    def user(self, name: str) -> UserRule:
+    def user(self, name: str) -> Rule:
         """The rule for a user."""
-        return self.users.get(name) or self.users.get("*") or UserRule()
+        return self.users.get(name) or self.users.get("*") or Rule()
 
     def job(self, name: str, user: str) -> JobRule:
         """The rule for a job of a user."""
@@ -238,13 +225,6 @@ class PolicyChange:
     at: str
     before: str | None
     after: str | None
-
-    def __str__(self) -> str:
-        if self.before is None:
-            return f"+ {self.at}: {self.after}"
-        if self.after is None:
-            return f"- {self.at}: {self.before}"
-        return f"~ {self.at}: {self.before} -> {self.after}"
 
 
 def changes(before: Policy, after: Policy) -> list[PolicyChange]:

@@ -19,8 +19,8 @@ from headrace.control.policy import (
     Policy,
     PolicyError,
     Rates,
+    Rule,
     SharedFileSystem,
-    UserRule,
     amount,
     amount_text,
 )
@@ -28,7 +28,6 @@ from headrace.control.policy import (
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-    from headrace.control.policy import Rule
 
 _SLACK = 1 + 1e-9
 
@@ -85,7 +84,7 @@ def _path_problems(policy: Policy) -> Iterator[str]:
 def _own(policy: Policy, at: str, rule: Rule) -> Iterator[str]:
     """A guarantee above its own cap, or above what there is."""
     for name in {OTHER, *policy.file_systems}:
-        guarantee, cap = rule.guarantee_on(name), rule.cap_on(name)
+        guarantee, cap = rule.on(name).guarantee, rule.on(name).cap
         system = policy.file_systems.get(name)
         for resource in RESOURCES:
             wanted, most = getattr(guarantee, resource), getattr(cap, resource)
@@ -117,7 +116,7 @@ def _sums(policy: Policy) -> Iterator[str]:
                 wanted = {
                     who: value
                     for who, rule in rules.items()
-                    if (value := getattr(rule.guarantee_on(name), resource)) is not None
+                    if (value := getattr(rule.on(name).guarantee, resource)) is not None
                 }
                 if sum(wanted.values()) > there * _SLACK:
                     who = ", ".join(sorted(wanted))
@@ -133,11 +132,11 @@ def _job_against_user(policy: Policy) -> Iterator[str]:
         for resource in RESOURCES:
             wanted: dict[str, dict[str, float]] = {}
             for job, rule in policy.jobs.items():
-                value = getattr(rule.guarantee_on(name), resource)
+                value = getattr(rule.on(name).guarantee, resource)
                 if rule.user is not None and value is not None:
                     wanted.setdefault(rule.user, {})[job] = value
             for user, jobs in wanted.items():
-                most = getattr(policy.user(user).cap_on(name), resource)
+                most = getattr(policy.user(user).on(name).cap, resource)
                 if most is not None and sum(jobs.values()) > most * _SLACK:
                     yield (
                         f"jobs {', '.join(sorted(jobs))}: {resource} of "
@@ -172,7 +171,7 @@ def _load(text: str) -> Any:
     # libyaml's parser where PyYAML has it: a document of a megabyte takes the other one ten seconds.
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class Loader(base):  # type: ignore[misc]
+    class UniqueKeys(base):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[str] = set()
             for key, _ in node.value:
@@ -185,7 +184,7 @@ def _load(text: str) -> Any:
 
     try:
         _expect_plain(yaml, text, base)
-        return yaml.load(text, Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, UniqueKeys)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, ValueError) as e:
         raise PolicyError([f"it is no YAML: {' '.join(str(e).split())}"]) from e
 
@@ -245,7 +244,7 @@ class _Reading:
                 "lease_s": self._number(*LEASE_S),
                 "when_expired": self._when_expired,
                 "file_systems": self._named(self._object(SharedFileSystem, system)),
-                "users": self._named(self._object(UserRule, rule)),
+                "users": self._named(self._object(Rule, rule)),
                 "jobs": self._named(self._object(JobRule, job)),
             },
         )

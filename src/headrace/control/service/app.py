@@ -40,7 +40,7 @@ SAVE_S = 1.0
 """How often running leases are written down."""
 
 
-class Controller:
+class ControlService:
     """The controller, without its sockets.
 
     Args:

@@ -164,11 +164,6 @@ class Database:
     def save_policy(self, document: dict[str, Any], who: str, at: str) -> int:
         """Keep a policy; returns its version.
 
-        Args:
-            document: as `policy_document` gives it.
-            who: applied it.
-            at: when, for people.
-
         Raises:
             ControlError: it cannot be kept, so it does not hold.
         """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.control.client import Client, Endpoint
 from headrace.control.metrics import JobLabels, address_of, serve_metrics
-from headrace.control.service.app import Controller
+from headrace.control.service.app import ControlService
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database
 from headrace.control.service.http import HttpListener, HttpServer, listen_tcp
@@ -124,7 +124,7 @@ async def _serve(
     def end() -> None:
         server.should_exit = True
 
-    controller = Controller(
+    controller = ControlService(
         database, tokens=tokens, certificates=options.tls_ca is not None, fenced=end
     )
     server = HttpServer(controller.app, listeners)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.utils import data as torch_data
 
-from headrace.control import tune
+from headrace.control import Plane
 from headrace.control.limits import Bounds, Limits, read_limits
 from headrace.io.replaced import real_open
 from headrace.plane.batch_trace import BatchTrace, read_record
@@ -26,7 +26,6 @@ from headrace.plane.read_ahead import ReadAhead
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.control import Plane
     from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
 
 
@@ -39,7 +38,7 @@ READS_MAX = 128
 
 def tuned(ahead: ReadAhead) -> Plane:
     """Return the handle to keep beside the read-ahead; `wake` it while files are read."""
-    return tune(
+    return Plane(
         f"files read ahead in process {os.getpid()}",
         [ahead],
         ahead.consumer,
