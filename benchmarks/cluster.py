@@ -35,7 +35,9 @@ from cluster.simulated import simulated_cluster
 from cluster.slurm import Slurm, missing
 from headrace.cluster.executor import Submission
 from headrace.cluster.local.executor import LocalExecutor
-from headrace.cluster.slurm import Commands, SlurmExecutor, read_snapshot
+from headrace.cluster.slurm.commands import Commands
+from headrace.cluster.slurm.executor import SlurmExecutor
+from headrace.cluster.slurm.scontrol import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

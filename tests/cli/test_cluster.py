@@ -12,7 +12,7 @@ import time
 import pytest
 
 from cluster.clusters import busy, mixed
-from headrace.cluster.request import ASKS
+from headrace.cluster.request import JOB_OPTIONS
 from headrace.cluster.snapshot import load_snapshot, save_snapshot
 
 SCRIPT = "#!/bin/bash\n#SBATCH --job-name=ünï\nsrun true\n"
@@ -37,7 +37,7 @@ def batch(run, *words):
 def test_each_row_of_the_table_is_an_option(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     shown = {name: run("cluster", name, "--help").out for name in ("run", "batch")}
-    for ask in ASKS:
+    for ask in JOB_OPTIONS:
         for flag in ask.flags:
             assert f"{flag}" in shown["batch"]
         only_batch = ask.field in ("array", "output", "error", "requeue")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from headrace.cluster.executor import JobState
-from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
+from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
 
 NOW_S = 1_790_000_000.0
 
@@ -98,12 +98,12 @@ def busy():
         "submitted_s": NOW_S - 600,
     }
     jobs = [
-        Job(
+        ClusterJob(
             "101", "resnet", "ann", nodes=("gpu0",), node_count=1, cpu_count=8, gpu_count=1, memory_mib=30_000,
             allocations=(Allocation("gpu0", 8, 30_000, 1, (2,)),), started_s=NOW_S - 3600,
             limit_minutes=240, **running,
         ),
-        Job(
+        ClusterJob(
             "102", "llm-pretrain", "bob", nodes=("gpu0", "gpu1"), node_count=2, cpu_count=40, gpu_count=5,
             memory_mib=158_000,
             allocations=(
@@ -111,12 +111,12 @@ def busy():
             ),
             started_s=NOW_S - 7200, limit_minutes=None, **running,
         ),
-        Job("103_1", "sweep", "ann", reason="Resources", gpu_count=4, node_count=1, cpu_count=32,
+        ClusterJob("103_1", "sweep", "ann", reason="Resources", gpu_count=4, node_count=1, cpu_count=32,
             started_s=NOW_S + 5400, limit_minutes=60, priority=900, **waiting),
-        Job("103_[2-9]", "sweep", "ann", reason="Priority", gpu_count=4, node_count=1, cpu_count=32,
+        ClusterJob("103_[2-9]", "sweep", "ann", reason="Priority", gpu_count=4, node_count=1, cpu_count=32,
             limit_minutes=60, priority=800, **waiting),
-        Job("104", "eval", "eve", reason="Dependency", gpu_count=1, node_count=1, cpu_count=4, limit_minutes=30,
-            priority=100, **waiting),
+        ClusterJob("104", "eval", "eve", reason="Dependency", gpu_count=1, node_count=1, cpu_count=4,
+            limit_minutes=30, priority=100, **waiting),
     ]  # fmt: skip
     partition = Partition("main", tuple(n.name for n in nodes), is_default=True, max_minutes=1440)
     return cluster(nodes, [partition], jobs, name="four")
@@ -126,7 +126,7 @@ def huge(nodes=5000, jobs=50_000, seed=7):
     """A cluster of many nodes and jobs: each node of 8 GPUs, a tenth away, most of the jobs waiting."""
     chance = random.Random(seed)
     made = []
-    running: list[Job] = []
+    running: list[ClusterJob] = []
     users = [f"user{i:03d}" for i in range(400)]
     for i in range(nodes):
         name = f"node{i:04d}"
@@ -140,7 +140,7 @@ def huge(nodes=5000, jobs=50_000, seed=7):
             here += got
             job = str(100_000 + len(running))
             running.append(
-                Job(
+                ClusterJob(
                     job, f"train-{job}", chance.choice(users), "ml", "main", JobState.RUNNING, nodes=(name,),
                     allocations=(Allocation(name, 16 * len(got), 100_000, len(got), got),),
                     cpu_count=16 * len(got),
@@ -163,7 +163,7 @@ def huge(nodes=5000, jobs=50_000, seed=7):
             )
         )
     waiting = [
-        Job(
+        ClusterJob(
             str(500_000 + i), f"wait-{i}", chance.choice(users), "ml", "main", JobState.PENDING,
             reason=chance.choice(("Priority", "Priority", "Resources", "QOSMaxJobsPerUserLimit")), gpu_count=8,
             node_count=1, cpu_count=64, submitted_s=NOW_S - i, limit_minutes=600, priority=jobs - i,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 
-from headrace.cluster.hostlist import compress_hosts
-from headrace.cluster.slurm.snapshot import ScontrolOutput
+from headrace.cluster.notation import compress_hosts
+from headrace.cluster.slurm.scontrol import ScontrolOutput
 
 TAKEN_S = 1795332994.0
 GPUS = 8

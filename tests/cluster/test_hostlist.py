@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster.hostlist import compress_hosts, expand_hosts, expand_indices
+from headrace.cluster.notation import compress_hosts, expand_hosts, expand_indices
 
 NAMES = st.builds(
     lambda head, number, width, tail: f"{head}{number:0{width}d}{tail}",

@@ -198,7 +198,6 @@ def test_a_shell():
 def test_a_command_without_a_terminal():
     plan = run_plan(["python", "a b.py"], terminal=False, gpus="1")
     assert plan.command[-5:] == ("srun", "--interactive", "--preserve-env", "python", "a b.py")
-    assert plan.inner == ("python", "a b.py")
     assert "--job-name=python" in plan.command
 
 
@@ -217,10 +216,10 @@ def test_in_containers():
 
 def test_with_modules():
     plan = run_plan(["python", "x"], SITE, gpus="1", modules=["cuda"])
-    assert plan.inner[:2] == ("bash", "-c")
-    assert plan.inner[2].endswith('exec "$@"')
-    assert "module load slurm cuda" in plan.inner[2]
-    assert plan.inner[3:] == ("bash", "python", "x")
+    *_, bash, option, text, name, program, argument = plan.command
+    assert (bash, option, name, program, argument) == ("bash", "-c", "bash", "python", "x")
+    assert text.endswith('exec "$@"')
+    assert "module load slurm cuda" in text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from cluster.clusters import NOW_S, busy, cluster, hal, huge, node
 from headrace.cli.cluster_queue import queue_view, span_text
 from headrace.cluster.executor import JobState
 from headrace.cluster.queue_view import queue_board, reason_text, task_count
-from headrace.cluster.snapshot import Allocation, Job, Partition
+from headrace.cluster.snapshot import Allocation, ClusterJob, Partition
 
 HERE = Path(__file__).parent
 STALLS = {"102": 0.31, "101": 0.02}
@@ -57,7 +57,7 @@ def test_who_has_which_gpu():
 
 def test_gpus_whose_indices_nobody_says_are_counted_once():
     """An old Slurm says that two of a job's GPUs are on the node, and not which."""
-    job = Job("7", "x", "ann", "a", "p", JobState.RUNNING, nodes=("n",), gpu_count=2,
+    job = ClusterJob("7", "x", "ann", "a", "p", JobState.RUNNING, nodes=("n",), gpu_count=2,
               allocations=(Allocation("n", 8, 1, 2),), started_s=NOW_S)  # fmt: skip
     partitions = [Partition("p", ("n",))]
     row = queue_board(cluster([node("n", 4)], partitions, [job])).nodes[0]
@@ -67,7 +67,7 @@ def test_gpus_whose_indices_nobody_says_are_counted_once():
 
 
 def test_indices_beyond_a_nodes_gpus_do_no_harm():
-    job = Job("7", "x", "ann", "a", "p", JobState.RUNNING, nodes=("n",),
+    job = ClusterJob("7", "x", "ann", "a", "p", JobState.RUNNING, nodes=("n",),
               allocations=(Allocation("n", 8, 1, 1, (9,)),))  # fmt: skip
     board = queue_board(
         cluster([node("n", 2, gpus_allocated=(9,))], [Partition("p", ("n",))], [job])
@@ -177,7 +177,9 @@ def test_nodes_that_are_alike_share_a_line():
 
 
 def test_names_cannot_move_the_cursor():
-    job = Job("7", "\x1b[2J\nx", "\x1b[31mann", "a", "p", JobState.PENDING, reason="\x1b]0;x\x07")
+    job = ClusterJob(
+        "7", "\x1b[2J\nx", "\x1b[31mann", "a", "p", JobState.PENDING, reason="\x1b]0;x\x07"
+    )
     shown = screen(queue_board(cluster([node("n")], [Partition("p", ("n",))], [job])), 200)
     assert "\x1b" not in shown
     assert "\x07" not in shown

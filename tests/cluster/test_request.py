@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cluster.notation import memory_mib
 from headrace.cluster.request import (
-    ASKS,
+    JOB_OPTIONS,
     WORDS_OF_OURS,
-    Kind,
-    Request,
-    memory_mib,
+    JobRequest,
+    OptionKind,
     read_request,
     request_of_words,
 )
@@ -21,32 +21,32 @@ from headrace.errors import ClusterRequestError
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {
-    Kind.TEXT: ("x", "x"), Kind.TEXTS: (["a", "b"], ("a", "b")), Kind.COUNT: ("3", 3), Kind.GPUS: ("3", 3),
-    Kind.MEMORY: ("2G", 2048), Kind.FLAG: (True, True),
+    OptionKind.TEXT: ("x", "x"), OptionKind.TEXTS: (["a", "b"], ("a", "b")), OptionKind.COUNT: ("3", 3),
+    OptionKind.GPUS: ("3", 3), OptionKind.MEMORY: ("2G", 2048), OptionKind.FLAG: (True, True),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("ask", ASKS, ids=lambda a: a.field)
+@pytest.mark.parametrize("ask", JOB_OPTIONS, ids=lambda a: a.field)
 def test_each_row_is_read(ask):
     written, meant = VALUES[ask.kind]
     request = read_request({ask.field: written}, "test")
     assert getattr(request, ask.field) == meant
     assert request.said() == {ask.field}
     if ask.slurm:
-        word = Word(ask.slurm, None if ask.kind is Kind.FLAG else str(written))
-        assert getattr(request_of_words([word], "test")[0], ask.field) == meant
+        word = Word(ask.slurm, None if ask.kind is OptionKind.FLAG else str(written))
+        assert getattr(request_of_words([word], "test"), ask.field) == meant
 
 
 def test_rows_and_fields_are_the_same():
-    assert [ask.field for ask in ASKS] == list(Request.__slots__)
-    flags = [flag for ask in ASKS for flag in ask.flags]
+    assert [ask.field for ask in JOB_OPTIONS] == list(JobRequest.__slots__)
+    flags = [flag for ask in JOB_OPTIONS for flag in ask.flags]
     assert len(flags) == len(set(flags))
 
 
 def test_each_row_is_documented():
     page = (ROOT / "docs/howto/cluster.md").read_text()
     rows = dict(re.findall(r"^\| `(--[a-z-]+)`[^|]*\| ([^|]+) \|", page, re.MULTILINE))
-    assert rows == {ask.flag: ask.help for ask in ASKS}
+    assert rows == {ask.flag: ask.help for ask in JOB_OPTIONS}
 
 
 @pytest.mark.parametrize(
@@ -99,20 +99,19 @@ def test_zero_memory_is_said():
 
 
 def test_what_is_said_nearer_wins():
-    near, far = Request(gpus=4, name="a"), Request(gpus=8, partition="p")
-    assert near.over(far) == Request(gpus=4, name="a", partition="p")
+    near, far = JobRequest(gpus=4, name="a"), JobRequest(gpus=8, partition="p")
+    assert near.over(far) == JobRequest(gpus=4, name="a", partition="p")
 
 
-def test_the_last_directive_wins_and_others_words_are_kept():
+def test_the_last_directive_wins_and_others_words_are_passed_over():
     words = [Word("nodes", "1"), Word("mail-type", "END"), Word("nodes", "2")]
-    assert request_of_words(words, "x") == (Request(nodes=2), [Word("mail-type", "END")])
+    assert request_of_words(words, "x") == JobRequest(nodes=2)
 
 
 def test_hals_words_are_known():
     words = [Word(name, "3") for name in sorted(WORDS_OF_OURS - {"node-type", "cpu-per-gpu"})]
-    request, others = request_of_words(words, "x")
-    assert others == []
-    assert request == Request(
+    request = request_of_words(words, "x")
+    assert request == JobRequest(
         cpus_per_gpu=3, error="3", name="3", node_type="3", output="3", container="3"
     )
 
@@ -120,7 +119,7 @@ def test_hals_words_are_known():
 def test_what_slurm_reads_otherwise_is_left_to_it():
     """`sbatch` takes more than the table: ranges of nodes, several types of GPUs."""
     words = [Word("nodes", "2-4"), Word("gpus", "a100:2,h100:2"), Word("mem", "3.5G")]
-    assert request_of_words(words, "x") == (Request(), words)
+    assert request_of_words(words, "x") == JobRequest()
 
 
 def test_an_unknown_option_of_ours_is_an_error():

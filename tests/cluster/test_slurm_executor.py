@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.executor_tests import ExecutorTests
-from headrace.cluster.slurm import SlurmExecutor
+from headrace.cluster.slurm.executor import SlurmExecutor
 
 
 @pytest.mark.usefixtures("slurm")

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.cluster.executor import JobState, SchedulerUnavailable, Submission, executor
-from headrace.cluster.slurm import (
-    Commands,
-    SlurmExecutor,
-    read_accounting,
-    read_snapshot,
-)
-from headrace.cluster.slurm.commands import refusal
+from headrace.cluster.slurm.accounting import read_accounting
+from headrace.cluster.slurm.commands import Commands, refusal
+from headrace.cluster.slurm.executor import SlurmExecutor
+from headrace.cluster.slurm.scontrol import read_snapshot
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from cluster.simulated import simulated_cluster
 from headrace.cluster.executor import JobState
-from headrace.cluster.slurm import read_accounting, read_snapshot
+from headrace.cluster.slurm.accounting import read_accounting
 from headrace.cluster.slurm.commands import Commands
+from headrace.cluster.slurm.scontrol import read_snapshot
 from tests_shared import until
 
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from headrace.cluster.executor import JobState, Submission, executor
-from headrace.cluster.slurm import Commands, SlurmExecutor, read_snapshot
+from headrace.cluster.slurm.commands import Commands
+from headrace.cluster.slurm.executor import SlurmExecutor
+from headrace.cluster.slurm.scontrol import read_snapshot
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 from tests_shared import until
 

@@ -12,23 +12,22 @@ from headrace.cluster.slurm.accounting import (
     read_completed,
     read_sacct,
 )
-from headrace.cluster.slurm.executor import read_statuses
-from headrace.cluster.slurm.snapshot import read_jobs, read_nodes, read_partitions
-from headrace.cluster.snapshot import Allocation, Job, Node
+from headrace.cluster.slurm.scontrol import read_jobs, read_nodes, read_partitions, read_statuses
+from headrace.cluster.snapshot import Allocation, ClusterJob, Node
 from headrace.errors import ClusterError
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TEXT = ("20.11", "25.05")
 
 JOBS = (
-    Job(
+    ClusterJob(
         job_id="101", name="train it", user="ann", account="vision", partition="gpu",
         state=JobState.RUNNING, qos="normal", nodes=("gpu01",),
         allocations=(Allocation("gpu01", cpus=4, memory_mib=8192, gpu_count=1, gpus=(1,)),),
         node_count=1, cpu_count=4, gpu_count=1, memory_mib=8192, submitted_s=1795332993.0,
         started_s=1795332994.0, limit_minutes=2160, priority=4294,
     ),
-    Job(
+    ClusterJob(
         job_id="102_[3-9]", name="sweep", user="ann", account="vision", partition="gpu",
         state=JobState.PENDING, reason="JobArrayTaskLimit", qos="normal", node_count=1, cpu_count=4,
         gpu_count=1, memory_mib=8192, submitted_s=1795332993.0, limit_minutes=2160, priority=4294,

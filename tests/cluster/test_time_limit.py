@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cluster.request import read_minutes, slurm_time, time_text
+from headrace.cluster.notation import read_minutes, slurm_time, time_text
 from headrace.errors import ClusterRequestError
 
 NUMBERS = st.integers(0, 400)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster.clusters import busy, hal, mixed
-from headrace.cluster.request import ASKS
+from headrace.cluster.request import JOB_OPTIONS
 from headrace.cluster.snapshot import save_snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -253,7 +253,7 @@ def test_h3_help_documentation_and_checks_come_from_one_table(sw, run_help):
     page = (ROOT / "docs/howto/cluster.md").read_text()
     swrun = re.sub(r"\s+", " ", sw("swrun", "-h").out)
     batch = re.sub(r"\s+", " ", run_help("cluster", "batch"))
-    for ask in ASKS:
+    for ask in JOB_OPTIONS:
         assert f"| `{ask.flag}" in page
         assert ask.flag in batch
         assert ask.help in batch

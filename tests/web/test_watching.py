@@ -7,7 +7,7 @@ import pytest
 from control.service import controller, parent
 from headrace.base.job import JobIdentity
 from headrace.cluster.executor import JobState
-from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
+from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
 from headrace.control.client import Client, Endpoint
 from headrace.errors import TelemetryError
 from headrace.insight.usage import starving_of
@@ -85,11 +85,11 @@ def snapshot():
                     partitions=("gpu",), **more)  # fmt: skip
 
     jobs = (
-        Job("17", "train", "ann", "proj", "gpu", JobState.RUNNING, nodes=("n1", "n2"), gpu_count=4,
+        ClusterJob("17", "train", "ann", "proj", "gpu", JobState.RUNNING, nodes=("n1", "n2"), gpu_count=4,
             allocations=(Allocation("n1", 4, 10, 2, (1, 3)), Allocation("n2", 4, 10, 2))),
-        Job("20", "unseen", "bob", "proj", "gpu", JobState.RUNNING, nodes=("n1",), gpu_count=1,
+        ClusterJob("20", "unseen", "bob", "proj", "gpu", JobState.RUNNING, nodes=("n1",), gpu_count=1,
             allocations=(Allocation("n1", 4, 10, 1, (0,)),)),
-        Job("21", "later", "bob", "proj", "gpu", JobState.PENDING),
+        ClusterJob("21", "later", "bob", "proj", "gpu", JobState.PENDING),
     )  # fmt: skip
     nodes = (node("n1", 4, (0, 1, 3)), node("n2", 2, (0, 1)),
              Node("n3", ("down",), 8, 1, 8, 1, 1000, gpus=1, partitions=("gpu",), reason="burnt"))  # fmt: skip

@@ -12,7 +12,7 @@ from typer import Argument, Option
 from headrace.cli import exit_codes
 from headrace.cli.options import CommandGroup, Group, Json, JsonOutput, Quiet
 from headrace.cli.printing import Output
-from headrace.cluster.request import ASKS, Ask, Kind
+from headrace.cluster.request import JOB_OPTIONS, JobOption, OptionKind
 
 if TYPE_CHECKING:
     from headrace.cli.cluster_submit import Asked
@@ -43,7 +43,7 @@ def _asked(
 
 def _asking(*without: str) -> Group:
     """Options for what can be asked of a cluster, made of its table, without some fields."""
-    asks = {ask.field: _option(ask) for ask in ASKS if ask.field not in without}
+    asks = {option.field: _option(option) for option in JOB_OPTIONS if option.field not in without}
     dry_run = typer.Option(
         "--dry-run", help="Print what would be submitted, byte for byte; submit nothing."
     )
@@ -54,11 +54,13 @@ def _asking(*without: str) -> Group:
     )  # fmt: skip
 
 
-def _option(ask: Ask) -> Any:
-    kind: Any = {Kind.FLAG: bool, Kind.TEXTS: list[str] | None}.get(ask.kind, str | None)
-    metavar = None if ask.kind is Kind.FLAG else ask.metavar or ask.kind.value
-    option = typer.Option(*ask.flags, help=ask.help, metavar=metavar, show_default=False)
-    return Annotated[kind, option]
+def _option(option: JobOption) -> Any:
+    kind: Any = {OptionKind.FLAG: bool, OptionKind.TEXTS: list[str] | None}.get(
+        option.kind, str | None
+    )
+    metavar = None if option.kind is OptionKind.FLAG else option.metavar or option.kind.value
+    shown = typer.Option(*option.flags, help=option.help, metavar=metavar, show_default=False)
+    return Annotated[kind, shown]
 
 
 _OURS_END = {"allow_interspersed_args": False}

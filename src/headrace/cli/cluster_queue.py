@@ -22,7 +22,7 @@ from headrace.base.text import count_text, counted, printable
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output, plain
 from headrace.cli.printing import watch as watch_frames
-from headrace.cluster.hostlist import compress_hosts
+from headrace.cluster.notation import compress_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -421,7 +421,7 @@ class Selection:
     ) -> None:
         import getpass
 
-        from headrace.cluster.hostlist import expand_hosts
+        from headrace.cluster.notation import expand_hosts
 
         named = [name for text in users for name in text.split(",") if name]
         self.users = [getpass.getuser() if name == "me" else name for name in named]

@@ -14,8 +14,9 @@ from headrace.cli import exit_codes
 from headrace.cli.printing import Output
 from headrace.cluster.executor import EXECUTOR_VARIABLE, executor, executor_name
 from headrace.cluster.local.executor import foreground_environment
+from headrace.cluster.notation import read_minutes, time_text
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
-from headrace.cluster.request import read_minutes, read_request, time_text
+from headrace.cluster.request import read_request
 from headrace.cluster.site import find_site, read_site
 from headrace.errors import ClusterError
 
@@ -82,7 +83,7 @@ def cluster_snapshot(
         from headrace.cluster.local.executor import local_snapshot, with_local_jobs
 
         return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
-    from headrace.cluster.slurm import read_snapshot
+    from headrace.cluster.slurm.scontrol import read_snapshot
 
     return read_snapshot(jobs=jobs)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cli.printing import Output
-from headrace.cluster.request import ASKS, Kind
+from headrace.cluster.request import JOB_OPTIONS, OptionKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,19 +95,19 @@ def _parser(name: str, what: str) -> argparse.ArgumentParser:
 def _add_asks(
     parser: argparse.ArgumentParser, *, letters: bool, without: Sequence[str] = ()
 ) -> None:
-    for ask in ASKS:
-        if ask.field in without:
+    for option in JOB_OPTIONS:
+        if option.field in without:
             continue
-        names = [f"-{ask.hal}"] if letters and ask.hal else []
-        names += [ask.flag, *(f"--{word}" for word in ask.words)]
-        help_text = _SIZES if ask.field == "partition" else ask.help.replace("%", "%%")
-        if ask.kind is Kind.FLAG:
-            parser.add_argument(*names, dest=ask.field, action="store_true", help=help_text)
+        names = [f"-{option.hal}"] if letters and option.hal else []
+        names += [option.flag, *(f"--{word}" for word in option.words)]
+        help_text = _SIZES if option.field == "partition" else option.help.replace("%", "%%")
+        if option.kind is OptionKind.FLAG:
+            parser.add_argument(*names, dest=option.field, action="store_true", help=help_text)
         else:
-            action = "append" if ask.kind is Kind.TEXTS else "store"
-            metavar = ask.metavar or ask.kind.value
+            action = "append" if option.kind is OptionKind.TEXTS else "store"
+            metavar = option.metavar or option.kind.value
             parser.add_argument(
-                *names, dest=ask.field, action=action, metavar=metavar, help=help_text
+                *names, dest=option.field, action=action, metavar=metavar, help=help_text
             )
     parser.add_argument("--executor", metavar="NAME", help="slurm or local")
     parser.add_argument("--site", type=Path, metavar="FILE", help="the site's file")
@@ -119,7 +119,7 @@ def _add_asks(
 def _asked(given: argparse.Namespace) -> Any:
     from headrace.cli.cluster_submit import Asked
 
-    values = {ask.field: getattr(given, ask.field, None) for ask in ASKS}
+    values = {option.field: getattr(given, option.field, None) for option in JOB_OPTIONS}
     return Asked(values, given.executor, given.site, given.source, given.dry_run, hal=True)
 
 

@@ -9,13 +9,15 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+T = TypeVar("T")
 
 
 class SchedulerUnavailable(ClusterError):
@@ -116,7 +118,10 @@ class Executor(ABC):
     """The first and the longest pause between two looks at jobs, and how much longer each is than the last."""
 
     outage_s: float = 0.0
-    """How long `wait` bears that a scheduler does not answer."""
+    """How long `wait` and `logs` bear that a scheduler does not answer."""
+
+    output_hint: str | None = None
+    """Where else to look for output that cannot be read."""
 
     @abstractmethod
     def submit(self, submission: Submission) -> str:
@@ -135,16 +140,17 @@ class Executor(ABC):
         """Have jobs start again under their numbers: those that run are ended first."""
 
     @abstractmethod
-    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
-        """What the job printed, piece by piece; with `follow` until it is over."""
-
-    @abstractmethod
     def forgotten(self, job_id: str) -> JobStatus:
         """What stands for a job that is not known, or not any more: its state is UNKNOWN."""
 
     @abstractmethod
     def not_known(self, job_id: str) -> ClusterError:
         """The error where somebody asks for such a job."""
+
+    def no_output(self, job_id: str) -> ClusterError | None:
+        """The error where a job's output file is not known; None: it will be, once the job begins."""
+        del job_id
+        return None
 
     def wait(
         self, job_ids: Sequence[str], timeout_s: float | None = None
@@ -155,35 +161,26 @@ class Executor(ABC):
             ClusterTimeout: some are not, after so long.
             ClusterError: the scheduler was away for longer than `outage_s`.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause, longest, growth = self.poll_s
-        away_since: float | None = None
+        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        unfinished: list[JobStatus] = []
+        patience = _Patience(self)
         while True:
-            unfinished: list[JobStatus] = []
-            try:
-                statuses = {
-                    job_id: known or [self.forgotten(job_id)]
-                    for job_id, known in self.status(job_ids).items()
-                }
-                away_since = None
+            statuses = patience.look(lambda: self.status(job_ids))
+            if statuses is not None:
+                statuses = {j: known or [self.forgotten(j)] for j, known in statuses.items()}
                 unfinished = [
                     s for known in statuses.values() for s in known
                     if not s.state.is_over and s.state is not JobState.UNKNOWN
                 ]  # fmt: skip
                 if not unfinished:
                     return statuses
-            except (SchedulerUnavailable, ClusterTimeout):
-                away_since = away_since or time.monotonic()
-                if time.monotonic() - away_since > self.outage_s:
-                    raise
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 states = ", ".join(f"{s.job_id} is {s.state}" for s in unfinished[:5])
                 raise ClusterTimeout(
                     f"not all jobs are over after {timeout_s:g} s: {states or 'Slurm is away'}."
                 )
-            time.sleep(min(pause, deadline - now) if deadline is not None else pause)
-            pause = min(pause * growth, longest)
+            time.sleep(min(patience.pause_s, left_s))
 
     def one(self, job_id: str) -> JobStatus:
         """The status of a job that is no array.
@@ -202,6 +199,91 @@ class Executor(ABC):
             )
         return known[0]
 
+    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:  # noqa: C901 - one loop
+        """What the job printed, piece by piece; with `follow` until it is over.
+
+        The file may come late. If it is shorter than what was read (a job that was requeued writes anew), it is
+        read from its beginning.
+
+        Raises:
+            ClusterRequestError: it is an array; its tasks have logs.
+            ClusterError: the job, or its output, is not known, or cannot be read here.
+        """
+        status, position, over = self.one(job_id), 0, False
+        patience = _Patience(self)
+        while True:
+            if follow and patience.is_time:
+                over = bool(patience.look(lambda: self._is_over(job_id)))
+            if status.output is None:
+                if error := self.no_output(job_id):
+                    raise error
+                status = self.one(job_id)
+            try:
+                if status.output is not None:
+                    if status.output.stat().st_size < position:
+                        position = 0
+                    for piece in _pieces(status.output, position):
+                        position += len(piece)
+                        yield piece
+            except OSError as e:
+                is_late = isinstance(e, FileNotFoundError)
+                if not is_late or (not follow and self.one(job_id).state.is_over):
+                    raise self._unreadable(status, e) from e
+            if over or not follow:
+                return
+            time.sleep(_POLL_S)
+
+    def _unreadable(self, status: JobStatus, error: OSError) -> ClusterError:
+        why = "it is not there" if isinstance(error, FileNotFoundError) else error.strerror
+        return ClusterError(
+            f"{status.output}: the output of job {status.job_id} cannot be read here: {why}. "
+            f"{status.reason}".rstrip(),
+            path=str(status.output),
+            next_step=self.output_hint,
+        )
+
+    def _is_over(self, job_id: str) -> bool:
+        return all(status.state.is_over for status in self.status([job_id])[job_id])
+
+
+_PIECE_BYTES = 1 << 16
+_POLL_S = 0.1
+
+
+def _pieces(path: Path, position: int) -> Iterator[bytes]:
+    with path.open("rb") as f:
+        f.seek(position)
+        while piece := f.read(_PIECE_BYTES):
+            yield piece
+
+
+class _Patience:
+    """Asks a scheduler more and more rarely, and bears that it is away for as long as its executor does."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.pause_s, self._longest_s, self._growth = executor.poll_s
+        self._outage_s = executor.outage_s
+        self._answered_s = time.monotonic()
+        self._next_s = 0.0
+
+    @property
+    def is_time(self) -> bool:
+        """Whether the pause since the last look is over."""
+        return time.monotonic() >= self._next_s
+
+    def look(self, ask: Callable[[], T]) -> T | None:
+        """What is answered; None while nobody does."""
+        answer = None
+        try:
+            answer = ask()
+            self._answered_s = time.monotonic()
+        except (SchedulerUnavailable, ClusterTimeout):
+            if time.monotonic() - self._answered_s > self._outage_s:
+                raise
+        self.pause_s = min(self.pause_s * self._growth, self._longest_s)
+        self._next_s = time.monotonic() + self.pause_s
+        return answer
+
 
 _ID = re.compile(r"(\d+)(?:_(\d+)|_\[([\d,:%-]+)\])?\Z")
 
@@ -217,51 +299,6 @@ def split_id(job_id: str) -> tuple[str, str | None]:
             f"{job_id!r} is no job id, expected a number, or number_task for a task of an array."
         )
     return match[1], match[2] or match[3]
-
-
-# -- what a job prints ---------------------------------------------------------------------------------
-
-_PIECE_BYTES = 1 << 16
-_POLL_S = 0.1
-
-
-def read_file(path: Path) -> Iterator[bytes]:
-    """What a file holds now, piece by piece.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as f:
-        while piece := f.read(_PIECE_BYTES):
-            yield piece
-
-
-def follow_file(path: Path, is_over: Callable[[], bool]) -> Iterator[bytes]:
-    """What a file holds and comes to hold, until it is over and all is read.
-
-    The file may come late. If it is shorter than what was read (a job that was requeued writes anew), it is
-    read from its beginning.
-
-    Args:
-        path: the file.
-        is_over: whether nothing will be written any more; asked after each look that found nothing new.
-    """
-    position = 0
-    while True:
-        over = is_over()  # before the look: what came before the end is seen
-        try:
-            with path.open("rb") as f:
-                if f.seek(0, 2) < position:
-                    position = 0
-                f.seek(position)
-                while piece := f.read(_PIECE_BYTES):
-                    position += len(piece)
-                    yield piece
-        except FileNotFoundError:
-            pass
-        if over:
-            return
-        time.sleep(_POLL_S)
 
 
 # -- the name of its output file -----------------------------------------------------------------------

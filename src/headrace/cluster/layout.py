@@ -13,21 +13,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cluster.request import (
-    Shorthand,
-    apply_shorthand,
-    read_minutes,
-    read_shorthand,
-    slurm_time,
-    time_text,
-)
+from headrace.cluster.notation import read_minutes, slurm_time, time_text
+from headrace.cluster.request import Shorthand, apply_shorthand, read_shorthand
 from headrace.cluster.script import Word
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from headrace.cluster.request import Request
+    from headrace.cluster.request import JobRequest
     from headrace.cluster.site import Site
     from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 
@@ -72,7 +66,7 @@ def is_away(node: Node) -> bool:
     return any(state.rstrip("*~#!%$@^-+") in _AWAY for state in node.states)
 
 
-def eligible(nodes: Sequence[Node], request: Request, site: Site) -> list[Node]:
+def eligible(nodes: Sequence[Node], request: JobRequest, site: Site) -> list[Node]:
     """The nodes that have what is asked for, apart from sizes."""
     able = [node for node in nodes if "future" not in node.states]
     if request.gpu_type:
@@ -165,7 +159,7 @@ class PartitionRefusal(ClusterRequestError):
 
 
 def candidates(
-    request: Request, snapshot: ClusterSnapshot, site: Site, *, minutes: int | None
+    request: JobRequest, snapshot: ClusterSnapshot, site: Site, *, minutes: int | None
 ) -> list[Partition]:
     """Partitions to try, the first one first: the named one, or the site's, the default, and the others.
 
@@ -331,7 +325,7 @@ class JobLayout:
 
 
 def lay_out(
-    request: Request, snapshot: ClusterSnapshot, site: Site, *, hal: bool = False
+    request: JobRequest, snapshot: ClusterSnapshot, site: Site, *, hal: bool = False
 ) -> JobLayout:
     """The layout of a request.
 
@@ -387,7 +381,7 @@ def _best_of(tried: list[PartitionRefusal]) -> ClusterRequestError:
 class _Wish:
     """One request, tried on partitions; `hours`: a number alone is a time limit in hours."""
 
-    request: Request
+    request: JobRequest
     short: Shorthand | None
     nodes: Mapping[str, Node]
     site: Site

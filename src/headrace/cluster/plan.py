@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,10 +19,10 @@ from headrace.cluster.executor import Submission
 from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
 from headrace.cluster.local.executor import local_snapshot
 from headrace.cluster.request import (
-    ASKS,
+    JOB_OPTIONS,
     WORDS_OF_OURS,
-    Kind,
-    Request,
+    JobRequest,
+    OptionKind,
     read_request,
     read_shorthand,
     request_of_words,
@@ -44,7 +44,7 @@ _MODULE = '. "${LMOD_PKG:-${MODULESHOME:-/usr/share/modules}}/init/sh"'
 """What defines `module` where the caller's shell did not bring it along."""
 
 
-def environment_lines(request: Request, site: Site) -> list[str]:
+def environment_lines(request: JobRequest, site: Site) -> list[str]:
     """Lines of POSIX shell; none where nothing is asked for. What fails ends the job, with the reason."""
     lines: list[str] = []
     if request.modules:
@@ -84,9 +84,9 @@ _SIZES: Final = frozenset({
 _IN_GPUS: Final = frozenset({"gpus", "cpus-per-gpu", "mem-per-gpu"})
 """Those that leave the layout open."""
 
-_SIZE_FIELDS: Final = frozenset(ask.field for ask in ASKS if ask.slurm in _SIZES)
+_SIZE_FIELDS: Final = frozenset(option.field for option in JOB_OPTIONS if option.slurm in _SIZES)
 _LAID_OUT: Final = _SIZE_FIELDS | {"partition", "time", "node_type", "gpu_type"}
-_VARIABLES: Final = {ask.slurm: ask.variable for ask in ASKS if ask.variable} | {
+_VARIABLES: Final = {option.slurm: option.variable for option in JOB_OPTIONS if option.variable} | {
     "gres": "SBATCH_GRES"
 }
 
@@ -100,19 +100,14 @@ class Cluster:
         site: what is special.
         hal: speak HAL's dialect.
         local: it is this machine, and has as many "GPUs" as a request asks for.
-        environment: of the caller; None: this process's.
+        environment: of the caller.
     """
 
     snapshot: ClusterSnapshot
     site: Site
     hal: bool = False
     local: bool = False
-    environment: Mapping[str, str] | None = None
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The environment."""
-        return os.environ if self.environment is None else self.environment
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +141,11 @@ class RunPlan:
 
     Attributes:
         command: that is run.
-        inner: what runs on the first node, without Slurm's part.
         layout: what is asked for.
         remarks: what was decided.
     """
 
     command: tuple[str, ...]
-    inner: tuple[str, ...]
     layout: JobLayout
     remarks: tuple[str, ...]
 
@@ -161,7 +154,7 @@ class RunPlan:
 
 
 def plan_batch(
-    data: bytes, name: str, asked: Request, cluster: Cluster, arguments: Sequence[str] = ()
+    data: bytes, name: str, asked: JobRequest, cluster: Cluster, arguments: Sequence[str] = ()
 ) -> BatchPlan:
     """A script made ready.
 
@@ -178,10 +171,14 @@ def plan_batch(
     script = read_script(data, name, WORDS_OF_OURS)
     written = _Written.of(script)
     env = read_request(
-        {ask.field: cluster.env.get(ask.variable, "") for ask in ASKS if ask.variable},
+        {
+            option.field: cluster.environment.get(option.variable, "")
+            for option in JOB_OPTIONS
+            if option.variable
+        },
         "SBATCH_ variables",
     )
-    site = Request(account=cluster.site.account, qos=cluster.site.qos)
+    site = JobRequest(account=cluster.site.account, qos=cluster.site.qos)
     nearer = asked.over(env).over(written.ours)
     remarks = list(script.remarks)
     below = written.slurm
@@ -202,8 +199,10 @@ def plan_batch(
         text = _wrapped(script, words, preamble, disabled)
     else:
         text = script.with_lines(words, preamble, disabled=disabled)
-    options = [str(w) for w in words if cluster.env.get(_VARIABLES.get(w.name, ""))]
-    options += ["--gpus=" + str(layout.gpus)] if layout and cluster.env.get("SBATCH_GPUS") else []
+    options = [str(w) for w in words if cluster.environment.get(_VARIABLES.get(w.name, ""))]
+    options += (
+        ["--gpus=" + str(layout.gpus)] if layout and cluster.environment.get("SBATCH_GPUS") else []
+    )
     submission = Submission(
         text, (*options, *_passed_on(asked)), tuple(arguments),
         Path(request.directory) if asked.directory else None,
@@ -211,7 +210,7 @@ def plan_batch(
     return BatchPlan(submission, layout, tuple(remarks), cluster.local)
 
 
-def _lay_out(request: Request, cluster: Cluster) -> JobLayout:
+def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
     snapshot, more = cluster.snapshot, ""
     if cluster.local:
         short = read_shorthand(request.partition, ())
@@ -223,7 +222,7 @@ def _lay_out(request: Request, cluster: Cluster) -> JobLayout:
     return dataclasses.replace(layout, remarks=(*layout.remarks, more)) if more else layout
 
 
-def _unless_overruled(nearer: Request, request: Request, cluster: Cluster) -> Request:
+def _unless_overruled(nearer: JobRequest, request: JobRequest, cluster: Cluster) -> JobRequest:
     """A short word of the script gives way to GPUs or nodes that are asked for nearer."""
     names = [partition.name for partition in cluster.snapshot.partitions]
     if nearer.partition or not nearer.said() & {"gpus", "nodes"}:
@@ -233,7 +232,7 @@ def _unless_overruled(nearer: Request, request: Request, cluster: Cluster) -> Re
     return dataclasses.replace(request, partition="")
 
 
-def _passed_on(asked: Request) -> list[str]:
+def _passed_on(asked: JobRequest) -> list[str]:
     for option in asked.slurm:
         if not option.startswith("-"):
             raise ClusterRequestError(
@@ -253,19 +252,19 @@ class _Written:
         directives: all lines.
     """
 
-    slurm: Request
-    ours: Request
+    slurm: JobRequest
+    ours: JobRequest
     directives: tuple[Directive, ...]
 
     @classmethod
     def of(cls, script: Script) -> _Written:
-        slurm, ours = Request(), Request()
+        slurm, ours = JobRequest(), JobRequest()
         for each in script.directives:
             where = f"{script.name}, line {each.line}"
             if each.ours:
-                ours = request_of_words(each.words, where, ours=True)[0].over(ours)
+                ours = request_of_words(each.words, where, ours=True).over(ours)
             else:
-                slurm = request_of_words(each.words, where)[0].over(slurm)
+                slurm = request_of_words(each.words, where).over(slurm)
         return cls(slurm, ours, script.directives)
 
     @property
@@ -278,7 +277,7 @@ class _Written:
         """Whether the job is sized in Slurm's own words, or has parts that differ."""
         return bool(self.names & (_SIZES - _IN_GPUS | PARTS))
 
-    def is_open(self, nearer: Request, request: Request, snapshot: ClusterSnapshot) -> bool:
+    def is_open(self, nearer: JobRequest, request: JobRequest, snapshot: ClusterSnapshot) -> bool:
         """Whether the size is ours to lay out."""
         if self.names & PARTS:
             return False
@@ -294,8 +293,8 @@ class _Written:
 class _Directives:
     """Which lines of ours a script gets, and which of its own are taken out of Slurm's sight."""
 
-    request: Request
-    nearer: Request
+    request: JobRequest
+    nearer: JobRequest
     written: _Written
     layout: JobLayout | None
     cluster: Cluster
@@ -352,15 +351,15 @@ class _Directives:
         }
         words: list[Word] = []
         given = self.request.said()
-        for ask in ASKS:
-            value = getattr(self.request, ask.field)
+        for option in JOB_OPTIONS:
+            value = getattr(self.request, option.field)
             left = _LAID_OUT if self.layout is not None else {"partition", "time"}
-            if not ask.slurm or ask.field in left or ask.field not in given:
+            if not option.slurm or option.field in left or option.field not in given:
                 continue
-            nearer = getattr(self.nearer, ask.field) == value
-            if nearer or ask.slurm not in of_lines:
-                unit = "M" if ask.kind is Kind.MEMORY and value else ""
-                words.append(Word(ask.slurm, None if value is True else f"{value}{unit}"))
+            nearer = getattr(self.nearer, option.field) == value
+            if nearer or option.slurm not in of_lines:
+                unit = "M" if option.kind is OptionKind.MEMORY and value else ""
+                words.append(Word(option.slurm, None if value is True else f"{value}{unit}"))
         if self.layout is not None:
             kind = ",".join(filter(None, [self.request.constraint, self.layout.constraint]))
             away = ",".join([*filter(None, [self.request.exclude]), *self.layout.exclude])
@@ -373,7 +372,11 @@ class _Directives:
 
 
 def _preamble(
-    request: Request, script: Script, layout: JobLayout | None, cluster: Cluster, remarks: list[str]
+    request: JobRequest,
+    script: Script,
+    layout: JobLayout | None,
+    cluster: Cluster,
+    remarks: list[str],
 ) -> list[str]:
     lines = environment_lines(request, cluster.site)
     if request.venv and not Path(request.venv, "bin/activate").exists():
@@ -404,11 +407,13 @@ def _preamble(
     return [*container.script_lines(script.interpreter), *lines]
 
 
-def _container(request: Request, layout: JobLayout | None, cluster: Cluster) -> Container:
+def _container(request: JobRequest, layout: JobLayout | None, cluster: Cluster) -> Container:
     kind = ""
     if layout is None or layout.gpus:
         kind = "rocm" if (layout is not None and layout.gpu_type.lower().startswith("mi")) else "nv"
-    return find_container(request.container, cluster.site, gpus=kind, environment=cluster.env)
+    return find_container(
+        request.container, cluster.site, gpus=kind, environment=cluster.environment
+    )
 
 
 def _wrapped(script: Script, words: list[Word], preamble: list[str], disabled: set[int]) -> bytes:
@@ -430,12 +435,12 @@ def _wrapped(script: Script, words: list[Word], preamble: list[str], disabled: s
 
 # -- a command ---------------------------------------------------------------------------------------
 
-_NOT_IN_THE_FOREGROUND: Final = ("array", "output", "error", "requeue")
+_NOT_IN_THE_FOREGROUND: Final = frozenset({"array", "output", "error", "requeue"})
 _SHELL: Final = ("bash", "-i")
 
 
 def plan_run(
-    asked: Request, command: Sequence[str], cluster: Cluster, *, terminal: bool
+    asked: JobRequest, command: Sequence[str], cluster: Cluster, *, terminal: bool
 ) -> RunPlan:
     """A command in the foreground, or a shell: once, on the first node, with the whole allocation to itself.
 
@@ -448,15 +453,14 @@ def plan_run(
     Raises:
         ClusterRequestError: nothing can meet what is asked for.
     """
-    for field in _NOT_IN_THE_FOREGROUND:
-        if field in asked.said():
-            flag = next(ask.flag for ask in ASKS if ask.field == field)
+    for option in JOB_OPTIONS:
+        if option.field in _NOT_IN_THE_FOREGROUND & asked.said():
             raise ClusterRequestError(
-                f"{flag} makes no sense for a command in the foreground.",
+                f"{option.flag} makes no sense for a command in the foreground.",
                 next_step="Write a script: headrace cluster batch SCRIPT.",
             )
     site = cluster.site
-    request = asked.over(Request(account=site.account, qos=site.qos))
+    request = asked.over(JobRequest(account=site.account, qos=site.qos))
     layout = _lay_out(request, cluster)
     lines = environment_lines(request, site)
     inner = list(command) or list(_SHELL)
@@ -469,9 +473,9 @@ def plan_run(
         inner = container.around(inner)
         step += container.srun_options() if container.runtime == "pyxis" else []
     if cluster.local:
-        return RunPlan(tuple(inner), tuple(inner), layout, layout.remarks)
-    empty = _Written(Request(), Request(), ())
+        return RunPlan(tuple(inner), layout, layout.remarks)
+    empty = _Written(JobRequest(), JobRequest(), ())
     name = Path(command[0]).name if command else "interactive"
     words, _ = _Directives(request, request, empty, layout, cluster, name).words([])
     allocate = ["salloc", *(str(word) for word in words), *_passed_on(asked)]
-    return RunPlan((*allocate, *step, *inner), tuple(inner), layout, layout.remarks)
+    return RunPlan((*allocate, *step, *inner), layout, layout.remarks)

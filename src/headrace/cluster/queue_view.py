@@ -12,13 +12,13 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final, overload
 
 from headrace.cluster.executor import JobState
-from headrace.cluster.hostlist import expand_indices
 from headrace.cluster.layout import is_away
+from headrace.cluster.notation import expand_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from headrace.cluster.snapshot import ClusterSnapshot, Job, Node
+    from headrace.cluster.snapshot import ClusterJob, ClusterSnapshot, Node
 
 
 _ON_NODES: Final = frozenset(
@@ -85,7 +85,7 @@ class QueueJobRow:
         stall: the share of its time spent waiting for data, where it is known.
     """
 
-    job: Job
+    job: ClusterJob
     why: str = ""
     waited_s: float | None = None
     ran_s: float | None = None
@@ -107,7 +107,9 @@ class JobRows(Sequence[QueueJobRow]):
         make: the row of one.
     """
 
-    def __init__(self, jobs: Sequence[Job], make: Callable[[Job], QueueJobRow]) -> None:
+    def __init__(
+        self, jobs: Sequence[ClusterJob], make: Callable[[ClusterJob], QueueJobRow]
+    ) -> None:
         self.jobs = jobs
         self._make = make
 
@@ -139,7 +141,7 @@ class NodeRow:
     node: Node
     away: bool
     holders: tuple[str, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[ClusterJob, ...]
     unplaced_gpus: int = 0
 
     @property
@@ -212,9 +214,9 @@ def queue_board(
     Returns:
         Running jobs with the most GPUs first, waiting ones in the order of their priority.
     """
-    on_node: dict[str, list[Job]] = defaultdict(list)
-    running: list[Job] = []
-    waiting: list[Job] = []
+    on_node: dict[str, list[ClusterJob]] = defaultdict(list)
+    running: list[ClusterJob] = []
+    waiting: list[ClusterJob] = []
     for job in snapshot.jobs:
         if job.state in _WAITING:
             waiting.append(job)
@@ -253,16 +255,16 @@ class _Picked:
             and (not self.users or any(job.user in self.users for job in row.jobs))
         )
 
-    def has_running(self, job: Job) -> bool:
+    def has_running(self, job: ClusterJob) -> bool:
         return self.has_waiting(job) and (not self.nodes or not self.nodes.isdisjoint(job.nodes))
 
-    def has_waiting(self, job: Job) -> bool:
+    def has_waiting(self, job: ClusterJob) -> bool:
         return (not self.users or job.user in self.users) and (
             not self.partitions or not self.partitions.isdisjoint(job.partition.split(","))
         )
 
 
-def _node_row(node: Node, jobs: Sequence[Job]) -> NodeRow:
+def _node_row(node: Node, jobs: Sequence[ClusterJob]) -> NodeRow:
     holders = [""] * node.gpus
     for index in node.gpus_allocated:
         if index < node.gpus:
@@ -283,8 +285,8 @@ def _node_row(node: Node, jobs: Sequence[Job]) -> NodeRow:
 
 def _totals(
     rows: Sequence[NodeRow],
-    running: Sequence[Job],
-    waiting: Sequence[Job],
+    running: Sequence[ClusterJob],
+    waiting: Sequence[ClusterJob],
     arrays: Mapping[str, int],
 ) -> QueueTotals:
     here = [row for row in rows if not row.away]
@@ -301,13 +303,13 @@ def _totals(
     )  # fmt: skip
 
 
-def _running_row(job: Job, now_s: float, stalls: Mapping[str, float]) -> QueueJobRow:
+def _running_row(job: ClusterJob, now_s: float, stalls: Mapping[str, float]) -> QueueJobRow:
     ran = None if job.started_s is None else max(0.0, now_s - job.started_s)
     left = None if ran is None or job.limit_minutes is None else job.limit_minutes * 60 - ran
     return QueueJobRow(job, ran_s=ran, ends_in_s=left, stall=stalls.get(job.job_id))
 
 
-def _waiting_row(job: Job, now_s: float) -> QueueJobRow:
+def _waiting_row(job: ClusterJob, now_s: float) -> QueueJobRow:
     waited = None if job.submitted_s is None else max(0.0, now_s - job.submitted_s)
     starts = None if job.started_s is None else max(0.0, job.started_s - now_s)
     return QueueJobRow(job, why=reason_text(job.reason), waited_s=waited, starts_in_s=starts)
@@ -337,7 +339,7 @@ def reason_text(reason: str) -> str:
 
 
 def _user_rows(
-    running: Iterable[Job], waiting: Iterable[Job], arrays: Mapping[str, int]
+    running: Iterable[ClusterJob], waiting: Iterable[ClusterJob], arrays: Mapping[str, int]
 ) -> tuple[UserRow, ...]:
     """Those with the most GPUs first."""
     counts_by_user: dict[str, list[int]] = defaultdict(lambda: [0] * 5)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cluster.hostlist import compress_hosts
-from headrace.cluster.request import memory_mib, read_minutes, time_text
+from headrace.cluster.notation import compress_hosts, memory_mib, read_minutes, time_text
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:

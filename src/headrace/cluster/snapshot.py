@@ -84,7 +84,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ClusterJob:
     """One job, or task of an array; times in Unix seconds, limits in minutes (None: none)."""
 
     job_id: str
@@ -116,7 +116,7 @@ class ClusterSnapshot:
     taken_s: float
     nodes: tuple[Node, ...]
     partitions: tuple[Partition, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[ClusterJob, ...]
 
 
 # -- files ---------------------------------------------------------------------------------------------

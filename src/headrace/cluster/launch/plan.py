@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from headrace.cluster.hostlist import expand_hosts, expand_indices
+from headrace.cluster.notation import expand_hosts, expand_indices
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:

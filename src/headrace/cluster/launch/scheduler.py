@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
-from headrace.cluster.hostlist import expand_hosts
+from headrace.cluster.notation import expand_hosts
 from headrace.cluster.slurm.commands import Commands
 from headrace.errors import ClusterError, LaunchError
 

@@ -18,19 +18,17 @@ from headrace.cluster.executor import (
     Executor,
     JobState,
     JobStatus,
-    follow_file,
-    read_file,
     split_id,
 )
 from headrace.cluster.launch.plan import machine_gpus
 from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState, read_request
 from headrace.cluster.local.keeper import job_variables, keeper_lives, node_names, schedule
 from headrace.cluster.processes import send, start_time
-from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
+from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from headrace.cluster.executor import Submission
     from headrace.cluster.layout import JobLayout
@@ -147,32 +145,6 @@ class LocalExecutor(Executor):
             self._known(job_id)
         self._change(job_ids, again)
 
-    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
-        """What the job printed.
-
-        Raises:
-            ClusterRequestError: it is an array; its tasks have logs.
-            ClusterError: it is not known, or its output cannot be read.
-        """
-        status = self.one(job_id)
-        try:
-            while status.output is None:
-                if status.state.is_over or not follow:
-                    return
-                time.sleep(0.1)
-                status = self.one(job_id)
-            if follow:
-                yield from follow_file(status.output, lambda: self.one(job_id).state.is_over)
-            else:
-                yield from read_file(status.output)
-        except OSError as e:
-            if status.state.is_over or not isinstance(e, FileNotFoundError):
-                raise ClusterError(
-                    f"{status.output}: the output of job {job_id} cannot be read: {e.strerror}. "
-                    f"{status.reason}",
-                    path=str(status.output),
-                ) from e
-
     def forgotten(self, job_id: str) -> JobStatus:
         """It may have been over for a day."""
         return JobStatus(
@@ -281,10 +253,10 @@ def with_local_jobs(snapshot: ClusterSnapshot) -> ClusterSnapshot:
     return dataclasses.replace(snapshot, nodes=(busy,), jobs=tuple(jobs))
 
 
-def _job(job: LocalJob, state: TaskState, job_id: str, node: str) -> Job:
+def _job(job: LocalJob, state: TaskState, job_id: str, node: str) -> ClusterJob:
     asked = job.request
     has = (Allocation(node, asked.cpus, 0, len(state.gpus), state.gpus),) if state.runs else ()
-    return Job(
+    return ClusterJob(
         job_id=job_id, name=job.name, user=job.user, account="", partition="local",
         state=state.state, reason=state.reason, nodes=(node,) if state.runs else (), allocations=has,
         node_count=asked.nodes, cpu_count=asked.cpus, gpu_count=asked.gpus,

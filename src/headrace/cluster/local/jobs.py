@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path, replace_file
 from headrace.cluster.executor import JobState
-from headrace.cluster.hostlist import expand_indices
+from headrace.cluster.notation import expand_indices, gpu_count, seconds
 from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
-from headrace.cluster.slurm.text import gpu_count, seconds
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:

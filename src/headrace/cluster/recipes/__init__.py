@@ -15,11 +15,11 @@ from typing import Final
 
 from headrace.errors import ClusterError, ClusterRequestError
 
-__all__ = ["RECIPES", "Project", "Recipe", "make_project", "recipe_named", "recipes_folder"]
+__all__ = ["RECIPES", "Project", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainingRecipe:
     """One recipe.
 
     Attributes:
@@ -45,27 +45,27 @@ class Recipe:
 
 
 RECIPES: Final = (
-    Recipe(
+    TrainingRecipe(
         "ddp",
         "PyTorch DistributedDataParallel: a model on each rank, gradients averaged",
         ("torch", "pillow"),
     ),
-    Recipe(
+    TrainingRecipe(
         "fsdp",
         "PyTorch FSDP: weights and optimizer cut among the ranks, each saves its own part",
         ("torch", "pillow"),
     ),
-    Recipe(
+    TrainingRecipe(
         "tensorflow",
         "TensorFlow MultiWorkerMirroredStrategy, a worker for each rank",
         ("tensorflow", "pillow"),
     ),
-    Recipe(
+    TrainingRecipe(
         "jax",
         "JAX: the batches of all processes as one array over one mesh",
         ("jax", "grain", "pillow"),
     ),
-    Recipe(
+    TrainingRecipe(
         "mpi",
         "MPI, Horovod's way: gradients averaged by one all-reduce of mpi4py's",
         ("torch", "mpi4py", "pillow"),
@@ -73,7 +73,7 @@ RECIPES: Final = (
 )
 
 
-def recipe_named(name: str) -> Recipe:
+def recipe_named(name: str) -> TrainingRecipe:
     """The recipe of a name.
 
     Raises:
@@ -119,7 +119,7 @@ class Project:
     files: tuple[str, ...]
 
 
-def make_project(recipe: Recipe, folder: str | os.PathLike[str]) -> Project:
+def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Project:
     """Make a project in a folder that does not exist, or is empty.
 
     Args:

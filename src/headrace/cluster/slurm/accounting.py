@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, JobStatus
-from headrace.cluster.hostlist import expand_hosts
-from headrace.cluster.slurm.executor import known_exit_code
-from headrace.cluster.slurm.text import (
+from headrace.cluster.notation import (
+    expand_hosts,
     gpu_count,
     job_state,
     mib,
@@ -25,6 +24,7 @@ from headrace.cluster.slurm.text import (
     task_id,
     unix_seconds,
 )
+from headrace.cluster.slurm.scontrol import known_exit_code
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:

@@ -139,4 +139,4 @@ def refusal(program: str, status: int, message: str) -> ClusterError:
         )
     if _REQUEST.search(message):
         return ClusterRequestError(f"{program}: {text}.")
-    return ClusterError(f"{program} failed with status {status}: {text or 'it message nothing'}.")
+    return ClusterError(f"{program} failed with status {status}: {text or 'it said nothing'}.")

@@ -6,9 +6,7 @@ slurmctld forgets a job some minutes after its end: what it forgot is in the boo
 from __future__ import annotations
 
 import dataclasses
-import re
-import time
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import (
@@ -16,151 +14,17 @@ from headrace.cluster.executor import (
     JobState,
     JobStatus,
     SchedulerUnavailable,
-    fill_pattern,
-    follow_file,
-    pattern_facts,
-    read_file,
     split_id,
 )
-from headrace.cluster.hostlist import expand_hosts, expand_indices
 from headrace.cluster.slurm.commands import Commands
-from headrace.cluster.slurm.text import blocks, job_state, task_id, unix_seconds, value
+from headrace.cluster.slurm.scontrol import read_statuses
 from headrace.errors import ClusterError, ClusterTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from headrace.cluster.executor import Submission
 
-
-# -- what slurmctld knows of a job ---------------------------------------------------------------------
-
-TASKS_MAX = 10_000
-"""So many tasks of an array that wait have an entry each; those of a larger one are one entry together."""
-
-_WORD = re.compile(r"(\w+)=(\S*)")
-_NO_TASK = "4294967294"
-"""What scontrol fills in as the number of a task that has none yet."""
-
-
-def is_unknown_job(error: ClusterError) -> bool:
-    """Whether a refusal says that there is no such job."""
-    return "Invalid job id" in error.message or "No jobs in the system" in error.message
-
-
-def ask_controller(commands: Commands, number: str) -> list[JobStatus]:
-    """What slurmctld knows of a job and all its tasks; nothing if it does not know it.
-
-    Raises:
-        ClusterError: it cannot be asked.
-    """
-    try:
-        return list(read_statuses(commands.query("scontrol", "--details", "show", "job", number)))
-    except ClusterError as e:
-        if is_unknown_job(e):
-            return []
-        raise
-
-
-def ask_for_all(commands: Commands, numbers: Collection[str]) -> dict[str, list[JobStatus]]:
-    """What slurmctld knows of many jobs, by one request.
-
-    Raises:
-        ClusterError: it cannot be asked.
-    """
-    statuses: dict[str, list[JobStatus]] = {number: [] for number in numbers}
-    for status in read_statuses(commands.query("scontrol", "--details", "show", "job")):
-        statuses.get(status.job_id.partition("_")[0], []).append(status)
-    return statuses
-
-
-def read_statuses(text: str) -> Iterator[JobStatus]:
-    """Of what `scontrol show job` prints, one for each task.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
-    records = blocks(text, "JobId")
-    if not records and text.strip() and "No jobs" not in text:
-        raise ClusterError(f"scontrol says of a job what cannot be read: {text.strip()[:160]!r}.")
-    for block in records:
-        yield from _statuses(block)
-
-
-def _statuses(block: str) -> Iterator[JobStatus]:
-    first, _, rest = block.partition("\n")
-    ids, _, name = first.partition(" JobName=")
-    fields = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
-    try:
-        exit_code, signal = (int(part) for part in fields.get("ExitCode", "0:0").split(":"))
-        state = job_state(fields["JobState"])
-        reason = fields.get("Reason", "").replace("_", " ")
-        status = JobStatus(
-            job_id=fields["JobId"],
-            name=name,
-            state=state,
-            reason="" if reason == "None" else reason,
-            nodes=expand_hosts(value(block, "NodeList")),
-            exit_code=known_exit_code(state, exit_code, signal),
-            signal=signal or None,
-            restarts=int(fields.get("Restarts", 0)),
-            submitted_s=unix_seconds(fields.get("SubmitTime", "")),
-            started_s=unix_seconds(fields.get("StartTime", "")),
-            ended_s=unix_seconds(fields.get("EndTime", "")) if state.is_over else None,
-        )
-    except (KeyError, ValueError) as e:
-        raise ClusterError(
-            f"scontrol says of a job what cannot be read ({e!r}): {block[:160]!r}."
-        ) from e
-    pattern = value(block, "StdOut")
-    user = value(block, "UserId").partition("(")[0]
-    array_id, tasks = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
-    if not array_id or tasks is None:
-        yield dataclasses.replace(status, output=_output_path(pattern, status, user))
-        return
-    numbers = _tasks(tasks)
-    if numbers is None:
-        yield dataclasses.replace(status, job_id=task_id(status.job_id, array_id, tasks))
-        return
-    for task in numbers:
-        yield dataclasses.replace(
-            status,
-            job_id=f"{array_id}_{task}",
-            output=_output_path(pattern, status, user, array_id, task),
-        )
-
-
-def known_exit_code(state: JobState, exit_code: int, signal: int) -> int | None:
-    """None where Slurm says 0 of a script that did not end by itself."""
-    is_known = state.is_over and not signal and (exit_code or state is JobState.COMPLETED)
-    return exit_code if is_known else None
-
-
-def _tasks(text: str) -> list[int] | None:
-    try:
-        numbers = expand_indices(text.partition("%")[0])
-    except ValueError:  # "1,3,5,...": cut short, or too many
-        return None
-    return list(numbers) if len(numbers) <= TASKS_MAX else None
-
-
-def _output_path(
-    pattern: str, status: JobStatus, user: str, array_id: str | None = None, task: int | None = None
-) -> Path | None:
-    """Most versions fill in the pattern, some leave parts of it."""
-    if not pattern or pattern == "(null)":
-        return None
-    if task is not None:
-        pattern = pattern.replace(_NO_TASK, str(task))
-    node = status.nodes[0] if status.nodes else ""
-    facts = pattern_facts(status.job_id, status.name, user, array_id=array_id, task=task, node=node)
-    return Path(fill_pattern(pattern, facts) if "%" in pattern else pattern)
-
-
-# -- the executor --------------------------------------------------------------------------------------
-
-_POLL_S = (0.1, 5.0)
-"""The first and the longest pause between two looks at jobs: each is a request to slurmctld, shared by all."""
 
 _SINGLY_MAX = 32
 """So many jobs are asked for one by one, 5 ms each; for more, all of the cluster's are read."""
@@ -181,7 +45,8 @@ class SlurmExecutor(Executor):
     """
 
     name = "slurm"
-    poll_s = (*_POLL_S, 1.3)
+    poll_s = (0.1, 5.0, 1.3)
+    output_hint = "It was written by the job's first node: look there, or on a shared file system."
 
     def __init__(
         self,
@@ -205,8 +70,6 @@ class SlurmExecutor(Executor):
         """
         environment = None
         if submission.environment:
-            import os
-
             own = os.environ if self.commands.environment is None else self.commands.environment
             environment = {**own, **submission.environment}
         # With arguments the script is named, and "-" names its standard input... only from some version on: a
@@ -238,10 +101,7 @@ class SlurmExecutor(Executor):
         """
         asked = {job_id: split_id(job_id) for job_id in job_ids}
         numbers = {number for number, _ in asked.values()}
-        if len(numbers) > _SINGLY_MAX:
-            known = ask_for_all(self.commands, numbers)
-        else:
-            known = {number: ask_controller(self.commands, number) for number in numbers}
+        known = self._known(numbers)
         for statuses in known.values():
             for status in statuses:
                 self._seen[status.job_id] = status
@@ -264,30 +124,21 @@ class SlurmExecutor(Executor):
         asked = [job_id for job_id in job_ids if split_id(job_id)]
         if signal is not None:
             # scancel tries again for a minute to signal a job that has not started.
-            running = (JobState.RUNNING, JobState.SUSPENDED)
-            statuses_by_id = self.status(asked)
-            asked = [
-                s.job_id
-                for statuses in statuses_by_id.values()
-                for s in statuses
-                if s.state in running
-            ]
+            asked = self._in_state(asked, JobState.RUNNING, JobState.SUSPENDED)
         elif tasks := [job_id for job_id in asked if "_" in job_id]:
-            waiting = (JobState.PENDING, JobState.REQUEUED)
-            self._cancelled |= {
-                s.job_id
-                for known in self.status(tasks).values()
-                for s in known
-                if s.state in waiting
-            }
+            self._cancelled.update(self._in_state(tasks, JobState.PENDING, JobState.REQUEUED))
         if not asked:
             return
         options = () if signal is None else (f"--signal={signal}", "--batch")
         try:
             self.commands.run("scancel", *options, *asked)
         except ClusterError as e:
-            if not is_unknown_job(e) and "already completing or completed" not in e.message:
+            if not _is_unknown_job(e) and "already completing or completed" not in e.message:
                 raise
+
+    def _in_state(self, job_ids: Sequence[str], *states: JobState) -> list[str]:
+        known = self.status(job_ids).values()
+        return [s.job_id for statuses in known for s in statuses if s.state in states]
 
     def requeue(self, job_ids: Sequence[str]) -> None:
         """Have jobs start again; Slurm lets them wait two minutes.
@@ -298,29 +149,6 @@ class SlurmExecutor(Executor):
         for job_id in job_ids:
             split_id(job_id)
             self.commands.run("scontrol", "requeue", job_id)
-
-    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:
-        """What the job printed.
-
-        Raises:
-            ClusterRequestError: it is an array; its tasks have logs.
-            ClusterError: the job, or its output, is not known, or cannot be read here.
-        """
-        path = self._output(job_id)
-        if not follow:
-            try:
-                yield from read_file(path)
-            except FileNotFoundError:
-                if self.one(job_id).state.is_over:
-                    raise _unreadable(job_id, path, "it is not there") from None
-            except OSError as e:
-                raise _unreadable(job_id, path, e.strerror or str(e)) from e
-            return
-        watch = _Watch(lambda: self._over(job_id), self.outage_s)
-        try:
-            yield from follow_file(path, watch.is_over)
-        except OSError as e:
-            raise _unreadable(job_id, path, e.strerror or str(e)) from e
 
     # -- what Slurm forgot -------------------------------------------------------------------------
 
@@ -370,41 +198,32 @@ class SlurmExecutor(Executor):
             "where it was submitted.",
         )
 
-    def _output(self, job_id: str) -> Path:
-        output = self.one(job_id).output
-        if output is None:
-            raise ClusterError(f"Slurm does not say where the output of job {job_id} goes.")
-        return output
+    def no_output(self, job_id: str) -> ClusterError:
+        """Slurm knows the file before the job begins, or not at all."""
+        return ClusterError(f"Slurm does not say where the output of job {job_id} goes.")
 
-    def _over(self, job_id: str) -> bool:
-        known = self.status([job_id])[job_id]
-        return all(status.state.is_over for status in known)
+    # -- what slurmctld knows ----------------------------------------------------------------------
+
+    def _known(self, numbers: Collection[str]) -> dict[str, list[JobStatus]]:
+        """All tasks of jobs that slurmctld knows: by a request for each, or one for all jobs there are."""
+        show = ("scontrol", "--details", "show", "job")
+        known: dict[str, list[JobStatus]] = {number: [] for number in numbers}
+        if len(numbers) > _SINGLY_MAX:
+            for status in read_statuses(self.commands.query(*show)):
+                known.get(status.job_id.partition("_")[0], []).append(status)
+            return known
+        for number in numbers:
+            try:
+                known[number] = list(read_statuses(self.commands.query(*show, number)))
+            except ClusterError as e:
+                if not _is_unknown_job(e):
+                    raise
+        return known
 
 
-class _Watch:
-    """Asks rarely whether a job is over, and bears that slurmctld is away."""
-
-    def __init__(self, ask: Callable[[], bool], outage_s: float) -> None:
-        self._ask = ask
-        self._outage_s = outage_s
-        self._answer = False
-        self._next = 0.0
-        self._pause, self._longest = _POLL_S
-        self._answered = time.monotonic()
-
-    def is_over(self) -> bool:
-        now = time.monotonic()
-        if self._answer or now < self._next:
-            return self._answer
-        try:
-            self._answer = self._ask()
-            self._answered = now
-        except (SchedulerUnavailable, ClusterTimeout):
-            if now - self._answered > self._outage_s:
-                raise
-        self._pause = min(self._pause * 1.3, self._longest)
-        self._next = time.monotonic() + self._pause
-        return self._answer
+def _is_unknown_job(error: ClusterError) -> bool:
+    """Whether a refusal says that there is no such job."""
+    return "Invalid job id" in error.message or "No jobs in the system" in error.message
 
 
 def _of_task(known: list[JobStatus], job_id: str, task: str | None) -> list[JobStatus]:
@@ -418,11 +237,3 @@ def _of_task(known: list[JobStatus], job_id: str, task: str | None) -> list[JobS
 def _order(status: JobStatus) -> tuple[int, str]:
     task = status.job_id.partition("_")[2]
     return (int(task) if task.isdigit() else 1 << 40, status.job_id)
-
-
-def _unreadable(job_id: str, path: Path, why: str) -> ClusterError:
-    return ClusterError(
-        f"{path}: the output of job {job_id} cannot be read here: {why}.",
-        path=str(path),
-        next_step="It was written by the job's first node: look there, or on a shared file system.",
-    )

@@ -1,23 +1,25 @@
-"""Snapshot: a Slurm cluster at one moment, from what `scontrol --details show` prints, or once printed.
+"""scontrol: nodes, partitions and jobs as `scontrol --details show` prints them, or once printed them.
 
 The text is the same from 20.11 to 25.x but for a few keys, is a quarter of the JSON, and says everywhere which
-GPUs a job has on which node. It is scanned, not made into tables: there may be 50,000 jobs.
+GPUs a job has on which node. A cluster's jobs are scanned, not made into tables: there may be 50,000 of them.
+What an executor asks of a few jobs is read by key: how they ended, and where their output lies.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.cluster.hostlist import expand_hosts
-from headrace.cluster.slurm.commands import Commands
-from headrace.cluster.slurm.text import (
-    blocks,
+from headrace.cluster.executor import JobState, JobStatus, fill_pattern, pattern_facts
+from headrace.cluster.notation import (
+    expand_hosts,
+    expand_indices,
     gpu_count,
     job_state,
     mib,
@@ -25,21 +27,46 @@ from headrace.cluster.slurm.text import (
     parse_gres,
     task_id,
     unix_seconds,
-    value,
 )
-from headrace.cluster.snapshot import Allocation, ClusterSnapshot, Job, Node, Partition
+from headrace.cluster.slurm.commands import Commands
+from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.cluster.executor import JobState
-    from headrace.cluster.slurm.text import Gres
+    from headrace.cluster.notation import Gres
+
+
+# -- blocks of KEY=VALUE lines -------------------------------------------------------------------------
+
+_WORD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
+
+
+def _blocks(text: str, key: str) -> list[str]:
+    """The parts of a text that begin with a line of `KEY=`."""
+    first, *rest = re.split(rf"^{key}=", text, flags=re.MULTILINE)
+    del first
+    return [f"{key}={part.removesuffix(chr(10))}" for part in rest]
+
+
+def _line_of(block: str, key: str) -> str:
+    """The value of a key that stands first in its line, up to the line's end; "" if there is none."""
+    match = re.search(rf"^   {key}=(.*)$", block, re.MULTILINE)
+    return match[1].rstrip() if match else ""
+
+
+def _unreadable(kind: str, block: str, error: Exception | None = None) -> ClusterError:
+    begin = " ".join(block.split())[:160]
+    why = f" ({error!r})" if error else ""
+    return ClusterError(
+        f"scontrol says of a {kind} what cannot be read{why}: {begin!r}.",
+        next_step="Please report it with the version (`scontrol --version`).",
+    )
 
 
 # -- nodes -----------------------------------------------------------------------------------------
 
-_WORD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _REASON_BY = re.compile(r" \[[^\[\]]*@[^\[\]]*\]\Z")
 
 
@@ -49,7 +76,7 @@ def read_nodes(text: str) -> tuple[Node, ...]:
     Raises:
         ClusterError: it prints something else.
     """
-    return tuple(_node(block) for block in blocks(text, "NodeName"))
+    return tuple(_node(block) for block in _blocks(text, "NodeName"))
 
 
 def _node(block: str) -> Node:
@@ -70,16 +97,20 @@ def _node(block: str) -> Node:
             gpu_type=next((gpu.type for gpu in gres if gpu.type), ""),
             gpus_allocated=_joined(used),
             cpus_allocated=int(fields.get("CPUAlloc", 0)),
-            cpu_load=_decimal(fields.get("CPULoad", "N/A")),
+            cpu_load=float(load) if (load := fields.get("CPULoad", "N/A")) != "N/A" else None,
             memory_allocated_mib=mib(fields.get("AllocMem", "")),
             memory_free_mib=mib(free) if (free := fields.get("FreeMem", "N/A")) != "N/A" else None,
             partitions=_names(fields.get("Partitions", "")),
             features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures") or ""),
-            reason=_REASON_BY.sub("", value(block, "Reason")),
+            reason=_REASON_BY.sub("", _line_of(block, "Reason")),
             architecture=fields.get("Arch", ""),
         )
     except (KeyError, ValueError) as e:
-        raise _odd("node", block, e) from e
+        raise _unreadable("node", block, e) from e
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text in {"", "(null)"} else tuple(text.split(","))
 
 
 def _node_states(text: str) -> tuple[str, ...]:
@@ -101,7 +132,7 @@ def read_partitions(text: str) -> tuple[Partition, ...]:
     Raises:
         ClusterError: it prints something else.
     """
-    return tuple(_partition(block) for block in blocks(text, "PartitionName"))
+    return tuple(_partition(block) for block in _blocks(text, "PartitionName"))
 
 
 def _partition(block: str) -> Partition:
@@ -120,7 +151,7 @@ def _partition(block: str) -> Partition:
             max_memory_per_cpu_mib=mib(fields.get("MaxMemPerCPU", "")) or None,
         )
     except (KeyError, ValueError) as e:
-        raise _odd("partition", block, e) from e
+        raise _unreadable("partition", block, e) from e
 
 
 # -- jobs ------------------------------------------------------------------------------------------
@@ -134,7 +165,7 @@ _PER = re.compile(r"\n   TresPer(Job|Node|Socket|Task)=(\S+)")
 _MEMORY = re.compile(r"(?:^|,)mem=([^,\s]+)")
 
 
-def read_jobs(text: str) -> tuple[Job, ...]:
+def read_jobs(text: str) -> tuple[ClusterJob, ...]:
     """All jobs that `scontrol --details show jobs` prints; what waits of an array is one of them.
 
     Raises:
@@ -150,11 +181,11 @@ def read_jobs(text: str) -> tuple[Job, ...]:
         try:
             jobs.append(_job(text, begin, end))
         except ValueError as e:
-            raise _odd("job", text[begin:end], e) from e
+            raise _unreadable("job", text[begin:end], e) from e
     return tuple(jobs)
 
 
-def _job(text: str, begin: int, end: int) -> Job:
+def _job(text: str, begin: int, end: int) -> ClusterJob:
     # The lines of a job always come in this order, so each is looked for behind the one before; what is missing
     # is a ValueError. Most lines are the same for many jobs: what they say is remembered by their text.
     find, index = text.find, text.index
@@ -189,7 +220,7 @@ def _job(text: str, begin: int, end: int) -> Job:
     elif not gpus:
         gpus = _gpus_wanted(text[at:end], node_count)
     # By position: in half the time that it takes by name. Most times are one of a kind: not remembered.
-    return Job(
+    return ClusterJob(
         job_id if array_id is None else task_id(job_id, array_id, task), name, user, account, partition,
         state, reason, qos, nodes, allocations, node_count, cpu_count, gpus, memory,
         float(submitted) if submitted.isdigit() else unix_seconds(submitted),
@@ -245,7 +276,7 @@ def _allocations(text: str, begin: int, end: int) -> tuple[Allocation, ...]:
         gpus = parse_gres(gres)
         indices = gpus[0].indices if len(gpus) == 1 else _joined(gpus)
         count = sum([gpu.number for gpu in gpus])
-        cpus = _count_indices(cpu_ids)
+        cpus = len(expand_indices(cpu_ids))
         allocations += [
             Allocation(host, cpus, int(memory), count, indices) for host in expand_hosts(hosts)
         ]
@@ -254,16 +285,6 @@ def _allocations(text: str, begin: int, end: int) -> tuple[Allocation, ...]:
 
 def _joined(gpus: tuple[Gres, ...]) -> tuple[int, ...]:
     return tuple(sorted({i for gpu in gpus for i in gpu.indices}))
-
-
-@functools.lru_cache(maxsize=4096)
-def _count_indices(text: str) -> int:
-    total = 0
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if first.isdigit():
-            total += int(last) - int(first) + 1 if dash else 1
-    return total
 
 
 def _gpus_wanted(block: str, nodes: int) -> int:
@@ -277,28 +298,86 @@ def _gpus_wanted(block: str, nodes: int) -> int:
     return 0
 
 
-# -- helpers ---------------------------------------------------------------------------------------
+# -- how jobs are and how they ended -------------------------------------------------------------------
+
+TASKS_MAX = 10_000
+"""So many tasks of an array that wait have an entry each; those of a larger one are one entry together."""
+
+_NO_TASK = "4294967294"
+"""What scontrol fills in as the number of a task that has none yet."""
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return () if text in {"", "(null)"} else tuple(text.split(","))
+def read_statuses(text: str) -> Iterator[JobStatus]:
+    """Of what `scontrol show job` prints, one for each task.
+
+    Raises:
+        ClusterError: it prints something else.
+    """
+    records = _blocks(text, "JobId")
+    if not records and text.strip() and "No jobs" not in text:
+        raise _unreadable("job", text)
+    for block in records:
+        yield from _statuses(block)
 
 
-def _decimal(text: str) -> float | None:
-    return float(text) if text != "N/A" else None
+def _statuses(block: str) -> Iterator[JobStatus]:
+    first, _, rest = block.partition("\n")
+    ids, _, name = first.partition(" JobName=")
+    fields = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
+    try:
+        exit_code, signal = (int(part) for part in fields.get("ExitCode", "0:0").split(":"))
+        state = job_state(fields["JobState"])
+        reason = fields.get("Reason", "").replace("_", " ")
+        status = JobStatus(
+            job_id=fields["JobId"],
+            name=name,
+            state=state,
+            reason="" if reason == "None" else reason,
+            nodes=expand_hosts(_line_of(block, "NodeList")),
+            exit_code=known_exit_code(state, exit_code, signal),
+            signal=signal or None,
+            restarts=int(fields.get("Restarts", 0)),
+            submitted_s=unix_seconds(fields.get("SubmitTime", "")),
+            started_s=unix_seconds(fields.get("StartTime", "")),
+            ended_s=unix_seconds(fields.get("EndTime", "")) if state.is_over else None,
+        )
+    except (KeyError, ValueError) as e:
+        raise _unreadable("job", block, e) from e
+    pattern = _line_of(block, "StdOut")
+    user = _line_of(block, "UserId").partition("(")[0]
+    array_id, tasks = fields.get("ArrayJobId"), fields.get("ArrayTaskId")
+    if not array_id or tasks is None:
+        yield dataclasses.replace(status, output=_output_path(pattern, status, user))
+        return
+    try:
+        numbers = expand_indices(tasks.partition("%")[0])
+    except ValueError:  # "1,3,5,...": cut short, or too many
+        numbers = ()
+    if not 0 < len(numbers) <= TASKS_MAX:
+        yield dataclasses.replace(status, job_id=task_id(status.job_id, array_id, tasks))
+        return
+    for task in numbers:
+        output = _output_path(pattern, status, user, array_id, task)
+        yield dataclasses.replace(status, job_id=f"{array_id}_{task}", output=output)
 
 
-def _lines(block: str) -> Iterator[str]:
-    return (line.strip() for line in block.splitlines() if line.strip())
+def known_exit_code(state: JobState, exit_code: int, signal: int) -> int | None:
+    """None where Slurm says 0 of a script that did not end by itself."""
+    is_known = state.is_over and not signal and (exit_code or state is JobState.COMPLETED)
+    return exit_code if is_known else None
 
 
-def _odd(kind: str, block: str, error: Exception | None = None) -> ClusterError:
-    begin = " ".join(_lines(block))[:160]
-    why = f" ({error!r})" if error else ""
-    return ClusterError(
-        f"scontrol says of a {kind} what cannot be read{why}: {begin!r}.",
-        next_step="Please report it with the version (`scontrol --version`).",
-    )
+def _output_path(
+    pattern: str, status: JobStatus, user: str, array_id: str | None = None, task: int | None = None
+) -> Path | None:
+    """Most versions fill in the pattern, some leave parts of it."""
+    if not pattern or pattern == "(null)":
+        return None
+    if task is not None:
+        pattern = pattern.replace(_NO_TASK, str(task))
+    node = status.nodes[0] if status.nodes else ""
+    facts = pattern_facts(status.job_id, status.name, user, array_id=array_id, task=task, node=node)
+    return Path(fill_pattern(pattern, facts) if "%" in pattern else pattern)
 
 
 # -- snapshots and recordings --------------------------------------------------------------------------
@@ -306,14 +385,8 @@ def _odd(kind: str, block: str, error: Exception | None = None) -> ClusterError:
 _CONFIG = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class ScontrolOutput:
-    """What the commands printed.
-
-    Attributes:
-        nodes, jobs, partitions, config: of scontrol.
-        taken_s: when, in Unix seconds.
-    """
+class ScontrolOutput(NamedTuple):
+    """What `scontrol show` printed of each, and when (Unix seconds)."""
 
     nodes: str
     jobs: str
@@ -358,31 +431,18 @@ def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOu
     Raises:
         ClusterError: Slurm is missing, or does not answer.
     """
-    commands = commands or Commands()
-    asked = {
-        "nodes": ("--details", "show", "nodes"),
-        "jobs": ("--details", "show", "jobs"),
-        "partitions": ("show", "partitions"),
-        "config": ("show", "config"),
-    }
-    if not jobs:
-        del asked["jobs"]
+    query = (commands or Commands()).query
     taken_s = time.time()
-    with ThreadPoolExecutor(len(asked)) as pool:
-        texts = pool.map(lambda words: commands.query("scontrol", *words), asked.values())
-        return ScontrolOutput(
-            **{"jobs": "", **dict(zip(asked, texts, strict=True))}, taken_s=taken_s
-        )
+    show = [("show", "partitions"), ("show", "config"), ("--details", "show", "nodes")]
+    show += [("--details", "show", "jobs")] if jobs else []
+    with ThreadPoolExecutor() as pool:
+        texts = {words[-1]: pool.submit(query, "scontrol", *words) for words in show}
+    text = {what: future.result() for what, future in texts.items()}
+    return ScontrolOutput(
+        text["nodes"], text.get("jobs", ""), text["partitions"], text["config"], taken_s
+    )
 
 
 def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
-    """The cluster as it is now.
-
-    Args:
-        commands: how Slurm's commands are called.
-        jobs: ask for them.
-
-    Raises:
-        ClusterError: there is no Slurm, it does not answer in time, or says what cannot be read.
-    """
+    """The cluster as it is now; errors as `record` and `ScontrolOutput.read` raise them."""
     return record(commands, jobs=jobs).read()
