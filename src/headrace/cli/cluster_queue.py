@@ -8,6 +8,7 @@ fit is counted, never dropped in silence; narrow terminals get fewer columns.
 from __future__ import annotations
 
 import gc
+import getpass
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +16,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.cells import cell_len
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from headrace.base.text import count_text, counted, printable
 from headrace.cli import exit_codes
-from headrace.cli.printing import Output, plain
+from headrace.cli.printing import Output, plain, plain_table
 from headrace.cli.printing import watch as watch_frames
-from headrace.cluster.notation import compress_hosts
+from headrace.cluster.notation import compress_hosts, expand_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rich.console import RenderableType
+    from rich.table import Table
 
     from headrace.cluster.queue_view import NodeRow, QueueBoard, QueueJobRow, QueueTotals, UserRow
     from headrace.cluster.snapshot import ClusterSnapshot
@@ -42,15 +43,8 @@ _GAP: Final = 2
 _LAST_MIN: Final = 8
 
 _COLOURS: Final = (
-    "cyan",
-    "magenta",
-    "green",
-    "yellow",
-    "blue",
-    "bright_red",
-    "bright_cyan",
-    "bright_magenta",
-)
+    "cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta",
+)  # fmt: skip
 """Of users, in the order of their GPUs, again and again."""
 
 _BAR_CELLS: Final = 10
@@ -60,13 +54,7 @@ _SOON_S: Final = 600
 
 
 def queue_view(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
-    """The whole screen.
-
-    Args:
-        board: what to show.
-        width: columns.
-        rows: at most so many of nodes, of running and of waiting jobs each; None: all.
-    """
+    """The whole screen."""
     colours = {row.user: _COLOURS[i % len(_COLOURS)] for i, row in enumerate(board.users)}
     shown = _Shown(width, rows, colours)
     parts: list[RenderableType] = [shown.title(board), shown.gpus(board.totals)]
@@ -133,16 +121,9 @@ class _Rows:
         ]
         taken = sum(widths[:-1]) + _GAP * (len(names) - 1)
         widths[-1] = min(widths[-1], max(_LAST_MIN, self.width - taken))
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
-        for name, width in zip(names, widths, strict=True):
-            right = name.endswith(">")
-            table.add_column(
-                name.rstrip(">"),
-                justify="right" if right else "left",
-                no_wrap=True,
-                overflow="ellipsis",
-                width=width,
-            )
+        table = plain_table(*names)
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
         for row in self.rows:
             row[-1].truncate(widths[-1], overflow="ellipsis")
             table.add_row(*row)
@@ -207,16 +188,10 @@ class _Shown:
                 node = row.node
                 key = (node.states, node.gpu_type, node.gpus, node.cpus, row.holders, node.reason)
                 alike.setdefault(key, []).append(row)
-        bars = self.only("CPUS", "LOAD>", "MEMORY>", when=self.wide)
         table = _Rows(
-            self.width,
-            "NODE",
-            "STATE",
-            "GPUS",
-            *bars,
-            *self.only("CPUS>", when=self.middle and not self.wide),
-            "JOBS",
-        )
+            self.width, "NODE", "STATE", "GPUS", *self.only("CPUS", "LOAD>", "MEMORY>", when=self.wide),
+            *self.only("CPUS>", when=self.middle and not self.wide), "JOBS",
+        )  # fmt: skip
         listed = busy if self.rows is None else busy[: self.rows]
         for row in listed:
             self._node(table, row, [row.node.name])
@@ -228,11 +203,8 @@ class _Shown:
         if left:
             held = sum(len(row.holders) - row.holders.count("") for row in left)
             total = sum(row.node.gpus for row in left)
-            parts.append(
-                _more(
-                    len(left), "node", f"{count_text(held)} of their {count_text(total)} GPUs used"
-                )
-            )
+            how = f"{count_text(held)} of their {count_text(total)} GPUs used"
+            parts.append(_more(len(left), "node", how))
         if self.rows is not None and len(groups) > self.rows:
             rest = sum(len(rows) for rows in groups[self.rows :])
             parts.append(_more(rest, "node", "without jobs"))
@@ -266,13 +238,12 @@ class _Shown:
             return Text(f"{len(row.holders) - row.holders.count('')}/{row.node.gpus}")
         for index, holder in enumerate(row.holders):
             if holder:
-                text.append(
-                    str(index % 10), "bold " + self.colours.get(users.get(holder, ""), "white")
-                )
+                colour = self.colours.get(users.get(holder, ""), "white")
+                text.append(str(index % 10), f"bold {colour}")
+            elif row.away:
+                text.append("\N{MULTIPLICATION SIGN}", "red")
             else:
-                text.append(
-                    "\N{MULTIPLICATION SIGN}" if row.away else "·", "red" if row.away else "green"
-                )
+                text.append("·", "green")
         if row.unplaced_gpus:
             text.append(f" +{row.unplaced_gpus}", "yellow")
         if self.middle and row.node.gpu_type:
@@ -281,11 +252,8 @@ class _Shown:
 
     def _jobs(self, row: NodeRow, count: int) -> Text:
         if count > 1:
-            return Text(
-                f"{count_text(count)} nodes"
-                + (f": {printable(row.node.reason)}" if row.node.reason else ""),
-                "dim",
-            )
+            reason = f": {printable(row.node.reason)}" if row.node.reason else ""
+            return Text(f"{count_text(count)} nodes{reason}", "dim")
         text = Text()
         for job in row.jobs[:6]:
             indices = next(
@@ -360,20 +328,15 @@ class _Shown:
 
 
 def _more(count: int, what: str, how: str) -> Text:
-    name = what if count == 1 else f"{what}s"
-    return Text(
-        f"… {count_text(count)} more {name}{', ' + how if how else ''} (--all, --user, --node)",
-        "dim",
-    )
+    more = f"{count_text(count)} more {what if count == 1 else what + 's'}"
+    return Text(f"… {more}{', ' + how if how else ''} (--all, --user, --node)", "dim")
 
 
 def _stall(share: float | None) -> Text:
     if share is None:
         return Text("-", "dim")
-    return Text(
-        f"{share:.0%}",
-        "red" if share > _STALL_BAD else "yellow" if share > _STALL_WARN else "green",
-    )
+    style = "red" if share > _STALL_BAD else "yellow" if share > _STALL_WARN else "green"
+    return Text(f"{share:.0%}", style)
 
 
 def _memory(used_mib: int, total_mib: int) -> str:
@@ -405,35 +368,18 @@ Source = Callable[[], "ClusterSnapshot"]
 
 
 class Selection:
-    """Which users, nodes and partitions are shown.
-
-    Args:
-        users: names; "me" is the caller.
-        nodes: names and lists of names.
-        partitions: names.
-
-    Raises:
-        ValueError: no list of nodes.
-    """
+    """Which users ("me": the caller), nodes (names and lists of names) and partitions are shown."""
 
     def __init__(
         self, users: Sequence[str] = (), nodes: Sequence[str] = (), partitions: Sequence[str] = ()
     ) -> None:
-        import getpass
-
-        from headrace.cluster.notation import expand_hosts
-
         named = [name for text in users for name in text.split(",") if name]
         self.users = [getpass.getuser() if name == "me" else name for name in named]
         self.nodes = [name for text in nodes for name in expand_hosts(text)]
         self.partitions = [name for text in partitions for name in text.split(",") if name]
 
     def board(self, snapshot: ClusterSnapshot, stalls: Mapping[str, float] | None) -> QueueBoard:
-        """The view. What is named and not there is an error: an empty screen would say that nothing runs.
-
-        Raises:
-            ValueError: there is no such node or partition.
-        """
+        """The view. What is named and not there is an error: an empty screen would say that nothing runs."""
         from headrace.cluster.queue_view import queue_board
 
         known = {node.name for node in snapshot.nodes}
@@ -460,16 +406,7 @@ def show_queue(
     rows: int | None,
     save: Path | None = None,
 ) -> int:
-    """Look once, or again and again until Ctrl-C.
-
-    Args:
-        output: where it is shown.
-        selection: what of it.
-        source: takes a snapshot.
-        watch: seconds between looks; None: once.
-        rows: at most so many of a kind; None: all.
-        save: keep what was seen first.
-    """
+    """Look once, or again and again until Ctrl-C."""
     if watch is not None and not SECONDS_LEAST <= watch <= 86_400:
         raise ValueError(f"--watch is {watch:g}, expected {SECONDS_LEAST:g} to 86400 seconds")
     if watch is not None and not output.as_json:

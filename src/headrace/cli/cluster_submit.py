@@ -36,10 +36,7 @@ class Asked:
 
     Attributes:
         values: by field of a request.
-        executor: by name; None: what is there.
         site: the site's file; None: where it is looked for.
-        source: a saved snapshot; None: the live cluster.
-        dry_run: only print.
         hal: speak HAL's dialect.
     """
 
@@ -71,9 +68,6 @@ def cluster_snapshot(
         name: of the executor; None: what is there.
         source: a saved snapshot instead.
         jobs: with its jobs; to lay out a request they are not needed.
-
-    Raises:
-        ClusterError: there is none, or it does not answer.
     """
     if source is not None:
         from headrace.cluster.snapshot import load_snapshot

@@ -19,8 +19,8 @@ from headrace.cli.printing import Output, plain
 
 if TYPE_CHECKING:
     from headrace.bench.scaling import ScalingRun, ScalingTable
-    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
-    from headrace.cluster.launch.report import LaunchReport
+    from headrace.cluster.launch.place import JobPlace
+    from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
 
 
 def launch(
@@ -80,7 +80,8 @@ def launch(
     Once, in the batch script: it starts a launcher on each node, stages, starts the ranks, hands signals on,
     has the job requeued in time, and ends exactly what it started.
     """
-    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, lay_out
+    from headrace.cluster.launch.place import JobPlace
+    from headrace.cluster.launch.plan import LaunchOptions, lay_out
 
     options = LaunchOptions(
         framework=framework, gpus=gpus, ranks_per_node=ranks_per_node, stage=tuple(stage or ()),  # type: ignore[arg-type]
@@ -102,7 +103,7 @@ def _dry_run(
 
     shown = preview(place, options, plan, words, os.environ)
     if report is not None:
-        _write_report(report, shown.document())
+        _write_report(report, asdict(shown))
     else:
         sys.stdout.write(shown.text())
     return exit_codes.OK
@@ -120,7 +121,7 @@ def _run_job(
     from headrace.cluster.launch.conductor import Conductor
     from headrace.cluster.launch.helpers import report_text
     from headrace.cluster.launch.plan import lay_out
-    from headrace.cluster.launch.report import Record
+    from headrace.cluster.launch.report import RunRecord
     from headrace.errors import HeadraceError
 
     def say(text: str) -> None:
@@ -130,7 +131,7 @@ def _run_job(
     # What a job that was started again did before is its own; a first start has done nothing before.
     since_s = 0.0 if place.restarts else time.time()
     for restarts in itertools.count():
-        record = Record(place, options, plan, words, os.environ)
+        record = RunRecord(place, options, plan, words, os.environ)
         record.begin()
         conductor = Conductor(place, options, plan, words, say, restarts=restarts)
         job_report = conductor.report
@@ -143,11 +144,13 @@ def _run_job(
             nodes = conductor.nodes.all if hasattr(conductor, "nodes") else []
             record.finish(job_report, nodes)
             if report is not None:
-                _write_report(report, job_report.document())
+                _write_report(report, asdict(job_report))
             last = conductor.survivors is None
             if last and options.agent and (text := report_text(conductor.job, os.environ, since_s)):
                 say(f"the job's report\n{text}")
-            _say_end(job_report, say)
+            say(job_report.line())
+            if job_report.next_step and job_report.exit_code != exit_codes.STORE_ERROR:
+                say(f"next: {job_report.next_step}")
         if conductor.survivors is None:
             break
         place = conductor.survivors
@@ -164,13 +167,6 @@ def _range(text: str | None) -> tuple[int, int] | None:
     if not (least.isdigit() and (most or least).isdigit()):
         raise ValueError(f"nodes is {text!r}, expected MIN-MAX")
     return int(least), int(most or least)
-
-
-def _say_end(job_report: LaunchReport, say: object) -> None:
-    assert callable(say)
-    say(job_report.line())
-    if job_report.next_step and job_report.exit_code != exit_codes.STORE_ERROR:
-        say(f"next: {job_report.next_step}")
 
 
 def _write_report(where: str, document: object) -> None:

@@ -151,9 +151,6 @@ def find_container(
         site: knows the registry, the runtime and the mounts.
         gpus: "nv", "rocm", or "" where the job has none.
         environment: instead of this process's.
-
-    Raises:
-        ClusterRequestError: there is no such image.
     """
     env = os.environ if environment is None else environment
     if _URL.match(asked):

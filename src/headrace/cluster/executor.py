@@ -64,8 +64,6 @@ class Submission:
     Attributes:
         script: the whole text, as `sbatch` would read it, directives included; it begins with `#!`.
         options: of `sbatch`, long and with their values joined ("--nodes=2"); they win over directives.
-        arguments: of the script.
-        directory: the job's working directory.
         environment: to be set on top of the caller's.
     """
 
@@ -82,13 +80,10 @@ class JobStatus:
 
     Attributes:
         job_id: as the executor prints it ("17", "17_3" for a task of an array).
-        name: of the job.
-        state: its last known state.
         reason: why it waits or ended, in the executor's words; "" if none is known.
         nodes: that it has or had.
         exit_code: of the script; None until it is known, and where a signal ended it.
         signal: that ended the script.
-        restarts: how often it was requeued.
         submitted_s, started_s, ended_s: Unix seconds; a start in the future is an expected one.
         output: where its standard output goes, with all patterns filled in; None if unknown.
     """
@@ -289,11 +284,7 @@ _ID = re.compile(r"(\d+)(?:_(\d+)|_\[([\d,:%-]+)\])?\Z")
 
 
 def split_id(job_id: str) -> tuple[str, str | None]:
-    """Of "17_3" the job's number, "17", and the task's, "3".
-
-    Raises:
-        ClusterRequestError: it is no id of a job.
-    """
+    """Of "17_3" the job's number, "17", and the task's, "3"."""
     if (match := _ID.match(job_id)) is None:
         raise ClusterRequestError(
             f"{job_id!r} is no job id, expected a number, or number_task for a task of an array."
@@ -355,11 +346,7 @@ EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
 
 
 def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
-    """Which one `executor` gives.
-
-    Raises:
-        ClusterRequestError: there is none of this name.
-    """
+    """Which one `executor` gives."""
     named = name or os.environ.get(EXECUTOR_VARIABLE)
     if not named:
         return "slurm" if shutil.which("sbatch") else "local"
@@ -376,9 +363,6 @@ def executor(name: str | None = None) -> Executor:
     Args:
         name: `slurm` or `local`; by default HEADRACE_EXECUTOR, else Slurm's where sbatch is, else this
             machine's.
-
-    Raises:
-        ClusterRequestError: there is none of this name.
     """
     if executor_name(name) == "slurm":
         from headrace.cluster.slurm.executor import SlurmExecutor

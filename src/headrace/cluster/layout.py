@@ -47,10 +47,8 @@ class Fit:
     """How a job lies on nodes.
 
     Attributes:
-        count: of nodes.
         gpus_per_node: on each; where `even` is false, at most.
         even: all nodes have as many.
-        gpu_type: of all of them; "" if they have no type.
         nodes: all that could be taken, `count` or more.
     """
 
@@ -147,11 +145,7 @@ def fit_nodes(nodes: Sequence[Node], count: int) -> Fit | None:
 
 
 class PartitionRefusal(ClusterRequestError):
-    """Why one partition cannot take a request; another may.
-
-    Attributes:
-        near: how near it comes; 0: not at all.
-    """
+    """Why one partition cannot take a request; another may."""
 
     def __init__(self, message: str, *, near: int = 0, next_step: str | None = None) -> None:
         super().__init__(message, next_step=next_step)
@@ -162,12 +156,6 @@ def candidates(
     request: JobRequest, snapshot: ClusterSnapshot, site: Site, *, minutes: int | None
 ) -> list[Partition]:
     """Partitions to try, the first one first: the named one, or the site's, the default, and the others.
-
-    Args:
-        request: what is asked for.
-        snapshot: has the partitions.
-        site: what is special.
-        minutes: the time asked for; None: not said, or no limit.
 
     Raises:
         ClusterRequestError: a named partition does not exist, or takes no jobs; there is none at all.
@@ -229,9 +217,6 @@ def time_limit(
         site: with its own defaults and limits.
         remarks: what is decided is said here.
         bare_hours: a number alone is hours, and zero the default, as HAL has it.
-
-    Raises:
-        ClusterRequestError: it is no time.
     """
     special = site.of(partition.name)
     limits = [limit for limit in (partition.max_minutes, special.time_max) if limit is not None]
@@ -276,17 +261,13 @@ class JobLayout:
 
     Attributes:
         partition: by name; "" leaves it to Slurm.
-        nodes: how many.
-        tasks: in all.
         tasks_per_node: None where GPUs are not the same number on each node.
         cpus_per_task: None leaves it to Slurm.
-        gpus: in all.
         gpus_per_node: None where they are not the same number on each node.
         gpu_type: where it must be said; else "".
         memory_per_node, memory_per_gpu: in MiB; one of them, or none: Slurm's default.
         time: the limit as Slurm writes it; "" for the partition's default.
         exclude: nodes of another kind.
-        constraint: features, with the site's for the kind of node.
         remarks: what was decided that the user may want to know.
     """
 
@@ -327,13 +308,7 @@ class JobLayout:
 def lay_out(
     request: JobRequest, snapshot: ClusterSnapshot, site: Site, *, hal: bool = False
 ) -> JobLayout:
-    """The layout of a request.
-
-    Args:
-        request: what is asked for.
-        snapshot: of the cluster; its jobs are not looked at.
-        site: what is special about it.
-        hal: a bare number as time limit is hours where the size is one of HAL's short words.
+    """The layout of a request; with `hal`, a bare number as time is hours beside one of HAL's short words.
 
     Raises:
         ClusterRequestError: nothing of the cluster can meet it.
@@ -393,11 +368,7 @@ class _Wish:
         return read_minutes(self.request.time, bare_hours=self.hours) if self.request.time else None
 
     def inside(self, partition: Partition) -> tuple[JobLayout, bool]:
-        """The layout in a partition, and whether its time limit was cut.
-
-        Raises:
-            PartitionRefusal: it cannot be there.
-        """
+        """The layout in a partition, and whether its time limit was cut."""
         everything = [self.nodes[n] for n in partition.nodes if n in self.nodes]
         nodes = eligible(everything, self.request, self.site)
         fit = self._fit(partition, everything, nodes)

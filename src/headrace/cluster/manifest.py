@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
+from headrace.base.files import replace_file
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -29,46 +30,26 @@ if TYPE_CHECKING:
 
 
 def hardware(root: Path = Path("/")) -> dict[str, Any]:
-    """CPU, memory, GPUs and kernel of this node, as plain values.
-
-    Args:
-        root: where /proc and /sys are; another one in tests.
-    """
+    """CPU, memory, GPUs and kernel of this node, as plain values."""
+    cpus = _values(root / "proc/cpuinfo", "model name", "cpu", "Model")
+    memory = _values(root / "proc/meminfo", "MemTotal") or ["0 kB"]
+    # In the order of their bus addresses.
+    gpus = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
     return {
         "architecture": platform.machine(),
-        "cpu": _cpu_model(root),
+        "cpu": cpus[0] if cpus else platform.machine(),
         "cpus": os.cpu_count() or 1,
-        "memory_bytes": _memory_bytes(root),
-        "gpus": _gpus(root),
-        "gpu_driver": _first_line(root / "proc/driver/nvidia/version"),
+        "memory_bytes": int(memory[0].split()[0]) * 1024,
+        "gpus": [model for path in gpus for model in _values(path, "Model")],
+        "gpu_driver": _text(root / "proc/driver/nvidia/version").partition("\n")[0].strip(),
         "kernel": platform.release(),
     }
 
 
-def _cpu_model(root: Path) -> str:
-    for line in _text(root / "proc/cpuinfo").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "cpu", "Model"):
-            return value.strip()
-    return platform.machine()
-
-
-def _memory_bytes(root: Path) -> int:
-    for line in _text(root / "proc/meminfo").splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _gpus(root: Path) -> list[str]:
-    """Models, in the order of their bus addresses."""
-    files = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    lines = [line for path in files for line in _text(path).splitlines()]
-    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-
-
-def _first_line(path: Path) -> str:
-    return (_text(path).splitlines() or [""])[0].strip()
+def _values(path: Path, *names: str) -> list[str]:
+    """What a file of `NAME: VALUE` lines says under these names."""
+    lines = (line.partition(":") for line in _text(path).splitlines())
+    return [value.strip() for name, _, value in lines if name.strip() in names]
 
 
 def _text(path: Path) -> str:
@@ -101,22 +82,11 @@ _VARIABLES = (
     "APPTAINER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_CONSTRAINTS", "LANG", "TZ",
 )  # fmt: skip
 _SECRETS = (
-    "*SECRET*",
-    "*TOKEN*",
-    "*PASSWORD*",
-    "*PASSWD*",
-    "*CREDENTIAL*",
-    "*_KEY",
-    "*_KEY_*",
-    "*APIKEY*",
-)
+    "*SECRET*", "*TOKEN*", "*PASSWORD*", "*PASSWD*", "*CREDENTIAL*", "*_KEY", "*_KEY_*", "*APIKEY*",
+)  # fmt: skip
 _OF_ONE_RUN = (
-    "HEADRACE_LAUNCH*",
-    "HEADRACE_JOB_*",
-    "HEADRACE_RUNTIME_DIR",
-    "HEADRACE_RESTARTS",
-    "HEADRACE_HISTORY",
-)
+    "HEADRACE_LAUNCH*", "HEADRACE_JOB_*", "HEADRACE_RUNTIME_DIR", "HEADRACE_RESTARTS", "HEADRACE_HISTORY",
+)  # fmt: skip
 
 _INCIDENTAL = ("run.*", "result.*", "hardware.*.host", "environment.*PATH", "environment.TZ")
 """Keys whose difference says that it was another time or place, and nothing of what was computed."""
@@ -184,19 +154,11 @@ def _commit(folder: Path) -> str | None:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes it: the old one or the new one, nothing between.
-
-    Raises:
-        LaunchError: it cannot be written.
-    """
-    text = _KIND.encode(manifest, indent=2)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    """Writes it: the old one or the new one, nothing between."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(text)
-        temporary.replace(path)
+        replace_file(path, _KIND.encode(manifest, indent=2))
     except OSError as e:
-        temporary.unlink(missing_ok=True)
         raise LaunchError(
             f"{path}: the run's manifest cannot be written: {e.strerror}.",
             path=str(path),
@@ -205,11 +167,7 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads one.
-
-    Raises:
-        LaunchError: it is not there, or is no manifest of this version.
-    """
+    """Reads one."""
     where = os.fspath(path)
     try:
         with Path(where).open("rb") as f:
@@ -227,7 +185,6 @@ class ManifestDifference:
 
     Attributes:
         key: where in the manifests: "versions.torch".
-        a, b: the values; None where one has it not.
         incidental: it is another time or place only.
     """
 

@@ -52,11 +52,7 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def expand_indices(text: str) -> tuple[int, ...]:
-    """The numbers that "0-3,7" stands for; none for "N/A" and the like.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """The numbers that "0-3,7" stands for; none for "N/A" and the like."""
     if text in _NOTHING:
         return ()
     return tuple(int(number) for part in text.split(",") for number in _numbers(part))
@@ -164,15 +160,11 @@ def _seconds(text: str, bare_s: int = 60) -> int | None:
     return int(text) * bare_s if _CLOCK.fullmatch(text) else None
 
 
-def seconds(text: str) -> int | None:
-    """Of "30" (minutes), "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS"; None: no limit, or none said.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+def seconds(text: str, bare_s: int = 60) -> int | None:
+    """Of "30" (minutes), "MM:SS", "HH:MM:SS", "D-HH", "D-HH:MM", "D-HH:MM:SS"; None: no limit, or none said."""
     if text in _NOTHING or text.upper() in _UNLIMITED:
         return None
-    if (duration := _seconds(text)) is None:
+    if (duration := _seconds(text, bare_s)) is None:
         raise ValueError(f"{text!r} is no time")
     return duration
 
@@ -187,11 +179,8 @@ def minutes(text: str) -> int | None:
 def read_minutes(text: str, *, bare_hours: bool = False) -> int | None:
     """What a time limit that a user wrote says, in minutes; None: none.
 
-    Zero comes back as zero: Slurm means no limit by it, HAL its default.
-
-    Args:
-        text: in one of `FORMS`.
-        bare_hours: a number alone counts hours, as HAL's commands have it.
+    Zero comes back as zero: Slurm means no limit by it, HAL its default. With `bare_hours` a number alone
+    counts hours, as HAL's commands have it.
 
     Raises:
         ClusterRequestError: the text is no time.
@@ -238,11 +227,7 @@ def time_text(minutes: int | None) -> str:
 
 @functools.lru_cache(maxsize=65536)
 def unix_seconds(text: str) -> float | None:
-    """Of "1795332994", or of "2026-11-22T07:36:33" in this machine's zone; None where none is said.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Of "1795332994", or of "2026-11-22T07:36:33" in this machine's zone; None where none is said."""
     if text.isdigit():
         return float(text) if text != "0" else None
     if text in _NOTHING:
@@ -259,11 +244,7 @@ _MEMORY = re.compile(r"(\d+)([KMGT]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 
 @functools.lru_cache(maxsize=4096)
 def mib(text: str) -> int:
-    """Of "16000", "16000M", "62.50G", "2Tn"; 0 where none is said.
-
-    Raises:
-        ValueError: it is no size.
-    """
+    """Of "16000", "16000M", "62.50G", "2Tn"; 0 where none is said."""
     if text in _NOTHING or text in _UNLIMITED:
         return 0
     if (match := _SIZE.match(text)) is None:
@@ -272,11 +253,7 @@ def mib(text: str) -> int:
 
 
 def memory_mib(text: str) -> int:
-    """A size that a user asks for, such as 32G, in MiB, rounded up.
-
-    Raises:
-        ValueError: the text is no size.
-    """
+    """A size that a user asks for, such as 32G, in MiB, rounded up."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None or len(text) > 20:
         raise ValueError(f"{text!r} is no size, expected MiB, or as 512M, 64G, 1T")
@@ -296,11 +273,7 @@ class Gres(NamedTuple):
 
 @functools.lru_cache(maxsize=16384)
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """The GPUs in "gpu:h100:2(IDX:0-1),shard:4", "gpu:8(S:0-1)", "gres/gpu:h100=4", "gpu(IDX:0)".
-
-    Raises:
-        ValueError: a count or an index is no number.
-    """
+    """The GPUs in "gpu:h100:2(IDX:0-1),shard:4", "gpu:8(S:0-1)", "gres/gpu:h100=4", "gpu(IDX:0)"."""
     gpus = []
     for part in re.split(r",(?![^(]*\))", text) if text not in _NOTHING else ():
         name, bracket, rest = part.partition("(")

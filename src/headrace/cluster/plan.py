@@ -96,11 +96,9 @@ class Cluster:
     """What a plan is made for.
 
     Attributes:
-        snapshot: what there is.
         site: what is special.
         hal: speak HAL's dialect.
         local: it is this machine, and has as many "GPUs" as a request asks for.
-        environment: of the caller.
     """
 
     snapshot: ClusterSnapshot
@@ -112,14 +110,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """A script that can be submitted.
-
-    Attributes:
-        submission: for an executor.
-        layout: None where the script sizes its job itself.
-        remarks: what was decided.
-        local: for this machine, which runs it by itself.
-    """
+    """A script that can be submitted."""
 
     submission: Submission
     layout: JobLayout | None
@@ -137,13 +128,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """A command in the foreground.
-
-    Attributes:
-        command: that is run.
-        layout: what is asked for.
-        remarks: what was decided.
-    """
+    """A command in the foreground."""
 
     command: tuple[str, ...]
     layout: JobLayout
@@ -157,13 +142,6 @@ def plan_batch(
     data: bytes, name: str, asked: JobRequest, cluster: Cluster, arguments: Sequence[str] = ()
 ) -> BatchPlan:
     """A script made ready.
-
-    Args:
-        data: its text.
-        name: its file's, for messages and as the job's name.
-        asked: on the command line.
-        cluster: for which.
-        arguments: for the script.
 
     Raises:
         ClusterRequestError: it cannot be submitted as it is, or nothing can meet what it asks for.
@@ -244,13 +222,7 @@ def _passed_on(asked: JobRequest) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What stands in a script.
-
-    Attributes:
-        slurm: that we understand, of its `#SBATCH` lines.
-        ours: its `#HEADRACE` lines.
-        directives: all lines.
-    """
+    """What stands in a script."""
 
     slurm: JobRequest
     ours: JobRequest
@@ -443,12 +415,6 @@ def plan_run(
     asked: JobRequest, command: Sequence[str], cluster: Cluster, *, terminal: bool
 ) -> RunPlan:
     """A command in the foreground, or a shell: once, on the first node, with the whole allocation to itself.
-
-    Args:
-        asked: on the command line.
-        command: with its arguments; none for a shell.
-        cluster: for which.
-        terminal: the caller has one.
 
     Raises:
         ClusterRequestError: nothing can meet what is asked for.

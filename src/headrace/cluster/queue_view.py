@@ -6,17 +6,16 @@ A pure function. It knows no terminal: `headrace cluster queue` draws what stand
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Final, overload
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.cluster.executor import JobState
 from headrace.cluster.layout import is_away
 from headrace.cluster.notation import expand_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from headrace.cluster.snapshot import ClusterJob, ClusterSnapshot, Node
 
@@ -71,27 +70,45 @@ _LIMITED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class QueueJobRow:
-    """One job, with what is derived.
+class QueueJobRow(NamedTuple):
+    """One job, and what is derived when it is looked at: of 50,000 jobs a screen shows forty.
 
     Attributes:
-        job: as the snapshot has it.
-        why: it waits, in words; "" if it does not.
-        waited_s: since it was submitted, where it waits.
-        ran_s: since it began, where it runs.
-        starts_in_s: until it is expected to begin, where Slurm said so.
-        ends_in_s: until its time is over.
         stall: the share of its time spent waiting for data, where it is known.
     """
 
     job: ClusterJob
-    why: str = ""
-    waited_s: float | None = None
-    ran_s: float | None = None
-    starts_in_s: float | None = None
-    ends_in_s: float | None = None
+    now_s: float
     stall: float | None = None
+
+    @property
+    def why(self) -> str:
+        """Why it waits, in words; "" if it does not."""
+        return reason_text(self.job.reason) if self.job.state in _WAITING else ""
+
+    @property
+    def waited_s(self) -> float | None:
+        """Since it was submitted, where it waits."""
+        submitted_s = self.job.submitted_s if self.job.state in _WAITING else None
+        return None if submitted_s is None else max(0.0, self.now_s - submitted_s)
+
+    @property
+    def starts_in_s(self) -> float | None:
+        """Until it is expected to begin, where Slurm said so."""
+        started_s = self.job.started_s if self.job.state in _WAITING else None
+        return None if started_s is None else max(0.0, started_s - self.now_s)
+
+    @property
+    def ran_s(self) -> float | None:
+        """Since it began, where it runs."""
+        started_s = None if self.job.state in _WAITING else self.job.started_s
+        return None if started_s is None else max(0.0, self.now_s - started_s)
+
+    @property
+    def ends_in_s(self) -> float | None:
+        """Until its time is over."""
+        ran_s, limit = self.ran_s, self.job.limit_minutes
+        return None if ran_s is None or limit is None else limit * 60 - ran_s
 
     @property
     def gpu_indices(self) -> dict[str, tuple[int, ...]]:
@@ -99,42 +116,12 @@ class QueueJobRow:
         return {part.node: part.gpus for part in self.job.allocations if part.gpus}
 
 
-class JobRows(Sequence[QueueJobRow]):
-    """Rows made when they are looked at: of 50,000 jobs a screen shows forty.
-
-    Args:
-        jobs: in their order.
-        make: the row of one.
-    """
-
-    def __init__(
-        self, jobs: Sequence[ClusterJob], make: Callable[[ClusterJob], QueueJobRow]
-    ) -> None:
-        self.jobs = jobs
-        self._make = make
-
-    def __len__(self) -> int:
-        return len(self.jobs)
-
-    @overload
-    def __getitem__(self, index: int) -> QueueJobRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> JobRows: ...
-    def __getitem__(self, index: int | slice) -> QueueJobRow | JobRows:
-        if isinstance(index, slice):
-            return JobRows(self.jobs[index], self._make)
-        return self._make(self.jobs[index])
-
-
 @dataclass(frozen=True, slots=True)
 class NodeRow:
     """One node and who is on it.
 
     Attributes:
-        node: as the snapshot has it.
-        away: takes no jobs now.
         holders: of each GPU by its index, the job that has it; "" if none, "?" if a job that is not known.
-        jobs: on it, the largest first.
         unplaced_gpus: of jobs whose indices are not known.
     """
 
@@ -189,17 +176,17 @@ class QueueBoard:
     taken_s: float
     totals: QueueTotals
     nodes: tuple[NodeRow, ...]
-    running: JobRows
-    waiting: JobRows
+    running: list[QueueJobRow]
+    waiting: list[QueueJobRow]
     users: tuple[UserRow, ...]
 
 
 def queue_board(
     snapshot: ClusterSnapshot,
     *,
-    users: Sequence[str] = (),
-    nodes: Sequence[str] = (),
-    partitions: Sequence[str] = (),
+    users: Collection[str] = (),
+    nodes: Collection[str] = (),
+    partitions: Collection[str] = (),
     stalls: Mapping[str, float] | None = None,
 ) -> QueueBoard:
     """The view of a snapshot.
@@ -228,40 +215,29 @@ def queue_board(
     # An array that waits is one line of Slurm's, and as many jobs as it has tasks.
     arrays = {job.job_id: task_count(job.job_id) for job in waiting if job.job_id.endswith("]")}
     totals = _totals(rows, running, waiting, arrays)
-    picked = _Picked(frozenset(users), frozenset(nodes), frozenset(partitions))
-    rows = [row for row in rows if picked.has_node(row)]
-    running = [job for job in running if picked.has_running(job)]
-    waiting = [] if nodes else [job for job in waiting if picked.has_waiting(job)]
+    users, nodes, partitions = frozenset(users), frozenset(nodes), frozenset(partitions)
+
+    def is_picked(job: ClusterJob) -> bool:
+        return (not users or job.user in users) and (
+            not partitions or not partitions.isdisjoint(job.partition.split(","))
+        )
+
+    rows = [
+        row for row in rows
+        if (not nodes or row.node.name in nodes)
+        and (not partitions or not partitions.isdisjoint(row.node.partitions))
+        and (not users or any(job.user in users for job in row.jobs))
+    ]  # fmt: skip
+    running = [j for j in running if is_picked(j) and (not nodes or not nodes.isdisjoint(j.nodes))]
+    waiting = [] if nodes else [job for job in waiting if is_picked(job)]
     running.sort(key=lambda j: (-j.gpu_count, -j.cpu_count, j.started_s or 0.0))
     waiting.sort(key=lambda j: (-j.priority, j.submitted_s or 0.0))
-    known = stalls or {}
+    now_s, known = snapshot.taken_s, stalls or {}
     return QueueBoard(
-        snapshot.cluster, snapshot.version, snapshot.taken_s, totals, tuple(rows),
-        JobRows(running, partial(_running_row, now_s=snapshot.taken_s, stalls=known)),
-        JobRows(waiting, partial(_waiting_row, now_s=snapshot.taken_s)), _user_rows(running, waiting, arrays),
+        snapshot.cluster, snapshot.version, now_s, totals, tuple(rows),
+        [QueueJobRow(job, now_s, known.get(job.job_id)) for job in running],
+        [QueueJobRow(job, now_s) for job in waiting], _user_rows(running, waiting, arrays),
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Picked:
-    users: frozenset[str]
-    nodes: frozenset[str]
-    partitions: frozenset[str]
-
-    def has_node(self, row: NodeRow) -> bool:
-        return (
-            (not self.nodes or row.node.name in self.nodes)
-            and (not self.partitions or not self.partitions.isdisjoint(row.node.partitions))
-            and (not self.users or any(job.user in self.users for job in row.jobs))
-        )
-
-    def has_running(self, job: ClusterJob) -> bool:
-        return self.has_waiting(job) and (not self.nodes or not self.nodes.isdisjoint(job.nodes))
-
-    def has_waiting(self, job: ClusterJob) -> bool:
-        return (not self.users or job.user in self.users) and (
-            not self.partitions or not self.partitions.isdisjoint(job.partition.split(","))
-        )
 
 
 def _node_row(node: Node, jobs: Sequence[ClusterJob]) -> NodeRow:
@@ -301,18 +277,6 @@ def _totals(
         waiting=len(waiting) + sum(arrays.values()) - len(arrays),
         gpus_wanted=sum(job.gpu_count * arrays.get(job.job_id, 1) for job in waiting),
     )  # fmt: skip
-
-
-def _running_row(job: ClusterJob, now_s: float, stalls: Mapping[str, float]) -> QueueJobRow:
-    ran = None if job.started_s is None else max(0.0, now_s - job.started_s)
-    left = None if ran is None or job.limit_minutes is None else job.limit_minutes * 60 - ran
-    return QueueJobRow(job, ran_s=ran, ends_in_s=left, stall=stalls.get(job.job_id))
-
-
-def _waiting_row(job: ClusterJob, now_s: float) -> QueueJobRow:
-    waited = None if job.submitted_s is None else max(0.0, now_s - job.submitted_s)
-    starts = None if job.started_s is None else max(0.0, job.started_s - now_s)
-    return QueueJobRow(job, why=reason_text(job.reason), waited_s=waited, starts_in_s=starts)
 
 
 def task_count(job_id: str) -> int:

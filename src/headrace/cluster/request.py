@@ -45,10 +45,7 @@ class JobOption:
     """One thing that can be asked for.
 
     Attributes:
-        field: of `JobRequest`.
         flags: on our command line, the long one first.
-        kind: of its value.
-        help: one sentence.
         slurm: the long option of `sbatch` that says the same; "" if none does.
         variable: of the environment, by which `sbatch` takes it; "" if none.
         hal: the letter of HAL's `swrun`; "" if it has none.
@@ -193,9 +190,6 @@ def read_request(values: Mapping[str, Any], where: str) -> JobRequest:
     Args:
         values: by field; None, "" and () are not said.
         where: they come from, for messages: "the command line".
-
-    Raises:
-        ClusterRequestError: a value makes no sense.
     """
     read = {
         field: _read(_BY_FIELD[field], value, where)
@@ -302,14 +296,7 @@ _SHORT = re.compile(r"(gpux|cpun|cpux)(\d{1,6})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Shorthand:
-    """What a short word asks for.
-
-    Attributes:
-        text: as it was written.
-        gpus: in all.
-        nodes: whole ones without GPUs; 0 where GPUs are asked.
-        mini: only a few CPUs of it.
-    """
+    """What a short word asks for."""
 
     text: str
     gpus: int = 0
@@ -318,11 +305,7 @@ class Shorthand:
 
 
 def read_shorthand(text: str, partitions: Collection[str]) -> Shorthand | None:
-    """The size a partition's name stands for; None if it is a partition, or no such word.
-
-    Raises:
-        ClusterRequestError: it asks for none.
-    """
+    """The size a partition's name stands for; None if it is a partition, or no such word."""
     if text in partitions:
         return None
     if text == "cpu_mini":
@@ -339,11 +322,7 @@ def read_shorthand(text: str, partitions: Collection[str]) -> Shorthand | None:
 
 
 def apply_shorthand(request: JobRequest, short: Shorthand) -> tuple[JobRequest, list[str]]:
-    """The request without the short word, and remarks: as with HAL, words for CPUs ignore what is said of GPUs.
-
-    Raises:
-        ClusterRequestError: the request says otherwise than the word.
-    """
+    """The request without the short word, and remarks: words for CPUs ignore what is said of GPUs."""
     if request.gpus is not None and request.gpus != short.gpus:
         raise ClusterRequestError(
             f"partition {short.text} stands for {short.gpus} GPUs, --gpus asks for {request.gpus}.",

@@ -79,11 +79,7 @@ class Word:
 
 
 def split(text: str) -> list[str]:  # noqa: C901 - one automaton, in one piece
-    """The words of a directive. Quotes and backslashes work, and `#` outside quotes begins a comment.
-
-    Raises:
-        ValueError: a quote is never closed.
-    """
+    """The words of a directive. Quotes and backslashes work, and `#` outside quotes begins a comment."""
     words: list[str] = []
     word: list[str] | None = None
     quote = ""
@@ -115,12 +111,7 @@ def split(text: str) -> list[str]:  # noqa: C901 - one automaton, in one piece
 
 
 def read_words(words: Sequence[str], also: Collection[str] = ()) -> list[Word]:
-    """Options as `getopt_long` reads them: `-pgpu`, `-p gpu`, `--part gpu`, `--partition=gpu` are one.
-
-    Args:
-        words: as `split` made them.
-        also: long options with values beside Slurm's own.
-    """
+    """Options as `getopt_long` reads them: `-pgpu`, `-p gpu`, `--part gpu`, `--partition=gpu` are one."""
     options: list[Word] = []
     rest = iter(words)
     for word in rest:
@@ -193,13 +184,7 @@ _SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """One line of options.
-
-    Attributes:
-        line: counted from 1.
-        words: what it says.
-        ours: a `#HEADRACE` line, which Slurm takes for a comment.
-    """
+    """One line of options."""
 
     line: int
     words: tuple[Word, ...]
@@ -211,11 +196,8 @@ class Script:
     """A script as it was read.
 
     Attributes:
-        name: for messages.
         lines: with their ends.
         directives: those that `sbatch` would read, and ours.
-        insert_at: the line before which ours go.
-        remarks: what was changed on the way.
     """
 
     name: str
@@ -252,13 +234,7 @@ class Script:
         *,
         disabled: Collection[int] = (),
     ) -> bytes:
-        """The text with our lines.
-
-        Args:
-            directives: to be said after the script's own.
-            preamble: shell lines that come before the script's first command.
-            disabled: lines (from 1) that Slurm must not read.
-        """
+        """The text with our lines."""
         end = b"\n"
         before = [
             b"#" + line if number in disabled else line
@@ -273,11 +249,6 @@ class Script:
 
 def read_script(data: bytes, name: str, also: Collection[str] = ()) -> Script:
     """What a script says.
-
-    Args:
-        data: its whole text.
-        name: for messages.
-        also: long options with values that may stand in directives beside Slurm's own.
 
     Raises:
         ClusterRequestError: no executor could run it: it is empty, too large, has no `#!`, holds a zero byte,
@@ -367,12 +338,7 @@ def _own_words(words: Sequence[str]) -> list[Word]:
 
 
 def node_daemon_lines(program: str, arguments: list[str]) -> str:
-    """Lines for a batch script, one daemon per node, or for a task prolog and epilog.
-
-    Args:
-        program: the path of `headrace`.
-        arguments: of `headrace node start`.
-    """
+    """Lines for a batch script, one daemon per node, or for a task prolog and epilog."""
     start = shlex.join([program, "node", "start", "--foreground", *arguments])
     background = shlex.join([program, "node", "start", *arguments])
     quoted = shlex.quote(program)

@@ -29,10 +29,7 @@ class SiteKey:
     """One key of the file.
 
     Attributes:
-        path: with dots: "containers.runtime".
         read: makes its value, or raises ValueError.
-        help: one sentence, which `init` writes beside it.
-        example: as YAML.
     """
 
     path: str
@@ -196,11 +193,7 @@ def own_site(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def read_site(path: Path | None) -> Site:
-    """A site's file; None: nothing is special.
-
-    Raises:
-        ClusterRequestError: the file cannot be read, is no YAML, or a key or value is wrong.
-    """
+    """A site's file; None: nothing is special."""
     if path is None:
         return Site()
     import yaml

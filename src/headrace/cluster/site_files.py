@@ -35,12 +35,9 @@ class PartitionFacts:
     """One partition, as a form offers it.
 
     Attributes:
-        name: of the partition.
         nodes: how many it has, those that are down too.
         gpus_per_node: of its largest node; 0: it has none.
-        cpus_per_node: of its largest node.
         hours_max: its time limit, rounded down; None: none.
-        is_default: Slurm takes it where nobody says otherwise.
     """
 
     name: str
@@ -62,10 +59,7 @@ class SiteFacts:
 
     Attributes:
         cluster: its name, as Open OnDemand's cluster file has it.
-        partitions: that jobs may go to.
         prefix: of the Python environment that has headrace.
-        version: of headrace.
-        site_file: the site's own settings; None: there are none.
     """
 
     cluster: str
@@ -100,11 +94,6 @@ def site_facts(
     snapshot: ClusterSnapshot, *, prefix: Path | None = None, site_file: Path | None = None
 ) -> SiteFacts:
     """What a cluster and this installation say of themselves.
-
-    Args:
-        snapshot: of the cluster.
-        prefix: of the Python environment; this one's, if not given.
-        site_file: the site's own settings.
 
     Raises:
         ClusterRequestError: the cluster has no partition that is up, or names that cannot be written.

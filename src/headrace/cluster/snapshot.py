@@ -6,11 +6,11 @@ fast: 50,000 jobs in a fifth of a second. Files need msgspec (`headrace[cluster]
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.documents import seal, unseal
+from headrace.base.files import replace_file
 from headrace.cluster.executor import JobState  # noqa: TC001 - what reads a snapshot looks at its types
 from headrace.errors import ClusterError
 
@@ -25,13 +25,10 @@ class Node:
 
     Attributes:
         states: lower case, the base state first ("idle", "mixed", "allocated", "down"), then flags ("drain").
-        reason: why it is drained or down.
         cpus, sockets, cores_per_socket, threads_per_core: what the scheduler counts with.
-        cpus_allocated: of these, by jobs.
         cpu_load: the one-minute load average; None if unknown.
         memory_mib, memory_allocated_mib, memory_free_mib: free is what the system says; None if unknown.
         gpu_type: as in GRES ("h100"); "" if there are none, or they have no type.
-        gpus: how many there are.
         gpus_allocated: the indices in use.
         features: of the node, as constraints name them.
         architecture: "x86_64", "aarch64", "ppc64le"; "" if unknown.
@@ -139,31 +136,19 @@ class _Head:
 
 
 def save_snapshot(snapshot: ClusterSnapshot, path: Path) -> None:
-    """Write a snapshot; the file is the old one or the new one, nothing between.
-
-    Raises:
-        ClusterError: it cannot be written.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a snapshot; the file is the old one or the new one, nothing between."""
     try:
-        part.write_bytes(snapshot_to_json(snapshot))
-        part.replace(path)
+        replace_file(path, snapshot_to_json(snapshot), sync=False)
     except OSError as e:
-        part.unlink(missing_ok=True)
         raise ClusterError(f"{path}: {e.strerror}.", path=str(path)) from e
 
 
 def load_snapshot(path: Path) -> ClusterSnapshot:
-    """Read a snapshot.
-
-    Raises:
-        ClusterError: the file cannot be read, or is none.
-    """
+    """Read a snapshot."""
     try:
-        data = path.read_bytes()
+        return snapshot_from_json(path.read_bytes(), str(path))
     except OSError as e:
         raise ClusterError(f"{path}: {e.strerror}.", path=str(path)) from e
-    return snapshot_from_json(data, str(path))
 
 
 def snapshot_to_json(snapshot: ClusterSnapshot) -> bytes:
@@ -173,11 +158,7 @@ def snapshot_to_json(snapshot: ClusterSnapshot) -> bytes:
 
 
 def snapshot_from_json(data: bytes, name: str = "the snapshot") -> ClusterSnapshot:
-    """From text; `name` is for messages.
-
-    Raises:
-        ClusterError: it is none.
-    """
+    """From text; `name` is for messages."""
     msgspec = _msgspec()
     sums = unseal(data)
     if sums is not None and sums[0] != sums[1]:

@@ -50,12 +50,7 @@ def attend() -> None:
 
 
 def note_progress(state: Mapping[str, Any], steps: int) -> None:
-    """Tells the launcher where this rank's loader stands, for the run's manifest.
-
-    Args:
-        state: a loader's `state_dict()`.
-        steps: of the whole run.
-    """
+    """Tells the launcher where this rank's loader stands, for the run's manifest."""
     slot = _state().slot
     if slot is not None:
         slot.note(

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.launch.launching import HEADRACE, TRAINER, Launch
 from headrace.cluster.launch.conductor import clock_remarks
-from headrace.cluster.launch.scheduler import duration_s
+from headrace.cluster.notation import seconds as duration_s
 from tests_shared import ROOT, blocks, until
 
 SLEEP = ("--framework", "plain", "--ranks-per-node", "1", "sleep")
@@ -219,7 +219,7 @@ def test_usr1_is_handed_to_scripts_that_know_it_and_kills_no_other(launch):
     [("59", 59), ("1:00", 60), ("1:00:01", 3601), ("2-01:00:00", 176400), ("UNLIMITED", None), ("", None)],
 )  # fmt: skip
 def test_what_slurm_says_is_left_is_understood(text, seconds):
-    assert duration_s(text) == seconds
+    assert duration_s(text, bare_s=1) == seconds
 
 
 def test_a_dry_run_prints_commands_and_reasons_and_starts_nothing(launch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cluster.launch.plan import JobPlace
+from headrace.cluster.launch.place import JobPlace
 from headrace.errors import LaunchError
 
 SLURM = {

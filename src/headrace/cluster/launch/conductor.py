@@ -17,31 +17,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import headrace
-from headrace.cluster.launch.connection import NodeSpec
 from headrace.cluster.launch.folders import MeetFolder
-from headrace.cluster.launch.helpers import Helpers
-from headrace.cluster.launch.nodes import LaunchNodes, NodeStarts
+from headrace.cluster.launch.helpers import helper_commands, helper_end, helper_variables
+from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
+from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.ranks import commands_for, program_of, settings_for
 from headrace.cluster.launch.report import LaunchReport, RankFailure, add_notes, judge
-from headrace.cluster.launch.scheduler import (
-    REQUEUE_EXIT,
-    can_requeue,
-    give_up_nodes,
-    requeue,
-    silent_nodes,
-    time_left_s,
-)
 from headrace.cluster.launch.stop_page import Agreement, StopPhase, StopReason
 from headrace.cluster.processes import adopt_orphans, end_descendants
-from headrace.errors import LaunchError
+from headrace.errors import JobError, LaunchError
+from headrace.job.meeting import Meeting
 from headrace.job.nodes import own_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace.cluster.launch.connection import Message
-    from headrace.cluster.launch.nodes import NodeState
-    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
+    from headrace.cluster.launch.nodes import Message, NodeState
+    from headrace.cluster.launch.place import JobPlace
+    from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
 
     Say = Callable[[str], object]
 
@@ -71,16 +64,12 @@ class Conductor:
 
     Args:
         place: of the job; this is its first node.
-        options: everything else.
-        plan: the layout.
         program: the user's words.
-        say: told what is worth a line in the job's log.
+        say: gets what is worth a line in the job's log.
         restarts: how often the program was begun before in this job.
 
     Attributes:
         job: what the processes of the job call it: HEADRACE_JOB_ID.
-        report: how it went.
-        nodes: as they are known.
         survivors: the job without the nodes that were lost, if the launch is to go on there.
     """
 
@@ -113,10 +102,9 @@ class Conductor:
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
         self._began_s = 0.0
-        self._meet: MeetFolder
+        self._meeting: Meeting
         self.nodes: LaunchNodes
         self._starts: NodeStarts
-        self._helpers: Helpers
 
     # -- the whole --------------------------------------------------------------------------------
 
@@ -143,24 +131,23 @@ class Conductor:
         local = self.place.scheduler != "slurm"
         address = "127.0.0.1" if local else own_address(len(self.plan.nodes))
         with contextlib.ExitStack() as parts:
-            self._meet = parts.enter_context(
-                contextlib.closing(MeetFolder(self.options.meet, self._token, self.place))
-            )
-            for folder in self._meet.swept:
+            meet = MeetFolder(self.options.meet, self._token, self.place)
+            parts.enter_context(contextlib.closing(meet))
+            for folder in meet.swept:
                 self._remark(f"removed what a killed launch had left: {folder}")
+            self._meeting = Meeting(meet.meeting)
             listen = address if address.startswith("127.") else ""
             self.nodes = parts.enter_context(
                 contextlib.closing(
                     LaunchNodes(self.plan.nodes, listen, self._token, self.options.silence_s)
                 )
             )
-            self._helpers = Helpers(self.options, self._meet.meeting, self.nodes)
             self._starts = parts.enter_context(
                 contextlib.closing(NodeStarts(self.place, self._spec(address)))
             )
             try:
                 self._gather()
-                self._helpers.start(self._common())
+                self._start_helpers()
                 self._wait_for_stage()
                 self._start_ranks()
                 self._watch()
@@ -199,7 +186,7 @@ class Conductor:
         while missing := [n for n in self.nodes.all if not n.hello]:
             self._tick_before()
             over = self._starts.all_ended or time.monotonic() > until_s
-            if over and (silent := silent_nodes(self.place, [n.name for n in missing])):
+            if over and (silent := self.place.silent_nodes([n.name for n in missing])):
                 raise _NodesLost(f"Slurm does not reach {', '.join(silent)} either.", silent)
             if self._starts.all_ended and any(not n.hello for n in self.nodes.all):
                 raise LaunchError(
@@ -232,7 +219,8 @@ class Conductor:
             if message["kind"] == "hello":
                 self._check_hello(node)
             elif message["kind"] == "helper_ended":
-                self._helpers.ended(node, message, self._remark, begun=False)
+                is_needed = message["name"] == "stage" and not self._is_staged()
+                self._remark(helper_end(node, message, is_needed=is_needed))
             elif message["kind"] == "signal":
                 self._signals.append(message["number"])
         if any(n.lost for n in self.nodes.all):
@@ -259,16 +247,23 @@ class Conductor:
         text = "; ".join(f"node {n.name} is lost: {n.lost}" for n in lost)
         return _NodesLost(f"{text}.", tuple(n.name for n in lost))
 
+    def _is_staged(self) -> bool:
+        """Whether ranks can open what is staged."""
+        try:
+            return not self.options.stage or self._meeting.job() is not None
+        except JobError:
+            return False
+
     def _wait_for_stage(self) -> None:
         if not self.options.stage:
             return
         until_s = time.monotonic() + self.options.stage_s
-        while not self._helpers.ready:
+        while not self._is_staged():
             self._tick_before()
             if time.monotonic() > until_s:
                 raise LaunchError(
                     f"Staging has not begun on all nodes within {self.options.stage_s:g} s.",
-                    path=str(self._meet.meeting),
+                    path=str(self._meeting.folder),
                     next_step="A large source takes long to list: make it a store once "
                     "(headrace index SOURCE TARGET), or pass --stage-wait.",
                 )
@@ -283,9 +278,19 @@ class Conductor:
             "HEADRACE_RESTARTS": str(self.place.restarts + self._restarts),
         }
         if self.options.stage:
-            common["HEADRACE_JOB_FOLDER"] = str(self._meet.meeting)
+            common["HEADRACE_JOB_FOLDER"] = str(self._meeting.folder)
             common["HEADRACE_STORE"] = "headrace://job"
         return common
+
+    def _start_helpers(self) -> None:
+        for node in self.nodes.all:
+            environment = self._common() | helper_variables(node)
+            del environment["HEADRACE_JOB_LOCAL"]
+            commands = helper_commands(
+                self.options, self._meeting.folder, node, len(self.nodes.all)
+            )
+            for name, command in commands.items():
+                node.send("helper", name=name, command=command, environment=environment)
 
     def _start_ranks(self) -> None:
         interface = self.nodes.all[0].hello.get("interface")
@@ -295,17 +300,15 @@ class Conductor:
         # mpirun starts ranks on other nodes, whose pages they could not open.
         page = self.options.framework != "mpi" or len(facts) == 1
         for node in self.nodes.all:
-            assert node.connection is not None
             mine = commands_for(
                 self.options.framework, node.index, self.plan, facts, self.program, common
             )
-            common_here = common | self._helpers.variables(node)
-            node.connection.send(
-                "ranks", commands=mine.commands, environments=mine.environments, common=common_here,
-                page=page,
+            node.send(
+                "ranks", commands=mine.commands, environments=mine.environments,
+                common=common | helper_variables(node), page=page,
             )  # fmt: skip
         self.nodes.send("facts")
-        left_s = time_left_s(self.place)
+        left_s = self.place.left_s()
         if left_s is not None:
             # A job too short for that is asked when half of its time is left.
             self._limit_s = time.monotonic() + left_s - min(self.options.stop_before_s, left_s / 2)
@@ -323,11 +326,7 @@ class Conductor:
             if self._failure or lost:
                 failed_s = failed_s or now_s
                 # A dead node shows by its silence; what fails on the others may be sooner.
-                all_answer = all(
-                    n.connection.silent_s() < now_s - failed_s
-                    for n in self.nodes.all
-                    if n.there and n.connection is not None
-                )
+                all_answer = all(n.silent_s < now_s - failed_s for n in self.nodes.all if n.there)
                 if now_s - failed_s > _FAILED_S and (lost or all_answer):
                     if lost:  # ranks that fail together with a node fail because of it
                         raise self._lost()
@@ -339,7 +338,7 @@ class Conductor:
 
     def _note(self, node: NodeState, message: Message) -> None:
         if message["kind"] == "helper_ended":
-            self._helpers.ended(node, message, self._remark, begun=True)
+            self._remark(helper_end(node, message, is_needed=False))
         elif message["kind"] == "signal":
             self._signals.append(message["number"])
         elif message["kind"] == "failure":
@@ -357,7 +356,7 @@ class Conductor:
             self._ask(StopReason(name, number == signal.SIGUSR1, number, within_s), now_s)
         if self._limit_s is not None and now_s > self._limit_s:
             self._limit_s = None
-            left_s = time_left_s(self.place)
+            left_s = self.place.left_s()
             if left_s is not None and left_s > 2 * self.options.stop_before_s + 60:
                 # Somebody gave the job more time.
                 self._limit_s = now_s + left_s - self.options.stop_before_s
@@ -420,8 +419,7 @@ class Conductor:
         grace_s = self.options.grace_s if unasked else _FAILED_GRACE_S
         self.nodes.send("end_ranks", grace_s=grace_s)
         self._until(lambda n: n.quiet, grace_s + _GONE_S)
-        self._helpers.count(self.report)
-        self._helpers.end()
+        self._end_staging()
         self.nodes.send("end")
         self._until(lambda n: n.gone is not None, _GONE_S)
         for node in self.nodes.all:
@@ -435,6 +433,17 @@ class Conductor:
         ended, stuck = end_descendants(_GONE_S)
         self.report.ended += ended
         self.report.stuck += stuck
+
+    def _end_staging(self) -> None:
+        """Notes what was staged, and says that the job is over, so that the nodes part in good order."""
+        if not self.options.stage:
+            return
+        for document in self._meeting.nodes().values():
+            self.report.staged_samples += document.ready
+            self.report.staged_bytes += document.written
+            self.report.source_bytes += document.source_bytes
+        if (head := self._meeting.head()) is not None:
+            self._meeting.end(str(head["session"]))
 
     def _until(self, done: Callable[[NodeState], bool], seconds: float) -> None:
         """Waits for all nodes that can be spoken to."""
@@ -459,7 +468,7 @@ class Conductor:
                 return
         if not self.options.requeue:
             return
-        if not can_requeue(self.place):
+        if not self.place.is_requeued_when_asked():
             self.report.next_step = (
                 "Submit the job again: it goes on from its checkpoint. With sbatch --requeue it does so "
                 "by itself."
@@ -472,7 +481,7 @@ class Conductor:
         # This node is alive, whatever became of its launcher.
         lost = set(self.report.lost) - set(self.place.nodes[:1])
         rest = tuple(name for name in self.place.nodes if name not in lost)
-        if lost and (refusal := give_up_nodes(self.place, rest)):
+        if lost and (refusal := self.place.keep_nodes(rest)):
             self._remark(f"the job keeps {', '.join(sorted(lost))}: {refusal}")
             return False
         if self.options.nodes is None or len(rest) < self.options.nodes[0]:
@@ -482,23 +491,15 @@ class Conductor:
         return True
 
     def requeue(self) -> None:
-        """Starts the job again, if that is the outcome. The last thing to do: it ends this process, too.
-
-        Raises:
-            LaunchError: the scheduler does not.
-        """
+        """Starts the job again, if that is the outcome. The last thing to do: it ends this process, too."""
         if self.report.outcome == "requeued":
             sys.stdout.flush()
             sys.stderr.flush()
-            requeue(self.place, set(self.report.lost) - set(self.place.nodes[:1]))
+            self.place.requeue(set(self.report.lost) - set(self.place.nodes[:1]))
 
 
 def clock_remarks(skews_s: dict[str, float]) -> list[str]:
-    """What to say of nodes whose clocks differ from this node's.
-
-    Args:
-        skews_s: by node, how far its clock is ahead.
-    """
+    """What to say of nodes whose clocks differ from this node's."""
     return [
         f"node {name}: its clock is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}: times in its "
         "log lines differ by as much. Nothing of headrace depends on it; ask for NTP."

@@ -26,19 +26,18 @@ import shutil
 import socket
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path
 from headrace.cluster.processes import end_marked, start_time
-from headrace.errors import LaunchError
+from headrace.errors import ClusterError, LaunchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.cluster.launch.plan import JobPlace
+    from headrace.cluster.launch.place import JobPlace
 
 
 # -- on a node's local disk ----------------------------------------------------------------------------
@@ -48,51 +47,38 @@ _GRACE_S = 2.0
 _SOCKET_PATH_BYTES_MAX = 107
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """What a dead launch had left on this node.
+def own_folder(path: Path, error: type[ClusterError], next_step: str) -> Path:
+    """The folder; made if need be, and seen to be of this user and closed to others."""
+    why = ""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as e:
+        why = f"it cannot be made: {e.strerror}"
+    else:
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            why = f"it is not this user's ({os.geteuid()})"
+        elif stat.S_IMODE(status.st_mode) & 0o077:
+            why = f"its mode is {stat.S_IMODE(status.st_mode):04o}, expected 0700"
+    if why:
+        raise error(f"{path}: {why}.", path=str(path), next_step=next_step)
+    return path
 
-    Attributes:
-        folder: that was removed.
-        processes: that were ended.
-        nbytes: of the files.
-    """
 
-    folder: str
-    processes: int
-    nbytes: int
-
-
-def base_folder(local: Path) -> Path:
-    """The folder of all of this user's launches on this node; made if need be."""
-    base = local / f"headrace-launch-{os.geteuid()}"
-    with contextlib.suppress(FileExistsError):
-        base.mkdir(mode=0o700)
-    status = base.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise LaunchError(
-            f"{base}: expected a folder of mode 0700 of user {os.geteuid()}.",
-            path=str(base),
-            next_step="Remove it, or name another local folder: --local.",
-        )
-    return base
+def _base_folder(local: Path) -> Path:
+    """The folder of all of this user's launches on this node."""
+    return own_folder(
+        local / f"headrace-launch-{os.geteuid()}", LaunchError,
+        "Remove it, or name another local folder: --local.",
+    )  # fmt: skip
 
 
 class NodeFolder:
-    """The folder of this node's part of a launch; made and locked.
-
-    Args:
-        local: a folder on the local disk.
-        name: of the launch and node.
-        mark: as every process of the launch has it in its environment.
-
-    Raises:
-        LaunchError: the local folder is not there, not safe, or full.
-    """
+    """The folder of this node's part of a launch; made and locked."""
 
     def __init__(self, local: Path, name: str, mark: str) -> None:
         try:
-            self.path = base_folder(local) / name
+            self.path = _base_folder(local) / name
             new = self.path.with_name(f".new-{name}")
             new.mkdir(mode=0o700)
             self._lock = lock_path(new / "lock", wait_s=None)
@@ -107,16 +93,6 @@ class NodeFolder:
                 next_step="Name a folder on this node's local disk that has room: --local.",
             ) from e
 
-    @property
-    def run(self) -> Path:
-        """The runtime folder of the node's daemon: HEADRACE_RUNTIME_DIR."""
-        return self.path / "run"
-
-    @property
-    def local(self) -> Path:
-        """Where staging may write."""
-        return self.path / "local"
-
     def log(self, name: str) -> Path:
         """Of a helper."""
         return self.path / f"{name}.log"
@@ -124,7 +100,7 @@ class NodeFolder:
     @property
     def socket_fits(self) -> bool:
         """Whether the system takes the path of the daemon's socket."""
-        return len(os.fsencode(self.run / "socket")) <= _SOCKET_PATH_BYTES_MAX
+        return len(os.fsencode(self.path / "run/socket")) <= _SOCKET_PATH_BYTES_MAX
 
     def remove(self) -> None:
         """Removes all of it; the base too if it was the last one."""
@@ -133,14 +109,16 @@ class NodeFolder:
             self.path.parent.rmdir()
 
 
-def sweep(local: Path) -> list[Leftover]:
-    """Ends and removes what dead launches of this user left on this node."""
+def sweep(local: Path) -> list[dict[str, Any]]:
+    """Ends and removes what dead launches of this user left on this node: folders, processes, bytes."""
     base = local / f"headrace-launch-{os.geteuid()}"
     removed = []
     with contextlib.suppress(OSError):
         for folder in sorted(base.iterdir()):
             if folder.name.endswith(".lock"):
-                remove_if_free(folder)
+                if (fd := lock_path(folder, make=False)) is not None:
+                    folder.unlink()
+                    os.close(fd)
                 continue
             if not folder.is_dir() or folder.is_symlink() or folder.stat().st_uid != os.geteuid():
                 continue
@@ -151,21 +129,12 @@ def sweep(local: Path) -> list[Leftover]:
     return removed
 
 
-def remove_if_free(path: Path) -> None:
-    """Removes a lock file that nobody holds."""
-    with contextlib.suppress(OSError):
-        fd = lock_path(path, make=False)
-        if fd is not None:
-            path.unlink()
-            os.close(fd)
-
-
-def _sweep_one(folder: Path) -> Leftover | None:
+def _sweep_one(folder: Path) -> dict[str, Any] | None:
     try:
         fd = lock_path(folder / "lock", make=False)
     except FileNotFoundError:
         shutil.rmtree(folder, ignore_errors=True)
-        return Leftover(str(folder), 0, 0)
+        return {"folder": str(folder), "processes": 0, "nbytes": 0}
     if fd is None:
         return None
     try:
@@ -175,7 +144,7 @@ def _sweep_one(folder: Path) -> Leftover | None:
         ended = end_marked(mark, _GRACE_S)[0] if mark.startswith("HEADRACE_LAUNCH=") else 0
         nbytes = sum(p.lstat().st_size for p in folder.rglob("*") if p.is_file())
         shutil.rmtree(folder, ignore_errors=True)
-        return Leftover(str(folder), ended, nbytes)
+        return {"folder": str(folder), "processes": ended, "nbytes": nbytes}
     finally:
         os.close(fd)
 
@@ -193,18 +162,14 @@ _OWNER = DocumentKind(
 
 
 class MeetFolder:
-    """The folder, made.
+    """The folder in which a job's nodes meet, made.
 
     Args:
         given: as the user named it; None: one in the current folder.
-        token: of the launch.
-        place: of the job.
 
     Attributes:
         swept: folders of dead launches that were removed.
-
-    Raises:
-        LaunchError: it cannot be made.
+        meeting: HEADRACE_JOB_FOLDER.
     """
 
     def __init__(self, given: str | None, token: str, place: JobPlace) -> None:
@@ -212,6 +177,7 @@ class MeetFolder:
         self.swept = _sweep_meetings(parent, place)
         self._parent = parent if given and not parent.exists() else None
         self.path = parent / f"{_PREFIX}{token[:16]}"
+        self.meeting = self.path / "meet"
         try:
             self.path.mkdir(mode=0o700, parents=True)
             owner = {
@@ -225,11 +191,6 @@ class MeetFolder:
                 path=str(self.path),
                 next_step="Name a folder that all nodes see and that has room: --meet.",
             ) from e
-
-    @property
-    def meeting(self) -> Path:
-        """HEADRACE_JOB_FOLDER."""
-        return self.path / "meet"
 
     def close(self) -> None:
         """Removes it."""
@@ -274,19 +235,13 @@ class GpuClaim:
         local: the node's local folder.
         owner: of the GPUs: job and node.
         wanted: how many.
-        there: their names, as the variable has them.
-
-    Attributes:
-        gpus: ours.
-
-    Raises:
-        LaunchError: fewer are free.
+        there: the names of all, as the variable has them.
     """
 
     def __init__(self, local: Path, owner: str, wanted: int, there: Sequence[str]) -> None:
         self.gpus: list[str] = []
         self._held: list[tuple[Path, int]] = []
-        base = base_folder(local)
+        base = _base_folder(local)
         for gpu in there:
             if len(self.gpus) == wanted:
                 break

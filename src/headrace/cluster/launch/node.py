@@ -30,10 +30,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace
-from headrace.cluster.launch.connection import MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
 from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep
-from headrace.cluster.launch.plan import GPU_VARIABLES, visible_gpus
-from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
+from headrace.cluster.launch.nodes import MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
+from headrace.cluster.launch.place import GPU_VARIABLES, visible_gpus
+from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, RankNote, StopPage
+from headrace.cluster.manifest import hardware
 from headrace.cluster.processes import (
     adopt_orphans,
     descendants,
@@ -47,7 +48,7 @@ from headrace.errors import LaunchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from headrace.cluster.launch.connection import Message, NodeConnection
+    from headrace.cluster.launch.nodes import Message, NodeConnection
 
 
 # -- the network ---------------------------------------------------------------------------------------
@@ -60,11 +61,7 @@ free now cannot be taken by one of these before a rank listens on it."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this node on which nobody listens, chosen at random so that launches do not meet.
-
-    Raises:
-        OSError: none is free.
-    """
+    """Ports of this node on which nobody listens, chosen at random so that launches do not meet."""
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         for _ in range(_TRIES * count):
@@ -105,10 +102,7 @@ class Supervisor:
     """Runs one node.
 
     Args:
-        spec: what the first node told.
-        index: of this node.
-        folder: of the launch on this node.
-        left: what was found of dead launches.
+        left: what was removed of dead launches.
 
     Attributes:
         guard_gone: set when the guard is dead: end everything.
@@ -121,9 +115,9 @@ class Supervisor:
         self._spec = spec
         self._index = index
         self._folder = folder
-        self._left = left
+        self._left = list(left)
         self._signals: list[int] = []
-        self._connection: NodeConnection | None = None
+        self._connection: NodeConnection
         self._page: StopPage | None = None
         self._claim: GpuClaim | None = None
         self._helpers: dict[int, str] = {}
@@ -135,13 +129,10 @@ class Supervisor:
         self._tidied = (0, 0)
         for number in _HANDED_ON:
             signal.signal(number, self._on_signal)
-        signal.signal(GUARD_GONE, self._on_guard_gone)
+        signal.signal(GUARD_GONE, lambda *_: setattr(self, "guard_gone", True))
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self._signals.append(number)
-
-    def _on_guard_gone(self, *_: object) -> None:
-        self.guard_gone = True
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -162,7 +153,8 @@ class Supervisor:
                 for message in connection.receive():
                     self._do(message)
                 self._look_after_children()
-                self._say_signals()
+                while self._signals:
+                    connection.send("signal", number=self._signals.pop(0))
                 self._beat()
                 if why := self._alone():
                     connection.send("lost", why=why)
@@ -184,12 +176,11 @@ class Supervisor:
 
     def _alone(self) -> str:
         """Why this node is on its own; "" while it is not."""
-        assert self._connection is not None
         if self.guard_gone:
             return "the guard was killed"
         if self._connection.gone and not self._over:
             return f"the first node is lost: {self._connection.gone}"
-        if self._connection.silent_s() > self._spec.silence_s:
+        if self._connection.silent_s > self._spec.silence_s:
             return f"the first node has said nothing for {self._spec.silence_s:g} s"
         return ""
 
@@ -215,24 +206,16 @@ class Supervisor:
             interface=interface_of(address), ports=ports, version=headrace.__version__,
             python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path),
             socket_fits=self._folder.socket_fits, gpus=self._claim.gpus,
-            left=[
-                {"folder": f.folder, "processes": f.processes, "nbytes": f.nbytes} for f in self._left
-            ],
+            left=self._left,
         )  # fmt: skip
 
     def _beat(self) -> None:
-        assert self._connection is not None
         if time.monotonic() - self._beat_s > _BEAT_S:
             self._beat_s = time.monotonic()
             self._connection.send("beat")
         if self._held_s is not None and time.monotonic() >= self._held_s:
             self._held_s = None
             self._connection.send("held", furthest=self._page.furthest() if self._page else -1)
-
-    def _say_signals(self) -> None:
-        assert self._connection is not None
-        while self._signals:
-            self._connection.send("signal", number=self._signals.pop(0))
 
     # -- what the first node says -----------------------------------------------------------------
 
@@ -278,7 +261,6 @@ class Supervisor:
             try:
                 self._ranks[self._start(command, {**common, **own})] = number
             except OSError as e:
-                assert self._connection is not None
                 self._connection.send("failure", what=f"{command[0]}: {e.strerror}", code=127)
         self._say_rank_ends()
 
@@ -303,7 +285,6 @@ class Supervisor:
     # -- children ---------------------------------------------------------------------------------
 
     def _look_after_children(self) -> None:
-        assert self._connection is not None
         for pid, status in reap().items():
             code = os.waitstatus_to_exitcode(status)
             if pid in self._helpers:
@@ -314,17 +295,13 @@ class Supervisor:
                 self._say_rank_ends()
 
     def _say_rank_ends(self) -> None:
-        assert self._connection is not None
         self._connection.send(
             "rank_ends", running=len(self._ranks),
             codes={str(k): v for k, v in self._ended.items()}, notes=self._notes(),
         )  # fmt: skip
 
-    def _notes(self) -> list[list[int]]:
-        notes = self._page.notes() if self._page is not None else []
-        return [
-            [n.checks, n.leaving, n.epoch, n.position, n.order_hash, n.seed, n.steps] for n in notes
-        ]
+    def _notes(self) -> list[RankNote]:
+        return self._page.notes() if self._page is not None else []
 
     def _log_of(self, name: str) -> str:
         with contextlib.suppress(OSError), self._folder.log(name).open("rb") as f:
@@ -340,22 +317,17 @@ class Supervisor:
                 send(pid, began, number)
 
     def _say_facts(self, _message: Message) -> None:
-        from headrace.cluster.manifest import hardware
-
-        assert self._connection is not None
         self._connection.send("facts", hardware=hardware())
 
     def _end_ranks(self, message: Message) -> None:
         """Ends them first: what they read from is still there."""
         grace_s = message["grace_s"]
-        assert self._connection is not None
         self._tidied = end_descendants(grace_s, self._helpers, self._beat)
         self._ranks.clear()
         self._connection.send("ranks_over", notes=self._notes())
 
     def _end(self, _message: Message | None = None) -> None:
         """Ends the helpers, and says what had to be ended, and what could not be."""
-        assert self._connection is not None
         # Staging that was told of the job's end parts from the other nodes in good order.
         _, stuck = end_descendants(_HELPERS_S, each=self._beat)
         self._folder.remove()

@@ -1,33 +1,198 @@
-"""Nodes: the first node's view of all of them: who has come, what each said last, who is lost.
+"""Nodes: the first node of a launch and all of them: how they are started, find each other, and talk.
 
-Under Slurm one job step starts all of them, beside whatever else runs in the job (`--overlap`). Elsewhere each
-node is processes of this machine.
+Under Slurm one job step starts all nodes, beside whatever else runs in the job (`--overlap`). Elsewhere each
+node is processes of this machine. Messages are JSON, one a line, over TCP: what is launched, what began, ended
+or failed, and a sign of life every few seconds. The first message of whoever connects bears the launch's
+secret; a line that is no message of ours, or too long, ends the connection.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import os
 import select
 import shutil
 import socket
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cluster.launch.connection import SPEC_VARIABLE, NodeConnection
 from headrace.cluster.launch.ranks import NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from headrace.cluster.launch.connection import Message, NodeSpec
-    from headrace.cluster.launch.plan import JobPlace
+    from headrace.cluster.launch.place import JobPlace
 
+
+# -- a connection --------------------------------------------------------------------------------------
+
+SPEC_VARIABLE = "HEADRACE_LAUNCH_SPEC"
+MARK_VARIABLE = "HEADRACE_LAUNCH"
+Message = dict[str, Any]
+_BYTES_MAX = 4 << 20
+_PIECE_BYTES = 1 << 16
+_SEND_S = 5.0
+_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What the first node tells the others when it starts them, in `SPEC_VARIABLE`.
+
+    Attributes:
+        addresses: of the first node, to be tried in turn.
+        token: the launch's secret, and the mark of all its processes.
+        nodes: names, in the order of their indices.
+        ranks, gpus: of each node.
+        local: the folder on the local disk; None: as the node says.
+        connect_s: how long to try to reach the first node.
+        silence_s: after which the other end is lost.
+    """
+
+    addresses: tuple[str, ...]
+    port: int
+    token: str
+    nodes: tuple[str, ...]
+    job: str
+    ranks: int
+    gpus: int
+    local: str | None
+    connect_s: float
+    silence_s: float
+
+    def to_json(self) -> str:
+        """For the environment."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> NodeSpec:
+        """What `to_json` gave; LaunchError if it is something else."""
+        try:
+            fields = json.loads(text)
+            for name in ("addresses", "nodes"):
+                fields[name] = tuple(fields[name])
+            return cls(**fields)
+        except (ValueError, TypeError, KeyError) as e:
+            raise LaunchError(
+                f"{SPEC_VARIABLE} cannot be understood: {e}.",
+                next_step="`headrace launch` sets it; do not start this program yourself.",
+            ) from e
+
+    @property
+    def mark(self) -> str:
+        """As every process of the launch has it in its environment."""
+        return f"{MARK_VARIABLE}={self.token}"
+
+    def index(self, environment: Mapping[str, str]) -> int:
+        """Which node this is."""
+        name = environment.get("SLURMD_NODENAME")
+        if name in self.nodes:
+            return self.nodes.index(name)
+        return int(environment.get("HEADRACE_NODE_RANK") or environment.get("SLURM_NODEID") or 0)
+
+    def local_folder(self, environment: Mapping[str, str]) -> Path:
+        """The folder on this node's local disk."""
+        given = self.local or environment.get("SLURM_TMPDIR") or environment.get("TMPDIR")
+        return Path(given or "/tmp").absolute()  # noqa: S108 - a folder of ours is made in it
+
+
+class NodeConnection:
+    """One end of a connection. Never waits for the other end, but to send.
+
+    Attributes:
+        gone: why there is no other end any more; "" while there is.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._socket = connected
+        self._rest = b""
+        self._received_s = time.monotonic()
+        self.gone = ""
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
+    @property
+    def own_address(self) -> str:
+        """Of this end: by it the other one can reach this node."""
+        return str(self._socket.getsockname()[0])
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a message, if there is somebody to read it."""
+        if self.gone:
+            return
+        try:
+            self._socket.settimeout(_SEND_S)
+            self._socket.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+        except OSError as e:
+            self.gone = e.strerror or str(e) or "it does not read"
+
+    def receive(self) -> list[Message]:
+        """The messages that have come; none is waited for."""
+        while not self.gone:
+            try:
+                self._socket.settimeout(0)
+                piece = self._socket.recv(_PIECE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError as e:
+                self.gone = e.strerror or str(e)
+                break
+            if not piece:
+                self.gone = "the connection ended"
+                break
+            self._received_s = time.monotonic()
+            self._rest += piece
+            if len(self._rest) > _BYTES_MAX:
+                self.gone = f"it sent a line of more than {_BYTES_MAX} bytes"
+        *lines, self._rest = self._rest.split(b"\n")
+        messages = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                message = None
+            if not (isinstance(message, dict) and isinstance(message.get("kind"), str)):
+                self.gone = self.gone or "it sent what is no message"
+                break
+            messages.append(message)
+        return messages
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing has come."""
+        return time.monotonic() - self._received_s
+
+    def close(self) -> None:
+        """Ends the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+        self.gone = self.gone or "closed"
+
+
+def connect(spec: NodeSpec) -> NodeConnection | None:
+    """A connection to the first node; None if it cannot be reached in time."""
+    until_s = time.monotonic() + spec.connect_s
+    while True:
+        for address in spec.addresses:
+            with contextlib.suppress(OSError):
+                return NodeConnection(socket.create_connection((address, spec.port), timeout=5.0))
+        if time.monotonic() > until_s:
+            return None
+        time.sleep(_RETRY_S)
+
+
+# -- all nodes, as the first one knows them ------------------------------------------------------------
 
 _BEAT_S = 2.0
 _STRANGERS_MAX = 64
@@ -39,8 +204,6 @@ class NodeState:
     """One node.
 
     Attributes:
-        name: of the node.
-        index: of it.
         connection: to it; None until it has come.
         hello: its first message.
         met_clock_s: our clock when it came.
@@ -78,19 +241,19 @@ class NodeState:
         """Whether it can be spoken to."""
         return self.connection is not None and not self.lost and self.gone is None
 
+    def send(self, kind: str, **fields: Any) -> None:
+        """Sends a message, if it can be spoken to."""
+        if self.there and self.connection is not None:
+            self.connection.send(kind, **fields)
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing has come of it."""
+        return 0.0 if self.connection is None else self.connection.silent_s
+
 
 class LaunchNodes:
-    """All nodes of a launch, and the socket that they connect to.
-
-    Args:
-        names: in the order of their indices.
-        host: to listen on; "" for all addresses.
-        token: whoever connects must know.
-        silence_s: after which a node is lost.
-
-    Attributes:
-        port: that was taken.
-    """
+    """All nodes of a launch, and the socket that they connect to."""
 
     def __init__(self, names: tuple[str, ...], host: str, token: str, silence_s: float) -> None:
         self.all = [NodeState(name, index) for index, name in enumerate(names)]
@@ -105,15 +268,13 @@ class LaunchNodes:
     def send(self, kind: str, **fields: Any) -> None:
         """To all that can be spoken to."""
         for node in self.all:
-            if node.there and node.connection is not None:
-                node.connection.send(kind, **fields)
+            node.send(kind, **fields)
 
     def receive(self, wait_s: float) -> Iterator[tuple[NodeState, Message]]:
         """Waits a little, and yields what has come."""
         lines = [n.connection for n in self.all if n.there and n.connection is not None]
-        sockets: list[socket.socket | NodeConnection] = [self._listener, *lines]
-        sockets += [stranger for stranger, _ in self._strangers]
-        select.select(sockets, [], [], wait_s)
+        lines += [stranger for stranger, _ in self._strangers]
+        select.select([self._listener.fileno(), *(line.fileno() for line in lines)], [], [], wait_s)
         self._accept()
         yield from self._introductions()
         for node in self.all:
@@ -125,7 +286,7 @@ class LaunchNodes:
             if node.gone is None and not node.lost:
                 if node.connection.gone:
                     node.lost = node.connection.gone
-                elif node.connection.silent_s() > self._silence_s:
+                elif node.silent_s > self._silence_s:
                     node.lost = f"it has said nothing for {self._silence_s:g} s"
         if time.monotonic() - self._beat_s > _BEAT_S:
             self._beat_s = time.monotonic()
@@ -184,16 +345,14 @@ class LaunchNodes:
         elif kind == "gone":
             node.gone = message
         if notes := message.get("notes"):
-            node.notes = [RankNote(n[0], bool(n[1]), *n[2:]) for n in notes]
+            node.notes = [RankNote(*note) for note in notes]
 
     def close(self) -> None:
         """Hangs up, and listens no longer."""
         self._listener.close()
-        for each in [
-            *(n.connection for n in self.all if n.connection),
-            *(s for s, _ in self._strangers),
-        ]:
-            each.close()
+        for connection in [*(n.connection for n in self.all), *(s for s, _ in self._strangers)]:
+            if connection is not None:
+                connection.close()
 
 
 # -- how they are started ------------------------------------------------------------------------------
@@ -202,15 +361,7 @@ _TERMINATE_S = 5.0
 
 
 class NodeStarts:
-    """Starts all nodes' launchers.
-
-    Args:
-        place: of the job.
-        spec: for all of them.
-
-    Raises:
-        LaunchError: srun is missing.
-    """
+    """Starts all nodes' launchers."""
 
     def __init__(self, place: JobPlace, spec: NodeSpec) -> None:
         environment = {**os.environ, SPEC_VARIABLE: spec.to_json()}

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.cluster.launch import rank_start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
+    from headrace.cluster.launch.place import JobPlace
+    from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
 
 
 # -- variables -----------------------------------------------------------------------------------------
@@ -27,14 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankVariable:
-    """One variable.
-
-    Attributes:
-        name: of the variable.
-        value: it gets; what the user has set where `kept`.
-        reason: why.
-        kept: the user has set it: it stays.
-    """
+    """One variable, and the reason for it; `kept`: the user has set it to this, and it stays."""
 
     name: str
     value: str
@@ -53,60 +48,38 @@ def settings_for(
         interface: the network interface that the other nodes reach this one by; None: not known.
         environment: of the user.
     """
-    wanted = [*_threads(plan, framework), *_network(plan, framework, interface)]
-    wanted.append(("PYTHONUNBUFFERED", "1", "what a rank prints is in the log when it happens"))
-    return tuple(
-        RankVariable(name, environment[name], reason, kept=True)
-        if name in environment
-        else RankVariable(name, value, reason)
-        for name, value, reason in wanted
-    )
-
-
-def _threads(plan: LaunchPlan, framework: str) -> list[tuple[str, str, str]]:
-    cpus = str(plan.cpus_per_rank)
+    cpus, several = str(plan.cpus_per_rank), len(plan.nodes) > 1
+    gpus, torch = bool(plan.gpus_per_node), framework in ("torch", "plain")
     shared = f"{plan.ranks_per_node} ranks on a node: its CPUs, shared out evenly"
-    if framework == "tensorflow":
-        return [("TF_NUM_INTRAOP_THREADS", cpus, shared), ("OMP_NUM_THREADS", cpus, shared)]
-    return [("OMP_NUM_THREADS", cpus, shared)]
-
-
-def _network(plan: LaunchPlan, framework: str, interface: str | None) -> list[tuple[str, str, str]]:
-    if framework == "mpi":
-        return []
-    out = []
-    if interface is not None:
-        reason = (
-            "the interface by which the nodes reach each other; a host's name may stand for another one"
-            if len(plan.nodes) > 1
-            else "one node: no other interface is needed"
-        )
-        if framework in ("torch", "plain"):
-            out.append(("GLOO_SOCKET_IFNAME", interface, reason))
-        if plan.gpus_per_node and len(plan.nodes) > 1:
-            # "=": this one exactly; InfiniBand is found by NCCL itself, this is for its bootstrap.
-            out.append(("NCCL_SOCKET_IFNAME", f"={interface}", reason))
-    if plan.gpus_per_node and framework in ("torch", "plain", "jax"):
-        out.append(("NCCL_DEBUG", "WARN", "a failing network says so in the job's log"))
-    if plan.gpus_per_node and framework == "torch":
-        out.append(
-            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "a rank whose peer is gone ends instead of waiting")
-        )  # fmt: skip
-    return out
+    reach = (
+        "the interface by which the nodes reach each other; a host's name may stand for another one"
+        if several
+        else "one node: no other interface is needed"
+    )
+    # "=": this one exactly; InfiniBand is found by NCCL itself, this is for its bootstrap.
+    wanted = (
+        (framework == "tensorflow", "TF_NUM_INTRAOP_THREADS", cpus, shared),
+        (True, "OMP_NUM_THREADS", cpus, shared),
+        (interface and torch, "GLOO_SOCKET_IFNAME", str(interface), reach),
+        (interface and gpus and several and framework != "mpi", "NCCL_SOCKET_IFNAME", f"={interface}", reach),
+        (gpus and (torch or framework == "jax"), "NCCL_DEBUG", "WARN",
+         "a failing network says so in the job's log"),
+        (gpus and framework == "torch", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1",
+         "a rank whose peer is gone ends instead of waiting"),
+        (True, "PYTHONUNBUFFERED", "1", "what a rank prints is in the log when it happens"),
+    )  # fmt: skip
+    return tuple(
+        RankVariable(name, environment.get(name, value), reason, kept=name in environment)
+        for holds, name, value, reason in wanted
+        if holds
+    )
 
 
 # -- commands ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What a node has said of itself.
-
-    Attributes:
-        name: of the node.
-        address: by which the others reach it.
-        ports: free ones, one for each of its ranks and one more.
-    """
+class NodeFacts(NamedTuple):
+    """A node, the address by which the others reach it, and free ports: one for each rank and one more."""
 
     name: str
     address: str
@@ -115,15 +88,10 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class NodeCommands:
-    """What one node runs.
-
-    Attributes:
-        commands: the processes to start; none where another node starts them (mpirun).
-        environments: of each, on top of what is common.
-    """
+    """What one node starts; nothing where another one does (mpirun). `environments` add to what is common."""
 
     commands: tuple[tuple[str, ...], ...]
-    environments: tuple[Mapping[str, str], ...] = field(default=())
+    environments: tuple[Mapping[str, str], ...] = ()
 
     def text(self) -> str:
         """As one would type it."""
@@ -151,15 +119,15 @@ def commands_for(  # noqa: PLR0917 - who, where, and what
     program: Sequence[str],
     common: Mapping[str, str] | None = None,
 ) -> NodeCommands:
-    """What node `node` starts.
+    """What the node of this index starts.
 
     Args:
         framework: see `plan.FRAMEWORKS`.
-        node: its index.
+        node: the index.
         plan: the layout.
         facts: of all nodes.
         program: as `program_of` gives it.
-        common: variables of all ranks (mpirun must be told which to hand on).
+        common: variables of all ranks (mpirun needs the names of those to hand on).
     """
     if framework == "torch":
         return _torchrun(node, plan, facts, program)
@@ -244,37 +212,31 @@ def _mpirun(
     """One mpirun, on the first node; by srun or ssh it starts its own daemons on the others."""
     if node:
         return NodeCommands(())
-    kind = _mpi_kind()
     names = [f.name for f in facts]
     n = str(plan.ranks)
-    if kind == "openmpi":
+    if not _is_hydra():
         hosts = ",".join(f"{name}:{plan.ranks_per_node}" for name in names)
         handed = [word for name in common for word in ("-x", name)]
         # Oversubscribed: of an allocation it counts the step that it runs in, a task on each node.
         command = [
             "mpirun", "-np", n, "--host", hosts, "--map-by", f"ppr:{plan.ranks_per_node}:node:OVERSUBSCRIBE",
-            "--bind-to", "none", *handed,
+            "--bind-to", "none", *handed, *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
         ]  # fmt: skip
     else:  # MPICH and Intel MPI: Hydra
         command = [
             "mpirun", "-n", n, "-ppn", str(plan.ranks_per_node), "-hosts", ",".join(names),
             "-genvlist", ",".join(common),
         ]  # fmt: skip
-    if os.geteuid() == 0 and kind == "openmpi":
-        command.append("--allow-run-as-root")
     return NodeCommands(((*command, *program),), ({},))
 
 
-def _mpi_kind() -> str:
-    """Which MPI `mpirun` belongs to, by where it lies and what lies beside it."""
-    import shutil
-
+def _is_hydra() -> bool:
+    """Whether `mpirun` is MPICH's or Intel's, by where it lies and what lies beside it."""
     program = shutil.which("mpirun")
     if program is None:
-        return "openmpi"
-    beside = Path(program).resolve()
-    hydra = beside.name.startswith("mpiexec.hydra") or (beside.parent / "mpiexec.hydra").exists()
-    return "hydra" if hydra else "openmpi"
+        return False
+    path = Path(program).resolve()
+    return path.name.startswith("mpiexec.hydra") or (path.parent / "mpiexec.hydra").exists()
 
 
 def node_command() -> list[str]:
@@ -308,19 +270,6 @@ class Preview:
     helpers: tuple[str, ...]
     settings: tuple[RankVariable, ...]
     commands: tuple[NodeCommands, ...]
-
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "plan": asdict(self.plan),
-            "starter": list(self.starter),
-            "helpers": list(self.helpers),
-            "settings": [asdict(s) for s in self.settings],
-            "commands": [
-                {"commands": [list(c) for c in n.commands], "environments": list(n.environments)}
-                for n in self.commands
-            ],
-        }
 
     def text(self) -> str:
         """For people."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from headrace.cluster.launch.scheduler import REQUEUE_EXIT
+from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.stop_page import StopPhase
 from headrace.cluster.manifest import (
     hardware,
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.cluster.launch.nodes import NodeState
-    from headrace.cluster.launch.plan import JobPlace, LaunchOptions, LaunchPlan
+    from headrace.cluster.launch.place import JobPlace
+    from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
     from headrace.cluster.launch.stop_page import Agreement
 
 
@@ -41,23 +43,19 @@ class LaunchReport:
     Attributes:
         job: its id; "" without a scheduler.
         restarts: how often it had been requeued before.
-        nodes: names.
-        lost: those of them that were lost.
-        ranks: in all.
+        lost: those of the nodes that were lost.
         outcome: `completed`; `stopped` (to be resumed: the ranks saved and left, or a node was lost);
             `requeued` (likewise, and the scheduler starts the job again); `continued` (a node was lost, and
             the launch begins again on the others); `failed`; `cancelled`.
         why: more about an end that is not `completed`.
         next_step: what the user can do about it.
         exit_code: of `headrace launch`.
-        wall_s: from start to end.
         staged_samples, staged_bytes: on all nodes' local disks.
         source_bytes: read from the source to stage them.
         stage_s: from the start until what is staged could be read; copying goes on beside the ranks.
         epoch, position, order_hash, seed, steps: where the ranks' loaders stood last, if they said.
         ended: processes that had to be ended; 0 after a good run.
         stuck: processes that could not be ended.
-        remarks: what one may want to know.
     """
 
     job: str = ""
@@ -83,10 +81,6 @@ class LaunchReport:
     stuck: int = 0
     remarks: list[str] = field(default_factory=list)
 
-    def document(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
     def line(self) -> str:
         """In one line."""
         who = f"job {self.job}" if self.job else "this machine"
@@ -111,15 +105,8 @@ class LaunchReport:
 # -- what the ranks' ends mean -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """The first rank, or torchrun or mpirun, that failed.
-
-    Attributes:
-        node: where.
-        what: it was and how it ended.
-        code: exit status as shells have it: 128 + the signal where one ended it.
-    """
+class RankFailure(NamedTuple):
+    """The first rank, or torchrun or mpirun, that failed; `code` as shells have it: 128 + its signal."""
 
     node: str
     what: str
@@ -131,18 +118,11 @@ class RankFailure:
         for node in nodes:
             for number, code in node.codes.items():
                 if code:
-                    return cls(
-                        node.name, f"process {number} of the ranks {_how(code)}", _status(code)
-                    )
+                    how, status = f"ended with status {code}", code
+                    if code < 0:
+                        how, status = f"was ended by {signal.Signals(-code).name}", 128 - code
+                    return cls(node.name, f"process {number} of the ranks {how}", status)
         return None
-
-
-def _how(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-
-
-def _status(code: int) -> int:
-    return 128 - code if code < 0 else code
 
 
 def judge(
@@ -152,7 +132,6 @@ def judge(
     agreement: Agreement | None,
 ) -> None:
     """Sets outcome, reason and exit status."""
-    asked = agreement is not None
     left = any(note.leaving for node in nodes for note in node.notes)
     if agreement is not None and agreement.reason.cancels:
         # torchrun passes the signal on, and so ends with a failure: that is no other one.
@@ -166,7 +145,7 @@ def judge(
     elif agreement is not None and agreement.phase is StopPhase.LATE:
         report.outcome, report.exit_code = "failed", 128 + signal.SIGKILL
         report.why = f"the ranks did not leave in time after {agreement.reason.text}"
-    elif asked and left and agreement is not None:
+    elif agreement is not None and left:
         report.outcome, report.exit_code = "stopped", REQUEUE_EXIT
         report.why = f"{agreement.reason.text}; the ranks have saved and left"
     else:
@@ -193,26 +172,14 @@ FOLDER = "headrace-runs"
 
 def _free(name: str) -> str:
     """A name of the folder's that no other launch of the job has taken."""
-    number, path = 1, f"{FOLDER}/{name}.json"
-    while Path(path).exists():
-        number += 1
-        path = f"{FOLDER}/{name}-{number}.json"
-    return path
+    paths = itertools.chain(
+        [f"{FOLDER}/{name}.json"], (f"{FOLDER}/{name}-{n}.json" for n in itertools.count(2))
+    )
+    return next(path for path in paths if not Path(path).exists())
 
 
-class Record:
-    """One run's.
-
-    Args:
-        place: of the job.
-        options: of the launch.
-        plan: its layout.
-        words: the user's.
-        environment: the user's.
-
-    Attributes:
-        path: of the file.
-    """
+class RunRecord:
+    """One run's manifest, written before its ranks run and when they have ended."""
 
     def __init__(
         self,
@@ -245,19 +212,11 @@ class Record:
         }  # fmt: skip
 
     def begin(self) -> None:
-        """Writes what is known before the ranks run: a run that is killed has a manifest, too.
-
-        Raises:
-            LaunchError: it cannot be written.
-        """
+        """Writes what is known before the ranks run: a run that is killed has a manifest, too."""
         write_manifest(self.path, {**self._document, "result": {"outcome": "running"}})
 
     def finish(self, report: LaunchReport, nodes: Sequence[NodeState]) -> None:
-        """Writes all of it.
-
-        Raises:
-            LaunchError: it cannot be written.
-        """
+        """Writes all of it; LaunchError if it cannot be written."""
         known = {str(n.index): n.hardware for n in nodes if n.hardware is not None}
         # Nodes that are alike are one entry: a thousand equal ones say nothing more.
         unlike = {i: h for i, h in known.items() if h != known.get("0")}

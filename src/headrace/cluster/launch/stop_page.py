@@ -27,6 +27,7 @@ import struct
 import time
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from headrace.errors import LaunchError
 
@@ -47,16 +48,10 @@ _HOLD, _STOP_AT = 3, 4
 _ARRIVING, _LEAVING, _PID, _EPOCH, _POSITION, _HASH, _SEED, _STEPS = range(_SLOT_WORDS)
 
 
-@dataclass(frozen=True, slots=True)
-class RankNote:
-    """What one rank has written.
+class RankNote(NamedTuple):
+    """What one rank has written: how often it asked whether to stop, whether it leaves, where its loader is.
 
-    Attributes:
-        checks: how often it asked whether to stop.
-        leaving: whether it was told to.
-        epoch, position, order_hash, seed: of its loader, if it said.
-        steps: of the whole run, restarts included, if it said.
-        attends: whether its script takes part.
+    `steps` are of the whole run, restarts included; `attends`: its script takes part.
     """
 
     checks: int
@@ -70,14 +65,7 @@ class RankNote:
 
 
 class StopPage:
-    """The supervisor's end.
-
-    Args:
-        ranks: of this node.
-
-    Attributes:
-        fd: of the memory.
-    """
+    """The supervisor's end, for so many ranks of its node."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -110,17 +98,15 @@ class StopPage:
 
     def notes(self) -> list[RankNote]:
         """What each rank has written."""
-        out = []
-        for rank in range(self.ranks):
-            at = _HEADER_WORDS + _SLOT_WORDS * rank
-            slot = self._words[at : at + _SLOT_WORDS].tolist()
-            out.append(
-                RankNote(
-                    slot[_ARRIVING], bool(slot[_LEAVING]), slot[_EPOCH], slot[_POSITION], slot[_HASH],
-                    slot[_SEED], slot[_STEPS], slot[_PID] != 0,
-                )
-            )  # fmt: skip
-        return out
+        words = self._words[_HEADER_WORDS:].tolist()
+        slots = [words[at : at + _SLOT_WORDS] for at in range(0, len(words), _SLOT_WORDS)]
+        return [
+            RankNote(
+                slot[_ARRIVING], bool(slot[_LEAVING]), slot[_EPOCH], slot[_POSITION], slot[_HASH],
+                slot[_SEED], slot[_STEPS], slot[_PID] != 0,
+            )
+            for slot in slots
+        ]  # fmt: skip
 
     def close(self) -> None:
         """Gives the memory back; ranks that have mapped it keep it."""
@@ -132,15 +118,7 @@ class StopPage:
 
 
 class RankSlot:
-    """A rank's end.
-
-    Args:
-        address: as `StopPage.address` says.
-        local_rank: of this process on its node.
-
-    Raises:
-        LaunchError: there is no page of ours, or none for this rank.
-    """
+    """A rank's end."""
 
     def __init__(self, address: str, local_rank: int) -> None:
         try:
@@ -217,14 +195,7 @@ class StopPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StopReason:
-    """Why the ranks are asked to leave.
-
-    Attributes:
-        text: for people.
-        requeue: whether the job is to start again.
-        number: the signal that was sent; 0: none.
-        within_s: how long the ranks have.
-    """
+    """Why the ranks are asked to leave, by which signal (0: none), and how long they have."""
 
     text: str
     requeue: bool
@@ -238,16 +209,7 @@ class StopReason:
 
 
 class Agreement:
-    """One request to leave.
-
-    Args:
-        reason: for it.
-        now_s: the time.
-
-    Attributes:
-        phase: how far it is.
-        check: at which all leave, once that is known.
-    """
+    """One request to leave; `check` is the one at which all leave, once that is known."""
 
     def __init__(self, reason: StopReason, now_s: float) -> None:
         self.reason = reason

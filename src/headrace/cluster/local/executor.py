@@ -20,7 +20,7 @@ from headrace.cluster.executor import (
     JobStatus,
     split_id,
 )
-from headrace.cluster.launch.plan import machine_gpus
+from headrace.cluster.launch.place import machine_gpus
 from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState, read_request
 from headrace.cluster.local.keeper import job_variables, keeper_lives, node_names, schedule
 from headrace.cluster.processes import send, start_time
@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 
 class LocalExecutor(Executor):
-    """This machine.
-
-    Args:
-        folder: where jobs are known; by default this user's (`JobsFolder.of_user`).
-    """
+    """This machine."""
 
     name = "local"
     poll_s = (0.02, 0.5, 1.2)
@@ -88,11 +84,7 @@ class LocalExecutor(Executor):
         return str(number)
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
-        """By id asked for.
-
-        Raises:
-            ClusterRequestError: it is no id.
-        """
+        """By id asked for."""
 
         def read() -> dict[str, list[JobStatus]]:
             return {job_id: [_status(*task) for task in self._tasks(job_id)] for job_id in job_ids}
@@ -105,11 +97,7 @@ class LocalExecutor(Executor):
         return statuses_by_id
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
-        """End jobs: all processes get SIGTERM, and SIGKILL 10 s later; or send the script a signal.
-
-        Raises:
-            ClusterRequestError: it is no id.
-        """
+        """End jobs: all processes get SIGTERM, and SIGKILL 10 s later; or send the script a signal."""
 
         def end(_job: LocalJob, state: TaskState) -> None:
             if state.is_over:
@@ -126,11 +114,7 @@ class LocalExecutor(Executor):
         self._change(job_ids, end)
 
     def requeue(self, job_ids: Sequence[str]) -> None:
-        """Have jobs start again: those that run are ended, those that are over wait anew.
-
-        Raises:
-            ClusterRequestError: it is no id, or none that is known.
-        """
+        """Have jobs start again: those that run are ended, those that are over wait anew."""
 
         def again(job: LocalJob, state: TaskState) -> None:
             if state.is_over:

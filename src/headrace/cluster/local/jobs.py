@@ -21,7 +21,6 @@ import re
 import shutil
 import signal
 import socket
-import stat
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path, replace_file
 from headrace.cluster.executor import JobState
+from headrace.cluster.launch.folders import own_folder
 from headrace.cluster.notation import expand_indices, gpu_count, seconds
 from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
 from headrace.errors import ClusterError, ClusterRequestError
@@ -54,13 +54,10 @@ class LocalRequest:
 
     Attributes:
         tasks: numbers of an array's tasks; None: it is none.
-        tasks_at_once: of these, run at a time; 0: no limit of the array's own.
         dependencies: sbatch's word ("afterok") and the id of a job that this one waits for ("": singleton).
         all_of: whether all dependencies must hold, or any.
-        time_s: until it is ended; None: no limit.
         warn_signal, warn_s: a signal, so long before the end; `warn_script`: to the script alone.
         nodes: simulated: the script runs once, and is told these names.
-        gpus_per_node, tasks_per_node, cpus_per_task: as asked.
     """
 
     name: str = ""
@@ -97,11 +94,7 @@ class LocalRequest:
 
 @functools.lru_cache(maxsize=64)
 def read_request(script: bytes, options: tuple[str, ...]) -> LocalRequest:
-    """What a script's directives and the options, which win, ask for.
-
-    Raises:
-        ClusterRequestError: sbatch would refuse it, or it cannot be done here.
-    """
+    """What a script's directives and the options, which win, ask for."""
     if script.partition(b"\n")[0].endswith(b"\r"):
         raise ClusterRequestError(
             "The script's lines end as on Windows (CRLF): no interpreter would be found.",
@@ -128,38 +121,40 @@ def read_request(script: bytes, options: tuple[str, ...]) -> LocalRequest:
 
 
 def _request(options: dict[str, str | None]) -> LocalRequest:
+    def text(name: str) -> str:
+        return options.get(name) or ""
+
+    def gpus(name: str) -> int:
+        return gpu_count(f"gpu:{text(name)}") if text(name) else 0
+
     nodes = _count(options, "nodes") or 1
-    per_node = _count(options, "ntasks-per-node")
     tasks = _count(options, "ntasks")
-    per_node = per_node or (-(-tasks // nodes) if tasks else 1)
-    gpus = gpu_count(f"gpu:{options['gpus-per-node']}") if options.get("gpus-per-node") else 0
-    gpus = gpus or gpu_count(options.get("gres") or "")
-    if not gpus and options.get("gpus"):
-        gpus = -(-gpu_count(f"gpu:{options['gpus']}") // nodes)
-    if not gpus and options.get("gpus-per-task"):
-        gpus = gpu_count(f"gpu:{options['gpus-per-task']}") * per_node
+    per_node = _count(options, "ntasks-per-node") or (-(-tasks // nodes) if tasks else 1)
     array, tasks_at_once = _array(options.get("array"))
-    dependencies, all_of = _dependencies(options.get("dependency"))
-    warn_script, warn_signal, warn_s = _warning(options.get("signal"))
+    dependencies, all_of = _dependencies(text("dependency"))
+    warn_script, warn_signal, warn_s = _warning(text("signal"))
     return LocalRequest(
-        name=options.get("job-name") or "",
-        output=options.get("output") or "",
-        error=options.get("error") or "",
-        input=options.get("input") or "",
-        append=options.get("open-mode") in {"append", "a"},
+        name=text("job-name"),
+        output=text("output"),
+        error=text("error"),
+        input=text("input"),
+        append=text("open-mode") in {"append", "a"},
         tasks=array,
         tasks_at_once=tasks_at_once,
         dependencies=dependencies,
         all_of=all_of,
-        kill_on_invalid_dependency=options.get("kill-on-invalid-dep") in {"yes", "y"},
-        time_s=seconds(options.get("time") or "") or None,
+        kill_on_invalid_dependency=text("kill-on-invalid-dep") in {"yes", "y"},
+        time_s=seconds(text("time")) or None,
         warn_signal=warn_signal,
         warn_s=warn_s,
         warn_script=warn_script,
         requeue="requeue" in options and "no-requeue" not in options,
-        directory=options.get("chdir") or "",
+        directory=text("chdir"),
         nodes=nodes,
-        gpus_per_node=gpus,
+        gpus_per_node=gpus("gpus-per-node")
+        or gpu_count(text("gres"))
+        or -(-gpus("gpus") // nodes)
+        or gpus("gpus-per-task") * per_node,
         tasks_per_node=per_node,
         cpus_per_task=_count(options, "cpus-per-task") or 1,
     )
@@ -187,7 +182,7 @@ def _array(text: str | None) -> tuple[tuple[int, ...] | None, int]:
     return tasks, int(together or 0)
 
 
-def _dependencies(text: str | None) -> tuple[tuple[tuple[str, str], ...], bool]:
+def _dependencies(text: str) -> tuple[tuple[tuple[str, str], ...], bool]:
     if not text:
         return (), True
     dependencies = []
@@ -200,7 +195,7 @@ def _dependencies(text: str | None) -> tuple[tuple[tuple[str, str], ...], bool]:
     return tuple(dependencies), "?" not in text
 
 
-def _warning(text: str | None) -> tuple[bool, int, float]:
+def _warning(text: str) -> tuple[bool, int, float]:
     if not text:
         return False, 0, 60.0
     match = _SIGNALS.match(text)
@@ -217,6 +212,7 @@ FOLDER_VARIABLE = "HEADRACE_JOBS_DIR"
 KEY_VARIABLE = "HEADRACE_JOB_KEY"
 """In the environment of all processes of a task, and of no other's."""
 KEPT_S = 86400.0
+_replace = functools.partial(replace_file, mode=0o600, sync=False)
 _KIND = DocumentKind(
     name="the state of a local job",
     version=1,
@@ -231,8 +227,8 @@ class TaskState:
     """How far a task is; times in Unix seconds.
 
     Attributes:
-        keeper, keeper_started: the process that keeps the task: its id, and when it began.
         output: the file; "" until the keeper has begun.
+        keeper, keeper_started: the process that keeps the task: its id, and when it began.
         script: the process of the script.
         asked: "cancel" or "requeue", until the keeper has done it.
     """
@@ -298,20 +294,14 @@ class LocalJob:
         return f"{self.key}-{'_' if task is None else task}"
 
     def create(self, script: bytes) -> None:
-        """Write what never changes.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write what never changes."""
         self.folder.mkdir(mode=0o700)
         self.script.write_bytes(script)
         self.script.chmod(0o700)
         names = ("name", "user", "directory", "options", "arguments", "submitted_s", "key")
         fields = {name: getattr(self, name) for name in names}
-        _replace(
-            self.folder / "job.json",
-            _KIND.encode({**fields, "environment": dict(self.environment)}),
-        )
+        document = _KIND.encode({**fields, "environment": dict(self.environment)})
+        _replace(self.folder / "job.json", document)
 
     def save(self) -> None:
         """Write how far its tasks are; `locked`."""
@@ -325,12 +315,7 @@ class LocalJob:
 
     @classmethod
     def load(cls, folder: Path) -> LocalJob:
-        """Read it.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ClusterError: it cannot be read.
-        """
+        """Read it; FileNotFoundError if there is none, ClusterError if it cannot be read."""
         path = folder / "job.json"
         try:
             fields = _KIND.decode(path.read_bytes(), str(path)).plain()
@@ -368,11 +353,7 @@ class JobsFolder:
 
     @classmethod
     def of_user(cls, environment: Mapping[str, str] = os.environ) -> JobsFolder:
-        """This user's on this machine: HEADRACE_JOBS_DIR, else headrace/jobs/HOST in the user's state folder.
-
-        That is XDG_STATE_HOME or ~/.local/state. Home folders are often shared between machines, processes
-        are not.
-        """
+        """This user's on this machine; home folders are often shared between machines, processes are not."""
         if given := environment.get(FOLDER_VARIABLE):
             return cls(Path(given))
         state = environment.get("XDG_STATE_HOME")
@@ -380,28 +361,8 @@ class JobsFolder:
         return cls(base / "headrace/jobs" / socket.gethostname())
 
     def open(self) -> None:
-        """Make it, and see that it is ours alone: jobs' environments lie in it.
-
-        Raises:
-            ClusterError: it cannot be made, or others may look into it.
-        """
-        why = ""
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.path.lstat()
-        except OSError as e:
-            why = f"cannot be made: {e.strerror}"
-        else:
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-                why = f"is not this user's ({os.geteuid()})"
-            elif stat.S_IMODE(status.st_mode) & 0o077:
-                why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
-        if why:
-            raise ClusterError(
-                f"{self.path}: the folder of local jobs {why}.",
-                path=str(self.path),
-                next_step=f"Name another folder in {FOLDER_VARIABLE}.",
-            )
+        """Makes it, and sees that it is ours alone: jobs' environments lie in it."""
+        own_folder(self.path, ClusterError, f"Name another folder in {FOLDER_VARIABLE}.")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -446,7 +407,3 @@ class JobsFolder:
             for entry in os.scandir(self.path):
                 if entry.name.isdigit():
                     yield int(entry.name)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    replace_file(path, data, mode=0o600, sync=False)

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
-from headrace.cluster.launch.plan import machine_gpus
+from headrace.cluster.launch.place import machine_gpus
 from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, TaskState
 from headrace.cluster.notation import compress_hosts
 from headrace.cluster.processes import (

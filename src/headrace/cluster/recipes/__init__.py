@@ -20,13 +20,7 @@ __all__ = ["RECIPES", "Project", "TrainingRecipe", "make_project", "recipe_named
 
 @dataclass(frozen=True, slots=True)
 class TrainingRecipe:
-    """One recipe.
-
-    Attributes:
-        name: of its folder, and for `headrace init --recipe`.
-        summary: what it shows.
-        packages: that pip must find beside headrace itself.
-    """
+    """One recipe."""
 
     name: str
     summary: str
@@ -34,11 +28,7 @@ class TrainingRecipe:
 
     @property
     def files(self) -> dict[str, Path]:
-        """What a project of it has: each file's name, and where its text lies.
-
-        Raises:
-            ClusterError: this installation has no recipes.
-        """
+        """What a project of it has: each file's name, and where its text lies."""
         folder = recipes_folder()
         own = sorted(path for path in (folder / self.name).iterdir() if path.is_file())
         return {path.name: path for path in (*own, folder / "prepare.py")}
@@ -74,11 +64,7 @@ RECIPES: Final = (
 
 
 def recipe_named(name: str) -> TrainingRecipe:
-    """The recipe of a name.
-
-    Raises:
-        ClusterRequestError: there is none.
-    """
+    """The recipe of a name."""
     for recipe in RECIPES:
         if recipe.name == name:
             return recipe
@@ -91,11 +77,7 @@ def recipe_named(name: str) -> TrainingRecipe:
 
 
 def recipes_folder() -> Path:
-    """The folder of recipes: in the installed package, or in the checkout that is installed editably.
-
-    Raises:
-        ClusterError: there is neither.
-    """
+    """The folder of recipes: in the installed package, or in the checkout that is installed editably."""
     here = Path(__file__).resolve().parent
     for folder in (here / "files" / "recipes", here.parents[3] / "recipes"):
         if (folder / "prepare.py").is_file():
@@ -121,10 +103,6 @@ class Project:
 
 def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Project:
     """Make a project in a folder that does not exist, or is empty.
-
-    Args:
-        recipe: what it is made from.
-        folder: where; folders above it are made.
 
     Raises:
         ClusterError: there is something already, or the folder cannot be written.

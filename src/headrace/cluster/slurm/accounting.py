@@ -58,11 +58,8 @@ class AccountedJob:
         job_id: as users know it ("17", "17_3").
         exit_code, signal: how the script ended; None where it is not known, or not so.
         submitted_s, started_s, ended_s: Unix seconds; None where it has not.
-        elapsed_s: that it had its resources.
-        limit_minutes: None: none.
         cpu_s: user and system time of all its processes; None where it was not measured.
         memory_peak_mib: the largest of its tasks'; None where it was not measured.
-        gpu_count, cpu_count, node_count: that it had.
     """
 
     job_id: str
@@ -193,9 +190,6 @@ def read_sacct(text: str, fields: Sequence[str] = FIELDS) -> list[AccountedJob]:
     """Of `sacct --parsable2 --noheader --format=` with these fields, steps included.
 
     A requeued job comes once for each time that it ran: the last one counts, with `restarts`.
-
-    Raises:
-        ClusterError: a line has too few fields, or a field cannot be read.
     """
     jobs: dict[str, dict[str, str]] = {}
     used: dict[str, list[dict[str, str]]] = {}

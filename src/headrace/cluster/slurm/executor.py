@@ -39,7 +39,6 @@ class SlurmExecutor(Executor):
     """Slurm.
 
     Args:
-        commands: how its commands are called.
         notice: gets what sbatch tells the user of a job that it took: a site's filter may have a word.
         outage_s: how long `wait` and `logs` bear that slurmctld does not answer.
     """
@@ -94,11 +93,7 @@ class SlurmExecutor(Executor):
         return job_id
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
-        """By id asked for.
-
-        Raises:
-            ClusterError: Slurm does not answer.
-        """
+        """By id asked for."""
         asked = {job_id: split_id(job_id) for job_id in job_ids}
         numbers = {number for number, _ in asked.values()}
         known = self._known(numbers)
@@ -116,11 +111,7 @@ class SlurmExecutor(Executor):
         }
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
-        """End jobs, or send the script of those that run a signal.
-
-        Raises:
-            ClusterError: Slurm does not answer, or they are somebody else's.
-        """
+        """End jobs, or send the script of those that run a signal."""
         asked = [job_id for job_id in job_ids if split_id(job_id)]
         if signal is not None:
             # scancel tries again for a minute to signal a job that has not started.
@@ -141,11 +132,7 @@ class SlurmExecutor(Executor):
         return [s.job_id for statuses in known for s in statuses if s.state in states]
 
     def requeue(self, job_ids: Sequence[str]) -> None:
-        """Have jobs start again; Slurm lets them wait two minutes.
-
-        Raises:
-            ClusterError: Slurm does not know them, or they may not be requeued.
-        """
+        """Have jobs start again; Slurm lets them wait two minutes."""
         for job_id in job_ids:
             split_id(job_id)
             self.commands.run("scontrol", "requeue", job_id)

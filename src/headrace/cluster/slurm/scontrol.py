@@ -71,11 +71,7 @@ _REASON_BY = re.compile(r" \[[^\[\]]*@[^\[\]]*\]\Z")
 
 
 def read_nodes(text: str) -> tuple[Node, ...]:
-    """All nodes that `scontrol --details show nodes` prints.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
+    """All nodes that `scontrol --details show nodes` prints."""
     return tuple(_node(block) for block in _blocks(text, "NodeName"))
 
 
@@ -127,11 +123,7 @@ def _node_states(text: str) -> tuple[str, ...]:
 
 
 def read_partitions(text: str) -> tuple[Partition, ...]:
-    """All partitions that `scontrol show partitions` prints.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
+    """All partitions that `scontrol show partitions` prints."""
     return tuple(_partition(block) for block in _blocks(text, "PartitionName"))
 
 
@@ -166,11 +158,7 @@ _MEMORY = re.compile(r"(?:^|,)mem=([^,\s]+)")
 
 
 def read_jobs(text: str) -> tuple[ClusterJob, ...]:
-    """All jobs that `scontrol --details show jobs` prints; what waits of an array is one of them.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
+    """All jobs that `scontrol --details show jobs` prints; what waits of an array is one of them."""
     starts = [0] if text.startswith("JobId=") else []
     at = text.find("\nJobId=")
     while at >= 0:
@@ -308,11 +296,7 @@ _NO_TASK = "4294967294"
 
 
 def read_statuses(text: str) -> Iterator[JobStatus]:
-    """Of what `scontrol show job` prints, one for each task.
-
-    Raises:
-        ClusterError: it prints something else.
-    """
+    """Of what `scontrol show job` prints, one for each task."""
     records = _blocks(text, "JobId")
     if not records and text.strip() and "No jobs" not in text:
         raise _unreadable("job", text)
@@ -395,11 +379,7 @@ class ScontrolOutput(NamedTuple):
     taken_s: float
 
     def read(self) -> ClusterSnapshot:
-        """What it says. Jobs that are over are left out.
-
-        Raises:
-            ClusterError: it cannot be read.
-        """
+        """What it says. Jobs that are over are left out."""
         config = dict(_CONFIG.findall(self.config))
         # A hundred thousand objects that all stay: to look through them for garbage takes as long as to make
         # them.
@@ -422,15 +402,7 @@ class ScontrolOutput(NamedTuple):
 
 
 def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOutput:
-    """Ask all commands at once.
-
-    Args:
-        commands: how they are called.
-        jobs: ask for them; to lay out a request they are not needed, and there may be many.
-
-    Raises:
-        ClusterError: Slurm is missing, or does not answer.
-    """
+    """Ask all commands at once."""
     query = (commands or Commands()).query
     taken_s = time.time()
     show = [("show", "partitions"), ("show", "config"), ("--details", "show", "nodes")]
