@@ -19,7 +19,7 @@ from headrace.cluster.script import Word
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from headrace.cluster.request import JobRequest
     from headrace.cluster.site import Site
@@ -43,7 +43,7 @@ _FEATURES = re.compile(r"[\w.+-]+(?:[&,][\w.+-]+)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class _Fit:
     """How a job lies on nodes.
 
     Attributes:
@@ -64,7 +64,7 @@ def is_away(node: Node) -> bool:
     return any(state.rstrip("*~#!%$@^-+") in _AWAY for state in node.states)
 
 
-def eligible(nodes: Sequence[Node], request: JobRequest, site: Site) -> list[Node]:
+def _eligible(nodes: Sequence[Node], request: JobRequest, site: Site) -> list[Node]:
     """The nodes that have what is asked for, apart from sizes."""
     able = [node for node in nodes if "future" not in node.states]
     if request.gpu_type:
@@ -82,15 +82,15 @@ def eligible(nodes: Sequence[Node], request: JobRequest, site: Site) -> list[Nod
     return able
 
 
-def fit_gpus(
+def _fit_gpus(
     nodes: Sequence[Node], gpus: int, count: int | None = None, count_max: int | None = None
-) -> Fit | None:
+) -> _Fit | None:
     """GPUs on as few nodes as can hold them, or on `count`; None: there are not so many.
 
     Where nodes have GPUs of several types, one is chosen: the one that needs the fewest nodes, and of these
     the one of which most nodes are free.
     """
-    best: tuple[tuple[int, int], Fit] | None = None
+    best: tuple[tuple[int, int], _Fit] | None = None
     for gpu_type in sorted({node.gpu_type for node in nodes if node.gpus}):
         same = [node for node in nodes if node.gpus and node.gpu_type == gpu_type]
         having = _having(same)
@@ -101,7 +101,7 @@ def fit_gpus(
                 continue
             able = tuple(n for n in same if n.gpus >= per_node)
             free = sum(not n.gpus_allocated and not is_away(n) for n in able)
-            fit = Fit(k, per_node, gpus % k == 0, gpu_type, able)
+            fit = _Fit(k, per_node, gpus % k == 0, gpu_type, able)
             if best is None or (k, -free) < best[0]:
                 best = (k, -free), fit
             break
@@ -119,37 +119,25 @@ def _having(nodes: Sequence[Node]) -> list[int]:
     return having
 
 
-def most_gpus(
-    nodes: Sequence[Node], below: int, count: int | None = None, count_max: int | None = None
-) -> int:
+def _most_gpus(nodes: Sequence[Node], below: int, count: int | None, count_max: int | None) -> int:
     """The most GPUs, fewer than `below`, that one job can have; 0: none."""
     limit = count or count_max or len(nodes)
     top = 0
     for gpu_type in {node.gpu_type for node in nodes}:
         sizes = sorted((n.gpus for n in nodes if n.gpu_type == gpu_type), reverse=True)[:limit]
         top = max(top, sum(sizes))
-    for gpus in range(min(top, below - 1), 0, -1):
-        if fit_gpus(nodes, gpus, count, count_max) is not None:
-            return gpus
-    return 0
+    sizes_down = range(min(top, below - 1), 0, -1)
+    return next((g for g in sizes_down if _fit_gpus(nodes, g, count, count_max)), 0)
 
 
-def fit_nodes(nodes: Sequence[Node], count: int) -> Fit | None:
+def _fit_nodes(nodes: Sequence[Node], count: int) -> _Fit | None:
     """Nodes without regard to GPUs: those without any where there are enough of them."""
     plain = [node for node in nodes if not node.gpus]
     able = plain if len(plain) >= count else list(nodes)
-    return Fit(count, 0, True, "", tuple(able)) if len(able) >= count else None
+    return _Fit(count, 0, True, "", tuple(able)) if len(able) >= count else None
 
 
 # -- which partition, and for how long -----------------------------------------------------------------
-
-
-class PartitionRefusal(ClusterRequestError):
-    """Why one partition cannot take a request; another may."""
-
-    def __init__(self, message: str, *, near: int = 0, next_step: str | None = None) -> None:
-        super().__init__(message, next_step=next_step)
-        self.near = near
 
 
 def candidates(
@@ -170,12 +158,8 @@ def candidates(
     if kind is not None and kind.partition:
         return [_named(known, kind.partition)]
     first = [site.gpu_partition] if request.gpus else [site.cpu_partition]
-    if (
-        request.gpus
-        and site.short_partition
-        and minutes
-        and minutes <= (site.short_time or minutes)
-    ):
+    is_short = minutes and minutes <= (site.short_time or minutes)
+    if request.gpus and site.short_partition and is_short:
         first.insert(0, site.short_partition)
     names = [_named(known, name).name for name in first if name]
     open_ones = [p for p in snapshot.partitions if p.state == "up"]
@@ -324,268 +308,259 @@ def lay_out(
             next_step=f"Ask for --gpus {site.gpus_max} or fewer.",
         )
     nodes = {node.name: node for node in snapshot.nodes}
-    wish = _Wish(request, short, nodes, site, hours=hal and short is not None)
-    tried: list[PartitionRefusal] = []
-    capped: JobLayout | None = None
-    for partition in candidates(request, snapshot, site, minutes=wish.minutes):
+    hours = hal and short is not None
+    minutes = read_minutes(request.time, bare_hours=hours) if request.time else None
+    refusals: list[_Refusal] = []
+    capped: list[JobLayout] = []
+    for partition in candidates(request, snapshot, site, minutes=minutes):
+        everything = [nodes[n] for n in partition.nodes if n in nodes]
         try:
-            layout, is_capped = wish.inside(partition)
-        except PartitionRefusal as e:
-            tried.append(e)
+            inside = _Inside(partition, everything, request, site)
+            layout, is_capped = inside.layout(short, hours=hours)
+        except _Refusal as e:
+            refusals.append(e)
             continue
+        layout = dataclasses.replace(layout, remarks=(*remarks, *layout.remarks))
         if not is_capped or request.partition:
-            return _with_remarks(layout, remarks)
-        capped = capped or layout
-    if capped is not None:
-        return _with_remarks(capped, remarks)
-    raise _best_of(tried)
+            return layout
+        capped.append(layout)
+    if capped:
+        return capped[0]
+    nearest = max(refusals, key=lambda e: e.near)
+    more = f" None of {len(refusals)} partitions can take it." if len(refusals) > 1 else ""
+    raise ClusterRequestError(nearest.message + more, next_step=nearest.next_step)
 
 
-def _with_remarks(layout: JobLayout, remarks: list[str]) -> JobLayout:
-    return dataclasses.replace(layout, remarks=(*remarks, *layout.remarks))
+class _Refusal(ClusterRequestError):
+    """Why one partition cannot take a request, and how near it comes (0: not at all); another may."""
+
+    def __init__(self, message: str, *, near: int, next_step: str | None = None) -> None:
+        super().__init__(message, next_step=next_step)
+        self.near = near
 
 
-def _best_of(tried: list[PartitionRefusal]) -> ClusterRequestError:
-    """The refusal that comes nearest to what was asked."""
-    nearest = max(tried, key=lambda e: e.near)
-    more = f" None of {len(tried)} partitions can take it." if len(tried) > 1 else ""
-    return ClusterRequestError(nearest.message + more, next_step=nearest.next_step)
+class _Inside:
+    """One request, tried on the nodes of one partition."""
 
+    def __init__(
+        self, partition: Partition, everything: list[Node], request: JobRequest, site: Site
+    ) -> None:
+        self.partition = partition
+        self.everything = everything
+        self.request = request
+        self.site = site
+        self.special = site.of(partition.name)
+        self.able = _eligible(everything, request, site)
+        self.remarks: list[str] = []
+        self.fit = self._fit()
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    """One request, tried on partitions; `hours`: a number alone is a time limit in hours."""
-
-    request: JobRequest
-    short: Shorthand | None
-    nodes: Mapping[str, Node]
-    site: Site
-    hours: bool
-
-    @property
-    def minutes(self) -> int | None:
-        """The time asked for, for the choice of a partition; None: not said, or no limit."""
-        return read_minutes(self.request.time, bare_hours=self.hours) if self.request.time else None
-
-    def inside(self, partition: Partition) -> tuple[JobLayout, bool]:
-        """The layout in a partition, and whether its time limit was cut."""
-        everything = [self.nodes[n] for n in partition.nodes if n in self.nodes]
-        nodes = eligible(everything, self.request, self.site)
-        fit = self._fit(partition, everything, nodes)
-        remarks: list[str] = []
+    def layout(self, short: Shorthand | None, *, hours: bool) -> tuple[JobLayout, bool]:
+        """The layout, and whether its time limit was cut; `hours`: a number alone is a limit in hours."""
+        request, fit = self.request, self.fit
         time, capped = time_limit(
-            partition, self.request.time, self.site, remarks, bare_hours=self.hours
+            self.partition, request.time, self.site, self.remarks, bare_hours=hours
         )
-        if self.request.gpus:
-            sizes = self._with_gpus(partition, fit, remarks)
-        else:
-            sizes = self._without_gpus(partition, fit)
-        remarks += _waiting(fit)
-        constraint, exclude = self._kind_of_node(everything, nodes)
+        sizes = self._with_gpus() if request.gpus else self._without_gpus(short)
+        up = sum(not is_away(node) for node in fit.nodes)
+        if up < fit.count:
+            self.remarks.append(
+                f"{up} of the {len(fit.nodes)} nodes that could take it are up, it needs {fit.count}: "
+                "it waits for the others."
+            )
+        # A type is said where it is asked for, or where Slurm could take others too.
+        types = {node.gpu_type for node in self.everything if node.gpus}
+        is_said = fit.gpus_per_node and (request.gpu_type or len(types) > 1)
+        constraint, exclude = self._kind_of_node()
         layout = JobLayout(
-            partition=partition.name, nodes=fit.count, gpus=self.request.gpus or 0,
-            gpu_type=self._type_to_say(everything, fit), time=time, constraint=constraint, exclude=exclude,
-            remarks=tuple(remarks), **sizes,
+            partition=self.partition.name, nodes=fit.count, gpus=request.gpus or 0,
+            gpu_type=fit.gpu_type if is_said else "", time=time, constraint=constraint, exclude=exclude,
+            remarks=tuple(self.remarks), **sizes,
         )  # fmt: skip
         return layout, capped
 
+    def _refusal(self, text: str, next_step: str | None, near: int = _NEARLY) -> _Refusal:
+        return _Refusal(f"partition {self.partition.name}: {text}", near=near, next_step=next_step)
+
     # -- nodes -------------------------------------------------------------------------------------
 
-    def _fit(self, partition: Partition, everything: list[Node], nodes: list[Node]) -> Fit:
-        gpus, count, most = self.request.gpus, self.request.nodes, partition.max_nodes
-        where = f"partition {partition.name}"
-        if not nodes:
-            raise self._nothing_eligible(where, everything)
+    def _fit(self) -> _Fit:
+        gpus, count, most = self.request.gpus, self.request.nodes, self.partition.max_nodes
+        if not self.able:
+            raise self._nothing_eligible()
         if gpus is None:
-            fit = fit_nodes(nodes, count or 1) if (count or 1) <= (most or count or 1) else None
+            fit = (
+                _fit_nodes(self.able, count or 1) if (count or 1) <= (most or count or 1) else None
+            )
             if fit is None:
-                can = min(len(nodes), most or len(nodes))
-                raise PartitionRefusal(
-                    f"{where}: {count} nodes are asked for, a job can have {can}.", near=can,
-                    next_step=f"The nearest that can be: --nodes {can}.",
+                can = min(len(self.able), most or len(self.able))
+                raise self._refusal(
+                    f"{count} nodes are asked for, a job can have {can}.",
+                    f"The nearest that can be: --nodes {can}.", can,
                 )  # fmt: skip
             return fit
         if count is not None and count > gpus:
-            raise PartitionRefusal(
-                f"{where}: {gpus} GPUs cannot lie on {count} nodes.", near=_NEARLY,
-                next_step=f"Ask for --nodes {gpus} or fewer, or leave --nodes out.",
-            )  # fmt: skip
-        fit = fit_gpus(nodes, gpus, count, most)
+            raise self._refusal(
+                f"{gpus} GPUs cannot lie on {count} nodes.",
+                f"Ask for --nodes {gpus} or fewer, or leave --nodes out.",
+            )
+        fit = _fit_gpus(self.able, gpus, count, most)
         if fit is None:
-            raise self._too_many_gpus(where, nodes, gpus, count, most)
+            raise self._too_many_gpus(gpus, count, most)
         return fit
 
-    def _nothing_eligible(self, where: str, everything: list[Node]) -> PartitionRefusal:
-        request = self.request
+    def _nothing_eligible(self) -> _Refusal:
+        request, everything = self.request, self.everything
         wanted = [
             f"GPUs of type {request.gpu_type}" if request.gpu_type else "",
             f"the features {request.constraint}" if request.constraint else "",
             f"type {request.node_type}" if request.node_type else "",
         ]
-        present: list[str] = []
+        present: set[str] = set()
         if request.gpu_type:
-            present = sorted({n.gpu_type or "without a type" for n in everything if n.gpus})
+            present = {n.gpu_type or "without a type" for n in everything if n.gpus}
         elif request.constraint:
-            present = sorted({feature for n in everything for feature in n.features})
+            present = {feature for n in everything for feature in n.features}
         elif request.node_type:
-            present = sorted({n.architecture or "not known" for n in everything})
+            present = {n.architecture or "not known" for n in everything}
         what = " and ".join(filter(None, wanted)) or "anything"
-        has = f"; found: {', '.join(present[:8])}" if present else ""
-        return PartitionRefusal(f"{where}: no node has {what}{has}.", near=0)
+        has = f"; found: {', '.join(sorted(present)[:8])}" if present else ""
+        return self._refusal(f"no node has {what}{has}.", None, 0)
 
-    def _too_many_gpus(
-        self, where: str, nodes: list[Node], gpus: int, count: int | None, most: int | None
-    ) -> PartitionRefusal:
-        nearest = most_gpus(nodes, gpus, count, most)
+    def _too_many_gpus(self, gpus: int, count: int | None, most: int | None) -> _Refusal:
+        nearest = _most_gpus(self.able, gpus, count, most)
         if not nearest:
-            return PartitionRefusal(
-                f"{where}: its nodes have no GPUs.", near=0, next_step="Name another partition."
-            )
-        biggest = max(node.gpus for node in nodes)
-        having = sum(node.gpus > 0 for node in nodes)
+            return self._refusal("its nodes have no GPUs.", "Name another partition.", 0)
+        biggest = max(node.gpus for node in self.able)
+        having = sum(node.gpus > 0 for node in self.able)
         on = f" on {count} node{'s' * (count > 1)}" if count else ""
         limit = f", at most {most} of them in a job" if most and most < having else ""
         kind = f" of type {self.request.gpu_type}" if self.request.gpu_type else ""
         other = ""
-        if count and (free := fit_gpus(nodes, gpus, None, most)) is not None:
+        if count and (free := _fit_gpus(self.able, gpus, None, most)) is not None:
             other = f", or --gpus {gpus} on --nodes {free.count}"
-        return PartitionRefusal(
-            f"{where}: {gpus} GPUs{kind}{on} are asked for; "
+        return self._refusal(
+            f"{gpus} GPUs{kind}{on} are asked for; "
             f"it has {having} nodes with GPUs, up to {biggest} each{limit}.",
-            near=nearest, next_step=f"The nearest that can be: --gpus {nearest}{other}.",
+            f"The nearest that can be: --gpus {nearest}{other}.", nearest,
         )  # fmt: skip
 
-    def _type_to_say(self, everything: Iterable[Node], fit: Fit) -> str:
-        """A type is said where it is asked for, or where Slurm could take others too."""
-        types = {n.gpu_type for n in everything if n.gpus}
-        return (
-            fit.gpu_type if fit.gpus_per_node and (self.request.gpu_type or len(types) > 1) else ""
-        )
-
-    def _kind_of_node(
-        self, everything: list[Node], nodes: list[Node]
-    ) -> tuple[str, tuple[str, ...]]:
-        request = self.request
-        if not request.node_type:
+    def _kind_of_node(self) -> tuple[str, tuple[str, ...]]:
+        """The constraint that says it, or the nodes to leave out."""
+        kind = self.request.node_type
+        if not kind:
             return "", ()
-        if own := self.site.node_types.get(request.node_type):
+        if own := self.site.node_types.get(kind):
             return own.constraint, ()
-        if all(request.node_type in node.features for node in nodes):
-            return request.node_type, ()
+        if all(kind in node.features for node in self.able):
+            return kind, ()
         # Slurm knows no constraint on the architecture: the others are left out by name.
-        able = {node.name for node in nodes}
-        return "", tuple(node.name for node in everything if node.name not in able)
+        able = {node.name for node in self.able}
+        return "", tuple(node.name for node in self.everything if node.name not in able)
 
     # -- CPUs and memory ---------------------------------------------------------------------------
 
-    def _with_gpus(self, partition: Partition, fit: Fit, remarks: list[str]) -> dict[str, Any]:
-        request = self.request
-        gpus = request.gpus or 0
-        per_gpu = self._cpus_per_gpu(partition, fit, remarks)
-        tasks = request.tasks_per_node
-        if not fit.even:
-            if tasks is not None:
-                raise PartitionRefusal(
-                    f"partition {partition.name}: {gpus} GPUs are not the same number on each "
-                    f"of {fit.count} nodes, "
-                    f"--tasks-per-node {tasks} cannot be.",
-                    near=_NEARLY,
-                    next_step=f"Ask for --gpus {gpus - gpus % fit.count}, or leave --tasks-per-node out.",
-                )  # fmt: skip
-            remarks.append(
-                f"{gpus} GPUs on {fit.count} nodes: not the same number on each; "
-                f"{gpus - gpus % fit.count} or {gpus - gpus % fit.count + fit.count} would be."
-            )
-        memory = self._memory_per_gpu(partition, fit, per_gpu)
-        on_node = (
-            request.memory if request.memory is not None else memory and memory * fit.gpus_per_node
-        )
-        return {
-            "tasks": gpus if tasks is None else tasks * fit.count,
-            "tasks_per_node": None if not fit.even else tasks or fit.gpus_per_node,
-            "gpus_per_node": fit.gpus_per_node if fit.even else None,
-            "cpus_per_task": per_gpu
-            if tasks is None
-            else max(1, per_gpu * fit.gpus_per_node // tasks),
-            "memory_per_node": on_node if fit.even or request.memory is not None else None,
-            "memory_per_gpu": memory,
-        }
+    def _least(self, amount: Callable[[Node], int]) -> int:
+        """What each of as many nodes as are needed has, at least."""
+        return sorted(map(amount, self.fit.nodes), reverse=True)[self.fit.count - 1]
 
-    def _cpus_per_gpu(self, partition: Partition, fit: Fit, remarks: list[str]) -> int:
-        asked = self.request.cpus_per_gpu
-        special = self.site.of(partition.name)
-        can = _of_the_last(fit, lambda node: node.cpus // fit.gpus_per_node)
+    def _with_gpus(self) -> dict[str, Any]:
+        request, fit = self.request, self.fit
+        gpus, tasks, per_gpu = request.gpus or 0, request.tasks_per_node, self._cpus_per_gpu()
+        if not fit.even:
+            fewer = gpus - gpus % fit.count
+            if tasks is not None:
+                raise self._refusal(
+                    f"{gpus} GPUs are not the same number on each of {fit.count} nodes, "
+                    f"--tasks-per-node {tasks} cannot be.",
+                    f"Ask for --gpus {fewer}, or leave --tasks-per-node out.",
+                )
+            self.remarks.append(
+                f"{gpus} GPUs on {fit.count} nodes: not the same number on each; "
+                f"{fewer} or {fewer + fit.count} would be."
+            )
+        memory = self._memory_per_gpu(per_gpu)
+        on_node = memory and memory * fit.gpus_per_node
+        sizes: dict[str, Any] = {
+            "tasks": gpus, "tasks_per_node": None, "gpus_per_node": None, "cpus_per_task": per_gpu,
+            "memory_per_node": request.memory, "memory_per_gpu": memory,
+        }  # fmt: skip
+        if fit.even:
+            sizes["tasks_per_node"] = tasks or fit.gpus_per_node
+            sizes["gpus_per_node"] = fit.gpus_per_node
+            sizes["memory_per_node"] = on_node if request.memory is None else request.memory
+        if tasks is not None:
+            sizes["tasks"] = tasks * fit.count
+            sizes["cpus_per_task"] = max(1, per_gpu * fit.gpus_per_node // tasks)
+        return sizes
+
+    def _cpus_per_gpu(self) -> int:
+        asked, fit = self.request.cpus_per_gpu, self.fit
+        can = self._least(lambda node: node.cpus // fit.gpus_per_node)
         fair = max(1, min(_cpu_share(node) for node in fit.nodes))
-        most = min(can, special.cpus_per_gpu_max or can)
+        most = min(can, self.special.cpus_per_gpu_max or can)
         if can < 1:
-            raise PartitionRefusal(
-                f"partition {partition.name}: nodes have fewer CPUs than the {fit.gpus_per_node} GPUs "
-                f"asked for on each.",
-                near=_NEARLY, next_step="Ask for fewer GPUs a node with --nodes.",
-            )  # fmt: skip
+            raise self._refusal(
+                f"nodes have fewer CPUs than the {fit.gpus_per_node} GPUs asked for on each.",
+                "Ask for fewer GPUs a node with --nodes.",
+            )
         if asked is None:
-            return min(special.cpus_per_gpu or fair, most)
+            return min(self.special.cpus_per_gpu or fair, most)
         if asked > most:
-            why = (
-                f"its site allows {most}" if most < can
-                else f"{fit.gpus_per_node} GPUs on a node leave {most} for each"
-            )  # fmt: skip
-            raise PartitionRefusal(
-                f"partition {partition.name}: {asked} CPUs per GPU are asked for, {why}.",
-                near=_NEARLY, next_step=f"The nearest that can be: --cpus-per-gpu {most}.",
-            )  # fmt: skip
+            why = f"{fit.gpus_per_node} GPUs on a node leave {most} for each"
+            if most < can:
+                why = f"its site allows {most}"
+            raise self._refusal(
+                f"{asked} CPUs per GPU are asked for, {why}.",
+                f"The nearest that can be: --cpus-per-gpu {most}.",
+            )
         spare = min(n.gpus for n in fit.nodes) - fit.gpus_per_node
         if asked > fair and spare > 0:
-            remarks.append(
+            self.remarks.append(
                 f"{asked} CPUs per GPU are more than a GPU's share, {fair}: "
                 f"other GPUs of the node may have none left."
             )
         return asked
 
-    def _memory_per_gpu(self, partition: Partition, fit: Fit, cpus: int) -> int | None:
-        request, special = self.request, self.site.of(partition.name)
-        if request.memory is not None:
-            can = _of_the_last(fit, lambda node: node.memory_mib)
-            if request.memory > can >= _MEMORY_LEAST_MIB:
-                raise _too_much_memory(partition, request.memory, can, "node", "--memory")
-            return None
-        can = _of_the_last(fit, lambda node: node.memory_mib // fit.gpus_per_node)
-        asked = request.memory_per_gpu
-        if asked is not None:
-            if asked > can >= _MEMORY_LEAST_MIB:
-                raise _too_much_memory(partition, asked, can, "GPU", "--memory-per-gpu")
-            return asked
-        share = min(int(node.memory_mib * _MEMORY_SHARE) // node.gpus for node in fit.nodes)
-        if min(node.memory_mib for node in fit.nodes) < _MEMORY_LEAST_MIB:
-            return special.memory_per_gpu
-        limit = partition.max_memory_per_cpu_mib
-        return min(special.memory_per_gpu or share, can, limit * cpus if limit else can)
+    def _check_memory(self, asked: int, can: int, what: str, flag: str) -> None:
+        if asked > can >= _MEMORY_LEAST_MIB:
+            raise self._refusal(
+                f"{asked:,} MiB per {what} are asked for, there are {can:,}.",
+                f"The nearest that can be: {flag} {can}M.",
+            )
 
-    def _without_gpus(self, partition: Partition, fit: Fit) -> dict[str, Any]:
-        request = self.request
-        tasks = request.tasks_per_node or 1
-        can = _of_the_last(fit, lambda node: node.cpus)
-        cpus = request.cpus
-        if self.short is not None and cpus is None:
-            cpus = max(1, (min(self.site.mini_cpus, can) if self.short.mini else can) // tasks)
+    def _memory_per_gpu(self, cpus: int) -> int | None:
+        request, fit = self.request, self.fit
+        if request.memory is not None:
+            can = self._least(lambda node: node.memory_mib)
+            self._check_memory(request.memory, can, "node", "--memory")
+            return None
+        can = self._least(lambda node: node.memory_mib // fit.gpus_per_node)
+        if request.memory_per_gpu is not None:
+            self._check_memory(request.memory_per_gpu, can, "GPU", "--memory-per-gpu")
+            return request.memory_per_gpu
+        if min(node.memory_mib for node in fit.nodes) < _MEMORY_LEAST_MIB:
+            return self.special.memory_per_gpu
+        share = min(int(node.memory_mib * _MEMORY_SHARE) // node.gpus for node in fit.nodes)
+        limit = self.partition.max_memory_per_cpu_mib
+        return min(self.special.memory_per_gpu or share, can, limit * cpus if limit else can)
+
+    def _without_gpus(self, short: Shorthand | None) -> dict[str, Any]:
+        request, fit = self.request, self.fit
+        tasks, cpus, memory = request.tasks_per_node or 1, request.cpus, request.memory
+        can = self._least(lambda node: node.cpus)
+        if short is not None and cpus is None:
+            cpus = max(1, (min(self.site.mini_cpus, can) if short.mini else can) // tasks)
         if cpus is not None and cpus * tasks > can:
-            raise PartitionRefusal(
-                f"partition {partition.name}: {cpus * tasks} CPUs a node are asked for, "
-                f"{fit.count} of its nodes have {can}.",
-                near=_NEARLY, next_step=f"The nearest that can be: --cpus {max(1, can // tasks)}.",
-            )  # fmt: skip
-        memory = request.memory
-        most = _of_the_last(fit, lambda node: node.memory_mib)
-        if memory is not None and memory > most >= _MEMORY_LEAST_MIB:
-            raise _too_much_memory(partition, memory, most, "node", "--memory")
-        if (
-            memory is None
-            and self.short is not None
-            and cpus is not None
-            and most >= _MEMORY_LEAST_MIB
-        ):
+            raise self._refusal(
+                f"{cpus * tasks} CPUs a node are asked for, {fit.count} of its nodes have {can}.",
+                f"The nearest that can be: --cpus {max(1, can // tasks)}.",
+            )
+        most = self._least(lambda node: node.memory_mib)
+        if memory is not None:
+            self._check_memory(memory, most, "node", "--memory")
+        elif short is not None and cpus is not None and most >= _MEMORY_LEAST_MIB:
             memory = int(most * _MEMORY_SHARE) * cpus * tasks // can
-            if limit := partition.max_memory_per_cpu_mib:
+            if limit := self.partition.max_memory_per_cpu_mib:
                 memory = min(memory, limit * cpus * tasks)
         return {
             "tasks": tasks * fit.count, "tasks_per_node": tasks, "cpus_per_task": cpus,
@@ -597,25 +572,3 @@ def _cpu_share(node: Node) -> int:
     """Of one GPU, in whole cores: Slurm gives no less."""
     threads = max(1, node.threads_per_core)
     return node.cpus // node.gpus // threads * threads or node.cpus // node.gpus
-
-
-def _of_the_last(fit: Fit, amount: Callable[[Node], int]) -> int:
-    """What each of as many nodes as are needed has, at least."""
-    return sorted((amount(node) for node in fit.nodes), reverse=True)[fit.count - 1]
-
-
-def _too_much_memory(
-    partition: Partition, asked: int, can: int, what: str, flag: str
-) -> PartitionRefusal:
-    return PartitionRefusal(
-        f"partition {partition.name}: {asked:,} MiB per {what} are asked for, there are {can:,}.",
-        near=_NEARLY, next_step=f"The nearest that can be: {flag} {can}M.",
-    )  # fmt: skip
-
-
-def _waiting(fit: Fit) -> list[str]:
-    up = sum(not is_away(node) for node in fit.nodes)
-    if up >= fit.count:
-        return []
-    able = f"{up} of the {len(fit.nodes)} nodes that could take it are up"
-    return [f"{able}, it needs {fit.count}: it waits for the others."]
