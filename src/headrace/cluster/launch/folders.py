@@ -54,14 +54,14 @@ def own_folder(path: Path, error: type[ClusterError], next_step: str) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
     except OSError as e:
-        why = f"it cannot be made: {e.strerror}"
+        why = f"cannot be made: {e.strerror}"
     else:
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            why = f"it is not this user's ({os.geteuid()})"
+            why = f"is not this user's ({os.geteuid()})"
         elif stat.S_IMODE(status.st_mode) & 0o077:
-            why = f"its mode is {stat.S_IMODE(status.st_mode):04o}, expected 0700"
+            why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
     if why:
-        raise error(f"{path}: {why}.", path=str(path), next_step=next_step)
+        raise error(f"{path}: the folder {why}.", path=str(path), next_step=next_step)
     return path
 
 

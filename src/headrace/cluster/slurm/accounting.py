@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cluster.executor import JobState, JobStatus
+from headrace.cluster.executor import JobStatus
 from headrace.cluster.notation import (
     expand_hosts,
     gpu_count,
@@ -50,53 +50,32 @@ class NoAccounting(ClusterError):
     """This cluster keeps no books."""
 
 
-@dataclass(frozen=True, slots=True)
-class AccountedJob:
-    """One job, or task of an array.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountedJob(JobStatus):
+    """One job, or task of an array, as the books have it.
 
     Attributes:
-        job_id: as users know it ("17", "17_3").
-        exit_code, signal: how the script ended; None where it is not known, or not so.
-        submitted_s, started_s, ended_s: Unix seconds; None where it has not.
+        elapsed_s: that it had its resources.
         cpu_s: user and system time of all its processes; None where it was not measured.
         memory_peak_mib: the largest of its tasks'; None where it was not measured.
+        gpu_count, cpu_count, node_count: that it had.
     """
 
-    job_id: str
-    name: str
     user: str
     account: str
     partition: str
-    state: JobState
-    exit_code: int | None
-    signal: int | None
-    submitted_s: float | None
-    started_s: float | None
-    ended_s: float | None
     elapsed_s: float
     limit_minutes: int | None
     cpu_count: int
     gpu_count: int
     node_count: int
-    nodes: tuple[str, ...] = ()
-    cpu_s: float | None = None
-    memory_peak_mib: int | None = None
-    qos: str = ""
-    restarts: int = 0
-    directory: str = ""
+    cpu_s: float | None
+    memory_peak_mib: int | None
 
     @property
     def gpu_hours(self) -> float:
         """GPUs times the hours that it had them."""
         return self.gpu_count * self.elapsed_s / 3600
-
-    def status(self) -> JobStatus:
-        """The same as an executor says it."""
-        return JobStatus(
-            job_id=self.job_id, name=self.name, state=self.state, nodes=self.nodes,
-            exit_code=self.exit_code, signal=self.signal, restarts=self.restarts,
-            submitted_s=self.submitted_s, started_s=self.started_s, ended_s=self.ended_s,
-        )  # fmt: skip
 
 
 def read_accounting(
@@ -163,9 +142,9 @@ def _sacct(
         options.append(f"--user={','.join(users)}" if users else "--allusers")
     if accounts:
         options.append(f"--accounts={','.join(accounts)}")
+    fields: tuple[str, ...] = FIELDS
     try:
         try:
-            fields: tuple[str, ...] = FIELDS
             text = commands.query("sacct", *options, f"--format={','.join(fields)}")
         except ClusterError as e:
             if "nvalid field" not in e.message:
@@ -229,33 +208,22 @@ def _accounted(
     exit_code, signal = int(exit_text or 0), int(signal_text or 0)
     started, ended = unix_seconds(row["Start"]), unix_seconds(row["End"])
     elapsed = max(0.0, ended - started) if started and ended else 0.0
-    rss = [mib(step["MaxRSS"]) if step["MaxRSS"][-1:].isalpha() else int(step["MaxRSS"] or 0) >> 20
-           for step in steps if step.get("MaxRSS")]  # fmt: skip
+    rss = [mib(size) if size[-1].isalpha() else int(size) >> 20
+           for step in steps if (size := step.get("MaxRSS"))]  # fmt: skip
     restarts = row.get("Restarts", "")
     return AccountedJob(
-        job_id=row["JobID"],
-        name=row.get("JobName", ""),
-        user=row.get("User", ""),
-        account=row.get("Account", ""),
-        partition=row.get("Partition", ""),
-        state=state,
-        exit_code=known_exit_code(state, exit_code, signal),
-        signal=signal or None,
-        submitted_s=unix_seconds(row.get("Submit", "")),
-        started_s=started,
-        ended_s=ended,
-        elapsed_s=float(row["ElapsedRaw"] or 0) if "ElapsedRaw" in row else elapsed,
-        limit_minutes=minutes(row.get("TimelimitRaw", "")),
-        cpu_count=int(row.get("NCPUS") or 0),
-        gpu_count=gpu_count(row.get("AllocTRES", "")) or gpu_count(row.get("Gres", "")),
-        node_count=int(row.get("NNodes") or 0),
+        job_id=row["JobID"], name=row.get("JobName", ""), state=state,
         nodes=expand_hosts(row.get("NodeList", "")),
-        cpu_s=_cpu_seconds(row.get("TotalCPU", "")),
-        memory_peak_mib=max(rss) if rss else None,
-        qos=row.get("QOS", ""),
+        exit_code=known_exit_code(state, exit_code, signal), signal=signal or None,
         restarts=int(restarts) if restarts.isdigit() else repeats,
-        directory=row.get("WorkDir", ""),
-    )
+        submitted_s=unix_seconds(row.get("Submit", "")), started_s=started, ended_s=ended,
+        user=row.get("User", ""), account=row.get("Account", ""), partition=row.get("Partition", ""),
+        elapsed_s=float(row["ElapsedRaw"] or 0) if "ElapsedRaw" in row else elapsed,
+        limit_minutes=minutes(row.get("TimelimitRaw", "")), cpu_count=int(row.get("NCPUS") or 0),
+        gpu_count=gpu_count(row.get("AllocTRES", "")) or gpu_count(row.get("Gres", "")),
+        node_count=int(row.get("NNodes") or 0), cpu_s=_cpu_seconds(row.get("TotalCPU", "")),
+        memory_peak_mib=max(rss, default=None),
+    )  # fmt: skip
 
 
 def _cpu_seconds(text: str) -> float | None:

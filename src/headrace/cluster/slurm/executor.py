@@ -159,7 +159,7 @@ class SlurmExecutor(Executor):
         except ClusterError:  # there are none, or this user may not read them
             books = []
         for job in books:
-            remembered.get(job.job_id.partition("_")[0], {})[job.job_id] = job.status()
+            remembered.get(job.job_id.partition("_")[0], {})[job.job_id] = job
         for job_id, seen in self._seen.items():
             kept = remembered.get(job_id.partition("_")[0])
             if kept is None or "[" in job_id:
