@@ -32,7 +32,7 @@ def images(tmp_path):
 def test_by_name_in_the_registry(images, name, file, runtime):
     for container in (
         found(name, HAL_CONTAINER_REGISTRY=str(images)),
-        found(name, Site(container_registry=f"/nowhere:{images}")),
+        found(name, Site(containers_registry=f"/nowhere:{images}")),
     ):
         assert (container.image, container.runtime) == (str(images / file), runtime)
 
@@ -57,7 +57,7 @@ def test_our_variable_wins_over_hals(images, tmp_path):
     ],
 )
 def test_urls_as_each_runtime_takes_them(url, image):
-    assert found(url, Site(container_runtime="pyxis")).image == image
+    assert found(url, Site(containers_runtime="pyxis")).image == image
     assert found(url).image == url
 
 
@@ -65,10 +65,10 @@ def test_urls_as_each_runtime_takes_them(url, image):
     ("asked", "site", "env", "says"),
     [
         ("none", Site(), {}, "no registry to look in"),
-        ("none", Site(container_registry="/nowhere"), {}, "no container 'none' in /nowhere"),
+        ("none", Site(containers_registry="/nowhere"), {}, "no container 'none' in /nowhere"),
         ("/no/such.sif", Site(), {}, "no container image /no/such.sif"),
-        ("oras://x/y", Site(container_runtime="pyxis"), {}, "cannot be started by pyxis"),
-        ("docker://x", Site(container_runtime="enroot"), {}, "enroot import"),
+        ("oras://x/y", Site(containers_runtime="pyxis"), {}, "cannot be started by pyxis"),
+        ("docker://x", Site(containers_runtime="enroot"), {}, "enroot import"),
     ],
 )
 def test_what_is_not_there(asked, site, env, says):

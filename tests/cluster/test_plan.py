@@ -63,11 +63,11 @@ STEPLESS = b"#!/bin/bash -l\ntorchrun --standalone train.py\n"
 IMAGE = "docker://nvcr.io/nvidia/pytorch:25.01-py3"
 
 SITE = Site(
-    account="lab", everywhere=PartitionSite(time=240), container_mounts=("/data", "/scratch:/tmp"),
-    module_setup=("/etc/profile.d/modules.sh",), module_load=("slurm",),
+    account="lab", everywhere=PartitionSite(time=240), containers_mounts=("/data", "/scratch:/tmp"),
+    modules_setup=("/etc/profile.d/modules.sh",), modules_load=("slurm",),
     conda_setup="/opt/conda/etc/profile.d/conda.sh",
 )  # fmt: skip
-PYXIS = dataclasses.replace(SITE, container_runtime="pyxis")
+PYXIS = dataclasses.replace(SITE, containers_runtime="pyxis")
 
 CASES = {
     "one-gpu": (mixed, Site(), PLAIN, {"gpus": "1"}),

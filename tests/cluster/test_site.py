@@ -68,8 +68,8 @@ def test_every_key_is_read(tmp_path):
         short_time=240, everywhere=PartitionSite(16, 40, 61440, 240, 1440),
         partitions={"debug": PartitionSite(cpus_per_gpu=8, time=30)},
         node_types={"fat": NodeType(constraint="bigmem"), "grace": NodeType(partition="gh200")}, gpus_max=64,
-        mini_cpus=4, account="abc", qos="normal", container_runtime="pyxis", container_registry="/images",
-        container_mounts=("/data", "/a:/b:ro"), module_setup=("/etc/m.sh",), module_load=("slurm",),
+        mini_cpus=4, account="abc", qos="normal", containers_runtime="pyxis", containers_registry="/images",
+        containers_mounts=("/data", "/a:/b:ro"), modules_setup=("/etc/m.sh",), modules_load=("slurm",),
         conda_setup="/opt/conda.sh",
     )  # fmt: skip
     assert site.of("debug") == PartitionSite(8, 40, 61440, 30, 1440)
@@ -148,7 +148,7 @@ def test_each_example_that_init_writes_is_good(tmp_path):
     bare = re.sub(r"^# ((?: {2})*[a-z_]+:(?: |$))", r"\1", text[start:], flags=re.MULTILINE)
     site = read(tmp_path, bare)
     assert site.short_partition == "debug"
-    assert site.container_runtime == "apptainer"
+    assert site.containers_runtime == "apptainer"
     assert site.partitions.keys() == {"gpu"}
     assert site.node_types.keys() == {"fat", "grace"}
     data = yaml.safe_load(bare)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from headrace.cli import exit_codes
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 From = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--from",
         metavar="FILE",
         help="A saved snapshot instead of the live cluster (`queue --save`).",
@@ -27,7 +26,7 @@ From = Annotated[
 ]
 Where = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--executor", metavar="NAME", help="slurm or local. Default: slurm where it is installed."
     ),
 ]
@@ -44,10 +43,10 @@ def _asked(
 def _asking(*without: str) -> Group:
     """Options for what can be asked of a cluster, made of its table, without some fields."""
     asks = {option.field: _option(option) for option in JOB_OPTIONS if option.field not in without}
-    dry_run = typer.Option(
+    dry_run = Option(
         "--dry-run", help="Print what would be submitted, byte for byte; submit nothing."
     )
-    site = typer.Option("--site", help="The site's file, as `headrace cluster init` writes it.")
+    site = Option("--site", help="The site's file, as `headrace cluster init` writes it.")
     return Group(
         _asked, **asks, dry_run=Annotated[bool, dry_run], executor=Where,
         site=Annotated[Path | None, site], source=From,
@@ -59,10 +58,11 @@ def _option(option: JobOption) -> Any:
         option.kind, str | None
     )
     metavar = None if option.kind is OptionKind.FLAG else option.metavar or option.kind.value
-    shown = typer.Option(*option.flags, help=option.help, metavar=metavar, show_default=False)
+    shown = Option(*option.flags, help=option.help, metavar=metavar, show_default=False)
     return Annotated[kind, shown]
 
 
+_DryJson = Annotated[bool, Option("--json", help="With --dry-run: as one JSON document.")]
 _OURS_END = {"allow_interspersed_args": False}
 """What follows the command or script is its own."""
 
@@ -76,16 +76,7 @@ def cluster_run(
     ),
     *,
     asked: Annotated[Any, _asking("array", "output", "error", "requeue")],
-    output: Annotated[
-        Output,
-        Group(
-            Output,
-            quiet=Quiet,
-            as_json=Annotated[
-                bool, typer.Option("--json", help="With --dry-run: as one JSON document.")
-            ],
-        ),
-    ],
+    output: Annotated[Output, Group(Output, quiet=Quiet, as_json=_DryJson)],
 ) -> int:
     """Run a command in the foreground, or a shell, on the nodes that are asked for, and end as it ends.
 
@@ -115,7 +106,6 @@ def cluster_batch(
     return submit_script(asked, script, arguments or [], output)
 
 
-_ROWS = 20
 Texts = list[str] | None
 
 
@@ -126,7 +116,7 @@ def queue(
     node: Texts = Option(None, "--node", "-n", help="Only these nodes: gpu[01-04]."),
     partition: Texts = Option(None, "--partition", "-p", help="Only this partition."),
     watch: float | None = Option(None, "--watch", "-w", help="Look again every so many seconds."),
-    rows: int = Option(_ROWS, "--rows", help="At most so many lines of each kind."),
+    rows: int = Option(20, "--rows", help="At most so many lines of each kind."),
     everything: bool = Option(False, "--all", help="All lines."),
     save: Path | None = Option(None, "--save", help="Keep what was seen, for --from."),
     executor: Where = None,

@@ -21,9 +21,7 @@ from headrace.cluster.site import find_site, read_site
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
-    from headrace.cli.printing import Output
     from headrace.cluster.layout import JobLayout
-    from headrace.cluster.plan import BatchPlan
     from headrace.cluster.snapshot import ClusterSnapshot
 
 
@@ -99,7 +97,11 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
         if output.as_json:
             output.document({"job": None, **described})
         else:
-            output.remark(_how(plan))
+            words = shlex.join([*plan.submission.options, *plan.submission.arguments])
+            alone = "This machine runs the script by itself" + (
+                f", with {words}." if words else "."
+            )
+            output.remark(f"command: {shlex.join(plan.command)}" if plan.command else alone)
             sys.stdout.flush()
             sys.stdout.buffer.write(plan.submission.script)
         return exit_codes.OK
@@ -111,14 +113,6 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
             output.remark(size_text(plan.layout))
         output.line(f"Submitted batch job {job}")  # sbatch's words: scripts look for them
     return exit_codes.OK
-
-
-def _how(plan: BatchPlan) -> str:
-    """How the script would be submitted."""
-    if plan.command is not None:
-        return f"command: {shlex.join(plan.command)}"
-    words = shlex.join([*plan.submission.options, *plan.submission.arguments])
-    return "This machine runs the script by itself" + (f", with {words}." if words else ".")
 
 
 def _script(name: str) -> bytes:
@@ -140,13 +134,8 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
         output.remark(f"note: {remark}")
     if asked.dry_run:
         if output.as_json:
-            output.document(
-                {
-                    "command": plan.command,
-                    "layout": _layout_document(plan.layout),
-                    "remarks": plan.remarks,
-                }
-            )
+            layout = _layout_document(plan.layout)
+            output.document({"command": plan.command, "layout": layout, "remarks": plan.remarks})
         else:
             output.line(shlex.join(plan.command))
         return exit_codes.OK

@@ -28,12 +28,8 @@ def version(*, output: JsonOutput) -> None:
         "numpy": np.__version__,
         "platform": platform.platform(),
     }
-    if output.as_json:
-        output.document(data)
-    else:
-        output.line(f"headrace {data.pop('headrace')}")
-        for name, value in data.items():
-            output.line(f"  {name.replace('_', ' '):<14}{value}")
+    rows = [f"  {k.replace('_', ' '):<14}{v}" for k, v in data.items() if k != "headrace"]
+    output.result(data, f"headrace {headrace.__version__}", *rows)
 
 
 def config(
@@ -63,19 +59,9 @@ def config(
         "cflags": cflags, "libs": libs, "include_dir": include_dir, "library_dir": library_dir,
         "pkgconfig_dir": pkgconfig_dir, "cmake_dir": cmake_dir,
     }  # fmt: skip
-    if output.as_json:
-        output.document(
-            {
-                name: shlex.join(words)
-                for name, words in flags.items()
-                if asked[name] or not any(asked.values())
-            }
-        )
-    elif any(asked.values()):
-        output.line(" ".join(shlex.join(words) for name, words in flags.items() if asked[name]))
-    else:
-        for name, words in flags.items():
-            output.line(f"{name.replace('_', '-'):<14}{shlex.join(words)}")
+    shown = {n: shlex.join(w) for n, w in flags.items() if asked[n] or not any(asked.values())}
+    lines = [f"{name.replace('_', '-'):<14}{words}" for name, words in shown.items()]
+    output.result(shown, *([" ".join(shown.values())] if any(asked.values()) else lines))
 
 
 def init(
@@ -98,13 +84,10 @@ def init(
         )
     chosen = recipe_named(recipe)
     project = make_project(chosen, name)
+    document = {"path": project.path, "recipe": project.recipe, "files": project.files}
+    output.result({**document, "packages": chosen.packages}, f"{name}: {', '.join(project.files)}")
     if output.as_json:
-        output.document(
-            {"path": project.path, "recipe": project.recipe, "files": project.files,
-             "packages": chosen.packages}
-        )  # fmt: skip
         return
-    output.line(f"{name}: {', '.join(project.files)}")
     output.remark(f"It needs {', '.join(chosen.packages)}. {name}/README.md says how to go on:")
     output.remark(f"  cd {name} && ./job.sh      # or: sbatch job.sh")
 
@@ -112,17 +95,13 @@ def init(
 def _list_recipes(output: Output) -> None:
     from headrace.cluster.recipes import RECIPES
 
-    if output.as_json:
-        output.document(
-            {"recipes": [
-                {"name": each.name, "summary": each.summary, "packages": each.packages}
-                for each in RECIPES
-            ]}
-        )  # fmt: skip
-        return
     width = max(len(each.name) for each in RECIPES)
-    for each in RECIPES:
-        output.line(f"{each.name:<{width}}  {each.summary}")
+    output.result(
+        {"recipes": [
+            {"name": each.name, "summary": each.summary, "packages": each.packages} for each in RECIPES
+        ]},
+        *(f"{each.name:<{width}}  {each.summary}" for each in RECIPES),
+    )  # fmt: skip
 
 
 def demo(
@@ -157,8 +136,6 @@ def export_dashboard(
     output: JsonOutput,
 ) -> None:
     """Write the dashboard as JSON: import it in Grafana, and choose your Prometheus."""
-    from pathlib import Path
-
     from headrace.insight import dashboard
 
     text = dashboard()

@@ -250,8 +250,7 @@ def _write_table(out: Path, table: ScalingTable, title: str) -> None:
 def _print_scaling(output: Output, out: Path, table: ScalingTable) -> None:
     from headrace.bench.scaling import table_text
 
+    output.result(asdict(table) | {"figure": out / "scaling.svg"}, table_text(table).rstrip("\n"))
     if output.as_json:
-        output.document(asdict(table) | {"figure": out / "scaling.svg"})
         return
-    sys.stdout.write(table_text(table))
     output.remark(f"{out}/scaling.svg, scaling.json, scaling.txt")

@@ -7,11 +7,13 @@ A bare number as a time is hours where the size is one of HAL's short words (`gp
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cli.printing import Output
+from headrace.cli.printing import Output, report
 from headrace.cluster.request import JOB_OPTIONS, OptionKind
 
 if TYPE_CHECKING:
@@ -29,34 +31,29 @@ _FOREGROUND_WITHOUT: Final = ("array", "output", "error", "requeue")
 
 def swrun() -> None:
     """Entry of `swrun`: an interactive shell, or a command."""
-    _end("swrun", _swrun)
+    _end(_swrun)
 
 
 def swbatch() -> None:
     """Entry of `swbatch`: a script."""
-    _end("swbatch", _swbatch)
+    _end(_swbatch)
 
 
 def swqueue() -> None:
     """Entry of `swqueue`: nodes and jobs."""
-    _end("swqueue", _swqueue)
+    _end(_swqueue)
 
 
-def _end(name: str, command: Callable[[Sequence[str]], int]) -> None:
+def _end(command: Callable[[Sequence[str]], int]) -> None:
     words = sys.argv[1:]
     try:
         code = command(words)
         sys.stdout.flush()
     except BrokenPipeError:
-        import os
-
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
-        from headrace.cli.printing import report
-
         code = report(e, as_json="--json" in words, verbose=False)
-    del name
     sys.exit(code)
 
 
@@ -74,8 +71,6 @@ class _Version(argparse.Action):
 
 
 def _slurm_version() -> str:
-    import subprocess
-
     try:
         ended = subprocess.run(
             ["sinfo", "--version"],  # noqa: S607 - where the user's PATH has it
@@ -101,14 +96,11 @@ def _add_asks(
         names = [f"-{option.hal}"] if letters and option.hal else []
         names += [option.flag, *(f"--{word}" for word in option.words)]
         help_text = _SIZES if option.field == "partition" else option.help.replace("%", "%%")
-        if option.kind is OptionKind.FLAG:
-            parser.add_argument(*names, dest=option.field, action="store_true", help=help_text)
-        else:
+        form: dict[str, Any] = {"action": "store_true"}
+        if option.kind is not OptionKind.FLAG:
             action = "append" if option.kind is OptionKind.TEXTS else "store"
-            metavar = option.metavar or option.kind.value
-            parser.add_argument(
-                *names, dest=option.field, action=action, metavar=metavar, help=help_text
-            )
+            form = {"action": action, "metavar": option.metavar or option.kind.value}
+        parser.add_argument(*names, dest=option.field, help=help_text, **form)
     parser.add_argument("--executor", metavar="NAME", help="slurm or local")
     parser.add_argument("--site", type=Path, metavar="FILE", help="the site's file")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a saved snapshot")
@@ -156,33 +148,15 @@ def _swqueue(words: Sequence[str]) -> int:
     from headrace.cli.cluster_submit import cluster_snapshot
 
     parser = _parser("swqueue", "Nodes, real GPU numbers, who has what, who waits for what.")
-    parser.add_argument(
-        "-s", "--show", action="store_true", help="show it once (as without any option)"
-    )
-    parser.add_argument(
-        "-m", "--monitor", action="store_true", help="show it again and again, until Ctrl-C"
-    )
-    parser.add_argument(
-        "-t",
-        "--timestep",
-        type=float,
-        default=_REFRESH_S,
-        metavar="SECONDS",
-        help="between looks, 60 or more (60)",
-    )
-    parser.add_argument(
-        "-u", "--users", nargs="+", default=[], metavar="USER", help="only these users"
-    )
-    parser.add_argument(
-        "--fpuser",
-        nargs="+",
-        default=[],
-        metavar="USER",
-        help="all that these users have, each line",
-    )
-    parser.add_argument(
-        "-n", "--nodev", nargs="+", default=[], metavar="NODE", help="only these nodes, each line"
-    )
+    add = parser.add_argument
+    add("-s", "--show", action="store_true", help="show it once (as without any option)")
+    add("-m", "--monitor", action="store_true", help="show it again and again, until Ctrl-C")
+    add("-t", "--timestep", type=float, default=_REFRESH_S, metavar="SECONDS",
+        help="between looks, 60 or more (60)")  # fmt: skip
+    several: dict[str, Any] = {"nargs": "+", "default": []}
+    add("-u", "--users", **several, metavar="USER", help="only these users")
+    add("--fpuser", **several, metavar="USER", help="all that these users have, each line")
+    add("-n", "--nodev", **several, metavar="NODE", help="only these nodes, each line")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a saved snapshot")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     given = parser.parse_args(words)

@@ -154,20 +154,20 @@ def find_container(
     """
     env = os.environ if environment is None else environment
     if _URL.match(asked):
-        runtime = site.container_runtime or "apptainer"
+        runtime = site.containers_runtime or "apptainer"
         image = asked if runtime == "apptainer" else _enroot_image(asked, runtime)
-        return Container(runtime, image, site.container_mounts, gpus)
+        return Container(runtime, image, site.containers_mounts, gpus)
     if "/" in asked or Path(asked).is_file():
         path = Path(asked).absolute()
         if not path.exists():
             raise ClusterRequestError(f"there is no container image {path}.", path=str(path))
     else:
         folders = next(
-            (env[name] for name in _REGISTRIES if env.get(name)), site.container_registry
+            (env[name] for name in _REGISTRIES if env.get(name)), site.containers_registry
         )
         path = _in_registry(asked, [Path(f) for f in folders.split(":") if f])
-    runtime = site.container_runtime or ("pyxis" if path.suffix == ".sqsh" else "apptainer")
-    return Container(runtime, str(path), site.container_mounts, gpus)
+    runtime = site.containers_runtime or ("pyxis" if path.suffix == ".sqsh" else "apptainer")
+    return Container(runtime, str(path), site.containers_mounts, gpus)
 
 
 def _enroot_image(url: str, runtime: str) -> str:

@@ -47,28 +47,24 @@ _MODULE = '. "${LMOD_PKG:-${MODULESHOME:-/usr/share/modules}}/init/sh"'
 def environment_lines(request: JobRequest, site: Site) -> list[str]:
     """Lines of POSIX shell; none where nothing is asked for. What fails ends the job, with the reason."""
     lines: list[str] = []
+
+    def must(command: str, why: str) -> None:
+        lines.append(f"{command} || {{ echo 'headrace: {why}' >&2; exit 1; }}")
+
     if request.modules:
-        setup = [f". {shlex.quote(file)}" for file in site.module_setup]
+        setup = [f". {shlex.quote(file)}" for file in site.modules_setup]
         lines += setup or [f"type module >/dev/null 2>&1 || {_MODULE}"]
-        names = " ".join(shlex.quote(name) for name in (*site.module_load, *request.modules))
-        lines.append(_or_end(f"module load {names}", "the modules cannot be loaded"))
+        names = shlex.join([*site.modules_load, *request.modules])
+        must(f"module load {names}", "the modules cannot be loaded")
     if request.conda:
-        setup_file = shlex.quote(site.conda_setup)
-        lines.append(f". {setup_file}" if site.conda_setup else 'eval "$(conda shell.posix hook)"')
-        lines.append(
-            _or_end(
-                f"conda activate {shlex.quote(request.conda)}",
-                "the conda environment cannot be activated",
-            )
-        )
+        own = f". {shlex.quote(site.conda_setup)}"
+        lines.append(own if site.conda_setup else 'eval "$(conda shell.posix hook)"')
+        activate = f"conda activate {shlex.quote(request.conda)}"
+        must(activate, "the conda environment cannot be activated")
     if request.venv:
         activate = shlex.quote(f"{request.venv.rstrip('/')}/bin/activate")
-        lines.append(_or_end(f". {activate}", "the Python environment cannot be activated"))
+        must(f". {activate}", "the Python environment cannot be activated")
     return ["# headrace: modules and environments", *lines] if lines else []
-
-
-def _or_end(command: str, why: str) -> str:
-    return f"{command} || {{ echo 'headrace: {why}' >&2; exit 1; }}"
 
 
 # -- plans ---------------------------------------------------------------------------------------------
@@ -296,17 +292,14 @@ class _Directives:
         if self.written.names & PARTS:
             return words
         if self.request.time or self.request.partition:
-            partitions = candidates(
-                dataclasses.replace(self.request, node_type=""),
-                self.cluster.snapshot,
-                self.cluster.site,
-                minutes=None,
-            )
+            plain = dataclasses.replace(self.request, node_type="")
+            snapshot, site = self.cluster.snapshot, self.cluster.site
+            partitions = candidates(plain, snapshot, site, minutes=None)
             is_default = [p for p in partitions if p.is_default]
             partition = partitions[0] if self.request.partition or not is_default else is_default[0]
             time_remarks: list[str] = []
             time, capped = time_limit(
-                partition, self.request.time, self.cluster.site, time_remarks, bare_hours=False
+                partition, self.request.time, site, time_remarks, bare_hours=False
             )
             if capped or (self.nearer.time and time):
                 remarks += time_remarks

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from headrace.errors import ClusterRequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
+    from headrace.cluster.snapshot import ClusterSnapshot, Node
 
 
 VERSION: Final = 1
@@ -164,11 +165,11 @@ class Site:
     mini_cpus: int = 8
     account: str = ""
     qos: str = ""
-    container_runtime: str = ""
-    container_registry: str = ""
-    container_mounts: tuple[str, ...] = ()
-    module_setup: tuple[str, ...] = ()
-    module_load: tuple[str, ...] = ()
+    containers_runtime: str = ""
+    containers_registry: str = ""
+    containers_mounts: tuple[str, ...] = ()
+    modules_setup: tuple[str, ...] = ()
+    modules_load: tuple[str, ...] = ()
     conda_setup: str = ""
 
     def of(self, partition: str) -> PartitionSite:
@@ -221,17 +222,11 @@ def _site(data: Any, path: Path) -> Site:
     everywhere = PartitionSite(
         **{key.path: keys.pop(key.path) for key in PARTITION_KEYS if key.path in keys}
     )
-    fields = {_FIELDS.get(name, name): value for name, value in keys.items()}
+    fields = {name.replace(".", "_"): value for name, value in keys.items()}
     return Site(
         path=path, everywhere=everywhere, partitions=partitions, node_types=node_types, **fields
     )
 
-
-_FIELDS: Final = {
-    "containers.runtime": "container_runtime", "containers.registry": "container_registry",
-    "containers.mounts": "container_mounts", "modules.setup": "module_setup", "modules.load": "module_load",
-    "conda.setup": "conda_setup",
-}  # fmt: skip
 
 _NODE_TYPE_KEYS: Final = (
     SiteKey("constraint", _text, "Features, as --constraint takes them.", "arm"),
@@ -243,11 +238,10 @@ def _named(
     value: Any, group: str, keys: tuple[SiteKey, ...], path: Path
 ) -> dict[str, dict[str, Any]]:
     """The values of each of a group's names: `partitions.gpu`, `partitions.debug`."""
-    by_name: dict[str, dict[str, Any]] = {}
-    for name, inner in _mapping(value, group, path).items():
-        where = f"{group}.{name}"
-        by_name[str(name)] = _read(_mapping(inner, where, path), keys, f"{where}.", path)
-    return by_name
+    return {
+        str(name): _read(_mapping(inner, f"{group}.{name}", path), keys, f"{group}.{name}.", path)
+        for name, inner in _mapping(value, group, path).items()
+    }
 
 
 def _mapping(value: Any, where: str, path: Path) -> dict[Any, Any]:
@@ -317,10 +311,8 @@ def site_text(snapshot: ClusterSnapshot) -> str:
             lines.append(_example(key, "# "))
     lines += ["", "# The same keys for one partition only:", "# partitions:"]
     for partition in snapshot.partitions[:1]:
-        lines += [
-            f"#   {_scalar(partition.name)}:",
-            *(_example(key, "#     ") for key in PARTITION_KEYS),
-        ]
+        lines.append(f"#   {_scalar(partition.name)}:")
+        lines += [_example(key, "#     ") for key in PARTITION_KEYS]
     lines += ["", "# Words for --node-type, beside x86, arm and ppc64le:", "# node_types:"]
     lines += ["#   fat:", "#     constraint: bigmem", "#   grace:", "#     partition: gh200", ""]
     return "\n".join(lines)
@@ -332,16 +324,10 @@ def _example(key: SiteKey, indent: str) -> str:
 
 def _scalar(text: str) -> str:
     """As YAML that is a string whatever it looks like."""
-    import json
-
     plain = text.replace("_", "").replace("-", "")
-    safe = plain.isalnum() and plain.isascii() and plain[0].isalpha()
-    return (
-        text
-        if safe
-        and text.lower() not in ("yes", "no", "on", "off", "true", "false", "null", "y", "n")
-        else json.dumps(text)
-    )
+    words = ("yes", "no", "on", "off", "true", "false", "null", "y", "n")
+    safe = plain.isalnum() and plain.isascii() and plain[0].isalpha() and text.lower() not in words
+    return text if safe else json.dumps(text)
 
 
 def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:
@@ -363,18 +349,17 @@ def _fact_lines(snapshot: ClusterSnapshot) -> list[str]:
         f"# Cluster {snapshot.cluster or '-'}, Slurm {snapshot.version or '-'}, when this file was written:"
     ]
     for partition in snapshot.partitions:
-        lines.append(f"#   {_partition_line(partition)}")
+        default, names = (
+            ", the default" if partition.is_default else "",
+            compress_hosts(partition.nodes),
+        )
+        shown = names if len(names) <= 60 else f"{names[:60]}..."
+        limit = time_text(partition.max_minutes)
+        lines.append(f"#   {partition.name}{default}: {shown}, {limit} at most")
         inside = set(partition.nodes)
         shapes = Counter(_shape(node) for node in snapshot.nodes if node.name in inside)
         lines += [f"#     {count} x {shape}" for shape, count in shapes.most_common(8)]
     return lines
-
-
-def _partition_line(partition: Partition) -> str:
-    default = ", the default" if partition.is_default else ""
-    names = compress_hosts(partition.nodes)
-    shown = names if len(names) <= 60 else f"{names[:60]}..."
-    return f"{partition.name}{default}: {shown}, {time_text(partition.max_minutes)} at most"
 
 
 def _shape(node: Node) -> str:

@@ -9,6 +9,7 @@ the user types is quoted by the portal's ERB when it is used: as JSON in submit.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from headrace.errors import ClusterError, ClusterRequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
+    from headrace.cluster.snapshot import ClusterSnapshot
 
 
 _GONE = frozenset({"down", "drain", "drained", "fail", "future"})
@@ -51,6 +52,13 @@ class PartitionFacts:
     def gpus_max(self) -> int:
         """In all."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def label(self) -> str:
+        """What a form shows."""
+        gpus = f"{self.gpus_per_node} GPUs a node" if self.gpus_per_node else "no GPUs"
+        limit = f", up to {self.hours_max} h" if self.hours_max else ""
+        return f"{self.name} ({self.nodes} nodes, {gpus}{limit})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +107,21 @@ def site_facts(
         ClusterRequestError: the cluster has no partition that is up, or names that cannot be written.
     """
     nodes = {node.name: node for node in snapshot.nodes}
-    partitions = [
-        _partition_facts(partition, nodes)
-        for partition in snapshot.partitions
-        if partition.state == "up"
-    ]
+    partitions = []
+    for partition in snapshot.partitions:
+        own = [nodes[name] for name in partition.nodes if name in nodes]
+        own = [node for node in own if not _GONE & set(node.states)] or own
+        if partition.state == "up":
+            limit = partition.max_minutes
+            partitions.append(PartitionFacts(
+                partition.name, len(partition.nodes), max((node.gpus for node in own), default=0),
+                max((node.cpus for node in own), default=1),
+                None if limit is None else max(1, limit // 60), partition.is_default,
+            ))  # fmt: skip
     return SiteFacts(
-        snapshot.cluster,
-        tuple(partitions),
-        Path(sys.prefix) if prefix is None else prefix,
-        headrace.__version__,
-        site_file,
-    )
-
-
-def _partition_facts(partition: Partition, nodes: Mapping[str, Node]) -> PartitionFacts:
-    own = [nodes[name] for name in partition.nodes if name in nodes]
-    own = [node for node in own if not _GONE & set(node.states)] or own
-    return PartitionFacts(
-        partition.name,
-        len(partition.nodes),
-        max((node.gpus for node in own), default=0),
-        max((node.cpus for node in own), default=1),
-        None if partition.max_minutes is None else max(1, partition.max_minutes // 60),
-        partition.is_default,
-    )
+        snapshot.cluster, tuple(partitions), Path(sys.prefix) if prefix is None else prefix,
+        headrace.__version__, site_file,
+    )  # fmt: skip
 
 
 def write_files(
@@ -141,7 +139,10 @@ def write_files(
     """
     targets = {Path(folder, name).absolute(): text for name, text in files.items()}
     for path, text in targets.items():
-        if not overwrite and os.path.lexists(path) and not _is(path, text):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if overwrite or (path.is_file() and path.read_text("utf-8") == text):
+                continue
+        if os.path.lexists(path):
             raise ClusterError(
                 f"{path}: is there already, with other content.",
                 path=str(path),
@@ -160,13 +161,6 @@ def write_files(
                 next_step="Give a folder that you may write.",
             ) from e
     return list(targets)
-
-
-def _is(path: Path, text: str) -> bool:
-    try:
-        return path.read_text("utf-8") == text
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 # -- modulefiles ---------------------------------------------------------------------------------------
@@ -230,30 +224,22 @@ _NO_LIMIT_HOURS = 168
 
 _TRAIN_QUESTIONS = {
     "project": {
-        "label": "Project",
-        "widget": "text_field",
-        "required": True,
+        "label": "Project", "widget": "text_field", "required": True,
         "help": "The folder that `headrace init NAME` made, or any with a batch script.",
     },
     "batch_script": {"label": "Batch script", "widget": "text_field", "value": "job.sh", "required": True},
     "script_arguments": {
-        "label": "Arguments",
-        "widget": "text_field",
-        "value": "",
-        "required": False,
+        "label": "Arguments", "widget": "text_field", "value": "", "required": False,
         "help": "As on the command line: --epochs 90",
     },
 }  # fmt: skip
 
 _JUPYTER_QUESTIONS = {
     "folder": {
-        "label": "Folder",
-        "widget": "text_field",
-        "value": "~",
-        "required": True,
+        "label": "Folder", "widget": "text_field", "value": "~", "required": True,
         "help": "Where JupyterLab begins.",
     },
-}
+}  # fmt: skip
 
 
 _APPS: tuple[tuple[str, str, str, Mapping[str, Mapping[str, Any]], list[str]], ...] = (
@@ -294,7 +280,7 @@ def _form_files(
         **own,
         "partition": {
             "label": "Partition", "widget": "select", "value": first.name,
-            "options": [[_partition_label(p), p.name] for p in facts.partitions],
+            "options": [[p.label, p.name] for p in facts.partitions],
         },
         "gpus": {
             "label": "GPUs", "widget": "number_field", "value": min(1, first.gpus_max), "min": 0,
@@ -316,12 +302,6 @@ def _form_files(
     }  # fmt: skip
     form = {"cluster": facts.cluster, "form": list(attributes), "attributes": attributes}
     return {"manifest.yml": _yaml(menu), "form.yml": _yaml(form)}
-
-
-def _partition_label(partition: PartitionFacts) -> str:
-    gpus = f"{partition.gpus_per_node} GPUs a node" if partition.gpus_per_node else "no GPUs"
-    limit = f", up to {partition.hours_max} h" if partition.hours_max else ""
-    return f"{partition.name} ({partition.nodes} nodes, {gpus}{limit})"
 
 
 def _path_lines(facts: SiteFacts) -> str:

@@ -48,18 +48,13 @@ _SOCKET_PATH_BYTES_MAX = 107
 
 
 def own_folder(path: Path, error: type[ClusterError], next_step: str) -> Path:
-    """The folder; made if need be, and seen to be of this user and closed to others."""
-    why = ""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-    except OSError as e:
-        why = f"cannot be made: {e.strerror}"
-    else:
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-            why = f"is not this user's ({os.geteuid()})"
-        elif stat.S_IMODE(status.st_mode) & 0o077:
-            why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
+    """The folder; made if need be (OSError if it cannot be), and seen to be this user's and closed to others."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    status, why = path.lstat(), ""
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        why = f"is not this user's ({os.geteuid()})"
+    elif stat.S_IMODE(status.st_mode) & 0o077:
+        why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
     if why:
         raise error(f"{path}: the folder {why}.", path=str(path), next_step=next_step)
     return path

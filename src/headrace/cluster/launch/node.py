@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import select
 import signal
 import socket
@@ -26,6 +27,7 @@ import struct
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ import headrace
 from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep
 from headrace.cluster.launch.nodes import MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
 from headrace.cluster.launch.place import GPU_VARIABLES, visible_gpus
-from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, RankNote, StopPage
+from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
 from headrace.cluster.manifest import hardware
 from headrace.cluster.processes import (
     adopt_orphans,
@@ -46,7 +48,7 @@ from headrace.cluster.processes import (
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace.cluster.launch.nodes import Message, NodeConnection
 
@@ -99,55 +101,53 @@ _LOG_BYTES = 2000
 
 
 class Supervisor:
-    """Runs one node.
-
-    Args:
-        left: what was removed of dead launches.
+    """Runs the node of this index.
 
     Attributes:
         guard_gone: set when the guard is dead: end everything.
     """
 
     def __init__(
-        self, spec: NodeSpec, index: int, folder: NodeFolder, left: Sequence[Any] = ()
+        self, spec: NodeSpec, index: int, folder: NodeFolder, left: list[dict[str, Any]]
     ) -> None:
         self.guard_gone = False
         self._spec = spec
         self._index = index
         self._folder = folder
-        self._left = list(left)
+        self._left = left
         self._signals: list[int] = []
         self._connection: NodeConnection
-        self._page: StopPage | None = None
-        self._claim: GpuClaim | None = None
+        self._page = StopPage(spec.ranks)
+        self._gpus: dict[str, str] = {}
         self._helpers: dict[int, str] = {}
         self._ranks: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._beat_s = 0.0
-        self._held_s: float | None = None
+        self._held_s = float("inf")
         self._over = False
         self._tidied = (0, 0)
         for number in _HANDED_ON:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, lambda number, _: self._signals.append(number))
         signal.signal(GUARD_GONE, lambda *_: setattr(self, "guard_gone", True))
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self._signals.append(number)
 
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Until the first node says that it is over, or is lost; the exit status."""
+        name = self._spec.nodes[self._index]
         connection = connect(self._spec)
         if connection is None:
             sys.stderr.write(
-                f"headrace launch: node {self._name}: the first node does not answer at "
+                f"headrace launch: node {name}: the first node does not answer at "
                 f"{' or '.join(self._spec.addresses)}, port {self._spec.port}.\n"
             )
             return 3
         self._connection = connection
-        try:
-            self._greet(connection)
+        with contextlib.ExitStack() as parts:
+            parts.enter_context(contextlib.closing(connection))
+            parts.enter_context(contextlib.closing(self._page))
+            self._greet(name, parts)
+            parts.callback(end_descendants, 1.0)
             while not self._over:
                 select.select([connection], [], [], _TICK_S)
                 for message in connection.receive():
@@ -156,56 +156,50 @@ class Supervisor:
                 while self._signals:
                     connection.send("signal", number=self._signals.pop(0))
                 self._beat()
-                if why := self._alone():
+                if time.monotonic() >= self._held_s:
+                    self._held_s = float("inf")
+                    connection.send("held", furthest=self._page.furthest())
+                if not self._over and (why := self._alone()):
                     connection.send("lost", why=why)
-                    self._end_ranks({"grace_s": _ALONE_S})
+                    self._end_ranks(_ALONE_S)
                     self._end()
                     if not self.guard_gone:
-                        sys.stderr.write(f"headrace launch: node {self._name}: {why}.\n")
+                        sys.stderr.write(f"headrace launch: node {name}: {why}.\n")
                     return 3
-            return 0
-        finally:
-            end_descendants(1.0)
-            for part in (self._claim, self._page, connection):
-                if part is not None:
-                    part.close()
-
-    @property
-    def _name(self) -> str:
-        return self._spec.nodes[self._index]
+        return 0
 
     def _alone(self) -> str:
         """Why this node is on its own; "" while it is not."""
         if self.guard_gone:
             return "the guard was killed"
-        if self._connection.gone and not self._over:
+        if self._connection.gone:
             return f"the first node is lost: {self._connection.gone}"
         if self._connection.silent_s > self._spec.silence_s:
             return f"the first node has said nothing for {self._spec.silence_s:g} s"
         return ""
 
-    def _greet(self, connection: NodeConnection) -> None:
-        spec = self._spec
-        address = connection.own_address
+    def _greet(self, name: str, parts: contextlib.ExitStack) -> None:
+        spec, connection = self._spec, self._connection
         variable, there = visible_gpus(os.environ) or (GPU_VARIABLES[0], ())
         there = there or tuple(map(str, range(spec.gpus)))
         try:
-            self._claim = GpuClaim(
-                spec.local_folder(os.environ), f"{spec.job}-{self._name}", spec.gpus, there
-            )
+            local = spec.local_folder(os.environ)
+            claim = GpuClaim(local, f"{spec.job}-{name}", spec.gpus, there)
+            parts.enter_context(contextlib.closing(claim))
             ports = free_ports(spec.ranks + 1)
         except (LaunchError, OSError) as e:
-            connection.send(
+            self._connection.send(
                 "hello", token=spec.token, node=self._index, failure=str(getattr(e, "message", e)),
                 next=getattr(e, "next_step", None),
             )  # fmt: skip
             return
-        self._gpu_variable = variable
+        if claim.gpus:
+            self._gpus = {variable: ",".join(claim.gpus)}
         connection.send(
-            "hello", token=spec.token, node=self._index, host=socket.gethostname(), address=address,
-            interface=interface_of(address), ports=ports, version=headrace.__version__,
-            python=sys.version.split()[0], clock_s=time.time(), folder=str(self._folder.path),
-            socket_fits=self._folder.socket_fits, gpus=self._claim.gpus,
+            "hello", token=spec.token, node=self._index, host=socket.gethostname(),
+            address=connection.own_address, interface=interface_of(connection.own_address), ports=ports,
+            version=headrace.__version__, python=sys.version.split()[0], clock_s=time.time(),
+            folder=str(self._folder.path), socket_fits=self._folder.socket_fits, gpus=claim.gpus,
             left=self._left,
         )  # fmt: skip
 
@@ -213,74 +207,46 @@ class Supervisor:
         if time.monotonic() - self._beat_s > _BEAT_S:
             self._beat_s = time.monotonic()
             self._connection.send("beat")
-        if self._held_s is not None and time.monotonic() >= self._held_s:
-            self._held_s = None
-            self._connection.send("held", furthest=self._page.furthest() if self._page else -1)
 
     # -- what the first node says -----------------------------------------------------------------
 
-    def _do(self, message: Message) -> None:
-        answers: dict[str, Callable[[Message], None]] = {
-            "helper": self._start_helper,
-            "ranks": self._start_ranks,
-            "hold": self._hold,
-            "stop_at": self._stop_at,
-            "forward": self._forward,
-            "facts": self._say_facts,
-            "end_ranks": self._end_ranks,
-            "end": self._end,
-        }
-        if (answer := answers.get(message["kind"])) is not None:
-            answer(message)
-
-    def _hold(self, _message: Message) -> None:
-        if self._page is not None:
-            self._page.hold()
-        self._held_s = time.monotonic() + SETTLE_S
-
-    def _stop_at(self, message: Message) -> None:
-        if self._page is not None:
-            self._page.stop_at(message["check"])
-
-    def _start_helper(self, message: Message) -> None:
-        name = message["name"]
-        with self._folder.log(name).open("ab") as log:
-            pid = self._start(message["command"], message["environment"], log.fileno())
-        self._helpers[pid] = name
+    def _do(self, message: Message) -> None:  # noqa: C901 - one case for each message
+        match message["kind"]:
+            case "helper":
+                with self._folder.log(message["name"]).open("ab") as log:
+                    pid = _start(message["command"], message["environment"], log.fileno())
+                self._helpers[pid] = message["name"]
+            case "ranks":
+                self._start_ranks(message)
+            case "hold":
+                self._page.hold()
+                self._held_s = time.monotonic() + SETTLE_S
+            case "stop_at":
+                self._page.stop_at(message["check"])
+            case "forward":
+                # To processes that have said what they do with it; others would die of it.
+                for pid, began in descendants(except_for=self._helpers).items():
+                    if _catches(pid, message["number"]):
+                        send(pid, began, message["number"])
+            case "facts":
+                self._connection.send("facts", hardware=hardware())
+            case "end_ranks":
+                self._end_ranks(message["grace_s"])
+            case "end":
+                self._end()
 
     def _start_ranks(self, message: Message) -> None:
-        self._page = StopPage(self._spec.ranks)
-        common = dict(message["common"])
+        common = message["common"] | self._gpus
         if message["page"]:
             common[PAGE_VARIABLE] = self._page.address
-        if self._claim is not None and self._claim.gpus:
-            common[self._gpu_variable] = ",".join(self._claim.gpus)
         for number, (command, own) in enumerate(
             zip(message["commands"], message["environments"], strict=True)
         ):
             try:
-                self._ranks[self._start(command, {**common, **own})] = number
+                self._ranks[_start(command, {**common, **own})] = number
             except OSError as e:
                 self._connection.send("failure", what=f"{command[0]}: {e.strerror}", code=127)
         self._say_rank_ends()
-
-    def _start(
-        self, command: Sequence[str], environment: Mapping[str, str], log: int | None = None
-    ) -> int:
-        def before() -> None:
-            die_with_parent(signal.SIGKILL)
-            # Slurm's --signal goes to every process of a step: who does not know it must not die of it.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, GUARD_GONE):
-                signal.signal(number, signal.SIG_DFL)
-
-        # This process has one thread: nothing can hold a lock that the child needs.
-        child = subprocess.Popen(  # noqa: S603
-            list(command), env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
-            stdout=log, stderr=log, start_new_session=True, preexec_fn=before,  # noqa: PLW1509
-        )  # fmt: skip
-        child.returncode = 0  # we reap by ourselves, all children at once
-        return child.pid
 
     # -- children ---------------------------------------------------------------------------------
 
@@ -297,11 +263,8 @@ class Supervisor:
     def _say_rank_ends(self) -> None:
         self._connection.send(
             "rank_ends", running=len(self._ranks),
-            codes={str(k): v for k, v in self._ended.items()}, notes=self._notes(),
+            codes={str(k): v for k, v in self._ended.items()}, notes=self._page.notes(),
         )  # fmt: skip
-
-    def _notes(self) -> list[RankNote]:
-        return self._page.notes() if self._page is not None else []
 
     def _log_of(self, name: str) -> str:
         with contextlib.suppress(OSError), self._folder.log(name).open("rb") as f:
@@ -309,24 +272,13 @@ class Supervisor:
             return f.read().decode(errors="replace")
         return ""
 
-    def _forward(self, message: Message) -> None:
-        """To the ranks' processes that have said what they do with it; others would die of it."""
-        number = message["number"]
-        for pid, began in descendants(except_for=self._helpers).items():
-            if _catches(pid, number):
-                send(pid, began, number)
-
-    def _say_facts(self, _message: Message) -> None:
-        self._connection.send("facts", hardware=hardware())
-
-    def _end_ranks(self, message: Message) -> None:
+    def _end_ranks(self, grace_s: float) -> None:
         """Ends them first: what they read from is still there."""
-        grace_s = message["grace_s"]
         self._tidied = end_descendants(grace_s, self._helpers, self._beat)
         self._ranks.clear()
-        self._connection.send("ranks_over", notes=self._notes())
+        self._connection.send("ranks_over", notes=self._page.notes())
 
-    def _end(self, _message: Message | None = None) -> None:
+    def _end(self) -> None:
         """Ends the helpers, and says what had to be ended, and what could not be."""
         # Staging that was told of the job's end parts from the other nodes in good order.
         _, stuck = end_descendants(_HELPERS_S, each=self._beat)
@@ -335,12 +287,29 @@ class Supervisor:
         self._over = True
 
 
+def _start(command: Sequence[str], environment: Mapping[str, str], log: int | None = None) -> int:
+    def before() -> None:
+        die_with_parent(signal.SIGKILL)
+        # Slurm's --signal goes to every process of a step: who does not know it must not die of it.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, GUARD_GONE):
+            signal.signal(number, signal.SIG_DFL)
+
+    # This process has one thread: nothing can hold a lock that the child needs.
+    child = subprocess.Popen(  # noqa: S603
+        list(command), env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+        stdout=log, stderr=log, start_new_session=True, preexec_fn=before,  # noqa: PLW1509
+    )  # fmt: skip
+    child.returncode = 0  # we reap by ourselves, all children at once
+    return child.pid
+
+
 def _catches(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
     with contextlib.suppress(OSError):
-        for text in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if text.startswith("SigCgt:"):
-                return bool(int(text.split()[1], 16) >> (number - 1) & 1)
+        text = Path(f"/proc/{pid}/status").read_text()
+        if match := re.search(r"^SigCgt:\s*(\w+)", text, re.MULTILINE):
+            return bool(int(match[1], 16) >> (number - 1) & 1)
     return False
 
 
@@ -369,7 +338,10 @@ def main() -> int:
     pid = os.fork()
     if pid == 0:
         os._exit(_supervise(spec, index, folder, left, guard))
-    status = _wait(pid)
+    ended = status = 0
+    while ended != pid:  # orphans that come to us meanwhile are reaped
+        with contextlib.suppress(InterruptedError):
+            ended, status = os.waitpid(-1, 0)
     ended, _ = end_descendants(_GRACE_S)
     folder.remove()
     if os.WIFSIGNALED(status):
@@ -380,17 +352,8 @@ def main() -> int:
     return os.waitstatus_to_exitcode(status) & 0xFF
 
 
-def _wait(pid: int) -> int:
-    """The supervisor's status; orphans that come to us meanwhile are reaped."""
-    while True:
-        with contextlib.suppress(InterruptedError):
-            ended, status = os.waitpid(-1, 0)
-            if ended == pid:
-                return status
-
-
 def _supervise(
-    spec: NodeSpec, index: int, folder: NodeFolder, left: Sequence[object], guard: int
+    spec: NodeSpec, index: int, folder: NodeFolder, left: list[dict[str, Any]], guard: int
 ) -> int:
     code = 3
     try:
@@ -402,8 +365,6 @@ def _supervise(
             supervisor.guard_gone = True
         code = supervisor.run()
     except BaseException as e:  # noqa: BLE001 - the guard cleans up; the log must say what it was
-        import traceback
-
         traceback.print_exception(e)
         code = 4
     finally:

@@ -330,20 +330,19 @@ class LaunchNodes:
         return node if node.connection is None else None
 
     def _note(self, node: NodeState, message: Message) -> None:
-        kind = message["kind"]
-        if kind == "rank_ends" and not node.quiet:
-            node.running, node.codes = message["running"], message["codes"]
-        elif kind == "ranks_over":
-            node.running = 0
-            node.quiet = True
-        elif kind == "lost":
-            node.lost = message["why"]
-        elif kind == "held":
-            node.held = message["furthest"]
-        elif kind == "facts":
-            node.hardware = message["hardware"]
-        elif kind == "gone":
-            node.gone = message
+        match message["kind"]:
+            case "rank_ends" if not node.quiet:
+                node.running, node.codes = message["running"], message["codes"]
+            case "ranks_over":
+                node.running, node.quiet = 0, True
+            case "lost":
+                node.lost = message["why"]
+            case "held":
+                node.held = message["furthest"]
+            case "facts":
+                node.hardware = message["hardware"]
+            case "gone":
+                node.gone = message
         if notes := message.get("notes"):
             node.notes = [RankNote(*note) for note in notes]
 

@@ -362,7 +362,15 @@ class JobsFolder:
 
     def open(self) -> None:
         """Makes it, and sees that it is ours alone: jobs' environments lie in it."""
-        own_folder(self.path, ClusterError, f"Name another folder in {FOLDER_VARIABLE}.")
+        next_step = f"Name another folder in {FOLDER_VARIABLE}."
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(self.path, ClusterError, next_step)
+        except OSError as e:
+            raise ClusterError(
+                f"{self.path}: the folder of local jobs cannot be made: {e.strerror}.",
+                path=str(self.path), next_step=next_step,
+            ) from e  # fmt: skip
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
