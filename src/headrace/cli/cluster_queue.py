@@ -25,13 +25,13 @@ from headrace.cli.printing import watch as watch_frames
 from headrace.cluster.notation import compress_hosts, expand_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
 
     from headrace.cluster.queue_view import NodeRow, QueueBoard, QueueJobRow, QueueTotals, UserRow
-    from headrace.cluster.snapshot import ClusterSnapshot
+    from headrace.cluster.snapshot import ClusterSnapshot, Node
 
 
 WIDE: Final = 110
@@ -56,16 +56,16 @@ _SOON_S: Final = 600
 def queue_view(board: QueueBoard, width: int, rows: int | None) -> RenderableType:
     """The whole screen."""
     colours = {row.user: _COLOURS[i % len(_COLOURS)] for i, row in enumerate(board.users)}
-    shown = _Shown(width, rows, colours)
-    parts: list[RenderableType] = [shown.title(board), shown.gpus(board.totals)]
+    screen = _Screen(width, rows, colours)
+    parts: list[RenderableType] = [screen.title(board), screen.gpus(board.totals)]
     if board.nodes:
-        parts += [Text(), *shown.nodes(board.nodes)]
+        parts += [Text(), *screen.nodes(board.nodes)]
     if board.running:
-        parts += [Text(), *shown.running(board.running)]
+        parts += [Text(), *screen.running(board.running)]
     if board.waiting:
-        parts += [Text(), *shown.waiting(board.waiting)]
+        parts += [Text(), *screen.waiting(board.waiting)]
     if len(board.users) > 1:
-        parts += [Text(), *shown.users(board.users)]
+        parts += [Text(), *screen.users(board.users)]
     if not board.running and not board.waiting:
         parts += [Text(), Text("no jobs", "dim")]
     return Group(*parts)
@@ -96,42 +96,12 @@ def _bar(share: float, cells: int, style: str) -> Text:
     return text
 
 
-class _Rows:
-    """A plain table whose last column takes what the others leave: those hold numbers, which are not cut.
-
-    Columns whose names end in `>` are numbers; "" leaves a column out, and its cells.
-    """
-
-    def __init__(self, width: int, *columns: str) -> None:
-        self.width = width
-        self.columns = columns
-        self.rows: list[list[Text]] = []
-
-    def add(self, *cells: str | Text) -> None:
-        """One row, a cell for each column, those that are left out too."""
-        kept = [cell for cell, name in zip(cells, self.columns, strict=True) if name]
-        self.rows.append([Text(cell) if isinstance(cell, str) else cell for cell in kept])
-
-    def table(self) -> Table:
-        """To be printed."""
-        names = [name for name in self.columns if name]
-        widths = [
-            max([cell_len(name.rstrip(">")), *(row[i].cell_len for row in self.rows)])
-            for i, name in enumerate(names)
-        ]
-        taken = sum(widths[:-1]) + _GAP * (len(names) - 1)
-        widths[-1] = min(widths[-1], max(_LAST_MIN, self.width - taken))
-        table = plain_table(*names)
-        for column, width in zip(table.columns, widths, strict=True):
-            column.width = width
-        for row in self.rows:
-            row[-1].truncate(widths[-1], overflow="ellipsis")
-            table.add_row(*row)
-        return table
+_Column = tuple[str, Callable[[Any], "str | Text"]]
+"""The name of a column, with a `>` behind it for numbers, and the cell of a row."""
 
 
-class _Shown:
-    """Draws for one width."""
+class _Screen:
+    """Draws for one width, and so many rows of a kind (None: all)."""
 
     def __init__(self, width: int, rows: int | None, colours: dict[str, str]) -> None:
         self.width = width
@@ -141,9 +111,34 @@ class _Shown:
         self.middle = width >= MIDDLE
         self.tight = width < TIGHT
 
-    def only(self, *names: str, when: bool) -> tuple[str, ...]:
-        """Columns that are there at some widths."""
-        return tuple(name if when else "" for name in names)
+    def table(self, rows: Iterable[Any], *columns: _Column | None) -> Table:
+        """Without the columns that are None; the last one takes what the others leave: numbers are not cut."""
+        shown = [column for column in columns if column]
+        lines = [
+            [Text(c) if isinstance(c := cell(row), str) else c for _, cell in shown] for row in rows
+        ]
+        widths = [
+            max([cell_len(name.rstrip(">")), *(line[i].cell_len for line in lines)])
+            for i, (name, _) in enumerate(shown)
+        ]
+        taken = sum(widths[:-1]) + _GAP * (len(shown) - 1)
+        widths[-1] = min(widths[-1], max(_LAST_MIN, self.width - taken))
+        table = plain_table(*(name for name, _ in shown))
+        for column, width in zip(table.columns, widths, strict=True):
+            column.width = width
+        for line in lines:
+            line[-1].truncate(widths[-1], overflow="ellipsis")
+            table.add_row(*line)
+        return table
+
+    def some(
+        self, rows: Sequence[Any], what: str, how: str, *columns: _Column | None
+    ) -> list[RenderableType]:
+        """The table of as many as are shown, and how many are not."""
+        parts: list[RenderableType] = [self.table(rows[: self.rows], *columns)]
+        if self.rows is not None and len(rows) > self.rows:
+            parts.append(_more(len(rows) - self.rows, what, how))
+        return parts
 
     def user(self, name: str, room: int = 12) -> Text:
         """A name in its user's colour."""
@@ -156,17 +151,13 @@ class _Shown:
         text.append(nodes, "not bold")
         if totals.nodes_away:
             text.append(f", {count_text(totals.nodes_away)} away", "not bold red")
-        text.append(
-            f"   {count_text(totals.running)} running, {count_text(totals.waiting)} waiting",
-            "not bold",
-        )
-        return text
+        jobs = f"   {count_text(totals.running)} running, {count_text(totals.waiting)} waiting"
+        return text.append(jobs, "not bold")
 
     def gpus(self, totals: QueueTotals) -> Text:
         if not totals.gpus:
-            text = Text("CPUs ").append_text(
-                _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
-            )
+            bar = _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
+            text = Text("CPUs ").append_text(bar)
             return text.append(f" {count_text(totals.cpus_used)} of {count_text(totals.cpus)} used")
         cells = max(_BAR_CELLS, min(40, self.width - 60))
         text = Text("GPUs ").append_text(_bar(totals.gpus_used / totals.gpus, cells, "blue"))
@@ -181,6 +172,7 @@ class _Shown:
     # -- nodes -------------------------------------------------------------------------------------
 
     def nodes(self, nodes: Sequence[NodeRow]) -> list[RenderableType]:
+        """Those with jobs one by one; those without, where all is alike, in one line."""
         busy = [row for row in nodes if row.jobs]
         alike: dict[tuple[object, ...], list[NodeRow]] = {}
         for row in nodes:
@@ -188,18 +180,22 @@ class _Shown:
                 node = row.node
                 key = (node.states, node.gpu_type, node.gpus, node.cpus, row.holders, node.reason)
                 alike.setdefault(key, []).append(row)
-        table = _Rows(
-            self.width, "NODE", "STATE", "GPUS", *self.only("CPUS", "LOAD>", "MEMORY>", when=self.wide),
-            *self.only("CPUS>", when=self.middle and not self.wide), "JOBS",
-        )  # fmt: skip
-        listed = busy if self.rows is None else busy[: self.rows]
-        for row in listed:
-            self._node(table, row, [row.node.name])
         groups = sorted(alike.values(), key=lambda rows: (rows[0].away, -len(rows)))
-        for rows in groups if self.rows is None else groups[: self.rows]:
-            self._node(table, rows[0], [row.node.name for row in rows])
-        parts: list[RenderableType] = [table.table()]
-        left = busy[len(listed) :]
+        room, state_room = max(8, min(30, self.width // 5)), 14 if self.middle else 9
+        wide, middle = self.wide, self.middle and not self.wide
+        table = self.table(
+            [*([row] for row in busy[: self.rows]), *groups[: self.rows]],
+            ("NODE", lambda rows: _cut(compress_hosts(row.node.name for row in rows), room)),
+            ("STATE", lambda rows: _state(rows[0], state_room)),
+            ("GPUS", lambda rows: self._gpus(rows[0])),
+            ("CPUS", lambda rows: _cpus(rows[0].node)) if wide else None,
+            ("LOAD>", lambda rows: _load(rows[0].node.cpu_load)) if wide else None,
+            ("MEMORY>", lambda rows: _memory(rows[0].node)) if wide else None,
+            ("CPUS>", lambda rows: _used_cpus(rows[0].node)) if middle else None,
+            ("JOBS", lambda rows: self._jobs(rows[0], len(rows))),
+        )
+        parts: list[RenderableType] = [table]
+        left = [] if self.rows is None else busy[self.rows :]
         if left:
             held = sum(len(row.holders) - row.holders.count("") for row in left)
             total = sum(row.node.gpus for row in left)
@@ -209,24 +205,6 @@ class _Shown:
             rest = sum(len(rows) for rows in groups[self.rows :])
             parts.append(_more(rest, "node", "without jobs"))
         return parts
-
-    def _node(self, table: _Rows, row: NodeRow, names: list[str]) -> None:
-        node = row.node
-        room = max(8, min(30, self.width // 5))
-        state = "+".join(dict.fromkeys(node.states)) or "unknown"
-        style = "red" if row.away else "green" if state == "idle" else ""
-        table.add(
-            _cut(compress_hosts(names), room),
-            Text(_cut(state, 14 if self.middle else 9), style),
-            self._gpus(row),
-            _bar(node.cpus_allocated / max(1, node.cpus), 8, "blue").append(
-                f" {node.cpus_allocated}/{node.cpus}"
-            ),
-            "-" if node.cpu_load is None else f"{node.cpu_load:.1f}",
-            _memory(node.memory_allocated_mib, node.memory_mib),
-            f"{node.cpus_allocated}/{node.cpus}",
-            self._jobs(row, len(names)),
-        )
 
     def _gpus(self, row: NodeRow) -> Text:
         """Each GPU by its number in its holder's colour; a dot where it is free, a cross where it is away."""
@@ -256,11 +234,10 @@ class _Shown:
             return Text(f"{count_text(count)} nodes{reason}", "dim")
         text = Text()
         for job in row.jobs[:6]:
-            indices = next(
-                (part.gpus for part in job.allocations if part.node == row.node.name), ()
-            )
+            parts = [part.gpus for part in job.allocations if part.node == row.node.name]
+            indices = f"[{_ranges(parts[0])}]" if parts and parts[0] else ""
             text.append(printable(job.user), self.colours.get(job.user, ""))
-            text.append(f" {job.job_id}" + (f"[{_ranges(indices)}]" if indices else "") + "  ")
+            text.append(f" {job.job_id}{indices}  ")
         if len(row.jobs) > 6:
             text.append(f"+{len(row.jobs) - 6}", "dim")
         if row.node.reason:
@@ -270,61 +247,69 @@ class _Shown:
 
     # -- jobs --------------------------------------------------------------------------------------
 
+    def _job(self, title: str) -> list[_Column | None]:
+        """What stands first of each job."""
+        room = max(10, self.width // 6)
+        return [
+            (title, lambda row: _cut(row.job.job_id, 14)),
+            ("USER", lambda row: self.user(row.job.user)),
+            ("NAME", lambda row: _cut(row.job.name, room)) if self.middle else None,
+            ("GPUS>", lambda row: str(row.job.gpu_count)),
+        ]
+
     def running(self, jobs: Sequence[QueueJobRow]) -> list[RenderableType]:
         stalls = any(row.stall is not None for row in jobs)
-        table = _Rows(
-            self.width, "RUNNING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
-            *self.only("CPUS>", when=self.wide), *self.only("RAN>", when=not self.tight),
-            *self.only("LEFT>", when=not (self.tight and stalls)),
-            *self.only("STALL>", when=stalls), "NODES",
+        return self.some(
+            jobs, "job", "running", *self._job("RUNNING"),
+            ("CPUS>", lambda row: count_text(row.job.cpu_count)) if self.wide else None,
+            None if self.tight else ("RAN>", lambda row: span_text(row.ran_s)),
+            None if self.tight and stalls else ("LEFT>", _left),
+            ("STALL>", lambda row: _stall(row.stall)) if stalls else None,
+            ("NODES", _where),
         )  # fmt: skip
-        for row in jobs if self.rows is None else jobs[: self.rows]:
-            job, ends = row.job, row.ends_in_s
-            left = "no end" if job.limit_minutes is None else span_text(ends)
-            table.add(
-                _cut(job.job_id, 14), self.user(job.user), self._name(job.name), str(job.gpu_count),
-                count_text(job.cpu_count), span_text(row.ran_s),
-                Text(left, "yellow" if ends is not None and ends < _SOON_S else ""), _stall(row.stall),
-                _where(row),
-            )  # fmt: skip
-        return self._with_rest(table, jobs, "job", "running")
 
     def waiting(self, jobs: Sequence[QueueJobRow]) -> list[RenderableType]:
-        table = _Rows(
-            self.width, "WAITING", "USER", *self.only("NAME", when=self.middle), "GPUS>",
-            *self.only("NODES>", when=self.wide), *self.only("WAITED>", when=self.middle), "STARTS>", "WHY",
+        return self.some(
+            jobs, "job", "waiting", *self._job("WAITING"),
+            ("NODES>", lambda row: str(row.job.node_count)) if self.wide else None,
+            ("WAITED>", lambda row: span_text(row.waited_s)) if self.middle else None,
+            ("STARTS>", lambda row: "-" if row.starts_in_s is None else f"in {span_text(row.starts_in_s)}"),
+            ("WHY", lambda row: Text(printable(row.why), "red" if "never" in row.why else "")),
         )  # fmt: skip
-        for row in jobs if self.rows is None else jobs[: self.rows]:
-            job = row.job
-            table.add(
-                _cut(job.job_id, 14), self.user(job.user), self._name(job.name), str(job.gpu_count),
-                str(job.node_count), span_text(row.waited_s),
-                "-" if row.starts_in_s is None else f"in {span_text(row.starts_in_s)}",
-                Text(printable(row.why), "red" if "never" in row.why else ""),
-            )  # fmt: skip
-        return self._with_rest(table, jobs, "job", "waiting")
 
     def users(self, users: Sequence[UserRow]) -> list[RenderableType]:
-        table = _Rows(
-            self.width, "USER", "GPUS>", *self.only("CPUS>", "RUNNING>", when=not self.tight), "WAITING>",
-            "FOR GPUS>",
+        return self.some(
+            users, "user", "", ("USER", lambda row: self.user(row.user, 20)),
+            ("GPUS>", lambda row: count_text(row.gpus)),
+            None if self.tight else ("CPUS>", lambda row: count_text(row.cpus)),
+            None if self.tight else ("RUNNING>", lambda row: count_text(row.running)),
+            ("WAITING>", lambda row: count_text(row.waiting)),
+            ("FOR GPUS>", lambda row: count_text(row.gpus_wanted)),
         )  # fmt: skip
-        for row in users if self.rows is None else users[: self.rows]:
-            table.add(
-                self.user(row.user, 20), count_text(row.gpus), count_text(row.cpus), count_text(row.running),
-                count_text(row.waiting), count_text(row.gpus_wanted),
-            )  # fmt: skip
-        return self._with_rest(table, users, "user", "")
 
-    def _name(self, name: str) -> str:
-        return _cut(name, max(10, self.width // 6))
 
-    def _with_rest(
-        self, table: _Rows, rows: Sequence[object], what: str, how: str
-    ) -> list[RenderableType]:
-        if self.rows is None or len(rows) <= self.rows:
-            return [table.table()]
-        return [table.table(), _more(len(rows) - self.rows, what, how)]
+def _state(row: NodeRow, room: int) -> Text:
+    state = "+".join(dict.fromkeys(row.node.states)) or "unknown"
+    return Text(_cut(state, room), "red" if row.away else "green" if state == "idle" else "")
+
+
+def _used_cpus(node: Node) -> str:
+    return f"{node.cpus_allocated}/{node.cpus}"
+
+
+def _cpus(node: Node) -> Text:
+    bar = _bar(node.cpus_allocated / max(1, node.cpus), 8, "blue")
+    return bar.append(f" {_used_cpus(node)}")
+
+
+def _load(load: float | None) -> str:
+    return "-" if load is None else f"{load:.1f}"
+
+
+def _left(row: QueueJobRow) -> Text:
+    left_s = row.ends_in_s
+    text = "no end" if row.job.limit_minutes is None else span_text(left_s)
+    return Text(text, "yellow" if left_s is not None and left_s < _SOON_S else "")
 
 
 def _more(count: int, what: str, how: str) -> Text:
@@ -339,8 +324,8 @@ def _stall(share: float | None) -> Text:
     return Text(f"{share:.0%}", style)
 
 
-def _memory(used_mib: int, total_mib: int) -> str:
-    return f"{used_mib / 1024:.0f}/{total_mib / 1024:.0f} G"
+def _memory(node: Node) -> str:
+    return f"{node.memory_allocated_mib / 1024:.0f}/{node.memory_mib / 1024:.0f} G"
 
 
 def _ranges(indices: Sequence[int]) -> str:

@@ -99,7 +99,7 @@ def launch(
 def _dry_run(
     place: JobPlace, options: LaunchOptions, plan: LaunchPlan, words: list[str], report: str | None
 ) -> int:
-    from headrace.cluster.launch.ranks import preview
+    from headrace.cluster.launch.plan import preview
 
     shown = preview(place, options, plan, words, os.environ)
     if report is not None:

@@ -11,8 +11,15 @@ import pytest
 from headrace.cluster.launch import nodes
 from headrace.cluster.launch.nodes import NodeStarts
 from headrace.cluster.launch.place import JobPlace
-from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan, lay_out
-from headrace.cluster.launch.ranks import NodeFacts, commands_for, program_of, settings_for
+from headrace.cluster.launch.plan import (
+    LaunchOptions,
+    LaunchPlan,
+    NodeFacts,
+    commands_for,
+    lay_out,
+    program_of,
+    settings_for,
+)
 from headrace.errors import LaunchError
 
 

@@ -21,7 +21,7 @@ from headrace.cluster.launch.folders import MeetFolder
 from headrace.cluster.launch.helpers import helper_commands, helper_end, helper_variables
 from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
 from headrace.cluster.launch.place import REQUEUE_EXIT
-from headrace.cluster.launch.ranks import commands_for, program_of, settings_for
+from headrace.cluster.launch.plan import commands_for, program_of, settings_for
 from headrace.cluster.launch.report import LaunchReport, RankFailure, add_notes, judge
 from headrace.cluster.launch.stop_page import Agreement, StopPhase, StopReason
 from headrace.cluster.processes import adopt_orphans, end_descendants
@@ -32,7 +32,7 @@ from headrace.job.nodes import own_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace.cluster.launch.nodes import Message, NodeState
+    from headrace.cluster.launch.nodes import NodeState
     from headrace.cluster.launch.place import JobPlace
     from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
 
@@ -208,21 +208,13 @@ class Conductor:
                     f"node {node.name}: removed what a killed launch had left: {left['processes']} "
                     f"processes, {left['nbytes']:,} bytes in {left['folder']}"
                 )
-        for remark in clock_remarks(
-            {n.name: n.hello["clock_s"] - n.met_clock_s for n in self.nodes.all}
-        ):
+        skews_s = {n.name: n.hello["clock_s"] - n.met_clock_s for n in self.nodes.all}
+        for remark in clock_remarks(skews_s):
             self._remark(remark)
 
     def _tick_before(self) -> None:
         """One turn while ranks do not run yet: whoever is lost or fails now ends the launch."""
-        for node, message in self.nodes.receive(_TICK_S):
-            if message["kind"] == "hello":
-                self._check_hello(node)
-            elif message["kind"] == "helper_ended":
-                is_needed = message["name"] == "stage" and not self._is_staged()
-                self._remark(helper_end(node, message, is_needed=is_needed))
-            elif message["kind"] == "signal":
-                self._signals.append(message["number"])
+        self._receive(begun=False)
         if any(n.lost for n in self.nodes.all):
             raise self._lost()
         if self._signals:
@@ -230,17 +222,19 @@ class Conductor:
             self.report.outcome, self.report.exit_code = "cancelled", 128 + number
             raise LaunchError(f"Ended by {signal.Signals(number).name} before the ranks had begun.")
 
-    def _check_hello(self, node: NodeState) -> None:
-        if "failure" in node.hello:
-            raise LaunchError(
-                f"node {node.name}: {node.hello['failure']}", next_step=node.hello.get("next")
-            )
-        if node.hello["version"] != headrace.__version__:
-            raise LaunchError(
-                f"node {node.name} has headrace {node.hello['version']}, this one "
-                f"{headrace.__version__}.",
-                next_step="Use one environment on all nodes.",
-            )
+    def _receive(self, *, begun: bool) -> None:
+        """Waits a little, and takes what has come; `begun`: ranks run already."""
+        for node, message in self.nodes.receive(_TICK_S):
+            match message["kind"]:
+                case "hello":
+                    _check_hello(node)
+                case "helper_ended":
+                    is_needed = message["name"] == "stage" and not begun and not self._is_staged()
+                    self._remark(helper_end(node, message, is_needed=is_needed))
+                case "signal":
+                    self._signals.append(message["number"])
+                case "failure":
+                    self._failure = RankFailure(node.name, message["what"], message["code"])
 
     def _lost(self) -> _NodesLost:
         lost = [n for n in self.nodes.all if n.lost and n.running != 0]
@@ -317,8 +311,7 @@ class Conductor:
         """Until all ranks have ended, or something ends them."""
         failed_s = None
         while any(n.running != 0 for n in self.nodes.all):
-            for node, message in self.nodes.receive(_TICK_S):
-                self._note(node, message)
+            self._receive(begun=True)
             now_s = time.monotonic()
             if self._failure is None:
                 self._failure = RankFailure.among(self.nodes.all)
@@ -335,14 +328,6 @@ class Conductor:
             if self._stop_is_over(now_s):
                 return
         self._failure = self._failure or RankFailure.among(self.nodes.all)
-
-    def _note(self, node: NodeState, message: Message) -> None:
-        if message["kind"] == "helper_ended":
-            self._remark(helper_end(node, message, is_needed=False))
-        elif message["kind"] == "signal":
-            self._signals.append(message["number"])
-        elif message["kind"] == "failure":
-            self._failure = RankFailure(node.name, message["what"], message["code"])
 
     # -- stopping ---------------------------------------------------------------------------------
 
@@ -384,8 +369,14 @@ class Conductor:
                 self._say(
                     f"{agreement.reason.text}: all ranks save and leave at their check {agreement.check:,}"
                 )
-            else:
-                self._hand_on(agreement.reason)
+            # The script asks nobody whether to stop: it gets the signal itself, if it knows what that is.
+            elif agreement.reason.number == signal.SIGUSR1:
+                self.nodes.send("forward", number=int(signal.SIGUSR1))
+            elif agreement.reason.number == 0:
+                self._remark(
+                    "the time limit is near, but the ranks do not ask whether to stop "
+                    "(hr.cluster.should_stop): they will be cut off"
+                )
         if agreement.late(now_s):
             self._remark(
                 f"the ranks did not leave within {agreement.reason.within_s:g} s of "
@@ -393,16 +384,6 @@ class Conductor:
             )
             return True
         return agreement.phase is StopPhase.NOBODY and agreement.reason.cancels
-
-    def _hand_on(self, reason: StopReason) -> None:
-        """The script asks nobody whether to stop: it gets the signal itself, if it knows what that is."""
-        if reason.number == signal.SIGUSR1:
-            self.nodes.send("forward", number=int(reason.number))
-        elif reason.number == 0:
-            self._remark(
-                "the time limit is near, but the ranks do not ask whether to stop "
-                "(hr.cluster.should_stop): they will be cut off"
-            )
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -496,6 +477,18 @@ class Conductor:
             sys.stdout.flush()
             sys.stderr.flush()
             self.place.requeue(set(self.report.lost) - set(self.place.nodes[:1]))
+
+
+def _check_hello(node: NodeState) -> None:
+    if "failure" in node.hello:
+        raise LaunchError(
+            f"node {node.name}: {node.hello['failure']}", next_step=node.hello.get("next")
+        )
+    if node.hello["version"] != headrace.__version__:
+        raise LaunchError(
+            f"node {node.name} has headrace {node.hello['version']}, this one {headrace.__version__}.",
+            next_step="Use one environment on all nodes.",
+        )
 
 
 def clock_remarks(skews_s: dict[str, float]) -> list[str]:

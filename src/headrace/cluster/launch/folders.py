@@ -48,7 +48,7 @@ _SOCKET_PATH_BYTES_MAX = 107
 
 
 def own_folder(path: Path, error: type[ClusterError], next_step: str) -> Path:
-    """The folder; made if need be (OSError if it cannot be), and seen to be this user's and closed to others."""
+    """The folder; made if need be, or OSError; and seen to be this user's and closed to others."""
     path.mkdir(mode=0o700, exist_ok=True)
     status, why = path.lstat(), ""
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.cluster.launch.ranks import NodeFacts, node_command, srun_command
+from headrace.cluster.launch.plan import NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
 from headrace.errors import LaunchError
 

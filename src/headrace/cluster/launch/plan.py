@@ -1,13 +1,26 @@
-"""Plan: which nodes run how many ranks on which GPUs: what is asked, laid out on what the job has."""
+"""Plan: which nodes run how many ranks on which GPUs; by which commands and variables ranks find each other.
+
+Plain functions of what is asked and what the job has: `headrace launch --dry-run` prints what they return.
+Each variable has its reason, and what the user has set stays as it is.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import shutil
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from headrace.cluster.launch import rank_start
 from headrace.errors import LaunchError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from headrace.cluster.launch.place import JobPlace
 
 
@@ -178,3 +191,302 @@ def _gpus(place: JobPlace, options: LaunchOptions) -> tuple[tuple[str, ...], int
         f"{wanted} GPUs cannot be spread evenly over {len(nodes)} nodes with {each} each.",
         next_step=f"Ask for {' or '.join(map(str, near))}: --gpus.",
     )
+
+
+# -- variables -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankVariable:
+    """One variable, and the reason for it; `kept`: the user has set it to this, and it stays."""
+
+    name: str
+    value: str
+    reason: str
+    kept: bool = False
+
+
+def settings_for(
+    plan: LaunchPlan, framework: str, interface: str | None, environment: Mapping[str, str]
+) -> tuple[RankVariable, ...]:
+    """What the ranks of one node get.
+
+    Args:
+        plan: the layout.
+        framework: of the ranks.
+        interface: the network interface that the other nodes reach this one by; None: not known.
+        environment: of the user.
+    """
+    cpus, several = str(plan.cpus_per_rank), len(plan.nodes) > 1
+    gpus, torch = bool(plan.gpus_per_node), framework in ("torch", "plain")
+    shared = f"{plan.ranks_per_node} ranks on a node: its CPUs, shared out evenly"
+    reach = (
+        "the interface by which the nodes reach each other; a host's name may stand for another one"
+        if several
+        else "one node: no other interface is needed"
+    )
+    # "=": this one exactly; InfiniBand is found by NCCL itself, this is for its bootstrap.
+    wanted = (
+        (framework == "tensorflow", "TF_NUM_INTRAOP_THREADS", cpus, shared),
+        (True, "OMP_NUM_THREADS", cpus, shared),
+        (interface and torch, "GLOO_SOCKET_IFNAME", str(interface), reach),
+        (interface and gpus and several and framework != "mpi", "NCCL_SOCKET_IFNAME", f"={interface}", reach),
+        (gpus and (torch or framework == "jax"), "NCCL_DEBUG", "WARN",
+         "a failing network says so in the job's log"),
+        (gpus and framework == "torch", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1",
+         "a rank whose peer is gone ends instead of waiting"),
+        (True, "PYTHONUNBUFFERED", "1", "what a rank prints is in the log when it happens"),
+    )  # fmt: skip
+    return tuple(
+        RankVariable(name, environment.get(name, value), reason, kept=name in environment)
+        for holds, name, value, reason in wanted
+        if holds
+    )
+
+
+# -- commands ------------------------------------------------------------------------------------------
+
+
+class NodeFacts(NamedTuple):
+    """A node, the address by which the others reach it, and free ports: one for each rank and one more."""
+
+    name: str
+    address: str
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCommands:
+    """What one node starts; nothing where another one does (mpirun). `environments` add to what is common."""
+
+    commands: tuple[tuple[str, ...], ...]
+    environments: tuple[Mapping[str, str], ...] = ()
+
+    def text(self) -> str:
+        """As one would type it."""
+        lines = []
+        for command, environment in zip(self.commands, self.environments, strict=True):
+            words = [f"{k}={shlex.quote(v)}" for k, v in environment.items()]
+            lines.append(" ".join([*words, shlex.join(command)]))
+        return "\n".join(lines)
+
+
+def program_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The command that the user's words mean: `train.py ARGS`, `-m module ARGS` or any program."""
+    if not words:
+        raise ValueError("nothing to launch: name a script, -m MODULE or a program")
+    if words[0] == "-m" or words[0].endswith(".py"):
+        return (sys.executable, *words)
+    return tuple(words)
+
+
+def commands_for(  # noqa: PLR0917 - who, where, and what
+    framework: str,
+    node: int,
+    plan: LaunchPlan,
+    facts: Sequence[NodeFacts],
+    program: Sequence[str],
+    common: Mapping[str, str] | None = None,
+) -> NodeCommands:
+    """What the node of this index starts.
+
+    Args:
+        framework: one of `FRAMEWORKS`.
+        node: the index.
+        plan: the layout.
+        facts: of all nodes.
+        program: as `program_of` gives it.
+        common: variables of all ranks (mpirun needs the names of those to hand on).
+    """
+    if framework == "torch":
+        return _torchrun(node, plan, facts, program)
+    if framework == "mpi":
+        return _mpirun(node, plan, facts, program, common or {})
+    environments = []
+    for local in range(plan.ranks_per_node):
+        rank = node * plan.ranks_per_node + local
+        environment = _rank_variables(rank, local, node, plan, facts)
+        if framework == "jax":
+            environment |= _jax(rank, local, plan, facts)
+        if framework == "tensorflow":
+            environment |= _tensorflow(rank, plan, facts)
+        environments.append(environment)
+    started = (sys.executable, "-I", "-S", rank_start.__file__, *program)
+    return NodeCommands((started,) * plan.ranks_per_node, tuple(environments))
+
+
+def _torchrun(
+    node: int, plan: LaunchPlan, facts: Sequence[NodeFacts], program: Sequence[str]
+) -> NodeCommands:
+    """One torchrun on each node. Static rendezvous: who is there is known, nothing needs to be found out."""
+    command = (
+        sys.executable, "-m", "torch.distributed.run",
+        f"--nnodes={len(plan.nodes)}", f"--node-rank={node}",
+        f"--nproc-per-node={plan.ranks_per_node}",
+        "--rdzv-backend=static",
+        f"--master-addr={facts[0].address}", f"--master-port={facts[0].ports[0]}",
+        "--max-restarts=0",  # a rank that fails ends the job; the scheduler starts it again
+        "--no-python", sys.executable, "-I", "-S", rank_start.__file__, *program,
+    )  # fmt: skip
+    return NodeCommands((command,), ({},))
+
+
+def _rank_variables(
+    rank: int, local: int, node: int, plan: LaunchPlan, facts: Sequence[NodeFacts]
+) -> dict[str, str]:
+    """Under torchrun's names, which most programs know."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(plan.ranks),
+        "LOCAL_WORLD_SIZE": str(plan.ranks_per_node),
+        "GROUP_RANK": str(node),
+        "GROUP_WORLD_SIZE": str(len(plan.nodes)),
+        "MASTER_ADDR": facts[0].address,
+        "MASTER_PORT": str(facts[0].ports[0]),
+    }
+
+
+def _jax(rank: int, local: int, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> dict[str, str]:
+    out = {
+        "JAX_COORDINATOR_ADDRESS": f"{facts[0].address}:{facts[0].ports[0]}",
+        "JAX_NUM_PROCESSES": str(plan.ranks),
+        "JAX_PROCESS_ID": str(rank),
+    }
+    if plan.ranks_per_node > 1 and plan.gpus_per_node:
+        each = max(1, plan.gpus_per_node // plan.ranks_per_node)
+        first = local * each % plan.gpus_per_node
+        out["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(d) for d in range(first, first + each))
+    return out
+
+
+def _tensorflow(rank: int, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> dict[str, str]:
+    """MultiWorkerMirroredStrategy: every rank is a worker with a port of its own."""
+    workers = [
+        f"{node.address}:{port}"
+        for node in facts
+        for port in node.ports[1 : plan.ranks_per_node + 1]
+    ]
+    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    return {"TF_CONFIG": json.dumps(cluster)}
+
+
+def _mpirun(
+    node: int,
+    plan: LaunchPlan,
+    facts: Sequence[NodeFacts],
+    program: Sequence[str],
+    common: Mapping[str, str],
+) -> NodeCommands:
+    """One mpirun, on the first node; by srun or ssh it starts its own daemons on the others."""
+    if node:
+        return NodeCommands(())
+    names = [f.name for f in facts]
+    n = str(plan.ranks)
+    if not _is_hydra():
+        hosts = ",".join(f"{name}:{plan.ranks_per_node}" for name in names)
+        handed = [word for name in common for word in ("-x", name)]
+        # Oversubscribed: of an allocation it counts the step that it runs in, a task on each node.
+        command = [
+            "mpirun", "-np", n, "--host", hosts, "--map-by", f"ppr:{plan.ranks_per_node}:node:OVERSUBSCRIBE",
+            "--bind-to", "none", *handed, *(["--allow-run-as-root"] if os.geteuid() == 0 else []),
+        ]  # fmt: skip
+    else:  # MPICH and Intel MPI: Hydra
+        command = [
+            "mpirun", "-n", n, "-ppn", str(plan.ranks_per_node), "-hosts", ",".join(names),
+            "-genvlist", ",".join(common),
+        ]  # fmt: skip
+    return NodeCommands(((*command, *program),), ({},))
+
+
+def _is_hydra() -> bool:
+    """Whether `mpirun` is MPICH's or Intel's, by where it lies and what lies beside it."""
+    program = shutil.which("mpirun")
+    if program is None:
+        return False
+    path = Path(program).resolve()
+    return path.name.startswith("mpiexec.hydra") or (path.parent / "mpiexec.hydra").exists()
+
+
+def node_command() -> list[str]:
+    """What runs on each node."""
+    return [sys.executable, "-m", "headrace.cluster.launch.node"]
+
+
+def srun_command(place: JobPlace, nodes: tuple[str, ...]) -> list[str]:
+    """The job step: one task on each node, with all that the job has there."""
+    count = str(len(nodes))
+    return [
+        "srun", "--overlap",  # beside other steps of the job, a second launch among them
+        f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+        f"--nodelist={','.join(nodes)}",
+        f"--cpus-per-task={place.cpus_per_node}", "--cpu-bind=none", "--mem=0",
+        "--kill-on-bad-exit=0", "--wait=0",  # how nodes end is the first node's to judge
+        "--input=none", "--unbuffered", "--job-name=headrace-launch",
+        *node_command(),
+    ]  # fmt: skip
+
+
+# -- the preview ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What would run. Addresses and ports are found when it does: they are shown as NODE and 0."""
+
+    plan: LaunchPlan
+    starter: tuple[str, ...]
+    helpers: tuple[str, ...]
+    settings: tuple[RankVariable, ...]
+    commands: tuple[NodeCommands, ...]
+
+    def text(self) -> str:
+        """For people."""
+        plan = self.plan
+        shape = (
+            f"# {len(plan.nodes)} nodes, {plan.ranks_per_node} ranks and {plan.gpus_per_node} GPUs on each, "
+            f"{plan.cpus_per_rank} CPUs for each rank"
+        )
+        lines = [shape]
+        lines += [f"# {remark}" for remark in plan.remarks]
+        lines += ["", "# once: a launcher on each node", shlex.join(self.starter)]
+        if self.helpers:
+            lines += ["", "# on each node, beside the ranks", *self.helpers]
+        lines += ["", "# variables of the ranks"]
+        for s in self.settings:
+            kept = " (yours: kept)" if s.kept else ""
+            lines.append(f"{s.name}={shlex.quote(s.value)}  # {s.reason}{kept}")
+        for name, commands in zip(plan.nodes, self.commands, strict=True):
+            text = commands.text() or "# nothing: the first node starts its ranks, too"
+            lines += ["", f"# node {name}", text]
+        return "\n".join(lines) + "\n"
+
+
+def preview(
+    place: JobPlace,
+    options: LaunchOptions,
+    plan: LaunchPlan,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+) -> Preview:
+    """What `headrace launch` with these would run."""
+    facts = [NodeFacts(name, name, (0,) * (plan.ranks_per_node + 1)) for name in plan.nodes]
+    interface = None if len(plan.nodes) > 1 else "lo"
+    settings = settings_for(plan, options.framework, interface, environment)
+    common = {s.name: s.value for s in settings if not s.kept}
+    starter = (
+        srun_command(place, plan.nodes) if place.scheduler == "slurm" else node_command()
+    )  # fmt: skip
+    helpers = []
+    if options.stage:
+        helpers.append(f"headrace stage {shlex.join(options.stage)} --replicas {options.replicas}")
+    if options.daemon:
+        helpers.append("headrace node start --foreground")
+    program = program_of(words)
+    return Preview(
+        plan, tuple(starter), tuple(helpers), settings,
+        tuple(
+            commands_for(options.framework, node, plan, facts, program, common)
+            for node in range(len(plan.nodes))
+        ),
+    )  # fmt: skip
