@@ -309,17 +309,9 @@ def pattern_facts(
 ) -> dict[str, str]:
     """What the letters stand for, in a batch script: step, task and node are the first."""
     facts = {
-        "A": array_id or job_id,
-        "j": job_id,
-        "J": job_id,
-        "N": node,
-        "n": "0",
-        "s": "batch",
-        "t": "0",
-        "u": user,
-        "x": name,
-        "%": "%",
-    }
+        "A": array_id or job_id, "j": job_id, "J": job_id, "N": node, "n": "0", "s": "batch", "t": "0",
+        "u": user, "x": name, "%": "%",
+    }  # fmt: skip
     if task is not None:
         facts["a"] = str(task)
     return facts
@@ -347,14 +339,14 @@ EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
 
 def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
     """Which one `executor` gives."""
-    named = name or os.environ.get(EXECUTOR_VARIABLE)
-    if not named:
-        return "slurm" if shutil.which("sbatch") else "local"
-    if named == "slurm":
-        return "slurm"
-    if named == "local":
-        return "local"
-    raise ClusterRequestError(f"there is no executor {named!r}, expected slurm or local.")
+    named = (
+        name
+        or os.environ.get(EXECUTOR_VARIABLE)
+        or ("slurm" if shutil.which("sbatch") else "local")
+    )
+    if named not in {"slurm", "local"}:
+        raise ClusterRequestError(f"there is no executor {named!r}, expected slurm or local.")
+    return "slurm" if named == "slurm" else "local"
 
 
 def executor(name: str | None = None) -> Executor:

@@ -9,6 +9,7 @@ results (versions, seeds, order, data, hardware, settings) from what merely is a
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import hashlib
 import os
@@ -131,25 +132,20 @@ def _commit(folder: Path) -> str | None:
     """The commit that is checked out where a script lies; git itself is not asked, nor needed."""
     for parent in (folder, *folder.parents):
         git = parent / ".git"
-        try:
+        with contextlib.suppress(OSError):
             if git.is_file():  # a worktree
                 git = (parent / git.read_text().removeprefix("gitdir:").strip()).resolve()
             head = (git / "HEAD").read_text().strip()
-        except OSError:
-            continue
-        if not head.startswith("ref: "):
-            return head
-        name = head.removeprefix("ref: ")
-        common = git / "commondir"
-        roots = [git, (git / common.read_text().strip()).resolve()] if common.exists() else [git]
-        for root in roots:
-            if (root / name).exists():
-                return (root / name).read_text().strip()
-            packed = root / "packed-refs"
-            for line in packed.read_text().splitlines() if packed.exists() else ():
-                if line.endswith(f" {name}"):
-                    return line.split()[0]
-        return None
+            name = head.removeprefix("ref: ")
+            if name == head:
+                return head
+            common = _text(git / "commondir").strip()
+            for root in (git, *([(git / common).resolve()] if common else [])):
+                packed = _text(root / "packed-refs").splitlines()
+                commits = [line.split()[0] for line in packed if line.endswith(f" {name}")]
+                if commit := _text(root / name).strip() or next(iter(commits), ""):
+                    return commit
+            return None
     return None
 
 

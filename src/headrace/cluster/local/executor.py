@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import platform
-import pwd
 import secrets
 import shutil
 import signal as signals
@@ -14,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.peers import user_name
 from headrace.cluster.executor import (
     Executor,
     JobState,
@@ -56,9 +55,6 @@ class LocalExecutor(Executor):
             raise ClusterRequestError(
                 f"{directory}: the job's working directory does not exist.", path=str(directory)
             )
-        user = str(os.geteuid())
-        with contextlib.suppress(KeyError):
-            user = pwd.getpwuid(os.geteuid()).pw_name
         self.jobs.open()
         with self.jobs.locked():
             for _, job_id in request.dependencies:
@@ -68,7 +64,7 @@ class LocalExecutor(Executor):
             folder = self.jobs.path / f".new-{number}"
             job = LocalJob(
                 number=number, folder=folder, request=request, name=request.name or "sbatch",
-                user=user, directory=str(directory), options=submission.options,
+                user=user_name(os.geteuid()), directory=str(directory), options=submission.options,
                 arguments=submission.arguments, environment={**os.environ, **submission.environment},
                 submitted_s=time.time(), key=secrets.token_hex(16),
             )  # fmt: skip
@@ -85,16 +81,12 @@ class LocalExecutor(Executor):
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
         """By id asked for."""
-
-        def read() -> dict[str, list[JobStatus]]:
-            return {job_id: [_status(*task) for task in self._tasks(job_id)] for job_id in job_ids}
-
-        statuses_by_id = read()
+        known = {job_id: self._tasks(job_id) for job_id in job_ids}
         # A keeper that was killed is seen by whoever looks.
-        if any(not s.state.is_over for statuses in statuses_by_id.values() for s in statuses):
+        if any(not job.tasks[task].is_over for tasks in known.values() for job, task in tasks):
             schedule(self.jobs)
-            statuses_by_id = read()
-        return statuses_by_id
+            known = {job_id: self._tasks(job_id) for job_id in job_ids}
+        return {job_id: [_status(*task) for task in tasks] for job_id, tasks in known.items()}
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
         """End jobs: all processes get SIGTERM, and SIGKILL 10 s later; or send the script a signal."""

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
-from headrace.cluster.launch.place import machine_gpus
+from headrace.cluster.launch.place import REQUEUE_EXIT, machine_gpus
 from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, TaskState
 from headrace.cluster.notation import compress_hosts
 from headrace.cluster.processes import (
@@ -191,9 +191,6 @@ KILL_WAIT_S = 10.0
 LEFT_BEHIND_S = 2.0
 """The same, for what a script leaves behind when it ends by itself."""
 
-REQUEUE_EXIT = 75
-"""EX_TEMPFAIL: by it a script that may be requeued asks to be."""
-
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _LOOK_S = 1.0
 
@@ -233,9 +230,8 @@ class Keeper:
         self._status: int | None = None
         self._ending = ""
         kill_wait = os.environ.get(KILL_WAIT_VARIABLE, "")
-        self._kill_wait_s = (
-            float(kill_wait) if kill_wait.replace(".", "", 1).isdigit() else KILL_WAIT_S
-        )
+        is_number = kill_wait.replace(".", "", 1).isdigit()
+        self._kill_wait_s = float(kill_wait) if is_number else KILL_WAIT_S
         self._kill_at = float("inf")
         limit = job.request.time_s
         self._end_at = float("inf") if limit is None else time.monotonic() + limit
@@ -316,13 +312,13 @@ class Keeper:
             given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.state.gpus))
         if task is not None:
             numbers = request.tasks or ()
-            for name, value in (
-                ("JOB_ID", job.number), ("TASK_ID", task), ("TASK_COUNT", len(numbers)),
-                ("TASK_MIN", min(numbers)), ("TASK_MAX", max(numbers)),
-            ):  # fmt: skip
-                given[f"HEADRACE_JOB_ARRAY_{name}"] = str(value)
-                # Scripts are written for these; nothing takes them alone for a sign of Slurm.
-                given[f"SLURM_ARRAY_{name}"] = str(value)
+            array = {
+                "JOB_ID": job.number, "TASK_ID": task, "TASK_COUNT": len(numbers),
+                "TASK_MIN": min(numbers), "TASK_MAX": max(numbers),
+            }  # fmt: skip
+            # Scripts are written for Slurm's; nothing takes them alone for a sign of it.
+            for name, value in array.items():
+                given[f"HEADRACE_JOB_ARRAY_{name}"] = given[f"SLURM_ARRAY_{name}"] = str(value)
         return given
 
     # -- watching ----------------------------------------------------------------------------------

@@ -9,17 +9,15 @@ import difflib
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.errors import ClusterError, ClusterRequestError
 
 __all__ = ["RECIPES", "Project", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRecipe:
+class TrainingRecipe(NamedTuple):
     """One recipe."""
 
     name: str
@@ -35,40 +33,24 @@ class TrainingRecipe:
 
 
 RECIPES: Final = (
-    TrainingRecipe(
-        "ddp",
-        "PyTorch DistributedDataParallel: a model on each rank, gradients averaged",
-        ("torch", "pillow"),
-    ),
-    TrainingRecipe(
-        "fsdp",
-        "PyTorch FSDP: weights and optimizer cut among the ranks, each saves its own part",
-        ("torch", "pillow"),
-    ),
-    TrainingRecipe(
-        "tensorflow",
-        "TensorFlow MultiWorkerMirroredStrategy, a worker for each rank",
-        ("tensorflow", "pillow"),
-    ),
-    TrainingRecipe(
-        "jax",
-        "JAX: the batches of all processes as one array over one mesh",
-        ("jax", "grain", "pillow"),
-    ),
-    TrainingRecipe(
-        "mpi",
-        "MPI, Horovod's way: gradients averaged by one all-reduce of mpi4py's",
-        ("torch", "mpi4py", "pillow"),
-    ),
-)
+    TrainingRecipe("ddp", "PyTorch DistributedDataParallel: a model on each rank, gradients averaged",
+                   ("torch", "pillow")),
+    TrainingRecipe("fsdp", "PyTorch FSDP: weights and optimizer cut among the ranks, each saves its own part",
+                   ("torch", "pillow")),
+    TrainingRecipe("tensorflow", "TensorFlow MultiWorkerMirroredStrategy, a worker for each rank",
+                   ("tensorflow", "pillow")),
+    TrainingRecipe("jax", "JAX: the batches of all processes as one array over one mesh",
+                   ("jax", "grain", "pillow")),
+    TrainingRecipe("mpi", "MPI, Horovod's way: gradients averaged by one all-reduce of mpi4py's",
+                   ("torch", "mpi4py", "pillow")),
+)  # fmt: skip
 
 
 def recipe_named(name: str) -> TrainingRecipe:
     """The recipe of a name."""
-    for recipe in RECIPES:
-        if recipe.name == name:
-            return recipe
     names = [recipe.name for recipe in RECIPES]
+    if name in names:
+        return RECIPES[names.index(name)]
     near = difflib.get_close_matches(name.lower(), names, 1)
     raise ClusterRequestError(
         f"recipe is {name!r}, expected one of {', '.join(names)}.",
@@ -92,8 +74,7 @@ def recipes_folder() -> Path:
 # -- projects ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Project:
+class Project(NamedTuple):
     """What was made."""
 
     path: Path

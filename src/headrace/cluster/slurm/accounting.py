@@ -24,7 +24,7 @@ from headrace.cluster.notation import (
     task_id,
     unix_seconds,
 )
-from headrace.cluster.slurm.scontrol import known_exit_code
+from headrace.cluster.slurm.scontrol import known_exit_code, read_config
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -248,8 +248,7 @@ _KEY = re.compile(
 
 
 def _completed(commands: Commands) -> list[AccountedJob]:
-    config = commands.query("scontrol", "show", "config")
-    settings = dict(re.findall(r"^(\w+)\s*= (.*)$", config, re.MULTILINE))
+    settings = read_config(commands.query("scontrol", "show", "config"))
     if "filetxt" not in settings.get("JobCompType", ""):
         raise NoAccounting(
             "This cluster has neither accounting storage nor a list of jobs completed: nothing is known of "

@@ -366,7 +366,10 @@ def _output_path(
 
 # -- snapshots and recordings --------------------------------------------------------------------------
 
-_CONFIG = re.compile(r"^(\w+)\s*= (.*)$", re.MULTILINE)
+
+def read_config(text: str) -> dict[str, str]:
+    """What `scontrol show config` prints."""
+    return dict(re.findall(r"^(\w+)\s*= (.*)$", text, re.MULTILINE))
 
 
 class ScontrolOutput(NamedTuple):
@@ -380,7 +383,7 @@ class ScontrolOutput(NamedTuple):
 
     def read(self) -> ClusterSnapshot:
         """What it says. Jobs that are over are left out."""
-        config = dict(_CONFIG.findall(self.config))
+        config = read_config(self.config)
         # A hundred thousand objects that all stay: to look through them for garbage takes as long as to make
         # them.
         collected = gc.isenabled()
