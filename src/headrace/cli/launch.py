@@ -19,8 +19,7 @@ from headrace.cli.printing import Output, plain
 
 if TYPE_CHECKING:
     from headrace.bench.scaling import ScalingRun, ScalingTable
-    from headrace.cluster.launch.place import JobPlace
-    from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
+    from headrace.cluster.launch.plan import Launch
 
 
 def launch(
@@ -81,7 +80,7 @@ def launch(
     has the job requeued in time, and ends exactly what it started.
     """
     from headrace.cluster.launch.place import JobPlace
-    from headrace.cluster.launch.plan import LaunchOptions, lay_out
+    from headrace.cluster.launch.plan import Launch, LaunchOptions, preview
 
     options = LaunchOptions(
         framework=framework, gpus=gpus, ranks_per_node=ranks_per_node, stage=tuple(stage or ()),  # type: ignore[arg-type]
@@ -89,19 +88,10 @@ def launch(
         stop_before_s=stop_before, grace_s=grace, connect_s=connect_wait, stage_s=stage_wait,
         silence_s=silence, requeue=requeue, manifest=manifest,
     )  # fmt: skip
-    place = JobPlace.here()
-    plan = lay_out(place, options)
-    if dry_run:
-        return _dry_run(place, options, plan, command, report)
-    return _run_job(place, options, plan, command, report, quiet=quiet)
-
-
-def _dry_run(
-    place: JobPlace, options: LaunchOptions, plan: LaunchPlan, words: list[str], report: str | None
-) -> int:
-    from headrace.cluster.launch.plan import preview
-
-    shown = preview(place, options, plan, words, os.environ)
+    launched = Launch.of(JobPlace.here(), options, command)
+    if not dry_run:
+        return _run_job(launched, report, quiet=quiet)
+    shown = preview(launched, os.environ)
     if report is not None:
         _write_report(report, asdict(shown))
     else:
@@ -109,18 +99,10 @@ def _dry_run(
     return exit_codes.OK
 
 
-def _run_job(
-    place: JobPlace,
-    options: LaunchOptions,
-    plan: LaunchPlan,
-    words: list[str],
-    report: str | None,
-    *,
-    quiet: bool,
-) -> int:
+def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
     from headrace.cluster.launch.conductor import Conductor
     from headrace.cluster.launch.helpers import report_text
-    from headrace.cluster.launch.plan import lay_out
+    from headrace.cluster.launch.plan import Launch
     from headrace.cluster.launch.report import RunRecord
     from headrace.errors import HeadraceError
 
@@ -129,11 +111,11 @@ def _run_job(
             print(f"headrace launch: {text}", file=sys.stderr, flush=True)
 
     # What a job that was started again did before is its own; a first start has done nothing before.
-    since_s = 0.0 if place.restarts else time.time()
+    since_s = 0.0 if launch.place.restarts else time.time()
     for restarts in itertools.count():
-        record = RunRecord(place, options, plan, words, os.environ)
+        record = RunRecord(launch, os.environ)
         record.begin()
-        conductor = Conductor(place, options, plan, words, say, restarts=restarts)
+        conductor = Conductor(launch, say, restarts=restarts)
         job_report = conductor.report
         try:
             conductor.run()
@@ -146,15 +128,18 @@ def _run_job(
             if report is not None:
                 _write_report(report, asdict(job_report))
             last = conductor.survivors is None
-            if last and options.agent and (text := report_text(conductor.job, os.environ, since_s)):
+            if (
+                last
+                and launch.options.agent
+                and (text := report_text(conductor.job, os.environ, since_s))
+            ):
                 say(f"the job's report\n{text}")
             say(job_report.line())
             if job_report.next_step and job_report.exit_code != exit_codes.STORE_ERROR:
                 say(f"next: {job_report.next_step}")
         if conductor.survivors is None:
             break
-        place = conductor.survivors
-        plan = lay_out(place, options)
+        launch = Launch.of(conductor.survivors, launch.options, launch.words)
     conductor.requeue()
     return job_report.exit_code
 

@@ -30,13 +30,11 @@ from headrace.job.meeting import Meeting
 from headrace.job.nodes import own_address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from headrace.cluster.launch.nodes import NodeState
     from headrace.cluster.launch.place import JobPlace
-    from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
-
-    Say = Callable[[str], object]
+    from headrace.cluster.launch.plan import Launch
 
 
 _TICK_S = 0.05
@@ -60,11 +58,10 @@ class _NodesLost(LaunchError):
 
 
 class Conductor:
-    """Launches one program.
+    """Launches one program, from the first node of its job.
 
     Args:
-        place: of the job; this is its first node.
-        program: the user's words.
+        launch: what, where and how.
         say: gets what is worth a line in the job's log.
         restarts: how often the program was begun before in this job.
 
@@ -74,28 +71,21 @@ class Conductor:
     """
 
     def __init__(
-        self,
-        place: JobPlace,
-        options: LaunchOptions,
-        plan: LaunchPlan,
-        program: Sequence[str],
-        say: Say = len,
-        *,
-        restarts: int = 0,
+        self, launch: Launch, say: Callable[[str], object] = len, *, restarts: int = 0
     ) -> None:
-        self.place = place
+        self.place, self.options, self.plan, words = launch
         self.survivors: JobPlace | None = None
-        self._restarts = restarts
-        self.options = options
-        self.plan = plan
-        self.program = program_of(program)
         self.report = LaunchReport(
-            job=place.job_id, restarts=place.restarts, nodes=plan.nodes, ranks=plan.ranks
-        )
+            job=self.place.job_id, restarts=self.place.restarts, nodes=self.plan.nodes,
+            ranks=self.plan.ranks,
+        )  # fmt: skip
+        self._program = program_of(words)
+        self._restarts = restarts
         self._say = say
         self._token = secrets.token_hex(16)
         # An array's task by the number that Slurm counts with, as everybody else in the job knows it.
-        number = os.environ.get("SLURM_JOB_ID") if place.scheduler == "slurm" else place.job_id
+        is_slurm = self.place.scheduler == "slurm"
+        number = os.environ.get("SLURM_JOB_ID") if is_slurm else self.place.job_id
         self.job = number or self._token[:12]
         self._signals: list[int] = []
         self._agreement: Agreement | None = None
@@ -295,7 +285,7 @@ class Conductor:
         page = self.options.framework != "mpi" or len(facts) == 1
         for node in self.nodes.all:
             mine = commands_for(
-                self.options.framework, node.index, self.plan, facts, self.program, common
+                self.options.framework, node.index, self.plan, facts, self._program, common
             )
             node.send(
                 "ranks", commands=mine.commands, environments=mine.environments,

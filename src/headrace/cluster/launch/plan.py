@@ -154,6 +154,20 @@ def lay_out(place: JobPlace, options: LaunchOptions) -> LaunchPlan:
     return LaunchPlan(nodes, ranks, gpus, cpus, remarks)
 
 
+class Launch(NamedTuple):
+    """One launch of a program (the user's words) in a job, laid out."""
+
+    place: JobPlace
+    options: LaunchOptions
+    plan: LaunchPlan
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, place: JobPlace, options: LaunchOptions, words: Sequence[str]) -> Launch:
+        """Laid out by `lay_out`."""
+        return cls(place, options, lay_out(place, options), tuple(words))
+
+
 def _gpus(place: JobPlace, options: LaunchOptions) -> tuple[tuple[str, ...], int, tuple[str, ...]]:
     """The nodes that take part, GPUs on each, and remarks."""
     each, nodes = place.gpus_per_node, place.nodes
@@ -462,14 +476,9 @@ class Preview:
         return "\n".join(lines) + "\n"
 
 
-def preview(
-    place: JobPlace,
-    options: LaunchOptions,
-    plan: LaunchPlan,
-    words: Sequence[str],
-    environment: Mapping[str, str],
-) -> Preview:
-    """What `headrace launch` with these would run."""
+def preview(launch: Launch, environment: Mapping[str, str]) -> Preview:
+    """What `headrace launch` would run."""
+    place, options, plan, words = launch
     facts = [NodeFacts(name, name, (0,) * (plan.ranks_per_node + 1)) for name in plan.nodes]
     interface = None if len(plan.nodes) > 1 else "lo"
     settings = settings_for(plan, options.framework, interface, environment)

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.cluster.launch.nodes import NodeState
-    from headrace.cluster.launch.place import JobPlace
-    from headrace.cluster.launch.plan import LaunchOptions, LaunchPlan
+    from headrace.cluster.launch.plan import Launch
     from headrace.cluster.launch.stop_page import Agreement
 
 
@@ -181,14 +180,8 @@ def _free(name: str) -> str:
 class RunRecord:
     """One run's manifest, written before its ranks run and when they have ended."""
 
-    def __init__(
-        self,
-        place: JobPlace,
-        options: LaunchOptions,
-        plan: LaunchPlan,
-        words: Sequence[str],
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, launch: Launch, environment: Mapping[str, str]) -> None:
+        place, options, plan, words = launch
         began = time.time()
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(began))
         name = f"{place.job_id}-{place.restarts}" if place.job_id else f"{stamp}-{os.getpid()}"
