@@ -12,7 +12,7 @@ import os
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.cluster.containers import find_container, has_steps
 from headrace.cluster.executor import Submission
@@ -103,9 +103,13 @@ class Cluster:
     local: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
+    def is_short(self, partition: str) -> bool:
+        """Whether a partition's name is one of HAL's short words for sizes."""
+        names = [known.name for known in self.snapshot.partitions]
+        return bool(partition) and read_shorthand(partition, names) is not None
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+
+class BatchPlan(NamedTuple):
     """A script that can be submitted."""
 
     submission: Submission
@@ -122,8 +126,7 @@ class BatchPlan:
         return ["sbatch", "--parsable", *self.submission.options, *arguments]
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
+class RunPlan(NamedTuple):
     """A command in the foreground."""
 
     command: tuple[str, ...]
@@ -143,40 +146,41 @@ def plan_batch(
         ClusterRequestError: it cannot be submitted as it is, or nothing can meet what it asks for.
     """
     script = read_script(data, name, WORDS_OF_OURS)
-    written = _Written.of(script)
-    env = read_request(
-        {
-            option.field: cluster.environment.get(option.variable, "")
-            for option in JOB_OPTIONS
-            if option.variable
-        },
-        "SBATCH_ variables",
-    )
+    lines = _Lines(script.directives, cluster, name)
+    variables = {
+        o.field: cluster.environment.get(o.variable, "") for o in JOB_OPTIONS if o.variable
+    }
+    env = read_request(variables, "SBATCH_ variables")
     site = JobRequest(account=cluster.site.account, qos=cluster.site.qos)
-    nearer = asked.over(env).over(written.ours)
+    nearer = asked.over(env).over(lines.ours)
     remarks = list(script.remarks)
-    below = written.slurm
-    if nearer.gpus and written.sizes_itself:
+    below = lines.slurm
+    if nearer.gpus and lines.sizes_itself:
         below = dataclasses.replace(
             below, gpus=None, nodes=None, tasks_per_node=None, cpus=None, memory=None
         )
         remarks.append(f"{name} sizes its job itself; the size asked for nearer holds instead.")
-    request = _unless_overruled(nearer, nearer.over(below).over(site), cluster)
+    request = nearer.over(below).over(site)
+    if (
+        not nearer.partition
+        and nearer.said() & {"gpus", "nodes"}
+        and cluster.is_short(request.partition)
+    ):
+        # A short word of the script gives way to GPUs or nodes that are asked for nearer.
+        request = dataclasses.replace(request, partition="")
     layout = None
-    if written.is_open(nearer, request, cluster.snapshot):
+    if lines.is_open(nearer, request):
         layout = _lay_out(request, cluster)
         remarks += layout.remarks
-    directives = _Directives(request, nearer.over(site), written, layout, cluster, name)
-    words, disabled = directives.words(remarks)
+    words, disabled = lines.words(request, nearer.over(site), layout, remarks)
     preamble = _preamble(request, script, layout, cluster, remarks)
     if preamble and not script.is_shell:
         text = _wrapped(script, words, preamble, disabled)
     else:
         text = script.with_lines(words, preamble, disabled=disabled)
     options = [str(w) for w in words if cluster.environment.get(_VARIABLES.get(w.name, ""))]
-    options += (
-        ["--gpus=" + str(layout.gpus)] if layout and cluster.environment.get("SBATCH_GPUS") else []
-    )
+    if layout and cluster.environment.get("SBATCH_GPUS"):
+        options.append(f"--gpus={layout.gpus}")
     submission = Submission(
         text, (*options, *_passed_on(asked)), tuple(arguments),
         Path(request.directory) if asked.directory else None,
@@ -196,16 +200,6 @@ def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
     return dataclasses.replace(layout, remarks=(*layout.remarks, more)) if more else layout
 
 
-def _unless_overruled(nearer: JobRequest, request: JobRequest, cluster: Cluster) -> JobRequest:
-    """A short word of the script gives way to GPUs or nodes that are asked for nearer."""
-    names = [partition.name for partition in cluster.snapshot.partitions]
-    if nearer.partition or not nearer.said() & {"gpus", "nodes"}:
-        return request
-    if not request.partition or read_shorthand(request.partition, names) is None:
-        return request
-    return dataclasses.replace(request, partition="")
-
-
 def _passed_on(asked: JobRequest) -> list[str]:
     for option in asked.slurm:
         if not option.startswith("-"):
@@ -216,123 +210,100 @@ def _passed_on(asked: JobRequest) -> list[str]:
     return [str(word) for word in read_words(asked.slurm)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What stands in a script."""
+class _Lines:
+    """Which lines of ours a script gets, and which of its own are taken out of Slurm's sight.
 
-    slurm: JobRequest
-    ours: JobRequest
-    directives: tuple[Directive, ...]
+    Attributes:
+        slurm, ours: what its `#SBATCH` lines ask for, as far as we understand it, and its `#HEADRACE` lines.
+        names: of Slurm's options in the script.
+    """
 
-    @classmethod
-    def of(cls, script: Script) -> _Written:
-        slurm, ours = JobRequest(), JobRequest()
-        for each in script.directives:
-            where = f"{script.name}, line {each.line}"
+    def __init__(self, directives: Sequence[Directive], cluster: Cluster, name: str) -> None:
+        self.slurm, self.ours = JobRequest(), JobRequest()
+        self._slurms = [each for each in directives if not each.ours]
+        self._cluster = cluster
+        self._name = name
+        for each in directives:
+            where = f"{name}, line {each.line}"
             if each.ours:
-                ours = request_of_words(each.words, where, ours=True).over(ours)
+                self.ours = request_of_words(each.words, where, ours=True).over(self.ours)
             else:
-                slurm = request_of_words(each.words, where).over(slurm)
-        return cls(slurm, ours, script.directives)
-
-    @property
-    def names(self) -> set[str]:
-        """Of Slurm's options in the script."""
-        return {word.name for each in self.directives if not each.ours for word in each.words}
+                self.slurm = request_of_words(each.words, where).over(self.slurm)
+        self.names = {word.name for each in self._slurms for word in each.words}
 
     @property
     def sizes_itself(self) -> bool:
         """Whether the job is sized in Slurm's own words, or has parts that differ."""
         return bool(self.names & (_SIZES - _IN_GPUS | PARTS))
 
-    def is_open(self, nearer: JobRequest, request: JobRequest, snapshot: ClusterSnapshot) -> bool:
+    def is_open(self, nearer: JobRequest, request: JobRequest) -> bool:
         """Whether the size is ours to lay out."""
         if self.names & PARTS:
             return False
         if nearer.gpus or nearer.gpu_type or nearer.node_type:
             return True
-        names = [partition.name for partition in snapshot.partitions]
-        if request.partition and read_shorthand(request.partition, names) is not None:
+        if self._cluster.is_short(request.partition):
             return True
         return not self.sizes_itself and bool(request.said() & _SIZE_FIELDS)
 
-
-@dataclass(frozen=True, slots=True)
-class _Directives:
-    """Which lines of ours a script gets, and which of its own are taken out of Slurm's sight."""
-
-    request: JobRequest
-    nearer: JobRequest
-    written: _Written
-    layout: JobLayout | None
-    cluster: Cluster
-    name: str
-
-    def words(self, remarks: list[str]) -> tuple[list[Word], set[int]]:
+    def words(
+        self, request: JobRequest, nearer: JobRequest, layout: JobLayout | None, remarks: list[str]
+    ) -> tuple[list[Word], set[int]]:
         """The words to add, in order, and the lines (from 1) to disable."""
-        laid_out = self._sizes(remarks)
-        dropped = (_SIZES - {word.name for word in laid_out}) if self.layout else frozenset()
+        laid_out = layout.words() if layout else self._limits(request, nearer, remarks)
+        dropped = (_SIZES - {word.name for word in laid_out}) if layout else frozenset()
         restated: list[Word] = []
         disabled: set[int] = set()
-        for each in self.written.directives:
-            if each.ours or not any(
-                w.name in dropped or w.name in WORDS_OF_OURS for w in each.words
-            ):
-                continue
-            disabled.add(each.line)
-            restated += [w for w in each.words if w.name not in dropped | WORDS_OF_OURS]
-        fields = self._fields(disabled)
+        for each in self._slurms:
+            if any(word.name in dropped | WORDS_OF_OURS for word in each.words):
+                disabled.add(each.line)
+                restated += [w for w in each.words if w.name not in dropped | WORDS_OF_OURS]
+        fields = self._fields(request, nearer, layout, disabled)
         names = {word.name for word in (*laid_out, *fields)}
         return [*[w for w in restated if w.name not in names], *laid_out, *fields], disabled
 
-    def _sizes(self, remarks: list[str]) -> list[Word]:
-        if self.layout is not None:
-            return self.layout.words()
-        words = [Word("partition", self.nearer.partition)] if self.nearer.partition else []
-        if self.written.names & PARTS:
-            return words
-        if self.request.time or self.request.partition:
-            plain = dataclasses.replace(self.request, node_type="")
-            snapshot, site = self.cluster.snapshot, self.cluster.site
-            partitions = candidates(plain, snapshot, site, minutes=None)
+    def _limits(self, request: JobRequest, nearer: JobRequest, remarks: list[str]) -> list[Word]:
+        """Partition and time of a script that sizes its job itself."""
+        words = [Word("partition", nearer.partition)] if nearer.partition else []
+        if not self.names & PARTS and (request.time or request.partition):
+            plain, site = dataclasses.replace(request, node_type=""), self._cluster.site
+            partitions = candidates(plain, self._cluster.snapshot, site, minutes=None)
             is_default = [p for p in partitions if p.is_default]
-            partition = partitions[0] if self.request.partition or not is_default else is_default[0]
+            partition = partitions[0] if request.partition or not is_default else is_default[0]
             time_remarks: list[str] = []
-            time, capped = time_limit(
-                partition, self.request.time, site, time_remarks, bare_hours=False
-            )
-            if capped or (self.nearer.time and time):
+            time, capped = time_limit(partition, request.time, site, time_remarks, bare_hours=False)
+            if capped or (nearer.time and time):
                 remarks += time_remarks
                 words.append(Word("time", time))
         return words
 
-    def _fields(self, disabled: set[int]) -> list[Word]:
+    def _fields(
+        self, request: JobRequest, nearer: JobRequest, layout: JobLayout | None, disabled: set[int]
+    ) -> list[Word]:
         """What is said elsewhere than in Slurm's words in the script."""
-        of_lines = {
-            word.name
-            for each in self.written.directives
-            if not each.ours and each.line not in disabled
-            for word in each.words
-        }
+        kept = [each for each in self._slurms if each.line not in disabled]
+        of_lines = {word.name for each in kept for word in each.words}
+        left = _LAID_OUT if layout is not None else {"partition", "time"}
+        given = request.said() - left
         words: list[Word] = []
-        given = self.request.said()
         for option in JOB_OPTIONS:
-            value = getattr(self.request, option.field)
-            left = _LAID_OUT if self.layout is not None else {"partition", "time"}
-            if not option.slurm or option.field in left or option.field not in given:
-                continue
-            nearer = getattr(self.nearer, option.field) == value
-            if nearer or option.slurm not in of_lines:
+            value = getattr(request, option.field)
+            is_nearer = getattr(nearer, option.field) == value
+            if (
+                option.slurm
+                and option.field in given
+                and (is_nearer or option.slurm not in of_lines)
+            ):
                 unit = "M" if option.kind is OptionKind.MEMORY and value else ""
                 words.append(Word(option.slurm, None if value is True else f"{value}{unit}"))
-        if self.layout is not None:
-            kind = ",".join(filter(None, [self.request.constraint, self.layout.constraint]))
-            away = ",".join([*filter(None, [self.request.exclude]), *self.layout.exclude])
+        if layout is not None:
+            kind = ",".join(filter(None, [request.constraint, layout.constraint]))
+            away = ",".join([*filter(None, [request.exclude]), *layout.exclude])
             words = [w for w in words if w.name not in ("constraint", "exclude")]
             words += [Word("constraint", kind)] if kind else []
             words += [Word("exclude", away)] if away else []
-        if not self.request.name:
-            words.append(Word("job-name", Path(self.name).name))
+        if not request.name:
+            words.append(Word("job-name", Path(self._name).name))
         return words
 
 
@@ -433,8 +404,7 @@ def plan_run(
         step += container.srun_options() if container.runtime == "pyxis" else []
     if cluster.local:
         return RunPlan(tuple(inner), layout, layout.remarks)
-    empty = _Written(JobRequest(), JobRequest(), ())
     name = Path(command[0]).name if command else "interactive"
-    words, _ = _Directives(request, request, empty, layout, cluster, name).words([])
+    words, _ = _Lines((), cluster, name).words(request, request, layout, [])
     allocate = ["salloc", *(str(word) for word in words), *_passed_on(asked)]
     return RunPlan((*allocate, *step, *inner), layout, layout.remarks)
