@@ -111,55 +111,47 @@ def split(text: str) -> list[str]:  # noqa: C901 - one automaton, in one piece
 
 
 def read_words(words: Sequence[str], also: Collection[str] = ()) -> list[Word]:
-    """Options as `getopt_long` reads them: `-pgpu`, `-p gpu`, `--part gpu`, `--partition=gpu` are one."""
+    """Options as `getopt_long` reads them: `-pgpu`, `-p gpu`, `--part gpu`, `--partition=gpu` are one.
+
+    `also` names long options with values beside Slurm's own.
+    """
     options: list[Word] = []
     rest = iter(words)
     for word in rest:
         if word == "--":
             break
         if word.startswith("--"):
-            options.append(_long(word[2:], rest, also))
+            written, equals, value = word[2:].partition("=")
+            name = written
+            if written not in SBATCH_OPTIONS and written not in also:
+                # It may be cut short where no other of Slurm's begins like it.
+                meant = [each for each in SBATCH_OPTIONS if each.startswith(written)]
+                name = meant[0] if len(meant) == 1 else written
+            takes_next = not equals and (name in _VALUED or name in also)
+            options.append(
+                Word(name, value if equals else next(rest, None) if takes_next else None)
+            )
         elif word.startswith("-") and len(word) > 1:
-            options.extend(_short(word[1:], rest))
+            options += _short(word[1:], rest)
         elif word in PARTS:
             options.append(Word(word))
         # What else stands there, sbatch does not look at either.
     return options
 
 
-def _long(text: str, rest: Iterator[str], also: Collection[str]) -> Word:
-    written, equals, value = text.partition("=")
-    name = _whole(written, also)
-    if equals:
-        return Word(name, value)
-    if name in _VALUED or name in also:
-        return Word(name, next(rest, None))
-    return Word(name)
-
-
-def _whole(written: str, also: Collection[str]) -> str:
-    """A long option may be cut short where no other of Slurm's begins like it."""
-    if written in SBATCH_OPTIONS or written in also:
-        return written
-    meant = [name for name in SBATCH_OPTIONS if name.startswith(written)]
-    return meant[0] if len(meant) == 1 else written
-
-
-def _short(letters: str, rest: Iterator[str]) -> list[Word]:
-    options: list[Word] = []
+def _short(letters: str, rest: Iterator[str]) -> Iterator[Word]:
     while letters:
         letter, letters = letters[0], letters[1:]
         name = LETTERS.get(letter, letter)
         if name in _FLAGS:
-            options.append(Word(name))
-        elif name in _OPTIONAL:
-            options.append(Word(name, letters or None))
-            break
+            yield Word(name)
+            continue
+        if name in _OPTIONAL:
+            yield Word(name, letters or None)
         else:
             # getopt takes "-p=gpu" as the value "=gpu"; Slurm leaves the sign out.
-            options.append(Word(name, letters.removeprefix("=") if letters else next(rest, None)))
-            break
-    return options
+            yield Word(name, letters.removeprefix("=") if letters else next(rest, None))
+        break
 
 
 def quoted(word: Word) -> str:
@@ -215,11 +207,8 @@ class Script:
     def is_shell(self) -> bool:
         """Whether lines of POSIX shell may stand in it."""
         words = [word.rpartition("/")[2] for word in self.interpreter]
-        words = (
-            [word for word in words[1:] if not word.startswith("-")]
-            if words[:1] == ["env"]
-            else words
-        )
+        if words[:1] == ["env"]:
+            words = [word for word in words[1:] if not word.startswith("-")]
         return bool(words) and words[0] in _SHELLS
 
     @property
@@ -234,16 +223,15 @@ class Script:
         *,
         disabled: Collection[int] = (),
     ) -> bytes:
-        """The text with our lines."""
-        end = b"\n"
+        """The text with our directives behind its own, then shell lines; without those that are disabled."""
         before = [
             b"#" + line if number in disabled else line
             for number, line in enumerate(self.lines[: self.insert_at], 1)
         ]
         if before and not before[-1].endswith(b"\n"):
-            before[-1] += end
+            before[-1] += b"\n"
         ours = [f"#SBATCH {quoted(word)}" for word in directives] + list(preamble)
-        added = b"".join(line.encode(errors="surrogateescape") + end for line in ours)
+        added = b"".join(line.encode(errors="surrogateescape") + b"\n" for line in ours)
         return b"".join([*before, added, *self.lines[self.insert_at :]])
 
 
@@ -256,10 +244,18 @@ def read_script(data: bytes, name: str, also: Collection[str] = ()) -> Script:
     """
     _refuse(data, name)
     remarks: tuple[str, ...] = ()
+    # Only LF ends a line: a lone CR (a progress bar in a heredoc) does not.
+    lines = tuple(re.findall(rb"[^\n]*\n|[^\n]+", data))
     if b"\r\n" in data:
-        data = _without_returns(data, name)
+        for number, line in enumerate(lines, 1):
+            if line.endswith(b"\n") and not line.endswith(b"\r\n"):
+                raise ClusterRequestError(
+                    f"{name}: some lines end with CR LF, line {number} with LF; Slurm takes LF only, and "
+                    "which of them are meant cannot be told.",
+                    path=name, next_step=f"Convert it: sed -i 's/\\r$//' {name}",
+                )  # fmt: skip
+        lines = tuple(line.removesuffix(b"\r\n") + b"\n" * line.endswith(b"\n") for line in lines)
         remarks = (f"{name}: lines end as on Windows (CR LF), which Slurm refuses; sent with LF.",)
-    lines = _lines(data)
     directives: list[Directive] = []
     insert_at = 1
     for number, line in enumerate(lines, 1):
@@ -269,11 +265,6 @@ def read_script(data: bytes, name: str, also: Collection[str] = ()) -> Script:
         elif line.strip() and not line.lstrip().startswith(b"#"):
             break
     return Script(name, lines, tuple(directives), insert_at, remarks)
-
-
-def _lines(data: bytes) -> tuple[bytes, ...]:
-    """Only LF ends a line: a lone CR (a progress bar in a heredoc) does not."""
-    return tuple(re.findall(rb"[^\n]*\n|[^\n]+", data))
 
 
 def _refuse(data: bytes, name: str) -> None:
@@ -296,17 +287,6 @@ def _refuse(data: bytes, name: str) -> None:
             f"{name}: line 1 is {first!r}, expected #! and an interpreter.", path=name,
             next_step=f"{mark}Begin it with #!/bin/bash.",
         )  # fmt: skip
-
-
-def _without_returns(data: bytes, name: str) -> bytes:
-    for number, line in enumerate(_lines(data), 1):
-        if line.endswith(b"\n") and not line.endswith(b"\r\n"):
-            raise ClusterRequestError(
-                f"{name}: some lines end with CR LF, line {number} with LF; Slurm takes LF only, and "
-                "which of them are meant cannot be told.",
-                path=name, next_step=f"Convert it: sed -i 's/\\r$//' {name}",
-            )  # fmt: skip
-    return data.replace(b"\r\n", b"\n")
 
 
 def _directive(line: bytes, number: int, name: str, also: Collection[str]) -> Directive | None:
