@@ -69,10 +69,8 @@ class Container:
     def srun_options(self) -> list[str]:
         """What pyxis adds to `srun`; GPUs come by enroot's own hook."""
         mounts = ",".join(_both_sides(mount) for mount in self.mounts)
-        return [
-            f"--container-image={self.image}",
-            *([f"--container-mounts={mounts}"] if mounts else []),
-        ]
+        inside = [f"--container-mounts={mounts}"] if mounts else []
+        return [f"--container-image={self.image}", *inside]
 
     def around(self, command: Sequence[str]) -> list[str]:
         """A command inside, or as it is where `srun` sees to it."""
@@ -142,7 +140,7 @@ def _both_sides(mount: str) -> str:
 
 
 def find_container(
-    asked: str, site: Site, *, gpus: str, environment: Mapping[str, str] | None = None
+    asked: str, site: Site, *, gpus: str, environment: Mapping[str, str] = os.environ
 ) -> Container:
     """The image that is meant.
 
@@ -150,22 +148,22 @@ def find_container(
         asked: a file, a URL, or a name in the registry.
         site: knows the registry, the runtime and the mounts.
         gpus: "nv", "rocm", or "" where the job has none.
-        environment: instead of this process's.
+        environment: may name a registry.
+
+    Raises:
+        ClusterRequestError: there is no such image.
     """
-    env = os.environ if environment is None else environment
     if _URL.match(asked):
         runtime = site.containers_runtime or "apptainer"
         image = asked if runtime == "apptainer" else _enroot_image(asked, runtime)
         return Container(runtime, image, site.containers_mounts, gpus)
-    if "/" in asked or Path(asked).is_file():
-        path = Path(asked).absolute()
-        if not path.exists():
-            raise ClusterRequestError(f"there is no container image {path}.", path=str(path))
-    else:
-        folders = next(
-            (env[name] for name in _REGISTRIES if env.get(name)), site.containers_registry
-        )
+    path = Path(asked).absolute()
+    if "/" not in asked and not path.is_file():
+        named = (environment[name] for name in _REGISTRIES if environment.get(name))
+        folders = next(named, site.containers_registry)
         path = _in_registry(asked, [Path(f) for f in folders.split(":") if f])
+    elif not path.exists():
+        raise ClusterRequestError(f"there is no container image {path}.", path=str(path))
     runtime = site.containers_runtime or ("pyxis" if path.suffix == ".sqsh" else "apptainer")
     return Container(runtime, str(path), site.containers_mounts, gpus)
 

@@ -53,12 +53,9 @@ def _count(value: Any) -> int:
 
 def _time(value: Any) -> int:
     # YAML reads 24:00:00 as a number in base 60, so a number alone cannot be told from a time.
-    if isinstance(value, bool) or not isinstance(value, str):
+    if not isinstance(value, str):
         raise ValueError('expected a time in quotes, as "24:00:00" or "4h"')  # noqa: TRY004 - one kind of wrong
-    try:
-        minutes = read_minutes(value)
-    except ClusterRequestError as e:
-        raise ValueError(str(e)) from None
+    minutes = read_minutes(value)  # its error is a ValueError
     if not minutes:
         raise ValueError("expected a time of at least a minute; leave the key out for no limit")
     return minutes
@@ -177,20 +174,18 @@ class Site:
         return self.partitions.get(partition, PartitionSite()).over(self.everywhere)
 
 
-def find_site(environment: Mapping[str, str] | None = None) -> Path | None:
+def find_site(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The file that holds here: HEADRACE_SITE, the user's, the machine's; None if there is none."""
-    env = os.environ if environment is None else environment
-    if named := env.get("HEADRACE_SITE"):
+    if named := environment.get("HEADRACE_SITE"):
         return Path(named)
-    places = (own_site(env), Path("/etc/headrace/site.yaml"))
+    places = (own_site(environment), Path("/etc/headrace/site.yaml"))
     return next((place for place in places if place.is_file()), None)
 
 
-def own_site(environment: Mapping[str, str] | None = None) -> Path:
+def own_site(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the user's own file lies, or would."""
-    env = os.environ if environment is None else environment
-    folder = Path(env.get("XDG_CONFIG_HOME") or Path(env.get("HOME", "/nonexistent"), ".config"))
-    return folder / "headrace/site.yaml"
+    home = Path(environment.get("HOME", "/nonexistent"))
+    return Path(environment.get("XDG_CONFIG_HOME") or home / ".config", "headrace/site.yaml")
 
 
 def read_site(path: Path | None) -> Site:
@@ -213,19 +208,17 @@ def read_site(path: Path | None) -> Site:
 
 def _site(data: Any, path: Path) -> Site:
     tree = _mapping(data, "", path)
-    named = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS, path)
-    partitions = {name: PartitionSite(**values) for name, values in named.items()}
-    named = _named(tree.pop("node_types", None), "node_types", _NODE_TYPE_KEYS, path)
-    node_types = {name: NodeType(**values) for name, values in named.items()}
+    partitions = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS, path)
+    node_types = _named(tree.pop("node_types", None), "node_types", _NODE_TYPE_KEYS, path)
     keys = _read(tree, KEYS, "", path)
     keys.pop("version", None)
-    everywhere = PartitionSite(
-        **{key.path: keys.pop(key.path) for key in PARTITION_KEYS if key.path in keys}
-    )
-    fields = {name.replace(".", "_"): value for name, value in keys.items()}
+    everywhere = {key.path: keys.pop(key.path) for key in PARTITION_KEYS if key.path in keys}
     return Site(
-        path=path, everywhere=everywhere, partitions=partitions, node_types=node_types, **fields
-    )
+        path=path, everywhere=PartitionSite(**everywhere),
+        partitions={name: PartitionSite(**values) for name, values in partitions.items()},
+        node_types={name: NodeType(**values) for name, values in node_types.items()},
+        **{name.replace(".", "_"): value for name, value in keys.items()},
+    )  # fmt: skip
 
 
 _NODE_TYPE_KEYS: Final = (
@@ -333,15 +326,14 @@ def _scalar(text: str) -> str:
 def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:
     with_gpus = {node.name for node in snapshot.nodes if node.gpus}
     usable = [p for p in snapshot.partitions if p.state == "up"]
-    gpu = [p for p in usable if with_gpus.intersection(p.nodes)]
+    gpu = sorted(
+        (p for p in usable if with_gpus.intersection(p.nodes)), key=lambda p: not p.is_default
+    )
     cpu = [p for p in usable if not with_gpus.intersection(p.nodes)]
     cpu = cpu or [p for p in usable if "cpu" in p.name.lower()]
-    derived = {"cluster": snapshot.cluster}
-    if gpu:
-        derived["gpu_partition"] = next((p for p in gpu if p.is_default), gpu[0]).name
-    if cpu:
-        derived["cpu_partition"] = cpu[0].name
-    return {name: value for name, value in derived.items() if value}
+    named = {"gpu_partition": gpu, "cpu_partition": cpu}
+    derived = {"cluster": snapshot.cluster} if snapshot.cluster else {}
+    return derived | {key: fitting[0].name for key, fitting in named.items() if fitting}
 
 
 def _fact_lines(snapshot: ClusterSnapshot) -> list[str]:
