@@ -60,13 +60,7 @@ class Asked:
 def cluster_snapshot(
     name: str | None, source: Path | None, *, jobs: bool = False
 ) -> ClusterSnapshot:
-    """A saved snapshot, or what the executor's cluster has now.
-
-    Args:
-        name: of the executor; None: what is there.
-        source: a saved snapshot instead.
-        jobs: with its jobs; to lay out a request they are not needed.
-    """
+    """A saved snapshot (`source`), or what the cluster of the executor of this name has now."""
     if source is not None:
         from headrace.cluster.snapshot import load_snapshot
 

@@ -142,13 +142,7 @@ def _both_sides(mount: str) -> str:
 def find_container(
     asked: str, site: Site, *, gpus: str, environment: Mapping[str, str] = os.environ
 ) -> Container:
-    """The image that is meant.
-
-    Args:
-        asked: a file, a URL, or a name in the registry.
-        site: knows the registry, the runtime and the mounts.
-        gpus: "nv", "rocm", or "" where the job has none.
-        environment: may name a registry.
+    """The image that a file, a URL or a name in the registry means; `gpus`: "nv", "rocm", or "" for none.
 
     Raises:
         ClusterRequestError: there is no such image.

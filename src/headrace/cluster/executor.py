@@ -178,12 +178,7 @@ class Executor(ABC):
             time.sleep(min(patience.pause_s, left_s))
 
     def one(self, job_id: str) -> JobStatus:
-        """The status of a job that is no array.
-
-        Raises:
-            ClusterRequestError: it is an array.
-            ClusterError: it is not known.
-        """
+        """The status of a job that is no array."""
         known = self.status([job_id])[job_id]
         if not known:
             raise self.not_known(job_id)
@@ -350,12 +345,7 @@ def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
 
 
 def executor(name: str | None = None) -> Executor:
-    """The executor of this name.
-
-    Args:
-        name: `slurm` or `local`; by default HEADRACE_EXECUTOR, else Slurm's where sbatch is, else this
-            machine's.
-    """
+    """The executor of this name; by default HEADRACE_EXECUTOR's, else Slurm's where sbatch is, else the local one."""
     if executor_name(name) == "slurm":
         from headrace.cluster.slurm.executor import SlurmExecutor
 

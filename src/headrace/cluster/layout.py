@@ -143,11 +143,7 @@ def _fit_nodes(nodes: Sequence[Node], count: int) -> _Fit | None:
 def candidates(
     request: JobRequest, snapshot: ClusterSnapshot, site: Site, *, minutes: int | None
 ) -> list[Partition]:
-    """Partitions to try, the first one first: the named one, or the site's, the default, and the others.
-
-    Raises:
-        ClusterRequestError: a named partition does not exist, or takes no jobs; there is none at all.
-    """
+    """Partitions to try, the first one first: the named one, or the site's, the default, and the others."""
     known = {partition.name: partition for partition in snapshot.partitions}
     if not known:
         raise ClusterRequestError(f"the cluster {snapshot.cluster} has no partitions.")
@@ -193,14 +189,9 @@ def _named(known: dict[str, Partition], name: str) -> Partition:
 def time_limit(
     partition: Partition, asked: str, site: Site, remarks: list[str], *, bare_hours: bool
 ) -> tuple[str, bool]:
-    """The limit as Slurm writes it ("": the partition's default), and whether it was cut.
+    """The limit as Slurm writes it ("": the partition's default), and whether it was cut; remarks say why.
 
-    Args:
-        partition: where the job goes.
-        asked: as it was written; "" where nothing was.
-        site: with its own defaults and limits.
-        remarks: what is decided is said here.
-        bare_hours: a number alone is hours, and zero the default, as HAL has it.
+    With `bare_hours` a number alone is hours, and zero the default, as HAL has it.
     """
     special = site.of(partition.name)
     limits = [limit for limit in (partition.max_minutes, special.time_max) if limit is not None]

@@ -378,11 +378,7 @@ _SHELL: Final = ("bash", "-i")
 def plan_run(
     asked: JobRequest, command: Sequence[str], cluster: Cluster, *, terminal: bool
 ) -> RunPlan:
-    """A command in the foreground, or a shell: once, on the first node, with the whole allocation to itself.
-
-    Raises:
-        ClusterRequestError: nothing can meet what is asked for.
-    """
+    """A command in the foreground, or a shell: once, on the first node, with the whole allocation to itself."""
     for option in JOB_OPTIONS:
         if option.field in _NOT_IN_THE_FOREGROUND & asked.said():
             raise ClusterRequestError(

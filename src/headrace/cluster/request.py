@@ -185,12 +185,7 @@ def _is_said(value: object) -> bool:
 
 
 def read_request(values: Mapping[str, Any], where: str) -> JobRequest:
-    """A request from texts.
-
-    Args:
-        values: by field; None, "" and () are not said.
-        where: they come from, for messages: "the command line".
-    """
+    """A request from texts by field; `where` they come from is for messages."""
     read = {
         field: _read(_BY_FIELD[field], value, where)
         for field, value in values.items()
@@ -208,10 +203,7 @@ def read_request(values: Mapping[str, Any], where: str) -> JobRequest:
 def request_of_words(words: Iterable[Word], where: str, *, ours: bool = False) -> JobRequest:
     """What the options of a script say, without those that only Slurm understands. The last one wins.
 
-    Args:
-        words: of one or more directives.
-        where: they stand, for messages.
-        ours: from `#HEADRACE` lines, in which our own options stand and nothing else may.
+    With `ours` they are from `#HEADRACE` lines, in which our own options stand and nothing else may.
 
     Raises:
         ClusterRequestError: a value makes no sense; an option is none of ours.

@@ -101,11 +101,7 @@ class SiteFacts:
 def site_facts(
     snapshot: ClusterSnapshot, *, prefix: Path | None = None, site_file: Path | None = None
 ) -> SiteFacts:
-    """What a cluster and this installation say of themselves.
-
-    Raises:
-        ClusterRequestError: the cluster has no partition that is up, or names that cannot be written.
-    """
+    """What a cluster and this installation say of themselves."""
     nodes = {node.name: node for node in snapshot.nodes}
     partitions = []
     for partition in snapshot.partitions:
@@ -127,12 +123,7 @@ def site_facts(
 def write_files(
     folder: str | os.PathLike[str], files: Mapping[str, str], *, overwrite: bool = False
 ) -> list[Path]:
-    """Write generated files below a folder; all of them are looked at before the first is written.
-
-    Args:
-        folder: is made if it does not exist.
-        files: text by relative name; a name that ends with `.sh.erb` is made executable.
-        overwrite: replace files of other content.
+    """Write generated files below a folder, scripts (`*.sh.erb`) executable; all are looked at before.
 
     Raises:
         ClusterError: a file is there with other content, or cannot be written.

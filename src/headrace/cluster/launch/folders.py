@@ -224,14 +224,7 @@ def _dead(folder: Path, place: JobPlace) -> bool:
 
 
 class GpuClaim:
-    """Some of a node's GPUs, held by locks that the kernel lets go of with this process.
-
-    Args:
-        local: the node's local folder.
-        owner: of the GPUs: job and node.
-        wanted: how many.
-        there: the names of all, as the variable has them.
-    """
+    """So many of a node's GPUs, held by locks that the kernel lets go of with this process."""
 
     def __init__(self, local: Path, owner: str, wanted: int, there: Sequence[str]) -> None:
         self.gpus: list[str] = []

@@ -59,11 +59,7 @@ def helper_variables(node: NodeState) -> dict[str, str]:
 
 
 def helper_end(node: NodeState, message: Message, *, is_needed: bool) -> str:
-    """What to say of a helper that has ended by itself, which none should.
-
-    Raises:
-        LaunchError: the ranks cannot begin without it.
-    """
+    """What to say of a helper that has ended by itself, which none should."""
     name, code, log = message["name"], message["code"], message["log"].splitlines()
     why = [line.removeprefix("error: ") for line in log if line.startswith("error: ")][-1:]
     if is_needed:

@@ -101,11 +101,7 @@ _LOG_BYTES = 2000
 
 
 class Supervisor:
-    """Runs the node of this index.
-
-    Attributes:
-        guard_gone: set when the guard is dead: end everything.
-    """
+    """Runs the node of this index."""
 
     def __init__(
         self, spec: NodeSpec, index: int, folder: NodeFolder, left: list[dict[str, Any]]

@@ -129,9 +129,6 @@ class JobPlace:
 
         Args:
             lost: nodes on which it is not to start, as long as others are left.
-
-        Raises:
-            LaunchError: the scheduler does not.
         """
         if self.scheduler != "slurm":
             return  # our exit status says it

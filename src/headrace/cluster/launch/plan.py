@@ -223,14 +223,7 @@ class RankVariable:
 def settings_for(
     plan: LaunchPlan, framework: str, interface: str | None, environment: Mapping[str, str]
 ) -> tuple[RankVariable, ...]:
-    """What the ranks of one node get.
-
-    Args:
-        plan: the layout.
-        framework: of the ranks.
-        interface: the network interface that the other nodes reach this one by; None: not known.
-        environment: of the user.
-    """
+    """What the ranks of one node get; the other nodes reach it by `interface`, if that is known."""
     cpus, several = str(plan.cpus_per_rank), len(plan.nodes) > 1
     gpus, torch = bool(plan.gpus_per_node), framework in ("torch", "plain")
     shared = f"{plan.ranks_per_node} ranks on a node: its CPUs, shared out evenly"
@@ -302,16 +295,7 @@ def commands_for(  # noqa: PLR0917 - who, where, and what
     program: Sequence[str],
     common: Mapping[str, str] | None = None,
 ) -> NodeCommands:
-    """What the node of this index starts.
-
-    Args:
-        framework: one of `FRAMEWORKS`.
-        node: the index.
-        plan: the layout.
-        facts: of all nodes.
-        program: as `program_of` gives it.
-        common: variables of all ranks (mpirun needs the names of those to hand on).
-    """
+    """What the node of this index starts; mpirun needs the names of the `common` variables to hand on."""
     if framework == "torch":
         return _torchrun(node, plan, facts, program)
     if framework == "mpi":

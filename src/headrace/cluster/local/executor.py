@@ -43,12 +43,7 @@ class LocalExecutor(Executor):
         self.jobs = JobsFolder.of_user() if folder is None else JobsFolder(folder)
 
     def submit(self, submission: Submission) -> str:
-        """Queue a job; it starts at once if there are CPUs and GPUs for it.
-
-        Raises:
-            ClusterRequestError: sbatch would refuse it, or it is not done here.
-            ClusterError: the folder of jobs cannot be used.
-        """
+        """Queue a job; it starts at once if there are CPUs and GPUs for it."""
         request = read_request(submission.script, submission.options)
         directory = Path(submission.directory or Path.cwd(), request.directory).absolute()
         if not directory.is_dir():

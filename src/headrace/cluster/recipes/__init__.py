@@ -83,11 +83,7 @@ class Project(NamedTuple):
 
 
 def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Project:
-    """Make a project in a folder that does not exist, or is empty.
-
-    Raises:
-        ClusterError: there is something already, or the folder cannot be written.
-    """
+    """Make a project in a folder that does not exist, or is empty."""
     target = Path(folder).absolute()
     _check_free(target)
     files = recipe.files

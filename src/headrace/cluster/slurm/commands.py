@@ -51,12 +51,7 @@ _REQUEST = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """How Slurm's programs are called.
-
-    Attributes:
-        deadline_s: of each call.
-        environment: what they get; None: this process's at the moment of the call.
-    """
+    """How Slurm's programs are called."""
 
     deadline_s: float = 30.0
     environment: Mapping[str, str] | None = field(default=None)

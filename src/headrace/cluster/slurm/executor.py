@@ -61,12 +61,7 @@ class SlurmExecutor(Executor):
         self._cancelled: set[str] = set()
 
     def submit(self, submission: Submission) -> str:
-        """Queue a job; the script reaches sbatch byte for byte.
-
-        Raises:
-            ClusterRequestError: this cluster cannot meet it, or there is no such folder.
-            ClusterError: there is no Slurm, or it does not answer.
-        """
+        """Queue a job; the script reaches sbatch byte for byte."""
         environment = None
         if submission.environment:
             own = os.environ if self.commands.environment is None else self.commands.environment
