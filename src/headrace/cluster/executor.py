@@ -345,7 +345,7 @@ def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
 
 
 def executor(name: str | None = None) -> Executor:
-    """The executor of this name; by default HEADRACE_EXECUTOR's, else Slurm's where sbatch is, else the local one."""
+    """The executor of this name; by default HEADRACE_EXECUTOR's, else Slurm's where sbatch is, or local."""
     if executor_name(name) == "slurm":
         from headrace.cluster.slurm.executor import SlurmExecutor
 
