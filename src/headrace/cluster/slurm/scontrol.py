@@ -45,9 +45,8 @@ _WORD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 
 def _blocks(text: str, key: str) -> list[str]:
     """The parts of a text that begin with a line of `KEY=`."""
-    first, *rest = re.split(rf"^{key}=", text, flags=re.MULTILINE)
-    del first
-    return [f"{key}={part.removesuffix(chr(10))}" for part in rest]
+    parts = re.split(rf"^{key}=", text, flags=re.MULTILINE)[1:]
+    return [f"{key}={part.removesuffix(chr(10))}" for part in parts]
 
 
 def _line_of(block: str, key: str) -> str:
