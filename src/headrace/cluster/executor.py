@@ -157,9 +157,9 @@ class Executor(ABC):
             ClusterError: the scheduler was away for longer than `outage_s`.
         """
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        unfinished: list[JobStatus] = []
         patience = _Patience(self)
         while True:
+            unfinished: list[JobStatus] = []
             statuses = patience.look(lambda: self.status(job_ids))
             if statuses is not None:
                 statuses = {j: known or [self.forgotten(j)] for j, known in statuses.items()}
@@ -175,7 +175,7 @@ class Executor(ABC):
                 raise ClusterTimeout(
                     f"not all jobs are over after {timeout_s:g} s: {states or 'Slurm is away'}."
                 )
-            time.sleep(min(patience.pause_s, left_s))
+            time.sleep(min(patience.left_s, left_s))
 
     def one(self, job_id: str) -> JobStatus:
         """The status of a job that is no array."""
@@ -202,7 +202,7 @@ class Executor(ABC):
         status, position, over = self.one(job_id), 0, False
         patience = _Patience(self)
         while True:
-            if follow and patience.is_time:
+            if follow and not patience.left_s:
                 over = bool(patience.look(lambda: self._is_over(job_id)))
             if status.output is None:
                 if error := self.no_output(job_id):
@@ -251,15 +251,15 @@ class _Patience:
     """Asks a scheduler more and more rarely, and bears that it is away for as long as its executor does."""
 
     def __init__(self, executor: Executor) -> None:
-        self.pause_s, self._longest_s, self._growth = executor.poll_s
+        self._pause_s, self._longest_s, self._growth = executor.poll_s
         self._outage_s = executor.outage_s
         self._answered_s = time.monotonic()
         self._next_s = 0.0
 
     @property
-    def is_time(self) -> bool:
-        """Whether the pause since the last look is over."""
-        return time.monotonic() >= self._next_s
+    def left_s(self) -> float:
+        """Of the pause since the last look."""
+        return max(0.0, self._next_s - time.monotonic())
 
     def look(self, ask: Callable[[], T]) -> T | None:
         """What is answered; None while nobody does."""
@@ -270,8 +270,8 @@ class _Patience:
         except (SchedulerUnavailable, ClusterTimeout):
             if time.monotonic() - self._answered_s > self._outage_s:
                 raise
-        self.pause_s = min(self.pause_s * self._growth, self._longest_s)
-        self._next_s = time.monotonic() + self.pause_s
+        self._next_s = time.monotonic() + self._pause_s
+        self._pause_s = min(self._pause_s * self._growth, self._longest_s)
         return answer
 
 
