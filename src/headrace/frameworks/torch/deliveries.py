@@ -29,7 +29,8 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from headrace.errors import HeadraceError
-from headrace.frameworks.torch.tensors import TensorBatch
+from headrace.frameworks.torch.tensors import TensorBatch, pixel_tensors
+from headrace.plane.images import ImageBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -108,23 +109,34 @@ def _emptied(batch: Any) -> Any:
 
 
 class WholeBatches:
-    """Delivers `TensorBatch`."""
+    """Delivers `TensorBatch`, or pictures that native threads decoded and their labels."""
 
     def __init__(self, loader: Loader, *, pin_memory: bool) -> None:
         self._loader = loader
         self._pin_memory = pin_memory
+
+    @property
+    def threads(self) -> int:
+        """That decode; 0 where bytes are delivered."""
+        stage = self._loader.decoding
+        return 0 if stage is None else stage.knobs()["decode_threads"]
 
     def deliveries(self, a_pass: Pass) -> Generator[Delivery, None, None]:
         """Yield the batch of each span of the pass, in order."""
         fetched = self._loader.reader.stream(self._loader.order, a_pass.epoch, a_pass.spans())
         try:
             for one in fetched:
-                tensors = TensorBatch.over(one.batch)
+                tensors: TensorBatch | list[torch.Tensor]
+                stage = self._loader.decoding
+                if stage is not None and isinstance(one.batch, ImageBatch):
+                    tensors = pixel_tensors(one.batch, stage.images)
+                else:
+                    tensors = TensorBatch.over(one.batch)
                 if self._pin_memory:
                     one.trace.collated_s = time.perf_counter()
-                    tensors = tensors.pin_memory()
+                    tensors = pinned(tensors)  # type: ignore[no-untyped-call]
                     one.trace.moved_s = time.perf_counter()
-                yield one.delivery(tensors, len(tensors))
+                yield one.delivery(tensors, len(one.batch))
         finally:
             fetched.close()
 

@@ -24,6 +24,7 @@ from headrace.frameworks.torch.deliveries import (
 )
 from headrace.frameworks.view import LoaderView
 from headrace.order import Order
+from headrace.plane.images import Images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,9 +61,12 @@ class StoreLoader(LoaderView):
         batch_size: samples per batch and rank.
         order: `shuffled`, `sequential`, `blocked`, `balanced` or an `Order`; see `headrace.loader`.
         seed: another seed, another sequence of epochs and of random keys; 0 by default.
-        decode: `decode(data)` or `decode(data, sample)`, see `headrace.torch.Sample`.
-        num_workers: processes that decode. 0: threads of this process do, which is faster if the
-            decoder lets go of the GIL. Without `decode` there is nothing for workers to do.
+        shuffle: True: `shuffled`; False: `sequential`; torch's word for `order`.
+        decode: `decode(data)` or `decode(data, sample)`, see `headrace.torch.Sample`; or `headrace.Images`:
+            native threads decode pictures, and batches are lists of pixels and labels.
+        num_workers: processes that decode; with `Images`, native threads instead. 0: threads of this process
+            do, which is faster if the decoder lets go of the GIL. Without `decode` there is nothing for
+            workers to do.
         threads: threads that decode if there are no workers, up to 8 by default; 0 decodes in the
             consumer's thread. (The native `threads` engine has HEADRACE_THREADS.)
         collate_fn: makes a batch of a list of (sample, label); default: torch's default_collate.
@@ -92,9 +96,10 @@ class StoreLoader(LoaderView):
         dataset: Dataset | Store | str | PathLike[str],
         batch_size: int = 1,
         *,
-        order: OrderName | Order = "shuffled",
+        order: OrderName | Order | None = None,
+        shuffle: bool | None = None,
         seed: int | None = None,
-        decode: Callable[..., Any] | None = None,
+        decode: Callable[..., Any] | Images | None = None,
         num_workers: int = 0,
         threads: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -114,10 +119,21 @@ class StoreLoader(LoaderView):
         trace: str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
+        if shuffle is not None:
+            if order is not None:
+                raise ValueError(f"shuffle is {shuffle} and order is {order!r}: give one of them")
+            order = "shuffled" if shuffle else "sequential"
+        images, function = (decode, None) if isinstance(decode, Images) else (None, decode)
+        if images is not None:
+            if collate_fn is not None:
+                raise ValueError("decode is Images, which makes whole batches: collate_fn is given")
+            threads, num_workers = threads or num_workers or None, 0
         given = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         if seed is None and isinstance(order, Order):
             seed = order.seed
-        self.dataset = given.replaced(decode, parts, seed, on_error, options)
+        self.dataset = given.replaced(function, parts, seed, on_error, options)
+        if images is not None and self.dataset.decode is not None:
+            raise ValueError("decode is Images, and the data set decodes by a function of its own")
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.collate_fn = collate_fn
@@ -125,13 +141,15 @@ class StoreLoader(LoaderView):
         self._loader = api.loader(
             self.dataset.store,
             batch_size,
-            order=order,
+            order="shuffled" if order is None else order,
             seed=self.dataset.seed,
             rank=rank,
             world_size=world_size,
             tail=tail,
             parts=self.dataset.parts,
             on_error=self.dataset.on_error,
+            decode=images,
+            decode_threads=None if images is None else threads,
             trace=trace,
             # Where workers read, nothing that this process could turn reaches them.
             tune=tune and (self._is_whole or not num_workers),
@@ -150,7 +168,7 @@ class StoreLoader(LoaderView):
     @property
     def decode_threads(self) -> int:
         """Threads or worker processes that decode; 0 where the consumer does, or nobody."""
-        if isinstance(self._deliveries, ThreadedDecoding):
+        if isinstance(self._deliveries, (ThreadedDecoding, WholeBatches)):
             return self._deliveries.threads
         return self.num_workers
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.plane import Batch
+    from headrace.plane.images import ImageBatch, Images
 
 
 class _Writable:
@@ -48,6 +49,25 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
     if array.flags.writeable or array.size == 0:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
     return torch.from_numpy(np.asarray(_Writable(array)))
+
+
+def pixel_tensors(batch: ImageBatch, images: Images) -> list[Tensor]:
+    """Return pictures and labels as tensors over the batch's buffer, which is its own.
+
+    Args:
+        batch: decoded pictures.
+        images: what they were decoded to.
+
+    Returns:
+        Pixels, shape (samples, 3, height, width), of channels-last memory where `Images` asked for that;
+        labels, int64, shape (samples,), -1: none.
+    """
+    pixels = torch.from_numpy(batch.pixels)
+    if images.dtype == "bfloat16":  # which numpy has not
+        pixels = pixels.view(torch.bfloat16)
+    if images.layout == "nhwc":
+        pixels = pixels.permute(0, 3, 1, 2)
+    return [pixels, shared_tensor(batch.labels)]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

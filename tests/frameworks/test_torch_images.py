@@ -1,0 +1,71 @@
+"""Pictures as torch users get them: tensors over the batch's buffer, by one argument."""
+
+import numpy as np
+import pytest
+import torch
+from tests.plane.test_images import KINDS, encoded, picture
+
+import headrace as hr
+from headrace.torch import DataLoader, Dataset, StoreLoader
+
+
+@pytest.fixture(scope="module")
+def photo_store(tmp_path_factory):
+    kinds = [KINDS["jpeg 4:2:0"], KINDS["png"], KINDS["webp"], lambda im: encoded(im, "BMP")]
+    folder = tmp_path_factory.mktemp("torch images") / "photos.hr"
+    pictures = ((f"{i:02d}", kinds[i % 4](picture(90 + i, 70, i)), i % 5) for i in range(30))
+    hr.pack(pictures, folder)
+    return folder
+
+
+def pixels_of(store, images, order="sequential"):
+    loader = hr.loader(store, 30, order=order, decode=images)
+    (batch,) = loader
+    loader.close()
+    return batch
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_pixels_and_labels_are_tensors_without_a_copy(photo_store, dtype, layout):
+    images = hr.Images(size=(24, 40), flip=True, dtype=dtype, layout=layout)
+    loader = DataLoader(photo_store, batch_size=30, shuffle=False, decode=images, num_workers=2)
+    assert isinstance(loader, StoreLoader)
+    assert loader.decode_threads == 2
+    ((pixels, labels),) = loader
+    expected = pixels_of(photo_store, images)
+    assert pixels.dtype == getattr(torch, dtype)
+    assert pixels.shape == (30, 3, 24, 40)
+    assert pixels.is_contiguous(memory_format=torch.channels_last) == (layout == "nhwc")
+    flat = pixels if layout == "nchw" else pixels.permute(0, 2, 3, 1)
+    bits = flat.contiguous().view(torch.uint8).numpy()
+    assert bits.tobytes() == np.ascontiguousarray(expected.pixels).tobytes()
+    assert labels.tolist() == expected.labels.tolist()
+    pixels.zero_()  # the buffer is this batch's alone
+    loader.close()
+
+
+def test_a_run_that_is_resumed_sees_the_same_pixels(photo_store):
+    images = hr.Images(size=16, flip=True)
+    first = DataLoader(photo_store, batch_size=7, shuffle=True, seed=4, decode=images)
+    whole = [pixels.clone() for pixels, _ in first]
+    first.set_epoch(0)
+    batches = iter(first)
+    next(batches)
+    second = DataLoader(photo_store, batch_size=7, shuffle=True, seed=4, decode=images, threads=3)
+    second.load_state_dict(first.state_dict())
+    rest = [pixels.clone() for pixels, _ in second]
+    assert len(rest) == len(whole) - 1
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[1:], strict=True))
+    first.close()
+    second.close()
+
+
+def test_what_contradicts_images_is_refused(photo_store):
+    images = hr.Images(size=16)
+    with pytest.raises(ValueError, match="collate_fn"):
+        DataLoader(photo_store, batch_size=4, decode=images, collate_fn=list)
+    with pytest.raises(ValueError, match="shuffle is True and order is"):
+        DataLoader(photo_store, batch_size=4, decode=images, shuffle=True, order="blocked")
+    with pytest.raises(ValueError, match="function of its own"):
+        StoreLoader(Dataset(photo_store, bytes), 4, decode=images)
