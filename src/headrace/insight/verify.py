@@ -272,15 +272,15 @@ def _verify(history: LoaderHistory) -> LoaderProof:
     return proof
 
 
-_RANKS_TOLD: Final = 8
+_RANKS_NAMED: Final = 8
 
 
 def _gaps(history: LoaderHistory) -> list[str]:
     problems: list[str] = []
     for number, attempt in enumerate(history.attempts, 1):
         if attempt.missing:
-            ranks = ", ".join(map(str, attempt.missing[:_RANKS_TOLD]))
-            more = len(attempt.missing) - _RANKS_TOLD
+            ranks = ", ".join(map(str, attempt.missing[:_RANKS_NAMED]))
+            more = len(attempt.missing) - _RANKS_NAMED
             problems.append(
                 f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {ranks}"
                 + (f" and {more} more" if more > 0 else "")

@@ -93,20 +93,9 @@ def latencies_of(trace: RankTrace) -> Iterator[Latencies]:
 
 
 def _histogram(stages: Mapping[str, Any]) -> NDArray[np.float64]:
-    most: Mapping[str, Any] = {}
-    reads = 0.0
-    for stage in stages.values():
-        histogram = _dict(_dict(stage).get("latency_us"))
-        total = sum(finite(count) for count in histogram.values())
-        if total > reads:
-            most, reads = histogram, total
-    counts = np.zeros(LATENCY_BUCKETS)
-    for bucket, count in most.items():
-        if isinstance(bucket, str) and bucket.isascii() and bucket.isdigit() and len(bucket) < 4:
-            at = int(bucket)
-            if at < LATENCY_BUCKETS:
-                counts[at] = max(0.0, finite(count))
-    return counts
+    histograms = [_dict(_dict(stage).get("latency_us")) for stage in stages.values()]
+    most = max(histograms, key=lambda counts: sum(map(finite, counts.values())), default={})
+    return np.array([max(0.0, finite(most.get(str(at)))) for at in range(LATENCY_BUCKETS)])
 
 
 def evidence_of(trace: RankTrace) -> Evidence:

@@ -77,7 +77,7 @@ def stall_strip(run: TraceFigures) -> str:
     drawn = areas(
         "Share of each step's time that went to waiting for data, by cause", parts, shares.T / top,
         count_axis(float(edges[-1]), "step of the run"), share_axis("of a step's time", top),
-        [f"steps {steps}: {_causes_told(row, causes)}" for steps, row in stretches],
+        [f"steps {steps}: {_causes_text(row, causes)}" for steps, row in stretches],
         _beginnings(run.main.epochs(), ranks),
     )  # fmt: skip
     caption = (
@@ -110,7 +110,7 @@ def _stretches(edges: NDArray[np.float64]) -> list[str]:
     ]
 
 
-def _causes_told(shares: NDArray[np.float64], causes: Sequence[tuple[Cause, float]]) -> str:
+def _causes_text(shares: NDArray[np.float64], causes: Sequence[tuple[Cause, float]]) -> str:
     most = [
         f", {cause_word(cause)} {percent_text(share)}"
         for (cause, _), share in zip(causes, shares, strict=True)
