@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
-from headrace.insight.doctor.shards import hop_tar, hop_tfrecord
+from headrace.insight.doctor.shards import hop
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import SourceOptions
 from headrace.store.sources.tfrecord import mask
@@ -42,11 +42,11 @@ def sizes(count):
 
 def test_records_lie_where_a_listing_finds_them(tmp_path):
     path = write_tfrecord(tmp_path / "a.tfrecord", [bytes(n) for n in sizes(50)])
-    hops = hop_tfrecord(str(path), time.monotonic() + LATER)
+    hops = hop(str(path), "tfrecord", time.monotonic() + LATER)
     scan = open_source([str(path)], SourceOptions())
     listed = list(zip(scan.columns.offset.tolist(), scan.columns.length.tolist(), strict=True))
     assert hops.places == listed
-    assert (hops.samples, hops.complete, hops.seen_bytes) == (50, True, path.stat().st_size)
+    assert (len(hops.places), hops.complete, hops.seen_bytes) == (50, True, path.stat().st_size)
 
 
 def test_samples_of_a_tar_are_its_keys_largest_parts(tmp_path):
@@ -54,8 +54,8 @@ def test_samples_of_a_tar_are_its_keys_largest_parts(tmp_path):
     for i, size in enumerate(sizes(40)):
         members += [(f"train/{i:04d}.cls", b"7"), (f"train/{i:04d}.jpg", bytes(size + 1))]
     path = write_tar(tmp_path / "a.tar", members)
-    hops = hop_tar(str(path), time.monotonic() + LATER)
-    assert (hops.samples, hops.complete, hops.suffix) == (40, True, ".jpg")
+    hops = hop(str(path), "tar", time.monotonic() + LATER)
+    assert (len(hops.places), hops.complete, hops.suffix) == (40, True, ".jpg")
     scan = open_source([str(path)], SourceOptions())
     listed = set(zip(scan.columns.offset.tolist(), scan.columns.length.tolist(), strict=True))
     assert set(hops.places) <= listed
@@ -66,12 +66,12 @@ def test_samples_of_a_tar_are_its_keys_largest_parts(tmp_path):
 def test_a_shard_is_left_when_the_time_is_over(tmp_path, kind):
     if kind == "tar":
         path = write_tar(tmp_path / "a.tar", [(f"{i}.jpg", b"x" * 10) for i in range(50)])
-        hops = hop_tar(str(path), time.monotonic() - 1)
+        hops = hop(str(path), "tar", time.monotonic() - 1)
     else:
         path = write_tfrecord(tmp_path / "a.tfrecord", [b"x" * 10] * 50)
-        hops = hop_tfrecord(str(path), time.monotonic() - 1)
+        hops = hop(str(path), "tfrecord", time.monotonic() - 1)
     assert not hops.complete
-    assert hops.samples < 50
+    assert len(hops.places) < 50
 
 
 def test_damaged_shards_are_told(tmp_path):
@@ -80,12 +80,12 @@ def test_damaged_shards_are_told(tmp_path):
     data[116] ^= 1
     path.write_bytes(data)
     with pytest.raises(SourceError, match="offset 116"):
-        hop_tfrecord(str(path), time.monotonic() + LATER)
+        hop(str(path), "tfrecord", time.monotonic() + LATER)
     path.write_bytes(
         struct.pack("<Q", 1 << 50) + struct.pack("<I", mask(crc32c(struct.pack("<Q", 1 << 50))))
     )
     with pytest.raises(SourceError, match="leaves the file"):
-        hop_tfrecord(str(path), time.monotonic() + LATER)
+        hop(str(path), "tfrecord", time.monotonic() + LATER)
     (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
     with pytest.raises(SourceError, match="no tar can be read"):
-        hop_tar(str(tmp_path / "b.tar"), time.monotonic() + LATER)
+        hop(str(tmp_path / "b.tar"), "tar", time.monotonic() + LATER)

@@ -7,6 +7,7 @@ are. What says nothing, or is too large to be asked in the time, is looked at in
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import struct
@@ -23,7 +24,7 @@ from headrace.insight.doctor.samples import POOL_MAX, Piece, SamplePool, format_
 from headrace.store.sources.tfrecord import looks_like_tfrecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -31,6 +32,15 @@ _FRAME_BYTES: Final = 12
 _FOOTER_BYTES: Final = 4
 _RECORD_BYTES_MAX: Final = 1 << 40
 _BLOCK: Final = 512
+
+
+class _Sample(NamedTuple):
+    """A sample in a shard: where its main part lies, where all of it ends, and a tar member's `.jpg`."""
+
+    offset: int
+    length: int
+    end: int
+    suffix: str = ""
 
 
 @dataclass(slots=True)
@@ -44,89 +54,81 @@ class Hops:
     """
 
     places: list[tuple[int, int]] = field(default_factory=list)
-    samples: int = 0
     seen_bytes: int = 0
     complete: bool = False
     suffix: str = ""
 
 
-def hop_tfrecord(path: str, until: float) -> Hops:
-    """Follow a TFRecord file until a moment of the monotonic clock.
+def hop(path: str, kind: str, until: float) -> Hops:
+    """Follow a TFRecord file or an uncompressed tar until a moment of the monotonic clock.
 
     Raises:
         SourceError: it is none, or damaged.
         OSError: it cannot be read.
     """
     hops = Hops()
-    with open(path, "rb", buffering=_BLOCK) as file:
-        size = os.fstat(file.fileno()).st_size
-        while hops.seen_bytes < size and time.monotonic() < until:
-            header = file.read(_FRAME_BYTES)
-            if not looks_like_tfrecord(header):
-                raise SourceError(
-                    f"{path}: no record begins at offset {hops.seen_bytes:,}.", path=path,
-                    offset_bytes=hops.seen_bytes, next_step="Check the file.",
-                )  # fmt: skip
-            length = struct.unpack_from("<Q", header)[0]
-            if length > min(size, _RECORD_BYTES_MAX):
-                raise SourceError(
-                    f"{path}: the record at offset {hops.seen_bytes:,} leaves the file.", path=path,
-                    offset_bytes=hops.seen_bytes, next_step="Check the file.",
-                )  # fmt: skip
-            hops.places.append((hops.seen_bytes + _FRAME_BYTES, length))
-            hops.samples += 1
-            hops.seen_bytes += _FRAME_BYTES + length + _FOOTER_BYTES
-            file.seek(hops.seen_bytes)
-        hops.complete = hops.seen_bytes >= size
+    for sample in _HOPPERS[kind](path):
+        if time.monotonic() >= until:
+            return hops
+        hops.places.append((sample.offset, sample.length))
+        hops.seen_bytes = sample.end
+        hops.suffix = hops.suffix or sample.suffix
+    hops.complete = True
     return hops
 
 
-def hop_tar(path: str, until: float) -> Hops:
-    """Follow an uncompressed tar, WebDataset's keys as samples, until a moment of the monotonic clock.
+def _of_tfrecord(path: str) -> Iterator[_Sample]:
+    at = 0
+    with open(path, "rb", buffering=_BLOCK) as file:
+        size = os.fstat(file.fileno()).st_size
+        while at < size:
+            header = file.read(_FRAME_BYTES)
+            wrong = "" if looks_like_tfrecord(header) else f"no record begins at offset {at:,}"
+            length = struct.unpack_from("<Q", header)[0] if not wrong else 0
+            if length > min(size, _RECORD_BYTES_MAX):
+                wrong = f"the record at offset {at:,} leaves the file"
+            if wrong:
+                raise SourceError(
+                    f"{path}: {wrong}.", path=path, offset_bytes=at, next_step="Check the file."
+                )
+            begin = at + _FRAME_BYTES
+            at = begin + length + _FOOTER_BYTES
+            yield _Sample(begin, length, at)
+            file.seek(at)
 
-    Raises:
-        SourceError: it is none, or damaged.
-        OSError: it cannot be read.
-    """
+
+def _of_tar(path: str) -> Iterator[_Sample]:
+    """WebDataset's keys as samples: the largest part is the image, the others are labels."""
     import tarfile
 
-    hops = Hops()
-    key, main = b"", (0, -1, "")
+    def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        while (member := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # millions must not fill the memory
+            if member.isreg() and not os.path.basename(member.name).startswith("."):
+                yield member
 
-    def finish() -> None:
-        if main[1] >= 0:
-            hops.places.append((main[0], main[1]))
-            hops.samples += 1
-            hops.suffix = hops.suffix or main[2]
+    def key(member: tarfile.TarInfo) -> tuple[str, str]:
+        folder, name = os.path.split(member.name)
+        return folder, name.partition(".")[0]
 
     try:
         with (
             open(path, "rb", buffering=_BLOCK) as file,
             tarfile.open(fileobj=file, mode="r:") as tar,
         ):
-            while time.monotonic() < until:
-                member = tar.next()
-                if member is None:
-                    hops.complete = True
-                    break
-                tar.members = []  # type: ignore[attr-defined]  # millions must not fill the memory
-                hops.seen_bytes = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
-                base = os.fsencode(os.path.basename(member.name))
-                if not member.isreg() or base.startswith(b"."):
-                    continue
-                stem, dot, ending = os.fsencode(member.name).rpartition(b"/")[2].partition(b".")
-                name = os.fsencode(os.path.dirname(member.name)) + b"/" + stem
-                if name != key:
-                    finish()
-                    key, main = name, (0, -1, "")
-                if member.size > main[1]:  # the largest part is the image; the others are labels
-                    main = (member.offset_data, member.size, os.fsdecode(dot + ending).lower())
+            for _, group in itertools.groupby(members(tar), key):
+                parts = list(group)
+                main, last = max(parts, key=lambda part: part.size), parts[-1]
+                end = last.offset_data + -(-last.size // _BLOCK) * _BLOCK
+                _, dot, ending = os.path.basename(main.name).partition(".")
+                yield _Sample(main.offset_data, main.size, end, (dot + ending).lower())
     except tarfile.TarError as e:
         raise SourceError(
             f"{path}: no tar can be read here: {e}.", path=path, next_step="Check the file."
         ) from e
-    finish()
-    return hops
+
+
+_HOPPERS: Final = {"tar": _of_tar, "tfrecord": _of_tfrecord}
 
 
 # -- shards ------------------------------------------------------------------------------------------
@@ -139,8 +141,6 @@ _FILES_MAX: Final = 64
 _FIRST: Final = 64
 _INDEXED_BYTES_MAX: Final = 1 << 30
 """Of files whose own index says where samples lie; larger ones are looked at as blocks."""
-
-_HOPPERS: dict[str, Callable[[str, float], Hops]] = {"tar": hop_tar, "tfrecord": hop_tfrecord}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,14 +235,14 @@ def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Sampled
         share = max(0.02, left / (len(order) - number))
         size = int(given.sizes[at])
         try:
-            hops = _HOPPERS[given.kind](given.names[at], time.monotonic() + share)
+            hops = hop(given.names[at], given.kind, time.monotonic() + share)
         except (SourceError, OSError):
             if not pieces:
                 raise
             complete = False
             continue
         complete &= hops.complete
-        samples += hops.samples
+        samples += len(hops.places)
         seen_bytes += size if hops.complete else hops.seen_bytes
         inner = inner or (format_of("x" + hops.suffix) if hops.suffix else "")
         pieces += _spread(given.names[at], size, hops)
