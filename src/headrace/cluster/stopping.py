@@ -44,21 +44,6 @@ def should_stop() -> bool:
     return _state().check()
 
 
-def attend() -> None:
-    """Tells the launcher that this process will ask: it is waited for from now on, not from its first step."""
-    _state()
-
-
-def note_progress(state: Mapping[str, Any], steps: int) -> None:
-    """Tells the launcher where this rank's loader stands, for the run's manifest."""
-    slot = _state().slot
-    if slot is not None:
-        slot.note(
-            epoch=int(state["epoch"]), position=int(state["position"]),
-            order_hash=int(state["order_hash"], 16), seed=int(state["seed"]), steps=steps,
-        )  # fmt: skip
-
-
 class _Asked:
     """This process's way of being asked."""
 
@@ -70,8 +55,12 @@ class _Asked:
         address = os.environ.get(PAGE_VARIABLE)
         if address:
             self.slot = RankSlot(address, local_rank())
-        elif _is_one_of_several():
-            return  # nobody could make the ranks agree
+        else:
+            try:
+                if which_rank().world_size > 1:
+                    return  # nobody could make the ranks agree
+            except RankError:  # not known which, so not alone
+                return
         if threading.current_thread() is not threading.main_thread():
             return
         # The scheduler signals every process of a job. Under a launcher that is the launcher's to answer;
@@ -88,13 +77,6 @@ class _Asked:
         if not self._stopped:
             self._stopped = self.slot.check() if self.slot else self._signalled
         return self._stopped
-
-
-def _is_one_of_several() -> bool:
-    try:
-        return which_rank().world_size > 1
-    except RankError:  # not known which, so not alone
-        return True
 
 
 def _state() -> _Asked:
@@ -163,7 +145,7 @@ class Resumed:
         self._parts = dict(parts)
         self._saved = -1
         self._load()
-        attend()
+        _state()  # the launcher waits for this process from now on, not from its first step
 
     def _load(self) -> None:
         try:
@@ -189,8 +171,17 @@ class Resumed:
         """
         self.steps += 1
         for part in self._parts.values():
-            if hasattr(part, "order_hash") and hasattr(part, "position"):
-                note_progress(part.state_dict(), self.steps)
+            # Where this rank's loader stands, for the run's manifest.
+            if (
+                (slot := _state().slot)
+                and hasattr(part, "order_hash")
+                and hasattr(part, "position")
+            ):
+                state = part.state_dict()
+                slot.note(
+                    epoch=int(state["epoch"]), position=int(state["position"]),
+                    order_hash=int(state["order_hash"], 16), seed=int(state["seed"]), steps=self.steps,
+                )  # fmt: skip
         stop = should_stop()
         if stop or (self._save_every is not None and self.steps % self._save_every == 0):
             self.save()
