@@ -151,10 +151,6 @@ def columns_of(
 def write_directory(columns: DirectoryColumns, target: str | Path | int) -> DirectoryHeader:
     """Writes the directory to a new file, or into an open empty one, and syncs it.
 
-    Args:
-        columns: what to write.
-        target: a path, or a descriptor (of a memfd, say).
-
     Returns:
         The header as written.
 
@@ -443,16 +439,9 @@ _RENAME = "Rename one of them, or pass prefix_names=True where the source is sev
 def build_levels(blob: NDArray[np.uint8], offsets: NDArray[np.uint64]) -> NameLevels:
     """Builds the name tree of n unique names: front-coded in blocks of 16, searchable from the top down.
 
-    Args:
-        blob: (bytes,) uint8, all names back to back, in index order.
-        offsets: (n+1,) uint64, where each name begins in `blob`.
-
     Returns:
         (n,) int64 indices by rank, or None when the names came sorted; and for each level from 0 upwards,
         where its blocks begin in its blob ((blocks+1,) uint64), and the blob ((bytes,) uint8).
-
-    Raises:
-        SourceError: two samples have the same name, or a name is longer than 65,535 bytes.
     """
     lengths = np.diff(offsets)
     if len(lengths) and int(lengths.max()) > NAME_BYTES_MAX:

@@ -63,11 +63,7 @@ class FolderPage(NamedTuple):
 
 
 class FolderTree:
-    """The files and folders that a store's names make.
-
-    Args:
-        store: an open store. Its native directory does the searching.
-    """
+    """The files and folders that a store's names make."""
 
     def __init__(self, store: Store) -> None:
         self._segments = store.segments

@@ -2,7 +2,8 @@
 
 Turns headers into 4,096 bytes and back. Parsing believes nothing: every number is checked against the
 file's real size before anything is allocated or mapped from it, so that a reader may index the sections
-without looking again. What the sections hold is the directory's business.
+without looking again; what contradicts itself is a `CorruptStore`. What the sections hold is the
+directory's business.
 """
 
 from __future__ import annotations
@@ -173,11 +174,7 @@ def corrupt(
 
 
 def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) -> None:
-    """Checks length, magic, version and CRC of a header page.
-
-    Raises:
-        CorruptStore: where one of them is wrong.
-    """
+    """Checks length, magic, version and CRC of a header page."""
     if len(page) < PAGE_BYTES:
         raise corrupt(path, "file size in bytes", len(page), f"{PAGE_BYTES:,} or more")
     if page[:8] != magic:
@@ -198,11 +195,7 @@ def check_page(page: bytes, magic: bytes, version: int, path: str, what: str) ->
 
 
 def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
-    """Parses and checks the header page of a directory.
-
-    Raises:
-        CorruptStore: any field contradicts another or the file's size.
-    """
+    """Parses and checks the header page of a directory."""
     check_page(page, MAGIC, VERSION, path, "sample directory")
     (
         _, _, _, stated_bytes, samples, extents, section_count, block_bytes, checksum_offset,
@@ -407,11 +400,7 @@ def volume_uuid(segment_uuid: bytes, number: int) -> bytes:
 
 
 def parse_volume_header(page: bytes, path: str) -> VolumeHeader:
-    """Parses a volume's first 4,096 bytes.
-
-    Raises:
-        CorruptStore: it is no volume, or its header is damaged.
-    """
+    """Parses a volume's first 4,096 bytes."""
     check_page(page, VOLUME_MAGIC, VOLUME_VERSION, path, "packed volume")
     _, _, _, uuid, segment_uuid, number = _VOLUME_HEADER.unpack_from(page)
     rest = _VOLUME_HEADER.size
@@ -421,11 +410,7 @@ def parse_volume_header(page: bytes, path: str) -> VolumeHeader:
 
 
 def check_volume_header(page: bytes, expected: VolumeHeader, path: str) -> None:
-    """Checks that a volume is the one that the store means.
-
-    Raises:
-        CorruptStore: the header is damaged, or belongs to another volume or segment.
-    """
+    """Checks that a volume is the one that the store means."""
     header = parse_volume_header(page, path)
     for what, offset in (("uuid", 16), ("segment_uuid", 32), ("number", 48)):
         have, want = getattr(header, what), getattr(expected, what)

@@ -184,11 +184,7 @@ def load_manifest(folder: str | Path) -> Manifest:
 
 
 def parse_manifest(data: bytes, path: str) -> Manifest:
-    """Checks the content of a `store.json`.
-
-    Raises:
-        CorruptStore: it is damaged or contradicts itself.
-    """
+    """Checks the content of a `store.json`."""
     try:
         document = json.loads(data)
         stated = document.pop("crc32c", None)
@@ -215,11 +211,7 @@ def parse_manifest(data: bytes, path: str) -> Manifest:
 
 
 def segment_from_json(entry: Any, path: str) -> Segment:
-    """Checks a segment's entry that stands in another document, `path`.
-
-    Raises:
-        CorruptStore: it contradicts itself.
-    """
+    """Checks a segment's entry that stands in another document, `path`."""
     if not isinstance(entry, dict):
         _KIND.refuse(path, "entry", entry, "an object")
     return _segment(Fields(_KIND, path, entry, "entry."))

@@ -45,7 +45,7 @@ from headrace.store.sources.scan import (
     source_options,
 )
 from headrace.store.store import Store
-from headrace.store.trust import ANYWHERE, check_volumes
+from headrace.store.trust import ANYWHERE, check_trust
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,12 +93,6 @@ def manifest_at(
 ) -> tuple[Manifest, RemoteEngine | None]:
     """The manifest of the store at a folder or URL, and an engine if the store needs one.
 
-    Args:
-        where: the folder or URL.
-        engine: one that exists already.
-        storage_options: for a new one.
-        trust: places outside the store's folder that its volumes may lie in; see `trust`.
-
     Raises:
         StoreNotFound: there is none.
         CorruptStore: it is damaged or contradicts itself.
@@ -110,12 +104,11 @@ def manifest_at(
 
         engine = engine or engine_for(where, storage_options)
         manifest = fetch_manifest(where, engine)
-        check_volumes(where, manifest, trust)
-        return manifest, engine
-    manifest = load_manifest(where)
-    check_volumes(where, manifest, trust)
-    if engine is None and any(v.kind == "object" for s in manifest.segments for v in s.volumes):
-        engine = object_engine(storage_options)
+    else:
+        manifest = load_manifest(where)
+        if engine is None and any(v.kind == "object" for s in manifest.segments for v in s.volumes):
+            engine = object_engine(storage_options)
+    check_trust("volumes", where, manifest, trust)
     return manifest, engine
 
 

@@ -328,11 +328,7 @@ def _widen(columns: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 
 def decode_block(data: memoryview, count: int, path: str, offset: int) -> list[bytes]:
-    """Decodes the `count` names of one front-coded block.
-
-    Raises:
-        CorruptStore: the block does not hold exactly `count` names in ascending order.
-    """
+    """Decodes the `count` names of one front-coded block."""
 
     def bad(what: str, stated: object, expected: object, at: int) -> Exception:
         return corrupt(path, what, stated, expected, offset + at)
@@ -372,11 +368,7 @@ def decode_block(data: memoryview, count: int, path: str, offset: int) -> list[b
 
 
 class ReferenceReader:
-    """Reads extents of an open store.
-
-    Args:
-        segment_of: gives the segment that holds a global index.
-    """
+    """Reads extents of an open store."""
 
     def __init__(self, segment_of: Callable[[int], OpenSegment]) -> None:
         self._segment_of = segment_of

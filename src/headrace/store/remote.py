@@ -78,13 +78,7 @@ _FIRST_BYTES = 256 << 10
 
 
 def fetch_manifest(url: str, engine: RemoteEngine) -> Manifest:
-    """Fetches and checks `store.json`.
-
-    Raises:
-        StoreNotFound: there is none.
-        CorruptStore: it is damaged or contradicts itself.
-        VolumeError: it cannot be read.
-    """
+    """Fetches and checks `store.json`."""
     where = engine.place(url, FILE_NAME)
     first = memoryview(bytearray(_FIRST_BYTES))
     head = _fetch_head(
@@ -132,12 +126,7 @@ def _one_version(where: str, head: Found, engine: RemoteEngine) -> Iterator[None
 def open_remote_directory(
     where: str, entry: Segment, engine: RemoteEngine, *, reference: bool = False
 ) -> Directory:
-    """Opens the directory of a remote store's segment.
-
-    Raises:
-        CorruptStore: it is damaged, or not the one that the manifest means.
-        VolumeError: it cannot be read.
-    """
+    """Opens the directory of a remote store's segment."""
     kind = directory_class(reference=reference)
     folder = engine.policy.directory_cache
     directory: Directory
@@ -296,11 +285,7 @@ class RemoteVolumes(Volumes):
     read_unchecked = read_into
 
     def borrow(self, number: int) -> tuple[int, bool]:
-        """There are no descriptors.
-
-        Raises:
-            ValueError: always.
-        """
+        """There are no descriptors."""
         raise ValueError(f"{self.paths[number]} is an object and has no descriptor")
 
     def native(self) -> list[tuple[str, bytes, int, int]]:
@@ -351,18 +336,7 @@ def publish_remotely(
     *,
     overwrite: bool,
 ) -> WriteReport:
-    """Builds a store locally and publishes it at a URL.
-
-    Args:
-        build: makes the store at the folder that it is given.
-        url: where the store shall stand.
-        storage_options: see docs/howto/object-stores.md.
-        overwrite: replace the store that stands there.
-
-    Raises:
-        StoreExists: a store stands there.
-        VolumeError: the object store refuses.
-    """
+    """Builds a store in a local folder and publishes it at a URL."""
     if is_namespace(url):
         raise ValueError(
             f"{url}: namespaces are read-only; write the store to a folder, and export or image that"

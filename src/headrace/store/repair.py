@@ -23,7 +23,7 @@ from headrace.store.publish import check_free_space, disk_errors, locked
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader
 from headrace.store.sources.scan import Scan, SourceOptions, Stream
-from headrace.store.trust import check_sources
+from headrace.store.trust import check_trust
 from headrace.store.verify import BadSample, VerifyReport, data_ends, open_leniently, verify
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def repair(
     """
     where = os.path.realpath(os.fsdecode(path))
     # Says what is wrong where there is no store to lock.
-    check_sources(where, load_manifest(where), trust)
+    check_trust("sources", where, load_manifest(where), trust)
     with ExitStack() as stack:
         with disk_errors(Path(where), "Nothing was changed: check the folder, and repair again."):
             stack.enter_context(locked(Path(where), what="writing to"))

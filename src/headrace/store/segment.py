@@ -56,18 +56,9 @@ def read_error(
     code: int = 0,
     foreign: bool = False,
 ) -> HeadraceError:
-    """The error for an extent that did not give its bytes.
+    """The error for an extent of sample `index`, at `offset` of the file `path`, that did not give its bytes.
 
-    Args:
-        kind: `checksum`, `short`, `changed` (a foreign file) or `system`.
-        index: the sample.
-        name: its name.
-        path: the file.
-        offset: of the extent in it.
-        actual: what was read.
-        expected: what the directory says.
-        code: the system's error, for `system`.
-        foreign: the file is not of our making.
+    The kind is `checksum`, `short`, `changed` (a foreign file) or `system`, whose `code` is its errno.
     """
     text = os.fsdecode(name)
     where = f"sample {index} ({text!r}): {path}"
@@ -111,12 +102,7 @@ _PROBLEMS_SHOWN = 10
 
 
 class Volumes:
-    """The volumes of one segment.
-
-    Args:
-        folder: the store's folder, which relative paths start from.
-        segment: the segment's manifest entry.
-    """
+    """The volumes of one segment."""
 
     def __init__(self, folder: str, segment: Segment) -> None:
         self.entries = segment.volumes
@@ -350,11 +336,7 @@ class OpenSegment:
             yield first, last, self.directory.extents_of(np.arange(first, last, dtype=np.int64))
 
     def extents(self, index: int) -> list[Extent]:
-        """The extents of the sample with the global index `index`.
-
-        Raises:
-            CorruptStore: one is in a volume, or of a part, that the segment has not.
-        """
+        """The extents of the sample with the global index `index`."""
         local = index - self.base
         name = self.directory.name(local)
         extents = self.directory.extents_of(np.array([local], np.int64))
@@ -467,11 +449,7 @@ def open_volumes(folder: str, entry: Segment, engine: RemoteEngine | None) -> Vo
 
 
 def check_directory(directory: Directory, entry: Segment, path: str) -> None:
-    """Checks that a directory is the one that the manifest means.
-
-    Raises:
-        CorruptStore: it is another one.
-    """
+    """Checks that a directory is the one that the manifest means."""
     for what, stated, expected in (
         ("uuid", directory.uuid.hex(), entry.uuid),
         ("number of samples", directory.samples, entry.samples),

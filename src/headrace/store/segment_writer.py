@@ -16,7 +16,7 @@ import json
 import os
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from headrace.store.manifest import Segment, VolumeEntry, segment_of_header
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from typing import Any
 
     from numpy.typing import NDArray
 
@@ -66,14 +65,9 @@ class PackedSamples:
 
     def to_bytes(self) -> bytes:
         """As it stands in a record."""
-        return b"".join(
-            (
-                _COUNTS.pack(len(self.counts), len(self.length)),
-                self.counts.astype("<u4").tobytes(),
-                self.length.astype("<u8").tobytes(),
-                self.crc.astype("<u4").tobytes(),
-            )
-        )
+        counts = self.counts.astype("<u4").tobytes()
+        extents = self.length.astype("<u8").tobytes() + self.crc.astype("<u4").tobytes()
+        return _COUNTS.pack(len(self.counts), len(self.length)) + counts + extents
 
     @staticmethod
     def from_bytes(data: bytes) -> PackedSamples:
@@ -88,9 +82,6 @@ class PackedSamples:
 
 class Journal:
     """An open journal.
-
-    Args:
-        path: its file; made if it does not exist.
 
     Attributes:
         identity: what the first record says, or None where there is none.
@@ -154,8 +145,7 @@ JOURNAL_BYTES = 64 << 20
 """Bytes between two records of the journal: what a kill can cost, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where extents went: (m,) uint32 volumes and (m,) uint64 offsets."""
 
     volume: NDArray[np.uint32]
@@ -202,15 +192,7 @@ class Placer:
 
 
 class SegmentWriter:
-    """Appends samples to the volumes of one segment.
-
-    Args:
-        folder: where the segment's files are written.
-        number: the segment's number in its store.
-        journal: what is packed for sure; the writer goes on from there.
-        volume_bytes: size at which a new volume begins.
-        journal_bytes: bytes between records.
-    """
+    """Appends samples to the volumes of one segment."""
 
     def __init__(
         self,
@@ -388,12 +370,8 @@ class SegmentWriter:
                 f"{self.bytes_done:,} bytes: {e.strerror}.",
                 path=str(self.folder),
                 errno=e.errno,
-                next_step=(
-                    "What is packed so far is kept: free some space and run the same command again "
-                    "to resume."
-                    if full
-                    else "What is packed so far is kept: run the same command again to resume."
-                ),
+                next_step=f"What is packed so far is kept: {'free some space and ' if full else ''}"
+                "run the same command again to resume.",
             ) from e
 
 

@@ -99,26 +99,41 @@ class Summary:
 
 def summarise(store: Store) -> Summary:
     """Counts, sizes, classes, volumes and residency of an open store."""
-    tally = _Tally()
+    total = largest = 0
+    smallest: int | None = None
+    powers = np.zeros(_POWERS, np.int64)
     segment_bytes = dict.fromkeys((s.base for s in store.segments), 0)
     for start, sizes in sample_sizes(store):
-        tally.add(sizes)
-        segment_bytes[store.segment_of(start).base] += int(sizes.sum())
-    segments = tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments)
+        slice_bytes, low = int(sizes.sum()), int(sizes.min())
+        total += slice_bytes
+        segment_bytes[store.segment_of(start).base] += slice_bytes
+        largest = max(largest, int(sizes.max()))
+        smallest = low if smallest is None else min(smallest, low)
+        # frexp gives the power of two exactly where log2 would round: 2^k - 1 belongs below 2^k.
+        powers += np.bincount(np.frexp(sizes.astype(np.float64))[1], minlength=_POWERS)
     return Summary(
         path=shown(store.path),
         fingerprint=store.fingerprint,
         samples=len(store),
-        bytes=tally.bytes,
-        size_min=tally.smallest,
-        size_mean=tally.bytes / max(1, len(store)),
-        size_max=tally.largest,
-        sizes=tally.bins(),
+        bytes=total,
+        size_min=smallest or 0,
+        size_mean=total / max(1, len(store)),
+        size_max=largest,
+        sizes=_bins(powers),
         parts=tuple(p for p in store.parts if p),
         columns={name: str(values.dtype) for name, values in store.columns.items()},
         classes=_classes(store),
         checksums=all(s.directory.has_crc for s in store.segments),
-        segments=segments,
+        segments=tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments),
+    )
+
+
+def _bins(powers: NDArray[np.int64]) -> tuple[SizeBin, ...]:
+    """Powers of two, from the smallest sample to the largest; empty samples stand alone."""
+    used = np.flatnonzero(powers)
+    return tuple(
+        SizeBin(0 if p == 0 else 1 << (p - 1), 1 << p, int(powers[p]))
+        for p in (range(int(used[0]), int(used[-1]) + 1) if len(used) else ())
     )
 
 
@@ -140,39 +155,6 @@ def sample_sizes(
             yield segment.base + first, sizes.astype(np.int64)
 
 
-class _Tally:
-    """Sizes, slice by slice: the store may have more samples than fit into memory."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.largest = 0
-        self._smallest: int | None = None
-        self._powers = np.zeros(_POWERS, np.int64)
-
-    @property
-    def smallest(self) -> int:
-        return self._smallest or 0
-
-    def add(self, sizes: NDArray[np.int64]) -> None:
-        self.bytes += int(sizes.sum())
-        self.largest = max(self.largest, int(sizes.max()))
-        low = int(sizes.min())
-        self._smallest = low if self._smallest is None else min(self._smallest, low)
-        # frexp gives the power of two exactly where log2 would round: 2^k - 1 belongs below 2^k.
-        powers = np.frexp(sizes.astype(np.float64))[1]
-        self._powers += np.bincount(powers, minlength=_POWERS)
-
-    def bins(self) -> tuple[SizeBin, ...]:
-        """Powers of two, from the smallest sample to the largest; empty samples stand alone."""
-        used = np.flatnonzero(self._powers)
-        if not len(used):
-            return ()
-        return tuple(
-            SizeBin(0 if p == 0 else 1 << (p - 1), 1 << p, int(self._powers[p]))
-            for p in range(int(used[0]), int(used[-1]) + 1)
-        )
-
-
 def _classes(store: Store) -> tuple[ClassCount, ...]:
     labels = store.labels
     if labels is None:
@@ -192,12 +174,9 @@ def _classes(store: Store) -> tuple[ClassCount, ...]:
 def _segment(segment: OpenSegment, size: int, store: Store) -> SegmentSummary:
     volumes = []
     for entry, path in zip(segment.entry.volumes, segment.volumes.paths, strict=True):
-        if entry.kind == "tree":
-            volumes.append(
-                VolumeSummary(entry.kind, path, size, _tree_residency(segment, store, path, size))
-            )
-        else:
-            volumes.append(VolumeSummary(entry.kind, path, entry.bytes, resident_bytes(path)))
+        tree = entry.kind == "tree"
+        resident = _tree_residency(segment, store, path, size) if tree else resident_bytes(path)
+        volumes.append(VolumeSummary(entry.kind, path, size if tree else entry.bytes, resident))
     return SegmentSummary(
         segment.entry.directory,
         segment.entry.directory_bytes,

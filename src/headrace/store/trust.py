@@ -20,12 +20,13 @@ import hashlib
 import json
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from headrace.base.files import open_file, replace_file
 from headrace.errors import StoreError
 from headrace.io.objects.location import is_url, shown
+from headrace.store.sources.scan import absolute_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
     Trust: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
     """Folders, files or URLs below which volumes may lie; "*": anywhere."""
+
+Kind = Literal["volumes", "sources"]
 
 ANYWHERE = "*"
 
@@ -46,10 +49,11 @@ _agreed: set[str] = set()
 """By this process, should there be no folder to write it down in."""
 
 
-def check_volumes(where: str, manifest: Manifest, trust: Trust = None) -> None:
-    """Sees that the volumes that lie outside a store's folder may be opened.
+def check_trust(kind: Kind, where: str, manifest: Manifest, trust: Trust = None) -> None:
+    """Sees that what a store names outside its folder may be opened.
 
     Args:
+        kind: its volumes, or the sources that they were packed from.
         where: the store's folder or URL.
         manifest: its manifest.
         trust: places that the caller agrees to, from now on.
@@ -57,42 +61,18 @@ def check_volumes(where: str, manifest: Manifest, trust: Trust = None) -> None:
     Raises:
         StoreError: nobody has agreed to them.
     """
-    outside = _volumes_outside(where, manifest)
-    if outside:
-        _check(where, manifest, "volumes", outside, trust)
-
-
-def check_sources(where: str, manifest: Manifest, trust: Trust = None) -> None:
-    """Sees that the sources that a store names may be read; arguments and errors as for `check_volumes`."""
-    sources = _sources(manifest)
-    if sources:
-        _check(where, manifest, "sources", sources, trust)
-
-
-def record_trust(where: str, manifest: Manifest) -> None:
-    """Writes down that this user has made the store: its volumes and sources are of the user's choice."""
-    for kind, places in (
-        ("volumes", _volumes_outside(where, manifest)),
-        ("sources", _sources(manifest)),
-    ):
-        if places:
-            _record(_key(kind, manifest, places), where, places)
-
-
-def _check(
-    where: str,
-    manifest: Manifest,
-    kind: Literal["volumes", "sources"],
-    places: list[str],
-    trust: Trust,
-) -> None:
+    places = _places(kind, where, manifest)
+    if not places:
+        return
     key = _key(kind, manifest, places)
-    if key in _agreed or any(_is_recorded(folder, key) for folder in _state_folders()):
+    if key in _agreed or any(
+        _is_recorded(folder, key) for folder in (_state_folder(), _SYSTEM_FOLDER)
+    ):
         return
     given = [trust] if isinstance(trust, str | os.PathLike) else list(trust or ())
     if ANYWHERE in given:
         return  # of this call alone
-    roots = [_absolute(os.fspath(each)) for each in given]
+    roots = [absolute_path(os.fspath(each)) for each in given]
     refused = [p for p in places if not any(_lies_below(p, root) for root in roots)]
     if not refused:
         _record(key, where, places)
@@ -113,6 +93,14 @@ def _check(
     )
 
 
+def record_trust(where: str, manifest: Manifest) -> None:
+    """Writes down that this user has made the store: its volumes and sources are of the user's choice."""
+    for kind in get_args(Kind):
+        places = _places(kind, where, manifest)
+        if places:
+            _record(_key(kind, manifest, places), where, places)
+
+
 def _key(kind: str, manifest: Manifest, places: Iterable[str]) -> str:
     """Names the content and the places; the fingerprint is that of the directories."""
     document = json.dumps([kind, manifest.fingerprint, sorted(places)], ensure_ascii=True)
@@ -122,23 +110,21 @@ def _key(kind: str, manifest: Manifest, places: Iterable[str]) -> str:
 # -- places -------------------------------------------------------------------------------------------
 
 
-def _volumes_outside(where: str, manifest: Manifest) -> list[str]:
-    places = set()
+def _places(kind: Kind, where: str, manifest: Manifest) -> list[str]:
+    """The sources that a manifest names, or the volumes that lie outside the store's folder."""
+    places: set[str] = set()
+    if kind == "sources":
+        for segment in manifest.segments:
+            named: Any = segment.source.get("paths") or segment.source.get("path") or ()
+            named = [named] if isinstance(named, str) else named
+            places.update(absolute_path(p) for p in named if isinstance(p, str))
+        return sorted(places)
     for volume in (v for s in manifest.segments for v in s.volumes if v.kind != "packed"):
         if is_url(volume.path):
             if not (is_url(where) and _origin(volume.path) == _origin(where)):
                 places.add(volume.path)
         elif is_url(where) or not _is_inside(os.path.join(where, volume.path), where):
-            places.add(_absolute(os.path.join("" if is_url(where) else where, volume.path)))
-    return sorted(places)
-
-
-def _sources(manifest: Manifest) -> list[str]:
-    places: set[str] = set()
-    for segment in manifest.segments:
-        named: Any = segment.source.get("paths") or segment.source.get("path") or ()
-        named = [named] if isinstance(named, str) else named
-        places.update(_absolute(p) for p in named if isinstance(p, str))
+            places.add(absolute_path(os.path.join("" if is_url(where) else where, volume.path)))
     return sorted(places)
 
 
@@ -151,10 +137,6 @@ def _is_inside(path: str, folder: str) -> bool:
 
 def _lies_below(place: str, root: str) -> bool:
     return place == root or place.startswith(root.rstrip("/") + "/")
-
-
-def _absolute(place: str) -> str:
-    return place if is_url(place) else os.path.abspath(place)
 
 
 def _origin(url: str) -> tuple[str, str]:
@@ -183,10 +165,6 @@ def _state_folder() -> str:
     return os.path.join(state, "headrace")
 
 
-def _state_folders() -> list[str]:
-    return list(dict.fromkeys([_state_folder(), _SYSTEM_FOLDER]))
-
-
 def _is_recorded(folder: str, key: str) -> bool:
     try:
         fd = open_file(os.path.join("trusted", key), within=folder, owned=True)
@@ -202,7 +180,7 @@ def _record(key: str, where: str, places: list[str]) -> None:
     _agreed.add(key)
     folder = os.path.join(_state_folder(), "trusted")
     text = json.dumps(
-        {"store": shown(_absolute(where)), "places": [shown(p) for p in places]}, indent=1
+        {"store": shown(absolute_path(where)), "places": [shown(p) for p in places]}, indent=1
     )
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)

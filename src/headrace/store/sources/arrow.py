@@ -62,11 +62,7 @@ class ArrowColumns:
 
 
 def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColumns:
-    """Chooses the columns of a `pyarrow.Schema` by the options, or by their types and names.
-
-    Raises:
-        SourceError: a column is missing or has the wrong type, or several could be meant.
-    """
+    """Chooses the columns of a `pyarrow.Schema` by the options, or by their types and names."""
     types = list(zip(schema.names, schema.types, strict=True))
     label = choose_label(types, _is_label, options, path, "integers or a dictionary of strings")
     data = _choose_data(dict(types), options, path)
@@ -358,11 +354,7 @@ def looks_like_arrow_stream(head: bytes) -> bool:
 
 
 def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:
-    """Lists the rows of Arrow files; a stream if their buffers are compressed.
-
-    Raises:
-        SourceError: a file is damaged, no column fits, or pyarrow is not installed.
-    """
+    """Lists the rows of Arrow files; a stream if their buffers are compressed."""
     first = _Table(paths[0])
     columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
@@ -375,11 +367,7 @@ def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:
 
 
 class _Table:
-    """An Arrow file laid over a mapping of it.
-
-    Raises:
-        SourceError: it is damaged, or cannot be read.
-    """
+    """An Arrow file laid over a mapping of it."""
 
     def __init__(self, path: str) -> None:
         self._pa = import_extra("pyarrow", "arrow", path)
@@ -406,11 +394,7 @@ class _Table:
             raise unsound(path, "Arrow", e) from e
 
     def check(self) -> None:
-        """What was read so far was there.
-
-        Raises:
-            SourceError: the file was truncated or changed meanwhile.
-        """
+        """What was read so far was there."""
         status = os.stat(self.path)
         check_unchanged(self.path, status, self.status.st_size, self.status.st_mtime_ns)
         if self._mapped.damaged:  # and it has its size and time again

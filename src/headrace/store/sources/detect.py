@@ -160,11 +160,7 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
 
 
 def detect_file(path: str) -> str:
-    """`tar`, `tfrecord`, `npy`, `npz`, `hdf5`, `parquet`, `arrow`, `mds` or `array_record`.
-
-    Raises:
-        SourceError: it is none of these, or cannot be read.
-    """
+    """`tar`, `tfrecord`, `npy`, `npz`, `hdf5`, `parquet`, `arrow`, `mds` or `array_record`."""
     from headrace.store.sources.shards import read_head
     from headrace.store.sources.tar import compression_of
     from headrace.store.sources.tfrecord import looks_like_tfrecord
@@ -224,11 +220,7 @@ _EXPECTED = "bytes, (name, bytes), (name, bytes, label) or a dict with name, dat
 
 
 def stream_iterable(source: Iterable[Any] | Callable[[], Iterable[Any]]) -> Stream:
-    """A stream over an iterable, or over what a function returns each time it is called.
-
-    Raises:
-        SourceError: `source` is no iterable.
-    """
+    """A stream over an iterable, or over what a function returns each time it is called."""
     if not callable(source) and not hasattr(source, "__iter__"):
         raise SourceError(
             f"The source is {type(source).__name__}, expected a path or an iterable of samples.",
@@ -243,11 +235,7 @@ def stream_iterable(source: Iterable[Any] | Callable[[], Iterable[Any]]) -> Stre
 
 
 def to_item(i: int, item: Any) -> StreamItem:
-    """Sample `i` of an iterable.
-
-    Raises:
-        SourceError: it has none of the known shapes.
-    """
+    """Sample `i` of an iterable."""
     number = b"%012d" % i
     if isinstance(item, (bytes, bytearray, memoryview)):
         return StreamItem(number, ((b"", _data(i, item)),))

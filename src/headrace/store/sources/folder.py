@@ -42,12 +42,7 @@ class _Listing:
 
 
 def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = None) -> Scan:
-    """Lists a folder.
-
-    Raises:
-        SourceError: something in it cannot be read or is no file (unless `on_error="skip"`), or
-            there are no samples.
-    """
+    """Lists a folder."""
     options = options or SourceOptions()
     root = os.path.abspath(os.fspath(path))
     listing = _list_tree(os.fsencode(root), options)

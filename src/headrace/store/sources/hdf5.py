@@ -60,11 +60,7 @@ _DATASETS_MAX = 100_000
 
 
 def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
-    """Lists the rows of HDF5 files; a stream where a row lies in no one place.
-
-    Raises:
-        SourceError: a file is damaged, no data set fits, or h5py is not installed.
-    """
+    """Lists the rows of HDF5 files; a stream where a row lies in no one place."""
     with _File(paths[0]) as first:
         data, label = _choose(first, options)
         shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in first.named(data)}
@@ -79,11 +75,7 @@ def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
 
 
 class _File:
-    """An open HDF5 file; h5py's complaints become one error.
-
-    Raises:
-        SourceError: it is damaged, or cannot be read.
-    """
+    """An open HDF5 file; h5py's complaints become one error."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -122,11 +114,7 @@ class _File:
         return datasets
 
     def named(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
-        """Some data sets.
-
-        Raises:
-            SourceError: one is missing, or they have different numbers of rows.
-        """
+        """Some data sets."""
         datasets = []
         for name in names:
             item = self._file.get(name)
@@ -354,11 +342,7 @@ _HEAP_BYTES = 64 << 10
 
 
 def check_heaps(path: str) -> None:
-    """Walk every heap of a file, which is read once.
-
-    Raises:
-        SourceError: a heap leads outside itself or the file, or does not lead forward.
-    """
+    """Walk every heap of a file, which is read once."""
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         for at in _heaps(file.fileno(), size):

@@ -107,11 +107,7 @@ def is_dataset(source: Any) -> bool:
 
 
 def open_dataset(dataset: Any, options: SourceOptions) -> Scan | Stream:
-    """Lists the rows of a `datasets.Dataset`; a stream if it lies in memory.
-
-    Raises:
-        SourceError: no column fits, a file is gone, or a row is null (unless they are skipped).
-    """
+    """Lists the rows of a `datasets.Dataset`; a stream if it lies in memory."""
     table = dataset.data.table
     chosen = _choose(dataset, table.schema, options)
     view = _View(dataset, table, chosen)

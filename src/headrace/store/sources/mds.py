@@ -66,11 +66,7 @@ def is_mds_folder(path: str) -> bool:
 
 
 def list_mds_folder(path: str) -> list[str]:
-    """The shards that a folder's `index.json` names, in its order.
-
-    Raises:
-        SourceError: one is compressed, missing, not as long as said, or outside the folder.
-    """
+    """The shards that a folder's `index.json` names, in its order."""
     where = os.path.join(path, "index.json")
     shards = _load_index(path)["shards"]
     return [_check_shard(path, where, shard, i) for i, shard in enumerate(shards)]
@@ -121,11 +117,7 @@ def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
 
 
 def scan_mds(paths: list[str], options: SourceOptions) -> Scan:
-    """Lists the samples of MDS shards.
-
-    Raises:
-        SourceError: a shard is damaged, or no column fits.
-    """
+    """Lists the samples of MDS shards."""
     with Window(paths[0]) as window:
         _, described = _read_head(window)
     data, label = _choose(described, options, paths[0])

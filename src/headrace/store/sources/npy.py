@@ -62,11 +62,7 @@ class _Array:
 
 
 def scan_npy(path: str, options: SourceOptions) -> Scan:
-    """Lists the rows of a `.npy` or `.npz` file.
-
-    Raises:
-        SourceError: the file is damaged, compressed, or its arrays cannot be cut into rows.
-    """
+    """Lists the rows of a `.npy` or `.npz` file."""
     absolute = os.path.abspath(path)
     try:
         with open(path, "rb") as f:

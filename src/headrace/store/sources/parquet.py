@@ -291,11 +291,7 @@ class PageHeader:
 
 
 def read_page_header(window: Window, at: int, end: int) -> tuple[PageHeader, int]:
-    """The page header at `at`, and its length in bytes.
-
-    Raises:
-        SourceError: it is none, or longer than a mebibyte.
-    """
+    """The page header at `at`, and its length in bytes."""
     size = 256
     while True:
         data = window.read(at, min(size, end - at))
@@ -348,11 +344,7 @@ _UNCOMPRESSED, _BYTE_ARRAY, _FIXED_LEN = 0, 6, 7
 
 
 def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
-    """Lists the rows of Parquet files; a stream where values lie in no one place.
-
-    Raises:
-        SourceError: a file is damaged, no column fits, or pyarrow is not installed.
-    """
+    """Lists the rows of Parquet files; a stream where values lie in no one place."""
     with _File(paths[0]) as first:
         columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
@@ -369,11 +361,7 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
 
 
 class _File:
-    """A Parquet file's footer.
-
-    Raises:
-        SourceError: it is damaged, encrypted, or cannot be read.
-    """
+    """A Parquet file's footer."""
 
     def __init__(self, path: str) -> None:
         self.path = path

@@ -2,6 +2,8 @@
 
 A scan knows names, labels and where each extent lies, but holds no sample bytes. What can only be
 read once, front to back (an iterable, a compressed tar), is a `Stream` instead, and can only be packed.
+
+What cannot be used as it is, damaged or not meant for us, is a `SourceError`, whoever reads it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import hashlib
 import importlib
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -290,11 +292,7 @@ def source_changed(path: str, what: str, now: object, expected: object) -> Sourc
 
 
 def check_unchanged(path: str, status: os.stat_result, size: int, mtime_ns: int | None) -> None:
-    """Checks a file's size and modification time against the listing.
-
-    Raises:
-        SourceChanged: it differs.
-    """
+    """Checks a file's size and modification time against the listing."""
     if status.st_size != size:
         raise source_changed(path, "size in bytes", f"{status.st_size:,}", f"{size:,}")
     if mtime_ns is not None and status.st_mtime_ns != mtime_ns:
@@ -339,11 +337,7 @@ class NotInPlace(Exception):
 
 
 def import_extra(module: str, extra: str, path: str) -> ModuleType:
-    """Imports an optional package.
-
-    Raises:
-        SourceError: it is not installed; says what to install.
-    """
+    """Imports an optional package."""
     try:
         return importlib.import_module(module)
     except ImportError as e:
@@ -376,15 +370,7 @@ def choose_label(
 ) -> str | None:
     """The column of labels of a table: the one that the options name, else by its name and type.
 
-    Args:
-        types: the columns and their types.
-        is_label: whether a column of this type may hold labels.
-        options: what the caller names; all of it must be there.
-        path: of the table.
-        expected: what a column of labels holds, for the error.
-
-    Raises:
-        SourceError: a column that is named is missing, there twice or of the wrong type.
+    All columns that the options name must be there; `expected` says what one of labels holds.
     """
     names = [name for name, _ in types]
     kinds = dict(types)
@@ -408,11 +394,7 @@ def choose_label(
 
 
 def label_array(values: Any, path: str, name: str) -> NDArray[np.int64]:
-    """Integers of any width as labels.
-
-    Raises:
-        SourceError: one is below -1 or above 2^63-1.
-    """
+    """Integers of any width as labels."""
     array = np.asarray(values)
     if array.size and (int(array.min()) < -1 or int(array.max()) >= 1 << 63):
         wrong = int(array.min()) if int(array.min()) < -1 else int(array.max())
@@ -507,8 +489,7 @@ def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class StreamedRow:
+class StreamedRow(NamedTuple):
     """One row that was read: parts in the order of their names, or why it is no sample."""
 
     row: int

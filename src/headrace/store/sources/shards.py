@@ -132,8 +132,7 @@ _SMALL_STEP = 4096
 class Window:
     """A file seen through a sliding buffer: big steps where headers are dense, small ones else.
 
-    Args:
-        path: the file; it is checked on closing that it did not change meanwhile.
+    When it is closed, the file must still be as it was when it was opened.
     """
 
     def __new__(cls, path: str) -> Self:
@@ -204,11 +203,7 @@ _FAR_BYTES = 64 << 10
 
 
 class ObjectWindow(Window):
-    """`Window` over an object.
-
-    Args:
-        path: its name. That it does not change meanwhile is checked with each read.
-    """
+    """`Window` over an object. Each read checks that it is still the same one."""
 
     path: ObjectName
 

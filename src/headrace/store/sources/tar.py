@@ -94,11 +94,7 @@ def compression_of(head: bytes) -> str | None:
 
 
 def open_tar(paths: list[str], options: SourceOptions) -> Scan | Stream:
-    """Lists tar files; a stream if they are compressed.
-
-    Raises:
-        SourceError: a file is damaged, or its members make no samples.
-    """
+    """Lists tar files; a stream if they are compressed."""
     compressed = [p for p in paths if _compression(p)]
     if compressed and len(compressed) < len(paths):
         plain = next(p for p in paths if p not in compressed)
@@ -199,11 +195,7 @@ def _grouped(
 
 
 def read_members(window: Window, problems: list[Problem]) -> Iterator[Member]:
-    """The regular files of a tar, in its order. What cannot be a sample goes to `problems`.
-
-    Raises:
-        SourceError: the tar is truncated or damaged.
-    """
+    """The regular files of a tar, in its order. What cannot be a sample goes to `problems`."""
     at = 0
     extensions = _Extensions()
     while header := _next_header(window, at):

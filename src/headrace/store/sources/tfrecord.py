@@ -66,11 +66,7 @@ def looks_like_tfrecord(head: bytes) -> bool:
 
 
 def scan_tfrecord(paths: list[str], options: SourceOptions) -> Scan:
-    """Lists TFRecord files without reading the records' data.
-
-    Raises:
-        SourceError: a file is truncated, damaged or compressed, or there are no records.
-    """
+    """Lists TFRecord files without reading the records' data."""
     files = map_files(paths, _list_records, options.workers)
     return scan_rows(paths, files, source_entry("tfrecord", paths, options), options)
 
