@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from headrace.io.objects.engine import ObjectEngine
     from headrace.store.namespace_engine import NamespaceEngine
-    from headrace.store.segment import Directory
     from headrace.store.sources.scan import SourceOptions
     from headrace.store.trust import Trust
 
@@ -233,37 +232,31 @@ def store_of_scan(
         direct: how `where` is listed again in another process; if None, the directory goes along.
     """
     fd, header = create_memory_directory(scan.columns)
+    entry = segment_of_header("segment-0000.hrd", header, volume_entries(scan.volumes), scan.source)
     try:
-        directory = directory_class(reference=reference).from_fd(fd, where)
         content = b""
         if direct is None:
             with mmap.mmap(fd, header.file_bytes, access=mmap.ACCESS_READ) as mapped:
                 content = mapped[:]
+        return _memory_store(
+            where, entry, fd, scan.objects, direct or content, reference=reference, modes=scan.modes
+        )
     finally:
         os.close(fd)
-    entry = segment_of_header("segment-0000.hrd", header, volume_entries(scan.volumes), scan.source)
-    return _memory_store(
-        where,
-        entry,
-        directory,
-        scan.objects,
-        direct or content,
-        reference=reference,
-        modes=scan.modes,
-    )
 
 
 def _memory_store(
     where: str,
     entry: Segment,
-    directory: Directory,
+    fd: int,
     objects: RemoteEngine | None,
     direct: SourceOptions | bytes,
     *,
     reference: bool,
     modes: AbstractSet[tuple[int, int]] = frozenset(),
 ) -> Store:
-    """A store of one segment whose directory lies in memory."""
+    """A store of one segment whose directory lies in an anonymous file."""
+    directory = directory_class(reference=reference).from_fd(fd, where)
     segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, objects))
     manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
     return Store(
@@ -306,8 +299,7 @@ def reopen_memory(
     """Opens a pickled store whose directory is in memory."""
     with memory_file() as fd:
         write_all(fd, content, 0)
-        directory = directory_class(reference=reference).from_fd(fd, path)
-    store = _memory_store(path, entry, directory, objects, content, reference=reference)
+        store = _memory_store(path, entry, fd, objects, content, reference=reference)
     store.segments[0].volumes.check_all()
     return store
 
