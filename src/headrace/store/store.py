@@ -20,8 +20,6 @@ from headrace.closing import Closing
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.io.objects.location import is_url, shown
 from headrace.store.directory import printable
-from headrace.store.reference import ReferenceReader
-from headrace.store.residency import resident_samples
 from headrace.store.segment import read_error
 from headrace.store.sources.scan import readers_of
 
@@ -274,6 +272,8 @@ class Store(Closing):
         Args:
             name: what is asked for; stores that agree say the same to everybody who gives it.
         """
+        from headrace.store.residency import resident_samples
+
         del name
         ranges: list[tuple[int, int]] = []
         for segment in self.segments:
@@ -371,6 +371,8 @@ class Store(Closing):
         segment = self.segment_of(extent.index)
         if self._reference or (self.objects is not None and self.objects.native is self.objects):
             # One range of one object: there is nothing to plan, and its engine is Python's anyway.
+            from headrace.store.reference import ReferenceReader
+
             reader = ReferenceReader(self.segment_of)
             return memoryview(reader.read(extent, start, size)).toreadonly()
         catalog = self.catalog

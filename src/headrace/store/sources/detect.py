@@ -108,11 +108,13 @@ def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
                 path=path,
                 next_step="Open it, or copy its folder.",
             )
-        from headrace.store.sources.folder import scan_folder
-        from headrace.store.sources.mds import is_mds_folder, list_mds_folder
+        if os.path.isfile(os.path.join(path, "index.json")):
+            from headrace.store.sources.mds import is_mds_folder, list_mds_folder
 
-        if is_mds_folder(path):
-            return _open_files(list_mds_folder(path), options)
+            if is_mds_folder(path):
+                return _open_files(list_mds_folder(path), options)
+        from headrace.store.sources.folder import scan_folder
+
         _refuse_columns("a folder of files", options)
         return scan_folder(path, options)
     if os.path.lexists(path):
