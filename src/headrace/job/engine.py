@@ -31,10 +31,9 @@ from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions
 from headrace.fabric.identity import HostIdentity
 from headrace.io.batch_reader import BatchReader
-from headrace.store.directory import write_all
+from headrace.store.directory import read_fully, write_all
 from headrace.store.format import DATA_OFFSET
 from headrace.store.segment import Volumes
-from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

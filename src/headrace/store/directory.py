@@ -431,6 +431,17 @@ def write_all(fd: int, data: NDArray[np.uint8] | bytes | memoryview, offset: int
         offset += written
 
 
+def read_fully(fd: int, view: memoryview, offset: int) -> int:
+    """Fills `view` from `offset`; returns fewer bytes than asked for only at the file's end."""
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
 # -- names ------------------------------------------------------------------------------------------
 
 _RENAME = "Rename one of them, or pass prefix_names=True where the source is several files."

@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.base.checksum import crc32c, crc32c_blocks
 from headrace.errors import CorruptStore, HeadraceError, SampleNotFound
-from headrace.store.directory import printable
+from headrace.store.directory import printable, read_fully
 from headrace.store.format import (
     CHECKSUM_BLOCK_BYTES,
     NAME_BYTES_MAX,
@@ -34,7 +34,6 @@ from headrace.store.format import (
     parse_header,
 )
 from headrace.store.segment import read_error
-from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,8 +28,8 @@ from headrace.errors import (
     VolumeTimeout,
 )
 from headrace.io.objects.location import is_url
+from headrace.store.directory import read_fully
 from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header, corrupt
-from headrace.store.sources.extents import read_fully
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,6 +19,7 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
 from headrace.io.objects.faults import Failure
+from headrace.store.directory import read_fully
 from headrace.store.sources.scan import (
     Problem,
     Scan,
@@ -310,17 +311,6 @@ def _translated(path: str) -> Iterator[None]:
         raise unreadable(
             path, e, "Make it readable, or pass on_error='skip' to leave it out."
         ) from e
-
-
-def read_fully(fd: int, view: memoryview, offset: int) -> int:
-    """Fills `view` from `offset`; returns fewer bytes than asked for only at the file's end."""
-    done = 0
-    while done < len(view):
-        count = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
-        if count == 0:
-            break
-        done += count
-    return done
 
 
 GAP_BYTES = 128 << 10

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from headrace.errors import SourceError
 from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import shown
-from headrace.store.sources.extents import read_fully
+from headrace.store.directory import read_fully
 from headrace.store.sources.scan import (
     Scan,
     SourceVolume,
