@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    _Draft = tuple[Section, Any]
     NameLevels = tuple[NDArray[np.int64] | None, list[tuple[NDArray[np.uint64], NDArray[np.uint8]]]]
 
 
@@ -228,30 +229,18 @@ def _check_user_column(name: str, values: NDArray[Any], n: int) -> None:
         )
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A section before it has its place: the entry and what fills it."""
-
-    kind: SectionKind
-    width: int
-    size_bytes: int
-    count: int
-    source: Any
-    parameters: bytes = bytes(8)
-    name: str = ""
-
-    def chunks(self) -> Iterator[NDArray[np.uint8]]:
-        """The section's bytes, slice by slice."""
-        if self.kind == SectionKind.EXTENT_ROWS:
-            yield from _row_chunks(self.source, RowLayout(*self.parameters[:5]))
-        elif self.kind in (SectionKind.LABEL, SectionKind.USER_COLUMN):
-            for i in range(0, self.count, _SLICE):
-                yield np.ascontiguousarray(self.source[i : i + _SLICE]).view(np.uint8)
-        elif self.width:
-            for i in range(0, self.count, _SLICE):
-                yield pack_unsigned(self.source[i : i + _SLICE], self.width).reshape(-1)
-        else:
-            yield self.source
+def _chunks(section: Section, source: Any) -> Iterator[NDArray[np.uint8]]:
+    """A section's bytes, slice by slice, from what fills it."""
+    if section.kind == SectionKind.EXTENT_ROWS:
+        yield from _row_chunks(source, RowLayout(*section.parameters[:5]))
+    elif section.kind in (SectionKind.LABEL, SectionKind.USER_COLUMN):
+        for i in range(0, section.count, _SLICE):
+            yield np.ascontiguousarray(source[i : i + _SLICE]).view(np.uint8)
+    elif section.width:
+        for i in range(0, section.count, _SLICE):
+            yield pack_unsigned(source[i : i + _SLICE], section.width).reshape(-1)
+    else:
+        yield source
 
 
 def _row_chunks(columns: DirectoryColumns, layout: RowLayout) -> Iterator[NDArray[np.uint8]]:
@@ -285,19 +274,24 @@ def _row_layout(columns: DirectoryColumns) -> RowLayout:
     )
 
 
+def _draft(
+    kind: SectionKind, width: int, values: Any, parameters: bytes = b"", name: str = ""
+) -> _Draft:
+    """A section that has no place yet, of `width` bytes an element, and what fills it."""
+    count = len(values)
+    return Section(kind, width, 0, width * count, count, parameters.ljust(8, b"\0"), name), values
+
+
 def _unsigned(kind: SectionKind, values: NDArray[Any], largest: int, level: int = 0) -> _Draft:
-    width = width_of(largest)
-    parameters = bytes([level]) + bytes(7)
-    return _Draft(kind, width, width * len(values), len(values), values, parameters)
+    return _draft(kind, width_of(largest), values, bytes([level]))
 
 
 def _strings(kind: SectionKind, strings: Sequence[bytes]) -> _Draft:
     blob = b"".join(len(s).to_bytes(2, "little") + s for s in strings)
-    return _Draft(kind, 0, len(blob), len(strings), np.frombuffer(blob, np.uint8))
+    return Section(kind, 0, 0, len(blob), len(strings)), np.frombuffer(blob, np.uint8)
 
 
-def _draft_labels(columns: DirectoryColumns) -> Iterator[_Draft]:
-    labels = columns.labels
+def _draft_labels(labels: NDArray[Any] | None) -> Iterator[_Draft]:
     if labels is None or not len(labels) or int(labels.max()) < 0:
         return
     low, high = int(labels.min()), int(labels.max())
@@ -306,71 +300,55 @@ def _draft_labels(columns: DirectoryColumns) -> Iterator[_Draft]:
         for w in (1, 2, 4, 8)
         if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1)
     )
-    stored = labels.astype(dtype, copy=False)
-    yield _Draft(SectionKind.LABEL, dtype.itemsize, stored.nbytes, len(stored), stored)
+    yield _draft(SectionKind.LABEL, dtype.itemsize, labels.astype(dtype, copy=False))
 
 
-def _draft_names(tree: NameLevels, samples: int) -> Iterator[_Draft]:
-    ranks, levels = tree
-    counts = samples
+def _draft_names(columns: DirectoryColumns) -> Iterator[_Draft]:
+    ranks, levels = build_levels(columns.names, columns.name_offsets)
+    count = n = columns.samples
     for level, (offsets, blob) in enumerate(levels):
         yield _unsigned(SectionKind.NAME_OFFSETS, offsets, len(blob), level)
-        yield _Draft(SectionKind.NAME_BLOCKS, 0, len(blob), counts, blob, bytes([level]) + bytes(7))
-        counts = -(-counts // NAMES_PER_BLOCK)
+        parameters = bytes([level]) + bytes(7)
+        yield Section(SectionKind.NAME_BLOCKS, 0, 0, len(blob), count, parameters), blob
+        count = -(-count // NAMES_PER_BLOCK)
     if ranks is not None:
-        inverse = np.empty(samples, np.uint64)
-        inverse[ranks] = np.arange(samples, dtype=np.uint64)
-        yield _unsigned(SectionKind.RANK_TO_INDEX, ranks, samples - 1)
-        yield _unsigned(SectionKind.INDEX_TO_RANK, inverse, samples - 1)
+        inverse = np.empty(n, np.uint64)
+        inverse[ranks] = np.arange(n, dtype=np.uint64)
+        yield _unsigned(SectionKind.RANK_TO_INDEX, ranks, n - 1)
+        yield _unsigned(SectionKind.INDEX_TO_RANK, inverse, n - 1)
 
 
 def _drafts(columns: DirectoryColumns) -> Iterator[_Draft]:
-    tree = build_levels(columns.names, columns.name_offsets)
+    m, parts = columns.extents, len(columns.part_names)
     layout = _row_layout(columns)
-    yield _Draft(
-        SectionKind.EXTENT_ROWS, layout.row_bytes, layout.row_bytes * columns.extents,
-        columns.extents, columns, bytes(layout) + bytes(3),
-    )  # fmt: skip
-    if columns.first_extent is not None and columns.extents != columns.samples:
-        yield _unsigned(SectionKind.FIRST_EXTENT, columns.first_extent, columns.extents)
-    parts = len(columns.part_names)
+    width = layout.row_bytes
+    yield (
+        Section(SectionKind.EXTENT_ROWS, width, 0, width * m, m, bytes(layout) + bytes(3)),
+        columns,
+    )
+    if columns.first_extent is not None and m != columns.samples:
+        yield _unsigned(SectionKind.FIRST_EXTENT, columns.first_extent, m)
     if columns.part is not None and parts > 1:
-        yield _Draft(
-            SectionKind.PART, 1 if parts <= 256 else 2,
-            columns.extents * (1 if parts <= 256 else 2), columns.extents, columns.part,
-        )  # fmt: skip
+        yield _draft(SectionKind.PART, 1 if parts <= 256 else 2, columns.part)
     yield _strings(SectionKind.PART_NAMES, columns.part_names)
-    yield from _draft_labels(columns)
+    yield from _draft_labels(columns.labels)
     if columns.class_names is not None:
         yield _strings(SectionKind.CLASS_NAMES, columns.class_names)
     for name, values in columns.columns.items():
         stored = values.astype(values.dtype.newbyteorder("<"), copy=False)
-        yield _Draft(
-            SectionKind.USER_COLUMN, stored.itemsize, stored.nbytes, len(stored), stored,
-            stored.dtype.kind.encode() + bytes(7), name,
-        )  # fmt: skip
-    yield from _draft_names(tree, columns.samples)
+        kind = stored.dtype.kind.encode()
+        yield _draft(SectionKind.USER_COLUMN, stored.itemsize, stored, kind, name)
+    yield from _draft_names(columns)
 
 
-def _place(drafts: list[_Draft], payload_offset: int) -> tuple[list[Section], int]:
-    sections = []
+def _place(sections: list[Section], payload_offset: int) -> tuple[list[Section], int]:
+    placed = []
     end = payload_offset
-    for draft in drafts:
+    for section in sections:
         offset = -(-end // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
-        section = Section(
-            draft.kind, draft.width, offset, draft.size_bytes, draft.count, draft.parameters,
-            draft.name,
-        )  # fmt: skip
-        sections.append(section)
-        end = offset + draft.size_bytes + (COLUMN_PADDING_BYTES if draft.width else 0)
-    return sections, end
-
-
-def _payload_offset(drafts: list[_Draft]) -> int:
-    """Where the payload begins: after as many page checksums as it needs itself."""
-    _, end = _place(drafts, 0)
-    blocks = -(-end // CHECKSUM_BLOCK_BYTES)
-    return -(-(PAGE_BYTES + 4 * blocks) // PAGE_BYTES) * PAGE_BYTES
+        placed.append(replace(section, offset=offset))
+        end = offset + section.size_bytes + (COLUMN_PADDING_BYTES if section.width else 0)
+    return placed, end
 
 
 def _write(columns: DirectoryColumns, fd: int) -> DirectoryHeader:
@@ -380,15 +358,17 @@ def _write(columns: DirectoryColumns, fd: int) -> DirectoryHeader:
             f"The directory needs {len(drafts)} sections, expected at most {SECTIONS_MAX}.",
             next_step=f"Store {len(drafts) - SECTIONS_MAX} columns fewer.",
         )
-    payload_offset = _payload_offset(drafts)
-    sections, end = _place(drafts, payload_offset)
+    # The payload begins behind as many page checksums as it needs itself.
+    sections, end = _place([section for section, _ in drafts], 0)
+    blocks = -(-end // CHECKSUM_BLOCK_BYTES)
+    payload_offset = -(-(PAGE_BYTES + 4 * blocks) // PAGE_BYTES) * PAGE_BYTES
+    sections, end = _place(sections, payload_offset)
     os.ftruncate(fd, end)
-    for draft, section in zip(drafts, sections, strict=True):
+    for section in sections:
         at = section.offset
-        for chunk in draft.chunks():
+        for chunk in _chunks(section, drafts.pop(0)[1]):  # what is written is needed no more
             write_all(fd, chunk, at)
             at += len(chunk)
-        draft.source = None
     checksums = _page_checksums(fd, payload_offset, end)
     write_all(fd, checksums.view(np.uint8), PAGE_BYTES)
     header = DirectoryHeader(
