@@ -35,7 +35,7 @@ from headrace.store.sources.scan import (
     source_entry,
     unsound,
 )
-from headrace.store.sources.shards import Window, map_files, open_binary, readable
+from headrace.store.sources.shards import Window, map_files, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -386,14 +386,14 @@ class _File:
     def damaged(self, error: BaseException) -> SourceError:
         return unsound(self.path, "Parquet", error, ", damaged or encrypted")
 
-    def chunks(self, name: str) -> list[ColumnChunk]:
+    def chunks(self, window: Window, name: str) -> list[ColumnChunk]:
         """The pieces of a column, one for each row group.
 
         Raises:
             NotInPlace: it is compressed or nested.
         """
         chunks = []
-        for group in self._row_groups():
+        for group in self._row_groups(window):
             at, column = _leaf(group, name, self.path)
             leaf = self._file.schema.column(at)
             if column.get(4) != _UNCOMPRESSED:
@@ -413,15 +413,13 @@ class _File:
             chunks.append(ColumnChunk(start, size, rows, width, leaf.max_definition_level > 0))
         return chunks
 
-    def _row_groups(self) -> list[dict[int, Any]]:
+    def _row_groups(self, window: Window) -> list[dict[int, Any]]:
         """The footer's row groups. Read here: pyarrow ends the process over an unknown codec."""
+        end = max(0, window.size - 8)
+        size = int.from_bytes(window.read(end, 4), "little")
         try:
-            with open_binary(self.path) as f:
-                f.seek(-8, os.SEEK_END)
-                size = int.from_bytes(f.read(4), "little")
-                f.seek(-8 - size, os.SEEK_END)
-                footer, _ = parse_struct(f.read(size))
-        except (OSError, IndexError, BadThrift) as e:
+            footer, _ = parse_struct(window.read(max(0, end - size), size))
+        except (IndexError, BadThrift) as e:
             raise self.damaged(e) from e
         groups = footer.get(4)
         if not isinstance(groups, list) or not all(isinstance(g, dict) for g in groups):
@@ -457,7 +455,7 @@ def _list_rows(path: str, columns: ArrowColumns) -> Rows:
         count = int(file.metadata.num_rows)
         places: Places = {}
         for name in columns.data:
-            pieces = [list_values(window, chunk) for chunk in file.chunks(name)]
+            pieces = [list_values(window, chunk) for chunk in file.chunks(window, name)]
             empty = np.zeros(0, np.uint64)
             offset, length = (np.concatenate([empty, *(p[i] for p in pieces)]) for i in (0, 1))
             if len(offset) != count:

@@ -77,16 +77,9 @@ def read_head(path: str, size: int) -> bytes:
 
 def readable(path: str) -> Any:
     """What libraries that want a path or a file can read: the path, or a file over an object."""
-    return (
-        io.BufferedReader(_ObjectFile(path), _BUFFER_BYTES)
-        if isinstance(path, ObjectName)
-        else path
-    )
-
-
-def open_binary(path: str) -> Any:
-    """A file or object, open for reading."""
-    return readable(path) if isinstance(path, ObjectName) else open(path, "rb")
+    if not isinstance(path, ObjectName):
+        return path
+    return io.BufferedReader(_ObjectFile(path), _BUFFER_BYTES)
 
 
 class _ObjectFile(io.RawIOBase):
