@@ -7,7 +7,7 @@ import pytest
 from headrace.errors import SourceError
 from headrace.store import open_store
 from headrace.store.pack import index, pack
-from headrace.store.sources.tfrecord import RIEGELI_MAGIC
+from headrace.store.sources.detect import RIEGELI_MAGIC
 
 from .rows import read_all, some_values
 

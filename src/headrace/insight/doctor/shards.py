@@ -213,10 +213,10 @@ def survey_shards(
 
 
 def _compressed(path: str) -> bool:
-    from headrace.store.sources.tar import compression_of
+    from headrace.store.sources.detect import is_compressed
 
     with open(path, "rb") as file:
-        return compression_of(file.read(8)) is not None
+        return is_compressed(file.read(8))
 
 
 def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Sampled | None:

@@ -341,16 +341,6 @@ def _readable(array: Any, path: str) -> Values:
 
 
 _FILE_MAGIC = b"ARROW1"
-_CONTINUATION = b"\xff\xff\xff\xff"
-
-
-def looks_like_arrow_stream(head: bytes) -> bool:
-    """Whether a file that begins with `head` may be an Arrow stream: a message's frame."""
-    if len(head) < 16 or head[:4] != _CONTINUATION:
-        return False
-    # A flatbuffer of some size, whose root offset lies inside it.
-    size = int.from_bytes(head[4:8], "little", signed=True)
-    return 8 <= size < 1 << 24 and size % 8 == 0 and int.from_bytes(head[8:12], "little") < size
 
 
 def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:

@@ -161,10 +161,31 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
     return scan_npy(paths[0], options)
 
 
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
+"""How files of gzip, bzip2, xz and zstd begin."""
+
+RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
+"""How each Riegeli file begins: the header of its first block, and where its first chunk ends."""
+
+_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+
+_TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
+    ("mds", (), (".mds",)),
+    ("hdf5", (_HDF5_MAGIC,), (".h5", ".hdf5")),
+    ("parquet", (b"PAR1", b"PARE"), (".parquet",)),
+    ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
+    ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
+)
+
+
+def is_compressed(head: bytes) -> bool:
+    """Whether a file that begins with `head` is compressed."""
+    return head.startswith(_COMPRESSED)
+
+
 def detect_file(path: str) -> str:
     """`tar`, `tfrecord`, `npy`, `npz`, `hdf5`, `parquet`, `arrow`, `mds` or `array_record`."""
     from headrace.store.sources.shards import read_head
-    from headrace.store.sources.tar import compression_of
     from headrace.store.sources.tfrecord import looks_like_tfrecord
 
     try:
@@ -186,9 +207,7 @@ def detect_file(path: str) -> str:
         return "tar"
     if ".tfrecord" in name or looks_like_tfrecord(head):
         return "tfrecord"
-    if head[257:262] == b"ustar" or (
-        compression_of(head) and name.endswith((".gz", ".bz2", ".xz"))
-    ):
+    if head[257:262] == b"ustar" or (is_compressed(head) and name.endswith((".gz", ".bz2", ".xz"))):
         return "tar"
     raise refused(
         path, f"begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
@@ -198,23 +217,16 @@ def detect_file(path: str) -> str:
 
 def _detect_table(head: bytes, name: str) -> str | None:
     """Files of rows, by their magic; by name where it stands elsewhere or is damaged."""
-    from headrace.store.sources.arrow import looks_like_arrow_stream
-    from headrace.store.sources.hdf5 import MAGIC
-    from headrace.store.sources.tfrecord import RIEGELI_MAGIC
-
-    tables: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
-        ("mds", (), (".mds",)),
-        ("hdf5", (MAGIC,), (".h5", ".hdf5")),
-        ("parquet", (b"PAR1", b"PARE"), (".parquet",)),
-        ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
-        ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
-    )
-    for kind, magics, endings in tables:
+    for kind, magics, endings in _TABLES:
         if head.startswith(magics) or name.endswith(endings):
             return kind
-    if head[512:520] == MAGIC:
+    if head[512:520] == _HDF5_MAGIC:
         return "hdf5"
-    return "arrow" if looks_like_arrow_stream(head) else None
+    # An Arrow stream begins with a message's frame: a flatbuffer of some size, whose root lies inside it.
+    if len(head) < 16 or head[:4] != b"\xff\xff\xff\xff":
+        return None
+    size, root = (int.from_bytes(head[at : at + 4], "little", signed=at == 4) for at in (4, 8))
+    return "arrow" if 8 <= size < 1 << 24 and size % 8 == 0 and root < size else None
 
 
 _ITEM_KEYS = frozenset({"name", "data", "label", "columns"})

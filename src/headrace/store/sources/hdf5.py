@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-MAGIC = b"\x89HDF\r\n\x1a\n"
-
 _READ_BYTES = 8 << 20
 _CHUNK_BYTES_MAX = 256 << 20
 """A chunk above this is read in pieces, and decompressed for each."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from headrace.errors import SourceError
 from headrace.store.directory import DirectoryColumns, columns_of, printable
+from headrace.store.sources.detect import is_compressed
 from headrace.store.sources.scan import (
     Problem,
     Scan,
@@ -50,12 +51,6 @@ _EXTENSION_BYTES_MAX = 1 << 20
 
 _LABEL_PART = b"cls"
 _LABEL_BYTES_MAX = 32
-_COMPRESSED = {
-    b"\x1f\x8b": "gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"\x28\xb5\x2f\xfd": "zstd",
-}
 _EXTENSION_KINDS = (b"L", b"K", b"x", b"g", b"X")
 _REGULAR_KINDS = (b"0", b"\0", b"7")
 _FOLDER_KIND = b"5"
@@ -88,14 +83,9 @@ class _Listing:
     parts: list[bytes] = field(default_factory=list)
 
 
-def compression_of(head: bytes) -> str | None:
-    """How a file that begins with `head` is compressed, or None."""
-    return next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
-
-
 def open_tar(paths: list[str], options: SourceOptions) -> Scan | Stream:
     """Lists tar files; a stream if they are compressed."""
-    compressed = [p for p in paths if _compression(p)]
+    compressed = [p for p in paths if _is_compressed(p)]
     if compressed and len(compressed) < len(paths):
         plain = next(p for p in paths if p not in compressed)
         raise SourceError(
@@ -136,9 +126,9 @@ def split_key(name: bytes) -> tuple[bytes, bytes]:
     return folder + slash + key, part
 
 
-def _compression(path: str) -> str | None:
+def _is_compressed(path: str) -> bool:
     try:
-        return compression_of(read_head(path, 8))
+        return is_compressed(read_head(path, 8))
     except OSError as e:
         raise unreadable(path, e, "Make it readable.") from e
 

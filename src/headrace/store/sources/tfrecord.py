@@ -21,6 +21,7 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
+from headrace.store.sources.detect import RIEGELI_MAGIC
 from headrace.store.sources.scan import (
     Rows,
     StreamedRow,
@@ -118,9 +119,6 @@ def _not_plain(window: Window, header: bytes) -> SourceError:
         "Decompress it, or pack it from an iterable." if gzip else "Check the file.", 0,
     )  # fmt: skip
 
-
-RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
-"""How each Riegeli file begins: the header of its first block, and where its first chunk ends."""
 
 _AT_ONCE_BYTES = 8 << 20
 _AT_ONCE_MAX = 4096
