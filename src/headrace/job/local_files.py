@@ -184,5 +184,9 @@ def _enter(folder: Path) -> int:
         fd = lock_path(folder / "lock", shared=True, wait_s=None)
     except FileNotFoundError:
         return -1
+    except OSError:
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if nothing is in it
+        raise
     assert fd is not None
     return fd
