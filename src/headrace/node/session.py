@@ -108,14 +108,7 @@ class _Lease:
     held_bytes: int
 
 
-_NUMBERED: Final = (
-    wire.Ask,
-    wire.Open,
-    wire.Files,
-    wire.FilesAsked,
-    wire.StatusAsked,
-    wire.StopAsked,
-)
+_NUMBERED = (wire.Ask, wire.Open, wire.Files, wire.FilesAsked, wire.StatusAsked, wire.StopAsked)
 """Requests with a ticket of their own."""
 
 
