@@ -87,7 +87,7 @@ class FarReader:
         self._demands: dict[int, _Demand] = {}
         self._turn = 0
         self._reader: _native.FileReader | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(2, "headrace-node-large")
         self._attempts: dict[bytes, int] = {}
         self._again: deque[tuple[float, ProgramRun, int]] = deque()
         self._wake = threading.Condition()
@@ -133,8 +133,7 @@ class FarReader:
             self._wake.notify_all()
         if self._thread is not None:
             self._thread.join(5.0)
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _go(self) -> None:
         if self._thread is None and not self._ended:
@@ -209,12 +208,12 @@ class FarReader:
         job: Any
         left = self._copies.reserve_left(path, row)
         if left is not None:
-            job = self._threads().submit(self._check_left, left)
+            job = self._pool.submit(self._check_left, left)
         elif self._copies.reserve(path, row[2], (view, file) if ahead else None) is None:
             self._no_room(view, file, ahead=ahead)
             return None
         elif row[2] > BIG_BYTES:
-            job = self._threads().submit(self._read_big, path, row)
+            job = self._pool.submit(self._read_big, path, row)
         else:
             if self._reader is None:
                 self._reader = _native.FileReader(
@@ -237,11 +236,6 @@ class FarReader:
             elif copy_bytes(int(view.stats[file, 2])) <= self._copies.quota_bytes:
                 demand.ahead.appendleft(file)
                 demand.blocked = True
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(2, "headrace-node-large")
-        return self._pool
 
     def _finish(self, readings: deque[_Reading]) -> None:
         """Place what has been read; waits a little for the oldest."""
