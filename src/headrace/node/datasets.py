@@ -27,7 +27,7 @@ from headrace.plane.tiers import MEMORY_RESERVE_BYTES
 from headrace.store.opening import reopen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from concurrent.futures import Executor
 
     from headrace.node.daemon import NodeOptions
@@ -117,7 +117,7 @@ class OpenDatasets:
         self._opening: dict[tuple[str, ...], list[Any]] = {}
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._next = 1
-        self.sharers: Sequence[RootFiles] = ()
+        self.sharers: Collection[RootFiles] = ()
 
     def open(self, request: Open, answer: Callable[[ServedData | None, Status, str], None]) -> None:
         """Open a data set, or find it open; `answer` is called in the loop, soon."""

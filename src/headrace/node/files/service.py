@@ -76,6 +76,7 @@ class FileService:
         self._folder: DiskFolder | None = None
         self._folder_error = ""
         self._roots: dict[tuple[bytes, str | None], RootFiles] = {}
+        self.sharers = self._roots.values()
         self._served: dict[Session, _Served] = {}
         # Of a job on some roots: the files that the order numbers, and the order of the last run.
         self._orders: dict[
@@ -83,7 +84,6 @@ class FileService:
         ] = {}
         self._ended: list[dict[str, Any]] = []
         self._closed = False
-        self.sharers: list[RootFiles] = []
 
     # -- what sessions ask ------------------------------------------------------------------------
 
@@ -148,7 +148,6 @@ class FileService:
         for root in self._roots.values():
             root.close()
         self._roots.clear()
-        self.sharers.clear()
         if self._folder is not None:
             self._folder.close()
 
@@ -182,7 +181,6 @@ class FileService:
                     model=model.model() if model is not None else None,
                 )  # fmt: skip
                 self._roots[path, simulate] = root
-                self.sharers.append(root)
             root.enter(served.job)
             served.roots.append(root)
         served.spellings = sorted(
@@ -208,9 +206,7 @@ class FileService:
             idle = [(root.used_s, key) for key, root in self._roots.items() if not root.users]
             if not idle:
                 return
-            root = self._roots.pop(min(idle)[1])
-            self.sharers.remove(root)
-            root.close()
+            self._roots.pop(min(idle)[1]).close()
 
     # -- scans and boards -------------------------------------------------------------------------
 
@@ -222,7 +218,7 @@ class FileService:
                 _log.exception("no board can be made")
                 text = f"{type(e).__name__}: {e}"
                 failed = FilesReady(served.request.ticket, Status.FAILED, text)
-                self._call_soon(lambda: self._say(served, failed))
+                self._call_soon(lambda: served.session.say(failed))
 
         threading.Thread(target=run, name=name, daemon=True).start()
 
@@ -235,7 +231,7 @@ class FileService:
         def wait() -> None:
             """The scan takes its time: the program begins without a board."""
             if served.run is None:
-                self._say(served, FilesReady(served.request.ticket, Status.OK, "scanning"))
+                served.session.say(FilesReady(served.request.ticket, Status.OK, "scanning"))
 
         patience = threading.Timer(PATIENCE_S, lambda: self._call_soon(wait))
         patience.daemon = True
@@ -307,10 +303,6 @@ class FileService:
         if before is not None:
             run.figures.add(before.figures)
             before.close()
-
-    def _say(self, served: _Served, message: FilesReady) -> None:
-        if not served.ended:
-            served.session.say(message)
 
     def _key(self, served: _Served) -> tuple[str, tuple[bytes, ...]]:
         return served.job, tuple(root.path for root in served.roots)
