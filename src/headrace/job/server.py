@@ -137,20 +137,6 @@ class NodeServer(Closing):
         self._published_s = 0.0
         self._ended_s = 0.0
 
-    def run(self, progress: Progress | None = None) -> NodeDocument:
-        """Takes part until the job ends; returns what was last published.
-
-        Raises:
-            JobError: the nodes do not meet.
-            HeadraceError: the source cannot be listed, or the disk refuses; see `close`.
-        """
-        self.plan()
-        self.stage(progress)
-        self.replicate()
-        self.hold()
-        assert self.document is not None
-        return self.document
-
     # -- the steps --------------------------------------------------------------------------------
 
     @_typed
@@ -477,7 +463,10 @@ def staging(
 
         def run() -> None:
             try:
-                server.run()
+                server.plan()
+                server.stage()
+                server.replicate()
+                server.hold()
             except BaseException as e:  # noqa: BLE001 - raised where the block ends
                 failures.append(e)
 
