@@ -194,11 +194,11 @@ def _read_fully(fd: int, into: NDArray[np.uint8], at: int, path: str) -> NDArray
 
 
 def damaged(
-    path: str, what: str, found: object, expected: object, offset: int = 0
+    path: str, what: str, actual: object, expected: object, offset: int = 0
 ) -> CorruptCheckpoint:
     """The error for a file of a checkpoint that is not as it was written."""
     return CorruptCheckpoint(
-        f"{path}: {what} is {found}, expected {expected} (offset {offset:,}).",
+        f"{path}: {what} is {actual}, expected {expected} (offset {offset:,}).",
         path=path,
         offset_bytes=offset,
         next_step=OLDER,

@@ -450,7 +450,7 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
     def close(self) -> None:
         """End reading ahead and decoding. Batches stay valid."""
         super().close()
-        if hasattr(self, "_under_way"):  # Grain closes iterators that were never made, too
+        if hasattr(self, "_under_way"):  # Grain also closes iterators that failed to begin
             self._stop()
             self._loader.close()
             if self._decoder is not None:

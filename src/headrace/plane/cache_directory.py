@@ -201,7 +201,7 @@ def take_lock(path: Path) -> Iterator[None]:
     """Hold a lock file; others hold it for moments only.
 
     Raises:
-        OSError: it cannot be made, or (TimeoutError) somebody holds it for ever.
+        OSError: it cannot be created, or (TimeoutError) somebody holds it for ever.
     """
     fd = lock_path(path, mode=0o666, wait_s=_LOCK_S)
     if fd is None:

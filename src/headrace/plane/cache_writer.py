@@ -420,7 +420,9 @@ class CacheWriter:
                 if ending and offer is None:
                     return
         except OSError as e:
-            self._give_up(_reason(e, self.cache))
+            full = e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            cached = f"the disk is full; {self.cache.cached:,} samples are cached."
+            self._give_up(cached if full else f"writing failed: {e.strerror or e}.")
         except Exception as e:  # noqa: BLE001 - a cache that fails must not end the training
             self._give_up(f"{type(e).__name__}: {e}")
             _log.exception("the cache %s is not written any more", self.cache.folder)
@@ -436,7 +438,10 @@ class CacheWriter:
                 if self._segment is not None:
                     due = self._segment_since + publish_after_s(self._segments())
                     timeout = due - time.monotonic()
-                    if self._publish_now or timeout <= 0 or self._all_written():
+                    all_written = self.cache.cached + self._segment.samples >= len(
+                        self.cache.places
+                    )
+                    if self._publish_now or timeout <= 0 or all_written:
                         break
                 self._publish_now = False
                 self._changed.wait(timeout)
@@ -451,10 +456,6 @@ class CacheWriter:
     def _segments(self) -> int:
         store = self.cache.store
         return 0 if store is None else len(store.segments)
-
-    def _all_written(self) -> bool:
-        assert self._segment is not None
-        return self.cache.cached + self._segment.samples >= len(self.cache.places)
 
     def _write(self, offer: Offer) -> None:
         batch, positions, size = offer
@@ -477,7 +478,11 @@ class CacheWriter:
         with directory.locked():
             room = directory.evict(wanted)
             if room < size + _ROOM_MIN:
-                self._give_up(_no_room(self.cache))
+                quota = directory.quota_bytes
+                limit = (
+                    "the disk's free space" if quota is None else f"the quota of {quota:,} bytes"
+                )
+                self._give_up(f"{limit} is used up; {self.cache.cached:,} samples are cached.")
                 return
             capacity = min(wanted, room) - _ROOM_MIN
             direct = writes_direct(self.source_bytes_per_s)
@@ -499,8 +504,10 @@ class CacheWriter:
     def _give_up(self, reason: str) -> None:
         with self._changed:
             if not self.why_stopped:
-                self.why_stopped = reason
-                _log.warning("%s Training goes on; what is not cached is read anew.", reason)
+                self.why_stopped = f"cache {self.cache.folder}: {reason}"
+                _log.warning(
+                    "%s Training goes on; what is not cached is read anew.", self.why_stopped
+                )
 
     def _forget(self) -> None:
         """Nothing of what waits will be written."""
@@ -518,18 +525,6 @@ class CacheWriter:
                     self.samples += self.cache.publish(segment)
                 else:
                     segment.remove()
-
-
-def _no_room(cache: DiskCache) -> str:
-    quota = cache.directory.quota_bytes
-    limit = "the disk's free space" if quota is None else f"the quota of {quota:,} bytes"
-    return f"cache {cache.folder}: {limit} is used up; {cache.cached:,} samples are cached."
-
-
-def _reason(e: OSError, cache: DiskCache) -> str:
-    if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"cache {cache.folder}: the disk is full; {cache.cached:,} samples are cached."
-    return f"cache {cache.folder}: writing failed: {e.strerror or e}."
 
 
 @atexit.register

@@ -390,7 +390,9 @@ class _Gate:
         with self._changed:
             self._stopping = True
             while self._held:
-                self._refuse(self._held.popleft())
+                held = self._held.popleft()
+                held.error = VolumeTimeout("the loader was closed while a batch was held back.")
+                held.began.set()
             self._changed.notify_all()
 
     def await_one(self, held: _Held) -> None:
@@ -400,19 +402,16 @@ class _Gate:
             self._changed.notify_all()
         try:
             while not held.began.wait(_SIGNAL_CHECK_S):
-                self.check_deadline()
+                idle_s = time.monotonic() - self._let_go_at
+                if idle_s > self._deadline_s:
+                    raise VolumeTimeout(
+                        f"a batch was held back for {idle_s:.0f} s by the limits {self.bytes.rate} "
+                        f"bytes and {self.reads.rate} reads per second.",
+                        next_step="Give larger limits, or a larger deadline_s.",
+                    )
         finally:
             with self._changed:
                 self._awaited -= 1
-
-    def check_deadline(self) -> None:
-        idle_s = time.monotonic() - self._let_go_at
-        if idle_s > self._deadline_s:
-            raise VolumeTimeout(
-                f"a batch was held back for {idle_s:.0f} s by the limits {self.bytes.rate} bytes "
-                f"and {self.reads.rate} reads per second.",
-                next_step="Give larger limits, or a larger deadline_s.",
-            )
 
     def settle(self, cost: tuple[int, int], batch: _native.Batch) -> None:
         """Pay back what did not have to be read."""
@@ -436,15 +435,6 @@ class _Gate:
                 in_flight=len(self._held),
             )
 
-    @staticmethod
-    def _refuse(held: _Held) -> None:
-        held.error = VolumeTimeout("the loader was closed while a batch was held back.")
-        held.began.set()
-
-    def _wait_s(self) -> float:
-        now = time.monotonic()
-        return max(self.bytes.wait_s(now), self.reads.wait_s(now))
-
     def _run(self) -> None:
         while (held := self._next()) is not None:
             try:
@@ -462,11 +452,11 @@ class _Gate:
                 if not self._held:
                     self._changed.wait()
                     continue
-                wait_s = self._wait_s()
+                now = time.monotonic()
+                wait_s = max(self.bytes.wait_s(now), self.reads.wait_s(now))
                 if wait_s > 0.0:
-                    began = time.monotonic()
                     self._changed.wait(wait_s)
-                    self.busy_s += time.monotonic() - began
+                    self.busy_s += time.monotonic() - now
                 elif not self._awaited and not self._has_room():
                     self._changed.wait(_GIVEN_UP_CHECK_S)
                 else:

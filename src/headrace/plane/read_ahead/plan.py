@@ -370,20 +370,17 @@ class PlannedReader:
     def order(self, paths: list[bytes]) -> _native.FileJob:
         """Have some files read; returns at once."""
         if self._native is None:
-            self._native = self._begin()
+            simulated = simulated_paths()
+            self.simulation = "" if simulated is None else simulated.model.label
+            self.began_s = time.monotonic()
+            self._native = _native.FileReader(
+                reads_in_flight=self.knobs["reads_in_flight"],
+                buffer_bytes=self.knobs["buffer_bytes"],
+                cold=self._cold.now,
+                simulate=None if simulated is None else simulated.model,
+                simulated_roots=[] if simulated is None else list(simulated.roots),
+            )
         return self._native.submit(paths)
-
-    def _begin(self) -> _native.FileReader:
-        simulated = simulated_paths()
-        self.simulation = "" if simulated is None else simulated.model.label
-        self.began_s = time.monotonic()
-        return _native.FileReader(
-            reads_in_flight=self.knobs["reads_in_flight"],
-            buffer_bytes=self.knobs["buffer_bytes"],
-            cold=self._cold.now,
-            simulate=None if simulated is None else simulated.model,
-            simulated_roots=[] if simulated is None else list(simulated.roots),
-        )
 
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Turn those of the knobs that are its own.

@@ -287,10 +287,14 @@ class ReadAhead(Closing):
         waited = time.perf_counter() - begun
         with self._lock:
             self.figures.wait_s += waited
-            if isinstance(content, int):
-                self._note_failure(content)
-            else:
+            if not isinstance(content, int):
                 self._note_served(len(content))
+            elif content in _NOT_BEGUN:
+                self.figures.late += 1
+                self._judge.note(good=1)  # right, and too slow: no reason to stop
+            else:
+                self.figures.changed += 1
+                self._judge.note(changed=1)
             del native  # the job's memory goes with its last file
             self._leave(planned)
         return None if isinstance(content, int) else content
@@ -302,14 +306,6 @@ class ReadAhead(Closing):
         self._reader.note_served(size, self.figures.wait_s)
         if self._bypass.note_served() and self.options.bypass and (recent := self._reader.recent()):
             self._bypass.judge(*recent)
-
-    def _note_failure(self, error: int) -> None:
-        if error in _NOT_BEGUN:
-            self.figures.late += 1
-            self._judge.note(good=1)  # right, and too slow: no reason to stop
-        else:
-            self.figures.changed += 1
-            self._judge.note(changed=1)
 
     def _leave(self, planned: PlannedFile) -> None:
         """A file is served or dropped: its job may be over, and make room."""

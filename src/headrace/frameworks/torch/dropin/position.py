@@ -158,7 +158,7 @@ class DataPosition:
             _load(iterator, state.dataset if state.whole else state.iterator, "data set")
 
     def load_after(self, state: DataState) -> None:
-        """Load what belongs to the iterator that was made, within an epoch.
+        """Load what belongs to the new iterator, within an epoch.
 
         Raises:
             StateMismatch: the iterator has no state.

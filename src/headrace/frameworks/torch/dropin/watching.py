@@ -234,7 +234,7 @@ class Watcher:
             self._say(batch)
 
     def arrived(self, batch: Any) -> None:
-        """Say that a batch came, which waits now."""
+        """Say that a batch was asked for, which waits now."""
         if self._foretold:
             self._foretold -= 1  # tasks come in the order in which they were foretold
         else:
