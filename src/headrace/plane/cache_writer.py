@@ -129,10 +129,10 @@ class CacheSegment:
         self.bytes = 0
         self.samples = 0
         self._part_names = tuple(os.fsencode(name) for name in part_names)
-        self._indices: list[NDArray[np.int64]] = []
-        self._labels: list[NDArray[np.int64]] = []
-        self._lengths: list[NDArray[np.int64]] = []
-        self._checksums: list[NDArray[np.uint32]] = []
+        self._rows: list[
+            tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32]]
+        ] = []
+        """Of each appended piece: indices, labels, lengths of parts, and their checksums."""
         self._fd = -1
         self._direct: _native.DirectWriter | None = None
         make_folder(self.path)
@@ -158,7 +158,7 @@ class CacheSegment:
     @property
     def indices(self) -> NDArray[np.int64]:
         """int64, shape (samples,): which they are."""
-        return np.concatenate([np.empty(0, np.int64), *self._indices])
+        return np.concatenate([np.empty(0, np.int64), *(rows[0] for rows in self._rows)])
 
     def append(self, batch: _native.Batch, positions: NDArray[np.int64]) -> None:
         """Append the samples at these positions of a batch.
@@ -171,10 +171,7 @@ class CacheSegment:
         else:
             checksums = _native.write_samples(self._fd, DATA_OFFSET + self.bytes, batch, positions)
         lengths = batch.lengths.reshape(batch.samples, batch.parts)[positions].reshape(-1)
-        self._indices.append(batch.indices[positions])
-        self._labels.append(batch.labels[positions])
-        self._lengths.append(lengths)
-        self._checksums.append(checksums)
+        self._rows.append((batch.indices[positions], batch.labels[positions], lengths, checksums))
         self.bytes += int(lengths.sum())
         self.samples += len(positions)
 
@@ -225,10 +222,10 @@ class CacheSegment:
 
     def _columns(self, source: Store, keep: NDArray[np.bool_]) -> DirectoryColumns:
         parts = len(self._part_names)
-        lengths = np.concatenate(self._lengths)
+        every, labels, lengths, checksums = map(np.concatenate, zip(*self._rows, strict=True))
         starts = DATA_OFFSET + np.cumsum(lengths) - lengths
         slots = np.repeat(keep, parts)
-        indices = self.indices[keep]
+        indices = every[keep]
         names, name_offsets = join_names([os.fsencode(name) for name in source.names.many(indices)])
         classes = source.classes
         n = len(indices)
@@ -238,11 +235,11 @@ class CacheSegment:
             volume=np.zeros(n * parts, np.uint32),
             offset=starts[slots].astype(np.uint64),
             length=lengths[slots].astype(np.uint64),
-            crc=np.concatenate(self._checksums)[slots],
+            crc=checksums[slots],
             first_extent=np.arange(0, (n + 1) * parts, parts, dtype=np.uint64) if several else None,
             part=np.tile(np.arange(parts, dtype=np.uint16), n) if several else None,
             part_names=self._part_names,
-            labels=np.concatenate(self._labels)[keep],
+            labels=labels[keep],
             class_names=tuple(map(os.fsencode, classes)) if classes else None,
             columns={INDEX_COLUMN: indices},
         )  # fmt: skip

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import data as torch_data
@@ -45,16 +45,6 @@ if TYPE_CHECKING:
     from headrace.plane.batch_trace import Interruption
     from headrace.plane.loader import Pass
     from headrace.plane.pipeline import Delivery, Fetched
-
-
-class Deliveries(Protocol):
-    """Makes the batches of a pass."""
-
-    def deliveries(self, a_pass: Pass) -> Generator[Delivery, None, None]:
-        """Yield the batch of each span of the pass, in order."""
-
-    def close(self) -> None:
-        """Let go of what is kept from pass to pass."""
 
 
 class Collate:
@@ -460,3 +450,6 @@ class WorkerDecoding:
             )
             self._pid = os.getpid()
         return self._torch
+
+
+Deliveries = WholeBatches | ThreadedDecoding | WorkerDecoding
