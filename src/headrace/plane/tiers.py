@@ -200,7 +200,7 @@ class MemoryTier(ReadStage):
             self._cache.set_quota(max(0, self._cache.mapped_bytes - short))
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _MemoryPending:
     """A batch of which some is held and the rest is being read."""
 
@@ -486,7 +486,7 @@ class _Near:
     job: PendingReads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, frozen=True, slots=True)
 class _DiskPending:
     """A batch from two tiers."""
 
