@@ -23,10 +23,9 @@ from headrace.control.service.database import Database
 from headrace.node import metrics as node_metrics
 from headrace.node import wire
 from headrace.telemetry import metrics as agent_metrics
-from headrace.web.access import Sessions
+from headrace.web.access import Sessions, WebOptions
 from headrace.web.app import Web
 from headrace.web.demo import DemoSource
-from headrace.web.server import WebOptions
 from headrace.web.stores import StoreBrowser
 
 if TYPE_CHECKING:

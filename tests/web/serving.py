@@ -15,11 +15,10 @@ from urllib.parse import quote
 
 import headrace as hr
 from headrace.control.service.http import HttpListener, HttpServer
-from headrace.web.access import Sessions
-from headrace.web.app import Web
+from headrace.web.access import Sessions, WebOptions
+from headrace.web.app import CONNECTIONS_MAX, Web
 from headrace.web.demo import DemoSource
 from headrace.web.live import Live
-from headrace.web.server import CONNECTIONS_MAX, WebOptions
 from headrace.web.stores import StoreBrowser
 from headrace.web.traced import TracedRuns
 from tests_shared import until, write_photos

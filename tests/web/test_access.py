@@ -10,9 +10,8 @@ import pytest
 
 from headrace.control.service.auth import PEERS_MAX, Refused, TokenFile, TokenThrottle
 from headrace.errors import ControlError
-from headrace.web.access import ROLES, Sessions
-from headrace.web.policies import DemoPolicies
-from headrace.web.server import WebOptions
+from headrace.web.access import ROLES, Sessions, WebOptions
+from headrace.web.demo import DemoPolicies
 
 LOOKS = ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/api/starving", "/api/storage",
          "/api/policy", "/api/stores"]  # fmt: skip

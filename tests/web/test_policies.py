@@ -6,7 +6,7 @@ from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
 from headrace.control.policy import policy_document, policy_yaml
 from headrace.control.policy.parse import parse_policy
-from headrace.web.policies import ControllerPolicies
+from headrace.web.watching import ControllerPolicies
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 

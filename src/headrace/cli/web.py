@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headrace.cluster.snapshot import ClusterSnapshot
-    from headrace.web.live import PageSource
-    from headrace.web.policies import Policies
+    from headrace.web.live import PageSource, Policies
 
 
 def web(
@@ -63,13 +62,12 @@ def web(
     try:
         from headrace.api import open as open_store
         from headrace.control.client import Client, Endpoint
-        from headrace.web.access import Sessions
-        from headrace.web.demo import DemoSource, demo_store
-        from headrace.web.policies import ControllerPolicies, DemoPolicies
-        from headrace.web.server import WebOptions, serve
+        from headrace.web.access import Sessions, WebOptions
+        from headrace.web.app import serve
+        from headrace.web.demo import DemoPolicies, DemoSource, demo_store
         from headrace.web.stores import StoreBrowser
         from headrace.web.traced import TracedRuns
-        from headrace.web.watching import ClusterSource
+        from headrace.web.watching import ClusterSource, ControllerPolicies
     except ModuleNotFoundError as e:
         from headrace.errors import ControlError
 

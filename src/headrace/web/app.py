@@ -7,7 +7,10 @@ here do source, stores, policies and sessions meet.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
+import signal
 import time
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,7 +30,7 @@ from starlette.routing import Route
 from headrace.control.client import Refusal as ControllerRefusal
 from headrace.control.policy import PolicyError
 from headrace.control.service.auth import Refused
-from headrace.control.service.http import read_body, refusal
+from headrace.control.service.http import HttpListener, HttpServer, listen_tcp, read_body, refusal
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.insight.usage import starving_of
 from headrace.web.access import SESSION_S, Guard
@@ -38,12 +41,11 @@ from headrace.web.traced import PREFIX, TracedRuns
 from headrace.web.views import rows
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable
 
-    from headrace.web.access import Sessions
-    from headrace.web.live import PageSource
-    from headrace.web.policies import Policies
-    from headrace.web.server import WebOptions
+    from headrace.web.access import Sessions, WebOptions
+    from headrace.web.live import PageSource, Policies
     from headrace.web.shell import WebPage
     from headrace.web.stores import StoreBrowser
 
@@ -380,3 +382,70 @@ def _index(request: Request) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise ValueError(f"index is {text!r}, expected a number from 0 on")
     return int(text)
+
+
+# -- the process ---------------------------------------------------------------------------------------
+
+CONNECTIONS_MAX: Final = 1024
+
+_log = logging.getLogger("headrace.web")
+
+
+def serve(
+    source: PageSource,
+    sessions: Sessions,
+    options: WebOptions,
+    *,
+    stores: StoreBrowser,
+    policies: Policies | None = None,
+    runs: TracedRuns | None = None,
+    ready: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve until a signal ends it.
+
+    Raises:
+        ControlError: it cannot listen there.
+    """
+    host, port = options.address
+    sock = listen_tcp(
+        host,
+        port,
+        options.listen,
+        "Name another port: --listen 127.0.0.1:0 takes any that is free.",
+    )
+    web = Web(source, sessions, options, stores=stores, policies=policies, runs=runs)
+    try:
+        asyncio.run(_serve(web, sock, ready))
+    finally:
+        sock.close()
+        stores.close()
+        if policies is not None:
+            policies.close()
+
+
+async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) -> None:
+    web.port = sock.getsockname()[1]
+    server = HttpServer(web.app, [HttpListener(sock)], CONNECTIONS_MAX)
+
+    def end() -> None:
+        server.should_exit = True
+        web.live.close()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    looking = asyncio.create_task(web.live.run())
+    looking.add_done_callback(_log_failure)
+    host = sock.getsockname()[0]
+    ready(f"http://{f'[{host}]' if ':' in host else host}:{web.port}/")
+    try:
+        await server.serve()
+    finally:
+        looking.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await looking
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("it looks no more", exc_info=task.exception())

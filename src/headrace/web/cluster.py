@@ -171,12 +171,7 @@ class Wire:
 
     def full(self) -> dict[str, Any]:
         """Everything as of the last `tick`, for a browser that comes."""
-        return {
-            **self._last,
-            "label": self.label,
-            "nodes": self._nodes,
-            "jobs": dict(self._rows),
-        }
+        return {**self._last, "label": self.label, "nodes": self._nodes, "jobs": dict(self._rows)}
 
     def tick(self, cluster: ClusterMoment) -> dict[str, Any]:
         """What changed since the cluster before."""

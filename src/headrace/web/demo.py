@@ -9,25 +9,28 @@ moment is computed from bursts on the file systems, a wave of each job's own, an
 
 from __future__ import annotations
 
-import struct
+import threading
 import time
-import zlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace.base.causes import Cause, cause_of
+from headrace.control.policy import changes, policy_document, policy_yaml
+from headrace.control.policy.parse import parse_policy
 from headrace.telemetry.history import JobRecord
-from headrace.web.cluster import IDLE, ClusterMoment, JobBox, NodeBox, levels
+from headrace.web.cluster import IDLE, ClusterMoment, JobBox, NodeBox, levels, plainly
 from headrace.web.views import JobFlow, file_system, job_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
 RECORDING: Final = Path(__file__).parent / "static/demo.npz"
+PICTURES: Final = Path(__file__).parent / "static/pictures.npz"
 DAY_S: Final = 86400.0
 PLAYED_S: Final = 2 * 3600.0
 NEVER: Final = 0xFFFFFFFF
@@ -305,64 +308,83 @@ class DemoSource:
         """What the job's tuner did, in seconds of the recording."""
         if not self._columns["tuned"][job]:
             return []
-        decisions: list[dict[str, Any]] = []
-        at_s, reads = float(self._began[job]) + 15.0, 8
-        for step in range(9):
-            kept = (job + step) % 4 != 0
-            turn: dict[str, Any] = {
-                "knob": "buffer_batches", "before": step + 2, "after": step + 3,
-                "why": "the buffer ran empty before steps asked",
+        began_s, pace = float(self._began[job]) + 15.0, (40.0 + job % 60) / 40.0
+        return [
+            {
+                "at_s": began_s + pace * after_s, "kept": kept, "knob": knob, "before": before,
+                "after": after, "why": _WHY[knob],
+            }
+            for after_s, knob, before, after, kept in _DECISIONS
+        ]  # fmt: skip
+
+
+_WHY: Final = {
+    "reads_in_flight": "the storage answered more at a time",
+    "buffer_batches": "the buffer ran empty before steps asked",
+}
+_DECISIONS: Final = (
+    (0.0, "reads_in_flight", 8, 16, True),
+    (40.0, "reads_in_flight", 16, 32, True),
+    (98.0, "buffer_batches", 4, 5, True),
+    (182.0, "reads_in_flight", 32, 64, True),
+    (304.0, "reads_in_flight", 64, 128, False),
+    (481.0, "buffer_batches", 5, 6, True),
+    (737.0, "buffer_batches", 6, 7, False),
+    (1109.0, "reads_in_flight", 64, 96, True),
+)
+"""Of the tuner of a job that reads through headrace: when, what it turned, and whether that was kept."""
+
+
+# -- what goes with it ------------------------------------------------------------------------------
+
+_DEMO_POLICY: Final = Path(__file__).parent / "static/demo.yaml"
+
+
+class DemoPolicies:
+    """A policy that nobody goes by; asked as `ControllerPolicies` is."""
+
+    where = "in the recorded demo"
+
+    def __init__(self) -> None:
+        self._policy = parse_policy(_DEMO_POLICY.read_text(encoding="utf-8"))
+        self._version = 7
+        self._lock = threading.Lock()
+
+    def current(self) -> dict[str, Any]:
+        """`version` and `text`."""
+        with self._lock:
+            return {
+                "version": self._version,
+                "text": policy_yaml(policy_document(self._policy), ascii_only=True),
+            }
+
+    def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
+        """What a policy changes."""
+        policy = parse_policy(text)
+        with self._lock:
+            differences = [asdict(change) for change in changes(self._policy, policy)]
+            applied = bool(differences) and not dry_run
+            if applied:
+                self._policy, self._version = policy, self._version + 1
+            return {
+                "version": self._version, "applied": applied, "changes": plainly(differences),
+                "unknown": [],
             }  # fmt: skip
-            if (job + step) % 5 < 3:
-                turn = {
-                    "knob": "reads_in_flight", "before": reads, "after": min(512, 2 * reads),
-                    "why": "the storage answered more at a time",
-                }  # fmt: skip
-                reads = turn["after"] if kept else reads
-            decisions.append({"at_s": at_s, "kept": kept, **turn})
-            at_s += (40.0 + job % 60) * 1.45**step
-        return decisions
 
-
-# -- a store of pictures --------------------------------------------------------------------------
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def demo_store(path: Path) -> Path:
-    """Pack a small store of pictures, drawn here, so that nobody's data are shown."""
+    """Pack a small store of pictures, which were drawn by formulas: nobody's data are shown."""
     from headrace import pack
 
-    pack(_pictures(), path)
+    with np.load(PICTURES) as pictures:
+        samples = [
+            {"name": name, "data": pictures[name].tobytes(), "label": label}
+            for label, kind in enumerate(("dunes", "petals", "ripples"))
+            for name in pictures.files
+            if name.startswith(kind)
+        ]
+    pack(samples, path)
     return path
-
-
-def _pictures() -> Iterator[dict[str, object]]:
-    random = np.random.default_rng(11)
-    y, x = np.mgrid[-1:1:192j, -1:1:192j]
-    for label, kind in enumerate(("ripples", "dunes", "petals")):
-        for number in range(40):
-            cx, cy, turn, fine = random.uniform(-0.6, 0.6, 4)
-            r, angle = np.hypot(x - cx, y - cy), np.arctan2(y - cy, x - cx)
-            if kind == "ripples":
-                wave = np.sin(18 * (1 + fine / 2) * r + 6 * turn)
-            elif kind == "dunes":
-                wave = np.sin(9 * y + 3 * np.sin(4 * x + 5 * turn) + 4 * fine)
-            else:
-                wave = np.cos(round(3 + 4 * abs(turn)) * angle + 5 * fine) - 2.2 * r + 0.6
-            tint = random.uniform(0.35, 1.0, 3)
-            light = (0.5 + 0.5 * np.tanh(1.6 * wave))[..., None] * tint + 0.12 * (1 - r)[..., None]
-            pixels = (255 * np.clip(light, 0, 1)).astype(np.uint8)
-            yield {"name": f"{kind}/{number:03d}.png", "data": _png(pixels), "label": label}
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    """[height, width, 3] as a PNG file: an image library is no part of `headrace[web]`."""
-    height, width, _ = pixels.shape
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + checksum
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    body = chunk(b"IDAT", zlib.compress(lines.tobytes(), 1))
-    return b"\x89PNG\r\n\x1a\n" + head + body + chunk(b"IEND", b"")

@@ -22,11 +22,14 @@ from headrace.web.cluster import Wire, plain
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from headrace.web.demo import DemoSource
-    from headrace.web.watching import ClusterSource
+    from headrace.web.demo import DemoPolicies, DemoSource
+    from headrace.web.watching import ClusterSource, ControllerPolicies
 
     PageSource = ClusterSource | DemoSource
     """Looks at something. Called by one thread at a time; what it returns is not changed afterwards."""
+
+    Policies = ControllerPolicies | DemoPolicies
+    """What is wanted of jobs. Its calls wait: they are made off the loop."""
 
 _log = logging.getLogger("headrace.web")
 
@@ -82,14 +85,7 @@ def event(name: str, document: Any) -> bytes:
 
 
 class Live:
-    """Looks for all browsers together.
-
-    Attributes:
-        clients: who is told now.
-        dropped: how many did not keep up.
-        looks: so far.
-        trouble: why nothing can be seen; ''.
-    """
+    """Looks for all browsers together."""
 
     def __init__(self, source: PageSource, clients_max: int = CLIENTS_MAX) -> None:
         self.source = source
@@ -176,14 +172,13 @@ class Live:
 
     async def soon(self) -> None:
         """Look, if what was seen is not fresh: somebody comes."""
-        if time.monotonic() - self._looked_s > 2 * self.source.period_s:
-            async with self._locks.setdefault("soon", asyncio.Lock()):
-                if time.monotonic() - self._looked_s > 2 * self.source.period_s:
-                    await self.look()
+        await self.look(2 * self.source.period_s)
 
-    async def look(self) -> None:
-        """Look once, and tell all."""
+    async def look(self, fresh_s: float = 0.0) -> None:
+        """Look once, and tell all; not if that was done so lately."""
         async with self._locks.setdefault("look", asyncio.Lock()):
+            if time.monotonic() - self._looked_s <= fresh_s:
+                return
             loop = asyncio.get_running_loop()
             try:
                 tick, self._full = await loop.run_in_executor(self._thread, self._see)

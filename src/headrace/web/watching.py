@@ -7,14 +7,15 @@ file systems now. Without a scheduler the nodes are those that agents tell of.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
-from contextlib import closing
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.control.policy import policy_yaml
 from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
-from headrace.web.cluster import cluster_of, nodes_of_agents, nodes_of_scheduler
+from headrace.web.cluster import cluster_of, nodes_of_agents, nodes_of_scheduler, plainly
 from headrace.web.views import JobFlow, file_system, job_page
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class ClusterSource:
             HeadraceError: nothing can be seen.
         """
         notes: list[str] = []
-        parts = self._try(notes, "history", HISTORY_S, self._now)
+        now = self._clock()
+        parts = self._try(notes, "history", HISTORY_S, lambda: self._parts(now - NOW_S, now))
         seen = None
         if self._snapshot is not None:
             seen = self._try(notes, "snapshot", SNAPSHOT_S, self._snapshot)
@@ -93,15 +95,12 @@ class ClusterSource:
             raise TelemetryError(" ".join(notes) or "nothing can be seen")
         records = parts or []
         layout = nodes_of_agents(records) if seen is None else nodes_of_scheduler(seen)
-        return cluster_of(layout, records, self._clock(), tuple(notes))
+        return cluster_of(layout, records, now, tuple(notes))
 
     def records(self) -> list[JobRecord]:
         """Jobs of the last day."""
         now = self._clock()
-        records: list[JobRecord] = self._once(
-            "day", HISTORY_S, lambda: self._records(now - DAY_S, now)
-        )
-        return records
+        return self._records(now - DAY_S, now)
 
     def storage(self) -> list[dict[str, Any]]:
         """File systems, what weighs on them over time and the jobs behind it (`views.file_system`)."""
@@ -144,24 +143,20 @@ class ClusterSource:
 
     # -- history ------------------------------------------------------------------------------------
 
-    def _now(self) -> list[tuple[str, JobRecord]]:
-        now = self._clock()
-        return self._parts(now - NOW_S, now)
-
     def _parts(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[str, JobRecord]]:
         """Records with their node; '' where the history tells of jobs as a whole."""
-        with closing(open_history(self._history)) as history:
-            if isinstance(history, FileHistory):
-                parts = history.parts(since_s, until_s, job_id)
-            else:
-                parts = [("", record) for record in history.records(since_s, until_s, job_id)]
+        history = open_history(self._history)
+        if isinstance(history, FileHistory):
+            parts = history.parts(since_s, until_s, job_id)
+        else:
+            parts = [("", record) for record in history.records(since_s, until_s, job_id)]
         return [(node, record) for node, record in parts if record.job_id]
 
     def _records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        with closing(open_history(self._history)) as history:
-            return [r for r in history.records(since_s, until_s, job_id) if r.job_id]
+        records = open_history(self._history).records(since_s, until_s, job_id)
+        return [record for record in records if record.job_id]
 
     def _minutes(
         self, since_s: float, until_s: float, job_id: str
@@ -176,17 +171,14 @@ class ClusterSource:
     def _over_time(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[float, list[JobRecord], float]]:
-        with closing(open_history(self._history)) as history:
-            if isinstance(history, FileHistory):
-                by_minute = history.minutes(since_s, until_s, job_id)
-                return [
-                    (at, [r for r in records if r.job_id], 60.0)
-                    for at, records in by_minute.items()
-                ]
-            step = max(60.0, (until_s - since_s) / WINDOWS)
-            count = max(1, round((until_s - since_s) / step))
-            starts = [since_s + step * i for i in range(count)]
-            return [(at, history.records(at, at + step, job_id), step) for at in starts]
+        history = open_history(self._history)
+        if isinstance(history, FileHistory):
+            by_minute = history.minutes(since_s, until_s, job_id).items()
+            return [(at, [r for r in records if r.job_id], 60.0) for at, records in by_minute]
+        step = max(60.0, (until_s - since_s) / WINDOWS)
+        count = max(1, round((until_s - since_s) / step))
+        starts = [since_s + step * i for i in range(count)]
+        return [(at, history.records(at, at + step, job_id), step) for at in starts]
 
     # -- file systems -------------------------------------------------------------------------------
 
@@ -266,3 +258,40 @@ class ClusterSource:
         except HeadraceError as e:
             notes.append(str(e))
             return None
+
+
+class ControllerPolicies:
+    """A controller's."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()
+        self.where = f"at {client.endpoint.url}"
+
+    def current(self) -> dict[str, Any]:
+        """`version` and `text`.
+
+        Raises:
+            ControlError: it cannot be had.
+        """
+        with self._lock:
+            reply = self._client.document("GET", "/v1/policy")
+        return {"version": reply["version"], "text": policy_yaml(reply["policy"], ascii_only=True)}
+
+    def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
+        """What a policy changes: `version`, `applied`, `changes` and `unknown`.
+
+        Raises:
+            PolicyError: something is wrong with it.
+            Refusal: of the controller: likewise.
+            ControlError: nobody answers.
+        """
+        path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
+        with self._lock:
+            reply = self._client.document("PUT", path, text.encode())
+        return {key: plainly(reply[key]) for key in ("version", "applied", "changes", "unknown")}
+
+    def close(self) -> None:
+        """Let go of the controller."""
+        with self._lock:
+            self._client.close()
