@@ -18,8 +18,8 @@ import pytest
 import headrace as hr
 from headrace.control.client import Client, Endpoint
 from headrace.control.metrics import MetricsServer, address_of, asked, renderer, serve_metrics
+from headrace.control.service.app import ask_status as ask_control
 from headrace.control.service.metrics import TABLE as CONTROL_TABLE
-from headrace.control.service.process import ask_status as ask_control
 from headrace.errors import ControlError
 from headrace.insight import dashboard
 from headrace.machine.gpu import GPUs
@@ -180,7 +180,7 @@ def agent(folder, monkeypatch):
     agent = Agent(AgentOptions(node="n", pace=pace), listener, gpus=GPUs(lambda: busy))
     thread = threading.Thread(target=agent.run)
     thread.start()
-    render = renderer(lambda: asked(agent.call_soon, agent.figures))
+    render = renderer(lambda: asked(agent.loop.call_soon, agent.figures))
     served = MetricsServer(address_of("127.0.0.1:0"), render, lambda: True)
     # Only what has the job in its environment from the start is found; this process was there before.
     job = subprocess.Popen([sys.executable, "-c", "while True: pass"])
@@ -189,7 +189,7 @@ def agent(folder, monkeypatch):
     job.kill()
     job.wait()
     served.close()
-    agent.stop()
+    agent.loop.stop()
     thread.join(20)
     agent.close()
     listener.close()

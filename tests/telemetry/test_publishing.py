@@ -13,6 +13,7 @@ import pytest
 
 import headrace as hr
 from headrace.control.publishing import Publisher, Totals, _grow, split_wait, tier_bytes
+from headrace.control.stalls import verdict_of
 from headrace.machine.mounts import file_system_of, mounts
 from headrace.plane.stage import StageStats
 from headrace.telemetry.messages import parse_report
@@ -149,16 +150,16 @@ def test_a_pass_may_end_in_the_midst_of_telling(ear, lasting, packed_photos, mon
     """As the collector ends one in whatever thread it runs: here in that which tells."""
     first, _ = passes(packed_photos, 1)
     second, samples = passes(packed_photos, 2)
-    system, ended = lasting._system, []
+    ended = []
 
-    def ends_a_pass(plane, look):
+    def ends_a_pass(steps, evidence):
         if not ended:
-            ended.append(plane)
+            ended.append(steps)
             lasting.tell([second.tuning])
             first.stats.rest()
-        return system(plane, look)
+        return verdict_of(steps, evidence)
 
-    monkeypatch.setattr(lasting, "_system", ends_a_pass)
+    monkeypatch.setattr("headrace.control.publishing.verdict_of", ends_a_pass)
     telling = threading.Thread(target=lasting.tell, args=([first.tuning],), daemon=True)
     telling.start()
     telling.join(20)

@@ -113,10 +113,7 @@ def _records(
     from headrace.telemetry.history import open_history
 
     opened = open_history(history_of(history))
-    try:
-        return opened.records(since_s, until_s), opened.skipped
-    finally:
-        opened.close()
+    return opened.records(since_s, until_s), opened.skipped
 
 
 def starving(

@@ -187,6 +187,16 @@ class _PlaneFigures:
     """None: they are not counted, or not known."""
 
 
+@dataclass(slots=True)
+class _KnownPlane:
+    """What was told of a plane so far."""
+
+    system: str
+    """File system that its source lies on."""
+    figures: _PlaneFigures
+    steps: int = 0
+
+
 def _tiers(before: _PlaneFigures, look: _PlaneFigures) -> dict[str, float]:
     """Bytes by where they came from; what no stage accounts for came through the node daemon, or the source."""
     tiers: dict[str, float] = {**tier_bytes(tuple(_since(before.stages, look.stages).values()))}
@@ -219,9 +229,7 @@ class Publisher:
         self._identity: JobIdentity | None = None
         self._instance = secrets.token_hex(16)
         self._began_s = time.time()
-        self._seen: weakref.WeakKeyDictionary[Plane, _PlaneFigures] = weakref.WeakKeyDictionary()
-        self._systems: weakref.WeakKeyDictionary[Plane, str] = weakref.WeakKeyDictionary()
-        self._steps: weakref.WeakKeyDictionary[Plane, int] = weakref.WeakKeyDictionary()
+        self._known: weakref.WeakKeyDictionary[Plane, _KnownPlane] = weakref.WeakKeyDictionary()
         # Of passes that have ended, which nobody was told of.
         self._kept: deque[tuple[Plane, _PlaneFigures]] = deque()
         self._teller = 0
@@ -281,22 +289,26 @@ class Publisher:
         """Add what a plane did since the last look; nothing if it is gone."""
         if look is None:
             return
-        before = self._seen.get(plane)
-        if before is None:
+        known = self._known.get(plane)
+        if known is None:
+            label = next((stage.simulation for stage in look.stages if stage.simulation), "")
+            system = label or (file_system_of(plane.source) if plane.source else "")
             before = look if plane.started < self._since else _NOTHING
-        elif look.consumer.batches < before.consumer.batches:
-            before = _NOTHING  # it began anew
-        verdict = self._verdict(plane, look)
-        self.totals.add(self._system(plane, look), look, before, verdict)
+            known = self._known[plane] = _KnownPlane(system, before)
+        elif look.consumer.batches < known.figures.consumer.batches:
+            known.figures = _NOTHING  # it began anew
+        verdict = None
+        # What the node daemon was waited for, it knows more of.
+        if look.steps is not None and all(stage.name != "node" for stage in look.stages):
+            steps, known.steps = look.steps.since(known.steps)
+            verdict = verdict_of(steps, seen_of(plane)) if len(steps) else None
+        before, now = known.figures, look.consumer
+        self.totals.add(known.system, look, before, verdict)
         # A wait that is under way may turn out to be none; what was told stays told.
-        self._seen[plane] = _later(before, look)
-
-    def _verdict(self, plane: Plane, look: _PlaneFigures) -> Verdict | None:
-        """On the steps since the last look; None where there are none, or the daemon knows more."""
-        if look.steps is None or any(stage.name == "node" for stage in look.stages):
-            return None
-        steps, self._steps[plane] = look.steps.since(self._steps.get(plane, 0))
-        return verdict_of(steps, seen_of(plane)) if len(steps) else None
+        waited_s = max(before.consumer.waited_s, now.waited_s)
+        worked_s = max(before.consumer.worked_s, now.worked_s)
+        consumer = replace(now, waited_s=waited_s, worked_s=worked_s)
+        known.figures = _PlaneFigures(consumer, look.stages, None)
 
     def _send(self, *, ended: bool) -> None:
         if not self.totals.batches and not self.totals.stall_s:
@@ -343,12 +355,6 @@ class Publisher:
             },
         }
 
-    def _system(self, plane: Plane, look: _PlaneFigures) -> str:
-        if plane not in self._systems:
-            label = next((stage.simulation for stage in look.stages if stage.simulation), "")
-            self._systems[plane] = label or (file_system_of(plane.source) if plane.source else "")
-        return self._systems[plane]
-
 
 _NOTHING: Final = _PlaneFigures(ConsumerStats(), (), None)
 
@@ -357,15 +363,6 @@ def _figures_of(plane: Plane) -> _PlaneFigures | None:
     """What a plane did so far; None if it is gone."""
     steps, figures = plane.steps, plane.now()
     return None if figures is None else _PlaneFigures(*figures, steps)
-
-
-def _later(before: _PlaneFigures, look: _PlaneFigures) -> _PlaneFigures:
-    consumer = replace(
-        look.consumer,
-        waited_s=max(before.consumer.waited_s, look.consumer.waited_s),
-        worked_s=max(before.consumer.worked_s, look.consumer.worked_s),
-    )
-    return _PlaneFigures(consumer, look.stages, None)
 
 
 def _no_job() -> JobIdentity:

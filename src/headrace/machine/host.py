@@ -57,6 +57,53 @@ def byte_fields(path: Path) -> dict[str, int]:
     return fields
 
 
+LINES_MAX: Final = 4096
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file of the kernel, at most `LINES_MAX`; [] where it cannot be read."""
+    return read_text(path, 1 << 20).splitlines()[:LINES_MAX]
+
+
+def number(word: str) -> float | None:
+    """A counter's value; None if it is none."""
+    word = word.strip()
+    return float(word) if word.isascii() and word.isdigit() and len(word) <= 20 else None
+
+
+def fields_of(path: Path) -> dict[str, float]:
+    """Counters by name, of lines like those of `memory.stat`: `inactive_file 4096`."""
+    pairs = (line.partition(" ") for line in lines_of(path))
+    values = {name: number(value) for name, _, value in pairs}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def pressure_of(path: Path) -> dict[str, float]:
+    """Seconds of a pressure file, of the node or of a control group; {} without one.
+
+    `some`: at least one task waited. `full`: nobody did anything else.
+    """
+    seconds = {}
+    for line in lines_of(path):
+        words = line.split()
+        total = next((word for word in words[1:] if word.startswith("total=")), "")
+        value = number(total.removeprefix("total="))
+        if words[:1] in (["some"], ["full"]) and value is not None:
+            seconds[words[0]] = value / 1e6
+    return seconds
+
+
+def cpu_seconds(path: Path) -> tuple[float, float, float] | None:
+    """CPU seconds of /proc/stat: in use, waiting for I/O, and in all; None: it cannot be understood."""
+    words = read_text(path, 512).partition("\n")[0].split()
+    ticks = [number(word) for word in words[1:9]]
+    if words[:1] != ["cpu"] or len(ticks) < 5 or None in ticks:
+        return None
+    seconds = [(tick or 0.0) / os.sysconf("SC_CLK_TCK") for tick in ticks]
+    idle, iowait = seconds[3:5]
+    return sum(seconds) - idle - iowait, iowait, sum(seconds)
+
+
 # -- memory ---------------------------------------------------------------------------------------
 
 
@@ -94,14 +141,8 @@ def memory_usages(root: Path) -> list[MemoryUsage]:
         )
         if limit is None or used is None or limit >= NO_LIMIT:
             continue
-        prefix = "total_" if version == 1 else ""
-        cached = sum(
-            int(value)
-            for name, _, value in (
-                line.partition(" ") for line in read_text(group / "memory.stat").splitlines()
-            )
-            if name in (f"{prefix}inactive_file", f"{prefix}active_file") and value.isdigit()
-        )
+        prefix, counts = "total_" if version == 1 else "", fields_of(group / "memory.stat")
+        cached = sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
         label = f"cgroup v{version} {group.relative_to(root)}"
         usages.append(MemoryUsage(label, limit, max(0, used - cached)))
     return usages
@@ -192,24 +233,8 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, part / whole)
 
 
-def read_host(now_s: float, root: Path = Path("/proc")) -> HostCounters:
+def read_host(now_s: float) -> HostCounters:
     """Read the counters, in some ten microseconds."""
-    busy_s = all_s = io_s = math.nan
-    try:
-        with (root / "stat").open() as f:
-            words = f.readline().split()
-        ticks = [int(word) for word in words[1:9]]
-        idle = ticks[3] + ticks[4]  # idle, iowait
-        if words[0] == "cpu":
-            ticks_per_s = os.sysconf("SC_CLK_TCK")
-            all_s, busy_s = sum(ticks) / ticks_per_s, (sum(ticks) - idle) / ticks_per_s
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        with (root / "pressure/io").open() as f:
-            line = f.readline()
-        if line.startswith("some"):
-            io_s = int(line.rpartition("total=")[2]) * 1e-6
-    except (OSError, ValueError):
-        pass
+    busy_s, _, all_s = cpu_seconds(Path("/proc/stat")) or (math.nan,) * 3
+    io_s = pressure_of(Path("/proc/pressure/io")).get("some", math.nan)
     return HostCounters(now_s, busy_s, all_s, io_s)

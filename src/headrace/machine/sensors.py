@@ -10,23 +10,19 @@ vanish. A counter that is seen for the first time has grown by nothing: what it 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.base.job import clean
-from headrace.machine.host import byte_fields, read_text
+from headrace.machine.host import byte_fields, cpu_seconds, lines_of, number, pressure_of
 from headrace.machine.mounts import unescaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-LINES_MAX: Final = 4096
 DEVICES_MAX: Final = 64
 """Disks, interfaces, ports or mounts of one sensor."""
-
-_BYTES_MAX: Final = 1 << 20
 
 SensorKey = tuple[str, str]
 """Name of a figure, and what it is of (a device, an interface, a mount; "")."""
@@ -89,11 +85,7 @@ class _Values(NamedTuple):
 
 
 class Sensor:
-    """Reads one thing of this node.
-
-    Attributes:
-        why: why nothing is seen; '' if something is.
-    """
+    """Reads one thing of this node."""
 
     def __init__(self, name: str, root: Path = Path("/")) -> None:
         self.name = name
@@ -115,17 +107,6 @@ def all_sensors(root: Path = Path("/")) -> list[Sensor]:
     return [Sensor(name, root) for name in _VALUES]
 
 
-def lines_of(path: Path) -> list[str]:
-    """The lines of a file of the kernel, at most `LINES_MAX`; [] where it cannot be read."""
-    return read_text(path, _BYTES_MAX).splitlines()[:LINES_MAX]
-
-
-def number(word: str) -> float | None:
-    """A counter's value; None if it is none."""
-    word = word.strip()
-    return float(word) if word.isascii() and word.isdigit() and len(word) <= 20 else None
-
-
 def _counted(counters: dict[SensorKey, float], why: str) -> _Values:
     return _Values("" if counters else why, counters, {}, {})
 
@@ -138,18 +119,10 @@ def _add(counters: dict[SensorKey, float], name: str, of: str, value: float | No
 def _cpu(root: Path) -> _Values:
     """CPU seconds from /proc/stat: busy, waiting for I/O, and in all."""
     path = root / "proc/stat"
-    words = next(iter(lines_of(path)), "").split()
-    ticks = [number(word) for word in words[1:9]]
-    if words[:1] != ["cpu"] or len(ticks) < 5 or None in ticks:
+    if (seconds := cpu_seconds(path)) is None:
         return _counted({}, f"{path} cannot be understood")
-    seconds = [(tick or 0.0) / os.sysconf("SC_CLK_TCK") for tick in ticks]
-    idle, iowait = seconds[3:5]
-    counters: dict[SensorKey, float] = {
-        ("cpu_busy_s", ""): sum(seconds) - idle - iowait,
-        ("cpu_iowait_s", ""): iowait,
-        ("cpu_s", ""): sum(seconds),
-    }
-    return _counted(counters, "")
+    names = ("cpu_busy_s", "cpu_iowait_s", "cpu_s")
+    return _counted({(name, ""): s for name, s in zip(names, seconds, strict=True)}, "")
 
 
 def _memory(root: Path) -> _Values:
@@ -179,21 +152,6 @@ def _psi(root: Path) -> _Values:
         for share, seconds in pressure_of(folder / kind).items()
     }
     return _counted(counters, f"{folder} is not there: this kernel tells no pressure")
-
-
-def pressure_of(path: Path) -> dict[str, float]:
-    """Seconds of a pressure file, of the node or of a control group; {} without one.
-
-    `some`: at least one task waited. `full`: nobody did anything else.
-    """
-    seconds = {}
-    for line in lines_of(path):
-        words = line.split()
-        total = next((word for word in words[1:] if word.startswith("total=")), "")
-        value = number(total.removeprefix("total="))
-        if words[:1] in (["some"], ["full"]) and value is not None:
-            seconds[words[0]] = value / 1e6
-    return seconds
 
 
 _SECTOR_BYTES: Final = 512

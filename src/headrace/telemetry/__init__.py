@@ -11,11 +11,4 @@ report, to `headrace starving` and `usage`, to the queue.
 from headrace.telemetry.history import JobRecord, Stall, open_history, stalls
 from headrace.telemetry.report import JobReport, job_report
 
-__all__ = [
-    "JobRecord",
-    "JobReport",
-    "Stall",
-    "job_report",
-    "open_history",
-    "stalls",
-]
+__all__ = ["JobRecord", "JobReport", "Stall", "job_report", "open_history", "stalls"]

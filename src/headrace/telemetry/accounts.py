@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.base.causes import Cause
 from headrace.machine.sensors import grown
 from headrace.telemetry.history import PEAKS
-from headrace.telemetry.processes import fuller
+from headrace.telemetry.processes import GroupUse, fuller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from headrace.base.job import JobIdentity
     from headrace.machine.gpu import GPU
     from headrace.telemetry.messages import FigureKey, ProcessReport
-    from headrace.telemetry.processes import GroupUse, JobProcesses
+    from headrace.telemetry.processes import JobProcesses
 
 CPU_BUSY = 0.85
 """A job that uses more than this share of its CPUs is held up by them."""
@@ -319,7 +319,7 @@ class Accounts:
             account.facts.measured = True
             ended_s = now.mono_s if report.ended else None
             account.consumers[report.instance] = _Consumer(report.local_ranks, ended_s)
-        self._count(account, now, now.mono_s)
+        self._count(account, now)
         for key, amount in report.figures.items():
             new = grown(before.get(key, 0.0), amount)
             if new > 0.0 and (report.consumer or key[0] == "tier_bytes"):
@@ -366,7 +366,7 @@ class Accounts:
             account.identity = account.facts.identity = fuller(account.identity, processes.identity)
             fresh = account.seen_s is None
             account.seen_s, account.ended_s = now.mono_s, None
-            self._count(account, now, now.mono_s)
+            self._count(account, now)
             self._use(account, processes, node, 0.0 if fresh else seconds, now)
             if job not in node.groups:
                 account.group = None
@@ -383,15 +383,15 @@ class Accounts:
         """What a job used since the look before."""
         job, use, add = account.identity.job_id, processes.use, self._ledger.add
         cpu_s, memory_bytes, pressure_s = use.cpu_s, use.memory_bytes, node.io_pressure_s
-        group, before = node.groups.get(job), account.group
-        if group is not None:
+        if (group := node.groups.get(job)) is not None:
+            before = account.group or GroupUse()
             if group.cpu_s is not None:
                 # At the first look the processes' sum is nearer the truth than nothing.
-                then = None if before is None else before.cpu_s
+                then = before.cpu_s
                 cpu_s = grown(then, group.cpu_s) if then is not None else group.cpu_s
             memory_bytes = group.memory_bytes if group.memory_bytes is not None else memory_bytes
             if group.io_pressure_s is not None:
-                then = None if before is None else before.io_pressure_s
+                then = before.io_pressure_s
                 pressure_s = grown(then, group.io_pressure_s) if then is not None else 0.0
             account.group = group
         add(job, "cpu_s", cpu_s, now.unix_s)
@@ -462,13 +462,13 @@ class Accounts:
         self._accounts[identity.job_id] = account
         return account
 
-    def _count(self, account: _Account, now: Now, until_s: float) -> None:
-        """Count a job's time up to a moment."""
-        seconds = until_s - account.until_s
+    def _count(self, account: _Account, now: Now) -> None:
+        """Count a job's time up to now."""
+        seconds = now.mono_s - account.until_s
         if seconds <= 0.0:
             return
-        account.until_s = until_s
-        account.facts.last_s = now.unix_s - (now.mono_s - until_s)
+        account.until_s = now.mono_s
+        account.facts.last_s = now.unix_s
         job = account.identity.job_id
         self._ledger.add(job, "seconds", seconds, now.unix_s)
         self._ledger.add(job, "gpu_s", seconds * account.gpus, now.unix_s)

@@ -9,12 +9,10 @@ As a process it is `run`; one of each kind on a node and for a user (`headrace.r
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
 import os
-import select
 import signal
 import socket
 import time
@@ -24,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean, identity_of
+from headrace.base.loop import Loop
 from headrace.base.peers import user_name
-from headrace.control.metrics import JobLabels
-from headrace.latch import Latch
+from headrace.control.metrics import JobLabels, serve_metrics
 from headrace.machine.gpu import GPUs
 from headrace.machine.sensors import all_sensors
 from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder
@@ -40,7 +38,7 @@ from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.control.metrics import Figures, MetricsServer
+    from headrace.control.metrics import Figures
     from headrace.machine.sensors import Sensor, SensorKey
 
 _log = logging.getLogger("headrace.agent")
@@ -95,11 +93,18 @@ NODE_ASKED_S: Final = 10.0
 """The node daemon is asked no more often than this why jobs wait for it."""
 
 
+def node_name(environment: Mapping[str, str] | None = None) -> str:
+    """What this node is called: as the scheduler says, else by its host name."""
+    environment = os.environ if environment is None else environment
+    given = environment.get("HEADRACE_NODE") or environment.get("SLURMD_NODENAME")
+    return clean(given or socket.gethostname().partition(".")[0]) or "node"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
     """What an agent looks at, and how it runs: the options of `headrace agent start`."""
 
-    node: str = field(default_factory=lambda: node_name())  # noqa: PLW0108 - it is defined below
+    node: str = field(default_factory=node_name)
     """What this node is called."""
     job: str = ""
     """The one job to look at; '': all that can be seen."""
@@ -122,10 +127,12 @@ class Agent:
     def __init__(
         self,
         options: AgentOptions,
-        listener: Listener | None = None,
+        listener: Listener,
         writer: HistoryWriter | None = None,
         gpus: GPUs | None = None,
+        *,
         ask_node: Callable[[], Mapping[str, Mapping[Cause, float]]] = dict,
+        loop: Loop | None = None,
     ) -> None:
         self._options = options
         self.listener = listener
@@ -145,12 +152,9 @@ class Agent:
             options.pace.busy_s,
         )
         self._labels = JobLabels()
-        if listener is not None:
-            listener.state = self.state
+        listener.state = self.state
         self._logged: set[str] = set()
-        self._ending = False
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._calls: collections.deque[Callable[[], None]] = collections.deque()
+        self.loop = loop or Loop()
         self._looked_s = time.monotonic()
         self._written_s = time.monotonic()
         self._look_cpu_s = 0.0
@@ -162,25 +166,14 @@ class Agent:
     # -- the loop ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Look and receive until `stop`; then look once more, and write."""
-        poll, wakened = select.poll(), select.poll()
-        for each in (poll, wakened):
-            each.register(self._wake, select.POLLIN)
-        if self.listener is not None:
-            poll.register(self.listener.socket, select.POLLIN)
+        """Look and receive until the loop is stopped; then look once more, and write."""
+        self.loop.register(self.listener.socket, self._arrived)
         self.look()
-        while not self._ending:
-            left_s = self._looked_s + self.interval_s - time.monotonic()
-            if poll.poll(max(0.0, left_s) * 1e3):
-                # More may come at once: waking up costs more than receiving.
-                self._run_calls()
-                if not self._ending:
-                    wakened.poll(RECEIVE_S * 1e3)
-            if self.listener is not None:
-                self.listener.receive()
-            self._run_calls()
+        while not self.loop.stopping:
+            self.loop.wait(max(0.0, self._looked_s + self.interval_s - time.monotonic()))
+            self.listener.receive()
             self._catch_up()
-            if self.listener is not None and self.listener.waiting:
+            if self.listener.waiting:
                 # A job has begun while there was nothing to look at.
                 soon = URGENT_S if self.listener.urgent else self._pause_s(1)
                 self.interval_s = min(self.interval_s, soon)
@@ -189,26 +182,17 @@ class Agent:
         self.look()
         self.write(now=True)
 
-    def stop(self) -> None:
-        """Let `run` end. From any thread, and from signal handlers."""
-        self._ending = True
-        os.eventfd_write(self._wake, 1)
-
-    def call_soon(self, function: Callable[[], None]) -> None:
-        """Run a function in the loop. From any thread."""
-        self._calls.append(function)
-        os.eventfd_write(self._wake, 1)
+    def _arrived(self, _: int) -> None:
+        """More may come at once: waking up costs more than receiving."""
+        self.loop.unregister(self.listener.socket)
+        if not self.loop.stopping:
+            self.loop.wait(RECEIVE_S)
+        self.loop.register(self.listener.socket, self._arrived)
 
     def close(self) -> None:
         """Let go of GPUs and descriptors. Listener and history are whose they are."""
         self._gpus.close()
-        os.close(self._wake)
-
-    def _run_calls(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
-        while self._calls:
-            self._calls.popleft()()
+        self.loop.close()
 
     # -- a look -----------------------------------------------------------------------------------
 
@@ -261,7 +245,7 @@ class Agent:
 
     def _catch_up(self) -> None:
         """Bring the history up to date for whoever asked for that; `run` waits `RECEIVE_S` before."""
-        if self.listener is None or not self.listener.asked_to_write:
+        if not self.listener.asked_to_write:
             return
         if self.listener.waiting:
             self.look()
@@ -270,8 +254,6 @@ class Agent:
 
     def _receive_reports(self) -> None:
         """Count what processes report."""
-        if self.listener is None:
-            return
         self.listener.receive()
         for datagram in self.listener.take():
             try:
@@ -307,7 +289,7 @@ class Agent:
 
     def _explain_node(self, now: Now) -> None:
         """Ask the node daemon why jobs waited for it, if any did."""
-        soon = now.mono_s - self._node_asked_s < NODE_ASKED_S and not self._ending
+        soon = now.mono_s - self._node_asked_s < NODE_ASKED_S and not self.loop.stopping
         if soon or not self.accounts.waiting_for_node():
             return
         self._node_asked_s = now.mono_s
@@ -389,13 +371,6 @@ def _busiest(grown: dict[SensorKey, float]) -> str:
 _SITE_FOLDER: Final = Path("/run/headrace-agent-root")
 
 
-def node_name(environment: Mapping[str, str] | None = None) -> str:
-    """What this node is called: as the scheduler says, else by its host name."""
-    environment = os.environ if environment is None else environment
-    given = environment.get("HEADRACE_NODE") or environment.get("SLURMD_NODENAME")
-    return clean(given or socket.gethostname().partition(".")[0]) or "node"
-
-
 def own_options(environment: Mapping[str, str] | None = None) -> AgentOptions:
     """The options of an agent that is given none: within a job it looks at that job."""
     environment = os.environ if environment is None else environment
@@ -422,47 +397,45 @@ def run(folder: RuntimeFolder, options: AgentOptions) -> None:
         TelemetryError: another agent is there already, or keeps this history.
         HeadraceError: metrics cannot be served.
     """
-    ends = Latch()
-    agents: list[Agent] = []
+    loop = Loop()
 
     def end(*_: object) -> None:
-        ends.set()
-        for agent in agents:
-            agent.stop()
+        loop.stop()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with contextlib.ExitStack() as stack:
             stack.callback(folder.claim().release)
-            agent = _open_agent(folder, options, stack)
-            agents.append(agent)
+            writer = None
+            if options.history is not None:
+                path = file_of(options.history, options.node, options.job)
+                writer = HistoryWriter(
+                    path, options.node, age_s=options.age_s, bytes_max=options.bytes_max
+                )
+                stack.callback(writer.close)
+            sock = socket_of(folder, site=options.site)
+            if options.site:
+                sock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                sock.unlink(missing_ok=True)
+            listener = Listener(sock, public=options.site)
+            stack.callback(listener.close)
+            agent = Agent(options, listener, writer, ask_node=_node_stalls, loop=loop)
+            stack.callback(agent.close)
             if options.metrics is not None:
-                stack.callback(_serve_metrics(agent, options.metrics).close)
+                server = serve_metrics(
+                    options.metrics, loop.call_soon, agent.figures, lambda figures: figures
+                )
+                stack.callback(server.close)
+                agent.metrics = str(server.address)
+                _log.info("serves metrics at http://%s/metrics", server.address)
+                if not server.address.loopback:
+                    _log.warning("whoever reaches %s can read names of jobs, too", server.address)
             _log.info("process %d looks at %s", os.getpid(), node_name())
-            if ends.is_set():
-                agent.stop()
             agent.run()
             _log.info("ends")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _open_agent(folder: RuntimeFolder, options: AgentOptions, stack: contextlib.ExitStack) -> Agent:
-    writer = None
-    if options.history is not None:
-        path = file_of(options.history, options.node, options.job)
-        writer = HistoryWriter(path, options.node, age_s=options.age_s, bytes_max=options.bytes_max)
-        stack.callback(writer.close)
-    sock = socket_of(folder, site=options.site)
-    if options.site:
-        sock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        sock.unlink(missing_ok=True)
-    listener = Listener(sock, public=options.site)
-    stack.callback(listener.close)
-    agent = Agent(options, listener, writer, ask_node=_node_stalls)
-    stack.callback(agent.close)
-    return agent
 
 
 def _node_stalls() -> dict[str, dict[Cause, float]]:
@@ -482,14 +455,3 @@ def _node_stalls() -> dict[str, dict[Cause, float]]:
         for job in state["jobs"]
         if job["totals"] is not None
     }
-
-
-def _serve_metrics(agent: Agent, address: str) -> MetricsServer:
-    from headrace.control.metrics import serve_metrics
-
-    server = serve_metrics(address, agent.call_soon, agent.figures, lambda figures: figures)
-    agent.metrics = str(server.address)
-    _log.info("serves metrics at http://%s/metrics", server.address)
-    if not server.address.loopback:
-        _log.warning("whoever reaches %s can read them: names of jobs too", server.address)
-    return server

@@ -256,19 +256,14 @@ def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
     with contextlib.suppress(OSError), os.scandir(history) as entries:
         if sum(entry.name.endswith(SUFFIX) for entry in entries) > FILES_MAX:
             return {}
-    with contextlib.closing(open_history(history)) as opened:
-        now_s = time.time()
-        by_name: dict[str, Stall] = {}
-        for record in opened.records(now_s - seconds, now_s + 60):
-            share = record.stall
-            if share is None:
-                continue
+    now_s = time.time()
+    by_name: dict[str, Stall] = {}
+    for record in open_history(history).records(now_s - seconds, now_s + 60):
+        if (share := record.stall) is not None:
             cause = next(iter(record.waited), "") if share > 0.01 else ""
             stall = Stall(share, cause, record.measured)
-            by_name[record.job_id] = stall
-            if record.alias:
-                by_name[record.alias] = stall
-        return by_name
+            by_name |= {name: stall for name in (record.job_id, record.alias) if name}
+    return by_name
 
 
 _START: Final = "Start an agent that keeps one: headrace agent start --history DIR."
@@ -348,9 +343,6 @@ class FileHistory:
                 next_step="Start the agent again: it keeps a damaged file aside and begins another.",
             )
         return rows
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _files(self) -> list[Path]:
         if not self._place.is_dir():

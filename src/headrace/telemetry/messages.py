@@ -119,8 +119,7 @@ def _identity(value: Any) -> JobIdentity:
         for name, most in (("gpus", 1024), ("cpus", 1 << 16), ("restarts", 1 << 16))
     }
     return JobIdentity(
-        **values,
-        gpu_indices=tuple(int(min(1024, _amount(i, "job.gpu_indices"))) for i in indices),
+        **values, gpu_indices=tuple(int(min(1024, _amount(i, "job.gpu_indices"))) for i in indices)
     )
 
 
@@ -161,11 +160,7 @@ class Datagram:
 
 
 class Listener:
-    """The agent's socket.
-
-    Attributes:
-        state: what is answered to whoever asks.
-    """
+    """The agent's socket."""
 
     def __init__(self, path: Path, *, public: bool = False) -> None:
         self._path = path

@@ -210,9 +210,6 @@ class PrometheusHistory:
 
     Args:
         url: as `http://host:9090`, with a path in front of `/api/v1` if it has one.
-
-    Attributes:
-        skipped: always empty.
     """
 
     def __init__(self, url: str) -> None:
@@ -247,9 +244,6 @@ class PrometheusHistory:
                 record.last_s = max(record.last_s, values[-1][0])
                 _put(record, metric, labels, values, since_s)
         return merged((instance, record) for (instance, _), record in sorted(by_node.items()))
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _names(
         self, since_s: float, until_s: float, job_id: str

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.job import JobIdentity, identity_of
-from headrace.machine.host import read_text
-from headrace.machine.sensors import grown, lines_of, number, pressure_of
+from headrace.machine.host import fields_of, lines_of, number, pressure_of, read_text
+from headrace.machine.sensors import grown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,7 +93,7 @@ def job_groups(root: Path) -> dict[str, GroupUse]:
 
 
 def _add_group(use: GroupUse, folder: Path) -> None:
-    fields = _fields(folder / "cpu.stat")
+    fields = fields_of(folder / "cpu.stat")
     if "usage_usec" in fields:
         use.cpu_s = fields["usage_usec"] / 1e6
     usage = _value(folder / "cpuacct.usage")
@@ -105,7 +105,7 @@ def _add_group(use: GroupUse, folder: Path) -> None:
     ):
         memory = _value(folder / name)
         if memory is not None:
-            cached = _fields(folder / "memory.stat").get(cache, 0.0)
+            cached = fields_of(folder / "memory.stat").get(cache, 0.0)
             use.memory_bytes = max(0.0, memory - cached)
     pressure = pressure_of(folder / "io.pressure").get("some")
     if pressure is not None:
@@ -114,12 +114,6 @@ def _add_group(use: GroupUse, folder: Path) -> None:
 
 def _value(path: Path) -> float | None:
     return number(next(iter(lines_of(path)), ""))
-
-
-def _fields(path: Path) -> dict[str, float]:
-    pairs = (line.partition(" ") for line in lines_of(path))
-    values = {name: number(value) for name, _, value in pairs}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 PROCESSES_MAX: Final = 4096
@@ -285,11 +279,6 @@ def _stat(text: str) -> tuple[float, float, int] | None:
 
 def _boot_time(proc: Path) -> float:
     """When the node was started, in Unix seconds."""
-    try:
-        with (proc / "stat").open("rb") as file:
-            for line in file:
-                if line.startswith(b"btime "):
-                    return float(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    lines = (line.partition(" ") for line in lines_of(proc / "stat"))
+    boot_s = next((number(value) for name, _, value in lines if name == "btime"), None)
+    return boot_s or time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

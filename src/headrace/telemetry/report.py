@@ -72,12 +72,7 @@ _SHOWN = 6
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """A job's report.
-
-    Attributes:
-        record: the figures.
-        skipped: files of the history that could not be read.
-    """
+    """A job's report."""
 
     record: JobRecord
     skipped: tuple[str, ...] = ()
@@ -194,10 +189,7 @@ def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobRep
         TelemetryError: there is no history, or it knows no such job.
     """
     opened = open_history(history)
-    try:
-        records = opened.records(since_s, time.time() + 86400.0, job_id)
-    finally:
-        opened.close()
+    records = opened.records(since_s, time.time() + 86400.0, job_id)
     if not records:
         raise TelemetryError(
             f"{history}: nothing is known of job {job_id}.",

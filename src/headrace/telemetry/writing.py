@@ -184,8 +184,6 @@ class HistoryWriter:
         except BaseException:
             os.close(self._lock_fd)
             raise
-        self._series: dict[FigureKey, int] = {}
-        self._jobs: dict[str, int] = {}
         self._next_s = self._pause_s = 0.0
         self._checkpoint_s = self._prune_s = mono()
         self._offset_s = unix() - mono()
@@ -253,22 +251,28 @@ class HistoryWriter:
 
     def _let_go(self) -> None:
         """Let go of the file; it is opened anew, which keeps what is damaged, and begins another."""
-        self._series.clear()
-        self._jobs.clear()
         database, self._database = self._database, None
         if database is not None:
             with contextlib.suppress(sqlite3.Error):
                 database.close()
 
     def _write(self, pending: PendingWrites) -> None:
-        database = self._open()
+        database, now_s = self._open(), self._unix()
+        jobs = dict.fromkeys(job for _, job, *_ in pending.amounts if job)
         database.execute("BEGIN IMMEDIATE")
-        try:
+        with database:  # commits, or rolls back
             self._write_jobs(database, pending)
+            database.executemany(
+                "INSERT OR IGNORE INTO jobs VALUES (NULL, ?, '', '', '', '', 0, ?, ?, 0)",
+                [(job, now_s, now_s) for job in jobs],
+            )
+            database.executemany(
+                "INSERT OR IGNORE INTO series (name, label, file_system) VALUES (?, ?, ?)",
+                list(dict.fromkeys(entry[2:] for entry in pending.amounts)),
+            )
             for (minute, job, *key), value in pending.amounts.items():
-                name, label, system = key
-                row = self._job(database, job), self._series_of(database, (name, label, system))
-                database.execute(_RAISE if name in PEAKS else _ADD, (minute, *row, value))
+                statement = _RAISE if key[0] in PEAKS else _ADD
+                database.execute(statement, (minute, job, value, *key))
             database.executemany(
                 "INSERT OR REPLACE INTO tellers VALUES (?, ?, ?, ?)",
                 [
@@ -276,14 +280,6 @@ class HistoryWriter:
                     for instance, (job, at_s, figures) in pending.reports.items()
                 ],
             )
-            database.execute("COMMIT")
-        except BaseException:
-            # Numbers that were given in this transaction are given no more.
-            self._series.clear()
-            self._jobs.clear()
-            with contextlib.suppress(sqlite3.Error):
-                database.execute("ROLLBACK")
-            raise
 
     def _write_jobs(self, database: sqlite3.Connection, pending: PendingWrites) -> None:
         for job, facts in pending.jobs.items():
@@ -298,32 +294,6 @@ class HistoryWriter:
                 (job, identity.alias, identity.name, facts.user, identity.account,
                  identity.restarts, facts.first_s, facts.last_s, int(facts.measured)),
             )  # fmt: skip
-
-    def _job(self, database: sqlite3.Connection, job: str) -> int:
-        if not job:
-            return 0
-        number = self._jobs.get(job)
-        if number is None:
-            row = database.execute("SELECT job FROM jobs WHERE job_id = ?", (job,)).fetchone()
-            if row is None:
-                now_s = self._unix()
-                row = database.execute(
-                    "INSERT INTO jobs VALUES (NULL, ?, '', '', '', '', 0, ?, ?, 0) RETURNING job",
-                    (job, now_s, now_s),
-                ).fetchone()
-            number = self._jobs[job] = int(row[0])
-        return number
-
-    def _series_of(self, database: sqlite3.Connection, key: FigureKey) -> int:
-        number = self._series.get(key)
-        if number is None:
-            database.execute(
-                "INSERT OR IGNORE INTO series (name, label, file_system) VALUES (?, ?, ?)", key
-            )
-            number = self._series[key] = database.execute(
-                "SELECT series FROM series WHERE name = ? AND label = ? AND file_system = ?", key
-            ).fetchone()[0]
-        return number
 
     def _care(self, mono_s: float, *, now: bool) -> None:
         """Carry the log into the file and remove what is old, now and then."""
@@ -358,7 +328,6 @@ class HistoryWriter:
             "DELETE FROM jobs WHERE last_s < ? AND job NOT IN (SELECT DISTINCT job FROM figures)",
             (unix_s - REPORTS_S,),
         )
-        self._jobs.clear()
         database.execute("PRAGMA incremental_vacuum").fetchall()
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
@@ -384,8 +353,13 @@ class HistoryWriter:
             self._let_go()
 
 
-_INSERT = "INSERT INTO figures VALUES (?, ?, ?, ?) ON CONFLICT (minute, job, series) DO UPDATE SET value = "
-_ADD, _RAISE = f"{_INSERT} value + excluded.value", f"{_INSERT} max(value, excluded.value)"
+_INSERT: Final = """
+INSERT INTO figures SELECT ?, ifnull((SELECT job FROM jobs WHERE job_id = ?), 0), series, ? FROM series
+WHERE name = ? AND label = ? AND file_system = ?
+ON CONFLICT (minute, job, series) DO UPDATE SET value = """
+_ADD: Final = f"{_INSERT} value + excluded.value"
+_RAISE: Final = f"{_INSERT} max(value, excluded.value)"
+"""The node's own figures have no job: 0."""
 
 
 def _remove_old(path: Path, age_s: float) -> None:
