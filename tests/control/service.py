@@ -26,7 +26,7 @@ WAIT_S = 30.0
 PROGRAM = """
 import logging, sys
 from pathlib import Path
-from headrace.control.service.process import ControlOptions, run
+from headrace.control.service.app import ControlOptions, run
 from headrace.errors import HeadraceError
 from headrace.runtime import RuntimeFolder
 logging.basicConfig(level="INFO")

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from control.service import ControllerProcess, fill_up, request, uid_of_another, until
 from headrace.control.client import Client, Endpoint, Refusal
 from headrace.control.messages import API, BODY_BYTES_MAX
+from headrace.control.service.app import ControlOptions
 from headrace.control.service.http import REQUEST_S
-from headrace.control.service.process import ControlOptions
 from headrace.errors import ControlError, HeadraceError
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from headrace import runtime
 from headrace.base.text import bytes_text
 from headrace.cli import exit_codes
 from headrace.cli.daemons import (
@@ -26,7 +27,6 @@ from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
     from headrace.control.client import Client
-    from headrace.runtime import RuntimeFolder
 
 control_app = CommandGroup("Start, stop and watch the controller, which hands policies to planes.")
 
@@ -53,11 +53,9 @@ def control_start(
     output: JsonOutput,
 ) -> None:
     """Start the controller, in the background if not told otherwise."""
-    process = _process()
-    from headrace.runtime import control_folder, launch
-
-    options = process.ControlOptions(
-        database=(db or process.default_database()).absolute(),
+    service = _service()
+    options = service.ControlOptions(
+        database=(db or service.default_database()).absolute(),
         listen=tuple(listen or ()),
         token_file=_absolute(token_file),
         tls_cert=_absolute(tls_cert),
@@ -65,10 +63,10 @@ def control_start(
         tls_ca=_absolute(tls_ca),
         metrics=metrics,
     )
-    folder = control_folder()
+    folder = runtime.control_folder()
     if foreground:
         log_to_stderr()
-        process.run(folder, options)
+        service.run(folder, options)
         return
     given = {
         "--token-file": options.token_file, "--tls-cert": options.tls_cert,
@@ -77,7 +75,7 @@ def control_start(
     }  # fmt: skip
     arguments = arguments_of(given)
     arguments += [word for where in options.listen for word in ("--listen", where)]
-    state = launch(folder, arguments, lambda: process.ask_status(folder))
+    state = runtime.launch(folder, arguments, lambda: service.ask_status(folder))
     output.result(
         state,
         f"process {state['pid']} rules with epoch {state['epoch']} of {state['database']}, "
@@ -92,17 +90,15 @@ def control_stop(
     output: JsonOutput,
 ) -> int:
     """Stop the controller. Planes go on by their leases, then as the policy says."""
-    from headrace import runtime
-
-    folder, kill = _folder(), "Kill it: headrace control stop --force."
+    folder, kill = runtime.control_folder(), "Kill it: headrace control stop --force."
     return end(output, folder, lambda: runtime.end(folder, kill, force=force))
 
 
 @control_app.command("status")
 def control_status(*, output: JsonOutput) -> int:
     """Say which planes there are, what they use, and what they may use."""
-    process, folder = _process(), _folder()
-    return tell(output, folder, lambda: process.ask_status(folder), _print_control)
+    service, folder = _service(), runtime.control_folder()
+    return tell(output, folder, lambda: service.ask_status(folder), _print_control)
 
 
 @control_app.command("logs")
@@ -112,26 +108,20 @@ def control_logs(
     output: JsonOutput,
 ) -> None:
     """Print the end of the log of a controller in the background."""
-    print_log(output, _folder(), lines)
+    print_log(output, runtime.control_folder(), lines)
 
 
-def _folder() -> RuntimeFolder:
-    from headrace.runtime import control_folder
-
-    return control_folder()
-
-
-def _process() -> Any:
+def _service() -> Any:
     """The module that knows how; a sentence where a package of the extra is missing."""
     try:
-        from headrace.control.service import process
+        from headrace.control.service import app
     except ModuleNotFoundError as e:
         from headrace.errors import ControlError
 
         raise ControlError(
             f"the controller needs {e.name}.", next_step="pip install 'headrace[control]'"
         ) from e
-    return process
+    return app
 
 
 def _absolute(path: Path | None) -> Path | None:

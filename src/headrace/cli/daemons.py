@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from headrace import runtime
 from headrace.base.text import bytes_of, bytes_text, count_text
 from headrace.cli import exit_codes
 from headrace.cli.options import CommandGroup, JsonOutput
@@ -18,7 +19,6 @@ from headrace.cli.printing import Output
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.runtime import RuntimeFolder
 
 Foreground = Annotated[bool, typer.Option("--foreground", help="Stay here, and log to stderr.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", help="How many.")]
@@ -29,14 +29,8 @@ def arguments_of(given: Mapping[str, Any]) -> list[str]:
     return [word for name, value in given.items() if value for word in (name, str(value))]
 
 
-def end(output: Output, folder: RuntimeFolder, stop: Callable[[], int]) -> int:
-    """End a daemon and say so; returns the exit code.
-
-    Args:
-        output: the command's.
-        folder: the daemon's.
-        stop: ends it and returns its process id; FileNotFoundError: there is none.
-    """
+def end(output: Output, folder: runtime.RuntimeFolder, stop: Callable[[], int]) -> int:
+    """End a daemon with `stop`, which returns its process id, and say so; returns the exit code."""
     try:
         pid = stop()
     except FileNotFoundError:
@@ -47,18 +41,11 @@ def end(output: Output, folder: RuntimeFolder, stop: Callable[[], int]) -> int:
 
 def tell(
     output: Output,
-    folder: RuntimeFolder,
+    folder: runtime.RuntimeFolder,
     ask: Callable[[], dict[str, Any]],
     show: Callable[[Output, dict[str, Any]], None],
 ) -> int:
-    """Say how a daemon fares; returns the exit code.
-
-    Args:
-        output: the command's.
-        folder: the daemon's.
-        ask: what it says of itself; FileNotFoundError: there is none.
-        show: prints that as text.
-    """
+    """Say how a daemon fares: `show` prints what `ask` returns; returns the exit code."""
     try:
         state = ask()
     except FileNotFoundError:
@@ -70,7 +57,7 @@ def tell(
     return exit_codes.OK
 
 
-def _not_running(output: Output, folder: RuntimeFolder) -> int:
+def _not_running(output: Output, folder: runtime.RuntimeFolder) -> int:
     """Say that no daemon is there; returns the exit code."""
     output.result(
         {"running": False, "folder": str(folder.path)}, f"no {folder.title} runs in {folder.path}"
@@ -78,11 +65,9 @@ def _not_running(output: Output, folder: RuntimeFolder) -> int:
     return exit_codes.FINDING
 
 
-def print_log(output: Output, folder: RuntimeFolder, lines: int) -> None:
+def print_log(output: Output, folder: runtime.RuntimeFolder, lines: int) -> None:
     """Print the end of the log of a daemon in the background."""
-    from headrace.runtime import tail
-
-    text = tail(folder, lines)
+    text = runtime.tail(folder, lines)
     output.result({"path": str(folder.log), "lines": text.splitlines()}, *text.splitlines())
 
 
@@ -127,7 +112,6 @@ def node_start(
     from headrace.config import ReaderOptions, TierOptions
     from headrace.node.daemon import NodeOptions, automatic_ram_bytes, run
     from headrace.node.daemon import start as start_daemon
-    from headrace.runtime import runtime_folder
 
     endpoint = None
     paths = (controller_token_file, controller_ca, controller_cert, controller_key)
@@ -147,7 +131,7 @@ def node_start(
         reader=ReaderOptions(simulate=simulate),
         tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
     )
-    folder = runtime_folder()
+    folder = runtime.runtime_folder()
     if foreground:
         log_to_stderr()
         run(folder, options)
@@ -176,9 +160,8 @@ def node_stop(
 ) -> int:
     """Stop the daemon. Its clients go on by reading directly."""
     from headrace.node.daemon import stop as stop_daemon
-    from headrace.runtime import runtime_folder
 
-    folder = runtime_folder()
+    folder = runtime.runtime_folder()
     return end(output, folder, lambda: stop_daemon(folder, force=force))
 
 
@@ -188,9 +171,8 @@ def node_status(*, output: JsonOutput) -> int:
     from headrace.errors import NodeError
     from headrace.node.daemon import ask_status
     from headrace.node.link import LinkLost
-    from headrace.runtime import runtime_folder
 
-    folder = runtime_folder()
+    folder = runtime.runtime_folder()
 
     def ask() -> dict[str, Any]:
         try:
@@ -212,9 +194,7 @@ def node_logs(
     output: JsonOutput,
 ) -> None:
     """Print the end of the log of a daemon in the background."""
-    from headrace.runtime import runtime_folder
-
-    print_log(output, runtime_folder(), lines)
+    print_log(output, runtime.runtime_folder(), lines)
 
 
 @node_app.command(
@@ -314,7 +294,6 @@ def agent_start(
     output: JsonOutput,
 ) -> None:
     """Start the agent, in the background if not told otherwise."""
-    from headrace.runtime import launch
     from headrace.telemetry import agent as process
     from headrace.telemetry.agent import Pace
     from headrace.telemetry.history import default_history
@@ -342,7 +321,9 @@ def agent_start(
         }
     )  # fmt: skip
     arguments += ["--site"] * site + ["--no-history"] * no_history
-    state = launch(folder, arguments, lambda: ask_state(process.socket_of(folder, site=site)))
+    state = runtime.launch(
+        folder, arguments, lambda: ask_state(process.socket_of(folder, site=site))
+    )
     if output.as_json:
         output.document(state)
     else:
@@ -354,7 +335,6 @@ def agent_start(
 @agent_app.command("stop")
 def agent_stop(*, job: Job = "", site: Site = False, output: JsonOutput) -> int:
     """Stop the agent. What it has counted is in its history."""
-    from headrace import runtime
     from headrace.telemetry import agent as process
 
     folder = process.folder_of(job, site=site)

@@ -306,19 +306,15 @@ class WindowEvidence:
 
 
 def _last(
-    intervals: Sequence[PlaneInterval],
-    *,
-    batches: int = 0,
-    reads: int = 0,
-    seconds: float = 0.0,
+    intervals: Sequence[PlaneInterval], *, batches: int = 0, reads: int = 0, seconds: float = 0.0
 ) -> Sequence[PlaneInterval]:
     """The fewest of the newest intervals that hold as much; all when they do not."""
-    found_batches = found_reads = 0
-    found_s = 0.0
+    held_batches = held_reads = 0
+    held_s = 0.0
     for at in range(len(intervals) - 1, -1, -1):
-        found_batches += intervals[at].batches
-        found_reads += intervals[at].reads
-        found_s += intervals[at].seconds
-        if found_batches >= batches and found_reads >= reads and found_s >= seconds - 1e-9:
+        held_batches += intervals[at].batches
+        held_reads += intervals[at].reads
+        held_s += intervals[at].seconds
+        if held_batches >= batches and held_reads >= reads and held_s >= seconds - 1e-9:
             return intervals[at:]
     return intervals

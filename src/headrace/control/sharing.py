@@ -237,8 +237,7 @@ def _by_priority(p: SharingProblem, low: Floats, high: Floats) -> Floats:
         others = _sums(p.user, np.where(mine, 0.0, given), users)
         user_low = _sums(p.user, np.where(mine, low, 0.0), users)
         user_high = np.minimum(
-            _less(p.user_cap, others),
-            _sums(p.user, np.where(mine, high, 0.0), users),
+            _less(p.user_cap, others), _sums(p.user, np.where(mine, high, 0.0), users)
         )
         user_high = np.maximum(user_high, user_low)
         left = _less(p.capacity, _sums(p.system, others, systems))

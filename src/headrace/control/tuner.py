@@ -150,12 +150,7 @@ class KnobDecision:
 
 
 class _Situation:
-    """What one call of `propose` knows, under short names.
-
-    Attributes:
-        knobs, memory, evidence, window: as far as the call has come.
-        news: what has changed, as the beginning of the reason.
-    """
+    """What one call of `propose` knows, under short names."""
 
     def __init__(self, history: PlaneHistory, knobs: Knobs, limits: Limits) -> None:
         self.history = history

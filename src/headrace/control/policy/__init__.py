@@ -129,7 +129,6 @@ class SharedFileSystem:
 
     paths: tuple[str, ...] = ()
     """Where it is mounted; the longest that fits a data set's path counts."""
-
     capacity: Rates = NO_RATES
     """What it can give, or what the planes together may take of it."""
 
@@ -149,13 +148,10 @@ class Rule:
 
     weight: float = 1.0
     """Its share, in proportion to others of the same kind."""
-
     cap: Rates = NO_RATES
     """Never more, even if nobody else wants it."""
-
     guarantee: Rates = NO_RATES
     """Never less while it wants it, whatever others weigh."""
-
     file_systems: Mapping[str, Override] = field(default_factory=dict)
     """What differs on one file system."""
 
@@ -175,10 +171,8 @@ class JobRule(Rule):
 
     user: str | None = None
     """Whose job it is; None: the rule holds for a job of this name of any user."""
-
     priority: Priority = "normal"
     """Guarantees of all come first; then `high` before `normal` before `low`."""
-
     cache_bytes: int | None = None
     """Memory for its samples on each node."""
 
@@ -189,14 +183,11 @@ class Policy:
 
     lease_s: float = 10.0
     """How long planes go by what they were last told."""
-
     when_expired: Rates | None = None
     """What each job may have on a plane that has heard nothing for so long; None: it runs free."""
-
     file_systems: Mapping[str, SharedFileSystem] = field(default_factory=dict)
     users: Mapping[str, Rule] = field(default_factory=dict)
     """By name; `*` is for all others."""
-
     jobs: Mapping[str, JobRule] = field(default_factory=dict)
     """By name; `*` is for all others."""
 

@@ -142,9 +142,6 @@ class Arbiter:
         Raises:
             Refused: it is not known (404: register again), or says something twice (409).
         """
-        return self._lease(self._count_flows(key, message, now), now)
-
-    def _count_flows(self, key: str, message: Report, now: float) -> PlaneRecord:
         plane = self._planes.get(key)
         if plane is None:
             self.refused += 1
@@ -167,7 +164,7 @@ class Arbiter:
             self._count_flow(plane, flow, seconds, now, reported)
         for flow_key in [k for k in plane.seen if k not in reported]:
             self._rest(plane, flow_key, now)
-        return plane
+        return self._lease(plane, now)
 
     def leave(self, key: str) -> None:
         """Forget a plane that ends; what it had is free.
@@ -268,7 +265,9 @@ class Arbiter:
         if self._stale or self.shares is None:
             began = time.thread_time()  # a busy machine must not make it decide less often
             numbers = self._table.numbers()
-            self.shares = decide(self._table.problem(self._silent(now)))
+            limit = self._silent_s
+            silent = [p.number for p in self._planes.values() if now - p.reported_s > limit]
+            self.shares = decide(self._table.problem(silent))
             self._table.target[numbers.rows] = self.shares.flows
             self.decide_s = time.thread_time() - began
             self.decide_s_max = max(self.decide_s_max, self.decide_s)
@@ -282,12 +281,6 @@ class Arbiter:
     @property
     def _silent_s(self) -> float:
         return max(SILENT_S_MIN, SILENT_AFTER * self.report_s)
-
-    def _silent(self, now: float) -> NDArray[np.int64]:
-        limit = self._silent_s
-        return np.array(
-            [p.number for p in self._planes.values() if now - p.reported_s > limit], np.int64
-        )
 
     def _lease(self, plane: PlaneRecord, now: float) -> Lease:
         self.decide(now)
@@ -369,19 +362,13 @@ class Arbiter:
 
     def describe(self, now: float) -> dict[str, Any]:
         """Everything that is known now, as plain values."""
+        own = (
+            "reign", "epoch", "policy_version", "report_s", "reports", "refused", "expired",
+            "decisions", "decide_s", "decide_s_max", "decide_s_sum",
+        )  # fmt: skip
         return {
-            "reign": self.reign,
-            "epoch": self.epoch,
-            "policy_version": self.policy_version,
+            **{name: getattr(self, name) for name in own},
             "lease_s": self.policy.lease_s,
-            "report_s": self.report_s,
-            "reports": self.reports,
-            "refused": self.refused,
-            "expired": self.expired,
-            "decisions": self.decisions,
-            "decide_s": self.decide_s,
-            "decide_s_max": self.decide_s_max,
-            "decide_s_sum": self.decide_s_sum,
             "decide_us": list(self.decide_us),
             "planes": [self._describe(plane, now) for plane in self._planes.values()],
             "file_systems": self._systems(),

@@ -40,11 +40,7 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
 class Refused(Exception):
-    """A request cannot be done, or not by whoever asks.
-
-    Attributes:
-        status: as in HTTP.
-    """
+    """A request cannot be done, or not by whoever asks."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)

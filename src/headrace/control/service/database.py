@@ -35,20 +35,15 @@ CREATE TABLE IF NOT EXISTS leases (number INTEGER PRIMARY KEY CHECK (number = 1)
 """
 
 
+_AGAIN = "Remove the database and apply the policy again."
 _POLICY = DocumentKind(
-    name="the policy in the controller's database",
-    version=2,
-    unchecked=1,
-    error=ControlError,
-    next_step="Remove the database and apply the policy again.",
-)
+    name="the policy in the controller's database", version=2, unchecked=1, error=ControlError,
+    next_step=_AGAIN,
+)  # fmt: skip
 _LEASES = DocumentKind(
-    name="the leases in the controller's database",
-    version=1,
-    unchecked=0,
-    error=ControlError,
-    next_step="Remove the database and apply the policy again.",
-)
+    name="the leases in the controller's database", version=1, unchecked=0, error=ControlError,
+    next_step=_AGAIN,
+)  # fmt: skip
 
 
 class Fenced(ControlError):
@@ -62,10 +57,6 @@ class Database:
         path: made if there is none.
         lock: keep others out; without, only the epoch does.
 
-    Attributes:
-        reign: names the database.
-        epoch: this controller's.
-
     Raises:
         ControlError: another controller has it, it cannot be written, or it is none of ours.
     """
@@ -78,7 +69,7 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         try:
             if lock:
-                self._lock = _locked(path)
+                self._hold_lock(path.with_name(path.name + "-lock"))
             old = os.umask(0o077)
             try:
                 self._connection = sqlite3.connect(
@@ -97,6 +88,17 @@ class Database:
         except BaseException:
             self.close()
             raise
+
+    def _hold_lock(self, lock: Path) -> None:
+        """It is left there: it may lie in a folder of others."""
+        fd = lock_path(lock, sign=True)
+        if fd is None:
+            raise ControlError(
+                f"{self.path}: another controller rules with this database, process {locked_by(lock)}.",
+                path=str(self.path),
+                next_step="Use it, or stop it first: headrace control stop.",
+            )
+        self._lock = fd
 
     def _claim(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")
@@ -207,16 +209,3 @@ class Database:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def _locked(path: Path) -> int:
-    """Hold the lock beside the database; it is left there: it may lie in a folder of others."""
-    lock = path.with_name(path.name + "-lock")
-    fd = lock_path(lock, sign=True)
-    if fd is None:
-        raise ControlError(
-            f"{path}: another controller rules with this database, process {locked_by(lock)}.",
-            path=str(path),
-            next_step="Use it, or stop it first: headrace control stop.",
-        )
-    return fd

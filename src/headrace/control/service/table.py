@@ -16,7 +16,7 @@ from headrace.control.policy import OTHER, PRIORITIES, RESOURCES, SharedFileSyst
 from headrace.control.sharing import SharingProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -117,8 +117,8 @@ class Table:
             self._numbers = self._number()
         return self._numbers
 
-    def problem(self, silent: NDArray[np.int64]) -> SharingProblem:
-        """What is to be decided."""
+    def problem(self, silent: Sequence[int]) -> SharingProblem:
+        """What is to be decided; silent planes, by their numbers, keep what they have."""
         known = self.numbers()
         return replace(
             known.problem,

@@ -21,57 +21,39 @@ class Evidence:
     """What is known of a stretch of time. All counts are of that stretch alone."""
 
     source: Source = "local"
-
     file_system: str = ""
     """That the data lie on, in words; ''."""
-
     reads_allowed: int = 0
     """Reads in flight that the loader may have; 0: not known."""
-
     reads_possible: int = 0
     """That it could be given; 0: not known."""
-
     reads_set: bool = False
     """Somebody set the number on purpose: nobody turns it."""
-
     buffer_bytes: int = 0
     """Bytes of batches that may be read or wait; 0: not known."""
-
     idle_latency_s: float = 0.0
     """Of a read that meets an idle storage, where it was measured at another time; 0.0: it was not."""
-
     peak_bytes_per_s: float = 0.0
     """The most that this storage was ever seen to deliver; 0.0: not known."""
-
     more_reads_in_vain: bool = False
     """The tuner tried more reads in flight, and got no more out of it."""
-
     limit_bytes_per_s: float = 0.0
     """A limit on this loader's rate; 0.0: none."""
-
     interpreter_looks: int = 0
     """How often somebody looked whether the interpreter's lock was to be had."""
-
     interpreter_contended: int = 0
     """How often it was not."""
-
     decode_threads: int = 0
     """Threads or processes that decode; 0: not known."""
-
     cpus: int = 0
     """That this process may use; 0: not known."""
-
     cpu_share: float = math.nan
     """Of them, in use."""
-
     io_pressure: float = math.nan
     """Share of time in which some task waited for I/O (PSI)."""
-
     remote_retries: int = 0
     """Requests to remote volumes that were repeated."""
-
     remote_requests: int = 0
-
     simulation: str = ""
     """`simulated lustre` where the storage is not real."""
 
@@ -82,13 +64,8 @@ class Evidence:
             value = getattr(self, each.name)
             if isinstance(value, bool | str):
                 continue
-            if not isinstance(value, int | float) or math.isinf(value) or value < 0:
-                bad[each.name] = each.default
-            elif math.isnan(value) and isinstance(each.default, int):
-                bad[each.name] = 0
-        for name in ("idle_latency_s", "peak_bytes_per_s", "limit_bytes_per_s"):
-            if math.isnan(getattr(self, name)):
-                bad[name] = 0.0
+            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+                bad[each.name] = each.default  # NaN, where that is what is not known
         if self.interpreter_contended > self.interpreter_looks:
             bad["interpreter_contended"] = 0  # they are of different stretches
         if self.source not in _SOURCES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -380,21 +380,12 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
-        return {
-            "seconds": self.seconds,
-            "stall_s": self.stall_s,
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return values | {
             "stall": self.stall,
             "cause": self.main.value if self.main else None,
             "causes": {cause.value: seconds for cause, seconds in self.causes.items()},
-            "confidence": self.confidence,
             "evidence": list(self.evidence),
-            "action": self.action,
-            "gain_s": self.gain_s,
-            "gain_from": self.gain_from,
-            "steps": self.steps,
-            "dropped": self.dropped,
-            "simulation": self.simulation,
-            "rank": self.rank,
         }
 
     def __str__(self) -> str:
