@@ -269,6 +269,7 @@ fuzz: $(DONE)/debian-build $(DONE)/debian-fuzz
 bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/loader.py $(BENCH)
 	$(BIN)/python benchmarks/plane.py $(BENCH)
+	$(BIN)/python -m benchmarks.pixels $(if $(BENCH),--rounds 1 --pictures 200)
 	$(BIN)/python benchmarks/node.py $(BENCH)
 	$(BIN)/python benchmarks/unmodified.py $(BENCH)
 	$(BIN)/python benchmarks/mount.py $(BENCH)

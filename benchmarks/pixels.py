@@ -1,0 +1,245 @@
+"""The pixel benchmark: pictures decoded, cropped at random to 224, flipped, in batches of 64.
+
+    python -m benchmarks.pixels            # two sizes of JPEG, and PNG; median of 5
+    python -m benchmarks.pixels --rounds 1 --pictures 200
+
+Engines take turns, round after round, each run in a fresh process over hot files; ratios are formed
+inside a round. The limits are plain libjpeg-turbo in as many threads (`pixel_probe`): Huffman decoding
+alone, and a random region without a resize. Pictures are made here: noise with the spectrum of
+photographs. Writes raw runs to benchmarks/results/.
+"""
+
+# ruff: noqa: E402 - run as a file, sys.path must be put right before our own modules are found
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if not __package__:  # run as a file, whose folder would hide HF's `datasets` behind ours
+    sys.path.remove(str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np
+
+from benchmarks import machine
+
+RESULTS = ROOT / "benchmarks/results"
+BATCH = 64
+SETS = {
+    "small JPEG": (500, 375, "JPEG", {"quality": 90}, 1.0),
+    "large JPEG": (2000, 1500, "JPEG", {"quality": 88}, 0.1),
+    "PNG": (500, 375, "PNG", {}, 0.25),
+}
+"""Width, height, format, options and the share of `--pictures` that is made."""
+
+ENGINES = ("torch + Pillow", "headrace", "headrace, exact", "headrace, float32")
+
+
+def _write(job: tuple[Path, int, int, int, str, dict[str, Any]]) -> None:
+    from PIL import Image, ImageFilter
+
+    path, seed, width, height, form, options = job
+    rng = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency[0, 0] = np.inf
+    planes = []
+    for _ in range(3):
+        waves = rng.normal(size=frequency.shape) + 1j * rng.normal(size=frequency.shape)
+        plane = np.fft.irfft2(waves / frequency**1.2, (height, width))
+        planes.append(plane / plane.std())
+    pixels = 128 + 36 * planes[0][..., None] + 18 * np.stack(planes, -1)
+    if form == "JPEG":
+        pixels += rng.normal(0, 3, pixels.shape)
+    picture = Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+    if form == "PNG":  # drawings are smooth, and have few colours
+        picture = picture.filter(ImageFilter.GaussianBlur(6)).quantize(48).convert("RGB")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.save(path, form, **options)
+
+
+def make(folder: Path, name: str, pictures: int) -> list[Path]:
+    """Write the pictures of one set; returns their paths."""
+    width, height, form, options, share = SETS[name]
+    count = max(BATCH, int(pictures * share))
+    paths = [folder / f"{i % 10}" / f"{i:05d}.{form.lower()}" for i in range(count)]
+    with ProcessPoolExecutor() as pool:
+        jobs = [(path, i, width, height, form, options) for i, path in enumerate(paths)]
+        list(pool.map(_write, jobs, chunksize=8))
+    return paths
+
+
+# -- one run, in a process of its own ---------------------------------------------------------------
+
+
+def _box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = rng.integers(width - w + 1), rng.integers(height - h + 1)
+            return int(left), int(top), int(left) + w, int(top) + h
+    return 0, 0, width, height
+
+
+class PillowFolder:
+    """A map-style data set, as people write it."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+        from PIL import Image
+
+        rng = np.random.default_rng(i)
+        with Image.open(self.paths[i]) as picture:
+            rgb = picture.convert("RGB")
+        cut = rgb.crop(_box(*rgb.size, rng)).resize((224, 224), Image.Resampling.BILINEAR)
+        if rng.random() < 0.5:
+            cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.asarray(cut).copy()).permute(2, 0, 1), i % 10
+
+
+def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
+    """One epoch: pictures a second, CPU seconds for each thousand, peak memory."""
+    import torch  # noqa: F401 - both have what they need before the clock starts
+    from PIL import Image  # noqa: F401
+    from torch.utils.data import DataLoader
+
+    import headrace as hr
+
+    begin, cpu, count = time.perf_counter(), _cpu_seconds(), 0
+    if engine == "torch + Pillow":
+        paths = sorted(str(path) for path in Path(folder).glob("*/*"))
+        for images, _ in DataLoader(
+            PillowFolder(paths), batch_size=BATCH, shuffle=True, num_workers=threads
+        ):
+            count += len(images)
+    else:
+        exact, dtype = engine.endswith("exact"), "float32" if engine.endswith("32") else "uint8"
+        images = hr.Images(size=224, flip=True, exact=exact, dtype=dtype)
+        loader = hr.loader(store, BATCH, seed=7, decode=images, decode_threads=threads)
+        for batch in loader:
+            count += len(batch.pixels)
+        loader.close()
+    seconds = time.perf_counter() - begin
+    peaks = [resource.getrusage(who).ru_maxrss for who in _EVERYBODY]
+    return {
+        "pictures_per_s": count / seconds,
+        "cpu_s_per_1000": 1000 * (_cpu_seconds() - cpu) / count,
+        "peak_mb": max(peaks) / 1024,
+    }
+
+
+_EVERYBODY = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in _EVERYBODY]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def probe_program(folder: Path) -> Path:
+    """Build the limit's program; plain libjpeg, so that any compiler does."""
+    program = folder / "pixel_probe"
+    command = ["g++", "-O3", "-std=c++20", str(ROOT / "benchmarks/pixel_probe.cc")]
+    subprocess.run([*command, "-o", str(program), "-ljpeg", "-lpthread"], check=True)
+    return program
+
+
+def limits(program: Path, paths: list[Path], threads: int) -> dict[str, dict[str, float]]:
+    """The limits of a set of JPEGs."""
+    results = {}
+    for mode in ("entropy", "region"):
+        command = [str(program), mode, str(threads), "3", *(str(path) for path in paths)]
+        rate, cpu = subprocess.run(
+            command, check=True, capture_output=True, text=True
+        ).stdout.split()
+        results[f"limit: {mode}"] = {"pictures_per_s": float(rate), "cpu_s_per_1000": float(cpu)}
+    return results
+
+
+def main() -> None:
+    """Make pictures, run all engines in turns, print medians and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pictures", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--one", nargs=3, metavar=("ENGINE", "FOLDER", "STORE"))
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(run(*options.one, options.threads)))
+        return
+    import headrace as hr
+
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        program = probe_program(work)
+        for name in SETS:
+            folder, store = work / name, work / f"{name}.hr"
+            paths = make(folder, name, options.pictures)
+            hr.pack(folder, store)
+            mean = statistics.mean(path.stat().st_size for path in paths)
+            print(
+                f"\n{name}: {len(paths):,} pictures of {mean / 1000:.0f} kB, {options.threads} threads"
+            )
+            for number in range(options.rounds):
+                figures = limits(program, paths, options.threads) if "JPEG" in name else {}
+                for engine in ENGINES:
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "benchmarks.pixels",
+                        "--threads",
+                        str(options.threads),
+                    ]
+                    command += ["--one", engine, str(folder), str(store)]
+                    done = subprocess.run(
+                        command, check=True, capture_output=True, text=True, cwd=ROOT
+                    )
+                    figures[engine] = json.loads(done.stdout)
+                runs += [
+                    {"set": name, "round": number, "engine": e, **f} for e, f in figures.items()
+                ]
+            table(name, runs)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"pixels-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
+    document = {"machine": machine.describe(RESULTS), "options": vars(options), "runs": runs}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"\nwrote {path}")
+
+
+def table(name: str, runs: list[dict[str, Any]]) -> None:
+    """Print medians of a set, and how many times torch's figure each is."""
+    here = [run for run in runs if run["set"] == name]
+    torch = {run["round"]: run["pictures_per_s"] for run in here if run["engine"] == ENGINES[0]}
+    for engine in dict.fromkeys(run["engine"] for run in here):
+        own = [run for run in here if run["engine"] == engine]
+        rate = statistics.median(run["pictures_per_s"] for run in own)
+        ratio = statistics.median(run["pictures_per_s"] / torch[run["round"]] for run in own)
+        cpu = statistics.median(run["cpu_s_per_1000"] for run in own)
+        memory = statistics.median(run.get("peak_mb", 0) for run in own)
+        figures = f"{rate:8.0f} pictures/s  {ratio:5.2f} x torch  {cpu:6.2f} CPU s/1,000"
+        print(f"  {engine:<20} {figures}  {memory:6.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
