@@ -21,11 +21,9 @@ from headrace.io.objects.location import is_url
 from headrace.store.format import PAGE_BYTES, SAMPLES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from headrace.store.format import DirectoryHeader
-    from headrace.store.sources.scan import SourceVolume
 
 FILE_NAME = "store.json"
 BYTES_MAX = 64 << 20
@@ -140,11 +138,6 @@ def segment_of_header(
         directory, header.file_bytes, header.uuid.hex(), header.samples, header.extents,
         volumes, source,
     )  # fmt: skip
-
-
-def volume_entries(volumes: Iterable[SourceVolume]) -> tuple[VolumeEntry, ...]:
-    """A source's volumes as a manifest records them."""
-    return tuple(VolumeEntry(v.kind, v.path, v.bytes, v.mtime_ns, etag=v.etag) for v in volumes)
 
 
 def fingerprint_of(header_pages: list[bytes]) -> str:

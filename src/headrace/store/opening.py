@@ -22,10 +22,10 @@ from headrace.store.manifest import (
     FILE_NAME,
     Manifest,
     Segment,
+    VolumeEntry,
     fingerprint_of,
     load_manifest,
     segment_of_header,
-    volume_entries,
 )
 from headrace.store.segment import (
     OpenSegment,
@@ -38,7 +38,6 @@ from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import (
     Scan,
     SourceOptions,
-    SourceVolume,
     Stream,
     because,
     no_samples,
@@ -232,7 +231,7 @@ def store_of_scan(
         direct: how `where` is listed again in another process; if None, the directory goes along.
     """
     fd, header = create_memory_directory(scan.columns)
-    entry = segment_of_header("segment-0000.hrd", header, volume_entries(scan.volumes), scan.source)
+    entry = segment_of_header("segment-0000.hrd", header, scan.volumes, scan.source)
     try:
         content = b""
         if direct is None:
@@ -397,9 +396,9 @@ class MemoryVolume:
         write_all(self._fd, data, at)
         return at
 
-    def volume(self) -> SourceVolume:
+    def volume(self) -> VolumeEntry:
         """What it is to a store."""
-        return SourceVolume("file", self.path, self.size, os.fstat(self._fd).st_mtime_ns)
+        return VolumeEntry("file", self.path, self.size, os.fstat(self._fd).st_mtime_ns)
 
     def __del__(self) -> None:
         os.close(self._fd)

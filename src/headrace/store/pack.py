@@ -32,7 +32,6 @@ from headrace.store.manifest import (
     fingerprint_of,
     load_manifest,
     segment_of_header,
-    volume_entries,
 )
 from headrace.store.opening import object_engine
 from headrace.store.packing import PackingJob, PackOptions, WriteReport, fit_to_store
@@ -342,7 +341,7 @@ def index(
                     partial.begin({"version": 1, "index": True})
                     header = write_directory(columns, partial.store / "segment-0000.hrd")
                     segment = segment_of_header(
-                        "segment-0000.hrd", header, volume_entries(scan.volumes), scan.source
+                        "segment-0000.hrd", header, scan.volumes, scan.source
                     )
                     fingerprint = fingerprint_of([header.to_page()])
                     manifest = Manifest(uuid.uuid4().hex, fingerprint, (segment,))

@@ -39,9 +39,10 @@ from headrace.io.objects.location import (
     shown,
 )
 from headrace.store.directory import columns_of
+from headrace.store.manifest import VolumeEntry
 from headrace.store.opening import store_of_scan
 from headrace.store.sources.detect import detect_file
-from headrace.store.sources.scan import Scan, SourceVolume
+from headrace.store.sources.scan import Scan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -207,7 +208,8 @@ def _scan(url: str, objects: list[RemoteObject], engine: ObjectEngine) -> Scan:
         np.zeros(len(objects), np.uint64), np.array([each.size for each in objects], np.uint64),
     )  # fmt: skip
     volumes = tuple(
-        SourceVolume("object", each.url, each.size, each.modified_ns, each.etag) for each in objects
+        VolumeEntry("object", each.url, each.size, each.modified_ns, etag=each.etag)
+        for each in objects
     )
     source = {"kind": "objects", "url": shown(os.fspath(url))}
     return Scan(columns, volumes, source, objects=engine)

@@ -20,12 +20,12 @@ from headrace.store.sources.scan import (
     Rows,
     Scan,
     SourceOptions,
-    SourceVolume,
     Stream,
     StreamedRow,
     check_unchanged,
     choose_label,
     damaged,
+    file_volume,
     import_extra,
     label_array,
     listed,
@@ -410,9 +410,6 @@ class _Table:
         batch.validate()
         return batch
 
-    def volume(self) -> SourceVolume:
-        return SourceVolume.of_file(self.path, self.status)
-
     def place(self, values: Values) -> NDArray[np.uint64]:
         """Where values lie in the file.
 
@@ -453,7 +450,7 @@ def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
         return np.concatenate([np.zeros(0, dtype), *pieces])[kept]
 
     return Rows(
-        table.volume(),
+        file_volume(table.path, table.status),
         count,
         {
             os.fsencode(name): (

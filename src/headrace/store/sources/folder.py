@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.store.directory import columns_of
+from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.scan import (
     Problem,
     Scan,
     SourceOptions,
-    SourceVolume,
     no_samples,
     raise_problems,
 )
@@ -62,7 +62,7 @@ def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = No
     )  # fmt: skip
     source = {"kind": "folder", "path": root, **options.to_json()}
     return Scan(
-        columns, (SourceVolume("tree", root),), source, listing.problems, modes=listing.modes
+        columns, (VolumeEntry("tree", root),), source, listing.problems, modes=listing.modes
     )
 
 

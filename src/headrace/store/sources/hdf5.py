@@ -22,11 +22,11 @@ from headrace.store.sources.scan import (
     Rows,
     Scan,
     SourceOptions,
-    SourceVolume,
     Stream,
     StreamedRow,
     check_unchanged,
     damaged,
+    file_volume,
     import_extra,
     label_array,
     listed,
@@ -95,9 +95,6 @@ class _File:
             check_unchanged(
                 self.path, os.stat(self.path), self.status.st_size, self.status.st_mtime_ns
             )
-
-    def volume(self) -> SourceVolume:
-        return SourceVolume.of_file(self.path, self.status)
 
     def datasets(self) -> dict[str, Any]:
         """All data sets with rows, by path."""
@@ -193,7 +190,12 @@ def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
         for name, item in items:
             start, row_bytes = _starts(file, name, item)
             parts[os.fsencode(name)] = (start, np.full(len(start), row_bytes, np.uint64))
-        return Rows(file.volume(), items[0][1].shape[0], parts, _labels(file, data, label))
+        return Rows(
+            file_volume(file.path, file.status),
+            items[0][1].shape[0],
+            parts,
+            _labels(file, data, label),
+        )
 
 
 def _labels(file: _File, data: tuple[str, ...], label: str | None) -> NDArray[np.int64] | None:

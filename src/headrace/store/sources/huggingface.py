@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.errors import SourceError
 from headrace.store.directory import DirectoryColumns, columns_of
+from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
@@ -24,9 +25,9 @@ from headrace.store.sources.scan import (
     Problem,
     Scan,
     SourceOptions,
-    SourceVolume,
     Stream,
     StreamItem,
+    file_volume,
     no_samples,
     null_problems,
     raise_problems,
@@ -253,12 +254,12 @@ def _file_of(chunk: Values, mappings: MappedFiles, files: dict[str, int]) -> tup
     return files.setdefault(path, len(files)), at - begin
 
 
-def _volume(path: str) -> SourceVolume:
+def _volume(path: str) -> VolumeEntry:
     try:
         status = os.stat(path)
     except OSError as e:
         raise unreadable(path, e, "Load the data set again: its file is gone.") from e
-    return SourceVolume.of_file(path, status)
+    return file_volume(path, status)
 
 
 def _columns(view: _View, places: list[_Places], valid: NDArray[np.bool_]) -> DirectoryColumns:
@@ -277,7 +278,7 @@ def _columns(view: _View, places: list[_Places], valid: NDArray[np.bool_]) -> Di
     )  # fmt: skip
 
 
-def _check_inside(columns: DirectoryColumns, volumes: tuple[SourceVolume, ...]) -> None:
+def _check_inside(columns: DirectoryColumns, volumes: tuple[VolumeEntry, ...]) -> None:
     if not volumes:
         return  # all values are empty
     sizes = np.array([v.bytes for v in volumes], np.uint64)[columns.volume]
@@ -327,7 +328,7 @@ def _scan_files(
         class_names=classes,
     )  # fmt: skip
     return Scan(
-        columns, (SourceVolume("tree", root),), {**source, "path": root}, problems, modes=modes
+        columns, (VolumeEntry("tree", root),), {**source, "path": root}, problems, modes=modes
     )
 
 

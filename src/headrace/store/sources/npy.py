@@ -23,8 +23,8 @@ from headrace.store.sources.scan import (
     LABEL_NAMES,
     Scan,
     SourceOptions,
-    SourceVolume,
     damaged,
+    file_volume,
     no_samples,
     refused,
     row_names,
@@ -79,7 +79,7 @@ def scan_npy(path: str, options: SourceOptions) -> Scan:
                 path, f"end of array {array.key!r}", f"{array.end:,}",
                 f"at most the file's size {status.st_size:,}", array.offset,
             )  # fmt: skip
-    volume = SourceVolume.of_file(path, status)
+    volume = file_volume(path, status)
     source = {
         "kind": "npz" if arrays[0].key else "npy",
         "path": absolute,

@@ -21,6 +21,7 @@ from headrace.base.files import readers
 from headrace.errors import SourceChanged, SourceError
 from headrace.io.objects.location import is_url
 from headrace.store.directory import DirectoryColumns, columns_of
+from headrace.store.manifest import VolumeEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -104,20 +105,9 @@ class Problem:
         return f"{self.path}{where}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceVolume:
-    """A foreign file, an object, or a folder whose files are the samples (`tree`)."""
-
-    kind: str
-    path: str
-    bytes: int | None = None
-    mtime_ns: int | None = None
-    etag: str | None = None
-
-    @classmethod
-    def of_file(cls, path: str, status: os.stat_result) -> SourceVolume:
-        """A local file with this status."""
-        return cls("file", os.path.abspath(path), status.st_size, status.st_mtime_ns)
+def file_volume(path: str, status: os.stat_result) -> VolumeEntry:
+    """A local file with this status, as a volume."""
+    return VolumeEntry("file", os.path.abspath(path), status.st_size, status.st_mtime_ns)
 
 
 @dataclass(slots=True)
@@ -134,7 +124,7 @@ class Scan:
     """
 
     columns: DirectoryColumns
-    volumes: tuple[SourceVolume, ...]
+    volumes: tuple[VolumeEntry, ...]
     source: dict[str, Any]
     skipped: list[Problem] = field(default_factory=list)
     objects: ObjectEngine | None = None
@@ -149,8 +139,15 @@ class Scan:
         """Names, places, sizes, times and labels in 32 bytes: has the source changed?"""
         digest = hashlib.sha256()
         c = self.columns
-        digest.update(repr((self.volumes, c.part_names, c.class_names, sorted(c.columns))).encode(
-            errors="surrogateescape"))  # fmt: skip
+        # The text is that of the versions before, whose interrupted packs are resumed.
+        volumes = "".join(
+            f"SourceVolume(kind={v.kind!r}, path={v.path!r}, bytes={v.bytes!r}, "
+            f"mtime_ns={v.mtime_ns!r}, etag={v.etag!r}), "
+            for v in self.volumes
+        )
+        volumes = volumes.removesuffix(" ") if len(self.volumes) == 1 else volumes[:-2]
+        text = f"(({volumes}), {c.part_names!r}, {c.class_names!r}, {sorted(c.columns)!r})"
+        digest.update(text.encode(errors="surrogateescape"))
         for column in (c.names, c.name_offsets, c.volume, c.offset, c.length, c.crc, c.mtime,
                        c.first_extent, c.part, c.labels, *c.columns.values()):  # fmt: skip
             digest.update(
@@ -323,7 +320,7 @@ class Rows:
         problems: why the others are not.
     """
 
-    volume: SourceVolume
+    volume: VolumeEntry
     count: int
     parts: dict[bytes, Place]
     labels: NDArray[np.int64] | None = None

@@ -16,9 +16,9 @@ from headrace.errors import SourceError
 from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import shown
 from headrace.store.directory import read_fully
+from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.scan import (
     Scan,
-    SourceVolume,
     absolute_path,
     check_unchanged,
     refused,
@@ -175,9 +175,9 @@ class Window:
             begin = 0
         return self._data[begin : begin + size]
 
-    def volume(self) -> SourceVolume:
+    def volume(self) -> VolumeEntry:
         """The file as a volume."""
-        return SourceVolume("file", absolute_path(self.path), self.size, self.mtime_ns)
+        return VolumeEntry("file", absolute_path(self.path), self.size, self.mtime_ns)
 
 
 def map_files(paths: list[str], scan: Callable[[str], T], workers: int) -> list[T]:
@@ -221,10 +221,12 @@ class ObjectWindow(Window):
             begin = offset - self._start
         return self._data[begin : begin + size]
 
-    def volume(self) -> SourceVolume:
+    def volume(self) -> VolumeEntry:
         """The object as a volume."""
         remote = self.path.remote
-        return SourceVolume("object", str(self.path), remote.size, remote.modified_ns, remote.etag)
+        return VolumeEntry(
+            "object", str(self.path), remote.size, remote.modified_ns, etag=remote.etag
+        )
 
     def _move(self, offset: int, size: int) -> None:
         """Makes the buffer begin at or before `offset` and hold `size` bytes from there."""

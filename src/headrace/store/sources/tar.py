@@ -41,7 +41,7 @@ from headrace.store.sources.shards import Window, map_files, read_head
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from headrace.store.sources.scan import SourceVolume
+    from headrace.store.manifest import VolumeEntry
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Member:
 class _Listing:
     """What one tar file holds: samples, and the extents of their parts, in the file's order."""
 
-    volume: SourceVolume
+    volume: VolumeEntry
     names: list[bytes] = field(default_factory=list)
     counts: array[int] = field(default_factory=lambda: array("Q"))
     labels: array[int] = field(default_factory=lambda: array("q"))
