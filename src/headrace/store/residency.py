@@ -46,11 +46,7 @@ def resident_bytes(path: str | os.PathLike[str]) -> int | None:
     except OSError:
         return None
     try:
-        size = os.fstat(fd).st_size
-        if size == 0:
-            return 0
-        pages = resident_pages(fd, size)
-        return None if pages is None else min(size, pages * mmap.PAGESIZE)
+        return resident_range(fd, 0, os.fstat(fd).st_size)
     finally:
         os.close(fd)
 
@@ -58,10 +54,9 @@ def resident_bytes(path: str | os.PathLike[str]) -> int | None:
 def resident_pages(fd: int, size: int) -> int | None:
     """Pages of an open file of `size` bytes, not 0, that lie in the page cache; None: nobody can tell."""
     pages = _by_cachestat(fd)
-    if pages is not None:
-        return pages
-    in_cache = page_map(fd, size)
-    return None if in_cache is None else int(in_cache.sum())
+    if pages is None and (in_cache := page_map(fd, size)) is not None:
+        pages = int(in_cache.sum())
+    return pages
 
 
 def resident_range(fd: int, offset: int, length: int) -> int | None:
