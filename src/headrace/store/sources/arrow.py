@@ -1,4 +1,4 @@
-"""Arrow columns as samples: which column, where its values' bytes lie, and its labels.
+"""Arrow files as a source, and Arrow's columns for all tables: where the values lie, and the labels.
 
 Works on arrays that pyarrow made of a file, mapped or read. Values are found in the arrays' own buffers;
 offsets are checked against those buffers before they are used, since pyarrow does not.

@@ -1,4 +1,9 @@
-"""Which files this process has mapped, and where: tells a mapped buffer's place in its file."""
+"""A `datasets.Dataset` as a source: each row that it shows is a sample.
+
+Its tables lie in mapped Arrow files. Which file a buffer belongs to, and where in it, is asked of the kernel
+(`MappedFiles`), so that values are used where they lie. Rows that hold paths are files of a folder; rows in
+memory can only be packed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Thrift's compact protocol, read: what Parquet's footers and page headers are written in.
+"""Parquet files as a source: each row is a sample.
 
-Field names play no part in it: a struct is its fields by number. Nothing is allocated by a count that the
-bytes do not bear out.
+Where a column is neither compressed nor encoded, its values are used where they lie. pyarrow does not tell
+their places, so the pages are walked here: footers and page headers are in Thrift's compact protocol, in which
+a struct is its fields by number. Nothing is allocated by a count that the bytes do not bear out. All other
+columns are read through pyarrow, and can only be packed.
 """
 
 from __future__ import annotations
