@@ -1,9 +1,9 @@
 """Writes the volumes of a segment, and its journal: what has been packed for sure.
 
-The journal is a list of framed records in `TARGET.partial/journal`. The first says what is being packed; each other
-one states that the volumes hold, durably, the next samples with these lengths and checksums. A
-record is written after the data that it vouches for was synced, and carries its own checksum, so a
-kill at any point leaves a torn last record at worst, which is cut off.
+The journal is a list of framed records in `TARGET.partial/journal`. The first says what is being packed; each
+other one states that the volumes hold, durably, the next samples with these lengths and checksums. A record is
+written after the data that it vouches for was synced, and carries its own checksum, so a kill at any point
+leaves a torn last record at worst, which is cut off.
 
 Where the samples lie is not written down: placement is a pure function of the lengths.
 """
