@@ -23,7 +23,7 @@ from headrace.machine.host import available_memory
 from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
-from headrace.plane.stage import RemoteStats, StageStats, own_knobs
+from headrace.plane.stage import RemoteStats, StageStats, native_figures, own_knobs
 from headrace.plane.tiers import MemoryTier, memory_quota
 
 if TYPE_CHECKING:
@@ -241,19 +241,6 @@ def _ram_bytes(source: Store, options: ReaderOptions, tiers: TierOptions) -> int
     )
 
 
-_SAME_NAME = (
-    "busy_s",
-    "wait_input_s",
-    "wait_output_s",
-    "reads",
-    "in_flight",
-    "in_flight_s",
-    "buffered_bytes",
-    "ready_bytes",
-    "bytes_by_tier",
-)
-
-
 class Pipeline:
     """Reads batches of a store; towards the controller it is the stage `prefetch`.
 
@@ -330,10 +317,10 @@ class Pipeline:
             name=self.name,
             samples=native["delivered_samples"],
             bytes=native["delivered_bytes"],
-            latency_us=tuple(native["latency_us"]),
             simulation=simulation,
             remote=remote,
-            **{name: native[name] for name in _SAME_NAME},
+            in_flight_s=native["in_flight_s"],
+            **native_figures(native),
         )
 
     def knobs(self) -> Mapping[str, int]:

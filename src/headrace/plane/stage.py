@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
@@ -196,6 +196,17 @@ def latency_percentile_s(counts: Sequence[int], share: float) -> float:
             return float(2.0 ** ((bucket + left / count) / 2.0) * 1e-6)
         left -= count
     return 0.0
+
+
+def native_figures(native: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a native reader that its stage publishes under the same name; none before it reads."""
+    names = (
+        "busy_s", "wait_input_s", "wait_output_s", "reads", "in_flight", "buffered_bytes", "ready_bytes",
+        "bytes_by_tier",
+    )  # fmt: skip
+    if not native:
+        return {}
+    return {name: native[name] for name in names} | {"latency_us": tuple(native["latency_us"])}
 
 
 def own_knobs(knobs: Mapping[str, int], names: Container[str]) -> dict[str, int]:

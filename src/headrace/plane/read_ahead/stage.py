@@ -41,7 +41,7 @@ from headrace.plane.read_ahead.plan import (
     Usefulness,
 )
 from headrace.plane.read_ahead.sample_files import Paths, PredictedFiles, guess_paths
-from headrace.plane.stage import ConsumerStats, StageStats
+from headrace.plane.stage import ConsumerStats, StageStats, native_figures
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -419,7 +419,7 @@ class ReadAhead(Closing):
                 bytes=figures.bytes_served,
                 simulation=self._reader.simulation,
                 in_flight_s=native.get("busy_s", 0.0),
-                **{name: native[name] for name in _NATIVE_STATS if name in native},
+                **native_figures(native),
             )
 
     def consumer(self) -> ConsumerStats:
@@ -509,19 +509,6 @@ class _Sample:
         trace: TracebackType | None,
     ) -> None:
         self._ahead._end(self, failed=kind is not None)  # noqa: SLF001
-
-
-_NATIVE_STATS = (
-    "busy_s",
-    "wait_input_s",
-    "wait_output_s",
-    "reads",
-    "in_flight",
-    "buffered_bytes",
-    "ready_bytes",
-    "bytes_by_tier",
-    "latency_us",
-)
 
 
 def _key(item: Any) -> int | str:
