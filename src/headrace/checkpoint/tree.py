@@ -197,14 +197,7 @@ def leaf_bytes(leaf: Leaf) -> NDArray[np.uint8]:
 
 
 def array_of(kind: str, data: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Any:
-    """An array of its bytes.
-
-    Args:
-        kind: `array`, `tensor` or `scalar`.
-        data: the bytes; what is made shares their memory.
-        dtype: a key of DTYPES.
-        shape: of the array.
-    """
+    """The array, tensor or scalar (`kind`) over some bytes, whose memory it shares."""
     if kind == "tensor":
         torch = importlib.import_module("torch")
         element = getattr(torch, DTYPES[dtype])

@@ -90,12 +90,6 @@ _REST: Final = bytes(READ.itemsize - _TIMES.size)
 def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) -> bytes:
     """How a batch was read, for whoever reads it by himself.
 
-    Args:
-        begun_s: when its reads began, monotonic.
-        ready_s: when its bytes were there.
-        read_s: that its reads took.
-        open_s: of that, for opening files.
-
     Returns:
         A record of dtype `READ`.
     """
@@ -383,9 +377,6 @@ class StepLog:
 
     Nothing is locked, and a step is no object: it is put into a ring of records with one call, and whoever
     takes steps copies them from there. Both happen while the interpreter's lock is held.
-
-    Args:
-        most: steps that are kept; older ones are dropped, and counted.
 
     Attributes:
         added: steps that were ever added.

@@ -88,9 +88,6 @@ def writes_direct(source_bytes_per_s: float) -> bool:
     Beside a slow source, processors have time for the page cache, and what it keeps makes the next epoch
     faster than the disk. A fast one needs the time: a buffered write takes 0.5 to 1.1 CPU s/GB and
     a thread of the kernel's for writing back, a direct one 0.3 (measured on a loaded machine).
-
-    Args:
-        source_bytes_per_s: how fast the source can be, see `CacheWriter.note_batch`; 0.0: not known yet.
     """
     return not 0.0 < source_bytes_per_s < SLOW_BYTES_PER_S
 
@@ -110,12 +107,6 @@ IN_SEGMENT = -1
 
 class CacheSegment:
     """A segment being written.
-
-    Args:
-        cache: the cache's folder.
-        capacity: bytes of samples that it may take.
-        part_names: the parts of its samples.
-        direct: write past the page cache, see `policy.writes_direct`.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full.
@@ -281,10 +272,6 @@ _finalized: set[int] = set()
 
 class CacheWriter:
     """Writes samples into a cache.
-
-    Args:
-        cache: the cache.
-        queue_bytes: memory of batches that wait to be written.
 
     Attributes:
         why_stopped: why nothing more is written, or ''.

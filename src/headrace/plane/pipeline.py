@@ -154,16 +154,7 @@ def build_stages(
     *,
     shared: bool = False,
 ) -> Stages:
-    """Make the stages that the options ask for.
-
-    Args:
-        source: the store.
-        part_names: the parts that are read.
-        part_numbers: their numbers in the source.
-        options: how to read.
-        tiers: which stages.
-        shared: deliver in memory that other processes may map.
-    """
+    """Make the stages that the options ask for; `shared`: they deliver in memory that others may map."""
     # Stages that nobody asked for are not imported: the first batch waits for every module.
     cache = None
     if tiers.cache_dir is not None:
@@ -247,15 +238,8 @@ class Pipeline:
     The knobs that were turned last hold for all readers that it makes: after `close` and in forked children,
     too. Samples that cannot be read become errors, or are left out.
 
-    Args:
-        source: the store.
-        options: how to read.
-        parts: names of the parts to read; all if empty.
-        on_error: what to do with a sample that cannot be read.
-        tiers: where samples are kept nearer than the source, and limits.
-        over: puts another stage on top.
-        decoding: what pictures become, and the seed of their crops; None: bytes are delivered.
-        decode_threads: threads that decode; None: as many as this process has processors.
+    `over` puts another stage on top. `decoding` is what pictures become, and the seed of their crops; None: bytes
+    are delivered.
 
     Attributes:
         part_names: the parts that are read.
@@ -391,10 +375,6 @@ class Pipeline:
     def fetch(self, indices: NDArray[np.int64], epoch: int = 0) -> Fetched:
         """Read one batch now.
 
-        Args:
-            indices: int64, shape (samples,).
-            epoch: recorded in the batch.
-
         Raises:
             SampleNotFound: an index lies outside the store.
             HeadraceError: a sample cannot be read and `on_error` is `raise`.
@@ -411,11 +391,6 @@ class Pipeline:
         spans: Iterable[Span],
     ) -> Generator[Fetched, None, None]:
         """Read the batch of each span ahead, and yield them in order.
-
-        Args:
-            order: which sample lies at which position.
-            epoch: the epoch.
-            spans: global positions (start, stop) of each batch.
 
         Raises:
             HeadraceError: a sample cannot be read and `on_error` is `raise`.

@@ -99,12 +99,6 @@ class Decoder:
     ) -> list[Decoded]:
         """Decode some samples of a batch.
 
-        Args:
-            batch: the bytes.
-            names: the store's names, for errors.
-            skipped: takes what was left out.
-            span: which samples of the batch.
-
         Raises:
             DecodeError: the user's function failed; names the sample.
         """

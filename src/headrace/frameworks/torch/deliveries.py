@@ -375,14 +375,7 @@ def _as_it_is(answer: Any) -> Any:
 
 
 class WorkerDecoding:
-    """Decodes in worker processes.
-
-    Args:
-        loader: gives the order.
-        dataset: what each worker reads and decodes with.
-        collate: puts samples together, in the worker.
-        options: of torch's DataLoader, in its own words; bounds are checked here.
-    """
+    """Decodes in worker processes."""
 
     def __init__(self, loader: Loader, dataset: Dataset, collate: Collate, **options: Any) -> None:
         _check_bounds(

@@ -136,9 +136,6 @@ class TensorBatch:
         A view of `data` where they lie evenly spaced, as those gathered from the page cache do, and
         one copy otherwise.
 
-        Args:
-            part: which part, where several were read.
-
         Returns:
             uint8, shape (samples, length).
 

@@ -330,11 +330,6 @@ _MEAN_BYTES_FIRST = 128 << 10  # of a file, until some were seen
 class PlannedReader:
     """Reads files in orders of some at a time. Its threads begin with the first order.
 
-    Args:
-        options: bounds and first settings.
-        samples: of the dataset.
-        knobs: where they stand; by default as in the options.
-
     Attributes:
         knobs: `reads_in_flight` and `buffer_bytes`.
         simulation: the label of the simulated storage that is read; '': it is real.
@@ -396,12 +391,7 @@ class PlannedReader:
             )
 
     def note_served(self, size: int, waited_s: float) -> None:
-        """A file was used.
-
-        Args:
-            size: its bytes.
-            waited_s: by all who wanted a file, since the start.
-        """
+        """A file was used; `waited_s`: by all who wanted one, since the start."""
         self._mean_bytes += (max(size, 4096) - self._mean_bytes) / 64
         if self._native is not None and self._cold.note_served():
             busy_s, allowed = self._native.stats()["busy_s"], self.knobs["reads_in_flight"]

@@ -54,10 +54,6 @@ _DEPTH_MAX = 16  # wrappers in wrappers: a cycle ends here
 def guess_paths(dataset: Any, depth: int = _DEPTH_MAX) -> Paths | None:
     """Find the paths of a dataset's samples.
 
-    Args:
-        dataset: anything with `__getitem__` and `__len__`.
-        depth: data sets within data sets that are looked at.
-
     Returns:
         Gives the files of a sample; None where no attribute looks like paths.
     """
@@ -398,9 +394,6 @@ class LearnedFiles:
     def learned_since(self, mark: int) -> tuple[bytes, int]:
         """What was learned after `mark`, for `teach` in another process.
 
-        Args:
-            mark: 0, or what an earlier call returned.
-
         Returns:
             The delta, empty if there is no news, and the next mark.
         """
@@ -420,9 +413,6 @@ class LearnedFiles:
 
     def teach(self, delta: bytes) -> int:
         """Take over what another process learned.
-
-        Args:
-            delta: from `learned_since`.
 
         Returns:
             How many samples were news.
@@ -461,11 +451,7 @@ _HEADER = struct.Struct("<8sIIQ")  # magic, bytes, crc32, pid
 
 
 class SharedLog:
-    """Deltas by all processes that hold it. Safe for concurrent writers.
-
-    Args:
-        limit_bytes: no record is appended beyond this size.
-    """
+    """Deltas by all processes that hold it. Safe for concurrent writers."""
 
     def __init__(self, limit_bytes: int = 256 << 20) -> None:
         self._limit_bytes = limit_bytes

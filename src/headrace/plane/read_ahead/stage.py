@@ -202,9 +202,6 @@ class ReadAhead(Closing):
     def coming(self, items: Iterable[Any]) -> int:
         """Announce what will be asked for, in this order, after all that was announced before.
 
-        Args:
-            items: sample indices, or paths (str, bytes, PathLike).
-
         Returns:
             How many were taken; the others will be opened directly.
         """
@@ -266,9 +263,6 @@ class ReadAhead(Closing):
 
     def take(self, path: str) -> _native.FileBytes | None:
         """The bytes of a planned file, if they were read and are still true.
-
-        Args:
-            path: as it was planned.
 
         Returns:
             None when the file must be opened directly. Each planned use is served once.

@@ -45,9 +45,6 @@ PAGE = 4096
 class Arena:
     """Shared memory of one worker. Inherited over a fork, or sent while a process is started.
 
-    Args:
-        nbytes: room for batches, in bytes.
-
     Raises:
         OSError: no descriptor or no memory is left.
     """
@@ -363,10 +360,6 @@ class _Pickler(pickle.Pickler):
 
 def pack(batch: Any, regions: Regions | None) -> Packed | None:
     """Pack a batch.
-
-    Args:
-        batch: what `collate_fn` returned.
-        regions: of the worker's arena; None if there is none.
 
     Returns:
         What to send, or None: it does not fit, and torch has to send it.
