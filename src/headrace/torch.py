@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dataloader import DataLoader, adopt
-    from headrace.frameworks.torch.dataset import Dataset, Sample
+    from headrace.frameworks.torch.dataset import Dataset, Sample, TensorBatch
     from headrace.frameworks.torch.store_loader import StoreLoader
-    from headrace.frameworks.torch.tensors import TensorBatch
 
 __all__ = ["DataLoader", "Dataset", "Sample", "StoreLoader", "TensorBatch", "adopt"]
 
@@ -19,7 +18,7 @@ _HOMES = {
     "Dataset": "dataset",
     "Sample": "dataset",
     "StoreLoader": "store_loader",
-    "TensorBatch": "tensors",
+    "TensorBatch": "dataset",
     "adopt": "dataloader",
 }
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import headrace as hr
-from headrace.frameworks.torch.tensors import TensorBatch, shared_tensor
+from headrace.frameworks.torch.dataset import TensorBatch, shared_tensor
 from headrace.torch import DataLoader
 
 from .decoders import FIXED_BYTES, SAMPLES, content

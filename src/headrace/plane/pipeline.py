@@ -238,8 +238,8 @@ class Pipeline:
     The knobs that were turned last hold for all readers that it makes: after `close` and in forked children,
     too. Samples that cannot be read become errors, or are left out.
 
-    `over` puts another stage on top. `decoding` is what pictures become, and the seed of their crops; None: bytes
-    are delivered.
+    `over` puts another stage on top. `decoding` is what pictures become, and the seed of their crops; None:
+    bytes are delivered.
 
     Attributes:
         part_names: the parts that are read.

@@ -2,8 +2,8 @@
 
 * dataloader: `DataLoader`, torch's own with headrace's data plane, also in the place of a loader that a library
   built (`adopt`); `dropin`: how it is done
-* tensors: batches as tensors over headrace's own buffers
-* dataset: `Dataset`, for torch's own loaders and samplers; a user's decode function, with its random numbers
+* dataset: `Dataset`, for torch's own loaders and samplers; batches as tensors over headrace's own buffers; a
+  user's decode function, with its random numbers
 * store_loader: `StoreLoader`, which delivers in headrace's order and resumes exactly
 * deliveries: its three ways from bytes to batches: whole, decoded in threads, decoded in worker processes
 """

@@ -29,7 +29,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from headrace.errors import HeadraceError
-from headrace.frameworks.torch.tensors import TensorBatch, pixel_tensors
+from headrace.frameworks.torch.dataset import TensorBatch, pixel_tensors
 from headrace.plane.images import ImageBatch
 
 if TYPE_CHECKING:
