@@ -16,7 +16,7 @@ import io
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.io.replaced import MEMORY, python_open, real_open
 
@@ -273,22 +273,15 @@ def forget_in_child() -> None:
     python_open.remove(_open)
 
 
-class _Rest(NamedTuple):
-    """The arguments of open after `buffering`."""
-
-    encoding: str | None = None
-    errors: str | None = None
-    newline: str | None = None
-    closefd: bool = True
-    opener: Any = None
-
-    def is_plain(self, *, text: bool) -> bool:
-        """Whether the real open would take them without a word; it raises better than we could."""
-        if self.opener is not None or not self.closefd:
-            return False
-        if text:
-            return self.newline in {None, "", "\n", "\r", "\r\n"}
-        return self.encoding is None and self.errors is None and self.newline is None
+def _after_buffering(
+    encoding: Any = None,
+    errors: Any = None,
+    newline: Any = None,
+    closefd: Any = True,
+    opener: Any = None,
+) -> tuple[Any, Any, Any, bool]:
+    """The arguments of `open` after `buffering`; the last says whether the file is opened by its path."""
+    return encoding, errors, newline, bool(closefd) and opener is None
 
 
 def _serve(
@@ -299,16 +292,24 @@ def _serve(
     named: dict[str, Any],
 ) -> Any:
     """An open file over memory, or None."""
-    key = file if type(file) is str else _key_of(file)
-    if key is None:
+    try:
+        key = file if type(file) is str else os.fsdecode(file)
+    except (TypeError, ValueError):
         return None
     for files in _served:
         if key not in files.planned:
             continue
         text = mode in _TEXT
-        arguments = _arguments(rest, named)
-        if not arguments.is_plain(text=text) or buffering == (0 if text else 1):
-            return None
+        try:
+            encoding, errors, newline, by_path = _after_buffering(*rest, **named)
+        except TypeError:  # the real open will say what is wrong
+            break
+        if text:
+            plain = newline in {None, "", "\n", "\r", "\r\n"} and buffering != 0
+        else:
+            plain = (encoding, errors, newline) == (None, None, None) and buffering != 1
+        if not by_path or not plain:  # the real open raises better than we could
+            break
         content = files.take(key)
         if content is None:
             continue
@@ -320,28 +321,7 @@ def _serve(
         buffer = io.BufferedReader(raw, buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE)
         if not text:
             return buffer
-        encoding, errors, newline, *_ = arguments
         wrapper = io.TextIOWrapper(buffer, encoding, errors, newline, buffering == 1)
         wrapper.mode = mode  # type: ignore[misc]
         return wrapper
     return None
-
-
-def _key_of(file: Any) -> str | None:
-    try:
-        return os.fsdecode(file)
-    except (TypeError, ValueError):
-        return None
-
-
-_PLAIN = _Rest()
-_UNUSABLE = _Rest(closefd=False)
-
-
-def _arguments(rest: tuple[Any, ...], named: dict[str, Any]) -> _Rest:
-    if not rest and not named:
-        return _PLAIN
-    try:
-        return _Rest(*rest, **named)
-    except TypeError:  # the real open will say what is wrong
-        return _UNUSABLE
