@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import tee
+from dataclasses import dataclass, fields, replace
+from itertools import islice, tee
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -516,33 +516,35 @@ def _numbers_of(wanted: Sequence[str], available: Sequence[str]) -> list[int]:
     return [list(available).index(name) for name in wanted]
 
 
-@dataclass(slots=True)
-class _Window:
-    """Positions that this rank takes from one window, and how they fall into batches."""
-
-    indices: list[NDArray[np.int64]] = field(default_factory=list)
-    pieces: list[tuple[int, bool]] = field(default_factory=list)  # samples; batch is complete
+_Pieces = list[tuple[int, bool]]
+"""How positions fall into batches: numbers of samples, and whether the batch is complete with them."""
 
 
-def _cut(order: Blocked, epoch: int, spans: Iterable[Span]) -> Iterator[_Window]:
-    """Cut spans at the bounds of windows. A padded span comes back to the first windows."""
-    window, bounds = _Window(), (0, 0)
+def _windows(
+    order: Blocked, epoch: int, spans: Iterable[Span]
+) -> Iterator[tuple[NDArray[np.int64], _Pieces]]:
+    """Cut spans at the bounds of windows: the samples of each, and the pieces of batches that they are.
+
+    A padded span comes back to the first windows.
+    """
+    indices, pieces, bounds = [np.empty(0, np.int64)], _Pieces(), (0, 0)
     for start, stop in spans:
         if start == stop:
-            window.pieces.append((0, True))
+            pieces.append((0, True))
         at = start
         while at < stop:
             position = at % order.length
             if not bounds[0] <= position < bounds[1]:
-                if window.pieces:
-                    yield window
-                window, bounds = _Window(), order.window_at(epoch, position)
+                if pieces:
+                    yield np.concatenate(indices), pieces
+                indices, pieces = [np.empty(0, np.int64)], []
+                bounds = order.window_at(epoch, position)
             count = min(stop - at, bounds[1] - position)
-            window.indices.append(order.indices(epoch, position, position + count))
+            indices.append(order.indices(epoch, position, position + count))
             at += count
-            window.pieces.append((count, at == stop))
-    if window.pieces:
-        yield window
+            pieces.append((count, at == stop))
+    if pieces:
+        yield np.concatenate(indices), pieces
 
 
 def _read_windows(
@@ -553,26 +555,19 @@ def _read_windows(
     A whole window of a blocked order is read at once, so that neighbours are read together; batches are
     copied out of it.
     """
+    windows = ((reader.submit(i), pieces) for i, pieces in _windows(order, epoch, spans))
+    ahead: deque[tuple[PendingReads, _Pieces]] = deque()
     batch: list[tuple[_native.Batch, int, int]] = []
-    for window, pending in _submit_windows(reader, _cut(order, epoch, spans)):
+    while True:
+        ahead.extend(islice(windows, 1 + WINDOWS_AHEAD_MAX - len(ahead)))
+        if not ahead:
+            return
+        pending, pieces = ahead.popleft()
         native = pending.take()
         at = 0
-        for count, complete in window.pieces:
+        for count, complete in pieces:
             batch.append((native, at, at + count))
             at += count
             if complete:
                 yield reader.gather(batch)
                 batch = []
-
-
-def _submit_windows(
-    reader: BatchReads,
-    windows: Iterable[_Window],
-) -> Iterator[tuple[_Window, PendingReads]]:
-    ahead: deque[tuple[_Window, PendingReads]] = deque()
-    for window in windows:
-        indices = np.concatenate([np.empty(0, np.int64), *window.indices])
-        ahead.append((window, reader.submit(indices)))
-        if len(ahead) > WINDOWS_AHEAD_MAX:
-            yield ahead.popleft()
-    yield from ahead
