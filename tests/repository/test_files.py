@@ -24,7 +24,6 @@ ALLOWED = {
     "node/files/page_cache.py": "a user's files, as the program itself would open them",
     "node/files/copies.py": "/proc/sys",
     "node/server.py": "/dev/null",
-    "job/local_files.py": "O_TMPFILE: a file without a name",
     "job/store.py": "/proc/PID/fd, another process's file without a name",
 }
 """Beginnings of paths, and why these open files by themselves."""
