@@ -296,19 +296,23 @@ class _Epochs:
         kind: Literal["train", "eval"] = "train" if split == "train" else "eval"
         sources = [functools.partial(source, number) for number in range(self._count)]
         blocks: list[Block] = []
-        for number, first in enumerate(range(0, steps, every or 1), 1):
-            part = compute_s[:, first : first + every]
-            more = first + every < steps
-            self._meet()
-            blocks += self.loop.run(sources, part, epoch, kind, number, keep=more)
-            self._done += part.shape[1] * self._count
-            if every < steps and part.shape[1] == every:
-                try:
+        idle = True
+        try:
+            for number, first in enumerate(range(0, steps, every or 1), 1):
+                part = compute_s[:, first : first + every]
+                self._meet()
+                idle = False
+                keep = first + every < steps
+                blocks += self.loop.run(sources, part, epoch, kind, number, keep=keep)
+                idle = True
+                self._done += part.shape[1] * self._count
+                if every < steps and part.shape[1] == every:
                     self._save(epoch, first + every, number)
-                except BaseException:
-                    for each in opened.values() if more else ():
-                        each.close()
-                    raise
+        except BaseException:
+            # The loop closes the sources itself, but one that a read is stuck in.
+            for opened_source in opened.values() if idle else ():
+                opened_source.close()
+            raise
         return blocks
 
     def _save(self, epoch: int, step: int, number: int = 1) -> None:

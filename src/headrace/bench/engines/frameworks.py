@@ -24,6 +24,27 @@ if TYPE_CHECKING:
     from headrace.bench.engines.base import EngineContext
 
 
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors of somebody else's code become one that names the code."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as e:  # of whose many kinds none is special here
+        raise BenchError(f"{name} failed: {type(e).__name__}: {e}") from e
+
+
+def _imported(module: str, engine: str, name: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        raise BenchError(
+            f"the engine {engine} needs {name}, which is not installed.",
+            next_step=f"pip install {package}",
+        ) from e
+
+
 class _IteratorSource:
     """Batches of somebody else's iterator."""
 
@@ -39,17 +60,13 @@ class _IteratorSource:
 
     def next(self) -> Delivered:
         assert self._batches is not None
-        try:
-            batch = next(self._batches)
-        except StopIteration:
+        with _named(self._name):
+            batch = next(self._batches, self)
+        if batch is self:
             raise BenchError(
                 f"{self._name} ended before the epoch did.",
                 next_step="It must give plan.steps batches.",
-            ) from None
-        except HeadraceError:
-            raise
-        except Exception as e:  # of whose many kinds none is special here
-            raise BenchError(f"{self._name} failed: {type(e).__name__}: {e}") from e
+            )
         return Delivered(self._batch, self._nbytes(batch))
 
     def close(self) -> None:
@@ -81,14 +98,7 @@ class TorchEngine(Engine):
     ahead = False
 
     def __init__(self, context: EngineContext) -> None:
-        try:
-            import torch.utils.data
-        except ModuleNotFoundError as e:
-            raise BenchError(
-                "the engine torch needs PyTorch, which is not installed.",
-                next_step="pip install 'headrace[torch]'",
-            ) from e
-        self._torch: Any = torch
+        self._torch = _imported("torch.utils.data", "torch", "PyTorch", "'headrace[torch]'")
         self._context = context
 
     def open(self, split: str, epoch: int, accelerator: int) -> _IteratorSource:
@@ -102,13 +112,13 @@ class TorchEngine(Engine):
                 "prefetch_factor": ahead // workers, "timeout": self._context.deadline_s,
                 "multiprocessing_context": reader.multiprocessing_context,
             }  # fmt: skip
-        loader = self._torch.utils.data.DataLoader(
+        loader = self._torch.DataLoader(
             DecodedSamples(self._context, split),
             batch_sampler=(
                 plan.indices(epoch, accelerator, step).tolist() for step in range(plan.steps)
             ),
             num_workers=workers,
-            pin_memory=reader.pin_memory and self._torch.cuda.is_available(),
+            pin_memory=reader.pin_memory and importlib.import_module("torch.cuda").is_available(),
             **options,
         )
         return _IteratorSource(iter(loader), plan.batch, "the DataLoader")
@@ -151,13 +161,7 @@ class TensorFlowEngine(Engine):
 
     def __init__(self, context: EngineContext) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its log of CPU features on every start
-        try:
-            self._tf: Any = importlib.import_module("tensorflow")
-        except ModuleNotFoundError as e:
-            raise BenchError(
-                "the engine tensorflow needs TensorFlow, which is not installed.",
-                next_step="pip install tensorflow",
-            ) from e
+        self._tf = _imported("tensorflow", "tensorflow", "TensorFlow", "tensorflow")
         with contextlib.suppress(RuntimeError):  # somebody computes on it already
             self._tf.config.set_visible_devices([], "GPU")  # else it takes all of its memory
         self._context = context
@@ -270,11 +274,13 @@ class CustomEngine(Engine):
                 f"the engine custom:{named} cannot be imported: {e}.",
                 next_step="Its folder must be in PYTHONPATH.",
             ) from e
-        self._engine = self._call(kind, context)
+        with _named(f"the engine {self.name}"):
+            self._engine = kind(context)
 
     def open(self, split: str, epoch: int, accelerator: int) -> _IteratorSource:
         """Ask the class for an epoch's batches."""
-        batches = iter(self._call(self._engine.open, split, epoch, accelerator))
+        with _named(f"the engine {self.name}"):
+            batches = iter(self._engine.open(split, epoch, accelerator))
         return _IteratorSource(
             batches, self._context.plans[split].batch, f"the engine {self.name}",
             lambda batch: int(getattr(batch, "nbytes", 0)),
@@ -283,13 +289,5 @@ class CustomEngine(Engine):
     def close(self) -> None:
         """Close the class's object, if it can be."""
         if hasattr(self._engine, "close"):
-            self._call(self._engine.close)
-
-    def _call(self, function: Any, *arguments: Any) -> Any:
-        """Call the user's code; what it raises becomes a BenchError that names the engine."""
-        try:
-            return function(*arguments)
-        except HeadraceError:
-            raise
-        except Exception as e:
-            raise BenchError(f"the engine {self.name} failed: {type(e).__name__}: {e}") from e
+            with _named(f"the engine {self.name}"):
+                self._engine.close()
