@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.checksum import crc32c
@@ -64,8 +64,7 @@ class VolumeEntry:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `store.json`."""
-        keys = ("kind", "path", "bytes", "mtime_ns", "uuid", "etag")
-        return {k: getattr(self, k) for k in keys if getattr(self, k) is not None}
+        return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,24 +125,20 @@ def not_durable(target: Path, e: OSError) -> VolumeError:
 RESUME = "What is packed is kept: run the same command again to resume."
 
 
-class disk_errors:  # noqa: N801 - used like a function
+@contextlib.contextmanager
+def disk_errors(path: Path, next_step: str = RESUME) -> Iterator[None]:
     """Turns the system's refusals while a store is written and published into `VolumeError`."""
-
-    def __init__(self, path: Path, next_step: str = RESUME) -> None:
-        self._path = path
-        self._next_step = next_step
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, StoreError | VolumeError):
-            raise VolumeError(
-                f"{self._path}: cannot be written: {error.strerror}.",
-                path=str(self._path),
-                errno=error.errno,
-                next_step=self._next_step,
-            ) from error
+    try:
+        yield
+    except (StoreError, VolumeError):
+        raise
+    except OSError as e:
+        raise VolumeError(
+            f"{path}: cannot be written: {e.strerror}.",
+            path=str(path),
+            errno=e.errno,
+            next_step=next_step,
+        ) from e
 
 
 _ATTEMPTS = 10

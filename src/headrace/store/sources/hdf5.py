@@ -118,12 +118,8 @@ class _File:
                     self.path, f"there is no data set {name!r} with rows, there are "
                     f"{listed(list(self.datasets()))}.", "Name one of them: column='images'.",
                 )  # fmt: skip
-            if (
-                item.shape[0]
-                and not item.is_virtual
-                and not item.external
-                and (item.id.get_storage_size() < 1)
-            ):
+            written = item.is_virtual or item.external or item.id.get_storage_size() >= 1
+            if item.shape[0] and not written:
                 raise refused(
                     self.path, f"data set {name!r} of {item.shape[0]:,} rows was never written.",
                     "Name another data set, or write its rows.",

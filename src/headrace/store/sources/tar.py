@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import tarfile
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -356,8 +357,7 @@ def _check_keys(shards: list[_Listing]) -> None:
                     "Pass prefix_names=True to put the file's name before each key.",
                 )  # fmt: skip
         if len(set(shard.names)) < len(shard.names):
-            once: set[bytes] = set()
-            twice = next(n for n in shard.names if n in once or once.add(n))  # type: ignore[func-returns-value]
+            twice = Counter(shard.names).most_common(1)[0][0]
             raise refused(
                 path, f"the members of sample {printable(twice)} do not stand side by side.",
                 "Write the tar with the members sorted by name.",
