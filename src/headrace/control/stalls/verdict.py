@@ -184,8 +184,8 @@ def _decode(seconds: float, waits: StepWaits, seen: Evidence) -> _Action:
         )
     return (
         (
-            "make decoding cheaper (smaller images, a decoder that scales while it decodes), or ask for more "
-            "processors"
+            "make decoding cheaper: of pictures in a store, decode=headrace.Images(...) decodes only what a "
+            "crop needs; or store them smaller, or ask for more processors"
         ),
         0.5 * seconds,
         "a decoder twice as fast",
