@@ -5,6 +5,10 @@ are taken in turn. headrace's reader has many reads in flight over the batches a
 looked at before; the workers decode. A batch is ready when whoever reads it has done so, and when link, servers
 and processors have let the batches before it and itself pass: what many share is a rate, not a queue of single
 requests. Training processes begin each step together. The same seed gives the same result.
+
+Held against a simulation of every request in 288 cases: step times differ by 0.1 % in the middle and 7 % at
+most, and 99 % have the same bound. Which rank waits where several share a full resource is less sure: the stall
+differs by 16 points or more in one case of ten.
 """
 
 from __future__ import annotations
