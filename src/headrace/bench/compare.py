@@ -252,7 +252,7 @@ class RunComparison(NamedTuple):
     """
 
     rows: list[ComparisonRow]
-    differences: list[tuple[str, str, str]]
+    differences: tuple[tuple[str, str, str], ...]
 
 
 class ConditionResult(NamedTuple):
@@ -270,7 +270,7 @@ def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
         for measure in MEASURES
         if (left := measured(a, measure)) and (right := measured(b, measure))
     ]
-    return RunComparison(rows, list(differences(a[0], b[0])))
+    return RunComparison(rows, tuple(differences(a[0], b[0])))
 
 
 def judge(comparison: RunComparison, conditions: Sequence[Condition]) -> list[ConditionResult]:
