@@ -118,9 +118,9 @@ class DocumentKind:
             values.pop(key, None)
         return Fields(self, path, values)
 
-    def refuse(self, path: str, what: str, found: object, expected: object) -> NoReturn:
+    def refuse(self, path: str, what: str, actual: object, expected: object) -> NoReturn:
         """Raises the error for a document of this kind: what is wrong in it."""
-        text = found if isinstance(found, str) and what.startswith("the ") else repr(found)
+        text = actual if isinstance(actual, str) and what.startswith("the ") else repr(actual)
         raise self.error(
             f"{path}: {what} of {self.name} is {text[:_SHOWN_CHARACTERS]}, expected {expected}.",
             path=path,
@@ -251,8 +251,8 @@ class Fields:
 
     def refuse(self, key: str, expected: object) -> NoReturn:
         """Raises the error for what stands at `key`."""
-        found = self._values.get(key) if key in self._values else "missing"
-        self._kind.refuse(self._path, f"{self._where}{key}", found, expected)
+        value = self._values.get(key) if key in self._values else "missing"
+        self._kind.refuse(self._path, f"{self._where}{key}", value, expected)
 
     def _list(self, key: str, low: int, high: int, kind: type, what: str) -> list[Any]:
         values = self._values.get(key)

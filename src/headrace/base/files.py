@@ -126,9 +126,9 @@ def _open_checked(
         fd = os.open(path, flags) if within is None else _open_within(within, path, flags)
     except OSError as e:
         where = path if within is None else _below(within, path)
-        found = _strange_kind(where, e, kind)
-        if found:
-            raise _refused(where, found, _KINDS[kind]) from e
+        strange = _strange_kind(where, e, kind)
+        if strange:
+            raise _refused(where, strange, _KINDS[kind]) from e
         e.filename = os.fsdecode(where)
         raise
     status = os.fstat(fd)
@@ -244,9 +244,9 @@ def _below(within: AnyPath | int, path: AnyPath) -> str:
     return os.path.join(folder, os.fsdecode(path))
 
 
-def _refused(path: AnyPath, found: str, expected: str) -> VolumeError:
+def _refused(path: AnyPath, actual: str, expected: str) -> VolumeError:
     shown = os.fsdecode(path)
-    reason = f"is {found}, expected {expected}"
+    reason = f"is {actual}, expected {expected}"
     return VolumeError(
         f"{shown} {reason}.",
         path=shown,
@@ -256,16 +256,16 @@ def _refused(path: AnyPath, found: str, expected: str) -> VolumeError:
     )
 
 
-def readers(found: Iterable[tuple[int, int]]) -> int:
+def readers(stats: Iterable[tuple[int, int]]) -> int:
     """Who may read all of these files and folders, as the mode of a folder that holds their copy.
 
     The group counts only where it is the one that this process's new files get.
 
     Args:
-        found: st_mode and st_gid of each.
+        stats: st_mode and st_gid of each.
     """
     result = 0o777
-    for mode, group in found:
+    for mode, group in stats:
         bit = stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH
         if not mode & bit:
             result &= ~0o007

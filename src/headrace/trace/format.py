@@ -81,8 +81,8 @@ def trace_name(rank: int, number: int) -> str:
 
 def trace_number(name: str) -> tuple[int, int] | None:
     """Rank and number of a file by its name; None: it is no trace."""
-    found = _NAMES.fullmatch(name)
-    return (int(found[1]), int(found[2] or 0)) if found else None
+    match = _NAMES.fullmatch(name)
+    return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def header_line(fields: Mapping[str, Any]) -> bytes:
@@ -111,20 +111,20 @@ def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
         TraceError: it is none.
     """
     try:
-        found = json.loads(data.decode())
+        document = json.loads(data.decode())
         if b"\\u" in data:  # halves of characters, which nobody could print
-            text = json.dumps(found, ensure_ascii=False)
-            found = json.loads(text.encode("utf-8", "replace"))
+            text = json.dumps(document, ensure_ascii=False)
+            document = json.loads(text.encode("utf-8", "replace"))
     except (ValueError, RecursionError) as e:
         raise TraceError(
             f"{path}: {what} is no JSON: {_short(e)}.", path=path, next_step=_FOREIGN
         ) from e
-    if not isinstance(found, dict):
-        kind = type(found).__name__
+    if not isinstance(document, dict):
+        kind = type(document).__name__
         raise TraceError(
             f"{path}: {what} is a {kind}, expected an object.", path=path, next_step=_FOREIGN
         )
-    return found
+    return document
 
 
 def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
@@ -192,8 +192,8 @@ def chunks(
         if first + length > size:
             return
         payload = data[first : first + length]
-        if (found := crc32c(payload) if length else 0) != crc:
-            raise _damaged(path, at, f"a chunk's checksum is {found:08x}, it says {crc:08x}")
+        if (checksum := crc32c(payload) if length else 0) != crc:
+            raise _damaged(path, at, f"a chunk's checksum is {checksum:08x}, it says {crc:08x}")
         at = first + length
         yield kind, payload, at
 
@@ -213,7 +213,7 @@ class Layout:
             "bytes": _columns(header.get("tiers"), TIERS, self._theirs, "bytes", path),
         }
         self._same = self._theirs == STEP and all(
-            found == {i: i for i in range(len(found))} for found in self._columns.values()
+            columns == {i: i for i in range(len(columns))} for columns in self._columns.values()
         )
 
     def rows(self, payload: memoryview, offset: int) -> NDArray[np.void]:
@@ -229,20 +229,20 @@ class Layout:
                 self._path, offset,
                 f"{len(payload):,} bytes of steps of {self._theirs.itemsize:,} bytes each",
             )  # fmt: skip
-        found = np.frombuffer(payload, self._theirs)
-        rows = found.astype(STEP) if self._same else self._made_ours(found)
+        records = np.frombuffer(payload, self._theirs)
+        rows = records.astype(STEP) if self._same else self._made_ours(records)
         if not _sensible(rows):
             raise _damaged(self._path, offset, "a step whose times or amounts cannot be")
         return rows
 
-    def _made_ours(self, found: NDArray[np.void]) -> NDArray[np.void]:
-        rows = np.zeros(len(found), STEP)
+    def _made_ours(self, records: NDArray[np.void]) -> NDArray[np.void]:
+        rows = np.zeros(len(records), STEP)
         for name in STEP.names or ():
             if name in self._columns:
                 for theirs, ours in self._columns[name].items():
-                    rows[name][:, ours] = found[name][:, theirs]
+                    rows[name][:, ours] = records[name][:, theirs]
             elif name in (self._theirs.names or ()):
-                rows[name] = found[name]
+                rows[name] = records[name]
         return rows
 
 
@@ -320,9 +320,9 @@ def finite(value: Any, otherwise: float = 0.0) -> float:
     return float(value) if abs(value) < _AMOUNT_MAX and math.isfinite(value) else otherwise
 
 
-def _damaged(path: str, offset: int, found: str) -> TraceError:
+def _damaged(path: str, offset: int, what: str) -> TraceError:
     return TraceError(
-        f"{path}: at byte {offset:,} there is {found}.",
+        f"{path}: at byte {offset:,} there is {what}.",
         path=path, offset_bytes=offset, next_step=_DAMAGED,
     )  # fmt: skip
 

@@ -179,30 +179,30 @@ def rank_traces(folder: str) -> Iterator[RankTrace]:
 
 
 def _names(folder: str) -> list[str]:
-    found: list[tuple[tuple[int, int], str]] = []
+    numbered: list[tuple[tuple[int, int], str]] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 number = trace_number(entry.name)
                 if number is not None:
-                    found.append((number, entry.name))
-                if len(found) > _FILES_MAX:
+                    numbered.append((number, entry.name))
+                if len(numbered) > _FILES_MAX:
                     raise TraceError(f"{folder} has more than {_FILES_MAX:,} traces.", path=folder)
     except (FileNotFoundError, NotADirectoryError) as e:
         raise TraceError(
             f"{folder} is no folder.", path=folder, next_step="Name a run's folder."
         ) from e
-    return [name for _, name in sorted(found)]
+    return [name for _, name in sorted(numbered)]
 
 
 def _bytes_of(path: str, most: int) -> memoryview:
     """A plain file's bytes; nothing that could block or be endless is opened."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most:
             what = (
-                "no plain file" if not stat.S_ISREG(found.st_mode) else f"{found.st_size:,} bytes"
+                "no plain file" if not stat.S_ISREG(status.st_mode) else f"{status.st_size:,} bytes"
             )
             raise TraceError(f"{path}: it is {what}, expected at most {most:,} bytes.", path=path)
         return memoryview(file.read(most))
@@ -211,8 +211,8 @@ def _bytes_of(path: str, most: int) -> memoryview:
 def _read(path: str, name: str) -> RankTrace:
     rank, _ = trace_number(name) or (0, 0)
     data = _bytes_of(path, _FILE_BYTES_MAX)
-    found = read_header(bytes(data[:HEADER_BYTES_MAX]), path)
-    if found is None:
+    parsed = read_header(bytes(data[:HEADER_BYTES_MAX]), path)
+    if parsed is None:
         return RankTrace(
             path=path,
             rank=rank,
@@ -220,7 +220,7 @@ def _read(path: str, name: str) -> RankTrace:
             steps=np.empty(0, STEP),
             cut="it was cut off at its beginning",
         )
-    header, begin = found
+    header, begin = parsed
     layout = Layout(header, path)
     steps: list[NDArray[np.void]] = []
     events: list[dict[str, Any]] = []
@@ -261,17 +261,17 @@ def _facts(header: Mapping[str, Any], path: str, rank: int) -> dict[str, Any]:
     Raises:
         TraceError: one is not.
     """
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
         value = header.get(name, kind())
         right = type(value) is kind or (kind is float and type(value) is int)
         if not right or not _bounded(value):
             raise TraceError(f"{path}: its {name} is {str(value)[:60]!r}.", path=path)
-        found[name] = value
-    if found["rank"] != rank or not 0 <= rank < max(1, found["world_size"]) <= RANKS_MAX:
-        said = f"{found['rank']} of {found['world_size']}"
-        raise TraceError(f"{path}: it says that it is rank {said}.", path=path)
-    return found
+        facts[name] = value
+    if facts["rank"] != rank or not 0 <= rank < max(1, facts["world_size"]) <= RANKS_MAX:
+        claim = f"{facts['rank']} of {facts['world_size']}"
+        raise TraceError(f"{path}: it says that it is rank {claim}.", path=path)
+    return facts
 
 
 def _bounded(value: Any) -> bool:

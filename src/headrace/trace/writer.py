@@ -48,10 +48,10 @@ def planes_look(plane: Plane, now: float) -> dict[str, Any] | None:
 
     Totals since the loader began, zeros left out: `consumer`, `stages` (by name) and `knobs`.
     """
-    found = plane.now()
-    if found is None:
+    sight = plane.now()
+    if sight is None:
         return None
-    consumer, stages = found
+    consumer, stages = sight
     return {
         "kind": "look",
         "at_s": round(now, _DIGITS),
@@ -63,16 +63,16 @@ def planes_look(plane: Plane, now: float) -> dict[str, Any] | None:
 
 def _stage(stage: StageStats) -> dict[str, Any]:
     named = {f.name: getattr(stage, f.name) for f in fields(stage) if f.name not in _NOT_PLAIN}
-    found = _plain(named)
+    figures = _plain(named)
     if stage.bytes_by_tier:
-        found["bytes_by_tier"] = dict(stage.bytes_by_tier)
+        figures["bytes_by_tier"] = dict(stage.bytes_by_tier)
     if stage.reads:
-        found["latency_us"] = {str(at): n for at, n in enumerate(stage.latency_us) if n}
+        figures["latency_us"] = {str(at): n for at, n in enumerate(stage.latency_us) if n}
     if stage.remote is not None:
         remote = asdict(stage.remote)
         remote.pop("latency_us")
-        found["remote"] = _plain(remote)
-    return found
+        figures["remote"] = _plain(remote)
+    return figures
 
 
 _NOT_PLAIN: Final = ("name", "bytes_by_tier", "latency_us", "remote")
@@ -140,10 +140,10 @@ class HostLook:
         }
 
 
-def _named(found: Iterable[tuple[SensorKey, float]]) -> dict[str, float]:
+def _named(readings: Iterable[tuple[SensorKey, float]]) -> dict[str, float]:
     return {
         f"{name}/{of}" if of else name: round(value, _DIGITS)
-        for (name, of), value in found
+        for (name, of), value in readings
         if value
     }
 
@@ -253,8 +253,8 @@ class _Followed:
             return
         if self.mark is None:
             self.mark = next(iter(self.steps.marks), None)
-        found = asdict(evidence_of(loader, self.mark))
-        known = {name: v for name, v in found.items() if v not in (0, "") and v == v}  # noqa: PLR0124
+        evidence = asdict(evidence_of(loader, self.mark))
+        known = {name: v for name, v in evidence.items() if v not in (0, "") and v == v}  # noqa: PLR0124
         skipped = len(getattr(loader, "skipped", ()))
         self.file.event({"kind": "evidence", "at_s": now, "skipped": skipped, "found": known})
 
@@ -455,14 +455,14 @@ def _run(about: Mapping[str, Any], began_unix_s: float) -> dict[str, Any]:
 
 def _without_secrets(words: list[str]) -> list[str]:
     """A command line, without the values of options whose names say that nobody is to see them."""
-    found: list[str] = []
+    shown: list[str] = []
     hide = False
     for word in words:
         name, equals, _ = word.partition("=")
         secret = name.startswith("-") and any(part in name.lower() for part in _SECRET)
         if secret and equals:
-            found.append(f"{name}=***")
+            shown.append(f"{name}=***")
         else:
-            found.append("***" if hide and not word.startswith("-") else word[:1024])
+            shown.append("***" if hide and not word.startswith("-") else word[:1024])
         hide = secret and not equals
-    return found
+    return shown

@@ -34,10 +34,10 @@ def local_path(path: str | os.PathLike[str]) -> str:
 
 def scheme_of(url: str) -> str:
     """`s3`, `https`, ...; of a chained fsspec URL the outermost."""
-    found = _SCHEME.match(url)
-    if found is None:
+    scheme = _SCHEME.match(url)
+    if scheme is None:
         raise ValueError(f"{url!r} is no URL, expected scheme://...")
-    return found[1].lower()
+    return scheme[1].lower()
 
 
 def root_of(url: str) -> str:
@@ -84,8 +84,8 @@ def is_pattern(url: str) -> bool:
 
 def literal_folder(pattern: str) -> str:
     """The longest folder without pattern characters: what has to be listed."""
-    found = _MAGIC.search(pattern)
-    return pattern[: found.start() if found else len(pattern)].rpartition("/")[0]
+    magic = _MAGIC.search(pattern)
+    return pattern[: magic.start() if magic else len(pattern)].rpartition("/")[0]
 
 
 def matches(pattern: str) -> re.Pattern[str]:
@@ -111,17 +111,19 @@ def matches(pattern: str) -> re.Pattern[str]:
 
 def expand_numbers(url: str) -> list[str]:
     """`shard-{000..002}.tar` as its three names; other URLs as they are."""
-    found = _NUMBERS.search(url)
-    if found is None:
+    numbers = _NUMBERS.search(url)
+    if numbers is None:
         return [url]
-    first, last = int(found[1]), int(found[2])
+    first, last = int(numbers[1]), int(numbers[2])
     if not 0 <= last - first < EXPANSION_MAX:
         raise ValueError(
-            f"{found[0]} of {url!r} counts {last - first + 1} names, expected 1 or more"
+            f"{numbers[0]} of {url!r} counts {last - first + 1} names, expected 1 or more"
         )
-    width = len(found[1]) if found[1].startswith("0") else 0
+    width = len(numbers[1]) if numbers[1].startswith("0") else 0
     return [
         name
         for number in range(first, last + 1)
-        for name in expand_numbers(f"{url[: found.start()]}{number:0{width}d}{url[found.end() :]}")
+        for name in expand_numbers(
+            f"{url[: numbers.start()]}{number:0{width}d}{url[numbers.end() :]}"
+        )
     ]

@@ -172,8 +172,8 @@ class Reading:
                     if self._quiet_until:
                         await self._keep_quiet(wanted.url)
                     began = loop.time()
-                    found = await self._attempt(wanted)
-                self._check(wanted, found)
+                    reply = await self._attempt(wanted)
+                self._check(wanted, reply)
             except TimeoutError:
                 fault = out_of_time(policy.deadline_s, before)
                 self._tally.fault(fault.reason)
@@ -191,7 +191,7 @@ class Reading:
                     refreshed = True
                     pause = 0.0 if await self._refresh(wanted.url, began) else None
             else:
-                return found
+                return reply
             if pause is None:
                 return _failure(wanted, fault, attempts, loop.time() - started)
             self._tally.add("retries")
@@ -229,31 +229,31 @@ class Reading:
             if all(task.exception() is not None for task in done):
                 done, _ = await asyncio.wait(tasks)
             winner = next((t for t in tasks if t in done and t.exception() is None), first)
-            found = winner.result()
+            reply = winner.result()
             if winner is not first:
                 first.cancel()
                 await asyncio.wait([first])  # nothing more is written to `dest`
-                wanted.dest[: found.count] = spare[: found.count]
-            return found
+                wanted.dest[: reply.count] = spare[: reply.count]
+            return reply
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _check(self, wanted: Wanted, found: Found) -> None:
-        """What was found is the object that was expected, and all of the range."""
+    def _check(self, wanted: Wanted, reply: Found) -> None:
+        """The reply is of the object that was expected, and has all of the range."""
         expected = self._objects.get(wanted.url)
         if expected is not None:
-            what, was, now = "size in bytes", expected.size, found.size
-            if was == now and None not in (expected.etag, found.etag):
-                what, was, now = "etag", expected.etag, found.etag  # type: ignore[assignment]
-            elif was == now and None not in (expected.modified_ns, found.modified_ns):
+            what, was, now = "size in bytes", expected.size, reply.size
+            if was == now and None not in (expected.etag, reply.etag):
+                what, was, now = "etag", expected.etag, reply.etag  # type: ignore[assignment]
+            elif was == now and None not in (expected.modified_ns, reply.modified_ns):
                 what = "modification time in ns"
-                was, now = expected.modified_ns, found.modified_ns  # type: ignore[assignment]
+                was, now = expected.modified_ns, reply.modified_ns  # type: ignore[assignment]
             if was != now:
                 raise Fault("changed", f"changed: its {what} is {now}, expected {was}")
-        if wanted.exact and found.count != len(wanted.dest):
-            raise Fault("changed", f"changed: it ends at {found.size:,}")
+        if wanted.exact and reply.count != len(wanted.dest):
+            raise Fault("changed", f"changed: it ends at {reply.size:,}")
 
     async def _refresh(self, url: str, began: float) -> bool:
         """Fetches credentials anew: once for all reads that met their end together.

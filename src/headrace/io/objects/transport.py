@@ -202,12 +202,12 @@ class ObstoreTransport:
     async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
         """As `Transport.read`."""
         loop = asyncio.get_running_loop()
-        body, found = await loop.run_in_executor(
+        body, reply = await loop.run_in_executor(
             self._threads, self._get, key, offset, len(dest), etag
         )
         # Stored here and not in the thread: a read that was given up must not be written to.
-        dest[: found.count] = body
-        return found
+        dest[: reply.count] = body
+        return reply
 
     def refresh(self) -> bool:
         """As `Transport.refresh`."""
@@ -258,9 +258,9 @@ class FsspecTransport:
         """As `Transport.read`; the key is the whole URL, and nobody can be asked for an `etag`."""
         del etag
         loop = asyncio.get_running_loop()
-        body, found = await loop.run_in_executor(self._threads, self._get, key, offset, len(dest))
-        dest[: found.count] = body
-        return found
+        body, reply = await loop.run_in_executor(self._threads, self._get, key, offset, len(dest))
+        dest[: reply.count] = body
+        return reply
 
     def refresh(self) -> bool:
         """There is nothing we could do for an unknown file system."""
