@@ -78,7 +78,7 @@ void register_generation(nb::module_& m) {
   nb::class_<FileLayout>(m, "FileLayout", "What a generated file consists of.")
       .def("__init__", &make_layout, "runs"_a, "checksum"_a, "patches"_a,
            "`runs` of (times, pieces), each piece (kind, bytes, text); see "
-           "headrace.bench.formats.layout.")
+           "PieceRun of headrace.bench.content.")
       .def_prop_ro("nbytes", &FileLayout::nbytes, "Of the finished file.");
   nb::class_<FileWriter>(m, "FileWriter", "Writes generated files, whole or not at all.")
       .def(

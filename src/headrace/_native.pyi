@@ -543,7 +543,7 @@ class FileLayout:
 
     def __init__(self, runs: Sequence[tuple[int, Sequence[tuple[int, int, bytes]]]], checksum: int, patches: Sequence[int]) -> None:
         """
-        `runs` of (times, pieces), each piece (kind, bytes, text); see headrace.bench.formats.layout.
+        `runs` of (times, pieces), each piece (kind, bytes, text); see PieceRun of headrace.bench.content.
         """
 
     @property
