@@ -316,7 +316,7 @@ def end(folder: RuntimeFolder, kill: str, *, force: bool = False) -> int:
         if not wait_for_end(pidfd, 1.0 if force else STOP_S):
             if not force:
                 raise folder.error(
-                    f"{folder.path}: the {folder.title}, process {pid}, did not end within {STOP_S:g} s.",
+                    f"{folder.path}: the {folder.title}, process {pid}, does not end within {STOP_S:g} s.",
                     path=str(folder.path),
                     next_step=kill,
                 )

@@ -28,6 +28,7 @@ from headrace.errors import (
     StoreNotFound,
     VolumeError,
 )
+from headrace.fabric import engine as engine_module
 from headrace.fabric.image import (
     MANIFEST,
     files_of,
@@ -617,3 +618,38 @@ def test_what_cannot_be_exported(tmp_path, packed):
         subsystem.add_store(packed.folder)
     assert len(subsystem.namespaces) == NSID_MAX - 2
     subsystem.close()
+
+
+def test_an_engine_is_given_back_while_another_one_starts(monkeypatch):
+    """The collector drops a store on whatever thread it runs, that of an engine that is being made included."""
+    loans = engine_module._Shared()
+    monkeypatch.setattr(engine_module, "_shared", loans)
+
+    class Engine:
+        def __init__(self, *_):
+            self.closed = False
+            if first:
+                thread = threading.Thread(target=engine_module.give_back, args=(one, first[0]))
+                thread.start()
+                thread.join(20)
+                assert not thread.is_alive(), "borrowing waits for what gives back"
+
+        def owns(self, _):
+            return False
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(engine_module, "FabricEngine", Engine)
+    one, other, first = SomeOptions(), SomeOptions(), []
+    first.append(engine_module.borrow(one))
+    second = engine_module.borrow(other)
+    assert first[0].closed
+    assert engine_module.borrow(other) is second
+    assert loans.borrowers == {other: 2}
+
+
+class SomeOptions:
+    """Options of an engine, equal to themselves alone."""
+
+    identity = engine = None

@@ -294,17 +294,21 @@ def test_a_fork_of_the_consumer_does_not_give_its_batches_away(kept):
     assert int(batch[1, 5]) == 1
 
 
-def test_a_message_for_a_queue_that_was_closed_goes_nowhere_else(tmp_path):
+@pytest.mark.parametrize("how", ["close", "__del__"])
+def test_a_message_for_a_queue_that_was_closed_goes_nowhere_else(tmp_path, how):
     """The collector closes what a dropped iterator holds in any order; the number may be another file's."""
     queue = multiprocessing.get_context("fork").Queue()
     sender = Sender(queue)
     number = queue._writer.fileno()
     with (tmp_path / "other").open("wb") as other:
-        queue._writer.close()
+        getattr(queue._writer, how)()
         os.dup2(other.fileno(), number)
         try:
             sender.put("nobody reads this")
+            sender.__del__()
+            sender.put("nor this")
         finally:
             os.close(number)
+            queue._writer._handle = None
     assert (tmp_path / "other").read_bytes() == b""
     queue._reader.close()

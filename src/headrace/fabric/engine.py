@@ -488,10 +488,19 @@ _inherited: list[_Shared] = []
 def borrow(options: FabricOptions) -> FabricEngine:
     """The engine of this process for these options."""
     with _shared.lock:
-        if options not in _shared.engines:
-            _shared.engines[options] = FabricEngine(options.identity, options.engine)
+        engine = _shared.engines.get(options)
+        if engine is not None:
+            _shared.borrowers[options] += 1
+            return engine
+    # Not under the lock: an engine waits until its thread has started, and the collector may run there and
+    # give back another.
+    new = FabricEngine(options.identity, options.engine)
+    with _shared.lock:
+        engine = _shared.engines.setdefault(options, new)
         _shared.borrowers[options] += 1
-        return _shared.engines[options]
+    if engine is not new:  # another thread was faster
+        new.close()
+    return engine
 
 
 def give_back(options: FabricOptions, engine: FabricEngine) -> None:

@@ -191,7 +191,8 @@ class ImageBatch(Batch):
     """Pictures that are delivered together, decoded; with the bytes that they were decoded from.
 
     Attributes:
-        pixels: shape (samples, *`Images.shape`), of `Images.numpy_dtype`; the buffer is this batch's alone.
+        pixels: (samples, ...), each of `Images.shape` and `Images.numpy_dtype`; the buffer is this batch's
+            alone.
     """
 
     __slots__ = ("pixels",)

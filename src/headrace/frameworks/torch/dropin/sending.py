@@ -42,10 +42,19 @@ class Sender:
         self._busy = False
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._fd = -1
         if self._direct:
             self._lock = queue._wlock  # noqa: SLF001 - there is no other way past its thread
+            # A descriptor of our own: the collector may close the queue's before what holds the queue, which
+            # goes on saying its number, and that may be another file's by then.
+            self._fd = os.dup(queue._writer.fileno())  # noqa: SLF001
             self._room = select.poll()
-            self._room.register(queue._writer.fileno(), select.POLLOUT)  # noqa: SLF001
+            self._room.register(self._fd, select.POLLOUT)
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", -1), -1
+        if fd >= 0:
+            os.close(fd)
 
     def put(self, message: Any) -> None:
         """Send a message. Never waits for the reader.
@@ -78,18 +87,14 @@ class Sender:
         """Write at once, if that cannot block."""
         if len(content) > PIPE_BYTES - _LENGTH.size:
             return False
-        try:
-            # Asked each time: the collector may have closed the queue's end before what holds the queue, and
-            # its number may be another file's by now.
-            fd = self._queue._writer.fileno()  # noqa: SLF001
-        except OSError:
-            return True  # nobody waits for more
+        if self._fd < 0:
+            return True  # it was collected: nobody waits for more
         if not self._lock.acquire(True, LOCK_WAIT_S):
             return False
         try:
             if not self._room.poll(0):
                 return False
-            os.write(fd, _LENGTH.pack(len(content)) + content)
+            os.write(self._fd, _LENGTH.pack(len(content)) + content)
             return True
         finally:
             self._lock.release()
