@@ -6,12 +6,14 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 
 #include "bindings/arrays.h"
+#include "bindings/choice.h"
 #include "bindings/gil.h"
 #include "core/error.h"
 #include "pixels/decode.h"
@@ -27,12 +29,18 @@ using pixels::DecodeJob;
 using pixels::DecodePool;
 using pixels::Recipe;
 
-// Joins its threads without the interpreter.
+// Joins its threads without the interpreter. A forked child has no such threads to wait for, and
+// their locks may be held for ever: there the pool is left alone.
 struct PoolHandle {
   std::unique_ptr<DecodePool> pool;
+  const pid_t owner = getpid();
   PoolHandle(unsigned threads, uint64_t retained_bytes)
       : pool(std::make_unique<DecodePool>(threads, retained_bytes)) {}
   ~PoolHandle() {
+    if (getpid() != owner) {
+      (void)pool.release();
+      return;
+    }
     const WithoutGil released;
     pool.reset();
   }
@@ -40,34 +48,36 @@ struct PoolHandle {
   PoolHandle& operator=(const PoolHandle&) = delete;
 };
 
-int choice(const char* name, std::initializer_list<const char*> names, const char* what) {
-  int i = 0;
-  for (const char* known : names) {
-    if (std::string_view(known) == name) return i;
-    ++i;
-  }
-  throw Error(ErrorKind::kInvalidArgument,
-              std::string(what) + " is '" + name + "', which is unknown");
-}
-
-Recipe make_recipe(int height, int width, const char* crop, int short_side,
+Recipe make_recipe(int height, int width, const std::string& crop, int short_side,
                    std::pair<double, double> area, std::pair<double, double> aspect, double flip,
-                   double flip_vertical, const char* filter, const char* type, bool planar,
-                   bool scaled, bool orient, uint64_t max_pixels, const std::vector<float>& mean,
-                   const std::vector<float>& std) {
+                   double flip_vertical, const std::string& filter, const std::string& type,
+                   bool planar, bool scaled, bool orient, uint64_t max_pixels,
+                   const std::vector<float>& mean, const std::vector<float>& std) {
   Recipe recipe;
   recipe.height = height;
   recipe.width = width;
-  recipe.crop = static_cast<pixels::Crop>(choice(crop, {"random", "center", "stretch"}, "crop"));
+  using pixels::Crop, pixels::Filter, pixels::Type;
+  recipe.crop = choice<Crop>(
+      crop, {{"random", Crop::kRandom}, {"center", Crop::kCenter}, {"stretch", Crop::kStretch}},
+      "crop");
   recipe.short_side = short_side;
   recipe.area = {area.first, area.second};
   recipe.aspect = {aspect.first, aspect.second};
   recipe.flip = flip;
   recipe.flip_vertical = flip_vertical;
-  recipe.filter = static_cast<pixels::Filter>(
-      choice(filter, {"box", "bilinear", "hamming", "bicubic", "lanczos"}, "filter"));
-  recipe.type =
-      static_cast<pixels::Type>(choice(type, {"uint8", "float16", "bfloat16", "float32"}, "dtype"));
+  recipe.filter = choice<Filter>(filter,
+                                 {{"box", Filter::kBox},
+                                  {"bilinear", Filter::kBilinear},
+                                  {"hamming", Filter::kHamming},
+                                  {"bicubic", Filter::kBicubic},
+                                  {"lanczos", Filter::kLanczos}},
+                                 "filter");
+  recipe.type = choice<Type>(type,
+                             {{"uint8", Type::kUint8},
+                              {"float16", Type::kFloat16},
+                              {"bfloat16", Type::kBfloat16},
+                              {"float32", Type::kFloat32}},
+                             "dtype");
   recipe.planar = planar;
   recipe.scaled = scaled;
   recipe.orient = orient;
@@ -114,7 +124,6 @@ nb::dict pool_stats(const PoolHandle& handle) {
   d["wait_input_s"] = stats.idle_s;
   d["samples"] = stats.pictures;
   d["bytes"] = stats.bytes;
-  d["failures"] = stats.failures;
   d["buffered_bytes"] = stats.buffered_bytes;
   return d;
 }
@@ -136,14 +145,6 @@ nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t se
 
 void register_pixels(nb::module_& m) {
   static_assert(SharedNatively<DecodeJob>);
-  m.def(
-      "picture_formats",
-      [] {
-        nb::list list;
-        for (const char* name : pixels::formats()) list.append(name);
-        return list;
-      },
-      nb::sig("def picture_formats() -> list[str]"), "Formats that this build decodes itself.");
   m.def("decode_picture", &decode_one, "recipe"_a, "encoded"_a, "seed"_a, "epoch"_a, "index"_a,
         "One picture, in the calling thread. ValueError: why it cannot be decoded.");
   nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
@@ -203,7 +204,6 @@ void register_pixels(nb::module_& m) {
       .def(
           "turn", [](PoolHandle& handle, unsigned threads) { handle.pool->turn(threads); },
           "threads"_a)
-      .def_prop_ro("threads", [](const PoolHandle& handle) { return handle.pool->threads(); })
       .def_prop_ro("mapped_bytes",
                    [](const PoolHandle& handle) { return handle.pool->mapped_bytes(); })
       .def("stats", &pool_stats, nb::sig("def stats(self) -> dict[str, typing.Any]"));

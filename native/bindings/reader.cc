@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "bindings/arrays.h"
+#include "bindings/choice.h"
 #include "bindings/gil.h"
 #include "bindings/remote.h"
 #include "core/error.h"
@@ -27,18 +28,6 @@ using io::Batch;
 using io::Catalog;
 using io::Job;
 using io::Reader;
-
-template <class T>
-T choice(const std::string& value, std::initializer_list<std::pair<const char*, T>> values,
-         const char* what) {
-  std::string expected;
-  for (const auto& [name, result] : values) {
-    if (value == name) return result;
-    expected += (expected.empty() ? "" : ", ") + std::string(name);
-  }
-  throw Error(ErrorKind::kInvalidArgument,
-              std::string(what) + " is '" + value + "', expected one of " + expected);
-}
 
 // The descriptions that Python hands over: (kind, path, bytes, mtime_ns or -1).
 std::unique_ptr<io::Volume> make_volume(const nb::tuple& entry) {

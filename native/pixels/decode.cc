@@ -112,20 +112,4 @@ void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, 
   resizer_.run(recipe, draw(recipe, width, height, what), 1, picture, out);
 }
 
-std::span<const char* const> formats() {
-  static constexpr const char* kFormats[] = {
-#if HEADRACE_HAVE_JPEG
-    "jpeg",
-#endif
-#if HEADRACE_HAVE_DEFLATE
-    "png",
-#endif
-#if HEADRACE_HAVE_WEBP
-    "webp",
-#endif
-    "",
-  };
-  return {kFormats, std::size(kFormats) - 1};
-}
-
 }  // namespace headrace::pixels

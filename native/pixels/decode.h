@@ -34,7 +34,4 @@ class Worker {
   Scratch memory_;
 };
 
-// Formats that this build decodes.
-std::span<const char* const> formats();
-
 }  // namespace headrace::pixels

@@ -41,20 +41,6 @@ Format format_of(std::span<const uint8_t> bytes) {
   return Format::kUnknown;
 }
 
-const char* name_of(Format format) {
-  switch (format) {
-    case Format::kJpeg:
-      return "JPEG";
-    case Format::kPng:
-      return "PNG";
-    case Format::kWebp:
-      return "WebP";
-    case Format::kUnknown:
-      break;
-  }
-  return "unknown";
-}
-
 // TIFF's first directory (TIFF 6.0, section 2): tag 0x0112, one SHORT.
 int exif_orientation(std::span<const uint8_t> tiff) {
   const bool big = begins(tiff, 0, "MM\0*", 4);

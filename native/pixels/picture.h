@@ -47,7 +47,6 @@ enum class Format : int { kUnknown, kJpeg, kPng, kWebp };
 
 // The formats that this build can decode, by the first bytes.
 Format format_of(std::span<const uint8_t> bytes);
-const char* name_of(Format format);
 
 // What a header says.
 struct Header {

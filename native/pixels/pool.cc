@@ -68,11 +68,6 @@ void DecodePool::turn(unsigned threads) {
   wake_.notify_all();
 }
 
-unsigned DecodePool::threads() const {
-  const std::lock_guard lock(mutex_);
-  return wanted_;
-}
-
 std::shared_ptr<DecodeJob> DecodePool::submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
                                               std::shared_ptr<io::Batch> batch, uint64_t part) {
   if (part >= batch->parts) {

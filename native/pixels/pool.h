@@ -87,7 +87,6 @@ class DecodePool {
   std::shared_ptr<DecodeJob> submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
                                     std::shared_ptr<io::Batch> batch, uint64_t part);
   void turn(unsigned threads);
-  unsigned threads() const;
   DecodeStats stats() const;
   size_t mapped_bytes() const { return arena_->mapped_bytes(); }
 

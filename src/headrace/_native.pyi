@@ -595,9 +595,6 @@ class Permutation:
 def order_hash(position_start: int, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum over the batch of a hash of (position, index), mod 2^64."""
 
-def picture_formats() -> list[str]:
-    """Formats that this build decodes itself."""
-
 def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int, index: int) -> bytes:
     """
     One picture, in the calling thread. ValueError: why it cannot be decoded.
@@ -654,9 +651,6 @@ class DecodePool:
         """Queues one batch; returns at once."""
 
     def turn(self, threads: int) -> None: ...
-
-    @property
-    def threads(self) -> int: ...
 
     @property
     def mapped_bytes(self) -> int: ...

@@ -14,10 +14,12 @@ from PIL import Image, ImageOps
 
 import headrace as hr
 from headrace import _native
-from headrace.errors import DecodeError
+from headrace.errors import DecodeError, VolumeError
 from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64
-from headrace.plane.images import IMAGENET_MEAN, IMAGENET_STD, THREADS_MAX
+from headrace.plane.images import THREADS_MAX, PendingPixels
 
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 SIZES = [
     (500, 375),
     (375, 500),
@@ -424,6 +426,36 @@ def test_a_forked_child_decodes_with_threads_of_its_own(photo_store, pictures):
     assert child.exitcode == 0
     loader.close()
     other.close()
+
+
+class _Read:
+    """A batch of which it is known that reading it has ended, well or not."""
+
+    done = True
+
+    def __init__(self, result):
+        self.result = result
+
+    def take(self):
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+def test_a_batch_that_cannot_be_read_is_an_error_in_its_turn(photo_store):
+    with hr.open(photo_store) as store:
+        loader = hr.loader(store, 4, order="sequential", decode=IMAGES)
+        next(iter(loader))
+        stage = loader.decoding
+        native = loader.reader._reader().submit(np.arange(4)).take()
+        first, second = (
+            PendingPixels(stage, 0, _Read(result)) for result in (native, VolumeError("lost"))
+        )
+        assert len(first.take([second]).native.indices) == 4
+        assert not second.done
+        with pytest.raises(VolumeError, match="lost"):
+            second.take()
+        loader.close()
 
 
 # -- bad pictures -----------------------------------------------------------------------------------

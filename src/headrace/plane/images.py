@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace import _native
-from headrace.errors import DecodeError
+from headrace.errors import DecodeError, HeadraceError
 from headrace.plane.batch import Batch, Skipped
 from headrace.plane.stage import StageStats
 
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from headrace.plane.stage import PendingReads
 
 log = logging.getLogger("headrace")
-
-IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
-IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 
 BATCHES_DECODED_AHEAD: Final = 2
 """Beside the one that is asked for next: threads never wait for the consumer's next request."""
@@ -146,7 +143,7 @@ class Images:
             height=height,
             width=width,
             crop=self.crop,
-            short_side=self.short or round(max(height, width) * 8 / 7),
+            short_side=round(max(height, width) * 8 / 7) if self.short is None else self.short,
             area=self.scale,
             aspect=self.ratio,
             flip=_probability(self.flip),
@@ -218,26 +215,32 @@ class PendingPixels:
         self._epoch = epoch
         self._reads = reads
         self._decoded: Decoded | None = None
+        self._error: HeadraceError | None = None
 
     @property
     def done(self) -> bool:
         """Whether `take` would return at once."""
         return self._decoded is not None and self._decoded.job.done
 
-    def begin(self, *, wait: bool = False) -> bool:
-        """Have it decoded if it was read; with `wait`, wait until it was.
+    def begin(self) -> bool:
+        """Have it decoded if it was read; returns whether it is being decoded.
 
-        Returns:
-            Whether it is being decoded.
+        An error waits for its turn: batches before it are delivered first.
         """
         reads = self._reads
-        if self._decoded is None:
-            if not isinstance(reads, _native.Batch):
-                if not (wait or reads.done):
-                    return False
-                reads = reads.take()
-            self._decoded = Decoded(reads, self._stage.submit(reads, self._epoch))
-        return True
+        if self._decoded is None and self._error is None:
+            if not isinstance(reads, _native.Batch) and not reads.done:
+                return False
+            try:
+                self._submit()
+            except HeadraceError as e:
+                self._error = e
+        return self._decoded is not None
+
+    def _submit(self) -> Decoded:
+        native = self._reads if isinstance(self._reads, _native.Batch) else self._reads.take()
+        self._decoded = Decoded(native, self._stage.submit(native, self._epoch))
+        return self._decoded
 
     def take(self, behind: Iterable[PendingPixels] = ()) -> Decoded:
         """Wait for the pixels.
@@ -248,18 +251,15 @@ class PendingPixels:
         Raises:
             VolumeTimeout: it was not read within the deadline.
         """
-        self.begin(wait=True)
-        assert self._decoded is not None
+        if self._error is not None:
+            raise self._error
+        decoded = self._decoded or self._submit()
         while True:
             for pending in islice(behind, BATCHES_DECODED_AHEAD):
                 if not pending.begin():
                     break
-            if self._decoded.job.wait(_POLL_S):
-                return self._decoded
-
-
-# Pools inherited over a fork. Their threads do not exist in the child: they must not be joined there.
-_inherited: list[Any] = []
+            if decoded.job.wait(_POLL_S):
+                return decoded
 
 
 class Decoding:
@@ -291,23 +291,12 @@ class Decoding:
         self._pool: _native.DecodePool | None = None
         self._pid = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None, "_recipe": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._recipe = self.images.recipe()
-
     # -- the stage, for whoever watches or tunes it ------------------------------------------------
 
     def stats(self) -> StageStats:
         """What its threads did in this process."""
-        pool = self._pool if self._pid == os.getpid() else None
-        if pool is None:
-            return StageStats(name=self.name)
-        stats = pool.stats()
-        del stats["failures"]
-        return StageStats(name=self.name, **stats)
+        pool = self._own_pool
+        return StageStats(name=self.name, **({} if pool is None else pool.stats()))
 
     def knobs(self) -> Mapping[str, int]:
         """Threads that decode."""
@@ -323,25 +312,30 @@ class Decoding:
         if threads < 1:
             raise ValueError(f"decode_threads is {threads}, expected at least 1")
         self._threads = min(threads, THREADS_MAX)
-        if self._pool is not None and self._pid == os.getpid():
-            self._pool.turn(self._threads)
+        if (pool := self._own_pool) is not None:
+            pool.turn(self._threads)
 
     @property
     def mapped_bytes(self) -> int:
         """Memory that pixels take, those of delivered batches included."""
-        return self._pool.mapped_bytes if self._pool is not None and self._pid == os.getpid() else 0
+        pool = self._own_pool
+        return 0 if pool is None else pool.mapped_bytes
+
+    @property
+    def _own_pool(self) -> _native.DecodePool | None:
+        """Of this process: over a fork, threads are not inherited."""
+        return self._pool if self._pid == os.getpid() else None
 
     # -- decoding ----------------------------------------------------------------------------------
 
     def submit(self, native: _native.Batch, epoch: int) -> _native.DecodeJob:
         """Have a batch decoded that was read; returns at once."""
-        if self._pool is None or self._pid != os.getpid():
-            if self._pool is not None:
-                _inherited.append(self._pool)
-            self._pid = os.getpid()
+        pool = self._own_pool
+        if pool is None:
             kept = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
-            self._pool = _native.DecodePool(self._threads, kept)
-        return self._pool.submit(self._recipe, self._seed, epoch, native, self._part)
+            self._pool = pool = _native.DecodePool(self._threads, kept)
+            self._pid = os.getpid()
+        return pool.submit(self._recipe, self._seed, epoch, native, self._part)
 
     def pending(self, reads: PendingReads | _native.Batch, epoch: int) -> PendingPixels:
         """A batch that will be decoded once it was read."""
@@ -355,7 +349,7 @@ class Decoding:
         try:
             for native in natives:
                 waiting.append(self.pending(native, epoch))
-                waiting[-1].begin(wait=True)
+                waiting[-1].begin()
                 if len(waiting) > BATCHES_DECODED_AHEAD:
                     yield waiting.popleft().take()
             while waiting:
@@ -365,8 +359,7 @@ class Decoding:
 
     def close(self) -> None:
         """End its threads; the stage can be used again. Pixels that were taken stay valid."""
-        if self._pid == os.getpid():
-            self._pool = None
+        self._pool = None
 
     def batch(
         self,
