@@ -84,8 +84,8 @@ def test_damaged_shards_are_told(tmp_path):
     path.write_bytes(
         struct.pack("<Q", 1 << 50) + struct.pack("<I", mask(crc32c(struct.pack("<Q", 1 << 50))))
     )
-    with pytest.raises(SourceError, match="leaves the file"):
+    with pytest.raises(SourceError, match="at most the file's size"):
         hop(str(path), "tfrecord", time.monotonic() + LATER)
     (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
-    with pytest.raises(SourceError, match="no tar can be read"):
+    with pytest.raises(SourceError, match="checksum of a member's header|octal"):
         hop(str(tmp_path / "b.tar"), "tar", time.monotonic() + LATER)

@@ -204,7 +204,7 @@ def test_a_damaged_store_is_told(own_store):
 
 def test_damaged_shards(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(os.urandom(5000))
-    with pytest.raises(SourceError, match="no record"):
+    with pytest.raises(SourceError, match="expected a TFRecord"):
         look(tmp_path)
 
 

@@ -7,10 +7,8 @@ are. What says nothing, or is too large to be asked in the time, is looked at in
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
-import struct
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -21,26 +19,18 @@ from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError
 from headrace.insight.doctor.findings import DataSet
 from headrace.insight.doctor.samples import POOL_MAX, Piece, SamplePool, format_of, quantiles
-from headrace.store.sources.tfrecord import looks_like_tfrecord
+from headrace.store.sources.detect import is_compressed, open_source
+from headrace.store.sources.scan import Scan, SourceOptions
+from headrace.store.sources.shards import Window, read_head
+from headrace.store.sources.tar import grouped, read_members
+from headrace.store.sources.tfrecord import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-_FRAME_BYTES: Final = 12
-_FOOTER_BYTES: Final = 4
-_RECORD_BYTES_MAX: Final = 1 << 40
 _BLOCK: Final = 512
-
-
-class _Sample(NamedTuple):
-    """A sample in a shard: where its main part lies, where all of it ends, and a tar member's `.jpg`."""
-
-    offset: int
-    length: int
-    end: int
-    suffix: str = ""
 
 
 @dataclass(slots=True)
@@ -64,74 +54,33 @@ def hop(path: str, kind: str, until: float) -> Hops:
 
     Raises:
         SourceError: it is none, or damaged.
-        OSError: it cannot be read.
     """
     hops = Hops()
-    for sample in _HOPPERS[kind](path):
-        if time.monotonic() >= until:
-            return hops
-        hops.places.append((sample.offset, sample.length))
-        hops.seen_bytes = sample.end
-        hops.suffix = hops.suffix or sample.suffix
+    with Window(path) as window:
+        for offset, length, end, suffix in _HOPPERS[kind](window):
+            if time.monotonic() >= until:
+                return hops
+            hops.places.append((offset, length))
+            hops.seen_bytes, hops.suffix = end, hops.suffix or suffix
     hops.complete = True
     return hops
 
 
-def _of_tfrecord(path: str) -> Iterator[_Sample]:
-    at = 0
-    with open(path, "rb", buffering=_BLOCK) as file:
-        size = os.fstat(file.fileno()).st_size
-        while at < size:
-            header = file.read(_FRAME_BYTES)
-            wrong = "" if looks_like_tfrecord(header) else f"no record begins at offset {at:,}"
-            length = struct.unpack_from("<Q", header)[0] if not wrong else 0
-            if length > min(size, _RECORD_BYTES_MAX):
-                wrong = f"the record at offset {at:,} leaves the file"
-            if wrong:
-                raise SourceError(
-                    f"{path}: {wrong}.", path=path, offset_bytes=at, next_step="Check the file."
-                )
-            begin = at + _FRAME_BYTES
-            at = begin + length + _FOOTER_BYTES
-            yield _Sample(begin, length, at)
-            file.seek(at)
+def _of_tfrecord(window: Window) -> Iterator[tuple[int, int, int, str]]:
+    for offset, length, _ in read_records(window):
+        yield offset, length, offset + length + 4, ""
 
 
-def _of_tar(path: str) -> Iterator[_Sample]:
+def _of_tar(window: Window) -> Iterator[tuple[int, int, int, str]]:
     """WebDataset's keys as samples: the largest part is the image, the others are labels."""
-    import tarfile
-
-    def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-        while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # millions must not fill the memory
-            if member.isreg() and not os.path.basename(member.name).startswith("."):
-                yield member
-
-    def key(member: tarfile.TarInfo) -> tuple[str, str]:
-        folder, name = os.path.split(member.name)
-        return folder, name.partition(".")[0]
-
-    try:
-        with (
-            open(path, "rb", buffering=_BLOCK) as file,
-            tarfile.open(fileobj=file, mode="r:") as tar,
-        ):
-            for _, group in itertools.groupby(members(tar), key):
-                parts = list(group)
-                main, last = max(parts, key=lambda part: part.size), parts[-1]
-                end = last.offset_data + -(-last.size // _BLOCK) * _BLOCK
-                _, dot, ending = os.path.basename(main.name).partition(".")
-                yield _Sample(main.offset_data, main.size, end, (dot + ending).lower())
-    except tarfile.TarError as e:
-        raise SourceError(
-            f"{path}: no tar can be read here: {e}.", path=path, next_step="Check the file."
-        ) from e
+    members = ((m.name, m.offset, m) for m in read_members(window, []))
+    for _, parts in grouped(window.path, members):
+        part, main = max(parts, key=lambda each: each[1].size)
+        end = max(m.offset + -(-m.size // _BLOCK) * _BLOCK for _, m in parts)
+        yield main.offset, main.size, end, f".{os.fsdecode(part)}".lower() if part else ""
 
 
 _HOPPERS: Final = {"tar": _of_tar, "tfrecord": _of_tfrecord}
-
-
-# -- shards ------------------------------------------------------------------------------------------
 
 SHARD_KINDS: Final = frozenset(
     {"tar", "tfrecord", "parquet", "arrow", "mds", "array_record", "hdf5"}
@@ -191,32 +140,33 @@ def survey_shards(
             f"{printable(given.path)}: nothing can be read here: its files are empty or unreadable.",
             path=given.path, next_step="Check their permissions, and that they were copied.",
         )  # fmt: skip
-    why = ""
-    if given.kind in _HOPPERS and not _compressed(given.names[0]):
+    if given.kind in _HOPPERS and not is_compressed(read_head(given.names[0], 8)):
         sampled = _hopped(given, seconds, stop)
+        why = ""
     else:
         sampled, why = _indexed(given)
+    kind = "shards" if given.kind in SHARD_KINDS else "file"
     if sampled is None:
-        return _blocks(given, why)
+        pieces = _blocks(given)
+        lengths = np.array([p.length for p in pieces], np.int64)
+        data = DataSet(
+            path=given.path, kind=kind, format=given.kind, exact=False, in_place=False,
+            samples=max(1, round(given.nbytes / float(lengths.mean()))), files=given.files,
+            nbytes=given.nbytes, **quantiles(lengths),
+            notes=tuple(note for note in (*given.notes, why) if note),
+        )  # fmt: skip
+        return data, SamplePool(pieces=pieces, true_samples=False)
     exact = sampled.complete and given.exact
-    lengths = np.array([p.length for p in sampled.pieces], np.int64)
     estimated = sampled.samples / max(1, sampled.seen_bytes) * given.nbytes
     data = DataSet(
-        path=given.path, kind="shards" if given.kind in SHARD_KINDS else "file",
+        path=given.path, kind=kind, files=given.files, nbytes=given.nbytes,
         format=f"{sampled.inner} in {given.kind}" if sampled.inner else given.kind,
-        samples=sampled.samples if exact else round(estimated), exact=exact, files=given.files,
-        nbytes=given.nbytes, **quantiles(lengths), notes=given.notes,
+        samples=sampled.samples if exact else round(estimated), exact=exact,
+        **quantiles(np.array([p.length for p in sampled.pieces], np.int64)), notes=given.notes,
     )  # fmt: skip
     pieces = list(sampled.pieces)
     random.Random(1).shuffle(pieces)  # noqa: S311 - a draw, no secret
     return data, SamplePool(pieces=pieces[:POOL_MAX])
-
-
-def _compressed(path: str) -> bool:
-    from headrace.store.sources.detect import is_compressed
-
-    with open(path, "rb") as file:
-        return is_compressed(file.read(8))
 
 
 def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Sampled | None:
@@ -252,66 +202,45 @@ def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Sampled
 def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
     """A shard's samples; if its end was not seen, their sizes at random places of it."""
     full = [(offset, length) for offset, length in hops.places if length > 0][:POOL_MAX]
-    if hops.complete:
-        return [Piece(path, offset, length) for offset, length in full]
-    starts = np.random.default_rng(len(path)).integers(0, max(1, size), len(full))
+    starts = np.random.default_rng(len(path)).integers(0, max(1, size), len(full)).tolist()
     # The first ones as they are, so that there is something to decode.
+    as_seen = len(full) if hops.complete else _FIRST
     return [
-        Piece(path, offset if i < _FIRST else max(0, min(int(start), size - length)), length)
+        Piece(path, offset if i < as_seen else max(0, min(start, size - length)), length)
         for i, ((offset, length), start) in enumerate(zip(full, starts, strict=True))
     ]
 
 
 def _indexed(given: Shards) -> tuple[_Sampled | None, str]:
     """Files that say themselves where their samples lie; else why not."""
-    from headrace.store.sources.detect import open_source
-    from headrace.store.sources.scan import Scan, SourceOptions
-
-    names: list[str] = []
-    seen = 0
-    for name, size in zip(given.names, given.sizes.tolist(), strict=True):
-        if seen + size > _INDEXED_BYTES_MAX or len(names) >= _FILES_MAX:
-            break
-        names.append(name)
-        seen += size
+    before = np.cumsum(given.sizes) <= _INDEXED_BYTES_MAX
+    names = given.names[: min(int(before.sum()), _FILES_MAX)]
     if not names:
         return None, f"its {given.kind} files are too large to be listed here: looked at in blocks"
     try:
         scan = open_source(names, SourceOptions())
     except (HeadraceError, ImportError, OSError, ValueError) as e:
-        return None, f"its samples cannot be listed ({_first_line(e)}): looked at in blocks"
+        message = (e.message if isinstance(e, HeadraceError) else str(e)) or type(e).__name__
+        reason = printable(message.splitlines()[0][:120])
+        return None, f"its samples cannot be listed ({reason}): looked at in blocks"
     if not isinstance(scan, Scan):
         return None, "it can only be read front to back: looked at in blocks"
     columns = scan.columns
-    drawn = np.random.default_rng(3).permutation(columns.extents)[:POOL_MAX].tolist()
-    places = [
-        (int(columns.volume[i]), int(columns.offset[i]), int(columns.length[i])) for i in drawn
-    ]
-    pieces = [Piece(scan.volumes[v].path, offset, n) for v, offset, n in places if n > 0]
+    drawn = np.random.default_rng(3).permutation(columns.extents)[:POOL_MAX]
+    places = (c[drawn].tolist() for c in (columns.volume, columns.offset, columns.length))
+    pieces = [Piece(scan.volumes[v].path, at, n) for v, at, n in zip(*places, strict=True) if n]
     if not pieces:
         return None, "its samples are empty: looked at in blocks"
+    seen = int(given.sizes[: len(names)].sum())
     return _Sampled(pieces, columns.samples, seen, len(names) == len(given.names)), ""
 
 
-def _first_line(error: Exception) -> str:
-    message = error.message if isinstance(error, HeadraceError) else str(error)
-    return printable(message.splitlines()[0][:120]) if message else type(error).__name__
-
-
-def _blocks(given: Shards, why: str) -> tuple[DataSet, SamplePool]:
+def _blocks(given: Shards) -> list[Piece]:
     dice = np.random.default_rng(4)
-    chosen = dice.choice(len(given.names), POOL_MAX, p=given.sizes / given.sizes.sum())
     pieces = []
-    for at in chosen.tolist():
+    for at in dice.choice(len(given.names), POOL_MAX, p=given.sizes / given.sizes.sum()).tolist():
         size = int(given.sizes[at])
         length = min(_BLOCK_BYTES, size)
         start = int(dice.integers(0, size - length + 1)) // 4096 * 4096
         pieces.append(Piece(given.names[at], start, length))
-    lengths = np.array([p.length for p in pieces], np.int64)
-    data = DataSet(
-        path=given.path, kind="shards" if given.kind in SHARD_KINDS else "file", format=given.kind,
-        samples=max(1, round(given.nbytes / float(lengths.mean()))), exact=False, files=given.files,
-        nbytes=given.nbytes, **quantiles(lengths), in_place=False,
-        notes=tuple(note for note in (*given.notes, why) if note),
-    )  # fmt: skip
-    return data, SamplePool(pieces=pieces, true_samples=False)
+    return pieces

@@ -52,58 +52,120 @@ if TYPE_CHECKING:
     from headrace.io.objects.engine import ObjectEngine
     from headrace.io.objects.reading import RemoteObject
     from headrace.store import Store
-    from headrace.store.segment import OpenSegment
 
 _STORE_SAMPLES: Final = 2000
 _NAMES: Final = 16
+_OBJECTS_MAX: Final = 1000
+_MAJORITY: Final = 0.5
+_NO_OBJECTS: Final = frozenset({*HTTP, "nvme+tcp", "headrace"})
+"""Where nothing can be listed."""
+
+_Stop = Callable[[], bool]
+"""Asked now and then; True ends the survey."""
 
 
-def survey_store(
-    where: str, storage_options: Mapping[str, Any] | None
+def survey(
+    target: str | os.PathLike[str],
+    seconds: float,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[DataSet, SamplePool]:
-    """Open a store and draw some of its samples.
+    """Find out what is at a path, a pattern or a URL, in about so many seconds.
 
     Returns:
-        The pool holds the store where its samples are no files; else it is closed again.
+        The pool holds an open store where its samples are no files.
 
     Raises:
-        StoreNotFound: there is none.
-        CorruptStore: it is damaged.
-        SourceError: it has no samples.
-        VolumeError: it cannot be read.
+        StoreNotFound: there is nothing.
+        CorruptStore: it is a damaged store.
+        SourceError: it cannot be read, or there are no samples.
+        VolumeError: an object cannot be read.
     """
+    text = os.fsdecode(target)
+    if is_url(text):
+        return _at_url(text, seconds, stop, storage_options)
+    path = os.path.abspath(text.removeprefix("file://"))
+    try:
+        if os.path.isfile(os.path.join(path, "store.json")):
+            return _store(path, storage_options)
+        if os.path.isdir(path):
+            return _folder(path, seconds, stop)
+        if os.path.isfile(path):
+            return _files([path], path, seconds, stop)
+    except OSError as e:
+        if isinstance(e, HeadraceError):
+            raise
+        raise _refused(
+            path, f" cannot be looked at: {e.strerror or e}",
+            "Check its permissions, and those of the folders above it.",
+        ) from e  # fmt: skip
+    if glob.has_magic(path) and (matches := sorted(glob.glob(path))):
+        return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, seconds, stop)
+    if os.path.lexists(path):
+        what = "a link to nothing" if os.path.islink(path) else "neither a file nor a folder"
+        raise _refused(path, f" is {what}", "Give a folder, a file or a store.")
+    above = os.path.dirname(path)
+    while above != "/" and not os.path.isdir(above):
+        above = os.path.dirname(above)
+    raise StoreNotFound(
+        f"{printable(path)}: there is no such file, folder or store (the nearest folder that exists is "
+        f"{printable(above)}).",
+        path=path, next_step="Check the path.",
+    )  # fmt: skip
+
+
+def _refused(path: str, problem: str, next_step: str) -> SourceError:
+    return SourceError(f"{printable(path)}{problem}.", path=path, next_step=next_step)
+
+
+# -- stores ------------------------------------------------------------------------------------------
+
+
+def _store(where: str, storage_options: Mapping[str, Any] | None) -> tuple[DataSet, SamplePool]:
     from headrace import api
 
     store = api.open(where, storage_options=storage_options)
+    keep = False
     try:
-        data, pool = _survey_open_store(store)
-    except BaseException:
-        store.close()
-        raise
-    if pool.store is None:
-        store.close()
+        data, pool = _draw_samples(store)
+        keep = pool.store is not None
+    finally:
+        if not keep:
+            store.close()
     return data, pool
 
 
-def _survey_open_store(store: Store) -> tuple[DataSet, SamplePool]:
+def _draw_samples(store: Store) -> tuple[DataSet, SamplePool]:
     count = len(store)
     if not count:
-        raise SourceError(
-            f"{shown(store.path)}: no samples.", path=store.path, next_step="Append some."
-        )
+        raise _refused(shown(store.path), ": no samples", "Append some.")
     drawn = np.unique(np.random.default_rng(5).integers(0, count, _STORE_SAMPLES))
     pieces: list[Piece] = []
-    sizes: list[int] = []
+    sizes: Counter[int] = Counter()
     for segment in store.segments:
         local = drawn[(drawn >= segment.base) & (drawn < segment.base + segment.directory.samples)]
-        if len(local):
-            _draw_samples(segment, local - segment.base, pieces, sizes)
-    lengths = np.array(sizes, np.int64)
+        local -= segment.base
+        if not len(local):
+            continue
+        extents = segment.directory.extents_of(local)
+        names = dict(zip(local.tolist(), segment.directory.names(local), strict=True))
+        columns = (extents[key].tolist() for key in ("sample", "volume", "offset", "length"))
+        for sample, volume, offset, length in zip(*columns, strict=True):
+            sizes[segment.base + sample] += length
+            path = segment.volumes.paths[volume]
+            if segment.entry.volumes[volume].kind == "tree":
+                path = os.path.join(path, os.fsdecode(names[sample]))
+            if length:
+                pieces.append(Piece(path, offset, length))
+    lengths = np.array(list(sizes.values()), np.int64)
     entries = [volume for segment in store.segments for volume in segment.entry.volumes]
     remote = is_url(store.path) or any(v.kind not in ("packed", "file", "tree") for v in entries)
     first = store.segments[0].directory
-    names = first.names(np.arange(min(first.samples, _NAMES), dtype=np.int64))
-    formats = {format_of(os.fsdecode(name)) for name in names}
+    formats = {
+        format_of(os.fsdecode(name))
+        for name in first.names(np.arange(min(first.samples, _NAMES), dtype=np.int64))
+    }
     data = DataSet(
         path=shown(store.path), kind="object" if remote else "store",
         format=formats.pop() if len(formats) == 1 else "mixed", samples=count, exact=True,
@@ -115,51 +177,31 @@ def _survey_open_store(store: Store) -> tuple[DataSet, SamplePool]:
     return data, SamplePool(pieces=pieces, whole_files=whole, store=store if remote else None)
 
 
-def _draw_samples(
-    segment: OpenSegment, local: NDArray[np.int64], pieces: list[Piece], sizes: list[int]
-) -> None:
-    extents = segment.directory.extents_of(local)
-    names = dict(zip(local.tolist(), segment.directory.names(local), strict=True))
-    totals: dict[int, int] = {}
-    columns = (extents[key].tolist() for key in ("sample", "volume", "offset", "length"))
-    for sample, volume, offset, length in zip(*columns, strict=True):
-        totals[sample] = totals.get(sample, 0) + length
-        path = segment.volumes.paths[volume]
-        if segment.entry.volumes[volume].kind == "tree":
-            path = os.path.join(path, os.fsdecode(names[sample]))
-        if length:
-            pieces.append(Piece(path, offset, length))
-    sizes += totals.values()
-
-
-# -- objects -----------------------------------------------------------------------------------------
-
-_OBJECTS_MAX: Final = 1000
-_MAJORITY: Final = 0.5
-
-
-def survey_objects(
+def _at_url(
     url: str, seconds: float, stop: _Stop, storage_options: Mapping[str, Any] | None
 ) -> tuple[DataSet, SamplePool]:
-    """List what lies below a URL, or fits a pattern, and draw some of it.
-
-    Raises:
-        SourceError: there is nothing, or it cannot be listed.
-        VolumeError: the store refuses.
-    """
+    """A store, or what else headrace opens there; or plain objects."""
     from headrace.io.objects.engine import ObjectEngine
 
-    engine = ObjectEngine(storage_options)
     try:
-        return _survey_listed(url, engine, time.monotonic() + seconds, stop)
-    except BaseException:
-        engine.close()
-        raise
+        return _store(url, storage_options)
+    except (StoreNotFound, SourceError) as e:
+        if scheme_of(url) in _NO_OBJECTS:
+            raise
+        engine = ObjectEngine(storage_options)
+        try:
+            return _objects(url, engine, time.monotonic() + 0.6 * seconds, stop)
+        except BaseException as other:
+            engine.close()
+            if isinstance(other, HeadraceError):
+                raise e from None
+            raise
 
 
-def _survey_listed(
+def _objects(
     url: str, engine: ObjectEngine, until: float, stop: Callable[[], bool]
 ) -> tuple[DataSet, SamplePool]:
+    """List what lies below a URL, or fits a pattern, and draw some of it."""
     from headrace.io.objects.listing import list_objects
 
     dice = random.Random(6)  # noqa: S311 - a draw, no secret
@@ -184,116 +226,28 @@ def _survey_listed(
             break
     full = [each for each in drawn if each.size]
     if not full:
-        raise SourceError(
-            f"{shown(url)}: there is no store and no object with anything in it.", path=shown(url),
-            next_step="Check the URL, and the credentials: --storage-option, or the environment.",
+        raise _refused(
+            shown(url), ": there is no store and no object with anything in it",
+            "Check the URL, and the credentials: --storage-option, or the environment.",
         )  # fmt: skip
     name, most = formats.most_common(1)[0]
-    sizes = np.array([each.size for each in drawn], np.int64)
     data = DataSet(
         path=shown(url), kind="object", format=name if most > _MAJORITY * count else "mixed",
         samples=count, exact=complete, at_least=not complete, files=count, nbytes=float(nbytes),
-        **{**quantiles(sizes), "size_max": float(largest)},
+        **{**quantiles(np.array([each.size for each in drawn], np.int64)), "size_max": float(largest)},
     )  # fmt: skip
     engine.register(full)
     engine.looked_at.update(each.url for each in full)
-    pieces = [Piece(each.url, 0, each.size) for each in full]
-    return data, SamplePool(pieces=pieces, store=store_of_scan(url, _scan(url, full, engine)))
-
-
-def _scan(url: str, objects: list[RemoteObject], engine: ObjectEngine) -> Scan:
-    """The objects as samples, each whole."""
-    columns = columns_of(
-        [b"%06d" % i for i in range(len(objects))], np.arange(len(objects), dtype=np.uint32),
-        np.zeros(len(objects), np.uint64), np.array([each.size for each in objects], np.uint64),
-    )  # fmt: skip
+    sizes = np.array([each.size for each in full], np.uint64)
+    numbers = np.arange(len(full), dtype=np.uint32)
+    columns = columns_of([b"%06d" % i for i in range(len(full))], numbers, 0 * sizes, sizes)
     volumes = tuple(
         VolumeEntry("object", each.url, each.size, each.modified_ns, etag=each.etag)
-        for each in objects
+        for each in full
     )
-    source = {"kind": "objects", "url": shown(os.fspath(url))}
-    return Scan(columns, volumes, source, objects=engine)
-
-
-# -- survey ------------------------------------------------------------------------------------------
-
-_NO_OBJECTS: Final = frozenset({*HTTP, "nvme+tcp", "headrace"})
-"""Where nothing can be listed."""
-
-
-_Stop = Callable[[], bool]
-"""Asked now and then; True ends the survey."""
-
-
-def survey(
-    target: str | os.PathLike[str],
-    seconds: float,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    storage_options: Mapping[str, Any] | None = None,
-) -> tuple[DataSet, SamplePool]:
-    """Find out what is at a path, a pattern or a URL, in about so many seconds.
-
-    Raises:
-        StoreNotFound: there is nothing.
-        SourceError: it cannot be read, or there are no samples.
-        VolumeError: an object cannot be read.
-    """
-    text = os.fsdecode(target)
-    if is_url(text):
-        return _at_url(text, seconds, stop, storage_options)
-    path = os.path.abspath(text.removeprefix("file://"))
-    try:
-        if os.path.isfile(os.path.join(path, "store.json")):
-            return survey_store(path, storage_options)
-        if os.path.isdir(path):
-            return _folder(path, seconds, stop)
-        if os.path.isfile(path):
-            return _files([path], path, seconds, stop)
-    except OSError as e:
-        if isinstance(e, HeadraceError):
-            raise
-        raise SourceError(
-            f"{printable(path)} cannot be looked at: {e.strerror or e}.", path=path,
-            next_step="Check its permissions, and those of the folders above it.",
-        ) from e  # fmt: skip
-    if glob.has_magic(path) and (matches := sorted(glob.glob(path))):
-        return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, seconds, stop)
-    raise _nothing(path)
-
-
-def _at_url(
-    url: str, seconds: float, stop: _Stop, storage_options: Mapping[str, Any] | None
-) -> tuple[DataSet, SamplePool]:
-    """A store, or what else headrace opens there; or plain objects."""
-    try:
-        return survey_store(url, storage_options)
-    except (StoreNotFound, SourceError) as e:
-        if scheme_of(url) in _NO_OBJECTS:
-            raise
-        try:
-            return survey_objects(url, 0.6 * seconds, stop, storage_options)
-        except HeadraceError:
-            raise e from None
-
-
-def _nothing(path: str) -> HeadraceError:
-    if os.path.lexists(path):
-        is_link = os.path.islink(path)
-        what = "a link to nothing" if is_link else "neither a file nor a folder"
-        return SourceError(
-            f"{printable(path)} is {what}.",
-            path=path,
-            next_step="Give a folder, a file or a store.",
-        )
-    above = os.path.dirname(path)
-    while above != "/" and not os.path.isdir(above):
-        above = os.path.dirname(above)
-    return StoreNotFound(
-        f"{printable(path)}: there is no such file, folder or store (the nearest folder that exists is "
-        f"{printable(above)}).",
-        path=path, next_step="Check the path.",
-    )  # fmt: skip
+    scan = Scan(columns, volumes, {"kind": "objects", "url": shown(url)}, objects=engine)
+    pieces = [Piece(each.url, 0, each.size) for each in full]
+    return data, SamplePool(pieces=pieces, store=store_of_scan(url, scan))
 
 
 # -- folders -----------------------------------------------------------------------------------------
@@ -304,12 +258,17 @@ def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool
     if not seen.files:
         raise _no_files(path, seen)
     kind, share = _majority(seen)
-    if kind in SHARD_KINDS and share > 0.5:
-        return _folder_of_shards(path, kind, seen, seconds, stop)
     drawn = [os.fsdecode(name) for name in seen.drawn]
-    samples = seen.files_estimated
     notes = _notes(seen)
-    if family_of(kind) == "image" and 0.5 < share < 1.0:
+    if kind in SHARD_KINDS and share > _MAJORITY:
+        names = [os.path.join(path, name) for name in drawn if format_of(name) == kind]
+        files = round(seen.files_estimated * len(names) / max(1, len(drawn)))
+        return _shards(
+            names, seconds, stop, path=path, kind=kind, files=files, notes=tuple(notes),
+            exact=seen.complete and files == len(names),
+        )  # fmt: skip
+    samples = seen.files_estimated
+    if family_of(kind) == "image" and _MAJORITY < share < 1.0:
         drawn = [name for name in drawn if family_of(format_of(name)) == "image"]
         notes.append(f"{1 - share:.1%} of the files are no images; they are left out here")
         samples *= share
@@ -317,27 +276,22 @@ def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool
     names = [os.path.join(path, name) for name in drawn]
     sized, sizes = _sizes(names[:POOL_MAX], 0.25 * seconds, stop)
     if not sized:
-        raise SourceError(
-            f"{printable(path)}: none of {len(names):,} files that were tried can be looked at.",
-            path=path, next_step="Check their permissions.",
-        )  # fmt: skip
-    empty = int((sizes == 0).sum())
-    if empty:
+        what = f": none of {len(names):,} files that were tried can be looked at"
+        raise _refused(path, what, "Check their permissions.")
+    if empty := int((sizes == 0).sum()):
         notes.append(f"empty files: {empty} of {len(sizes)} that were looked at")
-    full = [Piece(n, 0, int(s)) for n, s in zip(sized, sizes, strict=True) if s > 0]
-    if not full:
-        raise SourceError(
-            f"{printable(path)}: all of {len(sizes):,} files that were looked at are empty.", path=path,
-            next_step="Check that the data were copied.",
-        )  # fmt: skip
-    exact = seen.complete and samples == seen.files
+    if empty == len(sizes):
+        what = f": all of {len(sizes):,} files that were looked at are empty"
+        raise _refused(path, what, "Check that the data were copied.")
     data = DataSet(
-        path=path, kind="folder", format=kind if share > 0.5 else "mixed", samples=round(samples),
-        exact=exact, at_least=seen.cut, files=round(seen.files_estimated), folders=seen.folders,
+        path=path, kind="folder", format=kind if share > _MAJORITY else "mixed", samples=round(samples),
+        exact=seen.complete and samples == seen.files, at_least=seen.cut,
+        files=round(seen.files_estimated), folders=seen.folders,
         nbytes=_total(sizes, samples), **quantiles(sizes),
-        classes=len(seen.tops) if not seen.loose and seen.tops else 0, notes=tuple(notes),
+        classes=len(seen.tops) if not seen.loose else 0, notes=tuple(notes),
     )  # fmt: skip
-    return data, SamplePool(pieces=full, whole_files=True, unopened=names[POOL_MAX:])
+    unopened = names[POOL_MAX:]
+    return data, SamplePool(pieces=_full(sized, sizes), whole_files=True, unopened=unopened)
 
 
 def _no_files(path: str, seen: Walk) -> SourceError:
@@ -346,20 +300,19 @@ def _no_files(path: str, seen: Walk) -> SourceError:
         what += f"; {seen.unreadable} folders cannot be listed ({printable(seen.first_unreadable)})"
     if seen.hidden:
         what += f"; {seen.hidden} names begin with a dot and are left out"
-    return SourceError(
-        f"{printable(path)}: {what}.", path=path,
-        next_step="Give the folder with the samples: headrace doctor FOLDER.",
-    )  # fmt: skip
+    return _refused(path, f": {what}", "Give the folder with the samples: headrace doctor FOLDER.")
 
 
 def _majority(seen: Walk) -> tuple[str, float]:
     """The format of most files, and what share of them has it; images count as one family."""
-    formats = Counter[str]()
+    formats, images = Counter[str](), Counter[str]()
     for suffix, count in seen.suffixes.items():
-        formats[format_of("x" + suffix)] += count
+        name = format_of("x" + suffix)
+        formats[name] += count
+        if family_of(name) == "image":
+            images[name] += count
     total = formats.total()
-    images = Counter({n: count for n, count in formats.items() if family_of(n) == "image"})
-    if images.total() > 0.5 * total:
+    if images.total() > _MAJORITY * total:
         return images.most_common(1)[0][0], images.total() / total
     best, count = formats.most_common(1)[0]
     return best, count / total
@@ -368,9 +321,8 @@ def _majority(seen: Walk) -> tuple[str, float]:
 def _notes(seen: Walk) -> list[str]:
     notes = []
     if seen.unreadable:
-        notes.append(
-            f"{seen.unreadable} folders cannot be listed, the first: {printable(seen.first_unreadable)}"
-        )
+        first = printable(seen.first_unreadable)
+        notes.append(f"{seen.unreadable} folders cannot be listed, the first: {first}")
     if seen.odd:
         notes.append(
             f"{seen.odd} names are no regular files (links to nothing, sockets, ...), the first: "
@@ -381,50 +333,7 @@ def _notes(seen: Walk) -> list[str]:
     return notes
 
 
-def _sizes(
-    names: Sequence[str], seconds: float, stop: Callable[[], bool]
-) -> tuple[list[str], NDArray[np.int64]]:
-    """Files that can be looked at, and their sizes."""
-    until = time.monotonic() + seconds
-    kept: list[str] = []
-    sizes: list[int] = []
-    for name in names:
-        if kept and (time.monotonic() > until or stop()):
-            break
-        try:
-            size = os.stat(name).st_size
-        except OSError:
-            continue
-        kept.append(name)
-        sizes.append(size)
-    return kept, np.array(sizes, np.int64)
-
-
-def _total(sizes: NDArray[np.int64], samples: float) -> float:
-    return float(sizes.mean()) * samples if len(sizes) < samples else float(sizes.sum())
-
-
-# -- files with many samples in each --------------------------------------------------------------------
-
-
-def _folder_of_shards(
-    path: str, kind: str, seen: Walk, seconds: float, stop: _Stop
-) -> tuple[DataSet, SamplePool]:
-    drawn = [os.path.join(path, os.fsdecode(name)) for name in seen.drawn]
-    names = [name for name in drawn if format_of(name) == kind]
-    files = round(seen.files_estimated * len(names) / max(1, len(drawn)))
-    return _survey_files(
-        names, seconds, stop, path=path, kind=kind, files=files, notes=tuple(_notes(seen)),
-        exact=seen.complete and files == len(names),
-    )  # fmt: skip
-
-
-def _survey_files(
-    names: list[str], seconds: float, stop: _Stop, **more: Any
-) -> tuple[DataSet, SamplePool]:
-    sized, sizes = _sizes(names, 0.2 * seconds, stop)
-    more["exact"] &= len(sized) == len(names)
-    return survey_shards(Shards(names=sized, sizes=sizes, **more), 0.5 * seconds, stop)
+# -- files -------------------------------------------------------------------------------------------
 
 
 def _files(paths: list[str], path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
@@ -435,11 +344,46 @@ def _files(paths: list[str], path: str, seconds: float, stop: _Stop) -> tuple[Da
         kind = format_of(paths[0])
         if len(paths) > 1 or kind != "bytes":
             sized, sizes = _sizes(paths, seconds, stop)
-            pieces = [Piece(n, 0, int(s)) for n, s in zip(sized, sizes, strict=True) if s]
-            if pieces:
+            if sizes.any():
                 data = DataSet(
                     path=path, kind="folder", format=kind, samples=len(paths), exact=True,
                     files=len(paths), nbytes=_total(sizes, len(paths)), **quantiles(sizes),
                 )  # fmt: skip
-                return data, SamplePool(pieces=pieces, whole_files=True)
-    return _survey_files(paths, seconds, stop, path=path, kind=kind, files=len(paths), exact=True)
+                return data, SamplePool(pieces=_full(sized, sizes), whole_files=True)
+    return _shards(paths, seconds, stop, path=path, kind=kind, files=len(paths), exact=True)
+
+
+def _shards(
+    names: list[str], seconds: float, stop: _Stop, **more: Any
+) -> tuple[DataSet, SamplePool]:
+    """Files with many samples in each."""
+    sized, sizes = _sizes(names, 0.2 * seconds, stop)
+    more["exact"] &= len(sized) == len(names)
+    return survey_shards(Shards(names=sized, sizes=sizes, **more), 0.5 * seconds, stop)
+
+
+def _sizes(
+    names: Sequence[str], seconds: float, stop: _Stop
+) -> tuple[list[str], NDArray[np.int64]]:
+    """Files that can be looked at, and their sizes."""
+    until = time.monotonic() + seconds
+    kept: list[str] = []
+    sizes: list[int] = []
+    for name in names:
+        if kept and (time.monotonic() > until or stop()):
+            break
+        try:
+            sizes.append(os.stat(name).st_size)
+        except OSError:
+            continue
+        kept.append(name)
+    return kept, np.array(sizes, np.int64)
+
+
+def _full(names: list[str], sizes: NDArray[np.int64]) -> list[Piece]:
+    """Files with something in them, each as one piece."""
+    return [Piece(n, 0, size) for n, size in zip(names, sizes.tolist(), strict=True) if size]
+
+
+def _total(sizes: NDArray[np.int64], samples: float) -> float:
+    return float(sizes.mean()) * samples if len(sizes) < samples else float(sizes.sum())

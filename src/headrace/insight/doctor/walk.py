@@ -12,11 +12,12 @@ import os
 import random
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 DRAWN_MAX: Final = 4096
 """Files that stand for the rest."""
@@ -28,7 +29,8 @@ _SUFFIXES_MAX: Final = 256
 _LOOK_EVERY: Final = 256
 _DEPTH_MAX: Final = 64
 
-Ancestors = tuple[tuple[int, int], ...]
+_Folder = tuple[bytes, tuple[tuple[int, int], ...]]
+"""A path below the root, and who stands above it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,6 @@ class Walk:
         odd: what is no regular file: sockets, devices, links to nothing; and the first one.
     """
 
-    root: bytes
     files: int = 0
     folders: int = 0
     entered: int = 0
@@ -62,7 +63,6 @@ class Walk:
     first_unreadable: str = ""
     odd: int = 0
     first_odd: str = ""
-    seconds: float = 0.0
 
     @property
     def files_estimated(self) -> float:
@@ -70,6 +70,17 @@ class Walk:
         if self.complete or not self.entered:
             return float(self.files)
         return self.files * (1.0 + self.pending / self.entered)
+
+    def note_file(self, path: bytes, dice: random.Random) -> None:
+        """Count a file; of all, `DRAWN_MAX` are kept, each with the same chance."""
+        suffix = os.fsdecode(os.path.splitext(path)[1]).lower()
+        if len(self.suffixes) < _SUFFIXES_MAX or suffix in self.suffixes:
+            self.suffixes[suffix] += 1
+        self.files += 1
+        if len(self.drawn) < DRAWN_MAX:
+            self.drawn.append(path)
+        elif (at := int(dice.random() * self.files)) < DRAWN_MAX:
+            self.drawn[at] = path
 
 
 def walk(
@@ -84,17 +95,24 @@ def walk(
     Raises:
         OSError: the folder itself cannot be listed.
     """
-    walk = Walk(os.fsencode(root))
-    begun = time.monotonic()
-    until = begun + seconds
+    walk = Walk()
+    until = time.monotonic() + seconds
     dice = random.Random(seed)  # noqa: S311 - a draw, no secret
-    pending: list[tuple[bytes, Ancestors]] = [(b"", ())]
+    pending: list[_Folder] = [(b"", ())]
     while pending and not walk.cut and time.monotonic() < until and not stop():
         at = dice.randrange(len(pending))
         pending[at], pending[-1] = pending[-1], pending[at]
         folder, ancestors = pending.pop()
+        path = os.path.join(os.fsencode(root), folder)
         try:
-            _enter(walk, (folder, ancestors), pending, dice, until)
+            status = os.stat(path)
+            below = (*ancestors, (status.st_dev, status.st_ino))
+            if below[-1] in ancestors or len(ancestors) >= _DEPTH_MAX:
+                walk.loops += 1
+                continue
+            with os.scandir(path) as entries:
+                walk.entered += 1
+                _list(walk, entries, (folder, below), pending, dice=dice, until=until)
         except OSError as e:
             if not folder:
                 raise
@@ -102,74 +120,43 @@ def walk(
             walk.first_unreadable = walk.first_unreadable or f"{os.fsdecode(folder)}: {e.strerror}"
     walk.pending += len(pending)
     walk.complete = not walk.pending and not walk.cut
-    walk.seconds = time.monotonic() - begun
     return walk
 
 
-def _note_file(walk: Walk, folder: bytes, name: bytes, dice: random.Random) -> None:
-    """Count a file; of all, `DRAWN_MAX` are kept, each with the same chance."""
-    suffix = os.fsdecode(os.path.splitext(name)[1]).lower()
-    if len(walk.suffixes) < _SUFFIXES_MAX or suffix in walk.suffixes:
-        walk.suffixes[suffix] += 1
-    walk.files += 1
-    if len(walk.drawn) < DRAWN_MAX:
-        walk.drawn.append(os.path.join(folder, name))
-    elif (at := int(dice.random() * walk.files)) < DRAWN_MAX:
-        walk.drawn[at] = os.path.join(folder, name)
-
-
-def _enter(
+def _list(
     walk: Walk,
-    place: tuple[bytes, Ancestors],
-    pending: list[tuple[bytes, Ancestors]],
+    entries: Iterator[os.DirEntry[bytes]],
+    place: _Folder,
+    pending: list[_Folder],
+    *,
     dice: random.Random,
     until: float,
 ) -> None:
-    folder, ancestors = place
-    path = os.path.join(walk.root, folder) if folder else walk.root
-    status = os.stat(path)
-    identity = (status.st_dev, status.st_ino)
-    if identity in ancestors or len(ancestors) >= _DEPTH_MAX:
-        walk.loops += 1
-        return
-    below = (*ancestors, identity)
-    before, seen = walk.files, 0
-    with os.scandir(path) as entries:
-        walk.entered += 1
-        for entry in entries:
-            seen += 1
-            if seen % _LOOK_EVERY == 0 and time.monotonic() > until:
-                walk.cut = True
-                break
-            name = entry.name
-            if name.startswith(b"."):
-                walk.hidden += 1
-            elif _is_folder(entry):
-                walk.folders += 1
-                if len(pending) < _FOLDERS_MAX:
-                    pending.append((os.path.join(folder, name), below))
-                else:
-                    walk.pending += 1
-            elif _is_file(entry):
-                _note_file(walk, folder, name, dice)
+    folder, below = place
+    before = walk.files
+    for seen, entry in enumerate(entries, 1):
+        if seen % _LOOK_EVERY == 0 and time.monotonic() > until:
+            walk.cut = True
+            break
+        path = os.path.join(folder, entry.name)
+        is_folder = is_file = False
+        with suppress(OSError):  # a link that nobody may follow
+            is_folder = entry.is_dir()
+            is_file = not is_folder and entry.is_file()
+        if entry.name.startswith(b"."):
+            walk.hidden += 1
+        elif is_folder:
+            walk.folders += 1
+            if len(pending) < _FOLDERS_MAX:
+                pending.append((path, below))
             else:
-                walk.odd += 1
-                walk.first_odd = walk.first_odd or os.fsdecode(os.path.join(folder, name))
+                walk.pending += 1
+        elif is_file:
+            walk.note_file(path, dice)
+        else:
+            walk.odd += 1
+            walk.first_odd = walk.first_odd or os.fsdecode(path)
     if walk.files > before and folder:
         walk.tops.add(folder.split(b"/", 1)[0])
     elif walk.files > before:
         walk.loose += walk.files - before
-
-
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that nobody may follow
-        return False
-
-
-def _is_file(entry: os.DirEntry[bytes]) -> bool:
-    try:
-        return entry.is_file()
-    except OSError:
-        return False

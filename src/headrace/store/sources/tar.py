@@ -140,7 +140,7 @@ def _is_compressed(path: str) -> bool:
 def _scan_shard(path: str, prefix: bytes, problems: list[Problem]) -> _Listing:
     with Window(path) as window:
         listing = _Listing(window.volume())
-        for key, parts in _grouped(path, _labelled(window, problems)):
+        for key, parts in grouped(path, _labelled(window, problems)):
             listing.names.append(prefix + b"/" + key if prefix else key)
             listing.counts.append(len(parts))
             listing.labels.append(next((n for _, (_, n) in parts if n is not None), -1))
@@ -154,7 +154,7 @@ def _scan_shard(path: str, prefix: bytes, problems: list[Problem]) -> _Listing:
 def _labelled(
     window: Window, problems: list[Problem]
 ) -> Iterator[tuple[bytes, int, tuple[Member, int | None]]]:
-    """The members as `_grouped` takes them, with the labels, which are read on the way."""
+    """The members as `grouped` takes them, with the labels, which are read on the way."""
     for member in read_members(window, problems):
         label = None
         if split_key(member.name)[1] == _LABEL_PART and member.size <= _LABEL_BYTES_MAX:
@@ -167,7 +167,7 @@ def _parse_label(data: bytes) -> int | None:
     return int(text) if text.removeprefix(b"-").isdigit() and len(text) < 19 else None
 
 
-def _grouped(
+def grouped(
     path: str, members: Iterable[tuple[bytes, int | None, T]]
 ) -> Iterator[tuple[bytes, list[tuple[bytes, T]]]]:
     """Adjacent members (name, offset, content) of one key: the key, and its parts, sorted by name."""
@@ -387,7 +387,7 @@ def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     def items() -> Iterator[StreamItem]:
         for path, prefix in zip(paths, prefixes, strict=True):
             members = ((name, None, data) for name, data in _stream_members(path, options))
-            for key, parts in _grouped(path, members):
+            for key, parts in grouped(path, members):
                 text = dict(parts).get(_LABEL_PART)
                 label = None if text is None else _parse_label(text)
                 name = prefix + b"/" + key if prefix else key

@@ -12,6 +12,7 @@ interrupted by them, so it has no one place, compressed or not. The array_record
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
 from array import array
@@ -73,17 +74,22 @@ def scan_tfrecord(paths: list[str], options: SourceOptions) -> Scan:
 
 
 def _list_records(path: str) -> Rows:
-    offset, length, crc = array("Q"), array("Q"), array("L")
     with Window(path) as window:
-        at = 0
-        while at < window.size:
-            record_bytes, record_crc = _read_frame(window, at)
-            offset.append(at + _HEADER.size)
-            length.append(record_bytes)
-            crc.append(record_crc)
-            at += _HEADER.size + record_bytes + _FOOTER.size
-        places = np.array(offset, np.uint64), np.array(length, np.uint64)
-        return Rows(window.volume(), len(offset), {b"": places}, crc=np.array(crc, np.uint32))
+        numbers = array("Q", itertools.chain.from_iterable(read_records(window)))
+        records = np.array(numbers, np.uint64).reshape(-1, 3)
+        places = records[:, 0].copy(), records[:, 1].copy()
+        return Rows(
+            window.volume(), len(records), {b"": places}, crc=records[:, 2].astype(np.uint32)
+        )
+
+
+def read_records(window: Window) -> Iterator[tuple[int, int, int]]:
+    """Offset, length and CRC of the data of each record."""
+    at = 0
+    while at < window.size:
+        length, crc = _read_frame(window, at)
+        yield at + _HEADER.size, length, crc
+        at += _HEADER.size + length + _FOOTER.size
 
 
 def _read_frame(window: Window, at: int) -> tuple[int, int]:
