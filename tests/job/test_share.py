@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.job.engine import SharePart, SourceReads, _samples_of
 from headrace.job.share import cut_shares, plan_share, write_share_directory
-from headrace.store.reference import ReferenceReader
+from headrace.store.reference import read_extent
 from headrace.store.segment import directory_class
 from headrace.store.summary import sample_sizes
 from tests_shared import until
@@ -108,12 +108,13 @@ def volume(odd):
         directory = directory_class().from_fd(fd, "planned")
         os.close(fd)
         data = bytearray(share.volume_bytes)
-        reader = ReferenceReader(store.segment_of)
         extents = directory.extents_of(np.arange(share.samples, dtype=np.int64))
         at = [e for i in range(11, 97) for e in store.segment_of(i).extents(i)]
         for k, extent in enumerate(at):
             offset = int(extents["offset"][k])
-            data[offset : offset + extent.length] = reader.read(extent)
+            data[offset : offset + extent.length] = read_extent(
+                store.segment_of(extent.index), extent
+            )
     reads = SourceReads(lambda: hr.open(odd), {"v": SharePart(directory, 11)})
     yield bytes(data), reads, directory
     reads.close()

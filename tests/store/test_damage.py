@@ -22,7 +22,7 @@ from headrace.errors import (
 from headrace.store import open_store
 from headrace.store.pack import index, pack
 from headrace.store.packing import PackOptions
-from headrace.store.reference import ReferenceReader
+from headrace.store.reference import read_extent
 from headrace.store.repair import repair
 from headrace.store.verify import verify
 
@@ -54,9 +54,9 @@ def test_native_and_reference_read_alike(packed):
     path, want = packed
     with open_store(path) as fast, open_store(path, reference=True) as slow:
         assert contents(fast) == contents(slow) == want
-        reader = ReferenceReader(slow.segment_of)
         for i in (5, 0, 59, 5):
-            pieces = [reader.read(extent) for extent in slow.segment_of(i).extents(i)]
+            segment = slow.segment_of(i)
+            pieces = [read_extent(segment, extent) for extent in segment.extents(i)]
             assert pieces == [fast.read(i)]
 
 

@@ -2,7 +2,7 @@
 
 `ReferenceDirectory` maps a `.hrd` file and answers from it. The header and the page checksums are checked
 when it is opened, each section's blocks of 65,536 bytes when the section is first used, so opening costs the
-same for any size. `ReferenceReader` reads samples with `pread`; `verify` and `repair` trust it. Every whole
+same for any size. `read_extent` reads samples with `pread`; `verify` and `repair` trust it. Every whole
 extent is compared with its checksum, and foreign files with their recorded size and time before their bytes
 are used.
 """
@@ -13,6 +13,7 @@ import mmap
 import os
 import stat
 from bisect import bisect_left
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -36,10 +37,11 @@ from headrace.store.format import (
 from headrace.store.segment import read_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from headrace.store.manifest import VolumeEntry
     from headrace.store.segment import Extent, OpenSegment
 
 
@@ -58,12 +60,8 @@ class ReferenceDirectory:
         self.samples, self.extents = self._header.samples, self._header.extents
         self.uuid = self._header.uuid
         raw = self._bytes[PAGE_BYTES : PAGE_BYTES + 4 * self._header.checksum_count]
-        computed = crc32c(raw.tobytes())
-        if computed != self._header.checksum_crc:
-            raise corrupt(
-                path, "checksum of the page checksums", f"{computed:08x}",
-                f"{self._header.checksum_crc:08x}", PAGE_BYTES,
-            )  # fmt: skip
+        computed, stated = crc32c(raw.tobytes()), self._header.checksum_crc
+        self._agree("checksum of the page checksums", computed, stated, PAGE_BYTES)
         self._checksums = raw.view("<u4")
         self._checked = np.zeros(len(self._checksums), bool)
         self._rows, self._layout = self._header.rows
@@ -98,13 +96,8 @@ class ReferenceDirectory:
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
         """The user's columns by name, each (n,) and read-only."""
-        return {
-            section.name: self._content(section).view(
-                f"<{chr(section.parameters[0])}{section.width}"
-            )
-            for section in self._header.sections
-            if section.kind == SectionKind.USER_COLUMN
-        }
+        columns = [s for s in self._header.sections if s.kind == SectionKind.USER_COLUMN]
+        return {s.name: self._content(s).view(f"<{chr(s.parameters[0])}{s.width}") for s in columns}
 
     def name(self, i: int) -> bytes:
         """The name of sample `i`."""
@@ -126,11 +119,10 @@ class ReferenceDirectory:
         self, prefix: bytes, first: int, limit: int
     ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
         """Entries of a folder: names, samples, ranks to go on at, kinds; see `_native.Directory`."""
-        entries: list[bytes] = []
-        samples, next_ranks, kinds = [], [], []
+        rows: list[tuple[bytes, int, int, int]] = []
         names = self._sorted_names
         rank = max(first, self.seek(prefix))
-        while rank < self.samples and len(entries) < limit:
+        while rank < self.samples and len(rows) < limit:
             name = names[rank]
             if not name.startswith(prefix):
                 break
@@ -138,17 +130,11 @@ class ReferenceDirectory:
             end = prefix + entry + b"0"  # "/" is followed by "0"
             after = max(rank + 1, self.seek(end)) if slash else rank + 1
             goes_on = after < self.samples and names[after].startswith(name)
-            entries.append(entry)
-            samples.append(self.index_at_rank(rank))
-            next_ranks.append(after)
-            kinds.append(1 if slash else 2 if goes_on else 0)
+            kind = 1 if slash else 2 if goes_on else 0
+            rows.append((entry, self.index_at_rank(rank), after, kind))
             rank = after
-        return (
-            entries,
-            np.array(samples, np.int64),
-            np.array(next_ranks, np.int64),
-            np.array(kinds, np.uint8),
-        )
+        numbers = np.array([row[1:] for row in rows], np.int64).reshape(-1, 3).T
+        return [row[0] for row in rows], numbers[0], numbers[1], numbers[2].astype(np.uint8)
 
     def seek(self, key: bytes) -> int:
         """The first rank whose name is not less than `key`."""
@@ -162,12 +148,12 @@ class ReferenceDirectory:
 
     def lengths(self, indices: NDArray[np.int64], part: int) -> NDArray[np.int64]:
         """The length of a part of each sample in bytes, (k,) int64; -1 where it has none."""
+        extents = self.extents_of(indices)
+        begin, end = self._extent_bounds(indices)
+        which = np.repeat(np.arange(len(indices)), end - begin)
         out = np.full(len(indices), -1, np.int64)
-        for k, index in enumerate(indices):
-            extents = self.extents_of([int(index)])
-            lengths = extents["length"][extents["part"] == part]
-            if len(lengths):
-                out[k] = lengths[0]
+        mine = extents["part"] == part
+        out[which[mine]] = extents["length"][mine]
         return out
 
     def extents_of(self, indices: Sequence[int] | NDArray[Any]) -> dict[str, NDArray[np.int64]]:
@@ -208,21 +194,18 @@ class ReferenceDirectory:
         """A section's bytes, checked."""
         start, end = section.offset, section.offset + section.size_bytes
         base = self._header.payload_offset
-        first, last = (
-            (start - base) // CHECKSUM_BLOCK_BYTES,
-            (end - 1 - base) // CHECKSUM_BLOCK_BYTES,
-        )
-        for b in range(first, last + 1 if end > start else first):
+        first = (start - base) // CHECKSUM_BLOCK_BYTES
+        behind = -(-(end - base) // CHECKSUM_BLOCK_BYTES) if end > start else first
+        for b in (first + np.flatnonzero(~self._checked[first:behind])).tolist():
             at = base + b * CHECKSUM_BLOCK_BYTES
-            if not self._checked[b]:
-                computed = crc32c(self._bytes[at : at + CHECKSUM_BLOCK_BYTES])
-                if computed != self._checksums[b]:
-                    raise corrupt(
-                        self.path, f"checksum of block {b}", f"{computed:08x}",
-                        f"{int(self._checksums[b]):08x}", at,
-                    )  # fmt: skip
-                self._checked[b] = True
+            computed = crc32c(self._bytes[at : at + CHECKSUM_BLOCK_BYTES])
+            self._agree(f"checksum of block {b}", computed, int(self._checksums[b]), at)
+            self._checked[b] = True
         return self._bytes[start:end]
+
+    def _agree(self, what: str, computed: int, stated: int, at: int) -> None:
+        if computed != stated:
+            raise corrupt(self.path, what, f"{computed:08x}", f"{stated:08x}", at)
 
     def _integers(self, section: Section, elements: Any) -> NDArray[np.int64]:
         """Elements of a column of unsigned integers of any width."""
@@ -233,14 +216,12 @@ class ReferenceDirectory:
         if section is None:
             return []
         data = self._content(section).tobytes()
-        strings = []
+        strings: list[bytes] = []
         at = 0
-        for _ in range(section.count):
+        while len(strings) < section.count and at <= len(data):
             size = int.from_bytes(data[at : at + 2], "little")
             strings.append(data[at + 2 : at + 2 + size])
             at += 2 + size
-            if at > len(data):
-                break
         if at != len(data):
             raise corrupt(
                 self.path, f"strings of {kind.name.lower()}", f"{at} bytes", f"{len(data)} bytes",
@@ -366,113 +347,92 @@ def decode_block(data: memoryview, count: int, path: str, offset: int) -> list[b
     return names
 
 
-class ReferenceReader:
-    """Reads extents of an open store."""
+def read_extent(
+    segment: OpenSegment, extent: Extent, start: int = 0, size: int | None = None
+) -> bytearray:
+    """The bytes `start` to `start + size - 1` of one extent, fewer at its end.
 
-    def __init__(self, segment_of: Callable[[int], OpenSegment]) -> None:
-        self._segment_of = segment_of
+    Raises:
+        CorruptSample: the bytes differ from the checksum, or end early.
+        SourceChanged: a foreign file is not as it was indexed.
+        VolumeError: the system refuses the read.
+    """
+    begin = min(start, extent.length)
+    end = extent.length if size is None else min(extent.length, begin + size)
+    entry, path = _place(segment, extent)
 
-    def read(self, extent: Extent, start: int = 0, size: int | None = None) -> bytearray:
-        """The bytes `start` to `start + size - 1` of one extent, fewer at its end.
-
-        Raises:
-            CorruptSample: the bytes differ from the checksum, or end early.
-            SourceChanged: a foreign file is not as it was indexed.
-            VolumeError: the system refuses the read.
-        """
-        begin = min(start, extent.length)
-        end = extent.length if size is None else min(extent.length, begin + size)
-        segment = self._segment_of(extent.index)
-        self._check_place(segment, extent)
-        data = bytearray(end - begin)
-        view = memoryview(data)
-        try:
-            if segment.volumes.entries[extent.volume].kind == "tree":
-                count = self._read_tree_file(segment, extent, view, begin)
-            else:
-                count = segment.volumes.read_into(extent.volume, view, extent.offset + begin)
-        except OSError as e:
-            if isinstance(e, HeadraceError):
-                raise
-            raise self._failure(segment, extent, "system", code=e.errno or 0) from e
-        if count < len(data):
-            raise self._failure(segment, extent, "short", str(count), str(len(data)))
-        if extent.crc is not None and end - begin == extent.length:
-            computed = f"{crc32c(data):08x}"
-            if computed != f"{extent.crc:08x}":
-                raise self._failure(segment, extent, "checksum", computed, f"{extent.crc:08x}")
-        return data
-
-    @staticmethod
-    def _check_place(segment: OpenSegment, extent: Extent) -> None:
-        """The extent lies within its volume, before memory is allocated for it."""
-        entries = segment.volumes.entries
-        good = extent.volume < len(entries) and extent.length >= 0 and extent.offset >= 0
-        if good and entries[extent.volume].kind != "tree":
-            good = extent.offset + extent.length <= (entries[extent.volume].bytes or 0)
-        if not good:
-            raise CorruptStore(
-                f"{segment.entry.directory}: sample {extent.index} lies in volume {extent.volume} at "
-                f"{extent.offset:,} with {extent.length:,} bytes, which leaves the volumes.",
-                path=segment.entry.directory,
-                next_step="The directory belongs to other volumes: pack or index again.",
-            )
-
-    def _read_tree_file(
-        self, segment: OpenSegment, extent: Extent, view: memoryview, start: int
-    ) -> int:
-        # A name in a damaged or hostile directory must not lead out of the tree.
-        if extent.name.startswith(b"/") or b".." in extent.name.split(b"/") or b"\0" in extent.name:
-            raise CorruptStore(
-                f"{segment.entry.directory}: the name of sample {extent.index}, "
-                f"{os.fsdecode(extent.name)!r}, leads out of the indexed folder.",
-                path=segment.entry.directory,
-                next_step="Index the source again.",
-            )
-        try:
-            fd = os.open(self._path(segment, extent), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            raise self._failure(segment, extent, "changed", "no file", "the indexed file") from None
-        try:
-            status = os.fstat(fd)
-            for good, actual, expected in (
-                (stat.S_ISREG(status.st_mode), "no regular file", "one"),
-                (
-                    status.st_size == extent.length,
-                    f"{status.st_size:,} bytes",
-                    f"{extent.length:,} bytes",
-                ),
-                (
-                    extent.mtime_ns in (None, status.st_mtime_ns),
-                    f"modified at {status.st_mtime_ns} ns",
-                    f"{extent.mtime_ns} ns",
-                ),
-            ):
-                if not good:
-                    raise self._failure(segment, extent, "changed", actual, expected)
-            return read_fully(fd, view, start)
-        finally:
-            os.close(fd)
-
-    @staticmethod
-    def _path(segment: OpenSegment, extent: Extent) -> str:
-        path = segment.volumes.paths[extent.volume]
-        if segment.volumes.entries[extent.volume].kind != "tree":
-            return path
-        return os.path.join(path, os.fsdecode(extent.name))
-
-    def _failure(
-        self,
-        segment: OpenSegment,
-        extent: Extent,
-        kind: str,
-        actual: str = "",
-        expected: str = "",
-        *,
-        code: int = 0,
-    ) -> HeadraceError:
-        foreign = segment.volumes.entries[extent.volume].kind != "packed"
+    def failure(kind: str, actual: str = "", expected: str = "", code: int = 0) -> HeadraceError:
         return read_error(
-            kind, extent.index, extent.name, self._path(segment, extent), extent.offset,
-            actual=actual, expected=expected, code=code, foreign=foreign,
+            kind, extent.index, extent.name, path, extent.offset,
+            actual=actual, expected=expected, code=code, foreign=entry.kind != "packed",
         )  # fmt: skip
+
+    data = bytearray(end - begin)
+    try:
+        if entry.kind == "tree":
+            with _open_tree_file(segment, extent, path, failure) as fd:
+                count = read_fully(fd, memoryview(data), begin)
+        else:
+            count = segment.volumes.read_into(
+                extent.volume, memoryview(data), extent.offset + begin
+            )
+    except HeadraceError:
+        raise
+    except OSError as e:
+        raise failure("system", code=e.errno or 0) from e
+    if count < len(data):
+        raise failure("short", str(count), str(len(data)))
+    if extent.crc is not None and end - begin == extent.length:
+        computed = f"{crc32c(data):08x}"
+        if computed != f"{extent.crc:08x}":
+            raise failure("checksum", computed, f"{extent.crc:08x}")
+    return data
+
+
+def _place(segment: OpenSegment, extent: Extent) -> tuple[VolumeEntry, str]:
+    """The volume and the file of an extent, which lies in it: known before memory is allocated for it."""
+    volumes = segment.volumes
+    if extent.volume < len(volumes.entries) and extent.length >= 0 and extent.offset >= 0:
+        entry, path = volumes.entries[extent.volume], volumes.paths[extent.volume]
+        if entry.kind == "tree":
+            return entry, os.path.join(path, os.fsdecode(extent.name))
+        if extent.offset + extent.length <= (entry.bytes or 0):
+            return entry, path
+    where = segment.entry.directory
+    raise CorruptStore(
+        f"{where}: sample {extent.index} lies in volume {extent.volume} at {extent.offset:,} with "
+        f"{extent.length:,} bytes, which leaves the volumes.",
+        path=where, next_step="The directory belongs to other volumes: pack or index again.",
+    )  # fmt: skip
+
+
+@contextmanager
+def _open_tree_file(
+    segment: OpenSegment, extent: Extent, path: str, failure: Callable[..., HeadraceError]
+) -> Iterator[int]:
+    """A descriptor of the file, if it is as it was indexed."""
+    # A name in a damaged or hostile directory must not lead out of the tree.
+    if extent.name.startswith(b"/") or b".." in extent.name.split(b"/") or b"\0" in extent.name:
+        where = segment.entry.directory
+        raise CorruptStore(
+            f"{where}: the name of sample {extent.index}, {os.fsdecode(extent.name)!r}, leads out of "
+            "the indexed folder.", path=where, next_step="Index the source again.",
+        )  # fmt: skip
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise failure("changed", "no file", "the indexed file") from None
+    try:
+        status = os.fstat(fd)
+        now = expected = ""
+        if not stat.S_ISREG(status.st_mode):
+            now, expected = "no regular file", "one"
+        elif status.st_size != extent.length:
+            now, expected = f"{status.st_size:,} bytes", f"{extent.length:,} bytes"
+        elif extent.mtime_ns not in (None, status.st_mtime_ns):
+            now, expected = f"modified at {status.st_mtime_ns} ns", f"{extent.mtime_ns} ns"
+        if now:
+            raise failure("changed", now, expected)
+        yield fd
+    finally:
+        os.close(fd)

@@ -371,10 +371,9 @@ class Store(Closing):
         segment = self.segment_of(extent.index)
         if self._reference or (self.objects is not None and self.objects.native is self.objects):
             # One range of one object: there is nothing to plan, and its engine is Python's anyway.
-            from headrace.store.reference import ReferenceReader
+            from headrace.store.reference import read_extent
 
-            reader = ReferenceReader(self.segment_of)
-            return memoryview(reader.read(extent, start, size)).toreadonly()
+            return memoryview(read_extent(segment, extent, start, size)).toreadonly()
         catalog = self.catalog
         part = self._part_names.index(segment.directory.part_names[extent.part])
         batch = catalog.read_one(extent.index, part, start, -1 if size is None else size)

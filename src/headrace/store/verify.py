@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,12 @@ from headrace.io.objects.location import is_url, join, local_path, shown
 from headrace.store.format import DATA_OFFSET
 from headrace.store.manifest import FILE_NAME, fingerprint_of
 from headrace.store.opening import engine_for, manifest_at
-from headrace.store.reference import ReferenceReader
+from headrace.store.reference import read_extent
 from headrace.store.segment import open_segment
 from headrace.store.sources.extents import neighbours
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -202,34 +203,25 @@ def open_leniently(
 
 
 def _verify_volumes(number: int, segment: OpenSegment, report: VerifyReport) -> None:
-    for volume, path in enumerate(segment.volumes.paths):
+    """Checks each volume, and that the padding of packed ones after the last sample is zero."""
+    volumes = segment.volumes
+    ends: list[int] | None = None
+    with suppress(CorruptStore):  # the damaged directory is reported by itself
+        ends = data_ends(segment)
+    for volume, (entry, path) in enumerate(zip(volumes.entries, volumes.paths, strict=True)):
         try:
-            segment.volumes.check(volume)
+            volumes.check(volume)
         except HeadraceError as e:
             report.volume_problems.append(VolumeProblem(number, volume, path, e.message))
-    for volume, message in _tails(segment):
-        path = segment.volumes.paths[volume]
-        report.volume_problems.append(VolumeProblem(number, volume, path, message))
-
-
-def _tails(segment: OpenSegment) -> Iterator[tuple[int, str]]:
-    """Packed volumes whose padding after the last sample is not zero."""
-    try:
-        ends = data_ends(segment)
-    except CorruptStore:
-        return  # the damaged directory is reported by itself
-    for volume, entry in enumerate(segment.volumes.entries):
-        if entry.kind != "packed":
+        if entry.kind != "packed" or ends is None:
             continue
-        path = segment.volumes.paths[volume]
         tail = memoryview(bytearray(min(1 << 16, max(0, (entry.bytes or 0) - ends[volume]))))
-        try:
-            segment.volumes.read_into(volume, tail, ends[volume])
-        except (OSError, HeadraceError):
-            continue  # reported with the volume
-        if any(tail):
-            at = ends[volume] + next(i for i, byte in enumerate(tail) if byte)
-            yield volume, f"{path}: a byte behind the last sample is not zero (offset {at:,})."
+        with suppress(OSError, HeadraceError):  # reported with the volume
+            volumes.read_into(volume, tail, ends[volume])
+            if any(tail):
+                at = ends[volume] + next(i for i, byte in enumerate(tail) if byte)
+                text = f"{path}: a byte behind the last sample is not zero (offset {at:,})."
+                report.volume_problems.append(VolumeProblem(number, volume, path, text))
 
 
 def data_ends(segment: OpenSegment) -> list[int]:
@@ -243,9 +235,6 @@ def data_ends(segment: OpenSegment) -> list[int]:
     return [int(end) for end in ends]
 
 
-# -- one range of samples -----------------------------------------------------------------------------
-
-
 def _check_range(segment: OpenSegment, first: int) -> VerifyReport:
     """Checks the samples of a segment from `first` on, as many as are checked at once."""
     last = min(first + _SAMPLES_AT_ONCE, segment.directory.samples)
@@ -256,17 +245,15 @@ def _check_range(segment: OpenSegment, first: int) -> VerifyReport:
         report.unchecked_samples = last - first  # its blocks are reported by themselves
         return report
     entries = segment.volumes.entries
-    outside = extents["volume"] >= len(entries)
-    bad = [
-        _bad(segment, extents, int(k), kind="directory", actual=f"volume {extents['volume'][k]}",
-             expected=f"below {len(entries)}")
-        for k in np.flatnonzero(outside)
-    ]  # fmt: skip
+    for k in np.flatnonzero(extents["volume"] >= len(entries)).tolist():
+        found, expected = f"volume {extents['volume'][k]}", f"below {len(entries)}"
+        report.bad_samples.append(
+            _bad(segment, extents, k, "directory", found=found, expected=expected)
+        )
     if all(entry.kind == "tree" for entry in entries):
-        bad += _check_tree_files(segment, first, last)
+        report.bad_samples += _check_tree_files(segment, first, last)
     else:
-        bad += _check_spans(segment, extents, np.flatnonzero(~outside))
-    report.bad_samples = bad
+        report.bad_samples += _check_spans(segment, extents)
     if segment.directory.has_crc:
         report.checked_samples, report.checked_bytes = last - first, int(extents["length"].sum())
     else:
@@ -275,98 +262,76 @@ def _check_range(segment: OpenSegment, first: int) -> VerifyReport:
 
 
 def _check_tree_files(segment: OpenSegment, first: int, last: int) -> list[BadSample]:
-    reader = ReferenceReader(lambda _: segment)
+    kinds = {"CorruptSample": "checksum", "SourceChanged": "changed"}
     bad = []
     for sample in range(first, last):
         for extent in segment.extents(segment.base + sample):
             try:
-                reader.read(extent)
+                read_extent(segment, extent)
             except HeadraceError as e:
-                kind = {"CorruptSample": "checksum", "SourceChanged": "changed"}.get(
-                    type(e).__name__, "system"
-                )
                 bad.append(
                     BadSample(
                         extent.index, os.fsdecode(extent.name), extent.part, e.path or "",
-                        extent.offset, extent.length, kind, e.message, "the bytes that were indexed",
+                        extent.offset, extent.length, kinds.get(type(e).__name__, "system"), e.message,
+                        "the bytes that were indexed",
                     )
                 )  # fmt: skip
     return bad
 
 
-def _check_spans(segment: OpenSegment, extents: Extents, which: NDArray[Any]) -> list[BadSample]:
+def _check_spans(segment: OpenSegment, extents: Extents) -> list[BadSample]:
     """Reads neighbouring extents of file volumes together and compares each with its checksum."""
-    bad = []
+    which = np.flatnonzero(extents["volume"] < len(segment.volumes.entries))
     places = (extents[key][which] for key in ("volume", "offset", "length"))
+    bad = []
     for run, begin, end in neighbours(*places, gap_bytes=_GAP_BYTES, span_bytes=_SPAN_BYTES):
-        span = _Span(segment, int(extents["volume"][which[run[0]]]), begin, end)
+        volume = int(extents["volume"][which[run[0]]])
+        whole = end - begin <= _SPAN_BYTES  # else one extent, which is read in pieces
+        span, problem = _read(segment, volume, begin, end - begin if whole else 0)
         for k in which[run].tolist():
-            length = int(extents["length"][k])
-            have, crc = span.check(int(extents["offset"][k]), length)
+            offset, length = int(extents["offset"][k]), int(extents["length"][k])
+            piece = span[offset - begin : offset - begin + length]
+            have, crc = len(piece), crc32c(piece)
+            while not whole and have < length:
+                size = min(_SPAN_BYTES, length - have)
+                piece, problem = _read(segment, volume, offset + have, size)
+                if not piece:
+                    break
+                have, crc = have + len(piece), crc32c(piece, crc)
             if have < length:
-                bad.append(_bad(segment, extents, k, kind=span.problem or "short",
-                                actual=f"{have} bytes", expected=f"{length} bytes"))  # fmt: skip
+                found, expected, kind = f"{have} bytes", f"{length} bytes", problem or "short"
+                bad.append(_bad(segment, extents, k, kind, found=found, expected=expected))
             elif segment.directory.has_crc and crc != int(extents["crc"][k]):
-                bad.append(_bad(segment, extents, k, kind="checksum", actual=f"{crc:08x}",
-                                expected=f"{int(extents['crc'][k]):08x}"))  # fmt: skip
+                expected = f"{int(extents['crc'][k]):08x}"
+                found = f"{crc:08x}"
+                bad.append(_bad(segment, extents, k, "checksum", found=found, expected=expected))
     return sorted(bad, key=lambda b: (b.index, b.part))
 
 
-class _Span:
-    """Neighbouring extents of one volume, read at once; one that is larger alone, in pieces."""
-
-    def __init__(self, segment: OpenSegment, volume: int, begin: int, end: int) -> None:
-        self._volumes = segment.volumes
-        self._number, self._begin = volume, begin
-        self.problem: str | None = None
-        self._data: memoryview | None = None
-        if end - begin <= _SPAN_BYTES:
-            self._data = self._read(begin, end - begin)
-
-    def check(self, offset: int, length: int) -> tuple[int, int]:
-        """How many bytes of an extent there are, and their CRC."""
-        if self._data is not None:
-            piece = self._data[offset - self._begin : offset - self._begin + length]
-            return len(piece), crc32c(piece)
-        have = value = 0
-        while have < length:
-            piece = self._read(offset + have, min(_SPAN_BYTES, length - have))
-            if not piece:
-                break
-            value = crc32c(piece, value)
-            have += len(piece)
-        return have, value
-
-    def _read(self, offset: int, size: int) -> memoryview:
-        """What can be read of a range; `problem` says why it is not all of it."""
-        buffer = memoryview(bytearray(size))
-        try:
-            return buffer[: self._volumes.read_unchecked(self._number, buffer, offset)]
-        except HeadraceError:
-            self.problem = "missing"
-        except OSError:
-            self.problem = "system"
-        return memoryview(b"")
+def _read(segment: OpenSegment, volume: int, offset: int, size: int) -> tuple[memoryview, str]:
+    """What can be read of a range, and why nothing can."""
+    buffer = memoryview(bytearray(size))
+    try:
+        return buffer[: segment.volumes.read_unchecked(volume, buffer, offset)], ""
+    except HeadraceError:
+        return buffer[:0], "missing"
+    except OSError:
+        return buffer[:0], "system"
 
 
 def _bad(
-    segment: OpenSegment, extents: Extents, k: int, *, kind: str, actual: str, expected: str
+    segment: OpenSegment, extents: Extents, k: int, kind: str, *, found: str, expected: str
 ) -> BadSample:
-    local = int(extents["sample"][k])
-    volume = int(extents["volume"][k])
+    sample, part, volume, offset, length = (
+        int(extents[key][k]) for key in ("sample", "part", "volume", "offset", "length")
+    )
     paths = segment.volumes.paths
     try:
-        name = os.fsdecode(segment.directory.name(local))
+        name = os.fsdecode(segment.directory.name(sample))
     except CorruptStore:
         name = "(its name is in a damaged block)"
     return BadSample(
-        index=segment.base + local,
-        name=name,
-        part=int(extents["part"][k]),
-        path=paths[volume] if volume < len(paths) else segment.entry.directory,
-        offset_bytes=int(extents["offset"][k]),
-        length=int(extents["length"][k]),
-        kind=kind,
-        found=actual,
-        expected=expected,
-    )
+        segment.base + sample, name, part,
+        paths[volume] if volume < len(paths) else segment.entry.directory,
+        offset, length, kind, found, expected,
+    )  # fmt: skip
