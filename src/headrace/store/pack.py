@@ -18,9 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from headrace.base.checksum import crc32c
 from headrace.base.files import read_file, sync_folder
 from headrace.errors import SourceError
 from headrace.io.objects.location import is_url, local_path
@@ -47,9 +44,7 @@ from headrace.store.publish import (
 from headrace.store.segment_writer import VOLUME_BYTES, PackedSamples
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import (
-    ReadPlan,
     ScanReader,
-    SourceBatch,
     plan_batches,
     read_ahead,
 )
@@ -139,14 +134,21 @@ def pack(
             )
             segment, page = job.run()
             with disk_errors(partial.path):
-                manifest = Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,))
-                manifest.save(partial.store)
-                partial.publish(place, overwrite=overwrite)
-                record_trust(str(place), manifest)
+                _publish(partial, place, segment, page, overwrite=overwrite)
             partial.remove()
         return job.report(str(place), time.monotonic() - started)
 
     return _publish_at(target, build, storage_options, overwrite=overwrite)
+
+
+def _publish(
+    partial: Partial, place: Path, segment: Segment, page: bytes, *, overwrite: bool
+) -> None:
+    """Makes a store of one segment stand at its place."""
+    manifest = Manifest(uuid.uuid4().hex, fingerprint_of([page]), (segment,))
+    manifest.save(partial.store)
+    partial.publish(place, overwrite=overwrite)
+    record_trust(str(place), manifest)
 
 
 def _publish_at(
@@ -343,11 +345,7 @@ def index(
                     segment = segment_of_header(
                         "segment-0000.hrd", header, scan.volumes, scan.source
                     )
-                    fingerprint = fingerprint_of([header.to_page()])
-                    manifest = Manifest(uuid.uuid4().hex, fingerprint, (segment,))
-                    manifest.save(partial.store)
-                    partial.publish(place, overwrite=overwrite)
-                    record_trust(str(place), manifest)
+                    _publish(partial, place, segment, header.to_page(), overwrite=overwrite)
             finally:
                 # Nothing of an index is worth keeping for a second try.
                 partial.remove()
@@ -368,36 +366,17 @@ def _add_checksums(
     pieces: list[PackedSamples] = []
     problems: list[Problem] = []
     total = int(scan.columns.length.sum())
-    samples = done = 0
-    for batch in read_ahead(plan_batches(scan), lambda plan: _read(reader, scan, plan), workers):
+    done = 0
+    for batch in read_ahead(plan_batches(scan), reader.read_checksums, workers):
         pieces.append(PackedSamples(batch.counts, batch.length, batch.crc))
-        problems.extend(batch.problems)
-        samples += len(batch.counts)
+        problems += batch.problems
         done += batch.plan.size_bytes
         if progress is not None:
-            progress(samples, scan.columns.samples, done, total)
+            progress(batch.plan.end, scan.columns.samples, done, total)
         reader.recycle(batch)
     packed = PackedSamples.join(pieces)
-    keep = packed.counts > 0
-    columns = scan.columns if keep.all() else keep_samples(scan.columns, keep)
+    columns = scan.columns
+    if not packed.counts.all():
+        columns = keep_samples(columns, packed.counts > 0)
     columns.crc = packed.crc
     return columns, problems
-
-
-def _read(reader: ScanReader, scan: Scan, plan: ReadPlan) -> SourceBatch:
-    batch = reader.read(plan)
-    if plan.large:
-        first = int(scan.columns.firsts[plan.begin])
-        try:
-            for k in range(len(batch.length)):
-                value = 0
-                for piece in reader.pieces(first + k):
-                    value = crc32c(piece, value)
-                batch.crc[k] = value
-        except SourceError as e:
-            if not reader.skip:
-                raise
-            batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
-            batch.counts[:] = 0
-            batch.length, batch.crc = batch.length[:0], np.zeros(0, np.uint32)
-    return batch

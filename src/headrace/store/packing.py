@@ -24,28 +24,23 @@ from headrace.store.directory import (
 )
 from headrace.store.publish import check_free_space
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
-from headrace.store.sources.extents import (
-    BATCH_BYTES,
-    ScanReader,
-    SourceBatch,
-    plan_batches,
-    read_ahead,
-)
+from headrace.store.sources.extents import BATCH_BYTES, ScanReader, plan_batches, read_ahead
 from headrace.store.sources.scan import Problem, Scan, Stream, StreamItem, no_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from headrace.store.manifest import Segment
     from headrace.store.publish import Partial
-    from headrace.store.sources.scan import StreamItem
-    from headrace.store.store import Store
 
     Progress = Callable[[int, int | None, int, int | None], None]
 
 _DIRECTORY_BYTES_PER_SAMPLE = 40
 """For the free-space check: extents, labels and the name tree's offsets, generously."""
+
+_SAMPLES_AT_ONCE = 4096
+_NAMES_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +91,11 @@ class WriteReport:
 
 @dataclass(slots=True, kw_only=True)
 class PackingJob:
-    """One segment being packed: what, into what, and how far it is."""
+    """One segment being packed: what, into what, and how far it is.
+
+    Attributes:
+        before: the store that the segment is appended to.
+    """
 
     source: Scan | Stream
     partial: Partial
@@ -112,18 +111,28 @@ class PackingJob:
 
     def run(self) -> tuple[Segment, bytes]:
         """Packs what is not packed yet and finishes the segment."""
-        if isinstance(self.source, Scan):
-            self.skipped += self.source.skipped
-        writer = self._open_writer()
+        writer = self._new_writer()
+        if not writer.resumable():
+            # The disk lost what it had promised: start over rather than trust the rest.
+            assert self.partial.journal.identity is not None
+            self.partial.begin(self.partial.journal.identity)
+            writer = self._new_writer()
+        self.resumed = writer.samples_done
         try:
             if isinstance(self.source, Scan):
                 columns = self._pack_scan(self.source, writer)
             else:
                 columns = self._pack_stream(self.source, writer)
-            segment, page = writer.finish(columns, self.source.source)
+            segment, page = writer.finish(self._fitted(columns), self.source.source)
             self.samples, self.bytes_done = segment.samples, writer.bytes_done
         except BaseException as e:
-            self._keep_or_remove(writer, e)
+            # After an error in the source only what is in the journal already is kept for a second try: a
+            # short pack is cheaper to do again than to explain.
+            if not isinstance(e, SourceError):
+                with contextlib.suppress(OSError):  # the error that brought us here says more
+                    writer.commit()
+            if not writer.samples_durable:
+                self.partial.remove()
             raise
         finally:
             writer.close()
@@ -133,125 +142,94 @@ class PackingJob:
         """What was done."""
         return WriteReport(path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds)
 
-    def _open_writer(self) -> SegmentWriter:
-        def new_writer() -> SegmentWriter:
-            return SegmentWriter(
-                self.partial.store, self.number, self.partial.journal,
-                volume_bytes=self.options.volume_bytes, journal_bytes=self.options.journal_bytes,
-            )  # fmt: skip
+    def _fitted(self, columns: DirectoryColumns) -> DirectoryColumns:
+        if not columns.samples:
+            raise no_samples(str(self.source.source.get("path", "the source")))
+        if self.before is not None and isinstance(self.source, Stream):
+            return fit_to_store(columns, self.before)
+        return columns
 
-        writer = new_writer()
-        if not writer.resumable():
-            # The disk lost what it had promised: start over rather than trust the rest.
-            identity = self.partial.journal.identity
-            assert identity is not None
-            self.partial.begin(identity)
-            writer = new_writer()
-        self.resumed = writer.samples_done
-        return writer
-
-    def _keep_or_remove(self, writer: SegmentWriter, error: BaseException) -> None:
-        """Keeps what a second try can use.
-
-        After an error in the source only what is in the journal already: a short pack is cheaper to
-        do again than to explain.
-        """
-        if not isinstance(error, SourceError):
-            with contextlib.suppress(OSError):  # the error that brought us here says more
-                writer.commit()
-        if not writer.samples_durable:
-            self.partial.remove()
+    def _new_writer(self) -> SegmentWriter:
+        return SegmentWriter(
+            self.partial.store, self.number, self.partial.journal,
+            volume_bytes=self.options.volume_bytes, journal_bytes=self.options.journal_bytes,
+        )  # fmt: skip
 
     def _tell(self, writer: SegmentWriter, samples: int | None, size: int | None) -> None:
         if self.progress is not None:
             self.progress(writer.samples_done, samples, writer.bytes_done, size)
 
-    # -- sources whose samples lie at known places ------------------------------------------------
-
     def _pack_scan(self, scan: Scan, writer: SegmentWriter) -> DirectoryColumns:
-        total = int(scan.columns.length.sum())
-        needed = total - writer.bytes_done + len(scan.columns.names)
-        needed += scan.columns.extents * _DIRECTORY_BYTES_PER_SAMPLE
+        """Samples that lie at known places."""
+        self.skipped += scan.skipped
+        columns, total = scan.columns, int(scan.columns.length.sum())
+        needed = total - writer.bytes_done + len(columns.names)
+        needed += columns.extents * _DIRECTORY_BYTES_PER_SAMPLE
         check_free_space(self.partial.path, needed)
         reader = ScanReader(scan, on_error=self.on_error)
         plans = plan_batches(scan, writer.samples_done, self.options.batch_bytes)
         for batch in read_ahead(plans, reader.read, self.options.workers):
-            if batch.plan.large:
-                self._append_large(scan, reader, writer, batch)
-            else:
-                assert batch.data is not None
+            if batch.data is not None:
                 samples = PackedSamples(batch.counts, batch.length, batch.crc)
-                writer.append(samples, [batch.data])
+                writer.append(samples, batch.data)
+            else:
+                first = int(columns.firsts[batch.plan.begin])
+                pieces = (reader.pieces(first + k) for k in range(len(batch.length)))
+                try:
+                    writer.append_large(batch.counts, batch.length, pieces)
+                except SourceError as e:
+                    if self.on_error != "skip":
+                        raise
+                    writer.append(PackedSamples.of([0], [], []), memoryview(b""))
+                    batch.problems.append(Problem.of(e))
             self.skipped += batch.problems
             reader.recycle(batch)
-            self._tell(writer, scan.columns.samples, total)
+            self._tell(writer, columns.samples, total)
         counts = writer.packed().counts
-        columns = scan.columns if counts.all() else keep_samples(scan.columns, counts > 0)
-        _require_samples(columns, scan)
+        kept = columns if counts.all() else keep_samples(columns, counts > 0)
         # A packed sample has no modification time: equal bytes make equal stores.
-        return replace(columns, mtime=None)
-
-    def _append_large(
-        self, scan: Scan, reader: ScanReader, writer: SegmentWriter, batch: SourceBatch
-    ) -> None:
-        first = int(scan.columns.firsts[batch.plan.begin])
-        extents = range(first, first + len(batch.length))
-        try:
-            writer.append_large(batch.counts, batch.length, (reader.pieces(e) for e in extents))
-        except SourceError as e:
-            if self.on_error != "skip":
-                raise
-            writer.skip(1)
-            batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
-
-    # -- sources that are read front to back ------------------------------------------------------
+        return replace(kept, mtime=None)
 
     def _pack_stream(self, stream: Stream, writer: SegmentWriter) -> DirectoryColumns:
+        """Samples that are read front to back."""
         metadata = StreamMetadata()
         done = writer.packed()
-        extent = 0
+        extent = size = 0
         batch: list[StreamItem] = []
-        batch_bytes = 0
         for i, item in enumerate(stream.items()):
             metadata.add(item)
             if i < len(done.counts):
                 extent = _check_resumed(item, i, done, extent)
                 continue
             batch.append(item)
-            batch_bytes += sum(len(data) for _, data in item.parts)
-            if batch_bytes >= self.options.batch_bytes or len(batch) >= 4096:
+            size += sum(len(data) for _, data in item.parts)
+            if size >= self.options.batch_bytes or len(batch) >= _SAMPLES_AT_ONCE:
                 self._append_items(batch, writer)
-                batch, batch_bytes = [], 0
+                batch, size = [], 0
         if len(metadata.names) < len(done.counts):
             raise SourceChanged(
                 f"The source gave {len(metadata.names):,} samples, an interrupted run had packed "
-                f"{len(done.counts):,}.",
-                next_step="Give the same samples again, or pass resume=False to start over.",
-            )
-        self._append_items(batch, writer)
+                f"{len(done.counts):,}.", next_step=_AGAIN,
+            )  # fmt: skip
+        if batch:
+            self._append_items(batch, writer)
         columns = metadata.columns()
         if stream.class_names is not None:
             columns.class_names = stream.class_names()
-        _require_samples(columns, stream)
-        return columns if self.before is None else fit_to_store(columns, self.before)
+        return columns
 
     def _append_items(self, items: list[StreamItem], writer: SegmentWriter) -> None:
-        if not items:
-            return
         pieces = [memoryview(data).cast("B") for item in items for _, data in item.parts]
-        samples = PackedSamples(
-            np.array([len(item.parts) for item in items], np.int64),
-            np.array([len(p) for p in pieces], np.uint64),
-            np.array([crc32c(p) for p in pieces], np.uint32),
+        samples = PackedSamples.of(
+            [len(item.parts) for item in items],
+            [len(p) for p in pieces],
+            [crc32c(p) for p in pieces],
         )
-        joined = memoryview(b"".join(pieces))
-        writer.append(samples, [joined])
+        writer.append(samples, memoryview(b"".join(pieces)))
         self._tell(writer, None, None)
 
 
-def _require_samples(columns: DirectoryColumns, source: Scan | Stream) -> None:
-    if not columns.samples:
-        raise no_samples(str(source.source.get("path", "the source")))
+_AGAIN = "Give the same samples again, or pass resume=False to start over."
 
 
 def _check_resumed(item: StreamItem, i: int, done: PackedSamples, extent: int) -> int:
@@ -260,17 +238,12 @@ def _check_resumed(item: StreamItem, i: int, done: PackedSamples, extent: int) -
     given = [(len(data), crc32c(data)) for _, data in item.parts]
     packed = list(zip(done.length[extent:end].tolist(), done.crc[extent:end].tolist(), strict=True))
     if given != packed:
+        name = os.fsdecode(item.name)
         raise SourceChanged(
-            f"Sample {i} ({os.fsdecode(item.name)!r}) has (length, crc32c) {given}, an interrupted "
-            f"run had packed {packed}.",
-            index=i,
-            name=os.fsdecode(item.name),
-            next_step="Give the same samples again, or pass resume=False to start over.",
-        )
+            f"Sample {i} ({name!r}) has (length, crc32c) {given}, an interrupted run had packed {packed}.",
+            index=i, name=name, next_step=_AGAIN,
+        )  # fmt: skip
     return end
-
-
-_NAMES_AT_ONCE = 1 << 16
 
 
 class StreamMetadata:
@@ -324,8 +297,18 @@ def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
     """
     from headrace.store.opening import open_store
 
+    names = split_names(columns.names, columns.name_offsets)
     with open_store(place) as store:
-        _check_new_names(columns, store)
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            indices = store.find_many(names[start : start + _NAMES_AT_ONCE])
+            for at in np.flatnonzero(indices >= 0)[:1].tolist():
+                name = os.fsdecode(names[start + at])
+                raise SourceError(
+                    f"{store.path}: the name {name!r} is sample {int(indices[at])} of the store already, "
+                    "expected new names.",
+                    path=store.path, name=name,
+                    next_step="Append samples with new names, or pack a new store.",
+                )  # fmt: skip
         if store.columns.keys() != columns.columns.keys():
             raise SourceError(
                 f"{place}: the new samples have the columns {sorted(columns.columns)}, the store "
@@ -333,31 +316,14 @@ def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
                 path=str(place),
                 next_step="Append samples with the same columns.",
             )
-        return _merge_classes(columns, store.classes)
+        return _merge_classes(columns, store.classes or ())
 
 
-def _check_new_names(columns: DirectoryColumns, store: Store) -> None:
-    names = split_names(columns.names, columns.name_offsets)
-    for start in range(0, len(names), _NAMES_AT_ONCE):
-        indices = store.find_many(names[start : start + _NAMES_AT_ONCE])
-        taken = np.flatnonzero(indices >= 0)
-        if len(taken):
-            name = os.fsdecode(names[start + int(taken[0])])
-            raise SourceError(
-                f"{store.path}: the name {name!r} is sample {int(indices[taken[0]])} of the store "
-                "already, expected new names.",
-                path=store.path,
-                name=name,
-                next_step="Append samples with new names, or pack a new store.",
-            )
-
-
-def _merge_classes(columns: DirectoryColumns, before: list[str] | None) -> DirectoryColumns:
+def _merge_classes(columns: DirectoryColumns, before: Iterable[str]) -> DirectoryColumns:
     """Numbers the new segment's classes as the store does; new ones come after."""
-    if before is None or columns.class_names is None or columns.labels is None:
+    if not before or columns.class_names is None or columns.labels is None:
         return columns
-    known = [os.fsencode(c) for c in before]
-    merged = known + [c for c in columns.class_names if c not in set(known)]
+    merged = list(dict.fromkeys([*map(os.fsencode, before), *columns.class_names]))
     number = {name: i for i, name in enumerate(merged)}
     table = np.array([number[c] for c in columns.class_names], np.int64)
     labels = np.where(columns.labels < 0, -1, table[columns.labels])

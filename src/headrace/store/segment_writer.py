@@ -15,7 +15,6 @@ import errno
 import json
 import os
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,8 +39,7 @@ _COUNTS = struct.Struct("<QQ")
 _PIECE_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSamples:
+class PackedSamples(NamedTuple):
     """Some consecutive samples as packed.
 
     Attributes:
@@ -55,13 +53,17 @@ class PackedSamples:
     crc: NDArray[np.uint32]
 
     @staticmethod
+    def of(counts: Any, length: Any, crc: Any) -> PackedSamples:
+        """Of any sequences of numbers."""
+        return PackedSamples(
+            np.asarray(counts, np.int64), np.asarray(length, np.uint64), np.asarray(crc, np.uint32)
+        )
+
+    @staticmethod
     def join(pieces: list[PackedSamples]) -> PackedSamples:
         """Consecutive pieces as one."""
-        return PackedSamples(
-            np.concatenate([p.counts for p in pieces] or [np.zeros(0, np.int64)]),
-            np.concatenate([p.length for p in pieces] or [np.zeros(0, np.uint64)]),
-            np.concatenate([p.crc for p in pieces] or [np.zeros(0, np.uint32)]),
-        )
+        columns = zip(PackedSamples.of([], [], []), *pieces, strict=True)
+        return PackedSamples.of(*(np.concatenate(each) for each in columns))
 
     def to_bytes(self) -> bytes:
         """As it stands in a record."""
@@ -74,10 +76,11 @@ class PackedSamples:
         """The inverse of `to_bytes`."""
         samples, extents = _COUNTS.unpack_from(data)
         at = _COUNTS.size
-        counts = np.frombuffer(data, "<u4", samples, at).astype(np.int64)
-        length = np.frombuffer(data, "<u8", extents, at + 4 * samples)
-        crc = np.frombuffer(data, "<u4", extents, at + 4 * samples + 8 * extents)
-        return PackedSamples(counts, length.astype(np.uint64), crc.astype(np.uint32))
+        return PackedSamples.of(
+            np.frombuffer(data, "<u4", samples, at),
+            np.frombuffer(data, "<u8", extents, at + 4 * samples),
+            np.frombuffer(data, "<u4", extents, at + 4 * samples + 8 * extents),
+        )
 
 
 class Journal:
@@ -204,7 +207,7 @@ class SegmentWriter:
         journal_bytes: int = JOURNAL_BYTES,
     ) -> None:
         self.folder = folder
-        self.number = number
+        self._stem = f"segment-{number:04d}"
         self._journal = journal
         self._placer = Placer(volume_bytes)
         self._journal_bytes = journal_bytes
@@ -218,31 +221,30 @@ class SegmentWriter:
         self.bytes_done = int(journal.done.length.sum())
         self.samples_durable = self.samples_done
 
-    @property
-    def stem(self) -> str:
-        """How the segment's files begin."""
-        return f"segment-{self.number:04d}"
-
     def resumable(self) -> bool:
         """Whether the volumes are at least as long as the journal says."""
-        for number, end in enumerate(self._placer.ends):
-            path = self._path(number)
-            if end > DATA_OFFSET and (not path.is_file() or path.stat().st_size < end):
-                return False
-        return True
+        paths = [
+            (self._path(i), end) for i, end in enumerate(self._placer.ends) if end > DATA_OFFSET
+        ]
+        return all(path.is_file() and path.stat().st_size >= end for path, end in paths)
 
-    def append(self, samples: PackedSamples, data: Iterator[memoryview] | list[memoryview]) -> None:
-        """Appends samples whose bytes are `data`, back to back.
+    def append(self, samples: PackedSamples, data: memoryview) -> None:
+        """Appends samples whose bytes are `data`, back to back; without bytes, samples that are left out.
 
         Raises:
             VolumeError: the disk is full or refuses the data.
         """
         place = self._placer.place(samples.counts, samples.length)
+        ends = np.cumsum(samples.length.astype(np.int64)).tolist()
+        turns = np.flatnonzero(np.diff(place.volume.astype(np.int64))).tolist()
+        first = at = 0
         with self._translated():
-            for volume, offset, piece in _cut(place, samples.length, data):
-                write_all(self._fd(volume), piece, offset)
+            for last in [*turns, len(ends) - 1] if ends else ():
+                volume = int(place.volume[first])
+                write_all(self._fd(volume), data[at : ends[last]], int(place.offset[first]))
                 self._dirty.add(volume)
-        self.record(samples, place)
+                first, at = last + 1, ends[last]
+        self._record(samples, place)
 
     def append_large(
         self, counts: NDArray[np.int64], length: NDArray[np.uint64],
@@ -266,16 +268,9 @@ class SegmentWriter:
             # Nothing vouches for what was written: the next sample takes its place.
             self._placer.ends = ends
             raise
-        self.record(PackedSamples(counts, length, crc), place)
+        self._record(PackedSamples(counts, length, crc), place)
 
-    def skip(self, samples: int) -> None:
-        """Takes note of samples that are left out."""
-        nothing = PackedSamples(
-            np.zeros(samples, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.uint32)
-        )
-        self.record(nothing, Placement(np.zeros(0, np.uint32), np.zeros(0, np.uint64)))
-
-    def record(self, samples: PackedSamples, place: Placement) -> None:
+    def _record(self, samples: PackedSamples, place: Placement) -> None:
         """Takes note of appended samples; commits when enough have come together."""
         self._samples.append(samples)
         self._places.append(place)
@@ -317,14 +312,13 @@ class SegmentWriter:
             The segment's manifest entry and its directory's header page.
         """
         packed = self.packed()
-        columns.volume = np.concatenate([p.volume for p in self._places])
-        columns.offset = np.concatenate([p.offset for p in self._places])
+        columns.volume, columns.offset = map(np.concatenate, zip(*self._places, strict=True))
         columns.length, columns.crc = packed.length, packed.crc
         self._places.clear()
         with self._translated():
-            header = write_directory(columns, self.folder / f"{self.stem}.hrd")
+            header = write_directory(columns, self.folder / f"{self._stem}.hrd")
             entries = [self._finish_volume(i, header.uuid) for i in range(len(self._placer.ends))]
-        segment = segment_of_header(f"{self.stem}.hrd", header, tuple(entries), source)
+        segment = segment_of_header(f"{self._stem}.hrd", header, tuple(entries), source)
         return segment, header.to_page()
 
     def close(self) -> None:
@@ -345,7 +339,7 @@ class SegmentWriter:
         return VolumeEntry("packed", self._path(number).name, size, uuid=uuid.hex())
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"{self.stem}-{number:04d}.hrv"
+        return self.folder / f"{self._stem}-{number:04d}.hrv"
 
     def _fd(self, number: int) -> int:
         fd = self._fds.get(number)
@@ -373,31 +367,3 @@ class SegmentWriter:
                 next_step=f"What is packed so far is kept: {'free some space and ' if full else ''}"
                 "run the same command again to resume.",
             ) from e
-
-
-def _cut(
-    place: Placement, length: NDArray[np.uint64], data: Iterator[memoryview] | list[memoryview]
-) -> Iterator[tuple[int, int, memoryview]]:
-    """Cuts back-to-back bytes where they go to another volume: (volume, offset, bytes)."""
-    if not len(length):
-        return
-    ends = np.cumsum(length.astype(np.int64))
-    turns = [*np.flatnonzero(np.diff(place.volume.astype(np.int64))).tolist(), len(length) - 1]
-    runs = []
-    begin = 0
-    for last in turns:
-        runs.append((int(place.volume[last]), int(place.offset[begin]), int(ends[last])))
-        begin = last + 1
-    at = 0
-    run = iter(runs)
-    volume, offset, end = next(run)
-    for piece in data:
-        rest = piece
-        while rest:
-            while at == end:
-                volume, offset, end = next(run)
-            step = min(len(rest), end - at)
-            yield volume, offset, rest[:step]
-            at += step
-            offset += step
-            rest = rest[step:]

@@ -11,8 +11,8 @@ import os
 import queue
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from headrace.io.objects.faults import Failure
 from headrace.store.directory import read_fully
 from headrace.store.sources.scan import (
     Problem,
-    Scan,
     check_unchanged,
     refused,
     source_changed,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.io.objects.transport import Found
     from headrace.store.sources.scan import Scan
 
 
@@ -48,8 +46,7 @@ LARGE_BYTES = 128 << 20
 """A sample above this is copied in pieces instead of being held in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPlan:
+class ReadPlan(NamedTuple):
     """Samples `begin` to `end - 1`, read together; `large` marks one that is read in pieces."""
 
     begin: int
@@ -73,20 +70,19 @@ class SourceBatch:
     """
 
     plan: ReadPlan
-    data: memoryview | None
     counts: NDArray[np.int64]
     length: NDArray[np.uint64]
     crc: NDArray[np.uint32]
-    problems: list[Problem]
+    data: memoryview | None = None
+    problems: list[Problem] = field(default_factory=list)
     buffer: bytearray | None = None
 
 
 def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> Iterator[ReadPlan]:
     """Cuts the samples from `begin` on into batches."""
-    firsts = scan.columns.firsts.astype(np.int64)
     ends = np.zeros(scan.columns.extents + 1, np.int64)
     np.cumsum(scan.columns.length.astype(np.int64), out=ends[1:])
-    ends = ends[firsts]  # bytes before each sample
+    ends = ends[scan.columns.firsts.astype(np.int64)]  # bytes before each sample
     n = scan.columns.samples
     while begin < n:
         end = int(np.searchsorted(ends, ends[begin] + batch_bytes, side="right")) - 1
@@ -118,47 +114,63 @@ class ScanReader:
 
     def __init__(self, scan: Scan, *, on_error: str = "raise") -> None:
         self._scan = scan
-        self.skip = on_error == "skip"
+        self._skip = on_error == "skip"
         self._firsts = scan.columns.firsts
         self._buffers: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
 
     def read(self, plan: ReadPlan) -> SourceBatch:
-        """Reads one batch.
+        """Reads one batch; of a large sample only what is known of it.
 
         Raises:
             SourceChanged: a file is not as it was listed.
             SourceError: a file cannot be read.
         """
-        first, last = int(self._firsts[plan.begin]), int(self._firsts[plan.end])
+        columns = self._scan.columns
         firsts = self._firsts[plan.begin : plan.end + 1].astype(np.int64)
-        counts: NDArray[np.int64] = firsts[1:] - firsts[:-1]
-        length = self._scan.columns.length[first:last].astype(np.uint64)
+        first = int(firsts[0])
+        length = columns.length[first : int(firsts[-1])].astype(np.uint64)
+        batch = SourceBatch(plan, np.diff(firsts), length, np.zeros(len(length), np.uint32))
         if plan.large:
-            return SourceBatch(plan, None, counts, length, np.zeros(len(length), np.uint32), [])
-        buffer = self._take_buffer(plan.size_bytes)
-        batch = SourceBatch(plan, None, counts, length, np.zeros(0, np.uint32), [], buffer)
-        crc: list[int] = []
-        kept: list[int] = []
-        at = 0
+            return batch
+        batch.buffer = self._take_buffer(plan.size_bytes)
+        view, at = memoryview(batch.buffer), 0
+        kept = np.ones(len(length), bool)
         with _Files(self._scan) as files:
-            files.fetch_objects(first, last)
-            view = memoryview(buffer)
+            files.fetch_objects(first, first + len(length))
             for k, sample in enumerate(range(plan.begin, plan.end)):
-                begin, end = int(self._firsts[sample]), int(self._firsts[sample + 1])
+                after = at
                 try:
-                    sample_crc, after = self._read_sample(files, sample, view, at)
+                    for extent in range(int(firsts[k]), int(firsts[k + 1])):
+                        piece = view[after : after + int(length[extent - first])]
+                        files.read(extent, sample, piece, 0)
+                        batch.crc[extent - first] = files.checked(extent, sample, crc32c(piece))
+                        after += len(piece)
                 except SourceError as e:
-                    if not self.skip:
+                    if not self._skip:
                         raise
-                    batch.problems.append(Problem(e.path or "", e.message, e.offset_bytes))
-                    counts[k] = 0
-                    continue
-                crc += sample_crc
-                kept += range(begin - first, end - first)
-                at = after
+                    batch.problems.append(Problem.of(e))
+                    batch.counts[k] = 0
+                    kept[int(firsts[k]) - first : int(firsts[k + 1]) - first] = False
+                else:
+                    at = after
         batch.data = view[:at]
-        batch.crc = np.array(crc, np.uint32)
-        batch.length = length[kept] if batch.problems else length
+        batch.length, batch.crc = length[kept], batch.crc[kept]
+        return batch
+
+    def read_checksums(self, plan: ReadPlan) -> SourceBatch:
+        """As `read`; of a large sample, which is read in pieces, the checksums too."""
+        batch = self.read(plan)
+        first = int(self._firsts[plan.begin])
+        try:
+            for k in range(len(batch.length) if plan.large else 0):
+                for piece in self.pieces(first + k):
+                    batch.crc[k] = crc32c(piece, int(batch.crc[k]))
+        except SourceError as e:
+            if not self._skip:
+                raise
+            batch.problems.append(Problem.of(e))
+            batch.counts[:] = 0
+            batch.length, batch.crc = batch.length[:0], batch.crc[:0]
         return batch
 
     def recycle(self, batch: SourceBatch) -> None:
@@ -171,7 +183,6 @@ class ScanReader:
         """The bytes of one extent, piece by piece; each piece is valid until the next."""
         sample = int(np.searchsorted(self._firsts, extent, side="right")) - 1
         size = int(self._scan.columns.length[extent])
-        stated = self._scan.columns.crc
         buffer = bytearray(min(piece_bytes, size))
         value = 0
         with _Files(self._scan) as files:
@@ -180,32 +191,13 @@ class ScanReader:
                 files.read(extent, sample, view, start)
                 value = crc32c(view, value)
                 yield view
-            if stated is not None and value != int(stated[extent]):
-                raise files.wrong_crc(extent, sample, value)
-
-    def _read_sample(
-        self, files: _Files, sample: int, view: memoryview, at: int
-    ) -> tuple[list[int], int]:
-        """Reads a sample's extents to `view[at:]`; returns their CRCs and the end."""
-        columns = self._scan.columns
-        crc = []
-        for extent in range(int(self._firsts[sample]), int(self._firsts[sample + 1])):
-            size = int(columns.length[extent])
-            piece = view[at : at + size]
-            files.read(extent, sample, piece, 0)
-            crc.append(crc32c(piece))
-            if columns.crc is not None and crc[-1] != int(columns.crc[extent]):
-                raise files.wrong_crc(extent, sample, crc[-1])
-            at += size
-        return crc, at
+            files.checked(extent, sample, value)
 
     def _take_buffer(self, size: int) -> bytearray:
-        if size > BATCH_BYTES:
-            return bytearray(size)
-        try:
-            return self._buffers.get_nowait()
-        except queue.Empty:
-            return bytearray(BATCH_BYTES)
+        with contextlib.suppress(queue.Empty):
+            if size <= BATCH_BYTES:
+                return self._buffers.get_nowait()
+        return bytearray(max(size, BATCH_BYTES))
 
 
 class _Files:
@@ -214,12 +206,8 @@ class _Files:
     def __init__(self, scan: Scan) -> None:
         self._scan = scan
         self._open: dict[int, int] = {}
-        self._objects: ObjectExtents | None = None
-
-    def fetch_objects(self, first: int, last: int) -> None:
-        """Fetches extents that lie in objects, together: `read` then copies them."""
-        if self._scan.objects is not None and last > first:
-            self._objects = ObjectExtents(self._scan, first, last)
+        self._spans: dict[int, tuple[int, memoryview, Failure | None]] = {}
+        """By extent: what was fetched of its object, from where on."""
 
     def __enter__(self) -> Self:
         return self
@@ -228,73 +216,98 @@ class _Files:
         try:
             if kind is None:
                 for number, fd in self._open.items():
-                    volume = self._scan.volumes[number]
-                    status = os.fstat(fd)
-                    check_unchanged(volume.path, status, volume.bytes or 0, volume.mtime_ns)
+                    self._check_unchanged(number, fd)
         finally:
             for fd in self._open.values():
                 os.close(fd)
 
+    def fetch_objects(self, first: int, last: int) -> None:
+        """Fetches extents that lie in objects, together: `read` then copies them."""
+        engine, columns = self._scan.objects, self._scan.columns
+        if engine is None:
+            return
+        places = [
+            column[first:last].astype(np.int64)
+            for column in (columns.volume, columns.offset, columns.length)
+        ]
+        runs, ranges = [], []
+        for run, begin, end in neighbours(*places, gap_bytes=GAP_BYTES, span_bytes=RANGE_BYTES):
+            if end > begin:
+                path = self._scan.volumes[int(places[0][run[0]])].path
+                runs.append(run)
+                ranges.append((path, begin, memoryview(bytearray(end - begin))))
+        for run, (_, begin, data), outcome in zip(
+            runs, ranges, engine.fetch_many(ranges), strict=True
+        ):
+            failure = outcome if isinstance(outcome, Failure) else None
+            self._spans |= dict.fromkeys((first + run).tolist(), (begin, data, failure))
+
     def read(self, extent: int, sample: int, view: memoryview, start: int) -> None:
         """Fills `view` from byte `start` of an extent."""
         columns = self._scan.columns
-        number = int(columns.volume[extent])
+        number, offset = int(columns.volume[extent]), int(columns.offset[extent]) + start
         volume = self._scan.volumes[number]
-        if volume.kind == "tree":
-            self._read_tree_file(extent, sample, view, start)
-            return
         if volume.kind == "object":
-            self._read_object(extent, view, start)
+            self._read_object(extent, volume.path, view, offset)
             return
-        with _translated(volume.path):
-            fd = self._open.get(number)
-            if fd is None:
-                fd = self._open[number] = os.open(volume.path, os.O_RDONLY | os.O_CLOEXEC)
-            offset = int(columns.offset[extent]) + start
-            if read_fully(fd, view, offset) < len(view):
-                check_unchanged(volume.path, os.fstat(fd), volume.bytes or 0, volume.mtime_ns)
-                raise source_changed(volume.path, "file", "shorter", "as long as listed")
+        path = self._path(extent, sample)
+        with _translated(path):
+            if volume.kind == "tree":
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    read_fully(fd, view, start)
+                    mtime = None if columns.mtime is None else int(columns.mtime[extent])
+                    check_unchanged(path, os.fstat(fd), int(columns.length[extent]), mtime)
+                finally:
+                    os.close(fd)
+                return
+            if number not in self._open:
+                self._open[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if read_fully(self._open[number], view, offset) < len(view):
+                self._check_unchanged(number, self._open[number])
+                raise source_changed(path, "file", "shorter", "as long as listed")
 
-    def _read_object(self, extent: int, view: memoryview, start: int) -> None:
-        if self._objects is not None:
-            self._objects.read(extent, view)
-            return
-        columns, engine = self._scan.columns, self._scan.objects
-        assert engine is not None
-        path = self._scan.volumes[int(columns.volume[extent])].path
-        outcome = engine.fetch_many([(path, int(columns.offset[extent]) + start, view)])[0]
-        if isinstance(outcome, Failure):
-            raise failed_source(outcome)
-
-    def path(self, extent: int, sample: int) -> str:
-        """The file that holds an extent."""
-        volume = self._scan.volumes[int(self._scan.columns.volume[extent])]
-        if volume.kind != "tree":
-            return volume.path
-        return os.path.join(volume.path, os.fsdecode(self._scan.columns.name(sample)))
-
-    def wrong_crc(self, extent: int, sample: int, computed: int) -> SourceError:
-        """The error for a sample that its own format says is damaged."""
-        columns: Any = self._scan.columns
-        return refused(
-            self.path(extent, sample), f"the checksum of sample "
+    def checked(self, extent: int, sample: int, computed: int) -> int:
+        """An extent's CRC, if the sample's own format does not say another."""
+        columns = self._scan.columns
+        if columns.crc is None or computed == int(columns.crc[extent]):
+            return computed
+        raise refused(
+            self._path(extent, sample), f"the checksum of sample "
             f"{os.fsdecode(columns.name(sample))!r} is {computed:08x}, the file says "
             f"{int(columns.crc[extent]):08x} (offset {int(columns.offset[extent]):,}).",
             "The source is damaged: restore it, or pass on_error='skip'.",
             int(columns.offset[extent]),
         )  # fmt: skip
 
-    def _read_tree_file(self, extent: int, sample: int, view: memoryview, start: int) -> None:
-        columns = self._scan.columns
-        path = self.path(extent, sample)
-        with _translated(path):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                read_fully(fd, view, start)
-                mtime = None if columns.mtime is None else int(columns.mtime[extent])
-                check_unchanged(path, os.fstat(fd), int(columns.length[extent]), mtime)
-            finally:
-                os.close(fd)
+    def _read_object(self, extent: int, path: str, view: memoryview, offset: int) -> None:
+        if not len(view):
+            return
+        if extent in self._spans:
+            begin, data, failure = self._spans[extent]
+            view[:] = data[offset - begin : offset - begin + len(view)]
+        else:
+            assert self._scan.objects is not None
+            outcome = self._scan.objects.fetch_many([(path, offset, view)])[0]
+            failure = outcome if isinstance(outcome, Failure) else None
+        if failure is not None:  # as what packing and indexing can skip or raise
+            error = failure.to_error()
+            changed = failure.fault.kind in ("changed", "missing")
+            raise (SourceChanged if changed else SourceError)(
+                error.message, path=error.path, offset_bytes=error.offset_bytes,
+                next_step=error.next_step,
+            )  # fmt: skip
+
+    def _path(self, extent: int, sample: int) -> str:
+        """The file that holds an extent."""
+        volume = self._scan.volumes[int(self._scan.columns.volume[extent])]
+        if volume.kind != "tree":
+            return volume.path
+        return os.path.join(volume.path, os.fsdecode(self._scan.columns.name(sample)))
+
+    def _check_unchanged(self, number: int, fd: int) -> None:
+        volume = self._scan.volumes[number]
+        check_unchanged(volume.path, os.fstat(fd), volume.bytes or 0, volume.mtime_ns)
 
 
 @contextlib.contextmanager
@@ -352,60 +365,3 @@ def neighbours(
         end = max(end, stop)
     if len(order):
         yield order[first:], starts[first], end
-
-
-class ObjectExtents:
-    """What was fetched of one batch's extents."""
-
-    def __init__(self, scan: Scan, first: int, last: int) -> None:
-        self._scan = scan
-        self._first = first
-        self._place = np.zeros(last - first, np.int64)
-        self._failures: dict[int, Failure] = {}
-        self._spans: list[tuple[int, int, memoryview]] = []
-        columns = scan.columns
-        volume, offset, length = (
-            column[first:last].astype(np.int64)
-            for column in (columns.volume, columns.offset, columns.length)
-        )
-        runs = neighbours(volume, offset, length, gap_bytes=GAP_BYTES, span_bytes=RANGE_BYTES)
-        for number, (run, begin, end) in enumerate(runs):
-            self._place[run] = number
-            self._spans.append((int(volume[run[0]]), begin, memoryview(bytearray(end - begin))))
-        self._fetch()
-
-    def read(self, extent: int, view: memoryview) -> None:
-        """Copies one extent.
-
-        Raises:
-            SourceError: its range could not be read.
-        """
-        place = int(self._place[extent - self._first])
-        failure = self._failures.get(place)
-        if failure is not None:
-            raise failed_source(failure)
-        _, begin, data = self._spans[place]
-        start = int(self._scan.columns.offset[extent]) - begin
-        view[:] = data[start : start + len(view)]
-
-    def _fetch(self) -> None:
-        engine: Any = self._scan.objects
-        wanted = [place for place, (_, _, data) in enumerate(self._spans) if len(data)]
-        outcomes: list[Found | Failure] = engine.fetch_many(
-            [
-                (self._scan.volumes[v].path, begin, data)
-                for v, begin, data in (self._spans[place] for place in wanted)
-            ]
-        )
-        for place, outcome in zip(wanted, outcomes, strict=True):
-            if isinstance(outcome, Failure):
-                self._failures[place] = outcome
-
-
-def failed_source(failure: Failure) -> SourceError:
-    """A failed read as what packing and indexing can skip or raise."""
-    error = failure.to_error()
-    kind = SourceChanged if failure.fault.kind in ("changed", "missing") else SourceError
-    return kind(
-        error.message, path=error.path, offset_bytes=error.offset_bytes, next_step=error.next_step
-    )

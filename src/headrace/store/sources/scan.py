@@ -100,6 +100,11 @@ class Problem:
     reason: str
     offset_bytes: int | None = None
 
+    @staticmethod
+    def of(error: SourceError) -> Problem:
+        """What an error says, for a report."""
+        return Problem(error.path or "", error.message, error.offset_bytes)
+
     def __str__(self) -> str:
         where = "" if self.offset_bytes is None else f" (offset {self.offset_bytes:,})"
         return f"{self.path}{where}: {self.reason}"
