@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
 from headrace.cluster.launch.place import REQUEUE_EXIT, machine_gpus
@@ -34,6 +35,9 @@ from headrace.cluster.processes import (
     start_time,
 )
 from headrace.errors import ClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # -- the schedule --------------------------------------------------------------------------------------
 
@@ -193,6 +197,7 @@ LEFT_BEHIND_S = 2.0
 
 _WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _LOOK_S = 1.0
+_NEVER = float("inf")
 
 
 def main() -> None:
@@ -208,218 +213,150 @@ def main() -> None:
     if job.tasks[task].keeper != os.getpid():
         return  # whoever started this process was killed before that was written
     try:
-        Keeper(folder, job, task).run()
+        _keep(folder, job, task)
     finally:
         schedule(folder)
 
 
-def node_names(nodes: int) -> tuple[str, ...]:
-    """This machine's name, or those of nodes that are simulated."""
-    return (socket.gethostname(),) if nodes == 1 else tuple(f"local{i}" for i in range(nodes))
+def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
+    """Return when nothing of the task is left, and its state says how it ended."""
 
-
-class Keeper:
-    """Of one task, from its start to its end."""
-
-    def __init__(self, folder: JobsFolder, job: LocalJob, task: int | None) -> None:
-        self.folder = folder
-        self.job = job
-        self.task = task
-        self.state = job.tasks[task]
-        self._script = 0
-        self._status: int | None = None
-        self._ending = ""
-        kill_wait = os.environ.get(KILL_WAIT_VARIABLE, "")
-        is_number = kill_wait.replace(".", "", 1).isdigit()
-        self._kill_wait_s = float(kill_wait) if is_number else KILL_WAIT_S
-        self._kill_at = float("inf")
-        limit = job.request.time_s
-        self._end_at = float("inf") if limit is None else time.monotonic() + limit
-        self._warn_at = float("inf")
-        if job.request.warn_signal and limit is not None:
-            self._warn_at = self._end_at - job.request.warn_s
-
-    def run(self) -> None:
-        """Return when nothing of it is left, and the state says how it ended."""
-        default = "slurm-%j.out" if self.task is None else "slurm-%A_%a.out"
-        output = self._path(self.job.request.output or default)
-        self._update(output=str(output))
-        try:
-            self._start(output)
-        except OSError as e:
-            where = e.filename or self.job.script
-            self._finish(JobState.FAILED, f"{where}: {e.strerror}", 127)
-            return
-        self._watch()
-        self._finish(*self._outcome())
-
-    def _update(self, **fields: object) -> None:
+    def update(**fields: object) -> None:
         """Write how far the task is; others may have changed its neighbours, and asked something of it."""
-        with self.folder.locked():
-            job = LocalJob.load(self.job.folder)
-            self.state = job.tasks[self.task]
+        with folder.locked():
+            latest = LocalJob.load(job.folder)
+            state = latest.tasks[task]
             for name, value in fields.items():
-                setattr(self.state, name, value)
-            if self.state.state == JobState.PENDING and self.state.asked == "cancel":
-                self.state.state, self.state.ended_s = JobState.CANCELLED, time.time()
-            job.save()
+                setattr(state, name, value)
+            if state.state == JobState.PENDING and state.asked == "cancel":
+                state.state, state.ended_s = JobState.CANCELLED, time.time()
+            latest.save()
 
-    # -- starting ----------------------------------------------------------------------------------
-
-    def _path(self, pattern: str) -> Path:
-        job = self.job
-        facts = pattern_facts(
-            str(job.number), job.name, job.user, array_id=str(job.number), task=self.task,
-            node=node_names(job.request.nodes)[0],
+    facts = pattern_facts(
+        str(job.number), job.name, job.user, array_id=str(job.number), task=task,
+        node=node_names(job.request.nodes)[0],
+    )  # fmt: skip
+    where = lambda pattern: Path(job.directory, fill_pattern(pattern, facts))  # noqa: E731
+    output = where(job.request.output or ("slurm-%j.out" if task is None else "slurm-%A_%a.out"))
+    update(output=str(output))
+    try:
+        script = _start_script(job, task, where, output)
+    except OSError as e:
+        reason = f"{e.filename or job.script}: {e.strerror}"
+        update(
+            state=JobState.FAILED, reason=reason, exit_code=127, signal=None, ended_s=time.time()
+        )
+        return
+    update(script=script)
+    ending, status = _watch(job, task, script)
+    code = os.waitstatus_to_exitcode(status)
+    exit_code, number = (code, None) if code >= 0 else (None, -code)
+    state, reason = JobState.COMPLETED, ""
+    if ending == "cancel":
+        state = JobState.CANCELLED
+    elif ending == "timeout":
+        state, reason = JobState.TIMEOUT, "TimeLimit"
+    elif ending == "requeue" or (exit_code == REQUEUE_EXIT and job.request.requeue):
+        update(
+            state=JobState.PENDING, reason="requeued", exit_code=None, signal=None, started_s=None,
+            restarts=job.tasks[task].restarts + 1,
         )  # fmt: skip
-        return Path(job.directory, fill_pattern(pattern, facts))
+        return
+    elif code:
+        state, reason = JobState.FAILED, "NonZeroExitCode" if code > 0 else "RaisedSignal"
+    update(state=state, reason=reason, exit_code=exit_code, signal=number, ended_s=time.time())
 
-    def _start(self, output: Path) -> None:
-        request, flags = self.job.request, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        flags |= os.O_APPEND if request.append else os.O_TRUNC | os.O_APPEND
-        with contextlib.ExitStack() as opened:
 
-            def keep(path: Path | str, flags: int) -> int:
-                fd = os.open(path, flags, 0o666)
-                opened.callback(os.close, fd)
-                return fd
+def _start_script(
+    job: LocalJob, task: int | None, where: Callable[[str], Path], output: Path
+) -> int:
+    request = job.request
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if request.append else os.O_TRUNC)
+    with contextlib.ExitStack() as opened:
 
-            given = keep(self._path(request.input) if request.input else os.devnull, os.O_RDONLY)
-            out = keep(output, flags)
-            err = keep(self._path(request.error), flags) if request.error else out
-            # The script, not the keeper, may be signalled, and dies with the keeper.
-            process = subprocess.Popen(  # noqa: S603 - the user's script
-                [str(self.job.script), *self.job.arguments],
-                stdin=given, stdout=out, stderr=err, cwd=self.job.directory, env=self._environment(),
-                start_new_session=True, preexec_fn=_in_the_child,  # noqa: PLW1509 - one thread
-            )  # fmt: skip
-        self._script = process.pid
-        self._update(script=process.pid)
-        process.returncode = 0  # it is waited for here, with all that it leaves behind
+        def keep(path: Path | str, flags: int) -> int:
+            fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            opened.callback(os.close, fd)
+            return fd
 
-    def _environment(self) -> dict[str, str]:
-        job, task, request = self.job, self.task, self.job.request
-        given = {k: v for k, v in job.environment.items() if not k.startswith("HEADRACE_JOB_")}
-        given |= {KEY_VARIABLE: job.task_key(task)} | job_variables(
-            job.task_id(task), job.name, compress_hosts(node_names(request.nodes)),
-            gpus_per_node=request.gpus_per_node, tasks_per_node=request.tasks_per_node,
-            cpus_per_task=request.cpus_per_task, directory=job.directory,
-            restarts=self.state.restarts, requeue=request.requeue,
+        given = keep(where(request.input) if request.input else os.devnull, os.O_RDONLY)
+        out = keep(output, flags)
+        err = keep(where(request.error), flags) if request.error else out
+        # The script, not the keeper, may be signalled, and dies with the keeper.
+        process = subprocess.Popen(  # noqa: S603 - the user's script
+            [str(job.script), *job.arguments],
+            stdin=given, stdout=out, stderr=err, cwd=job.directory, env=_environment(job, task),
+            start_new_session=True, preexec_fn=_in_the_child,  # noqa: PLW1509 - one thread
         )  # fmt: skip
-        if request.time_s is not None:
-            given["HEADRACE_JOB_END_S"] = f"{time.time() + request.time_s:.3f}"
-        if self.state.gpus:
-            given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self.state.gpus))
-        if task is not None:
-            numbers = request.tasks or ()
-            array = {
-                "JOB_ID": job.number, "TASK_ID": task, "TASK_COUNT": len(numbers),
-                "TASK_MIN": min(numbers), "TASK_MAX": max(numbers),
-            }  # fmt: skip
-            # Scripts are written for Slurm's; nothing takes them alone for a sign of it.
-            for name, value in array.items():
-                given[f"HEADRACE_JOB_ARRAY_{name}"] = given[f"SLURM_ARRAY_{name}"] = str(value)
-        return given
-
-    # -- watching ----------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        while True:
-            if (status := reap().get(self._script)) is not None:
-                self._status = status
-            now = time.monotonic()
-            if self._status is not None and not self._ending:
-                self._end("over", LEFT_BEHIND_S)
-            left = _processes()
-            if self._status is not None and not left:
-                return
-            if self._ending:
-                if now >= self._kill_at:
-                    for pid, began in left.items():
-                        send(pid, began, signal.SIGKILL)
-            elif why := self._asked() or ("timeout" if now >= self._end_at else ""):
-                self._end(why, self._kill_wait_s)
-            elif now >= self._warn_at:
-                self._warn(left)
-            now = time.monotonic()
-            pause = now + (0.02 if self._ending else _LOOK_S)
-            until = min(pause, self._end_at, self._warn_at, self._kill_at)
-            signal.sigtimedwait(_WATCHED, max(0.005, until - now))
-
-    def _asked(self) -> str:
-        with contextlib.suppress(OSError, ClusterError):
-            return LocalJob.load(self.job.folder).tasks[self.task].asked
-        return ""
-
-    def _end(self, why: str, wait_s: float) -> None:
-        self._ending = why
-        self._kill_at = time.monotonic() + wait_s
-        self._end_at = self._warn_at = float("inf")
-        for pid, began in _processes().items():
-            send(pid, began, signal.SIGCONT)
-            send(pid, began, signal.SIGTERM)
-
-    def _warn(self, left: dict[int, int]) -> None:
-        """As Slurm: the script alone, or all but the script."""
-        self._warn_at = float("inf")
-        for pid, began in left.items():
-            if (pid == self._script) == self.job.request.warn_script:
-                send(pid, began, self.job.request.warn_signal)
-
-    # -- the end -----------------------------------------------------------------------------------
-
-    def _outcome(self) -> tuple[JobState, str, int | None, int | None]:
-        """State, reason, exit code and signal."""
-        assert self._status is not None
-        code = os.waitstatus_to_exitcode(self._status)
-        exit_code, number = (code, None) if code >= 0 else (None, -code)
-        if self._ending == "cancel":
-            return JobState.CANCELLED, "", exit_code, number
-        if self._ending == "timeout":
-            return JobState.TIMEOUT, "TimeLimit", exit_code, number
-        asks = exit_code == REQUEUE_EXIT and self.job.request.requeue
-        if self._ending == "requeue" or asks:
-            return JobState.PENDING, "requeued", None, None
-        if code == 0:
-            return JobState.COMPLETED, "", 0, None
-        reason = "NonZeroExitCode" if number is None else "RaisedSignal"
-        return JobState.FAILED, reason, exit_code, number
-
-    def _finish(
-        self, state: JobState, reason: str, exit_code: int | None, number: int | None = None
-    ) -> None:
-        ended: dict[str, object] = {"ended_s": time.time()}
-        if state == JobState.PENDING:
-            ended = {"restarts": self.state.restarts + 1, "started_s": None}
-        self._update(state=state, reason=reason, exit_code=exit_code, signal=number, **ended)
+    process.returncode = 0  # it is waited for here, with all that it leaves behind
+    return process.pid
 
 
-def job_variables(
-    job_id: str,
-    name: str,
-    nodes: str,
-    *,
-    gpus_per_node: int,
-    tasks_per_node: int,
-    cpus_per_task: int,
-    directory: str,
-    restarts: int = 0,
-    requeue: bool = False,
-) -> dict[str, str]:
-    """By which a process is told of its job on this machine."""
-    return {
-        "HEADRACE_JOB_ID": job_id,
-        "HEADRACE_JOB_NAME": name,
-        "HEADRACE_JOB_NODES": nodes,
-        "HEADRACE_JOB_NODE_INDEX": "0",
-        "HEADRACE_JOB_GPUS_PER_NODE": str(gpus_per_node),
-        "HEADRACE_JOB_TASKS_PER_NODE": str(tasks_per_node),
-        "HEADRACE_JOB_CPUS_PER_TASK": str(cpus_per_task),
-        "HEADRACE_JOB_CPUS_PER_NODE": str(cpus_per_task * tasks_per_node),
-        "HEADRACE_JOB_RESTARTS": str(restarts),
-        "HEADRACE_JOB_REQUEUE": str(int(requeue)),
-        "HEADRACE_JOB_DIRECTORY": directory,
-    }
+def _environment(job: LocalJob, task: int | None) -> dict[str, str]:
+    request, state = job.request, job.tasks[task]
+    given = {k: v for k, v in job.environment.items() if not k.startswith("HEADRACE_JOB_")}
+    given |= {KEY_VARIABLE: job.task_key(task)} | job_variables(
+        job.task_id(task), job.name, compress_hosts(node_names(request.nodes)),
+        gpus_per_node=request.gpus_per_node, tasks_per_node=request.tasks_per_node,
+        cpus_per_task=request.cpus_per_task, directory=job.directory,
+        restarts=state.restarts, requeue=request.requeue,
+    )  # fmt: skip
+    if request.time_s is not None:
+        given["HEADRACE_JOB_END_S"] = f"{time.time() + request.time_s:.3f}"
+    if state.gpus:
+        given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, state.gpus))
+    if task is not None:
+        numbers = request.tasks or ()
+        array = {
+            "JOB_ID": job.number, "TASK_ID": task, "TASK_COUNT": len(numbers),
+            "TASK_MIN": min(numbers), "TASK_MAX": max(numbers),
+        }  # fmt: skip
+        # Scripts are written for Slurm's; nothing takes them alone for a sign of it.
+        for name, value in array.items():
+            given[f"HEADRACE_JOB_ARRAY_{name}"] = given[f"SLURM_ARRAY_{name}"] = str(value)
+    return given
+
+
+def _watch(job: LocalJob, task: int | None, script: int) -> tuple[str, int]:  # noqa: C901 - one loop
+    """Wait until the script and all that it started have ended: why it was ended, and its status."""
+    request, kill_wait = job.request, os.environ.get(KILL_WAIT_VARIABLE, "")
+    is_number = kill_wait.replace(".", "", 1).isdigit()
+    kill_wait_s = float(kill_wait) if is_number else KILL_WAIT_S
+    end_at = time.monotonic() + (_NEVER if request.time_s is None else request.time_s)
+    warn_at = end_at - request.warn_s if request.warn_signal else _NEVER
+    kill_at, ending, status = _NEVER, "", None
+    while True:
+        status = reap().get(script, status)
+        left, now = descendants(except_for=_is_keeper), time.monotonic()
+        if status is not None and not left:
+            return ending, status
+        if ending:
+            if now >= kill_at:
+                for pid, began in left.items():
+                    send(pid, began, signal.SIGKILL)
+        elif why := _why_end(job, task, over=status is not None, late=now >= end_at):
+            ending, kill_at = why, now + (LEFT_BEHIND_S if why == "over" else kill_wait_s)
+            end_at = warn_at = _NEVER
+            for pid, began in left.items():
+                send(pid, began, signal.SIGCONT)
+                send(pid, began, signal.SIGTERM)
+        elif now >= warn_at:  # as Slurm: the script alone, or all but the script
+            warn_at = _NEVER
+            for pid, began in left.items():
+                if (pid == script) == request.warn_script:
+                    send(pid, began, request.warn_signal)
+        pause_s = min(0.02 if ending else _LOOK_S, min(end_at, warn_at, kill_at) - time.monotonic())
+        signal.sigtimedwait(_WATCHED, max(0.005, pause_s))
+
+
+def _why_end(job: LocalJob, task: int | None, *, over: bool, late: bool) -> str:
+    """Why the task's processes are to be ended now; "" while they are not."""
+    if over:
+        return "over"
+    with contextlib.suppress(OSError, ClusterError):
+        if asked := LocalJob.load(job.folder).tasks[task].asked:
+            return asked
+    return "timeout" if late else ""
 
 
 def _in_the_child() -> None:
@@ -427,13 +364,33 @@ def _in_the_child() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
 
 
-def _processes() -> dict[int, int]:
-    """All that the script started and left, without other jobs' keepers and what is below those."""
-    return descendants(except_for=_is_keeper)
-
-
 def _is_keeper(pid: int) -> bool:
+    """Another job's, whose processes are not this one's."""
     try:
         return KEEPER_MARK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+# -- what a process is told of its job -----------------------------------------------------------------
+
+
+def node_names(nodes: int) -> tuple[str, ...]:
+    """This machine's name, or those of nodes that are simulated."""
+    return (socket.gethostname(),) if nodes == 1 else tuple(f"local{i}" for i in range(nodes))
+
+
+def job_variables(
+    job_id: str, name: str, nodes: str, *, gpus_per_node: int, tasks_per_node: int, cpus_per_task: int,
+    directory: str, restarts: int = 0, requeue: bool = False,
+) -> dict[str, str]:  # fmt: skip
+    """By which a process is told of its job on this machine."""
+    values = {
+        "HEADRACE_JOB_ID": job_id, "HEADRACE_JOB_NAME": name, "HEADRACE_JOB_NODES": nodes,
+        "HEADRACE_JOB_NODE_INDEX": 0, "HEADRACE_JOB_GPUS_PER_NODE": gpus_per_node,
+        "HEADRACE_JOB_TASKS_PER_NODE": tasks_per_node, "HEADRACE_JOB_CPUS_PER_TASK": cpus_per_task,
+        "HEADRACE_JOB_CPUS_PER_NODE": cpus_per_task * tasks_per_node,
+        "HEADRACE_JOB_RESTARTS": restarts, "HEADRACE_JOB_REQUEUE": int(requeue),
+        "HEADRACE_JOB_DIRECTORY": directory,
+    }  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
