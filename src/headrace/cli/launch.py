@@ -7,19 +7,41 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from typer import Argument, Option
 
 from headrace.cli import exit_codes
-from headrace.cli.options import QuietOutput
+from headrace.cli.options import Group, QuietOutput
 from headrace.cli.printing import Output, plain
+from headrace.cluster.launch.plan import LaunchOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.bench.scaling import ScalingRun, ScalingTable
     from headrace.cluster.launch.plan import Launch
+
+
+def _options(*, nodes: str | None, stage: list[str] | None, **values: Any) -> LaunchOptions:
+    return LaunchOptions(nodes=_range(nodes), stage=tuple(stage or ()), **values)
+
+
+def _annotation(name: str, kind: Any, metadata: Mapping[str, Any]) -> Any:
+    """How typer reads a field of `LaunchOptions`."""
+    read = {"nodes": str | None, "stage": list[str] | None, "framework": str}.get(name, kind)
+    flags = (metadata["flag"],) if metadata["flag"] else ()
+    return Annotated[read, Option(*flags, **{k: v for k, v in metadata.items() if k != "flag"})]
+
+
+_KINDS = get_type_hints(LaunchOptions)
+_OPTIONS = Group(
+    _options,
+    {f.name: f.default or None for f in fields(LaunchOptions)},
+    **{f.name: _annotation(f.name, _KINDS[f.name], f.metadata) for f in fields(LaunchOptions)},
+)
 
 
 def launch(
@@ -29,43 +51,7 @@ def launch(
         help="A script, `-m MODULE` (after --), or a program.",
     ),
     *,
-    nodes: str | None = Option(
-        None, metavar="MIN-MAX", help="Go on with MIN nodes when others are lost. Default: requeue."
-    ),
-    gpus: int | None = Option(None, min=1, help="GPUs in all. Default: all that the job has."),
-    framework: str = Option(
-        "torch", help="What the ranks expect: torch, tensorflow, jax, mpi, plain."
-    ),
-    ranks_per_node: int | None = Option(
-        None, min=1, help="Processes per node. Default: one per GPU, or the job's tasks."
-    ),
-    stage: list[str] | None = Option(
-        None, metavar="SRC", help="Copy this onto the nodes' disks: headrace://job."
-    ),
-    local: str | None = Option(
-        None, help="Folder on the local disks. Default: Slurm's for the job, TMPDIR, /tmp."
-    ),
-    meet: str | None = Option(
-        None, metavar="FOLDER", help="Seen by all nodes. Default: the current one."
-    ),
-    replicas: int = Option(1, min=1, max=2, help="Nodes that hold each staged sample."),
-    daemon: bool = Option(True, help="A node daemon on each node."),
-    agent: bool = Option(True, help="The telemetry agent on each node."),
-    stop_before: float = Option(
-        120.0, metavar="SECONDS", help="Save and leave so long before the time limit."
-    ),
-    grace: float = Option(25.0, metavar="SECONDS", help="Time to save and leave after SIGTERM."),
-    connect_wait: float = Option(120.0, metavar="SECONDS", help="How long to wait for the nodes."),
-    stage_wait: float = Option(
-        600.0, metavar="SECONDS", help="How long staging may take to begin."
-    ),
-    silence: float = Option(30.0, metavar="SECONDS", help="A node silent for so long is lost."),
-    requeue: bool = Option(
-        True, help="Start the job again after SIGUSR1, near its limit, or without a lost node."
-    ),
-    manifest: str | None = Option(
-        None, metavar="FILE", help="Of the run. Default: headrace-runs/JOB-RESTARTS.json."
-    ),
+    options: Annotated[Any, _OPTIONS],
     dry_run: bool = Option(
         False, "--dry-run", help="Print what would run, and why; start nothing."
     ),
@@ -80,14 +66,8 @@ def launch(
     has the job requeued in time, and ends exactly what it started.
     """
     from headrace.cluster.launch.place import JobPlace
-    from headrace.cluster.launch.plan import Launch, LaunchOptions, preview
+    from headrace.cluster.launch.plan import Launch, preview
 
-    options = LaunchOptions(
-        framework=framework, gpus=gpus, ranks_per_node=ranks_per_node, stage=tuple(stage or ()),  # type: ignore[arg-type]
-        nodes=_range(nodes), local=local, meet=meet, replicas=replicas, daemon=daemon, agent=agent,
-        stop_before_s=stop_before, grace_s=grace, connect_s=connect_wait, stage_s=stage_wait,
-        silence_s=silence, requeue=requeue, manifest=manifest,
-    )  # fmt: skip
     launched = Launch.of(JobPlace.here(), options, command)
     if not dry_run:
         return _run_job(launched, report, quiet=quiet)

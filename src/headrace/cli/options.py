@@ -26,11 +26,15 @@ class Group:
 
     Args:
         make: takes them by name and returns the parameter's value.
-        options: annotations by name; flags are False by default, others None.
+        defaults: by name; where none is given, flags are False and others None.
+        options: annotations by name.
     """
 
-    def __init__(self, make: Callable[..., Any], **options: Any) -> None:
+    def __init__(
+        self, make: Callable[..., Any], defaults: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
         self.make = make
+        self.defaults = defaults or {}
         self.options: Mapping[str, Any] = options
 
     def parameters(self) -> list[inspect.Parameter]:
@@ -40,7 +44,7 @@ class Group:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 annotation=annotation,
-                default=False if get_args(annotation)[0] is bool else None,
+                default=self.defaults.get(name, False if get_args(annotation)[0] is bool else None),
             )
             for name, annotation in self.options.items()
         ]

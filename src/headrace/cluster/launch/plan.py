@@ -11,9 +11,9 @@ import os
 import shlex
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from headrace.cluster.launch import rank_start
 from headrace.errors import LaunchError
@@ -30,61 +30,49 @@ Framework = Literal["torch", "tensorflow", "jax", "mpi", "plain"]
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 
 
+def _option(default: Any, text: str, flag: str = "", **shown: Any) -> Any:
+    """A field with its flag of `headrace launch` (by default its name), its help and typer's settings."""
+    return field(default=default, metadata={"flag": flag, "help": text, **shown})
+
+
+_SECONDS: Final = {"metavar": "SECONDS"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """How a program is launched."""
+    """How a program is launched. `headrace launch` takes its options and their help from here.
 
-    framework: Framework = "torch"
-    """What its ranks expect of their environment, and who starts them."""
+    With TensorFlow and JAX a node has one rank by default: their processes drive several GPUs each.
+    """
 
-    nodes: tuple[int, int] | None = None
-    """The fewest and the most nodes that take part; None: all, and a job that loses one is requeued."""
-
-    gpus: int | None = None
-    """GPUs in all; None: all that the job has."""
-
-    ranks_per_node: int | None = None
-    """Processes on each node; None: one for each GPU, or as many tasks as were asked for. One with
-    TensorFlow and JAX, whose processes drive several GPUs each."""
-
-    stage: tuple[str, ...] = ()
-    """What is copied onto the nodes' local disks: a source as `headrace stage` takes it."""
-
-    local: str | None = None
-    """A folder on each node's local disk; None: $SLURM_TMPDIR, $TMPDIR or /tmp."""
-
-    meet: str | None = None
-    """A folder that all nodes see; None: one in the current folder, removed at the end."""
-
-    replicas: int = 1
-    """Nodes that hold each staged sample: with 2 a lost node's share is still near."""
-
-    daemon: bool = True
-    """Start a node daemon on each node, for loaders with `plane="node"`."""
-
-    agent: bool = True
-    """Start the telemetry agent on each node, where there is one."""
-
-    stop_before_s: float = 120.0
-    """How long before the job's time limit ranks are asked to save and leave."""
-
-    grace_s: float = 25.0
-    """How long they have, once asked. Slurm's KillWait is 30 s by default."""
-
-    connect_s: float = 120.0
-    """How long to wait for the nodes."""
-
-    stage_s: float = 600.0
-    """How long to wait until staging has begun on all nodes (its copying goes on meanwhile)."""
-
-    silence_s: float = 30.0
-    """A node that says nothing for so long is lost."""
-
-    requeue: bool = True
-    """Ask the scheduler to start the job again when its ranks were stopped for a signal or the limit."""
-
-    manifest: str | None = None
-    """Where the run's manifest goes; None: headrace-runs/JOB-RESTARTS.json."""
+    # fmt: off
+    nodes: tuple[int, int] | None = _option(None,
+        "Go on with MIN nodes when others are lost. Default: requeue.", metavar="MIN-MAX")
+    gpus: int | None = _option(None, "GPUs in all. Default: all that the job has.", min=1)
+    framework: Framework = _option("torch",  # noqa: RUF009 - a field
+        "What the ranks expect: torch, tensorflow, jax, mpi, plain.")
+    ranks_per_node: int | None = _option(None,
+        "Processes per node. Default: one per GPU, or the job's tasks.", min=1)
+    stage: tuple[str, ...] = _option((), "Copy this onto the nodes' disks: headrace://job.", metavar="SRC")
+    local: str | None = _option(None,
+        "Folder on the local disks. Default: Slurm's for the job, TMPDIR, /tmp.")
+    meet: str | None = _option(None, "Seen by all nodes. Default: the current one.", metavar="FOLDER")
+    replicas: int = _option(1, "Nodes that hold each staged sample.", min=1, max=2)
+    daemon: bool = _option(True, "A node daemon on each node.")
+    agent: bool = _option(True, "The telemetry agent on each node.")
+    stop_before_s: float = _option(120.0, "Save and leave so long before the time limit.", "--stop-before",
+        **_SECONDS)
+    # Slurm's KillWait is 30 s by default.
+    grace_s: float = _option(25.0, "Time to save and leave after SIGTERM.", "--grace", **_SECONDS)
+    connect_s: float = _option(120.0, "How long to wait for the nodes.", "--connect-wait", **_SECONDS)
+    # Its copying goes on beside the ranks.
+    stage_s: float = _option(600.0, "How long staging may take to begin.", "--stage-wait", **_SECONDS)
+    silence_s: float = _option(30.0, "A node silent for so long is lost.", "--silence", **_SECONDS)
+    requeue: bool = _option(True,
+        "Start the job again after SIGUSR1, near its limit, or without a lost node.")
+    manifest: str | None = _option(None, "Of the run. Default: headrace-runs/JOB-RESTARTS.json.",
+        metavar="FILE")
+    # fmt: on
 
     def __post_init__(self) -> None:
         if self.framework not in FRAMEWORKS:
