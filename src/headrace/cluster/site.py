@@ -1,6 +1,7 @@
 """Site: what is special about one cluster, in one YAML file. All else comes from Slurm.
 
-`KEYS` names every key once: reading, its errors, and the file that `headrace cluster init` writes come from it.
+Each key is a field, declared once: reading, its errors, and the file that `headrace cluster init` writes come
+from that.
 """
 
 from __future__ import annotations
@@ -9,15 +10,15 @@ import difflib
 import json
 import os
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.cluster.notation import compress_hosts, memory_mib, read_minutes, time_text
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from headrace.cluster.snapshot import ClusterSnapshot, Node
 
@@ -25,13 +26,8 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class SiteKey:
-    """One key of the file.
-
-    Attributes:
-        read: makes its value, or raises ValueError.
-    """
+class SiteKey(NamedTuple):
+    """One key of the file; `read` makes its value, or raises ValueError."""
 
     path: str
     read: Callable[[Any], Any]
@@ -86,92 +82,88 @@ def _version(value: Any) -> int:
     return VERSION
 
 
-PARTITION_KEYS: Final = (
-    SiteKey("cpus_per_gpu", _count, "CPUs per GPU where nobody says otherwise.", "16"),
-    SiteKey("cpus_per_gpu_max", _count, "More per GPU are refused.", "40"),
-    SiteKey("memory_per_gpu", _memory, "Memory per GPU where nobody says otherwise.", "60G"),
-    SiteKey("time", _time, "Time limit where nobody says otherwise.", '"4:00:00"'),
-    SiteKey("time_max", _time, "Longer limits are cut to it, with a warning.", '"24:00:00"'),
-)
-"""Of all partitions at the top, and of one below `partitions.NAME`."""
-
-KEYS: Final = (
-    SiteKey("version", _version, "Of this file's format.", "1"),
-    SiteKey("cluster", _text, "The file is for this cluster; a remark says so on another.", "hal"),
-    SiteKey("gpu_partition", _text, "Where jobs with GPUs go that name no partition.", "gpu"),
-    SiteKey("cpu_partition", _text, "Where jobs without GPUs go that name no partition.", "cpu"),
-    SiteKey("short_partition", _text, "Where jobs with GPUs go that are short enough.", "debug"),
-    SiteKey("short_time", _time, "How long those are at most.", '"4:00:00"'),
-    *PARTITION_KEYS,
-    SiteKey("gpus_max", _count, "More GPUs in one job are refused.", "64"),
-    SiteKey("mini_cpus", _count, "CPUs of cpu_mini.", "8"),
-    SiteKey("account", _text, "Charged where nobody says otherwise.", "abc-123"),
-    SiteKey("qos", _text, "Quality of service where nobody says otherwise.", "normal"),
-    SiteKey("containers.runtime", _runtime, "apptainer, pyxis (enroot inside srun) or enroot.", "apptainer"),
-    SiteKey("containers.registry", _text,
-        "Folder of images by name; CONTAINER_REGISTRY variables win.", "/opt/images"),
-    SiteKey("containers.mounts", _texts,
-        "Host folders that containers see, HOST[:INSIDE[:ro]].", "[/data, /scratch]"),
-    SiteKey("modules.setup", _texts, "Files to source before `module` works.", "[/etc/profile.d/modules.sh]"),
-    SiteKey("modules.load", _texts, "Loaded in every job that loads any.", "[slurm]"),
-    SiteKey("conda.setup", _text,
-        "The file conda.sh, sourced before `conda activate`.", "/opt/conda/etc/profile.d/conda.sh"),
-)  # fmt: skip
+def _key(read: Callable[[Any], Any], text: str, example: str, default: Any = "") -> Any:
+    """A field that is a key of the file."""
+    return field(default=default, metadata={"read": read, "help": text, "example": example})
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSite:
     """What holds in one partition, or in all; times in minutes, memory in MiB."""
 
-    cpus_per_gpu: int | None = None
-    cpus_per_gpu_max: int | None = None
-    memory_per_gpu: int | None = None
-    time: int | None = None
-    time_max: int | None = None
+    # fmt: off
+    cpus_per_gpu: int | None = _key(_count, "CPUs per GPU where nobody says otherwise.", "16", None)
+    cpus_per_gpu_max: int | None = _key(_count, "More per GPU are refused.", "40", None)
+    memory_per_gpu: int | None = _key(_memory, "Memory per GPU where nobody says otherwise.", "60G", None)
+    time: int | None = _key(_time, "Time limit where nobody says otherwise.", '"4:00:00"', None)
+    time_max: int | None = _key(_time, "Longer limits are cut to it, with a warning.", '"24:00:00"', None)
+    # fmt: on
 
     def over(self, other: PartitionSite) -> PartitionSite:
         """What this one says, and where it says nothing, the other."""
-        names = self.__slots__
-        return PartitionSite(
-            **{n: getattr(other if getattr(self, n) is None else self, n) for n in names}
-        )
+        given = {n: value for n in self.__slots__ if (value := getattr(self, n)) is not None}
+        return replace(other, **given)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
     """What a site's word for a kind of nodes stands for: a constraint, or a partition."""
 
-    constraint: str = ""
-    partition: str = ""
+    constraint: str = _key(_text, "Features, as --constraint takes them.", "arm")
+    partition: str = _key(_text, "The partition of such nodes.", "arm")
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A site's file, read; without one, nothing is special. `KEYS` documents each field."""
+    """A site's file, read; without one, nothing is special. `containers_runtime` is `containers.runtime`."""
 
     path: Path | None = None
-    cluster: str = ""
-    gpu_partition: str = ""
-    cpu_partition: str = ""
-    short_partition: str = ""
-    short_time: int | None = None
+    # fmt: off
+    cluster: str = _key(_text, "The file is for this cluster; a remark says so on another.", "hal")
+    gpu_partition: str = _key(_text, "Where jobs with GPUs go that name no partition.", "gpu")
+    cpu_partition: str = _key(_text, "Where jobs without GPUs go that name no partition.", "cpu")
+    short_partition: str = _key(_text, "Where jobs with GPUs go that are short enough.", "debug")
+    short_time: int | None = _key(_time, "How long those are at most.", '"4:00:00"', None)
     everywhere: PartitionSite = PartitionSite()
     partitions: Mapping[str, PartitionSite] = field(default_factory=dict)
     node_types: Mapping[str, NodeType] = field(default_factory=dict)
-    gpus_max: int | None = None
-    mini_cpus: int = 8
-    account: str = ""
-    qos: str = ""
-    containers_runtime: str = ""
-    containers_registry: str = ""
-    containers_mounts: tuple[str, ...] = ()
-    modules_setup: tuple[str, ...] = ()
-    modules_load: tuple[str, ...] = ()
-    conda_setup: str = ""
+    gpus_max: int | None = _key(_count, "More GPUs in one job are refused.", "64", None)
+    mini_cpus: int = _key(_count, "CPUs of cpu_mini.", "8", 8)
+    account: str = _key(_text, "Charged where nobody says otherwise.", "abc-123")
+    qos: str = _key(_text, "Quality of service where nobody says otherwise.", "normal")
+    containers_runtime: str = _key(_runtime, "apptainer, pyxis (enroot inside srun) or enroot.", "apptainer")
+    containers_registry: str = _key(_text,
+        "Folder of images by name; CONTAINER_REGISTRY variables win.", "/opt/images")
+    containers_mounts: tuple[str, ...] = _key(_texts,
+        "Host folders that containers see, HOST[:INSIDE[:ro]].", "[/data, /scratch]", ())
+    modules_setup: tuple[str, ...] = _key(_texts,
+        "Files to source before `module` works.", "[/etc/profile.d/modules.sh]", ())
+    modules_load: tuple[str, ...] = _key(_texts, "Loaded in every job that loads any.", "[slurm]", ())
+    conda_setup: str = _key(_text,
+        "The file conda.sh, sourced before `conda activate`.", "/opt/conda/etc/profile.d/conda.sh")
+    # fmt: on
 
     def of(self, partition: str) -> PartitionSite:
         """What holds in a partition."""
         return self.partitions.get(partition, PartitionSite()).over(self.everywhere)
+
+
+_GROUPS: Final = ("containers", "modules", "conda")
+
+
+def _keys(kind: type[PartitionSite | NodeType | Site]) -> Iterator[SiteKey]:
+    for each in fields(kind):
+        group, _, rest = each.name.partition("_")
+        if each.name == "everywhere":
+            yield from PARTITION_KEYS
+        elif each.metadata:
+            yield SiteKey(f"{group}.{rest}" if group in _GROUPS else each.name, **each.metadata)
+
+
+PARTITION_KEYS: Final = tuple(_keys(PartitionSite))
+"""Of all partitions at the top, and of one below `partitions.NAME`."""
+
+KEYS: Final = (SiteKey("version", _version, "Of this file's format.", "1"), *_keys(Site))
 
 
 def find_site(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -209,7 +201,7 @@ def read_site(path: Path | None) -> Site:
 def _site(data: Any, path: Path) -> Site:
     tree = _mapping(data, "", path)
     partitions = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS, path)
-    node_types = _named(tree.pop("node_types", None), "node_types", _NODE_TYPE_KEYS, path)
+    node_types = _named(tree.pop("node_types", None), "node_types", tuple(_keys(NodeType)), path)
     keys = _read(tree, KEYS, "", path)
     keys.pop("version", None)
     everywhere = {key.path: keys.pop(key.path) for key in PARTITION_KEYS if key.path in keys}
@@ -219,12 +211,6 @@ def _site(data: Any, path: Path) -> Site:
         node_types={name: NodeType(**values) for name, values in node_types.items()},
         **{name.replace(".", "_"): value for name, value in keys.items()},
     )  # fmt: skip
-
-
-_NODE_TYPE_KEYS: Final = (
-    SiteKey("constraint", _text, "Features, as --constraint takes them.", "arm"),
-    SiteKey("partition", _text, "The partition of such nodes.", "arm"),
-)
 
 
 def _named(
@@ -252,7 +238,7 @@ def _read(
     tree: dict[Any, Any], keys: tuple[SiteKey, ...], prefix: str, path: Path
 ) -> dict[str, Any]:
     """The values of a level, by their keys' paths; groups ("containers") are one level deeper."""
-    groups = {key.path.partition(".")[0] for key in keys if "." in key.path}
+    groups = () if prefix else _GROUPS
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if name in groups:
