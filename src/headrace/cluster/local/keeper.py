@@ -236,7 +236,10 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
         str(job.number), job.name, job.user, array_id=str(job.number), task=task,
         node=node_names(job.request.nodes)[0],
     )  # fmt: skip
-    where = lambda pattern: Path(job.directory, fill_pattern(pattern, facts))  # noqa: E731
+
+    def where(pattern: str) -> Path:
+        return Path(job.directory, fill_pattern(pattern, facts))
+
     output = where(job.request.output or ("slurm-%j.out" if task is None else "slurm-%A_%a.out"))
     update(output=str(output))
     try:

@@ -15,16 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobStatus
-from headrace.cluster.notation import (
-    expand_hosts,
-    gpu_count,
-    job_state,
-    mib,
-    minutes,
-    task_id,
-    unix_seconds,
-)
-from headrace.cluster.slurm.scontrol import known_exit_code, read_config
+from headrace.cluster.notation import gpu_count, mib, minutes, task_id
+from headrace.cluster.slurm.scontrol import job_facts, read_config
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -36,12 +28,13 @@ if TYPE_CHECKING:
 COMPLETED_BYTES_MAX = 64 << 20
 """So much of the end of the list of jobs completed is read."""
 
-FIELDS = (
-    "JobID", "JobIDRaw", "User", "Account", "Partition", "State", "ExitCode", "Submit", "Start", "End",
-    "ElapsedRaw", "TimelimitRaw", "NCPUS", "NNodes", "AllocTRES", "NodeList", "TotalCPU", "MaxRSS", "QOS",
-    "WorkDir", "Restarts", "JobName",
-)  # fmt: skip
-"""Of sacct; the name comes last, as it may hold what separates fields."""
+FIELDS = {
+    "JobID": "JobId", "JobIDRaw": "", "User": "", "Account": "", "Partition": "", "State": "JobState",
+    "ExitCode": "", "Submit": "SubmitTime", "Start": "StartTime", "End": "EndTime", "ElapsedRaw": "",
+    "TimelimitRaw": "TimeLimit", "NCPUS": "ProcCnt", "NNodes": "NodeCnt", "AllocTRES": "Tres",
+    "NodeList": "", "TotalCPU": "", "MaxRSS": "", "QOS": "", "WorkDir": "", "Restarts": "", "JobName": "Name",
+}  # fmt: skip
+"""Of sacct, and what the list of jobs completed calls them. The name is last: it may hold a separator."""
 
 _SINCE_2205 = frozenset({"Restarts"})
 
@@ -142,7 +135,7 @@ def _sacct(
         options.append(f"--user={','.join(users)}" if users else "--allusers")
     if accounts:
         options.append(f"--accounts={','.join(accounts)}")
-    fields: tuple[str, ...] = FIELDS
+    fields = tuple(FIELDS)
     try:
         try:
             text = commands.query("sacct", *options, f"--format={','.join(fields)}")
@@ -165,63 +158,52 @@ def _local(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
 
 
-def read_sacct(text: str, fields: Sequence[str] = FIELDS) -> list[AccountedJob]:
+def read_sacct(text: str, fields: Iterable[str] = FIELDS) -> list[AccountedJob]:
     """Of `sacct --parsable2 --noheader --format=` with these fields, steps included.
 
     A requeued job comes once for each time that it ran: the last one counts, with `restarts`.
     """
-    jobs: dict[str, dict[str, str]] = {}
-    used: dict[str, list[dict[str, str]]] = {}
+    names = [FIELDS[field] or field for field in fields]
+    jobs: dict[str, list[dict[str, str]]] = {}
     times: dict[str, int] = {}
-    for line in text.splitlines():
-        if not line.strip():
-            continue
-        cells = line.split("|", len(fields) - 1)
-        if len(cells) < len(fields):
+    for line in filter(str.strip, text.splitlines()):
+        cells = line.split("|", len(names) - 1)
+        if len(cells) < len(names):
             raise ClusterError(
-                f"sacct says {line[:160]!r}, expected {len(fields)} fields.",
+                f"sacct says {line[:160]!r}, expected {len(names)} fields.",
                 next_step="Please report it with the version (`sacct --version`).",
             )
-        row = dict(zip(fields, cells, strict=True))
-        job_id, step, _ = row["JobID"].partition(".")
+        row = dict(zip(names, cells, strict=True))
+        job_id, step, _ = row["JobId"].partition(".")
         if step:
-            used.setdefault(job_id, []).append(row)
+            jobs.setdefault(job_id, []).append(row)
             continue
-        times[job_id] = times.get(job_id, 0) + 1
-        jobs[job_id] = row
-        used[job_id] = []
+        times[job_id] = times.get(job_id, -1) + 1
+        jobs[job_id] = [row]
     accounted = []
-    for job_id, row in jobs.items():
+    for job_id, repeats in times.items():
+        row, *steps = jobs[job_id]
         try:
-            accounted.append(_accounted(row, used[job_id], times[job_id] - 1))
+            if not row.get("Restarts", "").isdigit():
+                row["Restarts"] = str(repeats)
+            accounted.append(_accounted(row, steps))
         except (KeyError, ValueError) as e:
             raise ClusterError(f"sacct says of job {job_id} what cannot be read: {e!r}.") from e
     return accounted
 
 
-def _accounted(
-    row: dict[str, str], steps: Iterable[dict[str, str]] = (), repeats: int = 0
-) -> AccountedJob:
-    """A job of a row with sacct's names for its fields."""
-    state = job_state(row["State"])
-    exit_text, _, signal_text = row["ExitCode"].partition(":")
-    exit_code, signal = int(exit_text or 0), int(signal_text or 0)
-    started, ended = unix_seconds(row["Start"]), unix_seconds(row["End"])
-    elapsed = max(0.0, ended - started) if started and ended else 0.0
+def _accounted(row: dict[str, str], steps: Iterable[dict[str, str]] = ()) -> AccountedJob:
+    facts = job_facts(row)
+    began, ended = facts["started_s"], facts["ended_s"]
+    elapsed = max(0.0, ended - began) if began and ended else 0.0
     rss = [mib(size) if size[-1].isalpha() else int(size) >> 20
            for step in steps if (size := step.get("MaxRSS"))]  # fmt: skip
-    restarts = row.get("Restarts", "")
     return AccountedJob(
-        job_id=row["JobID"], name=row.get("JobName", ""), state=state,
-        nodes=expand_hosts(row.get("NodeList", "")),
-        exit_code=known_exit_code(state, exit_code, signal), signal=signal or None,
-        restarts=int(restarts) if restarts.isdigit() else repeats,
-        submitted_s=unix_seconds(row.get("Submit", "")), started_s=started, ended_s=ended,
-        user=row.get("User", ""), account=row.get("Account", ""), partition=row.get("Partition", ""),
+        **facts, user=row.get("User", ""), account=row.get("Account", ""), partition=row.get("Partition", ""),
         elapsed_s=float(row["ElapsedRaw"] or 0) if "ElapsedRaw" in row else elapsed,
-        limit_minutes=minutes(row.get("TimelimitRaw", "")), cpu_count=int(row.get("NCPUS") or 0),
-        gpu_count=gpu_count(row.get("AllocTRES", "")) or gpu_count(row.get("Gres", "")),
-        node_count=int(row.get("NNodes") or 0), cpu_s=_cpu_seconds(row.get("TotalCPU", "")),
+        limit_minutes=minutes(row.get("TimeLimit", "")), cpu_count=int(row.get("ProcCnt") or 0),
+        gpu_count=gpu_count(row.get("Tres", "")) or gpu_count(row.get("Gres", "")),
+        node_count=int(row.get("NodeCnt") or 0), cpu_s=_cpu_seconds(row.get("TotalCPU", "")),
         memory_peak_mib=max(rss, default=None),
     )  # fmt: skip
 
@@ -272,21 +254,15 @@ def _completed(commands: Commands) -> list[AccountedJob]:
     return list(read_completed(text.splitlines()))
 
 
-_SACCT_NAMES = {
-    "Name": "JobName", "JobState": "State", "SubmitTime": "Submit", "StartTime": "Start", "EndTime": "End",
-    "TimeLimit": "TimelimitRaw", "ProcCnt": "NCPUS", "NodeCnt": "NNodes", "Tres": "AllocTRES",
-}  # fmt: skip
-"""What sacct calls a field of such a line."""
-
-
 def read_completed(lines: Iterable[str]) -> Iterator[AccountedJob]:
     """Of the lines that jobcomp/filetxt writes. What is no such line, or is being written, is left out."""
     for line in lines:
         # A name may hold blanks: a value ends where the next key begins.
-        parts = _KEY.split(line)[1:]
-        pairs = zip(parts[::2], parts[1::2], strict=True)
-        row = {_SACCT_NAMES.get(key, key): value.strip() for key, value in pairs}
+        parts = [part.strip() for part in _KEY.split(line)[1:]]
+        row = dict(zip(parts[::2], parts[1::2], strict=True))
+        if not row.keys() >= {"StartTime", "EndTime", "ExitCode"}:
+            continue
         with contextlib.suppress(KeyError, ValueError):
-            row["JobID"] = task_id(row["JobId"], row.get("ArrayJobId"), row.get("ArrayTaskId"))
+            row["JobId"] = task_id(row["JobId"], row.get("ArrayJobId"), row.get("ArrayTaskId"))
             row["User"] = row.get("UserId", "").partition("(")[0]
             yield _accounted(row)

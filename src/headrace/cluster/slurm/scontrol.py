@@ -14,7 +14,7 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.cluster.executor import JobState, JobStatus, fill_pattern, pattern_facts
 from headrace.cluster.notation import (
@@ -33,7 +33,7 @@ from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, N
 from headrace.errors import ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from headrace.cluster.notation import Gres
 
@@ -307,23 +307,11 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     first, _, rest = block.partition("\n")
     ids, _, name = first.partition(" JobName=")
     fields = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
+    reason = fields.get("Reason", "").replace("_", " ")
+    fields |= {"Name": name, "NodeList": _line_of(block, "NodeList")}
     try:
-        exit_code, signal = (int(part) for part in fields.get("ExitCode", "0:0").split(":"))
-        state = job_state(fields["JobState"])
-        reason = fields.get("Reason", "").replace("_", " ")
-        status = JobStatus(
-            job_id=fields["JobId"],
-            name=name,
-            state=state,
-            reason="" if reason == "None" else reason,
-            nodes=expand_hosts(_line_of(block, "NodeList")),
-            exit_code=known_exit_code(state, exit_code, signal),
-            signal=signal or None,
-            restarts=int(fields.get("Restarts", 0)),
-            submitted_s=unix_seconds(fields.get("SubmitTime", "")),
-            started_s=unix_seconds(fields.get("StartTime", "")),
-            ended_s=unix_seconds(fields.get("EndTime", "")) if state.is_over else None,
-        )
+        facts = job_facts(fields)
+        status = JobStatus(**facts, reason="" if reason == "None" else reason)
     except (KeyError, ValueError) as e:
         raise _unreadable("job", block, e) from e
     pattern = _line_of(block, "StdOut")
@@ -344,10 +332,22 @@ def _statuses(block: str) -> Iterator[JobStatus]:
         yield dataclasses.replace(status, job_id=f"{array_id}_{task}", output=output)
 
 
-def known_exit_code(state: JobState, exit_code: int, signal: int) -> int | None:
-    """None where Slurm says 0 of a script that did not end by itself."""
+def job_facts(fields: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of `JobStatus`, of what scontrol, sacct or a list of jobs completed says (scontrol's names).
+
+    The exit code is None where Slurm says 0 of a script that did not end by itself.
+    """
+    state = job_state(fields["JobState"])
+    exit_code, signal = (int(part or 0) for part in fields.get("ExitCode", "0:0").split(":"))
     is_known = state.is_over and not signal and (exit_code or state is JobState.COMPLETED)
-    return exit_code if is_known else None
+    return {
+        "job_id": fields["JobId"], "name": fields.get("Name", ""), "state": state,
+        "nodes": expand_hosts(fields.get("NodeList", "")), "exit_code": exit_code if is_known else None,
+        "signal": signal or None, "restarts": int(fields.get("Restarts") or 0),
+        "submitted_s": unix_seconds(fields.get("SubmitTime", "")),
+        "started_s": unix_seconds(fields.get("StartTime", "")),
+        "ended_s": unix_seconds(fields.get("EndTime", "")) if state.is_over else None,
+    }  # fmt: skip
 
 
 def _output_path(
