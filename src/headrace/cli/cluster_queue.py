@@ -145,29 +145,28 @@ class _Screen:
         return Text(_cut(name, room), self.colours.get(name, ""))
 
     def title(self, board: QueueBoard) -> Text:
-        totals = board.totals
-        text = Text(printable(board.cluster) or "cluster", "bold")
-        nodes = f"   {counted(totals.nodes, 'node')}, {count_text(totals.nodes_free)} free"
-        text.append(nodes, "not bold")
-        if totals.nodes_away:
-            text.append(f", {count_text(totals.nodes_away)} away", "not bold red")
-        jobs = f"   {count_text(totals.running)} running, {count_text(totals.waiting)} waiting"
-        return text.append(jobs, "not bold")
+        totals, free = board.totals, count_text(board.totals.nodes_free)
+        away = f", {count_text(totals.nodes_away)} away" if totals.nodes_away else ""
+        return Text.assemble(
+            (printable(board.cluster) or "cluster", "bold"),
+            f"   {counted(totals.nodes, 'node')}, {free} free", (away, "red"),
+            f"   {count_text(totals.running)} running, {count_text(totals.waiting)} waiting",
+        )  # fmt: skip
 
     def gpus(self, totals: QueueTotals) -> Text:
         if not totals.gpus:
             bar = _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
-            text = Text("CPUs ").append_text(bar)
-            return text.append(f" {count_text(totals.cpus_used)} of {count_text(totals.cpus)} used")
-        cells = max(_BAR_CELLS, min(40, self.width - 60))
-        text = Text("GPUs ").append_text(_bar(totals.gpus_used / totals.gpus, cells, "blue"))
-        text.append(f" {count_text(totals.gpus_used)} of {count_text(totals.gpus)} used, ")
-        text.append(f"{count_text(totals.gpus_free)} free", "green" if totals.gpus_free else "red")
-        if totals.gpus_away:
-            text.append(f", {count_text(totals.gpus_away)} away", "red")
-        if totals.gpus_wanted:
-            text.append(f", {count_text(totals.gpus_wanted)} waited for", "yellow")
-        return text
+            used = f" {count_text(totals.cpus_used)} of {count_text(totals.cpus)} used"
+            return Text.assemble("CPUs ", bar, used)
+        bar = _bar(
+            totals.gpus_used / totals.gpus, max(_BAR_CELLS, min(40, self.width - 60)), "blue"
+        )
+        rest = (("away", totals.gpus_away, "red"), ("waited for", totals.gpus_wanted, "yellow"))
+        return Text.assemble(
+            "GPUs ", bar, f" {count_text(totals.gpus_used)} of {count_text(totals.gpus)} used, ",
+            (f"{count_text(totals.gpus_free)} free", "green" if totals.gpus_free else "red"),
+            *((f", {count_text(count)} {what}", style) for what, count, style in rest if count),
+        )  # fmt: skip
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -188,16 +187,16 @@ class _Screen:
             ("NODE", lambda rows: _cut(compress_hosts(row.node.name for row in rows), room)),
             ("STATE", lambda rows: _state(rows[0], state_room)),
             ("GPUS", lambda rows: self._gpus(rows[0])),
-            ("CPUS", lambda rows: _cpus(rows[0].node)) if wide else None,
+            ("CPUS", lambda rows: _cpus(rows[0].node, bar=True)) if wide else None,
             ("LOAD>", lambda rows: _load(rows[0].node.cpu_load)) if wide else None,
             ("MEMORY>", lambda rows: _memory(rows[0].node)) if wide else None,
-            ("CPUS>", lambda rows: _used_cpus(rows[0].node)) if middle else None,
+            ("CPUS>", lambda rows: _cpus(rows[0].node, bar=False)) if middle else None,
             ("JOBS", lambda rows: self._jobs(rows[0], len(rows))),
         )
         parts: list[RenderableType] = [table]
         left = [] if self.rows is None else busy[self.rows :]
         if left:
-            held = sum(len(row.holders) - row.holders.count("") for row in left)
+            held = sum(row.gpus_held for row in left)
             total = sum(row.node.gpus for row in left)
             how = f"{count_text(held)} of their {count_text(total)} GPUs used"
             parts.append(_more(len(left), "node", how))
@@ -213,7 +212,7 @@ class _Screen:
         users = {job.job_id: job.user for job in row.jobs}
         text = Text()
         if row.node.gpus > _GPU_CELLS_MAX:
-            return Text(f"{len(row.holders) - row.holders.count('')}/{row.node.gpus}")
+            return Text(f"{row.gpus_held}/{row.node.gpus}")
         for index, holder in enumerate(row.holders):
             if holder:
                 colour = self.colours.get(users.get(holder, ""), "white")
@@ -293,13 +292,9 @@ def _state(row: NodeRow, room: int) -> Text:
     return Text(_cut(state, room), "red" if row.away else "green" if state == "idle" else "")
 
 
-def _used_cpus(node: Node) -> str:
-    return f"{node.cpus_allocated}/{node.cpus}"
-
-
-def _cpus(node: Node) -> Text:
-    bar = _bar(node.cpus_allocated / max(1, node.cpus), 8, "blue")
-    return bar.append(f" {_used_cpus(node)}")
+def _cpus(node: Node, *, bar: bool) -> Text:
+    text = _bar(node.cpus_allocated / max(1, node.cpus), 8, "blue") if bar else Text()
+    return text.append(f"{' ' if bar else ''}{node.cpus_allocated}/{node.cpus}")
 
 
 def _load(load: float | None) -> str:
@@ -394,36 +389,35 @@ def show_queue(
     """Look once, or again and again until Ctrl-C."""
     if watch is not None and not SECONDS_LEAST <= watch <= 86_400:
         raise ValueError(f"--watch is {watch:g}, expected {SECONDS_LEAST:g} to 86400 seconds")
-    if watch is not None and not output.as_json:
-        _watch(output, selection, source, watch, rows)
-        return exit_codes.OK
-    # A hundred thousand small objects are made and none is thrown away: to look for garbage doubles the time.
-    gc.disable()
-    board = _look(selection, source, save)
-    if output.as_json:
-        _print_json(output, board)
-    else:
-        console = output.console()
-        console.print(queue_view(board, console.width, rows))
-    return exit_codes.OK
-
-
-def _watch(
-    output: Output, selection: Selection, source: Source, every_s: float, rows: int | None
-) -> None:
     from headrace.errors import ClusterError
+
+    def look() -> QueueBoard:
+        snapshot = source()
+        if save is not None:
+            from headrace.cluster.snapshot import save_snapshot
+
+            save_snapshot(snapshot, save)
+        return selection.board(snapshot, _stalls())
 
     def frame(width: int) -> RenderableType:
         try:
-            return queue_view(_look(selection, source), width, rows)
+            return queue_view(look(), width, rows)
         except ClusterError as e:
             return Text(f"{e} Still looking.", "red")
 
+    # A hundred thousand small objects are made and none is thrown away: to look for garbage doubles the time.
+    gc.disable()
+    if output.as_json:
+        _print_json(output, look())
+        return exit_codes.OK
     console = output.console()
-    first = queue_view(_look(selection, source), console.width, rows)
-    if not sys.stdout.isatty():
+    first = queue_view(look(), console.width, rows)
+    if watch is None or not sys.stdout.isatty():
         console.print(first)
-    watch_frames(output, first, frame, every_s)
+    if watch is not None:
+        gc.enable()
+        watch_frames(output, first, frame, watch)
+    return exit_codes.OK
 
 
 def _print_json(output: Output, board: QueueBoard) -> None:
@@ -435,15 +429,6 @@ def _print_json(output: Output, board: QueueBoard) -> None:
         return
     text = msgspec.json.encode(_board_document(board), enc_hook=plain)
     sys.stdout.write(msgspec.json.format(text, indent=2).decode() + "\n")
-
-
-def _look(selection: Selection, source: Source, save: Path | None = None) -> QueueBoard:
-    snapshot = source()
-    if save is not None:
-        from headrace.cluster.snapshot import save_snapshot
-
-        save_snapshot(snapshot, save)
-    return selection.board(snapshot, _stalls())
 
 
 def _stalls() -> Mapping[str, float] | None:
@@ -461,16 +446,15 @@ def _stalls() -> Mapping[str, float] | None:
 
 
 def _board_document(board: QueueBoard) -> dict[str, Any]:
-    totals = board.totals
     return {
         "cluster": board.cluster,
         "slurm": board.version,
         "taken_s": board.taken_s,
-        "totals": {name: getattr(totals, name) for name in totals.__slots__},
+        "totals": board.totals._asdict(),
         "nodes": [_node_document(row) for row in board.nodes],
         "running": [_job_document(row) for row in board.running],
         "waiting": [_job_document(row) for row in board.waiting],
-        "users": [{name: getattr(row, name) for name in row.__slots__} for row in board.users],
+        "users": [row._asdict() for row in board.users],
     }
 
 

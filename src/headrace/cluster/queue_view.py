@@ -6,7 +6,6 @@ A pure function. It knows no terminal: `headrace cluster queue` draws what stand
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -36,7 +35,6 @@ _REASONS: Final = {
     "JobArrayTaskLimit": "as many of its array run as it allows",
     "Licenses": "waits for a licence",
     "Reservation": "waits for its reservation",
-    "ReqNodeNotAvail": "nodes it asks for are away or reserved",
     "PartitionDown": "its partition is down",
     "PartitionInactive": "its partition takes no jobs",
     "PartitionTimeLimit": "asks for longer than its partition gives: it will never start",
@@ -116,8 +114,7 @@ class QueueJobRow(NamedTuple):
         return {part.node: part.gpus for part in self.job.allocations if part.gpus}
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
+class NodeRow(NamedTuple):
     """One node and who is on it.
 
     Attributes:
@@ -132,13 +129,17 @@ class NodeRow:
     unplaced_gpus: int = 0
 
     @property
+    def gpus_held(self) -> int:
+        """GPUs that are known to be in use, by their indices."""
+        return len(self.holders) - self.holders.count("")
+
+    @property
     def gpus_free(self) -> int:
         """GPUs that a job could get now."""
         return 0 if self.away else max(0, self.holders.count("") - self.unplaced_gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class UserRow:
+class UserRow(NamedTuple):
     """What one user has and wants."""
 
     user: str
@@ -149,8 +150,7 @@ class UserRow:
     gpus_wanted: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueTotals:
+class QueueTotals(NamedTuple):
     """Of the whole cluster, whatever is selected. GPUs of nodes that are away are neither used nor free."""
 
     nodes: int
@@ -167,8 +167,7 @@ class QueueTotals:
     gpus_wanted: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueueBoard:
+class QueueBoard(NamedTuple):
     """All of it; `nodes`, `running` and `waiting` hold what is selected."""
 
     cluster: str
@@ -266,7 +265,7 @@ def _totals(
     arrays: Mapping[str, int],
 ) -> QueueTotals:
     here = [row for row in rows if not row.away]
-    used = sum(len(row.holders) - row.holders.count("") + row.unplaced_gpus for row in rows)
+    used = sum(row.gpus_held + row.unplaced_gpus for row in rows)
     free = sum(row.gpus_free for row in here)
     total = sum(row.node.gpus for row in rows)
     return QueueTotals(
@@ -294,28 +293,20 @@ def task_count(job_id: str) -> int:
 def reason_text(reason: str) -> str:
     """Why a job waits, in words; Slurm's own word where there are none for it."""
     word = reason.split(",", 1)[0].strip("() ")
-    if word in _REASONS:
-        return _REASONS[word]
-    for start, text in _LIMITED:
-        if word.startswith(start):
-            return text
-    return reason
+    limited = next((text for start, text in _LIMITED if word.startswith(start)), reason)
+    return _REASONS.get(word, limited)
 
 
 def _user_rows(
     running: Iterable[ClusterJob], waiting: Iterable[ClusterJob], arrays: Mapping[str, int]
 ) -> tuple[UserRow, ...]:
     """Those with the most GPUs first."""
-    counts_by_user: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
+    has: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
     for job in running:
-        counts = counts_by_user[job.user]
-        counts[0] += 1
-        counts[1] += job.gpu_count
-        counts[2] += job.cpu_count
+        counts = has[job.user]
+        counts[:3] = counts[0] + 1, counts[1] + job.gpu_count, counts[2] + job.cpu_count
     for job in waiting:
-        counts = counts_by_user[job.user]
-        tasks = arrays.get(job.job_id, 1)
-        counts[3] += tasks
-        counts[4] += job.gpu_count * tasks
-    rows = [UserRow(user, *counts) for user, counts in counts_by_user.items()]
+        counts, tasks = has[job.user], arrays.get(job.job_id, 1)
+        counts[3:] = counts[3] + tasks, counts[4] + job.gpu_count * tasks
+    rows = [UserRow(user, *counts) for user, counts in has.items()]
     return tuple(sorted(rows, key=lambda row: (-row.gpus, -row.gpus_wanted, -row.cpus, row.user)))
