@@ -15,9 +15,8 @@ from headrace.config import (
     tier_options,
     trace_folder,
 )
-from headrace.control import Plane
+from headrace.control import PassEnded, Plane
 from headrace.control.limits import memory_policy
-from headrace.control.stalls.live import PassEnded
 from headrace.order import (
     Balanced,
     Blocked,

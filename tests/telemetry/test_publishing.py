@@ -61,7 +61,7 @@ def publishing(ear, monkeypatch):
     from headrace.control import controller
 
     # Loaders of tests before this one may still be there.
-    publisher = Publisher(forked=True)
+    publisher = Publisher(forked_s=time.monotonic())
     monkeypatch.setattr(controller._controller, "_publisher", publisher)
     return publisher
 
@@ -301,7 +301,7 @@ def test_an_agent_that_does_not_listen_holds_nobody_up(ear, publishing, packed_p
 
 
 def test_a_message_stays_small_however_many_file_systems(ear):
-    publisher = Publisher([str(ear.path)], forked=True)
+    publisher = Publisher([str(ear.path)], forked_s=time.monotonic())
     for i in range(100):
         name = f"/{'x' * 100}{i}"
         row = publisher.totals.stall_s

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -23,16 +24,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
 from headrace.control.limits import read_limits
-from headrace.control.publishing import Publisher
-from headrace.control.tuner import propose
 from headrace.plane.stage import KNOBS, LATENCY_BUCKETS, ConsumerStats, StageStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from headrace.control.limits import Limits
+    from headrace.control.publishing import Publisher
     from headrace.control.tuner import KnobDecision
     from headrace.plane.batch_trace import StepLog
+    from headrace.plane.loader import Loader
     from headrace.plane.stage import Stage
 
 LOG = logging.getLogger("headrace.control")
@@ -66,6 +67,37 @@ class Change:
             f"{name} {getattr(self.before, name)} -> {value}"
             for name, value in self.after.changes_from(self.before).items()
         )
+
+
+EPOCH_LOG = logging.getLogger("headrace.epoch")
+
+
+def wants_epochs() -> tuple[bool, bool]:
+    """Whether somebody wants a line about each epoch: on standard error, in the log."""
+    on_stderr = os.environ.get("HEADRACE_VERDICT", "0") not in ("", "0")
+    return on_stderr, EPOCH_LOG.isEnabledFor(logging.INFO)
+
+
+class PassEnded:
+    """Called when a pass of a loader has ended: tells whoever tunes it, and people who want to know."""
+
+    def __init__(self, tuning: Plane, loader: Loader) -> None:
+        self._tuning = tuning
+        self._loader = weakref.ref(loader)
+        self._seen = 0
+        # Its own: an iterator may rest after all names of this module are gone.
+        self._is_finalizing = sys.is_finalizing
+
+    def __call__(self) -> None:
+        """A pass has ended. At the interpreter's end, all has been said."""
+        if self._is_finalizing():
+            return
+        self._tuning.rested()
+        loader = self._loader()
+        if loader is not None and any(wants_epochs()):
+            from headrace.control.stalls.live import tell_epoch
+
+            self._seen = tell_epoch(loader, self._seen, self._tuning.changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +246,8 @@ class Plane:
         self.history = self.history.after(interval)
         if not self.enabled:
             return
+        with _importing:
+            from headrace.control.tuner import propose
         decision = propose(self.history, self.knobs, self.limits)
         self.history = self.history.remembering(decision.memory)
         self.action, self.reason = decision.action, decision.reason
@@ -347,9 +381,10 @@ class _Controller:
         self._ending = threading.Event()
         self._planes: list[Plane] = []
         self._closed: list[Plane] = []
-        # None: nobody is told, because that failed or is not wanted. A child tells only of what it does.
-        tell = os.environ.get("HEADRACE_TELL", "1") != "0"
-        self._publisher = Publisher(forked=hasattr(self, "_publisher")) if tell else None
+        # A child tells only of what it does.
+        self._forked_s = time.monotonic() if hasattr(self, "_publisher") else None
+        self._publisher: Publisher | None = None
+        self._tells = os.environ.get("HEADRACE_TELL", "1") != "0"
 
     def watch(self, plane: Plane) -> None:
         with self._lock:
@@ -380,19 +415,30 @@ class _Controller:
             thread.join(1.0)
         self.tell([*self._planes, *self._closed], ended=True)
 
-    def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
-        """Tell the node's agents how planes fare, now."""
-        self.publish(lambda publisher: publisher.tell(planes, ended=ended))
+    def tell(
+        self, planes: Sequence[Plane], *, ended: bool = False, due_at: float | None = None
+    ) -> None:
+        """Tell the node's agents how planes fare, now; or at this moment only if it is time to."""
 
-    def publish(self, act: Callable[[Publisher], None]) -> None:
+        def tell(publisher: Publisher) -> None:
+            if due_at is None or publisher.due(due_at):
+                publisher.tell(planes, ended=ended)
+
+        self.publish(tell)
+
+    def publish(self, act: Callable[[Publisher], object]) -> None:
         """Have something told, if anything is; what fails once is not tried again."""
-        publisher = self._publisher
+        if self._publisher is None and not self._tells:
+            return
         try:
-            if publisher is not None:
-                act(publisher)
+            if self._publisher is None:
+                with _importing:
+                    from headrace.control.publishing import Publisher
+                self._publisher = Publisher(forked_s=self._forked_s)
+            act(self._publisher)
         except Exception:
             LOG.exception("agents are told no more how this process fares")
-            self._publisher = None
+            self._publisher, self._tells = None, False
 
     def all(self) -> tuple[list[Plane], list[Plane]]:
         with self._lock:
@@ -417,8 +463,7 @@ class _Controller:
                 if ticks % (IDLE_TICKS if plane.idle else CALM_TICKS if plane.calm else 1):
                     continue
                 self._look(plane, len(planes), look_at_limits=look_at_limits)
-            if self._publisher is not None and self._publisher.due(now):
-                self.tell(planes)
+            self.tell(planes, due_at=now)
 
     def _look(self, plane: Plane, count: int, *, look_at_limits: bool) -> None:
         try:
@@ -430,8 +475,23 @@ class _Controller:
             self.forget(plane)
 
 
+_importing = threading.RLock()
+"""The first batch waits for no module that only the thread needs; no fork must come in the midst of
+importing it, since the child would wait for ever for whoever imports."""
+
 _controller = _Controller()
-os.register_at_fork(after_in_child=_controller.reset)
+
+
+def _in_child() -> None:
+    _importing.release()
+    _controller.reset()
+
+
+os.register_at_fork(
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_in_child,
+)
 atexit.register(_controller.stop)
 
 

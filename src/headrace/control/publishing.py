@@ -218,14 +218,17 @@ class Publisher:
 
     Args:
         sockets: where agents may listen; by default those of `agent_sockets`.
-        forked: planes that are older than this belong to the parent, which tells of what they did.
+        forked_s: when this process was forked, monotonic; None: it was not. Planes that are older belong to
+            the parent, which tells of what they did.
     """
 
-    def __init__(self, sockets: Sequence[str] | None = None, *, forked: bool = False) -> None:
+    def __init__(
+        self, sockets: Sequence[str] | None = None, *, forked_s: float | None = None
+    ) -> None:
         self._sockets = sockets
         self._lock = threading.Lock()
-        self._forked = forked
-        self._since = time.monotonic() if forked else 0.0
+        self._forked = forked_s is not None
+        self._since = forked_s or 0.0
         self._identity: JobIdentity | None = None
         self._instance = secrets.token_hex(16)
         self._began_s = time.time()

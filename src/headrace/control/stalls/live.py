@@ -5,17 +5,16 @@ The line goes to the logger `headrace.epoch` at level INFO, and to standard erro
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import sys
 import time
-import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.control.controller import EPOCH_LOG, wants_epochs
 from headrace.control.limits import READS_MAX
 from headrace.control.stalls.evidence import Evidence
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from headrace.control.controller import Change, Plane
     from headrace.control.stalls.evidence import Source
-    from headrace.plane import Loader
     from headrace.plane.batch_trace import PassMark, StepLog
     from headrace.plane.stage import StageStats
 
@@ -137,31 +135,6 @@ def source_kind(path: str, *, remote: bool = False) -> Source:
     return "network" if remote or "://" in path else "local"
 
 
-LOG = logging.getLogger("headrace.epoch")
-
-VARIABLE: Final = "HEADRACE_VERDICT"
-
-
-class PassEnded:
-    """Called when a pass of a loader has ended: tells whoever tunes it, and people who want to know."""
-
-    def __init__(self, tuning: Plane, loader: Loader) -> None:
-        self._tuning = tuning
-        self._loader = weakref.ref(loader)
-        self._seen = 0
-        # Its own: an iterator may rest after all names of this module are gone.
-        self._is_finalizing = sys.is_finalizing
-
-    def __call__(self) -> None:
-        """A pass has ended. At the interpreter's end, all has been said."""
-        if self._is_finalizing():
-            return
-        self._tuning.rested()
-        loader = self._loader()
-        if loader is not None:
-            self._seen = tell_epoch(loader, self._seen, self._tuning.changes)
-
-
 def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> int:
     """Tell whoever wants to know of the epoch that has ended. Never fails.
 
@@ -170,8 +143,8 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
         seen: its steps that were told of already, as this returned it the last time.
         changes: what was tuned.
     """
-    wanted = os.environ.get(VARIABLE, "0") not in ("", "0")
-    if sys.is_finalizing() or not (wanted or LOG.isEnabledFor(logging.INFO)):
+    on_stderr, in_log = wants_epochs()
+    if sys.is_finalizing() or not (on_stderr or in_log):
         return seen
     try:
         steps, seen = loader.stats.steps.since(seen)
@@ -181,11 +154,11 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
         kept = [change for change in changes if change.action == "keep"]
         verdict = verdict_on(loader, epoch=epoch)
         line = epoch_line(epoch, steps[steps["epoch"] == epoch], verdict, kept)
-    except Exception:  # what says how training fares must not end it
-        LOG.exception("nothing can be said of this epoch")
+    except Exception:  # noqa: BLE001 - what says how training fares must not end it
+        EPOCH_LOG.exception("nothing can be said of this epoch")
         return seen
-    LOG.info("%s", line)
-    if wanted:
+    EPOCH_LOG.info("%s", line)
+    if on_stderr:
         sys.stderr.write(f"{line}\n")
     return seen
 
