@@ -20,7 +20,7 @@ from benchmarks import datasets
 from benchmarks.plane_parts import Section
 from benchmarks.targets import Target
 from headrace.config import ReaderOptions
-from headrace.plane.cache_directory import CacheDirectory
+from headrace.plane.disk_cache import CacheDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

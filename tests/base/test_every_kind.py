@@ -18,7 +18,7 @@ from headrace.cluster.manifest import read_manifest, write_manifest
 from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
 from headrace.job.meeting import Meeting, NodeDocument, SharePlace
-from headrace.plane.cache_directory import MARK, read_mark, write_mark
+from headrace.plane.disk_cache import MARK, read_mark, write_mark
 from headrace.posix.launch import ProgramEnd
 from headrace.posix.recording import RUN_FILE, RecordedRun
 from headrace.store.manifest import load_manifest

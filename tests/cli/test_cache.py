@@ -4,7 +4,7 @@ import pytest
 
 import headrace as hr
 from headrace.base.files import lock_path
-from headrace.plane.cache_directory import CacheDirectory
+from headrace.plane.disk_cache import CacheDirectory
 
 
 @pytest.fixture

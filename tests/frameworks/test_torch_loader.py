@@ -445,7 +445,7 @@ def test_the_door_offers_exactly_these_names():
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_cache_on_the_local_disk_changes_nothing(path, expected, tmp_path, num_workers):
     """Decoded here or in workers, which write the cache together."""
-    from headrace.plane.cache_directory import CacheDirectory
+    from headrace.plane.disk_cache import CacheDirectory
 
     options = {"cache_dir": tmp_path, "cache_bytes": 1 << 30, "num_workers": num_workers}
     for _ in range(2):

@@ -81,8 +81,8 @@ def test_a_full_disk_below_the_cache_folder(packed, folder, tmp_path):
     (tmp_path / "disk").mkdir()
     script = f"mount -t tmpfs -o size=512k tmpfs {tmp_path / 'disk'}"
     program = BOTH + (
-        "from headrace.plane import cache_directory\n"
-        "cache_directory.disk_reserve = lambda _: 0\n"
+        "from headrace.plane import disk_cache\n"
+        "disk_cache.disk_reserve = lambda _: 0\n"
         "disk = Path(sys.argv[2])\n"
         "tiers = TierOptions(cache_dir=str(disk / 'cache'), cache_bytes=1 << 30)\n"
         "with serving(runtime_folder(), ram_bytes=0, tiers=tiers) as server:\n"

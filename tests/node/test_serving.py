@@ -349,9 +349,9 @@ def test_without_msgspec_the_message_says_what_to_install(store):
 def test_a_cache_on_the_local_disk_below_the_memory(folder, store, tmp_path, monkeypatch):
     """The next daemon finds there what this one has read."""
     from headrace.config import TierOptions
-    from headrace.plane import cache_directory
+    from headrace.plane import disk_cache
 
-    monkeypatch.setattr(cache_directory, "disk_reserve", lambda _: 0)
+    monkeypatch.setattr(disk_cache, "disk_reserve", lambda _: 0)
     alone = hr.loader(store, 32, seed=3)
     expected = seen(alone)
     alone.close()

@@ -25,8 +25,8 @@ import pytest
 
 import headrace as hr
 from headrace.errors import HeadraceError, StoreError
-from headrace.plane import cache_directory, cache_writer
-from headrace.plane.cache_directory import MARK, CacheDirectory, hold
+from headrace.plane import cache_writer, disk_cache
+from headrace.plane.disk_cache import MARK, CacheDirectory, hold
 from plane import cache_runner
 from plane.conftest import SAMPLES, content
 from plane.test_tiers import epochs
@@ -64,7 +64,7 @@ def volumes_of(cache):
 @pytest.fixture(autouse=True)
 def _any_free_space(monkeypatch):
     """The machine's disk may be nearly full: that is another test."""
-    monkeypatch.setattr(cache_directory, "disk_reserve", lambda _: 0)
+    monkeypatch.setattr(disk_cache, "disk_reserve", lambda _: 0)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from headrace.cli.progress import Report
     from headrace.plane import Loader
-    from headrace.plane.cache_directory import CacheEntry
+    from headrace.plane.disk_cache import CacheEntry
     from headrace.store import Store
     from headrace.store.summary import Summary
 
@@ -427,7 +427,7 @@ _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The folder given as
 @cache_app.command("ls")
 def list_caches(directory: _Folder, *, output: JsonOutput) -> None:
     """List caches: data set, samples, bytes, how complete, and whether a job uses them."""
-    from headrace.plane.cache_directory import CacheDirectory
+    from headrace.plane.disk_cache import CacheDirectory
 
     caches = CacheDirectory(directory).caches()
     if output.as_json:
@@ -454,7 +454,7 @@ def remove_caches(
     """Remove a cache, or all of them. What a job uses, or headrace did not make, stays."""
     from pathlib import Path
 
-    from headrace.plane.cache_directory import CacheDirectory
+    from headrace.plane.disk_cache import CacheDirectory
 
     if (fingerprint is None) == (not everything):
         raise ValueError("name a cache (by its fingerprint) or give --all")

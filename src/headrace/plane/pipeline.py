@@ -158,8 +158,7 @@ def build_stages(
     # Stages that nobody asked for are not imported: the first batch waits for every module.
     cache = None
     if tiers.cache_dir is not None:
-        from headrace.plane.cache_directory import CacheDirectory
-        from headrace.plane.disk_cache import DiskCache
+        from headrace.plane.disk_cache import CacheDirectory, DiskCache
 
         cache = DiskCache(CacheDirectory(tiers.cache_dir, tiers.cache_bytes), source, part_names)
     reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache), shared=shared)

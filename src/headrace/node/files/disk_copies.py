@@ -38,7 +38,7 @@ from headrace.base.files import (
     replace_file,
 )
 from headrace.errors import StoreError
-from headrace.plane.cache_directory import disk_reserve
+from headrace.plane.disk_cache import disk_reserve
 from headrace.store.directory import write_all
 
 if TYPE_CHECKING:
