@@ -24,30 +24,6 @@ from headrace.fabric.identity import Hash
 if TYPE_CHECKING:
     from headrace.fabric.identity import Secret
 
-__all__ = [
-    "AUTH_DWORDS",
-    "MESSAGE_BYTES_MAX",
-    "SECP_NVME",
-    "SPSP_CHAP",
-    "Challenge",
-    "ChapProof",
-    "DhGroup",
-    "DhKey",
-    "Failure",
-    "Message",
-    "MessageFault",
-    "MessageId",
-    "Negotiate",
-    "Parties",
-    "ReasonExplanation",
-    "Reply",
-    "Success1",
-    "Success2",
-    "check_dhvlen",
-    "parse",
-    "sequence_number",
-]
-
 _IdT = TypeVar("_IdT", bound=IntEnum)
 
 MESSAGE_BYTES_MAX = 4096

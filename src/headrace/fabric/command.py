@@ -11,40 +11,6 @@ import uuid
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = [
-    "ADMIN_CAPSULE_DATA_MAX",
-    "AUTHREQ_ASCR",
-    "AUTHREQ_ATR",
-    "Admin",
-    "Cap",
-    "Cc",
-    "Completion",
-    "ControllerIdentity",
-    "Csts",
-    "DiscoveryEntry",
-    "Fabrics",
-    "Feature",
-    "LogPage",
-    "NamespaceIdentity",
-    "NvmOpcode",
-    "Property",
-    "Registers",
-    "Sqe",
-    "Status",
-    "connect_command",
-    "fabrics_command",
-    "pack_active_namespaces",
-    "pack_changed_namespaces",
-    "pack_descriptors",
-    "pack_discovery_log",
-    "pack_smart_log",
-    "pack_supported_logs",
-    "status_text",
-    "text",
-    "unpack_active_namespaces",
-    "unpack_discovery_log",
-]
-
 ADMIN_CAPSULE_DATA_MAX = 8192
 """In-capsule data of Fabrics and admin commands on TCP, whatever IOCCSZ says."""
 

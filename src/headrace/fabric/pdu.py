@@ -17,29 +17,6 @@ from headrace.base.checksum import crc32c
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "DATA",
-    "Fatal",
-    "Format",
-    "InitParameters",
-    "Pdu",
-    "PduFault",
-    "PduLayout",
-    "PduSplitter",
-    "Rules",
-    "Type",
-    "check_common",
-    "crc32c",
-    "encode",
-    "established",
-    "icreq",
-    "icresp",
-    "read_icreq",
-    "read_icresp",
-    "read_term_req",
-    "term_req",
-]
-
 
 class Type(IntEnum):
     """PDU types, by the specification's names."""
