@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import functional
 from torch.utils import data as torch_data
 
 from headrace import api
 from headrace.demo.images import SEED
-from headrace.demo.training import IMAGE_PIXELS, decode, make_model, normalized, training_threads
+from headrace.demo.training import IMAGE_PIXELS, decode, make_model, take_step, training_threads
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ class LoaderPass:
 
     work: str
     """`training` or `delivery`."""
-
     loader: str
     samples: int
     seconds: float
@@ -52,99 +50,84 @@ class LoaderPass:
 class _Files(torch_data.Dataset[Any]):
     """What a PyTorch user writes today: a list of files, opened one by one."""
 
-    def __init__(self, paths: list[str], labels: list[int], *, decoded: bool) -> None:
-        self._paths = paths
-        self._labels = labels
+    def __init__(self, samples: list[tuple[str, int]], *, decoded: bool) -> None:
+        self._samples = samples
         self._decoded = decoded
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._samples)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        data = Path(self._paths[index]).read_bytes()
-        return (decode(data) if self._decoded else data), self._labels[index]
-
-
-def _open_and_read(paths: list[str], options: DemoOptions) -> Iterator[list[bytes]]:
-    """The least that Python can do: no loader at all."""
-    order = torch.randperm(len(paths)).tolist()
-    for start in range(0, len(order), options.batch_size):
-        yield [Path(paths[i]).read_bytes() for i in order[start : start + options.batch_size]]
+        path, label = self._samples[index]
+        data = Path(path).read_bytes()
+        return (decode(data) if self._decoded else data), label
 
 
 def compare(
     packed: PackedImages, options: DemoOptions, progress: Callable[[str], None] = lambda _what: None
 ) -> list[LoaderPass]:
     """Measure each loader once; the first pass of each kind is headrace's."""
+    batch_size = options.batch_size
     with api.open(packed.train) as store:
         paths = [str(packed.source / name) for name in store.names]
         assert store.labels is not None
-        labels = [int(label) for label in store.labels]
+        samples = list(zip(paths, map(int, store.labels), strict=True))
 
     def headrace(function: Any) -> Iterable[Any]:
-        return StoreLoader(packed.train, options.batch_size, seed=SEED, decode=function)
+        return StoreLoader(packed.train, batch_size, seed=SEED, decode=function)
 
     def torch_loader(workers: int, *, decoded: bool) -> Iterable[Any]:
         return torch_data.DataLoader(
-            _Files(paths, labels, decoded=decoded), options.batch_size, shuffle=True,
+            _Files(samples, decoded=decoded), batch_size, shuffle=True,
             num_workers=workers, collate_fn=None if decoded else list,
         )  # fmt: skip
 
-    training: dict[str, Callable[[], Iterable[Any]]] = {
-        "headrace, threads": lambda: headrace(decode),
-        "torch, 0 workers": lambda: torch_loader(0, decoded=True),
-        "torch, 2 workers": lambda: torch_loader(2, decoded=True),
-    }
-    delivery: dict[str, Callable[[], Iterable[Any]]] = {
-        "headrace": lambda: headrace(None),
-        "open and read": lambda: _open_and_read(paths, options),
-        "torch, 0 workers": lambda: torch_loader(0, decoded=False),
-        "torch, 2 workers": lambda: torch_loader(2, decoded=False),
-    }
+    def open_and_read() -> Iterator[list[bytes]]:
+        """The least that Python can do: no loader at all."""
+        order = torch.randperm(len(paths)).tolist()
+        for at in range(0, len(order), batch_size):
+            yield [Path(paths[i]).read_bytes() for i in order[at : at + batch_size]]
+
+    loaders: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
+        ("training", "headrace, threads", lambda: headrace(decode)),
+        ("training", "torch, 0 workers", lambda: torch_loader(0, decoded=True)),
+        ("training", "torch, 2 workers", lambda: torch_loader(2, decoded=True)),
+        ("delivery", "headrace", lambda: headrace(None)),
+        ("delivery", "open and read", open_and_read),
+        ("delivery", "torch, 0 workers", lambda: torch_loader(0, decoded=False)),
+        ("delivery", "torch, 2 workers", lambda: torch_loader(2, decoded=False)),
+    ]
+    steps = -(-options.compare_samples // batch_size)
     passes = []
     threads = torch.get_num_threads()
     torch.set_num_threads(training_threads())
     try:
-        for name, make in training.items():
-            progress(f"training: {name}")
-            steps = -(-options.compare_samples // options.batch_size)
-            train = _train_step(len(packed.classes), options.batch_size)
-            passes.append(_measure("training", name, make(), steps, train))
-        for name, make in delivery.items():
-            progress(f"delivery: {name}")
-            passes.append(_measure("delivery", name, make()))
+        for work, name, make in loaders:
+            progress(f"{work}: {name}")
+            step = _train_step(len(packed.classes), batch_size) if work == "training" else None
+            batches = make() if step is None else islice(make(), steps)
+            passes.append(_measure(work, name, batches, step))
     finally:
         torch.set_num_threads(threads)
     return passes
 
 
-def _train_step(classes: int, batch_size: int) -> Callable[[Any], None]:
+def _train_step(classes: int, batch_size: int) -> Callable[[Any], object]:
     model = make_model(classes, SEED)
     optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(batch: Any) -> None:
-        images, labels = batch
-        loss = functional.cross_entropy(model(normalized(images)), labels)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
     # The first step of a process makes kernels and buffers: no loader should pay for that.
     size = (batch_size, 3, IMAGE_PIXELS, IMAGE_PIXELS)
-    step((torch.zeros(size, dtype=torch.uint8), torch.zeros(batch_size, dtype=torch.int64)))
-    return step
+    nothing = torch.zeros(size, dtype=torch.uint8), torch.zeros(batch_size, dtype=torch.int64)
+    take_step(model, optimizer, *nothing)
+    return lambda batch: take_step(model, optimizer, *batch)
 
 
 def _measure(
-    work: str,
-    name: str,
-    batches: Iterable[Any],
-    steps: int | None = None,
-    train: Callable[[Any], None] | None = None,
+    work: str, name: str, batches: Iterable[Any], train: Callable[[Any], object] | None
 ) -> LoaderPass:
     samples, stall_s, first_s = 0, 0.0, 0.0
     started = asked_at = time.perf_counter()
-    for batch in islice(batches, steps):
+    for batch in batches:
         got_at = time.perf_counter()
         stall_s += got_at - asked_at
         first_s = first_s or got_at - started

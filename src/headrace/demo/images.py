@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from headrace.base.documents import DocumentKind
 from headrace.errors import HeadraceError, SourceError, StoreError
@@ -49,8 +49,16 @@ IMAGES_MAX = 6000
 CLASS_IMAGES_MIN = 20
 """Classes of fewer images are left out: a few held-out images say nothing about a class."""
 
+HELD_OUT_SHARE = 8
+"""One image in 8 is held out."""
+
 SEED = 7
 """Of the order and of the network."""
+
+EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
+
+UNCLASSIFIED = "unsorted"
+"""A folder for what was not classified is no class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +71,11 @@ class DemoOptions:
 
     data: Path | None = None
     """A folder of images with a folder per class; None: Debian's clip art."""
-
     out: Path = Path("build/demo")
     """Where stores, checkpoints and the report go. Packed stores are used again."""
-
     epochs: int = 3
     """Epochs to train; at least 2, because the run is interrupted in the second."""
-
     batch_size: int = 64
-
     compare_samples: int = 2048
     """Samples that each loader trains on in the comparison."""
 
@@ -84,20 +88,6 @@ class DemoOptions:
     def source(self) -> Path:
         """The folder of images."""
         return CLIP_ART if self.data is None else self.data
-
-    @property
-    def pixels_max(self) -> int:
-        """Images of more pixels are left out."""
-        return CLIP_ART_PIXELS_MAX if self.data is None else PIXELS_MAX
-
-
-EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
-
-UNCLASSIFIED = frozenset({"unsorted"})
-"""A folder for what was not classified is no class."""
-
-HELD_OUT_SHARE = 8
-"""One image in 8 is held out."""
 
 
 class ImageFile(NamedTuple):
@@ -119,11 +109,6 @@ class ImageFile(NamedTuple):
         """A hash of the name: it alone decides whether the image is held out."""
         return int.from_bytes(blake2b(self.name.encode(errors="replace"), digest_size=8).digest())
 
-    @property
-    def held_out(self) -> bool:
-        """Whether the model must not see it in training."""
-        return self.digest % HELD_OUT_SHARE == 0
-
 
 class Choice(NamedTuple):
     """The images that were chosen, and how many were left out for which reason."""
@@ -131,80 +116,6 @@ class Choice(NamedTuple):
     images: list[ImageFile]
     classes: list[str]
     left_out: dict[str, int]
-
-
-def list_images(folder: Path) -> list[ImageFile]:
-    """Return the image files below a folder's folders, sorted by name.
-
-    Raises:
-        SourceError: there are none.
-    """
-    files = []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.suffix.lower() not in EXTENSIONS or "/" not in name or path.is_symlink():
-            continue
-        status = path.stat()
-        files.append(ImageFile(name, path, status.st_size, status.st_mtime_ns))
-    if not files:
-        raise SourceError(
-            f"{folder}: there are no images in class folders (folder/class/image.png).",
-            path=str(folder),
-            next_step="Give a folder of your own, DATA=folder, or install Debian's "
-            "openclipart-png.",
-        )
-    return files
-
-
-def choose(files: list[ImageFile], options: DemoOptions) -> Choice:
-    """Choose what to train on.
-
-    Raises:
-        SourceError: fewer than two classes are left.
-    """
-    left_out: Counter[str] = Counter()
-    kept = []
-    for file in sorted(files, key=lambda file: file.digest):
-        reason = _reason_against(file, options.pixels_max)
-        if reason:
-            left_out[reason] += 1
-        else:
-            kept.append(file)
-    left_out["more than are needed"] = max(0, len(kept) - IMAGES_MAX)
-    kept = kept[:IMAGES_MAX]
-    counts = Counter(file.class_name for file in kept)
-    classes = sorted(name for name, count in counts.items() if count >= CLASS_IMAGES_MIN)
-    images = [file for file in kept if file.class_name in set(classes)]
-    left_out[f"in classes of fewer than {CLASS_IMAGES_MIN}"] = len(kept) - len(images)
-    if len(classes) < 2:
-        raise SourceError(
-            f"{options.source}: {len(classes)} classes have {CLASS_IMAGES_MIN} images or "
-            f"more ({dict(counts)}), expected two or more.",
-            path=str(options.source),
-            next_step="Give a folder with a folder of images per class.",
-        )
-    return Choice(images, classes, {k: v for k, v in left_out.items() if v})
-
-
-def _reason_against(file: ImageFile, pixels_max: int) -> str:
-    if file.class_name in UNCLASSIFIED:
-        return "unclassified"
-    if not file.size_bytes:
-        return "empty"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file.path) as image:
-                width, height = image.size
-    except Image.DecompressionBombError:
-        return "too large"
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError):
-        return "unreadable"
-    return "too large" if width * height > pixels_max else ""
-
-
-_RECORD = "images.json"
-_PATHS = ("train", "held_out", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +134,70 @@ class PackedImages:
     reused: bool
 
 
+def list_images(folder: Path) -> list[ImageFile]:
+    """Return the image files below a folder's folders, sorted by name.
+
+    Raises:
+        SourceError: there are none.
+    """
+    files = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix.lower() in EXTENSIONS and "/" in name and not path.is_symlink():
+            status = path.stat()
+            files.append(ImageFile(name, path, status.st_size, status.st_mtime_ns))
+    if not files:
+        raise SourceError(
+            f"{folder}: there are no images in class folders (folder/class/image.png).",
+            path=str(folder),
+            next_step="Give a folder of your own, DATA=folder, or install Debian's openclipart-png.",
+        )
+    return files
+
+
+def choose(files: list[ImageFile], options: DemoOptions) -> Choice:
+    """Choose what to train on.
+
+    Raises:
+        SourceError: fewer than two classes are left.
+    """
+    pixels_max = CLIP_ART_PIXELS_MAX if options.data is None else PIXELS_MAX
+    ordered = sorted(files, key=lambda file: file.digest)
+    reasons = [_reason_against(file, pixels_max) for file in ordered]
+    left_out = Counter(filter(None, reasons))
+    good = [file for file, reason in zip(ordered, reasons, strict=True) if not reason]
+    left_out["more than are needed"] = max(0, len(good) - IMAGES_MAX)
+    good = good[:IMAGES_MAX]
+    counts = Counter(file.class_name for file in good)
+    classes = sorted(name for name, count in counts.items() if count >= CLASS_IMAGES_MIN)
+    images = [file for file in good if file.class_name in classes]
+    left_out[f"in classes of fewer than {CLASS_IMAGES_MIN}"] = len(good) - len(images)
+    if len(classes) < 2:
+        raise SourceError(
+            f"{options.source}: {len(classes)} classes have {CLASS_IMAGES_MIN} images or "
+            f"more ({dict(counts)}), expected two or more.",
+            path=str(options.source),
+            next_step="Give a folder with a folder of images per class.",
+        )
+    return Choice(images, classes, {k: v for k, v in left_out.items() if v})
+
+
+def _reason_against(file: ImageFile, pixels_max: int) -> str:
+    if file.class_name == UNCLASSIFIED:
+        return "unclassified"
+    if not file.size_bytes:
+        return "empty"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(file.path) as image:
+                return "too large" if image.width * image.height > pixels_max else ""
+    except Image.DecompressionBombError:
+        return "too large"
+    except (OSError, SyntaxError, ValueError):
+        return "unreadable"
+
+
 def pack_images(
     options: DemoOptions, progress: Callable[[int, int], None] = lambda _done, _of: None
 ) -> PackedImages:
@@ -234,8 +209,11 @@ def pack_images(
     started = time.perf_counter()
     files = list_images(options.source)
     options.out.mkdir(parents=True, exist_ok=True)
-    digest = _digest(files, options)
-    record = options.out / _RECORD
+    # Names, sizes and times of all files, and what chooses among them.
+    facts = [str(file[0:1] + file[2:]) for file in files]
+    facts.append(repr((options.data is None, IMAGES_MAX, CLASS_IMAGES_MIN)))
+    digest = blake2b("\n".join(facts).encode(errors="replace"), digest_size=16).hexdigest()
+    record = options.out / "images.json"
     packed = _packed_before(record, digest)
     if packed is not None:
         return replace(packed, seconds=time.perf_counter() - started)
@@ -247,7 +225,7 @@ def pack_images(
         if store.exists():
             shutil.rmtree(store)  # ours, by the name and place
         done = sum(counts)
-        images = [image for image in choice.images if image.held_out is held_out]
+        images = [i for i in choice.images if (i.digest % HELD_OUT_SHARE == 0) is held_out]
         pack(
             ((i.name, i.path.read_bytes(), choice.classes.index(i.class_name)) for i in images),
             store,
@@ -265,13 +243,7 @@ def pack_images(
     return packed
 
 
-def _digest(files: list[ImageFile], options: DemoOptions) -> str:
-    """Names, sizes and times of all files, and the options that choose among them."""
-    chosen = options.pixels_max, IMAGES_MAX, CLASS_IMAGES_MIN
-    digest = blake2b(repr(chosen).encode(), digest_size=16)
-    for file in files:
-        digest.update(repr((file.name, file.size_bytes, file.mtime_ns)).encode())
-    return digest.hexdigest()
+_PATHS = ("train", "held_out", "source")
 
 
 def _packed_before(record: Path, digest: str) -> PackedImages | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.table import Table
 
@@ -117,6 +117,11 @@ _BAR_CELLS = 20
 
 _LOG_COLUMNS = 110
 
+_WORKS = {
+    "training": "Training: decode with PIL and one step, same network for all",
+    "delivery": "Delivery alone: nothing is decoded",
+}
+
 
 def show(report: DemoReport) -> None:
     """Print the report: tables and bars, with colour where the terminal has it."""
@@ -126,16 +131,34 @@ def show(report: DemoReport) -> None:
     for line in _story(report):
         console.print(line, markup=False, soft_wrap=not console.is_terminal)
     console.print()
-    console.print(_epochs(report))
+    console.print(
+        _table(
+            f"Training, held-out accuracy by chance: {report.chance:.1%}",
+            ["epoch", "loss", "held-out accuracy", "mean recall", "samples/s", "stall s", "accuracy"],
+            [
+                (str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}", f"{e.recall:.1%}",
+                 f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", _bar(e.accuracy))
+                for e in report.epochs
+            ],
+            left=0,
+        )
+    )  # fmt: skip
     for work, title in _WORKS.items():
-        console.print(_loaders(title, [m for m in report.comparison if m.work == work]))
+        passes = [m for m in report.comparison if m.work == work]
+        fastest = max(m.samples_per_s for m in passes)
+        console.print(
+            _table(
+                title,
+                ["loader", "samples/s", "seconds", "stall s", "first batch s", "samples/s"],
+                [
+                    (m.loader, f"{m.samples_per_s:,.0f}", f"{m.seconds:.2f}", f"{m.stall_s:.2f}",
+                     f"{m.first_s:.3f}", _bar(m.samples_per_s / fastest))
+                    for m in passes
+                ],
+                left=1,
+            )
+        )  # fmt: skip
     console.print(_verdict(report), markup=False, soft_wrap=not console.is_terminal)
-
-
-_WORKS = {
-    "training": "Training: decode with PIL and one step, same network for all",
-    "delivery": "Delivery alone: nothing is decoded",
-}
 
 
 def _story(report: DemoReport) -> list[str]:
@@ -161,43 +184,21 @@ def _story(report: DemoReport) -> list[str]:
     return [contents, *([f"Left out: {reasons}."] if reasons else []), killed, proof]
 
 
-def _table(title: str, *columns: str, left: int, bar: str) -> Table:
-    """An empty table; all columns but the first `left` ones are figures, and the last is a bar."""
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]], *, left: int
+) -> Table:
+    """A table; all columns but the first `left` ones are figures, and the last is a bar."""
     from rich import box
     from rich.table import Table
 
     # Lines of ASCII go through every log and pipe.
     style = box.ROUNDED if sys.stdout.isatty() else box.ASCII
     table = Table(title=title, title_justify="left", box=style)
-    for number, name in enumerate(columns):
+    for number, name in enumerate(columns[:-1]):
         table.add_column(name, justify="left" if number < left else "right")
-    table.add_column(bar, no_wrap=True, min_width=_BAR_CELLS)
-    return table
-
-
-def _epochs(report: DemoReport) -> Table:
-    table = _table(
-        f"Training, held-out accuracy by chance: {report.chance:.1%}",
-        "epoch", "loss", "held-out accuracy", "mean recall", "samples/s", "stall s",
-        left=0, bar="accuracy",
-    )  # fmt: skip
-    for e in report.epochs:
-        table.add_row(
-            str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}", f"{e.recall:.1%}",
-            f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", _bar(e.accuracy),
-        )  # fmt: skip
-    return table
-
-
-def _loaders(title: str, measured: Sequence[LoaderPass]) -> Table:
-    columns = ("loader", "samples/s", "seconds", "stall s", "first batch s")
-    table = _table(title, *columns, left=1, bar="samples/s")
-    fastest = max(m.samples_per_s for m in measured)
-    for m in measured:
-        table.add_row(
-            m.loader, f"{m.samples_per_s:,.0f}", f"{m.seconds:.2f}", f"{m.stall_s:.2f}",
-            f"{m.first_s:.3f}", _bar(m.samples_per_s / fastest),
-        )  # fmt: skip
+    table.add_column(columns[-1], no_wrap=True, min_width=_BAR_CELLS)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

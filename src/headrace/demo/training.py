@@ -24,20 +24,19 @@ from torch.nn import functional
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from headrace.torch import Sample
 
 IMAGE_PIXELS = 48
 """Width and height of the network's input."""
 
+CHECKPOINT_EVERY = 10
+"""Steps between checkpoints: few, so that the demo's kill falls between two."""
+
+LEARNING_RATE = 0.01
+
 
 def decode(data: memoryview | bytes) -> Tensor:
-    """Decode an image onto white.
-
-    Returns:
-        uint8, shape (3, 48, 48).
-    """
+    """Decode an image onto white: uint8, shape (3, 48, 48)."""
     size = (IMAGE_PIXELS, IMAGE_PIXELS)
     with Image.open(io.BytesIO(data)) as image:
         image.draft("RGB", (2 * IMAGE_PIXELS, 2 * IMAGE_PIXELS))  # JPEG decodes smaller, faster
@@ -54,40 +53,38 @@ def decode_indexed(data: memoryview, sample: Sample) -> tuple[Tensor, int]:
     return decode(data), sample.index
 
 
-def normalized(images: Tensor) -> Tensor:
-    """Return uint8 images as float32 in [-0.5, 0.5], same shape."""
-    return images.float().div_(255).sub_(0.5).contiguous(memory_format=torch.channels_last)
-
-
 def make_model(classes: int, seed: int) -> nn.Module:
     """Return the network: 26,000 weights, about 5 million multiplications per image."""
     torch.manual_seed(seed)
-    model = nn.Sequential(
-        *_block(3, 16, stride=2),
-        *_block(16, 32, stride=1),
-        nn.MaxPool2d(2),
-        *_block(32, 64, stride=1),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(64, classes),
-    )
+    layers: list[nn.Module] = []
+    for before, after, stride in ((3, 16, 2), (16, 32, 1), (32, 64, 1)):
+        layers += [nn.MaxPool2d(2)] if before == 32 else []
+        layers += [
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
     # torch's own stubs do not know this overload.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model
 
 
-def _block(before: int, after: int, stride: int) -> tuple[nn.Module, ...]:
-    return (
-        nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(after),
-        nn.ReLU(),
-    )
+def scores(model: nn.Module, images: Tensor) -> Tensor:
+    """What the network says of uint8 images, shape (images, classes)."""
+    pixels = images.float().div_(255).sub_(0.5).contiguous(memory_format=torch.channels_last)
+    return model(pixels)  # type: ignore[no-any-return]
 
 
-CHECKPOINT_EVERY = 10
-"""Steps between checkpoints: few, so that the demo's kill falls between two."""
-
-LEARNING_RATE = 0.01
+def take_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
+) -> float:
+    """Train on a batch; returns its loss."""
+    loss = functional.cross_entropy(scores(model, images), labels)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss.item()
 
 
 class TrainingJob(NamedTuple):
@@ -121,42 +118,36 @@ class Training:
         self.loader = StoreLoader(
             job.train, job.batch_size, seed=job.seed, decode=decode_indexed, on_error="skip"
         )
+        held_out = StoreLoader(
+            job.held_out, 256, order="sequential", decode=decode_indexed, on_error="skip"
+        )
+        self.held_out = [(images, labels) for (images, _), labels in held_out]
         self.model = make_model(job.classes, job.seed)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE)
-        steps = job.epochs * len(self.loader)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
-            self.optimizer, LEARNING_RATE, total_steps=steps
+            self.optimizer, LEARNING_RATE, total_steps=job.epochs * len(self.loader)
         )
+        self.parts: dict[str, Any] = {
+            "model": self.model, "optimizer": self.optimizer, "schedule": self.schedule,
+            "loader": self.loader,
+        }  # fmt: skip
         self.delivered: list[Tensor] = []
-        self.loss_sum = 0.0
-        self.seconds = 0.0
-        self.stall_s = 0.0
-        self._held_out: tuple[Tensor, Tensor] | None = None
+        self.loss_sum = self.seconds = self.stall_s = 0.0
 
     def save(self) -> None:
         """Write the checkpoint: at any time there is the old one or the new one."""
         path = Path(self.job.checkpoint)
         beside = path.with_suffix(".new")
-        torch.save(
-            {
-                "model": self.model.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "loader": self.loader.state_dict(),
-                "delivered": torch.cat(self.delivered),
-                "sums": [self.loss_sum, self.seconds, self.stall_s],
-            },
-            beside,
-        )
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        sums = [self.loss_sum, self.seconds, self.stall_s]
+        torch.save({**state, "delivered": torch.cat(self.delivered), "sums": sums}, beside)
         beside.replace(path)
 
     def resume(self) -> None:
         """Go on from the checkpoint."""
         saved = torch.load(self.job.checkpoint, weights_only=True)
-        self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.schedule.load_state_dict(saved["schedule"])
-        self.loader.load_state_dict(saved["loader"])
+        for name, part in self.parts.items():
+            part.load_state_dict(saved[name])
         self.delivered = [saved["delivered"]]
         self.loss_sum, self.seconds, self.stall_s = saved["sums"]
         report("resumed", epoch=self.loader.epoch, position=self.loader.position)
@@ -167,32 +158,19 @@ class Training:
         asked_at = time.perf_counter()
         for (images, indices), labels in self.loader:
             got_at = time.perf_counter()
-            self.stall_s += got_at - asked_at
-            self._step(images, labels)
+            self.model.train()
+            loss = take_step(self.model, self.optimizer, images, labels)
+            self.schedule.step()
+            self.loss_sum += loss * len(labels)
             self.delivered.append(indices)
-            now = time.perf_counter()
-            self.seconds += now - asked_at
-            self._report_and_save(epoch)
+            self.stall_s += got_at - asked_at
+            self.seconds += time.perf_counter() - asked_at
+            at_end = self.loader.position == self.loader.order.length
+            saved = len(self.delivered) % CHECKPOINT_EVERY == 0 and not at_end
+            if saved:
+                self.save()
+            report("step", epoch=epoch, position=self.loader.position, saved=saved)
             asked_at = time.perf_counter()
-        self._end_epoch(epoch)
-
-    def _step(self, images: Tensor, labels: Tensor) -> None:
-        self.model.train()
-        loss = functional.cross_entropy(self.model(normalized(images)), labels)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.schedule.step()
-        self.loss_sum += loss.item() * len(labels)
-
-    def _report_and_save(self, epoch: int) -> None:
-        at_end = self.loader.position == self.loader.order.length
-        saved = len(self.delivered) % CHECKPOINT_EVERY == 0 and not at_end
-        if saved:
-            self.save()
-        report("step", epoch=epoch, position=self.loader.position, saved=saved)
-
-    def _end_epoch(self, epoch: int) -> None:
         delivered = torch.cat(self.delivered)
         once = set(delivered.tolist())
         accuracy, recall = self._evaluate()
@@ -214,25 +192,13 @@ class Training:
 
     def _evaluate(self) -> tuple[float, float]:
         """Return the share of held-out images that are right, and the mean over classes of it."""
-        images, labels = self._held_out_images()
         self.model.eval()
         with torch.no_grad():
-            guesses = [self.model(normalized(part)).argmax(1) for part in torch.split(images, 256)]
+            guesses = [scores(self.model, images).argmax(1) for images, _ in self.held_out]
+        labels = torch.cat([labels for _, labels in self.held_out])
         right = torch.cat(guesses) == labels
         recalls = [right[labels == label].float().mean() for label in set(labels.tolist())]
         return right.float().mean().item(), torch.stack(recalls).mean().item()
-
-    def _held_out_images(self) -> tuple[Tensor, Tensor]:
-        if self._held_out is None:
-            loader = StoreLoader(
-                self.job.held_out, 256, order="sequential", decode=decode_indexed, on_error="skip"
-            )
-            batches = [(images, labels) for (images, _), labels in loader]
-            self._held_out = (
-                torch.cat([images for images, _ in batches]),
-                torch.cat([labels for _, labels in batches]),
-            )
-        return self._held_out
 
 
 def run_training(job_text: str) -> None:
