@@ -97,7 +97,8 @@ _SUCCESS2 = struct.Struct("<BBHH10x")
 _FAILURE = struct.Struct("<BBHHBB")
 
 
-def _payload(what: str) -> MessageFault:
+def payload_fault(what: str) -> MessageFault:
+    """The fault of a message whose fields are wrong."""
     return MessageFault(ReasonExplanation.INCORRECT_PAYLOAD, what)
 
 
@@ -122,13 +123,13 @@ class Negotiate(NamedTuple):
         """From a whole message."""
         _, _, _, tid, secure_channel, count = _sized(_NEGOTIATE, data)
         if len(data) != _NEGOTIATE.size + count * _PROTOCOL.size:
-            raise _payload(f"AUTH_Negotiate of {len(data)} bytes with {count} protocols")
+            raise payload_fault(f"AUTH_Negotiate of {len(data)} bytes with {count} protocols")
         for at in range(_NEGOTIATE.size, len(data), _PROTOCOL.size):
             protocol, halen, dhlen, hashes, groups = _PROTOCOL.unpack_from(data, at)
             if protocol != _PROTOCOL_CHAP:
                 continue
             if not 1 <= halen <= _IDS_MAX or not 1 <= dhlen <= _IDS_MAX:
-                raise _payload(f"{halen} hash functions and {dhlen} groups")
+                raise payload_fault(f"{halen} hash functions and {dhlen} groups")
             return cls(tid, tuple(hashes[:halen]), tuple(groups[:dhlen]), secure_channel)
         raise MessageFault(ReasonExplanation.PROTOCOL_NOT_USABLE, "DH-HMAC-CHAP was not offered")
 
@@ -160,7 +161,7 @@ class Challenge(NamedTuple):
         hash_ = _known(Hash, hash_id, ReasonExplanation.HASH_NOT_USABLE, "HashID")
         group = _known(DhGroup, group_id, ReasonExplanation.GROUP_NOT_USABLE, "DHgID")
         if hl != hash_.nbytes:
-            raise _payload(f"HL is {hl}, {hash_.name} has {hash_.nbytes}")
+            raise payload_fault(f"HL is {hl}, {hash_.name} has {hash_.nbytes}")
         check_dhvlen(dhvlen, group)
         value, public = _values(data, _CHALLENGE.size, hl, dhvlen)
         return cls(tid, hash_, group, sequence, value, public)
@@ -191,9 +192,9 @@ class Reply(NamedTuple):
         """From a whole message."""
         _, _, _, tid, hl, valid, dhvlen, sequence = _sized(_REPLY, data)
         if len(data) != _REPLY.size + 2 * hl + dhvlen:
-            raise _payload(f"a Reply of {len(data)} bytes with HL {hl} and DHVLEN {dhvlen}")
+            raise payload_fault(f"a Reply of {len(data)} bytes with HL {hl} and DHVLEN {dhvlen}")
         if valid > 1:
-            raise _payload(f"CVALID is {valid}")
+            raise payload_fault(f"CVALID is {valid}")
         response, challenge, public = _values(data, _REPLY.size, hl, hl, dhvlen)
         return cls(tid, response, challenge if valid else None, sequence, public)
 
@@ -218,7 +219,7 @@ class Success1(NamedTuple):
         """From a message and what follows it in the buffer."""
         _, _, _, tid, hl, valid = _sized(_SUCCESS1, data)
         if valid > 1:
-            raise _payload(f"RVALID is {valid}")
+            raise payload_fault(f"RVALID is {valid}")
         if not valid:
             return cls(tid, hl)
         (response,) = _values(data, _SUCCESS1.size, hl)
@@ -238,7 +239,7 @@ class Success2(NamedTuple):
     def unpack(cls, data: bytes) -> Success2:
         """From a whole message."""
         if len(data) != _SUCCESS2.size:
-            raise _payload(f"a Success2 of {len(data)} bytes")
+            raise payload_fault(f"a Success2 of {len(data)} bytes")
         return cls(_sized(_SUCCESS2, data)[3])
 
 
@@ -287,7 +288,7 @@ def parse(data: bytes) -> Message:
         MessageFault: it is none.
     """
     if len(data) > MESSAGE_BYTES_MAX:
-        raise _payload(f"a message of {len(data)} bytes")
+        raise payload_fault(f"a message of {len(data)} bytes")
     auth_type, auth_id, _, _ = _sized(_HEAD, data)
     kind = _KINDS.get((auth_type, auth_id))
     if kind is None:
@@ -299,14 +300,14 @@ def parse(data: bytes) -> Message:
 
 def _sized(form: struct.Struct, data: bytes) -> tuple[int, ...]:
     if len(data) < form.size:
-        raise _payload(f"{len(data)} bytes, expected at least {form.size}")
+        raise payload_fault(f"{len(data)} bytes, expected at least {form.size}")
     return form.unpack_from(data)
 
 
 def _values(data: bytes, at: int, *sizes: int) -> list[bytes]:
     """Values of these sizes, one behind the other."""
     if len(data) < at + sum(sizes):
-        raise _payload(f"{len(data)} bytes, expected at least {at + sum(sizes)}")
+        raise payload_fault(f"{len(data)} bytes, expected at least {at + sum(sizes)}")
     out = []
     for size in sizes:
         out.append(bytes(data[at : at + size]))
@@ -329,7 +330,7 @@ def check_dhvlen(dhvlen: int, group: DhGroup) -> None:
         MessageFault: it is another.
     """
     if bool(dhvlen) != bool(group) or dhvlen > group.nbytes or dhvlen % 4:
-        raise _payload(f"DHVLEN is {dhvlen}, {group.name} has {group.nbytes}")
+        raise payload_fault(f"DHVLEN is {dhvlen}, {group.name} has {group.nbytes}")
 
 
 _NUMBERS = struct.Struct("<IHB")  # S, T_ID, SC_C

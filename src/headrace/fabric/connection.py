@@ -24,7 +24,7 @@ from headrace.fabric.chap import (
     SPSP_CHAP,
     Parties,
 )
-from headrace.fabric.chap_exchange import ChapTarget, Gate
+from headrace.fabric.chap_exchange import ChapSetup, Gate
 from headrace.fabric.command import (
     ADMIN_CAPSULE_DATA_MAX,
     AUTHREQ_ATR,
@@ -101,7 +101,7 @@ class Joined(Generic[_LineT]):
         self,
         controller: Controller,
         subsystem: Subsystem | None,
-        chap: ChapTarget | None,
+        chap: ChapSetup | None,
         peer: str,
     ) -> None:
         self.peer = peer
@@ -222,12 +222,12 @@ class Associations(Generic[_LineT]):
         joined.settled = True
         return True
 
-    def _chap(self, subsystem: Subsystem, request: ConnectRequest) -> ChapTarget | None:
+    def _chap(self, subsystem: Subsystem, request: ConnectRequest) -> ChapSetup | None:
         """What a host has to prove; None: it is believed."""
         secret = subsystem.secret_of(request.hostnqn)
         if secret is None:
             return None
-        return ChapTarget(
+        return ChapSetup(
             parties=Parties(request.hostnqn, request.subnqn), secrets=secret,
             hashes=self._options.dhchap_hashes, groups=self._options.dhchap_groups,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from headrace.closing import Closing
 from headrace.errors import AuthenticationFailed, FabricError
 from headrace.fabric.chap import Parties
-from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost, Exchange
+from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapSetup, Exchange
 from headrace.fabric.command import (
     AUTHREQ_ASCR,
     AUTHREQ_ATR,
@@ -43,6 +43,7 @@ from headrace.fabric.command import (
 from headrace.fabric.identity import (
     CONTROLLER_VARIABLE,
     HOST_VARIABLE,
+    HostSecret,
     Secret,
     secret_of_environment,
 )
@@ -112,14 +113,14 @@ class HostOptions:
         """DGST of our ICReq."""
         return (HDGST if self.hdgst else 0) | (DDGST if self.ddgst else 0)
 
-    def chap(self, parties: Parties) -> ChapHost | None:
+    def chap(self, parties: Parties) -> ChapSetup | None:
         """What a host authenticates with; None: it has no secret."""
         host, controller = self.dhchap_secret, self.dhchap_controller_secret
         if not isinstance(host, Secret):
             return None
-        return ChapHost(
-            parties=parties, secret=host, hashes=self.dhchap_hashes, groups=self.dhchap_groups,
-            controller_secret=controller if isinstance(controller, Secret) else None,
+        return ChapSetup(
+            parties=parties, hashes=self.dhchap_hashes, groups=self.dhchap_groups,
+            secrets=HostSecret(host, controller if isinstance(controller, Secret) else None),
         )  # fmt: skip
 
 
@@ -263,7 +264,7 @@ class Host(Closing):
             )
         if asked and self._chap is not None:
             queue.authenticate(Exchange(self._chap, next(self._tids) & 0xFFFF))
-        elif self._chap is not None and self._chap.controller_secret is not None:
+        elif self._chap is not None and self._chap.secrets.controller is not None:
             raise AuthenticationFailed(
                 f"{queue} was to prove who it is, and does not authenticate at all.",
                 next_step="Give the target this host's secret, or unset dhchap_controller_secret.",

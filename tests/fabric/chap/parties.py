@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fabric.chap.reference import HOSTNQN, SUBNQN, secret_text, transformed
 from headrace.fabric.chap import DhGroup, Parties
-from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapHost, ChapTarget, Exchange, Gate
-from headrace.fabric.identity import Hash, HostSecret, Secret
+from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapSetup, Exchange, Gate
+from headrace.fabric.identity import Hash, HostSecret
 
 HOST_VALUE, CONTROLLER_VALUE = bytes(range(32)), bytes(range(50, 98))
 HOST_SECRET, CONTROLLER_SECRET = secret_text(HOST_VALUE, 1), secret_text(CONTROLLER_VALUE, 2)
@@ -17,16 +17,13 @@ TID = 0x1234
 
 def host(*, both=False, secret=HOST_SECRET, controller=CONTROLLER_SECRET, parties=PARTIES,
          hashes=HASHES, groups=(DhGroup.NULL,)):  # fmt: skip
-    chap = ChapHost(
-        parties=parties, secret=Secret(secret), hashes=hashes, groups=groups,
-        controller_secret=Secret(controller) if both else None,
-    )  # fmt: skip
-    return Exchange(chap, TID)
+    secrets = HostSecret.read(secret, controller if both else None)
+    return Exchange(ChapSetup(parties=parties, secrets=secrets, hashes=hashes, groups=groups), TID)
 
 
 def gate(*, controller=CONTROLLER_SECRET, secret=HOST_SECRET, hashes=HASHES, groups=GROUPS):
     secrets = HostSecret.read(secret, controller)
-    return Gate(ChapTarget(parties=PARTIES, secrets=secrets, hashes=hashes, groups=groups))
+    return Gate(ChapSetup(parties=PARTIES, secrets=secrets, hashes=hashes, groups=groups))
 
 
 def converse(exchange, at_gate):
