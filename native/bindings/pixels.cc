@@ -2,6 +2,7 @@
 // meanwhile.
 #include "bindings/pixels.h"
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -9,7 +10,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "bindings/arrays.h"
@@ -33,9 +37,11 @@ using pixels::Recipe;
 // their locks may be held for ever: there the pool is left alone.
 struct PoolHandle {
   std::unique_ptr<DecodePool> pool;
+  std::shared_ptr<Arena> encoded;  // of pictures that come one by one
   const pid_t owner = getpid();
   PoolHandle(unsigned threads, uint64_t retained_bytes)
-      : pool(std::make_unique<DecodePool>(threads, retained_bytes)) {}
+      : pool(std::make_unique<DecodePool>(threads, retained_bytes)),
+        encoded(Arena::make(retained_bytes)) {}
   ~PoolHandle() {
     if (getpid() != owner) {
       (void)pool.release();
@@ -112,9 +118,59 @@ void replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
     throw Error(ErrorKind::kInvalidArgument,
                 "the picture has no pixels, or a side of 2^30 and more");
   }
+  if (!job.recipe.fits(static_cast<int>(rgb.shape(1)), static_cast<int>(rgb.shape(0)),
+                       job.draw(sample).index)) {
+    throw Error(ErrorKind::kInvalidArgument, "the picture's size is not the one that was given");
+  }
   const WithoutGil released;
   pixels::Worker().resize(job.recipe, job.draw(sample), rgb.data(), static_cast<int>(rgb.shape(1)),
                           static_cast<int>(rgb.shape(0)), job.at(sample));
+}
+
+using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / sizeof(int32_t)>,
+                           nb::c_contig, nb::device::cpu>;
+
+// The tuple keeps its bytes while they are copied.
+std::shared_ptr<DecodeJob> submit_given(
+    PoolHandle& handle, const Recipe& recipe,
+    const nb::typed<nb::tuple, nb::bytes, nb::ellipsis>& pictures, const CutsIn& cuts) {
+  if (cuts.shape(0) != pictures.size()) {
+    throw Error(ErrorKind::kInvalidArgument, "there is not one cut for each picture");
+  }
+  std::vector<std::span<const std::byte>> encoded;
+  for (const nb::handle picture : pictures) {
+    const auto bytes = nb::cast<nb::bytes>(picture);
+    encoded.emplace_back(static_cast<const std::byte*>(bytes.data()), bytes.size());
+  }
+  const auto* first = reinterpret_cast<const pixels::Cut*>(cuts.data());
+  const WithoutGil released;
+  Recipe given = recipe;
+  given.crop = pixels::Crop::kGiven;
+  given.cuts = std::make_shared<const std::vector<pixels::Cut>>(first, first + encoded.size());
+  given.check();
+  auto batch = std::make_shared<io::Batch>();
+  batch->samples = encoded.size();
+  for (const auto& picture : encoded) {
+    batch->offsets.push_back(static_cast<int64_t>(batch->bytes));
+    batch->lengths.push_back(static_cast<int64_t>(picture.size()));
+    batch->bytes += picture.size();
+  }
+  batch->indices.resize(encoded.size());
+  std::iota(batch->indices.begin(), batch->indices.end(), 0);
+  batch->buffer = handle.encoded->acquire(std::max<size_t>(1, batch->bytes));
+  for (size_t i = 0; i < encoded.size(); ++i) {
+    std::ranges::copy(encoded[i], batch->buffer->data + batch->offsets[i]);
+  }
+  return handle.pool->submit(given, 0, 0, std::move(batch), 0);
+}
+
+std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
+  static thread_local pixels::Worker worker;
+  pixels::Header header;
+  const auto* first = static_cast<const uint8_t*>(encoded.data());
+  const WithoutGil released;
+  if (!worker.open({first, encoded.size()}, false, &header).empty()) return std::nullopt;
+  return std::pair(header.width, header.height);
 }
 
 nb::dict pool_stats(const PoolHandle& handle) {
@@ -147,6 +203,8 @@ void register_pixels(nb::module_& m) {
   static_assert(SharedNatively<DecodeJob>);
   m.def("decode_picture", &decode_one, "recipe"_a, "encoded"_a, "seed"_a, "epoch"_a, "index"_a,
         "One picture, in the calling thread. ValueError: why it cannot be decoded.");
+  m.def("picture_size", &picture_size, "encoded"_a,
+        "Width and height, as the header says; None: it cannot be read here.");
   nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
       .def_static("make", &make_recipe, nb::kw_only(), "height"_a, "width"_a, "crop"_a,
                   "short_side"_a, "area"_a, "aspect"_a, "flip"_a, "flip_vertical"_a, "filter"_a,
@@ -201,6 +259,10 @@ void register_pixels(nb::module_& m) {
           },
           "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, nb::call_guard<WithoutGil>(),
           "Queues one batch; returns at once.")
+      .def("submit_given", &submit_given, "recipe"_a, "pictures"_a, "cuts"_a,
+           "The same for encoded pictures, bytes each, that are cut as given: int32, shape "
+           "(pictures, "
+           "12), in the order of recipe.h's Cut.")
       .def(
           "turn", [](PoolHandle& handle, unsigned threads) { handle.pool->turn(threads); },
           "threads"_a)

@@ -67,14 +67,31 @@ Reason Worker::decode(const Recipe& recipe, const Draw& draw, std::span<const ui
   return reason;
 }
 
-Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const uint8_t> bytes,
-                       void* out) {
+Reason Worker::open(std::span<const uint8_t> bytes, bool orientation, Header* header) {
+  try {
+    Decoder* decoder = nullptr;
+    return opened(bytes, orientation, header, &decoder);
+  } catch (const std::bad_alloc&) {
+    return "there is no memory for it";
+  }
+}
+
+Reason Worker::opened(std::span<const uint8_t> bytes, bool orientation, Header* header,
+                      Decoder** decoder) {
   if (bytes.empty()) return "it is empty";
   const Format format = format_of(bytes);
   if (format == Format::kUnknown) return "it is none of the formats that are decoded here";
-  Decoder& decoder = decoder_of(format);
+  *decoder = &decoder_of(format);
+  return (*decoder)->open(bytes, orientation, header);
+}
+
+Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const uint8_t> bytes,
+                       void* out) {
   Header header;
-  if (Reason reason = decoder.open(bytes, recipe.orient, &header); !reason.empty()) return reason;
+  Decoder* opened_by = nullptr;
+  Reason unread = opened(bytes, recipe.orient, &header, &opened_by);
+  if (!unread.empty()) return unread;
+  Decoder& decoder = *opened_by;
   const uint64_t pixels =
       static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height);
   if (pixels > recipe.pixels_max) {
@@ -83,6 +100,7 @@ Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const u
   }
   int width = header.width, height = header.height;
   if (header.orientation >= 5) std::swap(width, height);
+  if (!recipe.fits(width, height, what.index)) return "its size is not the one that was given";
   Plan plan = draw(recipe, width, height, what);
   // Axes are mirrored while they are still the upright picture's.
   plan = in_file(plan, header.orientation, width, height);

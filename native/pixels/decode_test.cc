@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <random>
 
 #include "core/error.h"
@@ -120,6 +121,36 @@ TEST_CASE("A recipe that contradicts itself is refused") {
   refused([](Recipe& r) { r.flip = 1.5; });
   refused([](Recipe& r) { r.deviation[1] = 0; });
   refused([](Recipe& r) { r.pixels_max = 0; });
+}
+
+TEST_CASE("A cut that is given is the plan, and is of a picture of its size alone") {
+  Recipe recipe;
+  recipe.width = 6, recipe.height = 5;
+  recipe.crop = Crop::kGiven;
+  CHECK_THROWS_AS(recipe.check(), Error);  // no cuts
+  const auto give = [&recipe](Cut cut) {
+    recipe.cuts = std::make_shared<const std::vector<Cut>>(1, cut);
+    recipe.check();
+  };
+  const Cut cut{100, 80, 20, 30, 40, 50, 20, 10, 14, 5, 1, 0};
+  give(cut);
+  CHECK(recipe.fits(100, 80, 0));
+  CHECK_FALSE(recipe.fits(80, 100, 0));
+  CHECK_FALSE(recipe.fits(100, 80, 1));
+  const Plan plan = draw(recipe, 100, 80, {9, 9, 0});
+  CHECK(plan.x.low == 20);
+  CHECK(plan.x.high == 60);
+  CHECK(plan.x.scale == 2.0);
+  CHECK(plan.x.first == 14);
+  CHECK(plan.y.count == 5);
+  CHECK(plan.y.scale == 5.0);
+  CHECK(plan.flip);
+  CHECK_FALSE(plan.flip_vertical);
+  for (int field = 0; field < 10; ++field) {
+    Cut wrong = cut;
+    (&wrong.width)[field] = field < 2 || field > 3 ? std::numeric_limits<int32_t>::max() : -1;
+    CHECK_THROWS_AS(give(wrong), Error);
+  }
 }
 
 TEST_CASE("A pool decodes all pictures of all batches, while its threads are turned") {

@@ -66,14 +66,17 @@ Box random_box(const Recipe& recipe, int width, int height, Random& random) {
   return {(width - w) / 2, (height - h) / 2, w, h};
 }
 
-Axis cut(int start, int length, int outputs) {
+// `outputs` from `first` on of a part that is resized to `resized` pixels.
+Axis cut(int start, int length, int resized, int first, int outputs) {
   return {.low = start,
           .high = start + length,
           .origin = static_cast<double>(start),
-          .scale = static_cast<double>(length) / outputs,
-          .first = 0,
+          .scale = static_cast<double>(length) / resized,
+          .first = first,
           .count = outputs};
 }
+
+Axis cut(int start, int length, int outputs) { return cut(start, length, outputs, 0, outputs); }
 
 // The middle `outputs` of a side that is resized to `resized` pixels.
 Axis middle(int side, int resized, int outputs) {
@@ -83,6 +86,11 @@ Axis middle(int side, int resized, int outputs) {
           .scale = static_cast<double>(side) / resized,
           .first = static_cast<int>(std::nearbyint((resized - outputs) / 2.0)),
           .count = outputs};
+}
+
+// Whether `part` pixels from `begin` on lie within a side, which is a picture's.
+bool within(int32_t begin, int32_t part, int32_t side) {
+  return begin >= 0 && part >= 1 && side >= 1 && side < kInputMax && begin <= side - part;
 }
 
 void expect(bool holds, const char* what) {
@@ -115,6 +123,22 @@ void Recipe::check() const {
     expect(std::isfinite(mean[c]) && std::isfinite(deviation[c]) && deviation[c] > 0,
            "a mean is not finite, or a deviation not positive");
   }
+  expect((crop == Crop::kGiven) == (cuts != nullptr),
+         "cuts are given without a crop that uses them");
+  for (size_t i = 0; cuts && i < cuts->size(); ++i) {
+    const Cut& cut = (*cuts)[i];
+    expect(within(cut.left, cut.columns, cut.width) && within(cut.top, cut.rows, cut.height),
+           "a cut does not lie within its picture");
+    expect(within(cut.x, width, cut.resized_width) && within(cut.y, height, cut.resized_height),
+           "an output does not lie within what its cut was resized to");
+  }
+}
+
+bool Recipe::fits(int picture_width, int picture_height, uint64_t index) const {
+  if (crop != Crop::kGiven) return true;
+  if (index >= cuts->size()) return false;
+  const Cut& cut = (*cuts)[index];
+  return cut.width == picture_width && cut.height == picture_height;
 }
 
 Axis Axis::shrunk(int shift, int side) const {
@@ -146,6 +170,14 @@ Plan draw(const Recipe& recipe, int width, int height, const Draw& what) {
   Random random(what);
   Plan plan;
   switch (recipe.crop) {
+    case Crop::kGiven: {
+      const Cut& given = (*recipe.cuts)[what.index];
+      plan.x = cut(given.left, given.columns, given.resized_width, given.x, recipe.width);
+      plan.y = cut(given.top, given.rows, given.resized_height, given.y, recipe.height);
+      plan.flip = given.flip != 0;
+      plan.flip_vertical = given.flip_vertical != 0;
+      return plan;
+    }
     case Crop::kRandom: {
       const Box box = random_box(recipe, width, height, random);
       plan.x = cut(box.left, box.width, recipe.width);

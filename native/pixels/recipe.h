@@ -8,6 +8,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace headrace::pixels {
 
@@ -15,6 +17,7 @@ enum class Crop : int {
   kRandom,   // RandomResizedCrop: a region of random area and aspect, resized to the output
   kCenter,   // the short side is resized to `short_side`, then the middle is cut out
   kStretch,  // the whole picture, resized to the output
+  kGiven,    // as `Recipe::cuts` says, which somebody else drew
 };
 
 // Pillow's filters, with its definitions.
@@ -26,7 +29,18 @@ constexpr size_t bytes_of(Type type) {
   return type == Type::kUint8 ? 1 : type == Type::kFloat32 ? 4 : 2;
 }
 
-inline constexpr int kSideMax = 1 << 14;  // of an output
+inline constexpr int kSideMax = 1 << 14;   // of an output
+inline constexpr int kInputMax = 1 << 30;  // sides of what is cut are smaller
+
+// What becomes of one picture of `width` x `height` pixels: `columns` x `rows` of them from (left,
+// top) on are resized to `resized_width` x `resized_height`; the output begins at (x, y) of that.
+struct Cut {
+  int32_t width, height;
+  int32_t left, top, columns, rows;
+  int32_t resized_width, resized_height;
+  int32_t x, y;
+  int32_t flip, flip_vertical;  // of the output; 0 or 1
+};
 
 struct Recipe {
   int height = 224;
@@ -46,9 +60,12 @@ struct Recipe {
   // (value / 255 - mean) / deviation, of all types but kUint8.
   std::array<float, 3> mean{0, 0, 0};
   std::array<float, 3> deviation{1, 1, 1};
+  std::shared_ptr<const std::vector<Cut>> cuts;  // kGiven alone: by `Draw::index`
 
   // Throws Error(kInvalidArgument).
   void check() const;
+  // False: the cut that was given for this picture is of one with another size.
+  bool fits(int picture_width, int picture_height, uint64_t index) const;
   size_t output_bytes() const {
     return 3 * bytes_of(type) * static_cast<size_t>(width) * static_cast<size_t>(height);
   }
@@ -89,8 +106,8 @@ struct Plan {
   int shift() const;
 };
 
-// REQUIRES width, height >= 1, below 2^30. Never fails: a picture that is too narrow for the
-// aspects gets its middle, as RandomResizedCrop does.
+// REQUIRES width, height >= 1, below kInputMax, and that the recipe fits them. Never fails: a
+// picture that is too narrow for the aspects gets its middle, as RandomResizedCrop does.
 Plan draw(const Recipe& recipe, int width, int height, const Draw& draw);
 
 double support_of(Filter filter);

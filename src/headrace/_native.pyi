@@ -600,6 +600,9 @@ def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int,
     One picture, in the calling thread. ValueError: why it cannot be decoded.
     """
 
+def picture_size(encoded: bytes) -> tuple[int, int] | None:
+    """Width and height, as the header says; None: it cannot be read here."""
+
 class PictureRecipe:
     """What pictures become: see recipe.h."""
 
@@ -649,6 +652,11 @@ class DecodePool:
 
     def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int) -> DecodeJob:
         """Queues one batch; returns at once."""
+
+    def submit_given(self, recipe: PictureRecipe, pictures: tuple[bytes, ...], cuts: Annotated[NDArray[numpy.int32], dict(shape=(None, 12), order='C', device='cpu', writable=False)]) -> DecodeJob:
+        """
+        The same for encoded pictures, bytes each, that are cut as given: int32, shape (pictures, 12), in the order of recipe.h's Cut.
+        """
 
     def turn(self, threads: int) -> None: ...
 
