@@ -17,8 +17,9 @@
 
 #include "pixels/picture.h"
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define HEADRACE_AVX2 __attribute__((target("avx2")))
 #endif
 
 namespace headrace::pixels {
@@ -56,39 +57,71 @@ uint8_t paeth(int a, int b, int c) {
   return static_cast<uint8_t>(pa <= pb && pa <= pc ? a : pb <= pc ? b : c);
 }
 
-#if defined(__SSE2__)
-// Pixels of 3 or 4 bytes: each depends on the one before, so a vector holds one pixel.
-template <int kBytes>
+#if defined(__x86_64__)
+// Pixels of 3 or 4 bytes: each depends on the one before, so a vector holds one pixel. Four bytes are
+// read in any case, so rows need one more behind their end. (Three bytes that are put together in
+// memory would wait for their way through the store buffer, which takes longer than all the rest.)
 __m128i load_pixel(const uint8_t* p) {
-  uint32_t value = 0;
-  std::memcpy(&value, p, kBytes);
+  uint32_t value;
+  std::memcpy(&value, p, sizeof value);
   return _mm_cvtsi32_si128(static_cast<int>(value));
 }
 template <int kBytes>
 void store_pixel(uint8_t* p, __m128i pixel) {
-  const int value = _mm_cvtsi128_si32(pixel);
-  std::memcpy(p, &value, kBytes);
+  const auto value = static_cast<uint32_t>(_mm_cvtsi128_si32(pixel));
+  if constexpr (kBytes == 4) {
+    std::memcpy(p, &value, sizeof value);
+  } else {
+    const auto low = static_cast<uint16_t>(value);
+    std::memcpy(p, &low, sizeof low);
+    p[2] = static_cast<uint8_t>(value >> 16);
+  }
 }
 
-template <int kBytes>
-void unfilter_paeth(uint8_t* row, const uint8_t* above, size_t bytes) {
-  const __m128i zero = _mm_setzero_si128();
-  const auto absolute = [&](__m128i x) { return _mm_max_epi16(x, _mm_sub_epi16(zero, x)); };
-  __m128i a = zero, c = zero;
-  for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
-    const __m128i b = _mm_unpacklo_epi8(load_pixel<kBytes>(above + i), zero);
+// One row's Paeth filter from left to right; numbers of 16 bits.
+struct Paeth {
+  __m128i a = _mm_setzero_si128(), c = _mm_setzero_si128();  // to the left; above that
+
+  // The pixel from its filtered bytes and the one above it.
+  HEADRACE_AVX2 __m128i next(__m128i filtered, __m128i above) {
+    const __m128i b = _mm_cvtepu8_epi16(above);
     const __m128i to_a = _mm_sub_epi16(b, c), to_b = _mm_sub_epi16(a, c);
-    const __m128i pa = absolute(to_a), pb = absolute(to_b),
-                  pc = absolute(_mm_add_epi16(to_a, to_b));
+    const __m128i pa = _mm_abs_epi16(to_a), pb = _mm_abs_epi16(to_b),
+                  pc = _mm_abs_epi16(_mm_add_epi16(to_a, to_b));
     const __m128i least = _mm_min_epi16(pc, _mm_min_epi16(pa, pb));
-    const __m128i is_a = _mm_cmpeq_epi16(least, pa), is_b = _mm_cmpeq_epi16(least, pb);
-    const __m128i b_or_c = _mm_or_si128(_mm_and_si128(is_b, b), _mm_andnot_si128(is_b, c));
-    const __m128i guess = _mm_or_si128(_mm_and_si128(is_a, a), _mm_andnot_si128(is_a, b_or_c));
-    const __m128i sum = _mm_add_epi8(load_pixel<kBytes>(row + i), _mm_packus_epi16(guess, guess));
-    store_pixel<kBytes>(row + i, sum);
-    a = _mm_unpacklo_epi8(sum, zero);
+    const __m128i b_or_c = _mm_blendv_epi8(c, b, _mm_cmpeq_epi16(least, pb));
+    const __m128i guess = _mm_blendv_epi8(b_or_c, a, _mm_cmpeq_epi16(least, pa));
+    const __m128i sum = _mm_add_epi8(filtered, _mm_packus_epi16(guess, guess));
+    a = _mm_cvtepu8_epi16(sum);
     c = b;
+    return sum;
   }
+};
+
+template <int kBytes>
+HEADRACE_AVX2 void unfilter_paeth(uint8_t* row, const uint8_t* above, size_t bytes) {
+  Paeth paeth;
+  for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
+    store_pixel<kBytes>(row + i, paeth.next(load_pixel(row + i), load_pixel(above + i)));
+  }
+}
+
+// Two such rows, the second one pixel behind the first: each row alone waits for its own last pixel.
+template <int kBytes>
+HEADRACE_AVX2 void unfilter_paeth_pair(uint8_t* row, uint8_t* below, const uint8_t* above, size_t bytes) {
+  Paeth first, second;
+  __m128i last = _mm_setzero_si128();
+  for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
+    const __m128i pixel = first.next(load_pixel(row + i), load_pixel(above + i));
+    if (i != 0) {
+      uint8_t* behind = below + i - kBytes;
+      store_pixel<kBytes>(behind, second.next(load_pixel(behind), last));
+    }
+    store_pixel<kBytes>(row + i, pixel);
+    last = pixel;
+  }
+  uint8_t* behind = below + bytes - kBytes;
+  store_pixel<kBytes>(behind, second.next(load_pixel(behind), last));
 }
 
 template <int kBytes>
@@ -96,10 +129,10 @@ void unfilter_average(uint8_t* row, const uint8_t* above, size_t bytes) {
   const __m128i one = _mm_set1_epi8(1);
   __m128i a = _mm_setzero_si128();
   for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
-    const __m128i b = load_pixel<kBytes>(above + i);
+    const __m128i b = load_pixel(above + i);
     // avg_epu8 rounds up, PNG down.
     const __m128i mean = _mm_sub_epi8(_mm_avg_epu8(a, b), _mm_and_si128(_mm_xor_si128(a, b), one));
-    a = _mm_add_epi8(load_pixel<kBytes>(row + i), mean);
+    a = _mm_add_epi8(load_pixel(row + i), mean);
     store_pixel<kBytes>(row + i, a);
   }
 }
@@ -108,19 +141,20 @@ template <int kBytes>
 void unfilter_sub(uint8_t* row, size_t bytes) {
   __m128i a = _mm_setzero_si128();
   for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
-    a = _mm_add_epi8(a, load_pixel<kBytes>(row + i));
+    a = _mm_add_epi8(a, load_pixel(row + i));
     store_pixel<kBytes>(row + i, a);
   }
 }
 #endif
 
-// False: the filter does not exist. `above` is the row before, zeros for the first.
+// False: the filter does not exist. `above` is the row before, zeros for the first. REQUIRES a
+// readable byte behind both rows.
 bool unfilter(int filter, uint8_t* row, const uint8_t* above, size_t bytes, size_t pixel) {
   switch (filter) {
     case 0:
       return true;
     case 1:
-#if defined(__SSE2__)
+#if defined(__x86_64__)
       if (pixel == 3) return unfilter_sub<3>(row, bytes), true;
       if (pixel == 4) return unfilter_sub<4>(row, bytes), true;
 #endif
@@ -130,7 +164,7 @@ bool unfilter(int filter, uint8_t* row, const uint8_t* above, size_t bytes, size
       for (size_t i = 0; i < bytes; ++i) row[i] = static_cast<uint8_t>(row[i] + above[i]);
       return true;
     case 3:
-#if defined(__SSE2__)
+#if defined(__x86_64__)
       if (pixel == 3) return unfilter_average<3>(row, above, bytes), true;
       if (pixel == 4) return unfilter_average<4>(row, above, bytes), true;
 #endif
@@ -140,7 +174,7 @@ bool unfilter(int filter, uint8_t* row, const uint8_t* above, size_t bytes, size
       }
       return true;
     case 4:
-#if defined(__SSE2__)
+#if defined(__x86_64__)
       if (pixel == 3) return unfilter_paeth<3>(row, above, bytes), true;
       if (pixel == 4) return unfilter_paeth<4>(row, above, bytes), true;
 #endif
@@ -153,6 +187,18 @@ bool unfilter(int filter, uint8_t* row, const uint8_t* above, size_t bytes, size
     default:
       return false;
   }
+}
+
+// The same for a row and the one below where that is faster; false: nothing was done.
+bool unfilter_two([[maybe_unused]] uint8_t* row, [[maybe_unused]] const uint8_t* above,
+                  [[maybe_unused]] size_t bytes, [[maybe_unused]] size_t pixel) {
+#if defined(__x86_64__)
+  uint8_t* below = row + bytes + 1;
+  if (row[0] != 4 || below[0] != 4) return false;
+  if (pixel == 3) return unfilter_paeth_pair<3>(row + 1, below + 1, above, bytes), true;
+  if (pixel == 4) return unfilter_paeth_pair<4>(row + 1, below + 1, above, bytes), true;
+#endif
+  return false;
 }
 
 class PngDecoder final : public Decoder {
@@ -313,14 +359,21 @@ class PngDecoder final : public Decoder {
   bool read_pass(const Pass& pass, uint32_t columns, uint32_t rows, uint8_t** at,
                  const Region& region, Picture* picture) {
     const size_t bytes = row_bytes(columns), pixel = std::max<size_t>(1, bits_ / 8);
-    zeros_.assign(bytes, 0);
+    zeros_.assign(bytes + 1, 0);
     const uint8_t* above = zeros_.data();
     uint8_t* row = *at;
+    bool ahead = false;  // this row was done with the one above
     for (uint32_t i = 0; i < rows; ++i, row += bytes + 1) {
       const auto y = static_cast<int>(pass.y + i * pass.step_y);
       // Below the region no row is needed, but for the passes that come after.
       if (!interlaced_ && y >= region.bottom) break;
-      if (!unfilter(row[0], row + 1, above, bytes, pixel)) return false;
+      if (ahead) {
+        ahead = false;
+      } else if (i + 1 < rows && unfilter_two(row, above, bytes, pixel)) {
+        ahead = true;
+      } else if (!unfilter(row[0], row + 1, above, bytes, pixel)) {
+        return false;
+      }
       above = row + 1;
       if (y >= region.top && y < region.bottom) convert_row(pass, row + 1, region, picture->row(y));
     }
@@ -345,6 +398,10 @@ class PngDecoder final : public Decoder {
       case kTrue:
       case kTrueAlpha: {
         const size_t pixel = bits_ / 8;
+        if (wide == 1) {  // four bytes at once: the last are of the next pixel, or alpha
+          each([&](uint32_t x, uint8_t* o) { std::memcpy(o, row + x * pixel, kPixelBytes); });
+          return;
+        }
         each([&](uint32_t x, uint8_t* o) {
           const uint8_t* p = row + x * pixel;
           o[0] = p[0], o[1] = p[wide], o[2] = p[2 * wide];
