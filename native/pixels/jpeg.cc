@@ -18,6 +18,7 @@
 #include <jerror.h>
 // clang-format on
 
+#include "pixels/baseline.h"
 #include "pixels/picture.h"
 
 namespace headrace::pixels {
@@ -103,6 +104,7 @@ class JpegDecoder final : public Decoder {
   }
 
   Reason decode(const Region& region, int shift, Picture* picture) override {
+    if (baseline_.decode(info_, region, shift, memory_, picture)) return {};
     if (setjmp(errors_.escape) != 0) {
       jpeg_abort_decompress(&info_);
       return reason();
@@ -183,6 +185,7 @@ class JpegDecoder final : public Decoder {
   jpeg_decompress_struct info_{};
   jpeg_progress_mgr progress_{};
   Errors errors_{};
+  BaselineJpeg baseline_;
   Scratch memory_;
   std::span<const uint8_t> bytes_;
   bool inks_ = false;

@@ -58,9 +58,10 @@ uint8_t paeth(int a, int b, int c) {
 }
 
 #if defined(__x86_64__)
-// Pixels of 3 or 4 bytes: each depends on the one before, so a vector holds one pixel. Four bytes are
-// read in any case, so rows need one more behind their end. (Three bytes that are put together in
-// memory would wait for their way through the store buffer, which takes longer than all the rest.)
+// Pixels of 3 or 4 bytes: each depends on the one before, so a vector holds one pixel. Four bytes
+// are read in any case, so rows need one more behind their end. (Three bytes that are put together
+// in memory would wait for their way through the store buffer, which takes longer than all the
+// rest.)
 __m128i load_pixel(const uint8_t* p) {
   uint32_t value;
   std::memcpy(&value, p, sizeof value);
@@ -106,9 +107,11 @@ HEADRACE_AVX2 void unfilter_paeth(uint8_t* row, const uint8_t* above, size_t byt
   }
 }
 
-// Two such rows, the second one pixel behind the first: each row alone waits for its own last pixel.
+// Two such rows, the second one pixel behind the first: each row alone waits for its own last
+// pixel.
 template <int kBytes>
-HEADRACE_AVX2 void unfilter_paeth_pair(uint8_t* row, uint8_t* below, const uint8_t* above, size_t bytes) {
+HEADRACE_AVX2 void unfilter_paeth_pair(uint8_t* row, uint8_t* below, const uint8_t* above,
+                                       size_t bytes) {
   Paeth first, second;
   __m128i last = _mm_setzero_si128();
   for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {

@@ -1,0 +1,233 @@
+// The pixels of our own JPEG decoder are libjpeg's, for every sampling, size, region and restart
+// interval; what it cannot vouch for it leaves alone.
+#if HEADRACE_HAVE_JPEG
+
+#include "pixels/baseline.h"
+
+#include <doctest/doctest.h>
+#include <stdio.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+// After <stdio.h>, which it needs.
+// clang-format off
+#include <jpeglib.h>
+// clang-format on
+
+using namespace headrace::pixels;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+struct Kind {
+  int width, height, columns = 2, rows = 2, quality = 90, interval = 0;
+  bool grey = false, progressive = false, optimised = false;
+};
+
+[[noreturn]] void fail(j_common_ptr) { throw std::bad_alloc(); }
+
+// Waves, edges and noise.
+Bytes encoded(const Kind& kind, unsigned seed) {
+  jpeg_compress_struct info;
+  jpeg_error_mgr errors;
+  info.err = jpeg_std_error(&errors);
+  jpeg_create_compress(&info);
+  unsigned char* out = nullptr;
+  unsigned long size = 0;
+  jpeg_mem_dest(&info, &out, &size);
+  info.image_width = static_cast<JDIMENSION>(kind.width);
+  info.image_height = static_cast<JDIMENSION>(kind.height);
+  info.input_components = kind.grey ? 1 : 3;
+  info.in_color_space = kind.grey ? JCS_GRAYSCALE : JCS_RGB;
+  jpeg_set_defaults(&info);
+  jpeg_set_quality(&info, kind.quality, TRUE);
+  info.comp_info[0].h_samp_factor = kind.columns;
+  info.comp_info[0].v_samp_factor = kind.rows;
+  info.restart_interval = static_cast<unsigned>(kind.interval);
+  info.optimize_coding = kind.optimised ? TRUE : FALSE;
+  if (kind.progressive) jpeg_simple_progression(&info);
+  jpeg_start_compress(&info, TRUE);
+  std::mt19937 random(seed);
+  Bytes row(static_cast<size_t>(kind.width * info.input_components));
+  for (int y = 0; y < kind.height; ++y) {
+    for (size_t x = 0; x < row.size(); ++x) {
+      const auto wave = static_cast<int>(100 + (x * 7 + static_cast<size_t>(y) * 3) % 97);
+      const int edge = (x / 40 + static_cast<size_t>(y) / 30) % 2 != 0 ? 90 : -60;
+      row[x] =
+          static_cast<uint8_t>(std::clamp(wave + edge + static_cast<int>(random() % 25), 0, 255));
+    }
+    JSAMPROW at = row.data();
+    jpeg_write_scanlines(&info, &at, 1);
+  }
+  jpeg_finish_compress(&info);
+  jpeg_destroy_compress(&info);
+  Bytes bytes(out, out + size);
+  std::free(out);
+  return bytes;
+}
+
+// A file whose header was read.
+struct File {
+  jpeg_decompress_struct info;
+  jpeg_error_mgr errors;
+  explicit File(const Bytes& bytes) {
+    info.err = jpeg_std_error(&errors);
+    errors.error_exit = fail;
+    errors.emit_message = [](j_common_ptr, int) {};
+    jpeg_create_decompress(&info);
+    jpeg_mem_src(&info, bytes.data(), bytes.size());
+    jpeg_read_header(&info, TRUE);
+  }
+  ~File() { jpeg_destroy_decompress(&info); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  // The whole picture, by libjpeg.
+  Bytes whole(int shift, int* width, int* height) {
+    info.out_color_space = JCS_EXT_RGBX;
+    info.scale_num = 1;
+    info.scale_denom = 1u << shift;
+    jpeg_start_decompress(&info);
+    *width = static_cast<int>(info.output_width);
+    *height = static_cast<int>(info.output_height);
+    Bytes pixels(size_t{4} * info.output_width * info.output_height);
+    while (info.output_scanline < info.output_height) {
+      JSAMPROW row = &pixels[size_t{4} * info.output_width * info.output_scanline];
+      jpeg_read_scanlines(&info, &row, 1);
+    }
+    return pixels;
+  }
+};
+
+// The largest difference of a region from libjpeg's pixels; -1: the file was left alone.
+int difference(BaselineJpeg& decoder, const Bytes& bytes, const Region& region, int shift) {
+  File file(bytes);
+  Scratch memory;
+  Picture picture;
+  if (!decoder.decode(file.info, region, shift, memory, &picture)) return -1;
+  int width, height, largest = 0;
+  const Bytes expected = file.whole(shift, &width, &height);
+  REQUIRE(picture.whole_width == width);
+  REQUIRE(picture.whole_height == height);
+  REQUIRE(picture.left <= region.left);
+  REQUIRE(picture.left + picture.width >= region.right);
+  for (int y = region.top; y < region.bottom; ++y) {
+    for (int x = region.left; x < region.right; ++x) {
+      for (int c = 0; c < 3; ++c) {
+        const int ours = picture.row(y)[4 * (x - picture.left) + c];
+        const int theirs = expected[static_cast<size_t>(4 * (y * width + x) + c)];
+        largest = std::max(largest, std::abs(ours - theirs));
+      }
+    }
+  }
+  return largest;
+}
+
+}  // namespace
+
+TEST_CASE("Pixels are libjpeg's, and nearly so where they are scaled") {
+  if (!__builtin_cpu_supports("avx2")) return;
+  std::mt19937 random(11);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  BaselineJpeg decoder;
+  for (unsigned i = 0; i < 600; ++i) {
+    Kind kind{.width = 1 + below(200), .height = 1 + below(200)};
+    kind.columns = 1 + below(2);
+    kind.rows = kind.columns == 2 ? 1 + below(2) : 1;
+    kind.quality = 30 + below(71);
+    kind.interval = below(3) == 0 ? 1 + below(30) : 0;
+    kind.grey = below(6) == 0;
+    kind.optimised = below(2) == 0;
+    const int shift = below(2) == 0 ? 0 : below(4);
+    const int width = (kind.width + (1 << shift) - 1) >> shift,
+              height = (kind.height + (1 << shift) - 1) >> shift;
+    const int left = below(width), top = below(height);
+    const Region region{left, top, left + 1 + below(width - left), top + 1 + below(height - top)};
+    CAPTURE(i);
+    CAPTURE(shift);
+    const int largest = difference(decoder, encoded(kind, i), region, shift);
+    const bool halved = kind.columns == 2 && !kind.grey;
+    if (largest < 0) {
+      // Chroma of one or two columns has no fancy upsampling.
+      CHECK(halved);
+      CHECK((kind.width <= 32 || shift == 3));
+      continue;
+    }
+    CHECK(largest <= (shift == 0 ? 0 : 4));
+  }
+}
+
+TEST_CASE("What is not baseline, whole and plain is left to libjpeg") {
+  if (!__builtin_cpu_supports("avx2")) return;
+  BaselineJpeg decoder;
+  const Region all{0, 0, 90, 70};
+  CHECK(difference(decoder, encoded({.width = 90, .height = 70}, 1), all, 0) == 0);
+  CHECK(difference(decoder, encoded({.width = 90, .height = 70, .progressive = true}, 1), all, 0) ==
+        -1);
+  CHECK(difference(decoder, encoded({.width = 90, .height = 70, .columns = 1, .rows = 2}, 1), all,
+                   0) == -1);
+  const Bytes whole = encoded({.width = 90, .height = 70, .interval = 4}, 1);
+  Scratch memory;
+  const auto taken = [&](const Bytes& bytes) {
+    File file(bytes);
+    Picture picture;
+    return decoder.decode(file.info, all, 0, memory, &picture);
+  };
+  REQUIRE(taken(whole));
+  // Headers end with the start of the scan: before that, libjpeg itself sees that a file is cut
+  // off.
+  const auto scan = static_cast<size_t>(
+      std::search(whole.begin(), whole.end(), "\xff\xda", "\xff\xda" + 2,
+                  [](uint8_t a, char b) { return a == static_cast<uint8_t>(b); }) -
+      whole.begin());
+  for (size_t size = scan + 14; size < whole.size(); ++size) {
+    CHECK_FALSE(taken(Bytes(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size))));
+  }
+  int refused = 0, tried = 0;
+  for (size_t at = scan + 14; at + 2 < whole.size(); ++at) {
+    // A restart marker with a number that is not its turn, lost, or doubled.
+    if (whole[at] != 0xff || whole[at + 1] < 0xd0 || whole[at + 1] > 0xd7) continue;
+    Bytes other = whole;
+    other[at + 1] ^= 1;
+    CHECK_FALSE(taken(other));
+    other = whole;
+    other.erase(other.begin() + static_cast<ptrdiff_t>(at),
+                other.begin() + static_cast<ptrdiff_t>(at) + 2);
+    CHECK_FALSE(taken(other));
+    // Bits that are lost leave most segments too short or too long.
+    other = whole;
+    other.erase(other.begin() + static_cast<ptrdiff_t>(at) - 8,
+                other.begin() + static_cast<ptrdiff_t>(at) - 2);
+    refused += taken(other) ? 0 : 1;
+    ++tried;
+  }
+  CHECK(tried > 3);
+  CHECK(refused > tried / 2);
+}
+
+TEST_CASE("Any bytes in the scan are survived") {
+  BaselineJpeg decoder;
+  Scratch memory;
+  std::mt19937 random(3);
+  int taken = 0;
+  for (unsigned i = 0; i < 3000; ++i) {
+    Kind kind{.width = 40 + static_cast<int>(i % 90), .height = 33};
+    kind.columns = kind.rows = 1 + static_cast<int>(i % 2);
+    kind.interval = static_cast<int>(i % 5);
+    Bytes bytes = encoded(kind, i);
+    for (unsigned k = 0; k < 1 + i % 6; ++k) {
+      bytes[bytes.size() / 2 + random() % (bytes.size() / 2)] = static_cast<uint8_t>(random());
+    }
+    File file(bytes);
+    Picture picture;
+    taken += decoder.decode(file.info, {0, 0, 40, 33}, 0, memory, &picture) ? 1 : 0;
+  }
+  CHECK(taken < 3000);
+}
+
+#endif
