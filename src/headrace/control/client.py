@@ -31,15 +31,10 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 class Refusal(ControlError):
-    """The controller refuses.
+    """The controller refuses."""
 
-    Attributes:
-        status: as in HTTP.
-        problems: what is wrong with a policy, a sentence each.
-    """
-
-    status: int = 0
-    problems: tuple[str, ...] = ()
+    status: int = 0  # as in HTTP
+    problems: tuple[str, ...] = ()  # what is wrong with a policy, a sentence each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,54 +135,31 @@ def demand_after(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingProblem:
-    """Who wants what. `R` resources; a user counts once for each file system, and so does a job.
+    """Who wants what. `R` resources; a user counts once for each file system, and so does a job."""
 
-    Attributes:
-        capacity: [systems, R] infinite where there is no limit.
-        system: [users] the file system of each.
-        user_weight: [users] above 0.
-        user_cap: [users, R] infinite where there is none.
-        user_guarantee: [users, R] 0 where there is none.
-        user: [jobs] the user of each.
-        job_weight: [jobs] above 0.
-        job_cap: [jobs, R]
-        job_guarantee: [jobs, R]
-        priority: [jobs] integers; the largest first.
-        job: [flows] the job of each; a flow is what one plane reads for one job.
-        demand: [flows, R] what it could use; infinite while it waits.
-        held: [flows] its plane says nothing, but may still use `grant`.
-        grant: [flows, R] what it has; counts where `held`.
-    """
-
-    capacity: Floats
-    system: Integers
-    user_weight: Floats
-    user_cap: Floats
-    user_guarantee: Floats
-    user: Integers
-    job_weight: Floats
-    job_cap: Floats
-    job_guarantee: Floats
-    priority: Integers
-    job: Integers
-    demand: Floats
-    held: NDArray[np.bool_]
-    grant: Floats
+    capacity: Floats  # [systems, R] infinite where there is no limit
+    system: Integers  # [users] the file system of each
+    user_weight: Floats  # [users] above 0
+    user_cap: Floats  # [users, R] infinite where there is none
+    user_guarantee: Floats  # [users, R] 0 where there is none
+    user: Integers  # [jobs] the user of each
+    job_weight: Floats  # [jobs] above 0
+    job_cap: Floats  # [jobs, R]
+    job_guarantee: Floats  # [jobs, R]
+    priority: Integers  # [jobs] integers; the largest first
+    job: Integers  # [flows] the job of each; a flow is what one plane reads for one job
+    demand: Floats  # [flows, R] what it could use; infinite while it waits
+    held: NDArray[np.bool_]  # [flows] its plane says nothing, but may still use `grant`
+    grant: Floats  # [flows, R] what it has; counts where `held`
 
 
 @dataclass(frozen=True, slots=True)
 class SharingResult:
-    """Who gets what.
+    """Who gets what."""
 
-    Attributes:
-        flows: [flows, R] each plane's part of each job.
-        jobs: [jobs, R]
-        wanted: [jobs, R] the part of `jobs` that answers a demand; the rest is spare.
-    """
-
-    flows: Floats
-    jobs: Floats
-    wanted: Floats
+    flows: Floats  # [flows, R] each plane's part of each job
+    jobs: Floats  # [jobs, R]
+    wanted: Floats  # [jobs, R] the part of `jobs` that answers a demand; the rest is spare
 
 
 def decide(problem: SharingProblem) -> SharingResult:

@@ -24,17 +24,11 @@ from typing import Final, NamedTuple
 
 
 class Architecture(NamedTuple):
-    """How an architecture is told from others.
+    """How an architecture is told from others."""
 
-    Attributes:
-        audit: AUDIT_ARCH_* of its calls.
-        column: of `CALLS`.
-        seccomp: the number of seccomp(2).
-    """
-
-    audit: int
-    column: int
-    seccomp: int
+    audit: int  # AUDIT_ARCH_* of its calls
+    column: int  # of `CALLS`
+    seccomp: int  # the number of seccomp(2)
 
 
 ARCHITECTURES: Final = {

@@ -387,17 +387,12 @@ def _check_unchanged(peer: _Peer, host: Host) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FabricOptions:
-    """How a store is read over the fabric.
-
-    Attributes:
-        identity: who we are to targets; by default what is the same on this machine after every start.
-        engine: queues, deadlines, digests.
-        directory_cache: a local folder that keeps sample directories between runs.
-    """
+    """How a store is read over the fabric."""
 
     identity: HostIdentity = field(default_factory=HostIdentity.of_machine)
-    engine: EngineOptions = field(default_factory=EngineOptions)
-    directory_cache: str | None = None
+    """Who we are to targets; by default what is the same on this machine after every start."""
+    engine: EngineOptions = field(default_factory=EngineOptions)  # queues, deadlines, digests
+    directory_cache: str | None = None  # a local folder that keeps sample directories between runs
     other_roots: ClassVar[bool] = False
     """A namespace never sends its readers to objects elsewhere."""
 

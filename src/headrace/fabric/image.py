@@ -34,17 +34,11 @@ _MANIFEST_BYTES_MAX = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoreFiles:
-    """What a store's folder holds.
+    """What a store's folder holds."""
 
-    Attributes:
-        folder: where.
-        manifest: the bytes of `store.json`.
-        sizes: bytes of every other file by name: directories before volumes.
-    """
-
-    folder: Path
-    manifest: bytes
-    sizes: dict[str, int]
+    folder: Path  # where
+    manifest: bytes  # the bytes of `store.json`
+    sizes: dict[str, int]  # bytes of every other file by name: directories before volumes
 
     def path(self, name: str) -> Path:
         """Where a file lies."""
@@ -141,34 +135,21 @@ _NEXT_STEP = "Write the image or export the store again."
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One file of the store.
+    """One file of the store."""
 
-    Attributes:
-        name: relative path within the store's folder.
-        nsid: the namespace that holds it; 0: the one of this catalog.
-        offset: of its first byte in that namespace.
-        length: its bytes.
-    """
-
-    name: str
-    nsid: int
-    offset: int
-    length: int
+    name: str  # relative path within the store's folder
+    nsid: int  # the namespace that holds it; 0: the one of this catalog
+    offset: int  # of its first byte in that namespace
+    length: int  # its bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogHeader:
-    """What the first page says.
+    """What the first page says."""
 
-    Attributes:
-        entries: files in the table.
-        table_bytes: of the table, which begins with the second page.
-        table_crc: its crc32c.
-    """
-
-    entries: int
-    table_bytes: int
-    table_crc: int
+    entries: int  # files in the table
+    table_bytes: int  # of the table, which begins with the second page
+    table_crc: int  # its crc32c
 
 
 def aligned(nbytes: int) -> int:
@@ -347,17 +328,11 @@ _BLKGETSIZE64 = 0x80081272
 
 @dataclass(frozen=True, slots=True)
 class ImageReport:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        path: the file or block device.
-        files: how many of the store's files.
-        bytes: of the image.
-    """
-
-    path: str
-    files: int
-    bytes: int
+    path: str  # the file or block device
+    files: int  # how many of the store's files
+    bytes: int  # of the image
 
 
 def write_image(

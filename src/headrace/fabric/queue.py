@@ -70,13 +70,9 @@ _LAST = 4
 
 
 class CommandFailed(FabricError):
-    """A controller answered a command with an error.
+    """A controller answered a command with an error."""
 
-    Attributes:
-        status: as in the completion, without the phase.
-    """
-
-    status: int = 0
+    status: int = 0  # as in the completion, without the phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,17 +73,11 @@ _CHANGES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """An ASGI application around another.
+    """An ASGI application around another."""
 
-    Attributes:
-        app: the other.
-        sessions: knows the tokens.
-        hosts: the names that this server goes by, without ports; None: any.
-    """
-
-    app: ASGIApp
-    sessions: Sessions
-    hosts: frozenset[str] | None
+    app: ASGIApp  # the other
+    sessions: Sessions  # knows the tokens
+    hosts: frozenset[str] | None  # the names that this server goes by, without ports; None: any
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse."""
@@ -167,24 +161,18 @@ def _name(host: str) -> str:
 class WebOptions:
     """How the pages are served.
 
-    Attributes:
-        listen: HOST:PORT; port 0 is any that is free.
-        token_file: who may sign in; see `tokens`.
-        public: whoever can connect may look without a token: every user of this machine. Never beyond it.
-        names: that this server goes by, beside those of the machine itself: behind a proxy.
-        stores: paths of stores that may be looked into.
-        runs: folders of traced runs, or folders of such.
-
     Raises:
         ValueError: the address is none, or others could look without a token.
     """
 
-    listen: str = "127.0.0.1:8470"
-    token_file: Path | None = None
+    listen: str = "127.0.0.1:8470"  # HOST:PORT; port 0 is any that is free.
+    token_file: Path | None = None  # who may sign in; see `tokens`
     public: bool = False
+    """Whoever can connect may look without a token: every user of this machine. Never beyond it."""
     names: tuple[str, ...] = ()
-    stores: tuple[str, ...] = ()
-    runs: tuple[str, ...] = ()
+    """That this server goes by, beside those of the machine itself: behind a proxy."""
+    stores: tuple[str, ...] = ()  # paths of stores that may be looked into
+    runs: tuple[str, ...] = ()  # folders of traced runs, or folders of such
 
     def __post_init__(self) -> None:
         host, _, port = self.listen.rpartition(":")

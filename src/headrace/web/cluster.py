@@ -97,27 +97,17 @@ class JobBox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterMoment:
-    """All of it.
+    """All of it."""
 
-    Attributes:
-        taken_s: Unix seconds.
-        nodes: in the order in which they are shown.
-        jobs: that run.
-        holders: (GPUs) int32, of each GPU the place of its job in `jobs`, or `IDLE`.
-        stall: (GPUs) uint8, see `levels`.
-        busy: (GPUs) uint8, likewise.
-        waiting: jobs that wait for GPUs.
-        notes: what could not be seen, a sentence each.
-    """
-
-    taken_s: float
-    nodes: Sequence[NodeBox]
-    jobs: Sequence[JobBox]
+    taken_s: float  # Unix seconds
+    nodes: Sequence[NodeBox]  # in the order in which they are shown
+    jobs: Sequence[JobBox]  # that run
     holders: NDArray[np.int32]
-    stall: NDArray[np.uint8]
-    busy: NDArray[np.uint8]
-    waiting: int = 0
-    notes: tuple[str, ...] = ()
+    """(GPUs) int32, of each GPU the place of its job in `jobs`, or `IDLE`."""
+    stall: NDArray[np.uint8]  # (GPUs) uint8, see `levels`
+    busy: NDArray[np.uint8]  # (GPUs) uint8, likewise
+    waiting: int = 0  # jobs that wait for GPUs
+    notes: tuple[str, ...] = ()  # what could not be seen, a sentence each
 
     def totals(self) -> dict[str, Any]:
         """What stands above the grid."""
@@ -238,19 +228,12 @@ LITTLE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
-    """Nodes and who is on them.
+    """Nodes and who is on them."""
 
-    Attributes:
-        nodes: in the order in which they are shown.
-        holders: of each node, the job of each GPU; '' for none.
-        jobs: by id, what is known of them without the history.
-        waiting: jobs that wait for GPUs.
-    """
-
-    nodes: Sequence[NodeBox]
-    holders: Sequence[Sequence[str]]
-    jobs: dict[str, JobBox]
-    waiting: int = 0
+    nodes: Sequence[NodeBox]  # in the order in which they are shown
+    holders: Sequence[Sequence[str]]  # of each node, the job of each GPU; '' for none
+    jobs: dict[str, JobBox]  # by id, what is known of them without the history
+    waiting: int = 0  # jobs that wait for GPUs
 
 
 def nodes_of_scheduler(snapshot: ClusterSnapshot) -> ClusterLayout:

@@ -55,17 +55,12 @@ class Full(Exception):
 
 @dataclass(slots=True, eq=False)
 class LiveClient:
-    """A browser that is told.
+    """A browser that is told."""
 
-    Attributes:
-        grid: it wants the cluster, not only the news that there is some.
-        hang_up: ends its connection at once.
-        may: whether it may still look: who signed in may be signed out meanwhile.
-    """
-
-    grid: bool
-    hang_up: Callable[[], None]
+    grid: bool  # it wants the cluster, not only the news that there is some
+    hang_up: Callable[[], None]  # ends its connection at once
     may: Callable[[], bool] = lambda: True
+    """Whether it may still look: who signed in may be signed out meanwhile."""
     queue: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_MAX))
 
     def tell(self, message: bytes) -> bool:

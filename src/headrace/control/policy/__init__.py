@@ -205,17 +205,11 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """One value that differs.
+    """One value that differs."""
 
-    Attributes:
-        at: where, as `jobs.train.cap.bytes_per_s`.
-        before: its text; None: it was not there.
-        after: its text; None: it is gone.
-    """
-
-    at: str
-    before: str | None
-    after: str | None
+    at: str  # where, as `jobs.train.cap.bytes_per_s`
+    before: str | None  # its text; None: it was not there
+    after: str | None  # its text; None: it is gone
 
 
 def changes(before: Policy, after: Policy) -> list[PolicyChange]:

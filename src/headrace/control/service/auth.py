@@ -49,17 +49,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection.
+    """The other end of a connection."""
 
-    Attributes:
-        uid: on a UNIX socket; None: it came over TCP.
-        certified: it showed a certificate that was verified.
-        name: what its wrong tokens are counted under (`headrace.base.peers`).
-    """
-
-    uid: int | None = None
-    certified: bool = False
-    name: str = ""
+    uid: int | None = None  # on a UNIX socket; None: it came over TCP
+    certified: bool = False  # it showed a certificate that was verified
+    name: str = ""  # what its wrong tokens are counted under (`headrace.base.peers`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +187,11 @@ class TokenThrottle:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks.
+    """Who asks."""
 
-    Attributes:
-        name: for the log.
-        role: what it may do.
-        user: whose planes it may register; None: anybody's.
-    """
-
-    name: str
-    role: str
-    user: str | None = None
+    name: str  # for the log
+    role: str  # what it may do
+    user: str | None = None  # whose planes it may register; None: anybody's
 
 
 def caller_of(

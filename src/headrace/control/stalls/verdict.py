@@ -41,18 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        causes: seconds by cause, the largest first.
-        slowest: the other rank that this one waited for most, as people call it; '': none.
-    """
-
-    causes: Mapping[Cause, float]
+    causes: Mapping[Cause, float]  # seconds by cause, the largest first
     waits: StepWaits
     reading: ReadWaits
     seen: Evidence
-    slowest: str = ""
+    slowest: str = ""  # the other rank that this one waited for most, as people call it; '': none.
 
 
 _Action = tuple[str, float, str]

@@ -360,27 +360,17 @@ _QUIET_LEAST: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ReadWaits:
-    """How reads went.
-
-    Attributes:
-        seconds: by cause, float64, shape (steps,); they add up to the phases `hold` and `read`.
-        latency_s: mean, of a read.
-        idle_latency_s: of a read that met an idle storage; 0.0: not known.
-        in_flight: mean number.
-        bytes_per_s: from storage.
-        full: how far the storage was at its full rate, 0 to 1.
-        sure: how sure that is, 0 to 1.
-        few: the loader could have had more reads under way, had it been allowed to.
-    """
+    """How reads went."""
 
     seconds: dict[Cause, NDArray[np.float64]]
-    latency_s: float
-    idle_latency_s: float
-    in_flight: float
-    bytes_per_s: float
-    full: float
-    sure: float
-    few: bool
+    """By cause, float64, shape (steps,); they add up to the phases `hold` and `read`."""
+    latency_s: float  # mean, of a read
+    idle_latency_s: float  # of a read that met an idle storage; 0.0: not known
+    in_flight: float  # mean number
+    bytes_per_s: float  # from storage
+    full: float  # how far the storage was at its full rate, 0 to 1
+    sure: float  # how sure that is, 0 to 1
+    few: bool  # the loader could have had more reads under way, had it been allowed to
 
 
 def reading_of(waits: StepWaits, seen: Evidence) -> ReadWaits:
