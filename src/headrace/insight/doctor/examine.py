@@ -9,6 +9,7 @@ Nothing is written, and nothing is put out of the page cache. What is read may c
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -46,36 +47,25 @@ _ALONE: Final = 0.95
 _STAT: Final = Path("/proc/stat")
 
 
-def wanted_by_others(findings: Findings) -> float:
-    """CPUs that others want, by what a busy thread of ours did not get: more than they can have."""
-    if findings.decode is None or findings.environment is None or findings.decode.got >= _ALONE:
-        return 0.0
-    return max(0.0, findings.environment.cpus / findings.decode.got - 1.0)
+def _cpu_times() -> tuple[float, float]:
+    """Now, and what other processes used of the CPUs so far, in seconds; nan where nobody says."""
+    own = os.times()
+    words = read_text(_STAT).split("\n", 1)[0].split()
+    ticks = [int(word) for word in words[1:9] if word.isdigit()]
+    if len(ticks) < 8:
+        return time.monotonic(), math.nan
+    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    return time.monotonic(), busy - own.user - own.system
 
 
-class Busy:
-    """What other processes take of the CPUs meanwhile."""
-
-    def __init__(self) -> None:
-        self._begun = self._now()
-
-    @staticmethod
-    def _now() -> tuple[float, float, float]:
-        own = os.times()
-        words = read_text(_STAT).split("\n", 1)[0].split()
-        ticks = [int(word) for word in words[1:9] if word.isdigit()]
-        busy = 0.0
-        if len(ticks) == 8:
-            busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
-        return time.monotonic(), busy, own.user + own.system
-
-    def others(self) -> float:
-        """CPUs that others used since."""
-        then, now = self._begun, self._now()
-        seconds = now[0] - then[0]
-        if seconds <= 0 or not now[1]:
-            return 0.0
-        return max(0.0, (now[1] - then[1] - (now[2] - then[2])) / seconds)
+def _wanted_by_others(findings: Findings, begun: tuple[float, float]) -> float:
+    """CPUs that others want: what they used since, or by what a busy thread of ours did not get."""
+    now = _cpu_times()
+    used = max(0.0, (now[1] - begun[1]) / max(1e-9, now[0] - begun[0]))
+    decode, environment = findings.decode, findings.environment
+    if decode is None or environment is None or decode.got >= _ALONE:
+        return used
+    return max(used, environment.cpus / decode.got - 1.0)
 
 
 # -- examine -----------------------------------------------------------------------------------------
@@ -168,7 +158,9 @@ def examine(
         if run.findings.data is None:
             raise
     run.findings.seconds = time.monotonic() - begun
-    return run.result()
+    if run.error is not None:
+        raise run.error
+    return run.findings
 
 
 def _wait(run: _Run, thread: threading.Thread, until: float) -> None:
@@ -196,29 +188,19 @@ class _Run:
         self.findings = Findings()
         self.stopped = threading.Event()
         self.doing = ""
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._over = 0.0
         self._volume = None if options.simulate is None else SlowVolume(options.simulate)
         self._until = time.monotonic() + _PATIENCE * options.seconds + _PATIENCE_S
         self._cold: Sequence[Piece] = ()
         self._samples: list[bytes] = []
 
-    def result(self) -> Findings:
-        """What was found.
-
-        Raises:
-            HeadraceError: nothing was.
-        """
-        if self._error is not None:
-            raise self._error
-        return self.findings
-
     def work(self) -> None:
         """All parts, one after the other; called in a thread of its own."""
         try:
             self._work()
         except BaseException as e:  # noqa: BLE001 - raised where it is waited for
-            self._error = e
+            self.error = e
 
     def _begin(self, part: str) -> float:
         """Say what is done; returns the seconds that it may take."""
@@ -237,26 +219,21 @@ class _Run:
         label = "" if self._volume is None else self._volume.label
         where = self.target if is_url(self.target) else os.path.abspath(self.target)
         findings.place = place_of(where, label)
-        busy = Busy()
+        begun = _cpu_times()
         seconds = self._begin("data")
         findings.data, pool = survey(
             self.target, seconds, stop=self._stop, storage_options=options.storage_options
         )
         findings.notes += findings.data.notes
         try:
-            with self._simulated(findings.data.path):
+            with contextlib.ExitStack() as stack:
+                if self._volume is not None and not is_url(findings.data.path):
+                    stack.enter_context(simulated_files(self._volume, findings.data.path))
                 self._measure(pool)
         finally:
             pool.close()
         if findings.cpu is not None:
-            findings.cpu = replace(
-                findings.cpu, others=max(busy.others(), wanted_by_others(findings))
-            )
-
-    def _simulated(self, path: str) -> contextlib.AbstractContextManager[object]:
-        if self._volume is None or is_url(path):
-            return contextlib.nullcontext()
-        return simulated_files(self._volume, path)
+            findings.cpu = replace(findings.cpu, others=_wanted_by_others(findings, begun))
 
     def _measure(self, pool: SamplePool) -> None:
         findings = self.findings
@@ -314,7 +291,7 @@ class _Run:
 
     def _reader(self, pool: SamplePool) -> tuple[RandomReads, bool, bool]:
         """Who reads; whether from the device; whether past the page cache."""
-        volume, findings = self._volume, self.findings
+        volume, data, resident = self._volume, self.findings.data, self.findings.resident
         if pool.store is not None:
             catalog = pool.store.catalog
             reads = StoreReads(
@@ -323,17 +300,15 @@ class _Run:
             )  # fmt: skip
             return reads, True, False
         direct = volume is None and can_read_direct(pool.pieces[0].path)
-        if pool.whole_files:
-            cold = [p.path for p in (self._cold if volume is None else pool.pieces)]
-            if volume is not None or (len(cold) >= _COLD_FILES_MIN or (not direct and cold)):
-                simulate = None
-                if volume is not None:  # in the place of the data set's folder
-                    assert findings.data is not None
-                    path = findings.data.path
-                    folder = path if os.path.isdir(path) else os.path.dirname(pool.pieces[0].path)
-                    simulate = volume, folder
-                return FileReads(cold, pool.mean_bytes, simulate, self._stop), True, direct
-        resident = findings.resident
+        cold = [p.path for p in (self._cold if volume is None else pool.pieces)]
+        enough = volume is not None or len(cold) >= _COLD_FILES_MIN or (not direct and cold)
+        if pool.whole_files and enough:
+            simulate = None
+            if volume is not None:  # in the place of the data set's folder
+                assert data is not None
+                folder = data.path if os.path.isdir(data.path) else os.path.dirname(cold[0])
+                simulate = volume, folder
+            return FileReads(cold, pool.mean_bytes, simulate, self._stop), True, direct
         from_device = volume is not None or direct or (resident is not None and resident <= _COLD)
         return self._open_pieces(pool, direct=direct), from_device, direct
 

@@ -31,7 +31,7 @@ from headrace.store.directory import columns_of, write_directory
 from headrace.store.residency import resident_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from headrace.insight.doctor.samples import SamplePool
     from headrace.testing import SlowVolume
@@ -119,32 +119,29 @@ def plain_reads(
     Returns:
         The times, and the samples' bytes, for those who decode.
     """
-    until = time.monotonic() + seconds / 2
-    kept: list[tuple[Piece, bytes]] = []
-    first = (time.perf_counter(), time.thread_time())
-    for piece in pieces:
-        if kept and (time.monotonic() > until or stop()):
-            break
-        data = _read(piece, whole_files=whole_files)
-        if data is not None:
-            kept.append((piece, data))
-    between = (time.perf_counter(), time.thread_time())
-    again = 0
-    until = time.monotonic() + seconds / 2
-    for piece, _ in kept:
-        if again and (time.monotonic() > until or stop()):
-            break
-        _read(piece, whole_files=whole_files)
-        again += 1
-    end = (time.perf_counter(), time.thread_time())
-    if not kept:
+
+    def timed(pieces: Iterable[Piece]) -> tuple[list[tuple[Piece, bytes]], float, float]:
+        """What was read, and what one took."""
+        until, done = time.monotonic() + seconds / 2, list[tuple[Piece, bytes]]()
+        begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
+        for piece in pieces:
+            if done and (time.monotonic() > until or stop()):
+                break
+            data = _read(piece, whole_files=whole_files)
+            if data is not None:
+                done.append((piece, data))
+        n = max(1, len(done))
+        return done, (time.perf_counter() - begun_s) / n, (time.thread_time() - begun_cpu_s) / n
+
+    samples, first_s, first_cpu_s = timed(pieces)
+    if not samples:
         return None, []
-    n = len(kept)
+    _, again_s, again_cpu_s = timed([piece for piece, _ in samples])
     times = PlainReads(
-        first_s=(between[0] - first[0]) / n, first_cpu_s=(between[1] - first[1]) / n,
-        again_s=(end[0] - between[0]) / again, again_cpu_s=(end[1] - between[1]) / again, reads=n,
+        first_s=first_s, first_cpu_s=first_cpu_s, again_s=again_s, again_cpu_s=again_cpu_s,
+        reads=len(samples),
     )  # fmt: skip
-    return times, [data for _, data in kept]
+    return times, [data for _, data in samples]
 
 
 def _read(piece: Piece, *, whole_files: bool) -> bytes | None:
@@ -158,7 +155,7 @@ def _read(piece: Piece, *, whole_files: bool) -> bytes | None:
         return None
 
 
-def copy_speeds(others: float = 0.0) -> Cpu:
+def copy_speeds() -> Cpu:
     """How fast memory is filled: fresh, as a new tensor's, and used, as a recycled buffer's."""
     source = np.ones(_COPY_BYTES, np.uint8)
     fresh = used = 0.0
@@ -172,7 +169,7 @@ def copy_speeds(others: float = 0.0) -> Cpu:
         end = time.thread_time()
         fresh = max(fresh, _COPY_BYTES / (between - begun))
         used = max(used, _COPY_BYTES / (end - between))
-    return Cpu(others=others, fresh_bytes_per_s=fresh, used_bytes_per_s=used)
+    return Cpu(others=0.0, fresh_bytes_per_s=fresh, used_bytes_per_s=used)
 
 
 # -- reads -------------------------------------------------------------------------------------------
@@ -208,18 +205,8 @@ def can_read_direct(path: str) -> bool:
         os.close(fd)
 
 
-def files_at_once() -> int:
-    """How many files may be held open for reading, twice each, within the process's limit.
-
-    A few at the least: where even those are too many, each read opens its own.
-    """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = (1 << 16 if soft == resource.RLIM_INFINITY else soft) - len(os.listdir("/proc/self/fd"))
-    return max(_FILES_MIN, min(_FILES_MAX, (free - _DESCRIPTORS_LEFT) // 2))
-
-
 class RandomReads:
-    """Reads samples at random, so many at a time: what files, pieces and stores have in common.
+    """Reads samples at random, so many at a time.
 
     Args:
         reader: what reads; it is closed with this.
@@ -233,14 +220,8 @@ class RandomReads:
         self._reader, self._mean_bytes, self._stop = reader, max(1.0, mean_bytes), stop
         self._job_max = _BUDGET_BYTES
 
-    @property
-    def engine(self) -> str:
-        """What reads: io_uring, threads."""
-        raise NotImplementedError
-
-    def rate(self, depth: int, seconds: float) -> Point | None:
-        """Read for so long; None where nothing came in several times as long."""
-        return self._rate(depth, seconds, self._mean_bytes)
+    engine = "threads"
+    """What reads: io_uring, threads."""
 
     def _submit(self, count: int) -> Any:
         """Ask for so many samples; returns the job."""
@@ -250,11 +231,14 @@ class RandomReads:
         """How many samples and bytes a job brought; None: it is not done."""
         raise NotImplementedError
 
-    def _rate(self, depth: int, seconds: float, mean_bytes: float) -> Point | None:
-        """Keep the depth for some time; count what came, and divide by the time until the last came."""
+    def rate(self, depth: int, seconds: float, mean_bytes: float = 0.0) -> Point | None:
+        """Read for so long; None where nothing came in several times as long.
+
+        Keeps the depth, counts what came, and divides by the time until the last came.
+        """
         self._reader.turn(reads_in_flight=depth)
         # Enough that a few jobs keep the depth, few enough that one ends soon.
-        most = min(self._job_max, int(_JOB_BYTES_MAX / mean_bytes))
+        most = min(self._job_max, int(_JOB_BYTES_MAX / (mean_bytes or self._mean_bytes)))
         job_samples = max(1, min((depth + 1) // 2, most))
         jobs_ahead = max(2, -(-depth // job_samples)) + _AHEAD if depth > 1 else 2
         before, cpu_before = self._reader.stats(), time.process_time()
@@ -319,11 +303,6 @@ class FileReads(RandomReads):
         super().__init__(reader, mean_bytes, stop)
         self._paths = itertools.cycle([os.fsencode(path) for path in paths])
 
-    @property
-    def engine(self) -> str:
-        """Threads: each file is opened by itself."""
-        return "threads"
-
     def _submit(self, count: int) -> _native.FileJob:
         return self._reader.submit(list(itertools.islice(self._paths, count)))
 
@@ -375,7 +354,7 @@ class StoreReads(RandomReads):
         self._dice = np.random.default_rng(7)
 
     @property
-    def engine(self) -> str:
+    def engine(self) -> str:  # type: ignore[override]  # known once it has read
         """What reads: io_uring, threads."""
         return self._reader.engine[0]
 
@@ -398,7 +377,7 @@ class StoreReads(RandomReads):
 
 
 class PieceReads(StoreReads):
-    """Pieces of files that stay open, in as many files as `files_at_once` says, at most.
+    """Pieces of files that stay open, in as many files as the process's limit allows, at most.
 
     Raises:
         VolumeError: a file cannot be looked at.
@@ -412,7 +391,12 @@ class PieceReads(StoreReads):
         simulate: SlowVolume | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        few = set(itertools.islice(dict.fromkeys(p.path for p in pieces), files_at_once()))
+        # Files are open twice each. A few at the least: where even those are too many, each read opens its own.
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = 1 << 16 if soft == resource.RLIM_INFINITY else soft
+        free -= len(os.listdir("/proc/self/fd")) + _DESCRIPTORS_LEFT
+        most = max(_FILES_MIN, min(_FILES_MAX, free // 2))
+        few = set(itertools.islice(dict.fromkeys(p.path for p in pieces), most))
         pieces = [piece for piece in pieces if piece.path in few]
         # Each piece stands there twice: as a whole, and with its first bytes.
         twice = [*pieces, *(Piece(p.path, p.offset, min(_SMALL_BYTES, p.length)) for p in pieces)]
@@ -435,7 +419,7 @@ class PieceReads(StoreReads):
         """Read the pieces' first 4 KiB for so long; None where nothing came."""
         self._first = self._samples
         try:
-            return self._rate(depth, seconds, _SMALL_BYTES)
+            return self.rate(depth, seconds, _SMALL_BYTES)
         finally:
             self._first = 0
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_right
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from headrace.errors import SourceError
-from headrace.store.directory import DirectoryColumns, columns_of
+from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.arrow import (
     ArrowColumns,
@@ -47,8 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Mapping:
+class _Mapping(NamedTuple):
     """Addresses `begin` to `end - 1` show the file at `path` from `offset` on."""
 
     begin: int
@@ -68,39 +67,30 @@ class MappedFiles:
         if text is None:
             with open("/proc/self/maps", "rb") as f:
                 text = f.read()
-        self._mappings: list[Mapping] = []
-        for line in text.splitlines():
-            self._add(line)
-        self._begins = [m.begin for m in self._mappings]
+        self._mappings: list[_Mapping] = []
+        for fields in (line.split(maxsplit=5) for line in text.splitlines()):
+            # A deleted file has no path that another process could open.
+            if len(fields) < 6 or fields[5][:1] != b"/" or fields[5].endswith(b" (deleted)"):
+                continue
+            begin, end = (int(x, 16) for x in fields[0].split(b"-"))
+            path = fields[5].replace(b"\\012", b"\n").decode(errors="surrogateescape")
+            new = _Mapping(begin, end, int(fields[2], 16), path)
+            if self._mappings:
+                last = self._mappings[-1]
+                behind = last.offset + last.end - last.begin
+                if (last.path, last.end, behind) == (path, begin, new.offset):
+                    # The kernel splits a mapping where advice or protection differs.
+                    new = last._replace(end=end)
+                    self._mappings.pop()
+            self._mappings.append(new)
 
     def find(self, address: int, size: int) -> tuple[str, int] | None:
         """File and offset of the `size` bytes at `address`; None where no one file holds them."""
-        at = bisect_right(self._begins, address) - 1
+        at = bisect_right(self._mappings, address, key=lambda m: m.begin) - 1
         if at < 0 or address + size > self._mappings[at].end:
             return None
         mapping = self._mappings[at]
         return mapping.path, address - mapping.begin + mapping.offset
-
-    def _add(self, line: bytes) -> None:
-        fields = line.split(maxsplit=5)
-        if len(fields) < 6 or not fields[5].startswith(b"/"):
-            return
-        # A deleted file has no path that another process could open.
-        if fields[5].endswith(b" (deleted)"):
-            return
-        begin, end = (int(x, 16) for x in fields[0].split(b"-"))
-        offset = int(fields[2], 16)
-        path = fields[5].replace(b"\\012", b"\n").decode(errors="surrogateescape")
-        last = self._mappings[-1] if self._mappings else None
-        if last and (last.path, last.end, last.offset + last.end - last.begin) == (
-            path,
-            begin,
-            offset,
-        ):
-            # The kernel splits a mapping where advice or protection differs.
-            self._mappings[-1] = Mapping(last.begin, end, last.offset, path)
-        else:
-            self._mappings.append(Mapping(begin, end, offset, path))
 
 
 _WHAT = "the data set"
@@ -114,12 +104,10 @@ def is_dataset(source: Any) -> bool:
 
 def open_dataset(dataset: Any, options: SourceOptions) -> Scan | Stream:
     """Lists the rows of a `datasets.Dataset`; a stream if it lies in memory."""
-    table = dataset.data.table
-    chosen = _choose(dataset, table.schema, options)
-    view = _View(dataset, table, chosen)
+    view = _View(dataset, options)
     if not len(view.order):
         raise no_samples(_WHAT)
-    source = {"kind": "huggingface", "columns": list(chosen.data), **options.to_json()}
+    source = {"kind": "huggingface", "columns": list(view.columns.data), **options.to_json()}
     paths = view.paths()
     if paths is not None:
         return _scan_files(view, paths, source, options)
@@ -129,39 +117,27 @@ def open_dataset(dataset: Any, options: SourceOptions) -> Scan | Stream:
         return _stream(view, source, options, str(e))
 
 
-def _choose(dataset: Any, schema: Any, options: SourceOptions) -> ArrowColumns:
-    features = dataset.features
-    if options.column is None:
-        # Images and sounds before other bytes.
-        media = [n for n, f in features.items() if type(f).__name__ in ("Image", "Audio", "Video")]
-        if len(media) == 1:
-            options = replace(options, column=(media[0],))
-    chosen = choose_columns(schema, options, _WHAT)
-    names = getattr(features.get(chosen.label), "names", None) if chosen.label else None
-    classes = tuple(os.fsencode(n) for n in names) if names else None
-    return replace(chosen, class_names=classes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the values of one column lie, for each row of the table."""
-
-    volume: NDArray[np.int64]
-    offset: NDArray[np.uint64]
-    length: NDArray[np.uint64]
-    valid: NDArray[np.bool_]
-
-
 class _View:
     """A data set's table and which of its rows are shown.
 
     Attributes:
+        columns: which are used.
+        parts: names of the samples' columns, in the order of parts.
         order: (n,) int64, the table's row behind each row of the data set.
     """
 
-    def __init__(self, dataset: Any, table: Any, columns: ArrowColumns) -> None:
-        self.columns = columns
-        self._table = table
+    def __init__(self, dataset: Any, options: SourceOptions) -> None:
+        self._table = table = dataset.data.table
+        features = dataset.features
+        # Images and sounds before other bytes.
+        media = [n for n, f in features.items() if type(f).__name__ in ("Image", "Audio", "Video")]
+        if options.column is None and len(media) == 1:
+            options = replace(options, column=(media[0],))
+        columns: ArrowColumns = choose_columns(table.schema, options, _WHAT)
+        names = getattr(features.get(columns.label), "names", None) if columns.label else None
+        classes = tuple(map(os.fsencode, names)) if names else None
+        self.columns = replace(columns, class_names=classes)
+        self.parts = sorted(columns.data, key=os.fsencode)
         # The mapping has no public name; the length below proves that it is still what it was.
         indices = getattr(dataset, "_indices", None)
         if indices is None:
@@ -178,7 +154,6 @@ class _View:
                 f"{_WHAT} shows row {int(self.order.max()):,} of {table.num_rows:,}.",
                 next_step="Its indices are damaged: load it again.",
             )
-        self.parts = sorted(columns.data, key=os.fsencode)
 
     def values(self, name: str) -> list[Values]:
         """The values of a column, chunk by chunk."""
@@ -194,12 +169,12 @@ class _View:
 
     def paths(self) -> list[str] | None:
         """The shown rows' files, where the column holds their paths and no bytes."""
-        if len(self.columns.data) != 1:
+        if len(self.parts) != 1:
             return None
-        column = self._table.column(self.columns.data[0])
+        column = self._table.column(self.parts[0])
         if not str(column.type).startswith("struct") or column.type.get_field_index("path") < 0:
             return None
-        if any(v.valid is None or v.valid.any() for v in self.values(self.columns.data[0])):
+        if any(v.valid is None or v.valid.any() for v in self.values(self.parts[0])):
             return None
         names = [p for chunk in column.chunks for p in chunk.field("path").to_pylist()]
         if not all(isinstance(p, str) and os.path.isabs(p) for p in names):
@@ -211,86 +186,70 @@ class _View:
 
 
 def _scan_values(view: _View, source: dict[str, Any], options: SourceOptions) -> Scan:
-    mappings = MappedFiles()
-    files: dict[str, int] = {}
-    places = [_locate(view.values(name), mappings, files) for name in view.parts]
-    valid = np.logical_and.reduce([p.valid[view.order] for p in places])
+    mappings, files = MappedFiles(), dict[str, int]()
+    # Of each part: volume, offset, length and validity of the shown rows.
+    places = [
+        [column[view.order] for column in _locate(view.values(name), mappings, files)]
+        for name in view.parts
+    ]
+    valid = np.logical_and.reduce([p[3] for p in places])
     problems = null_problems(_WHAT, view.parts[0], np.flatnonzero(~valid))
     if options.on_error == "raise":
         raise_problems(_WHAT, problems)
     if not valid.any():
         raise no_samples(_WHAT)
     volumes = tuple(_volume(path) for path in files)
-    columns = _columns(view, places, valid)
-    _check_inside(columns, volumes)
-    source["files"] = [v.path for v in volumes]
-    return Scan(columns, volumes, source, problems)
-
-
-def _locate(values: list[Values], mappings: MappedFiles, files: dict[str, int]) -> _Places:
-    volume, offset, length, valid = [], [], [], []
-    for chunk in values:
-        count = len(chunk.start)
-        number, base = _file_of(chunk, mappings, files)
-        volume.append(np.full(count, number, np.int64))
-        # An empty value lies anywhere.
-        offset.append(np.where(chunk.length > 0, chunk.start + base, 0).astype(np.uint64))
-        length.append(chunk.length.astype(np.uint64))
-        valid.append(np.ones(count, bool) if chunk.valid is None else chunk.valid)
-    return _Places(
-        np.concatenate([np.zeros(0, np.int64), *volume]),
-        np.concatenate([np.zeros(0, np.uint64), *offset]),
-        np.concatenate([np.zeros(0, np.uint64), *length]),
-        np.concatenate([np.zeros(0, bool), *valid]),
-    )
-
-
-def _file_of(chunk: Values, mappings: MappedFiles, files: dict[str, int]) -> tuple[int, int]:
-    """Number of the file that holds a chunk's values, and where its buffer begins there."""
-    used = np.flatnonzero(chunk.length)
-    if not len(used):
-        return 0, 0
-    begin = int(chunk.start[used].min())
-    end = int((chunk.start + chunk.length).max())
-    place = mappings.find(chunk.buffer.address + begin, end - begin)
-    if place is None:
-        raise NotInPlace(f"{_WHAT} lies in memory")
-    path, at = place
-    return files.setdefault(path, len(files)), at - begin
-
-
-def _volume(path: str) -> VolumeEntry:
-    try:
-        status = os.stat(path)
-    except OSError as e:
-        raise unreadable(path, e, "Load the data set again: its file is gone.") from e
-    return file_volume(path, status)
-
-
-def _columns(view: _View, places: list[_Places], valid: NDArray[np.bool_]) -> DirectoryColumns:
-    shown = view.order[valid]
     labels, classes = view.labels()
-
-    def interleaved(field: str) -> NDArray[Any]:
-        return np.stack([getattr(p, field)[shown] for p in places], axis=1).reshape(-1)
-
-    return columns_of(
-        row_names(len(view.order), rows=np.flatnonzero(valid).tolist()),
-        interleaved("volume"), interleaved("offset"), interleaved("length"),
+    volume, offset, length = (
+        np.stack([p[field][valid] for p in places], axis=1).reshape(-1) for field in range(3)
+    )
+    if volumes:  # else all values are empty
+        sizes = np.array([v.bytes for v in volumes], np.uint64)[volume]
+        for at in np.flatnonzero(offset + length > sizes)[:1]:
+            path = volumes[int(volume[at])].path
+            raise refused(path, "is shorter than when it was loaded.", "Load the data set again.")
+    columns = columns_of(
+        row_names(len(view.order), rows=np.flatnonzero(valid).tolist()), volume, offset, length,
         parts=[os.fsencode(p) for p in view.parts],
         labels=None if labels is None else labels[valid],
         class_names=classes,
     )  # fmt: skip
+    source["files"] = [v.path for v in volumes]
+    return Scan(columns, volumes, source, problems)
 
 
-def _check_inside(columns: DirectoryColumns, volumes: tuple[VolumeEntry, ...]) -> None:
-    if not volumes:
-        return  # all values are empty
-    sizes = np.array([v.bytes for v in volumes], np.uint64)[columns.volume]
-    wrong = np.flatnonzero(columns.offset + columns.length > sizes)
-    if len(wrong):
-        path = volumes[int(columns.volume[wrong[0]])].path
-        raise refused(path, "is shorter than when it was loaded.", "Load the data set again.")
+def _locate(values: list[Values], mappings: MappedFiles, files: dict[str, int]) -> list[Any]:
+    """For each row of the table: number of its file, offset and length there, and whether there is a value."""
+    columns: tuple[list[Any], ...] = tuple(
+        [np.zeros(0, kind)] for kind in (np.int64, np.uint64, np.uint64, bool)
+    )
+    for chunk in values:
+        used = np.flatnonzero(chunk.length)
+        number = base = 0  # an empty value lies anywhere
+        if len(used):
+            begin = int(chunk.start[used].min())
+            end = int((chunk.start + chunk.length).max())
+            place = mappings.find(chunk.buffer.address + begin, end - begin)
+            if place is None:
+                raise NotInPlace(f"{_WHAT} lies in memory")
+            number, base = files.setdefault(place[0], len(files)), place[1] - begin
+        count = len(chunk.start)
+        rows = (
+            np.full(count, number, np.int64),
+            np.where(chunk.length > 0, chunk.start + base, 0).astype(np.uint64),
+            chunk.length.astype(np.uint64),
+            np.ones(count, bool) if chunk.valid is None else chunk.valid,
+        )
+        for column, piece in zip(columns, rows, strict=True):
+            column.append(piece)
+    return [np.concatenate(column) for column in columns]
+
+
+def _volume(path: str) -> VolumeEntry:
+    try:
+        return file_volume(path, os.stat(path))
+    except OSError as e:
+        raise unreadable(path, e, "Load the data set again: its file is gone.") from e
 
 
 # -- files that are known by path -----------------------------------------------------------------
@@ -300,24 +259,18 @@ def _scan_files(
     view: _View, paths: list[str], source: dict[str, Any], options: SourceOptions
 ) -> Scan:
     root = os.path.commonpath([os.path.dirname(p) for p in paths])
-    names, sizes, times, kept = [], [], [], []
+    kept: dict[int, os.stat_result] = {}
     problems: list[Problem] = []
-    modes = set()
     for i, path in enumerate(paths):
         try:
-            status = os.stat(path)
+            kept[i] = os.stat(path)
         except OSError as e:
             problems.append(Problem(path, f"row {i} cannot be read: {e.strerror}"))
-            continue
-        names.append(os.fsencode(os.path.relpath(path, root)))
-        sizes.append(status.st_size)
-        times.append(status.st_mtime_ns)
-        modes.add((status.st_mode, status.st_gid))
-        kept.append(i)
     if options.on_error == "raise":
         raise_problems(_WHAT, problems)
-    if not names:
+    if not kept:
         raise no_samples(_WHAT)
+    names = [os.fsencode(os.path.relpath(paths[i], root)) for i in kept]
     if len(set(names)) < len(names):
         raise SourceError(
             f"{_WHAT} shows a file twice ({len(names) - len(set(names)):,} times in all), expected "
@@ -327,14 +280,14 @@ def _scan_files(
     labels, classes = view.labels()
     zeros = np.zeros(len(names), np.uint64)
     columns = columns_of(
-        names, zeros, zeros, np.array(sizes, np.uint64),
-        mtime=np.array(times, np.int64),
-        labels=None if labels is None else labels[kept],
+        names, zeros, zeros, np.array([s.st_size for s in kept.values()], np.uint64),
+        mtime=np.array([s.st_mtime_ns for s in kept.values()], np.int64),
+        labels=None if labels is None else labels[list(kept)],
         class_names=classes,
     )  # fmt: skip
-    return Scan(
-        columns, (VolumeEntry("tree", root),), {**source, "path": root}, problems, modes=modes
-    )
+    modes = {(s.st_mode, s.st_gid) for s in kept.values()}
+    volumes = (VolumeEntry("tree", root),)
+    return Scan(columns, volumes, {**source, "path": root}, problems, modes=modes)
 
 
 # -- values in memory -----------------------------------------------------------------------------
@@ -357,13 +310,10 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                     break
                 at = int(values.start[k])
                 parts.append((os.fsencode(name), bytes_of[c][at : at + int(values.length[k])]))
-            if len(parts) < len(view.parts):
-                if options.on_error == "raise":
-                    raise_problems(
-                        _WHAT, null_problems(_WHAT, view.parts[len(parts)], np.array([i]))
-                    )
-                continue
-            label = -1 if labels is None else int(labels[i])
-            yield StreamItem(names[i], tuple(parts), label)
+            if len(parts) == len(view.parts):
+                yield StreamItem(names[i], tuple(parts), -1 if labels is None else int(labels[i]))
+            elif options.on_error == "raise":
+                problems = null_problems(_WHAT, view.parts[len(parts)], np.array([i]))
+                raise_problems(_WHAT, problems)
 
     return Stream(items, source, reason=reason, class_names=lambda: view.labels()[1])

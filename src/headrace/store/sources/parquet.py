@@ -176,62 +176,54 @@ def list_values(
         NotInPlace: a page is encoded otherwise, or holds nulls.
         SourceError: the pages contradict themselves.
     """
-    end = chunk.start + chunk.size
+    path, end = window.path, chunk.start + chunk.size
     if chunk.start < 4 or chunk.size < 0 or end > window.size:
-        raise damaged(
-            window.path, "end of a column chunk", f"{end:,}", f"at most {window.size:,}",
-            chunk.start,
-        )  # fmt: skip
-    offset: array[int] = array("Q")
-    length: array[int] = array("Q")
+        most = f"at most {window.size:,}"
+        raise damaged(path, "end of a column chunk", f"{end:,}", most, chunk.start)
+    offset, length = array("Q"), array("Q")
     at = chunk.start
     while at < end:
         header, header_bytes = read_page_header(window, at, end)
         data, stop = at + header_bytes, at + header_bytes + header.size
         if header.size < 0 or stop > end:
-            raise damaged(window.path, "end of a page", f"{stop:,}", f"at most {end:,}", at)
+            raise damaged(path, "end of a page", f"{stop:,}", f"at most {end:,}", at)
         if header.values is not None:
             first = _first_value(window, header, data, stop, nullable=chunk.nullable)
-            if header.values > chunk.rows - len(offset):
-                raise damaged(
-                    window.path, "number of values in a page", header.values,
-                    f"at most {chunk.rows - len(offset)}", at,
-                )  # fmt: skip
-            values = _list_page(window, first, stop, header.values, chunk.width)
-            offset += values[0]
-            length += values[1]
+            left = chunk.rows - len(offset)
+            if header.values > left:
+                what = "number of values in a page"
+                raise damaged(path, what, header.values, f"at most {left}", at)
+            if chunk.width is None:
+                _list_page(window, first, stop, header.values, (offset, length))
+            elif stop - first != header.values * chunk.width:
+                raise _misfit(window, stop - first, header.values * chunk.width, first)
+            else:
+                offset.extend(range(first, stop, chunk.width))
+                length.extend(array("Q", [chunk.width]) * header.values)
         at = stop
     if len(offset) != chunk.rows:
-        raise damaged(
-            window.path, "number of values in a column chunk", len(offset), chunk.rows, chunk.start
-        )
+        what = "number of values in a column chunk"
+        raise damaged(path, what, len(offset), chunk.rows, chunk.start)
     return np.array(offset, np.uint64), np.array(length, np.uint64)
 
 
 def _list_page(
-    window: Window, at: int, stop: int, values: int, width: int | None
-) -> tuple[array[int], array[int]]:
-    """Offsets and lengths of the values of one page, which lie from `at` to `stop`."""
-    if width is not None:
-        if stop - at != values * width:
-            raise _misfit(window, stop - at, values * width, at)
-        return array("Q", range(at, stop, width)), array("Q", [width]) * values
-    offset, length = array("Q"), array("Q")
+    window: Window, at: int, stop: int, values: int, into: tuple[array[int], array[int]]
+) -> None:
+    """Adds offsets and lengths of the values of one page, which lie from `at` to `stop`."""
     for k in range(values):
         if at + 4 > stop:
             raise _misfit(window, k, values, at)
         size = int.from_bytes(window.read(at, 4), "little")
         at += 4
         if size > stop - at:
-            raise damaged(
-                window.path, "length of a value", f"{size:,}", f"at most {stop - at:,}", at - 4
-            )
-        offset.append(at)
-        length.append(size)
+            most = f"at most {stop - at:,}"
+            raise damaged(window.path, "length of a value", f"{size:,}", most, at - 4)
+        into[0].append(at)
+        into[1].append(size)
         at += size
     if at != stop:
         raise damaged(window.path, "end of a page's values", f"{at:,}", f"{stop:,}", at)
-    return offset, length
 
 
 def _misfit(window: Window, count: int, expected: int, at: int) -> Exception:
@@ -250,21 +242,17 @@ def _first_value(
     if header.encoding != _PLAIN:
         name = _PAGE_NAMES.get(header.encoding or 0, str(header.encoding))
         raise NotInPlace(f"{window.path}: a page's values are {name}-encoded (offset {data:,})")
-    if header.levels_bytes is not None:
-        first = data + header.levels_bytes
-    elif nullable:
+    first = data + (header.levels_bytes or 0)
+    if header.levels_bytes is None and nullable:
         # Definition levels, behind their length.
         if data + 4 > stop:
             raise damaged(window.path, "size of a page", stop - data, "4 or more", data)
         first = data + 4 + int.from_bytes(window.read(data, 4), "little")
-    else:
-        first = data
     if header.nulls:
         raise NotInPlace(f"{window.path}: a page holds nulls (offset {data:,})")
     if not data <= first <= stop:
-        raise damaged(
-            window.path, "end of a page's levels", f"{first:,}", f"at most {stop:,}", data
-        )
+        most = f"at most {stop:,}"
+        raise damaged(window.path, "end of a page's levels", f"{first:,}", most, data)
     return first
 
 
