@@ -8,7 +8,7 @@ import re
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,13 +27,10 @@ from headrace.cli.printing import Output
 from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import Console
-    from rich.table import Table
 
-    from headrace.cli.progress import Report
-    from headrace.plane import Loader
     from headrace.plane.disk_cache import CacheEntry
     from headrace.store import Store
     from headrace.store.summary import Summary
@@ -67,6 +64,7 @@ def info(
 def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
     from rich.text import Text
 
+    share = summary.resident_share
     facts = {
         "samples": count_text(summary.samples),
         "bytes": f"{count_text(summary.bytes)} ({bytes_text(summary.bytes)})",
@@ -75,42 +73,48 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         "parts": ", ".join(summary.parts),
         "columns": ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items()),
         "checksums": "yes" if summary.checksums else "no: reads cannot be verified",
-        "page cache": _residency(summary.resident_share),
+        "page cache": "unknown here" if share is None else f"{share:.0%} resident",
         "fingerprint": summary.fingerprint,
     }
     console.print(Text(printable(summary.path), style="bold"))
     for name, value in facts.items():
         if value:
             console.print(Text(f"  {name:<12} {printable(value)}"))
-    _draw_sizes(console, summary)
-    _draw_classes(console, summary, verbose=verbose)
+    if summary.sizes:
+        most = max(b.samples for b in summary.sizes)
+        rows = [
+            (binary_text(b.low_bytes), binary_text(b.high_bytes), count_text(b.samples),
+             _bar(b.samples / most))
+            for b in summary.sizes
+        ]  # fmt: skip
+        _draw_table(console, "sizes", ">from >below >samples ", rows, no_wrap=True)
+    if summary.classes:
+        classes = summary.classes if verbose else summary.classes[:_CLASSES_SHOWN]
+        labels = [
+            (str(c.label), "none" if c.label < 0 else c.name or "", count_text(c.samples))
+            for c in classes
+        ]
+        title = f"classes: {count_text(len(summary.classes))}"
+        _draw_table(console, title, ">label class >samples", labels)
+        _more(console, len(summary.classes) - len(classes))
     _draw_segments(console, summary, verbose=verbose)
 
 
-def _residency(share: float | None) -> str:
-    return "unknown here" if share is None else f"{share:.0%} resident"
-
-
-def _table(title: str) -> Table:
+def _draw_table(
+    console: Console, title: str, headings: str, rows: Iterable[tuple[str, ...]], **options: Any
+) -> None:
+    """A table; headings with `>` stand at the right."""
     from rich.table import Table
+    from rich.text import Text
 
-    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-
-
-def _draw_sizes(console: Console, summary: Summary) -> None:
-    if not summary.sizes:
-        return
-    table = _table("\nsizes")
-    table.add_column("from", justify="right", no_wrap=True)
-    table.add_column("below", justify="right", no_wrap=True)
-    table.add_column("samples", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    most = max(b.samples for b in summary.sizes)
-    for each in summary.sizes:
-        table.add_row(
-            binary_text(each.low_bytes), binary_text(each.high_bytes), count_text(each.samples),
-            _bar(each.samples / most),
-        )  # fmt: skip
+    table = Table(
+        title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
+    for heading in headings.split(" "):
+        right = heading.startswith(">")
+        table.add_column(heading.lstrip(">"), justify="right" if right else "left", **options)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console.print(table)
 
 
@@ -120,46 +124,19 @@ def _bar(share: float) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def _draw_classes(console: Console, summary: Summary, *, verbose: bool) -> None:
-    from rich.text import Text
-
-    if not summary.classes:
-        return
-    table = _table(f"\nclasses: {count_text(len(summary.classes))}")
-    for heading in ("label", "class", "samples"):
-        table.add_column(heading, justify="left" if heading == "class" else "right")
-    shown = summary.classes if verbose else summary.classes[:_CLASSES_SHOWN]
-    for each in shown:
-        name = "none" if each.label < 0 else each.name or ""
-        table.add_row(str(each.label), Text(printable(name)), count_text(each.samples))
-    console.print(table)
-    _more(console, len(summary.classes) - len(shown))
-
-
 def _draw_segments(console: Console, summary: Summary, *, verbose: bool) -> None:
-    from rich.text import Text
-
-    table = _table("\nsegments")
-    for heading in ("segment", "samples", "volume", "bytes", "resident", "path"):
-        right = heading in ("samples", "bytes", "resident")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    hidden = 0
+    rows: list[tuple[str, ...]] = []
     for segment in summary.segments:
-        shown = segment.volumes if verbose else segment.volumes[:_VOLUMES_SHOWN]
-        hidden += len(segment.volumes) - len(shown)
-        for number, volume in enumerate(shown):
-            share = (
-                f"{volume.resident_bytes / volume.bytes:.0%}"
-                if volume.bytes and volume.resident_bytes is not None
-                else "?"
-            )
-            table.add_row(
-                segment.directory.removesuffix(".hrd") if number == 0 else "",
-                count_text(segment.samples) if number == 0 else "",
-                volume.kind, bytes_text(volume.bytes or 0), share, Text(printable(volume.path)),
-            )  # fmt: skip
-    console.print(table)
-    _more(console, hidden)
+        name, samples = segment.directory.removesuffix(".hrd"), count_text(segment.samples)
+        for volume in segment.volumes if verbose else segment.volumes[:_VOLUMES_SHOWN]:
+            known = volume.bytes and volume.resident_bytes is not None
+            share = f"{(volume.resident_bytes or 0) / (volume.bytes or 1):.0%}" if known else "?"
+            size = bytes_text(volume.bytes or 0)
+            rows.append((name, samples, volume.kind, size, share, volume.path))
+            name = samples = ""
+    headings = "segment >samples volume >bytes >resident path"
+    _draw_table(console, "segments", headings, rows, overflow="fold")
+    _more(console, sum(len(segment.volumes) for segment in summary.segments) - len(rows))
 
 
 def _more(console: Console, hidden: int) -> None:
@@ -321,22 +298,6 @@ def _is_binary(data: memoryview) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What was read, and what it cost."""
-
-    samples: int
-    bytes: int
-    batches: int
-    seconds: float
-    cpu_s: float
-    complete: bool
-
-    @property
-    def cpu_s_per_gb(self) -> float:
-        return self.cpu_s / max(1e-9, self.bytes / 1e9)
-
-
 def read(
     path: str = Argument(..., help="A store, or a source that can be opened directly."),
     *,
@@ -362,56 +323,51 @@ def read(
     options: dict[str, Any] = {"order": order, "tune": tune, "trace": trace}
     if simulate is not None:
         options["simulate"] = simulate
+    complete = True
     with api.open(path) as store:
         loader = api.loader(store, batch_size, seed=seed, **options)
+        started, cpu_s = time.perf_counter(), _cpu_s()
         try:
             with progress(output, "reading") as tell:
-                done = _run(loader, len(store), step_ms / 1e3, seconds, tell)
+                for _ in loader:
+                    if step_ms:
+                        time.sleep(step_ms / 1e3)
+                    if tell is not None:
+                        tell(loader.stats.samples, len(store), loader.stats.bytes, None)
+                    if seconds is not None and time.perf_counter() - started >= seconds:
+                        complete = loader.stats.batches >= len(loader)
+                        break
+            elapsed_s, cpu_s = max(1e-9, time.perf_counter() - started), _cpu_s() - cpu_s
             stats, stages = loader.stats, loader.stats.stages
         finally:
             loader.close()
+    samples_per_s, bytes_per_s = stats.samples / elapsed_s, stats.bytes / elapsed_s
+    cpu_s_per_gb = cpu_s / max(1e-9, stats.bytes / 1e9)
     explanation = explain()
     plane = explanation.as_dict()["planes"][-1] if explanation.as_dict()["planes"] else {}
     if output.as_json:
+        done = {
+            "samples": stats.samples, "bytes": stats.bytes, "batches": stats.batches,
+            "seconds": elapsed_s, "cpu_s": cpu_s, "complete": complete,
+        }  # fmt: skip
         output.document(
             {
-                "read": done,
-                "samples_per_s": done.samples / done.seconds,
-                "bytes_per_s": done.bytes / done.seconds,
-                "cpu_s_per_gb": done.cpu_s_per_gb,
-                "stall_s": stats.stall_s,
-                "stages": stages,
+                "read": done, "samples_per_s": samples_per_s, "bytes_per_s": bytes_per_s,
+                "cpu_s_per_gb": cpu_s_per_gb, "stall_s": stats.stall_s, "stages": stages,
                 "plane": plane,
             }
-        )
+        )  # fmt: skip
         return
-    text = f"read {count_text(done.samples)} samples, {bytes_text(done.bytes)}, in "
-    text += f"{duration_text(done.seconds)}: {done.samples / done.seconds:,.0f} samples/s, "
-    text += f"{bytes_text(done.bytes / done.seconds)}/s"
-    output.line(text + ("" if done.complete else " (part of an epoch)"))
-    output.line(f"CPU {done.cpu_s:.2f} s, {done.cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
-    share = stats.stall_s / max(1e-9, done.seconds)
+    output.line(
+        f"read {count_text(stats.samples)} samples, {bytes_text(stats.bytes)}, in "
+        f"{duration_text(elapsed_s)}: {samples_per_s:,.0f} samples/s, {bytes_text(bytes_per_s)}/s"
+        + ("" if complete else " (part of an epoch)")
+    )
+    output.line(f"CPU {cpu_s:.2f} s, {cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
+    share = stats.stall_s / elapsed_s
     output.line(f"waited {duration_text(stats.stall_s)} for data, {share:.1%} of the time")
     if plane:
         output.line(str(explanation).split("\n\n")[-1])
-
-
-def _run(
-    loader: Loader, samples: int, step_s: float, seconds: float | None, tell: Report | None
-) -> _Read:
-    started, cpu_s = time.perf_counter(), _cpu_s()
-    complete = True
-    for _ in loader:
-        if step_s:
-            time.sleep(step_s)
-        if tell is not None:
-            tell(loader.stats.samples, samples, loader.stats.bytes, None)
-        if seconds is not None and time.perf_counter() - started >= seconds:
-            complete = loader.stats.batches >= len(loader)
-            break
-    elapsed_s = max(1e-9, time.perf_counter() - started)
-    stats = loader.stats
-    return _Read(stats.samples, stats.bytes, stats.batches, elapsed_s, _cpu_s() - cpu_s, complete)
 
 
 def _cpu_s() -> float:
@@ -435,8 +391,10 @@ def list_caches(directory: _Folder, *, output: JsonOutput) -> None:
         return
     for info in caches:
         state = "in use" if info.in_use else f"used {_ago(info.used_s)} ago"
+        # Rounded down: 100 % is said of a whole cache only.
+        percent = f"{100 * info.samples // max(1, info.of_samples)}%"
         output.line(
-            f"{info.fingerprint}  {_percent(info):>4}  {count_text(info.samples)} samples  "
+            f"{info.fingerprint}  {percent:>4}  {count_text(info.samples)} samples  "
             f"{bytes_text(info.bytes)}  {state}  {printable(info.source)}"
         )
     if not caches:
@@ -478,11 +436,6 @@ def remove_caches(
 
 def _cache_document(info: CacheEntry) -> dict[str, Any]:
     return {**asdict(info), "complete": info.complete}
-
-
-def _percent(info: CacheEntry) -> str:
-    # Rounded down: 100 % is said of a whole cache only.
-    return f"{100 * info.samples // max(1, info.of_samples)}%"
 
 
 def _ago(used_s: float) -> str:
