@@ -8,8 +8,8 @@ one thing to do first.
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import Cause, cause_of
 from headrace.base.text import bytes_text, counted, duration_text, rough_text
@@ -19,7 +19,6 @@ from headrace.insight.doctor.predict import (
     Work,
     ahead_rate,
     expected_of,
-    fits_in_memory,
     metadata_share,
     torch_rate,
     work_of,
@@ -28,7 +27,7 @@ from headrace.insight.doctor.predict import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.insight.doctor.findings import Expected, Findings
+    from headrace.insight.doctor.findings import Decode, Expected, Findings
 
 _PREFETCH: Final = 2
 """Batches that each of torch's workers keeps ready."""
@@ -39,12 +38,12 @@ _BATCHES_BEFORE_SHM_IS_FULL: Final = 0.8
 _RSIZE: Final = 1 << 18
 
 
-def what_fails(findings: Findings, batch: int, workers: int) -> Iterator[Advice]:
+def _what_fails(findings: Findings, batch: int, workers: int) -> Iterator[Advice]:
     """Limits that torch's workers would run into; `blocking` where they surely would."""
     environment, decode = findings.environment, findings.decode
     if environment is None:
         return
-    need = workers * _PREFETCH * batch * decode.out_bytes if decode is not None and workers else 0.0
+    need = workers * _PREFETCH * batch * decode.out_bytes if decode is not None else 0.0
     shm = environment.shm_free_bytes
     if shm is not None and need > _BATCHES_BEFORE_SHM_IS_FULL * shm:
         wanted = max(1, -(-int(2 * need) // (1 << 30)))
@@ -55,23 +54,20 @@ def what_fails(findings: Findings, batch: int, workers: int) -> Iterator[Advice]
             gain="training does not crash", command=f"docker run --shm-size={wanted}g IMAGE",
             blocking=True,
         )  # fmt: skip
-    if environment.nofile_soft < _DESCRIPTORS:
-        can = environment.nofile_hard >= 2 * environment.nofile_soft
-        more = min(environment.nofile_hard, 65_536)
-        hard = "none" if environment.nofile_hard >= 1 << 60 else f"{environment.nofile_hard:,}"
+    soft, hard = environment.nofile_soft, environment.nofile_hard
+    if soft < _DESCRIPTORS:
+        can = f"ulimit -n {min(hard, 65_536)}"
         yield Advice(
             key="nofile", do="Let the process open more files.",
-            because=f"the limit is {environment.nofile_soft:,} open files (hard limit "
-            f"{hard}); workers and their batches need some thousands",
+            because=f"the limit is {soft:,} open files (hard limit "
+            f"{'none' if hard >= 1 << 60 else f'{hard:,}'}); workers and their batches need some thousands",
             gain='no "Too many open files" in the middle of training',
-            command=f"ulimit -n {more}" if can else "ulimit -Hn  # ask your admin for 65536",
-            blocking=environment.nofile_soft < _DESCRIPTORS_FAIL,
+            command=can if hard >= 2 * soft else "ulimit -Hn  # ask your admin for 65536",
+            blocking=soft < _DESCRIPTORS_FAIL,
         )  # fmt: skip
 
 
-def what_is_worth_knowing(
-    findings: Findings, torch: Expected | None, name: str
-) -> Iterator[Advice]:
+def _worth_knowing(findings: Findings, torch: Expected | None, name: str) -> Iterator[Advice]:
     """What helps a little, or only some: each with what says so."""
     environment, data, place = findings.environment, findings.data, findings.place
     assert data is not None
@@ -83,44 +79,38 @@ def what_is_worth_knowing(
             "network",
             command="docker run --security-opt seccomp=unconfined IMAGE",
         )  # fmt: skip
-    if environment is not None and data.nbytes and not fits_in_memory(findings):
-        limit = environment.memory_limit_bytes
-        if limit is not None and data.nbytes < environment.memory_bytes and limit < data.nbytes:
+    limit = (environment.memory_limit_bytes if environment is not None else None) or data.nbytes
+    if environment is not None and limit < data.nbytes < environment.memory_bytes:
+        yield Advice(
+            key="memory", do="Ask for memory enough to keep the data, if you can.",
+            because=f"the job's limit is {bytes_text(limit)}, the data have {bytes_text(data.nbytes)}, "
+            f"the machine {bytes_text(environment.memory_bytes)}",
+            gain="later epochs come from memory",
+            command=f"srun --mem={-(-int(1.4 * data.nbytes) >> 30)}G python train.py",
+        )  # fmt: skip
+    if place is not None and "strictatime" in place.options:
+        yield Advice(
+            key="mount", do="Mount with noatime.",
+            because=f"{place.mount} is mounted with strictatime: each read writes when it was",
+            gain="no writes while training reads",
+            command=f"sudo mount -o remount,noatime {shlex.quote(place.mount)}",
+        )  # fmt: skip
+    if place is not None and place.file_system.startswith("nfs"):
+        sizes = [o.removeprefix("rsize=") for o in place.options if o.startswith("rsize=")]
+        if sizes and sizes[0].isdigit() and int(sizes[0]) < _RSIZE:
             yield Advice(
-                key="memory", do="Ask for memory enough to keep the data, if you can.",
-                because=f"the job's limit is {bytes_text(limit)}, the data have "
-                f"{bytes_text(data.nbytes)}, the machine {bytes_text(environment.memory_bytes)}",
-                gain="later epochs come from memory",
-                command=f"srun --mem={-(-int(1.4 * data.nbytes) >> 30)}G python train.py",
+                key="rsize", do="Mount with a larger rsize.",
+                because=f"{place.mount} reads in pieces of {int(sizes[0]):,} bytes",
+                gain="fewer requests a file",
+                command=f"sudo mount -o remount,rsize=1048576 {shlex.quote(place.mount)}",
             )  # fmt: skip
-    if place is not None:
-        yield from _mount_options(place.options, place.file_system, place.mount)
     if torch is not None and torch.stall is None:
         yield Advice(
             key="step", do="Tell the doctor what a step of your model takes: does your GPU wait at all?",
             because="--step-ms was not given", gain="a verdict on your model",
-            command=f"headrace doctor {name} --batch 256 --step-ms 100",
+            command=_STEP.format(name=name),
         )  # fmt: skip
 
-
-def _mount_options(options: tuple[str, ...], kind: str, mount: str) -> Iterator[Advice]:
-    if "strictatime" in options:
-        yield Advice(
-            key="mount", do="Mount with noatime.",
-            because=f"{mount} is mounted with strictatime: each read writes when it was",
-            gain="no writes while training reads",
-            command=f"sudo mount -o remount,noatime {shlex.quote(mount)}",
-        )  # fmt: skip
-    rsize = next((o.removeprefix("rsize=") for o in options if o.startswith("rsize=")), "")
-    if kind.startswith("nfs") and rsize.isdigit() and int(rsize) < _RSIZE:
-        yield Advice(
-            key="rsize", do="Mount with a larger rsize.",
-            because=f"{mount} reads in pieces of {int(rsize):,} bytes", gain="fewer requests a file",
-            command=f"sudo mount -o remount,rsize=1048576 {shlex.quote(mount)}",
-        )  # fmt: skip
-
-
-# -- advice ------------------------------------------------------------------------------------------
 
 WORTH: Final = 1.15
 """What gains less than this factor is within what is not known."""
@@ -143,6 +133,7 @@ _WORTH_IN_BLOCKS: Final = 1.5
 _STORED_SIDE: Final = 256
 """Of the shorter side of images that are stored to be cropped to 224."""
 
+_STEP: Final = "headrace doctor {name} --batch 256 --step-ms 100"
 _PROVE: Final = "headrace ab --drop-in -- python train.py"
 _CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.utils.data"
 _DRAFT: Final = """\
@@ -152,7 +143,7 @@ def load(path):  # for ImageFolder(..., loader=load)
     return image.convert("RGB")"""
 
 
-def advice_of(
+def _advice_of(
     findings: Findings,
     expected: tuple[Expected, ...],
     *,
@@ -165,29 +156,37 @@ def advice_of(
     if findings.data is None:
         return ()
     name = shlex.quote(target or findings.data.path)
-    failing = list(what_fails(findings, batch, workers))
+    failing = list(_what_fails(findings, batch, workers))
     given = [advice for advice in failing if advice.blocking]
-    work = work_of(findings)
     torch, ahead = expected[:2] or (None, None)  # of both loaders, as things are now
-    enough = torch is not None and torch.stall is not None and torch.stall < _ENOUGH_STALL
+    work = work_of(findings)
     if work is not None and torch is not None and ahead is not None:
-        if enough:
-            given.append(_train(torch, wanted))
-        gains = [
-            *_ahead(findings, work, torch, ahead),
-            *_more_workers(work, torch),
-            *_others(work, torch),
-            *_decode(findings, work, torch, name),
-            *_pack(findings, work, torch, name),
-            *_blocked(findings, work, torch, name),
-            *_nearer(findings, torch, name),
-        ]
-        given += sorted(gains, key=lambda advice: -advice.factor)
-        if not gains and not enough:
-            given.append(_nothing(torch, name))
+        gains = sorted(
+            _Gains(findings, work, torch, ahead, name).all(), key=lambda advice: -advice.factor
+        )
+        if torch.stall is not None and torch.stall < _ENOUGH_STALL:
+            given.append(
+                Advice(
+                    key="train", do="Train. The data are not what your model waits for.",
+                    because=f"it asks for {rough_text(wanted or 0.0)}/s, and torch's DataLoader gives about "
+                    f"{rough_text(torch.per_s)}/s",
+                    gain="none to be had from loading", command="python train.py",
+                )
+            )  # fmt: skip
+        elif not gains:
+            given.append(
+                Advice(
+                    key="step", do="Leave the loading as it is, and tell the doctor what a step of your "
+                    "model takes.",
+                    because=f"nothing that is known here would change the {rough_text(torch.per_s)}/s much; "
+                    "whether they are enough depends on your model",
+                    gain="to know whether your GPU waits", command=_STEP.format(name=name),
+                )
+            )  # fmt: skip
+        given += gains
     given += (advice for advice in failing if not advice.blocking)
     known = {advice.key for advice in given}
-    more = what_is_worth_knowing(findings, torch, name)
+    more = _worth_knowing(findings, torch, name)
     return (*given, *(advice for advice in more if advice.key not in known))
 
 
@@ -195,202 +194,188 @@ def _times(factor: float) -> str:
     return f"about {factor:.1f} x" if factor < 10 else f"about {factor:.0f} x"
 
 
-def _from_to(factor: float, before: float, after: float) -> str:
-    return f"{_times(factor)}: {rough_text(before)} -> {rough_text(after)} samples/s"
+@dataclass(frozen=True, slots=True)
+class _Gains:
+    """What would make loading faster, and by how much."""
 
+    findings: Findings
+    work: Work
+    torch: Expected
+    ahead: Expected
+    name: str
 
-# -- what gains ----------------------------------------------------------------------------------------
+    def all(self) -> Iterator[Advice]:
+        """Each thing that is worth it."""
+        yield from self._read_ahead()
+        yield from self._more_workers()
+        yield from self._others()
+        if self.findings.decode is not None and self.torch.cause == Cause.DECODE.value:
+            yield from self._decode(self.findings.decode)
+            yield from self._more_cpus()
+        yield from self._pack()
+        yield from self._blocked()
+        yield from self._nearer()
 
+    def _factor(self, rate: float) -> float:
+        return rate / max(1e-9, self.torch.per_s)
 
-def _train(torch: Expected, wanted: float | None) -> Advice:
-    assert wanted is not None
-    return Advice(
-        key="train", do="Train. The data are not what your model waits for.",
-        because=f"it asks for {rough_text(wanted)}/s, and torch's DataLoader gives about "
-        f"{rough_text(torch.per_s)}/s",
-        gain="none to be had from loading", command="python train.py",
-    )  # fmt: skip
+    def _torch_factor(self, **changes: Any) -> float:
+        return self._factor(torch_rate(replace(self.work, **changes), self.torch.workers))
 
+    def _from_to(self, rate: float) -> str:
+        before = rough_text(self.torch.per_s)
+        return f"{_times(self._factor(rate))}: {before} -> {rough_text(rate)} samples/s"
 
-def _nothing(torch: Expected, name: str) -> Advice:
-    return Advice(
-        key="step", do="Leave the loading as it is, and tell the doctor what a step of your model takes.",
-        because=f"nothing that is known here would change the {rough_text(torch.per_s)}/s much; whether they "
-        "are enough depends on your model",
-        gain="to know whether your GPU waits",
-        command=f"headrace doctor {name} --batch 256 --step-ms 100",
-    )  # fmt: skip
-
-
-def _ahead(findings: Findings, work: Work, torch: Expected, ahead: Expected) -> Iterator[Advice]:
-    storage = findings.storage
-    assert storage is not None
-    factor = ahead.per_s / max(1e-9, torch.per_s)
-    if factor < (WORTH if work.cold > _COLD else _WORTH_IN_MEMORY):
-        return
-    first, last = storage.points[0], max(storage.points, key=lambda point: point.per_s)
-    if work.cold > _COLD:
-        do = "Change one import: headrace reads the next files while the workers decode."
-        because = (
-            f"one read at a time gives {rough_text(first.per_s)}/s here, {last.depth} at a time give "
-            f"{rough_text(last.per_s)}/s"
-        )
-    else:
-        do = "Change one import: headrace hands batches over in memory that is used again."
-        because = (
-            f"copying a sample into fresh memory takes {duration_text(work.collate_s)}, into memory that "
-            f"was used before {duration_text(work.ahead_collate_s)}; the files lie in memory already"
-        )
-    yield Advice(
-        key="ahead", do=do, because=because,
-        gain=_from_to(factor, torch.per_s, ahead.per_s),
-        command=_CHANGE_IMPORT, python=True, factor=factor, proof=_PROVE,
-    )  # fmt: skip
-
-
-def _more_workers(work: Work, torch: Expected) -> Iterator[Advice]:
-    best = int(work.cpus)
-    if torch.workers >= best:
-        return
-    rate = torch_rate(work, best)
-    factor = rate / max(1e-9, torch.per_s)
-    if factor >= WORTH:
+    def _read_ahead(self) -> Iterator[Advice]:
+        work, storage = self.work, self.findings.storage
+        factor = self._factor(self.ahead.per_s)
+        if storage is None or factor < (WORTH if work.cold > _COLD else _WORTH_IN_MEMORY):
+            return
+        first, last = storage.points[0], max(storage.points, key=lambda point: point.per_s)
+        if work.cold > _COLD:
+            do = "Change one import: headrace reads the next files while the workers decode."
+            because = (
+                f"one read at a time gives {rough_text(first.per_s)}/s here, {last.depth} at a time give "
+                f"{rough_text(last.per_s)}/s"
+            )
+        else:
+            do = "Change one import: headrace hands batches over in memory that is used again."
+            because = (
+                f"copying a sample into fresh memory takes {duration_text(work.collate_s)}, into memory that "
+                f"was used before {duration_text(work.ahead_collate_s)}; the files lie in memory already"
+            )
         yield Advice(
-            key="workers", do=f"Use {best} workers.",
-            because=f"{work.cpus:g} CPUs may be used, and {torch.workers} workers leave "
-            f"{work.cpus - torch.workers:g} of them idle",
-            gain=_from_to(factor, torch.per_s, rate),
-            command=f"DataLoader(..., num_workers={best})", python=True, factor=factor,
+            key="ahead", do=do, because=because, gain=self._from_to(self.ahead.per_s),
+            command=_CHANGE_IMPORT, python=True, factor=factor, proof=_PROVE,
         )  # fmt: skip
 
-
-def _others(work: Work, torch: Expected) -> Iterator[Advice]:
-    """Where other programs have the processors."""
-    alone = torch_rate(replace(work, others=0.0), torch.workers)
-    factor = alone / max(1e-9, torch.per_s)
-    if work.others > _OTHERS and factor >= _WORTH_ALONE:
-        yield Advice(
-            key="others", do="Stop what else runs here, or train elsewhere: it takes your processors.",
-            because=f"{work.cpus:g} CPUs may be used, and other programs want {work.others:.1f} meanwhile",
-            gain=_from_to(factor, torch.per_s, alone),
-            command="ps -eo pcpu,user,pid,comm --sort=-pcpu | head", factor=factor,
-        )  # fmt: skip
-
-
-def _decode(findings: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
-    """Where the processors are the limit: less to decode, or more processors."""
-    decode, environment = findings.decode, findings.environment
-    if decode is None or environment is None or torch.cause != Cause.DECODE.value:
-        return
-    if decode.draft_s is not None:
-        faster = replace(work, decode_s=decode.draft_s)
-        factor = torch_rate(faster, torch.workers) / max(1e-9, torch.per_s)
-        if factor >= WORTH:
+    def _more_workers(self) -> Iterator[Advice]:
+        cpus, workers = self.work.cpus, self.torch.workers
+        rate = torch_rate(self.work, int(cpus))
+        if workers < int(cpus) and self._factor(rate) >= WORTH:
             yield Advice(
-                key="draft", do="Let the JPEG decoder scale images down while it decodes.",
-                because=f"measured here: {duration_text(decode.sample_s)} an image without, "
-                f"{duration_text(decode.draft_s)} with it",
-                gain=_times(factor), factor=factor, command=_DRAFT, python=True,
+                key="workers", do=f"Use {int(cpus)} workers.",
+                because=f"{cpus:g} CPUs may be used, and {workers} workers leave {cpus - workers:g} of "
+                "them idle",
+                gain=self._from_to(rate), factor=self._factor(rate), python=True,
+                command=f"DataLoader(..., num_workers={int(cpus)})",
             )  # fmt: skip
-    elif decode.pixels > 2 * _STORED_SIDE**2:
-        smaller_s = decode.sample_s * _STORED_SIDE**2 / decode.pixels
-        factor = torch_rate(replace(work, decode_s=smaller_s), torch.workers) / max(
-            1e-9, torch.per_s
-        )
-        yield Advice(
-            key="smaller", do="Store the images smaller, once: now all their pixels are decoded in every "
-            "epoch, to be thrown away.",
-            because=f"an image has {decode.pixels / 1e6:.1f} million pixels and takes "
-            f"{duration_text(decode.sample_s)} of a core; training on {decode.side} x {decode.side} needs "
-            f"{decode.side**2 / 1e6:.2f} million",
-            gain=f"{_times(factor)}, if decoding takes time in proportion to pixels", factor=factor,
-            command=f"cp -r {name} smaller\nfind smaller -type f -exec mogrify -resize '256x256^>' {{}} +",
-        )  # fmt: skip
-    idle = environment.cpus_machine - environment.cpus
-    if idle >= 1:
-        more = (
-            f"its quota is {environment.cpu_quota:g}" if environment.cpu_quota is not None
-            and environment.cpu_quota <= environment.cpus_affinity
-            else f"it may run on {environment.cpus_affinity}"
-        )  # fmt: skip
-        factor = min(4.0, environment.cpus_machine / environment.cpus)
+
+    def _others(self) -> Iterator[Advice]:
+        """Where other programs have the processors."""
+        work = self.work
+        alone = torch_rate(replace(work, others=0.0), self.torch.workers)
+        if work.others > _OTHERS and self._factor(alone) >= _WORTH_ALONE:
+            yield Advice(
+                key="others", do="Stop what else runs here, or train elsewhere: it takes your processors.",
+                because=f"{work.cpus:g} CPUs may be used, and other programs want {work.others:.1f} "
+                "meanwhile",
+                gain=self._from_to(alone), factor=self._factor(alone),
+                command="ps -eo pcpu,user,pid,comm --sort=-pcpu | head",
+            )  # fmt: skip
+
+    def _decode(self, decode: Decode) -> Iterator[Advice]:
+        """Where the processors are the limit: less to decode."""
+        if decode.draft_s is not None:
+            factor = self._torch_factor(decode_s=decode.draft_s)
+            if factor >= WORTH:
+                yield Advice(
+                    key="draft", do="Let the JPEG decoder scale images down while it decodes.",
+                    because=f"measured here: {duration_text(decode.sample_s)} an image without, "
+                    f"{duration_text(decode.draft_s)} with it",
+                    gain=_times(factor), factor=factor, command=_DRAFT, python=True,
+                )  # fmt: skip
+        elif decode.pixels > 2 * _STORED_SIDE**2:
+            factor = self._torch_factor(decode_s=decode.sample_s * _STORED_SIDE**2 / decode.pixels)
+            yield Advice(
+                key="smaller", do="Store the images smaller, once: now all their pixels are decoded in every "
+                "epoch, to be thrown away.",
+                because=f"an image has {decode.pixels / 1e6:.1f} million pixels and takes "
+                f"{duration_text(decode.sample_s)} of a core; training on {decode.side} x {decode.side} "
+                f"needs {decode.side**2 / 1e6:.2f} million",
+                gain=f"{_times(factor)}, if decoding takes time in proportion to pixels", factor=factor,
+                command=f"cp -r {self.name} smaller\n"
+                "find smaller -type f -exec mogrify -resize '256x256^>' {} +",
+            )  # fmt: skip
+
+    def _more_cpus(self) -> Iterator[Advice]:
+        has = self.findings.environment
+        if has is None or has.cpus_machine - has.cpus < 1:
+            return
+        limited = has.cpu_quota is not None and has.cpu_quota <= has.cpus_affinity
+        why = f"its quota is {has.cpu_quota:g}" if limited else f"it may run on {has.cpus_affinity}"
+        factor = min(4.0, has.cpus_machine / has.cpus)
         yield Advice(
             key="cpus", do="Ask for more CPUs.",
-            because=f"this process gets {environment.cpus:g} of the machine's {environment.cpus_machine} "
-            f"({more}), and decoding needs them",
+            because=f"this process gets {has.cpus:g} of the machine's {has.cpus_machine} ({why}), and "
+            "decoding needs them",
             gain=f"up to {_times(factor).removeprefix('about ')}", factor=factor,
-            command=f"srun --cpus-per-task={environment.cpus_machine} python train.py",
+            command=f"srun --cpus-per-task={has.cpus_machine} python train.py",
         )  # fmt: skip
 
+    def _pack(self) -> Iterator[Advice]:
+        """Files that cost more to open than to read belong into one."""
+        data, storage, work = self.findings.data, self.findings.storage, self.work
+        if data is None or data.kind != "folder" or storage is None or not storage.cold:
+            return
+        if storage.opened is None:
+            return
+        most = max(storage.opened.per_s, work.curve.most)
+        packed = ahead_rate(replace(work, curve=Curve.through([(1.0, most)])), self.torch.workers)
+        factor = self._factor(packed)
+        if factor >= WORTH and packed >= WORTH * ahead_rate(work, self.torch.workers):
+            yield Advice(
+                key="pack", do="Pack the files into one store: it is opened once, and read at any place.",
+                because=f"opening takes {metadata_share(self.findings):.0%} of the time of reading a file; "
+                f"files that are open already come at {rough_text(storage.opened.per_s)}/s",
+                gain=f"{_times(factor)}, with hr.loader or headrace.torch.StoreLoader",
+                command=f"headrace pack {self.name} packed.hr", factor=factor,
+            )  # fmt: skip
 
-def _pack(findings: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
-    """Files that cost more to open than to read belong into one."""
-    data, storage = findings.data, findings.storage
-    assert data is not None
-    assert storage is not None
-    if data.kind != "folder" or storage.opened is None or not storage.cold:
-        return
-    most = max(storage.opened.per_s, work.curve.most)
-    packed = replace(work, curve=Curve.through([(1.0, most)]))
-    factor = ahead_rate(packed, torch.workers) / max(1e-9, torch.per_s)
-    files = ahead_rate(work, torch.workers)
-    if factor < WORTH or ahead_rate(packed, torch.workers) < WORTH * files:
-        return
-    share = metadata_share(findings)
-    yield Advice(
-        key="pack", do="Pack the files into one store: it is opened once, and read at any place.",
-        because=f"opening takes {share:.0%} of the time of reading a file; files that are open already "
-        f"come at {rough_text(storage.opened.per_s)}/s",
-        gain=f"{_times(factor)}, with hr.loader or headrace.torch.StoreLoader",
-        command=f"headrace pack {name} packed.hr", factor=factor,
-    )  # fmt: skip
+    def _blocked(self) -> Iterator[Advice]:
+        """Where each read costs the same and more at a time bring no more, larger ones do."""
+        data, storage, work = self.findings.data, self.findings.storage, self.work
+        flat = work.curve.most < _FLAT * work.curve.rates[0]
+        if data is None or storage is None or not flat or work.cold <= _COLD:
+            return
+        opened, small = storage.opened, storage.small
+        if opened is None or small is None:
+            return
+        size = opened.bytes_per_s / opened.per_s
+        byte_s = max(1 / opened.per_s - 1 / small.per_s, size / _FAST_BYTES_PER_S) / size
+        block_s = 1 / small.per_s + _BLOCK_BYTES * byte_s
+        rate = max(1.0, _BLOCK_BYTES / max(1.0, data.size_mean)) / block_s
+        curve = Curve.through([(1.0, rate)])
+        factor = self._factor(ahead_rate(replace(work, curve=curve), self.torch.workers))
+        if factor >= _WORTH_IN_BLOCKS:
+            in_place = data.kind in ("store", "object")
+            first = "" if in_place else f"  # headrace pack {self.name} packed.hr"
+            where = self.name if in_place else "packed.hr"
+            yield Advice(
+                key="blocked", do="Read neighbours together and shuffle them in memory: a blocked order.",
+                because=f"{storage.points[0].depth} or {storage.points[-1].depth} reads at a time give the "
+                f"same {rough_text(work.curve.most)}/s, and one of 4 kB takes "
+                f"{duration_text(1 / small.per_s)}: the reads cost, not their bytes",
+                gain=f"{_times(factor)}, for an order that is shuffled within some megabytes",
+                command=f"headrace.loader({where!r}, 256, order='blocked'){first}", python=True,
+                factor=factor,
+            )  # fmt: skip
 
-
-def _blocked(findings: Findings, work: Work, torch: Expected, name: str) -> Iterator[Advice]:
-    """Where each read costs the same and more at a time bring no more, larger ones do."""
-    data, storage = findings.data, findings.storage
-    assert data is not None
-    assert storage is not None
-    opened, small = storage.opened, storage.small
-    flat = work.curve.most < _FLAT * work.curve.rates[0]
-    if opened is None or small is None or not flat or work.cold <= _COLD:
-        return
-    size = opened.bytes_per_s / opened.per_s
-    byte_s = max(1 / opened.per_s - 1 / small.per_s, size / _FAST_BYTES_PER_S) / size
-    block_s = 1 / small.per_s + _BLOCK_BYTES * byte_s
-    rate = max(1.0, _BLOCK_BYTES / max(1.0, data.size_mean)) / block_s
-    blocked = ahead_rate(replace(work, curve=Curve.through([(1.0, rate)])), torch.workers)
-    factor = blocked / max(1e-9, torch.per_s)
-    if factor >= _WORTH_IN_BLOCKS:
-        packed = "" if data.kind in ("store", "object") else f"  # headrace pack {name} packed.hr"
-        where = name if not packed else "packed.hr"
-        yield Advice(
-            key="blocked", do="Read neighbours together and shuffle them in memory: a blocked order.",
-            because=f"{storage.points[0].depth} or {storage.points[-1].depth} reads at a time give the same "
-            f"{rough_text(work.curve.most)}/s, and one of 4 kB takes {duration_text(1 / small.per_s)}: the "
-            "reads cost, not their bytes",
-            gain=f"{_times(factor)}, for an order that is shuffled within some megabytes",
-            command=f"headrace.loader({where!r}, 256, order='blocked'){packed}", python=True,
-            factor=factor,
-        )  # fmt: skip
-
-
-def _nearer(findings: Findings, torch: Expected, name: str) -> Iterator[Advice]:
-    """What is far and slow belongs on a local disk, if the storage is what is waited for."""
-    place, data = findings.place, findings.data
-    assert data is not None
-    slow = torch.cause in (Cause.BANDWIDTH, Cause.LATENCY, Cause.METADATA, Cause.NETWORK)
-    if place is None or not slow:
-        return
-    if place.network or place.simulated or place.rotational:
-        far = place.simulated or ("a disk that turns" if place.rotational else place.file_system)
-        yield Advice(
-            key="local", do="Keep a packed copy on a local disk, and train from there.",
-            because=f"the data lie on {far}, and {torch.cause} there is what would be waited for; "
-            f"{bytes_text(data.nbytes)} must fit",
-            gain="that of the local disk: headrace doctor on its folder says", factor=WORTH,
-            command=f'headrace pack {name} "${{TMPDIR:-/tmp}}/packed.hr"',
-        )  # fmt: skip
+    def _nearer(self) -> Iterator[Advice]:
+        """What is far and slow belongs on a local disk, if the storage is what is waited for."""
+        place, data, cause = self.findings.place, self.findings.data, self.torch.cause
+        slow = cause in (Cause.BANDWIDTH, Cause.LATENCY, Cause.METADATA, Cause.NETWORK)
+        if place is None or data is None or not slow:
+            return
+        if place.network or place.simulated or place.rotational:
+            far = "a disk that turns" if place.rotational else place.file_system
+            yield Advice(
+                key="local", do="Keep a packed copy on a local disk, and train from there.",
+                because=f"the data lie on {place.simulated or far}, and {cause} there is what would be "
+                f"waited for; {bytes_text(data.nbytes)} must fit",
+                gain="that of the local disk: headrace doctor on its folder says", factor=WORTH,
+                command=f'headrace pack {self.name} "${{TMPDIR:-/tmp}}/packed.hr"',
+            )  # fmt: skip
 
 
 # -- diagnose ----------------------------------------------------------------------------------------
@@ -443,7 +428,7 @@ def diagnose(
     return Diagnosis(
         findings=findings, batch=batch, step_s=step_s, workers=count, wanted_per_s=wanted,
         expected=expected, verdict=verdict, cause=cause,
-        advice=advice_of(findings, expected, batch=batch, workers=count, wanted=wanted, target=target),
+        advice=_advice_of(findings, expected, batch=batch, workers=count, wanted=wanted, target=target),
     )  # fmt: skip
 
 

@@ -11,6 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import platform
+import re
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.text import printable
 from headrace.errors import HeadraceError, VolumeTimeout
-from headrace.insight.doctor.environment import environment, place_of
-from headrace.insight.doctor.findings import Findings, StorageRates
+from headrace.insight.doctor.findings import DataPlace, Environment, Findings, StorageRates
 from headrace.insight.doctor.reads import (
     FileReads,
     PieceReads,
@@ -31,26 +35,27 @@ from headrace.insight.doctor.reads import (
     plain_reads,
     resident_share,
 )
-from headrace.insight.doctor.samples import format_of_bytes, measure_decoding
+from headrace.insight.doctor.samples import Piece, format_of_bytes, measure_decoding, version_of
 from headrace.insight.doctor.survey import survey
-from headrace.io.objects.location import is_url
-from headrace.machine.host import read_text
+from headrace.io.objects.location import is_url, root_of, scheme_of, shown
+from headrace.machine.host import available_memory, byte_fields, cpu_quota, memory_usages, read_text
+from headrace.machine.mounts import is_network, mount_of, mounts
 from headrace.testing import SlowVolume, simulated_files
 
 if TYPE_CHECKING:
     from headrace.insight.doctor.findings import OpenRates, Point
     from headrace.insight.doctor.reads import RandomReads
-    from headrace.insight.doctor.samples import Piece, SamplePool
+    from headrace.insight.doctor.samples import SamplePool
     from headrace.io.simulation import Simulation
 
+_ROOT: Final = Path("/")
 _ALONE: Final = 0.95
-_STAT: Final = Path("/proc/stat")
 
 
 def _cpu_times() -> tuple[float, float]:
     """Now, and what other processes used of the CPUs so far, in seconds; nan where nobody says."""
     own = os.times()
-    words = read_text(_STAT).split("\n", 1)[0].split()
+    words = read_text(_ROOT / "proc/stat").split("\n", 1)[0].split()
     ticks = [int(word) for word in words[1:9] if word.isdigit()]
     if len(ticks) < 8:
         return time.monotonic(), math.nan
@@ -215,10 +220,10 @@ class _Run:
     def _work(self) -> None:
         findings, options = self.findings, self._options
         self._begin("machine")
-        findings.environment = environment()
+        findings.environment = _environment()
         label = "" if self._volume is None else self._volume.label
         where = self.target if is_url(self.target) else os.path.abspath(self.target)
-        findings.place = place_of(where, label)
+        findings.place = _place_of(where, label)
         begun = _cpu_times()
         seconds = self._begin("data")
         findings.data, pool = survey(
@@ -382,3 +387,116 @@ def _samples_of(pool: SamplePool) -> list[bytes]:
         if len(samples) >= 16 or format_of_bytes(data[:16]) == "bytes":
             break
     return samples
+
+
+# -- the machine, and where the data lie ---------------------------------------------------------------
+
+_TRY_S: Final = 0.01
+_PACKAGES: Final = ("torch", "pillow", "simplejpeg", "numpy")
+
+
+def _environment() -> Environment:
+    """Look around. Nothing is tried that costs; what cannot be read is left at its default."""
+    affinity = len(os.sched_getaffinity(0))
+    quota = cpu_quota(_ROOT)
+    memory = byte_fields(_ROOT / "proc/meminfo")
+    total, swap = memory.get("MemTotal", 0), memory.get("SwapTotal", 0)
+    infinite = resource.RLIM_INFINITY
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (1 << 62 if limit == infinite else limit for limit in limits)
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    engine, why = _engine()
+    disabled = read_text(_ROOT / "proc/sys/kernel/io_uring_disabled").strip()
+    if why and disabled in ("1", "2"):
+        why = f"{why.rstrip('.')} (kernel.io_uring_disabled is {disabled})"
+    names, gpu_why = _gpus()
+    shm = None
+    with contextlib.suppress(OSError):
+        shm = os.statvfs(_ROOT / "dev/shm")
+    return Environment(
+        kernel=platform.release(),
+        cpus=min(float(affinity), quota) if quota else float(affinity),
+        cpus_machine=os.cpu_count() or affinity, cpus_affinity=affinity, cpu_quota=quota,
+        memory_bytes=total, memory_free_bytes=available_memory(),
+        memory_limit_bytes=min((usage.limit for usage in memory_usages(_ROOT)), default=None),
+        swap_bytes=swap, swap_used_bytes=swap - memory.get("SwapFree", 0),
+        nofile_soft=soft, nofile_hard=hard,
+        memlock_bytes=None if memlock == infinite else memlock,
+        shm_bytes=shm.f_frsize * shm.f_blocks if shm else None,
+        shm_free_bytes=shm.f_frsize * shm.f_bavail if shm else None,
+        engine=engine, engine_why=why,
+        pressure={kind: _pressure(kind) for kind in ("cpu", "memory", "io")},
+        gpus=names, gpu_why=gpu_why,
+        packages={name: version for name in _PACKAGES if (version := version_of(name))},
+    )  # fmt: skip
+
+
+def _engine() -> tuple[str, str]:
+    """What would read, and why it is not io_uring: found out by making one."""
+    path = os.path.realpath(sys.executable)
+    try:
+        reads = PieceReads([Piece(path, 0, 4096)], direct=True)
+    except Exception as e:  # noqa: BLE001 - the reason is the finding
+        return "", f"no reader can be made: {e}"
+    try:
+        reads.rate(1, _TRY_S)  # its threads say what they read with once they have begun
+        return reads.engine, reads.engine_why
+    finally:
+        reads.close()
+
+
+def _pressure(kind: str) -> float:
+    """Share of the last ten seconds in which some task waited; 0 where the kernel does not say."""
+    text = read_text(_ROOT / "proc/pressure" / kind)
+    share = re.search(r"^some avg10=([0-9.]+) ", text, re.MULTILINE)
+    return float(share[1]) / 100 if share else 0.0
+
+
+def _gpus() -> tuple[tuple[str, ...], str]:
+    """Names of the GPUs that NVML knows, and why none is seen."""
+    from headrace.machine.gpu import GPUs
+
+    sensor = GPUs()
+    try:
+        if not sensor.read():
+            return (), sensor.why
+        import pynvml
+
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
+        texts = [n.decode(errors="replace") if isinstance(n, bytes) else n for n in names]
+        return tuple(map(printable, texts)), ""
+    except Exception as e:  # noqa: BLE001 - a driver's errors are its own
+        return (), f"the NVIDIA driver does not answer: {e}"
+    finally:
+        sensor.close()
+
+
+def _place_of(path: str, simulated: str) -> DataPlace:
+    """The mount and device of a path, or what a URL says; `simulated`: the label of a storage."""
+    if is_url(path):
+        mount, kind = shown(root_of(path)), scheme_of(path)
+        return DataPlace(mount=mount, file_system=kind, network=True, simulated=simulated)
+    there = mount_of(path, mounts())
+    if there is None:
+        return DataPlace(simulated=simulated)
+    return DataPlace(
+        mount=there.point, file_system=there.kind, source=there.source, options=there.options,
+        network=is_network(there.kind, there.source), rotational=_rotational(there.device),
+        device=there.device, simulated=simulated,
+    )  # fmt: skip
+
+
+def _rotational(device: str) -> bool | None:
+    """Whether the disk behind a device number turns; None where there is no disk that says so.
+
+    A virtual machine's disk says that it turns, whatever it is: nothing is known of it.
+    """
+    folder = _ROOT / "sys/dev/block" / device
+    if "virtio" in os.path.realpath(folder):
+        return None
+    for place in ("queue/rotational", "../queue/rotational"):
+        text = read_text(folder / place).strip()
+        if text in ("0", "1"):
+            return text == "1"
+    return None

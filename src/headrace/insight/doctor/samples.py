@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -216,18 +217,12 @@ def _decoder_of(name: str, pixels: list[int]) -> tuple[str, list[_Stage]]:
     return f"Pillow {version_of('pillow')}".strip(), stages
 
 
-class _Arrays(NamedTuple):
-    """All arrays of a file."""
-
-    nbytes: int
-
-
-def _load_numpy(data: bytes, _: Any) -> _Arrays:
+def _load_numpy(data: bytes, _: Any) -> SimpleNamespace:
     loaded = np.load(io.BytesIO(data), allow_pickle=False)
     if isinstance(loaded, np.ndarray):
-        return _Arrays(loaded.nbytes)
+        return SimpleNamespace(nbytes=loaded.nbytes)
     with loaded:
-        return _Arrays(sum(loaded[key].nbytes for key in loaded.files))
+        return SimpleNamespace(nbytes=sum(loaded[key].nbytes for key in loaded.files))
 
 
 def version_of(package: str) -> str:

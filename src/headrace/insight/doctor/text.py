@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         DataSet,
         Diagnosis,
         Environment,
-        Expected,
         Findings,
         StorageRates,
     )
@@ -92,13 +91,12 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if findings.place is not None:
         yield "place", _place(findings.place, findings.resident)
     if findings.storage is not None:
-        yield "storage", _storage(findings, findings.storage)
+        yield "storage", "\n".join(_storage(findings, findings.storage, findings.data))
     if findings.environment is not None:
-        yield "cpu", _cpu(findings)
+        yield "cpu", _cpu(findings, findings.environment)
         yield "machine", _machine(findings.environment)
-        kind, share = max(
-            findings.environment.pressure.items(), key=lambda i: i[1], default=("", 0.0)
-        )
+        pressure = findings.environment.pressure
+        kind, share = max(pressure.items(), key=lambda each: each[1], default=("", 0.0))
         if share > _PRESSED:
             busy = {"io": "the disks", "cpu": "the CPUs"}.get(kind, kind)
             waited = f"somebody waited for them {share:.0%} of the time"
@@ -109,86 +107,77 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 
 def _data(data: DataSet) -> str:
     about = "" if data.exact else "more than " if data.at_least else "about "
-    many = f"{about}{count_text(data.samples)}"
-    if data.kind == "folder":
-        text = f"{many} {_format(data.format)}files"
-    elif not data.in_place:
-        text = f"{counted(data.files, 'file')} {_format(data.format)}, looked at in blocks"
+    kind = "" if data.format in ("bytes", "mixed") else f"{printable(data.format)} "
+    files = counted(data.files, "file")
+    if not data.in_place:
+        text = f"{files} {kind}, looked at in blocks"
+    elif data.kind == "folder":
+        text = f"{about}{count_text(data.samples)} {kind}files"
     else:
-        inside = "" if data.kind in ("store", "object") else f" in {counted(data.files, 'file')}"
-        text = f"{many} {_format(data.format)}samples{inside}"
+        inside = "" if data.kind in ("store", "object") else f" in {files}"
+        text = f"{about}{count_text(data.samples)} {kind}samples{inside}"
     if data.classes > 1:
         text += f" in {count_text(data.classes)} classes"
     size = f"{bytes_text(data.size_p50)}"
     if data.size_p90 > 1.2 * data.size_p10:
         size += f" (from {bytes_text(data.size_p10)} to {bytes_text(data.size_p90)})"
-    total = bytes_text(data.nbytes)
-    return f"{text}, {total} in all, typically {size}"
-
-
-def _format(name: str) -> str:
-    return "" if name in ("bytes", "mixed") else f"{printable(name)} "
+    return f"{text}, {bytes_text(data.nbytes)} in all, typically {size}"
 
 
 def _place(place: DataPlace, resident: float | None) -> str:
     if place.simulated:
-        text = f"{place.simulated} (no real storage: --simulate)"
-    else:
-        kind = place.file_system or "a file system that does not say what it is"
-        where = f" on {printable(place.mount)}" if place.mount else ""
-        turns = {True: "a disk that turns", False: "a disk without moving parts", None: ""}
-        near = "over the network" if place.network else turns[place.rotational]
-        text = f"{printable(kind)}{where}" + (f", {near}" if near else "")
-    if resident is not None and not place.simulated:
+        return f"{place.simulated} (no real storage: --simulate)"
+    text = printable(place.file_system or "a file system that does not say what it is")
+    if place.mount:
+        text += f" on {printable(place.mount)}"
+    if place.network:
+        text += ", over the network"
+    elif place.rotational is not None:
+        text += ", a disk that turns" if place.rotational else ", a disk without moving parts"
+    if resident is not None:
         share = "nothing" if resident < 0.005 else f"{resident:.0%}"
         text += f"; {share} of it lies in memory already"
     return text
 
 
-def _storage(findings: Findings, storage: StorageRates) -> str:
-    assert findings.data is not None
-    what = "whole samples" if findings.data.in_place else "blocks"
-    if not storage.cold:
-        head = f"random reads of {what}, from memory (the disk was not asked):"
-    else:
-        head = f"random reads of {what}:"
-    rows = [f"{head:<42}{'half within':>12}{'99 % within':>13}"]
+def _storage(findings: Findings, storage: StorageRates, data: DataSet) -> Iterator[str]:
+    memory = "" if storage.cold else ", from memory (the disk was not asked)"
+    head = f"random reads of {'whole samples' if data.in_place else 'blocks'}{memory}:"
+    yield f"{head:<42}{'half within':>12}{'99 % within':>13}"
     for point in storage.points:
         at = "one at a time" if point.depth == 1 else f"{point.depth} at a time"
-        rows.append(
+        yield (
             f"  {at:<14}{rough_text(point.per_s):>10}/s{bytes_text(point.bytes_per_s):>12}/s"
             f"{duration_text(point.p50_s):>12}{duration_text(point.p99_s):>13}"
         )
     if findings.opens is not None:
-        rows.append(
+        yield (
             f"opening files: {rough_text(findings.opens.one_per_s)}/s one at a time, "
             f"{rough_text(findings.opens.many_per_s)}/s by {findings.opens.threads} threads"
         )
     if storage.opened is not None and storage.small is not None:
-        rows.append(
+        yield (
             f"files already open: {rough_text(storage.opened.per_s)}/s whole, "
             f"{rough_text(storage.small.per_s)}/s if only 4 kB are read"
         )
-    return "\n".join(rows)
 
 
-def _cpu(findings: Findings) -> str:
-    decode, environment, cpu = findings.decode, findings.environment, findings.cpu
-    assert environment is not None
+def _cpu(findings: Findings, environment: Environment) -> str:
+    decode, cpu = findings.decode, findings.cpu
     cpus = f"{environment.cpus:g} CPU{'s' * (environment.cpus != 1)}"
     if cpu and cpu.others > _OTHERS_SHOWN:
         cpus += " (other programs want them, too)"
     if decode is None or not decode.decoder or decode.sample_s <= 0:
         return f"{cpus}; {decode.why}" if decode is not None and decode.why else cpus
     scaled = f" and scaled to {decode.side} x {decode.side}" if decode.side else ""
-    failed = ""
+    text = (
+        f"{rough_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
+        f"so {rough_text(environment.cpus / decode.sample_s)}/s with {cpus}"
+    )
     if decode.failed:
         why = printable(decode.first_failed)[:60]
-        failed = f"; {decode.failed} of {decode.samples} failed ({why})"
-    return (
-        f"{rough_text(1 / decode.sample_s)} {decode.format}/s a core, decoded{scaled} ({decode.decoder}), "
-        f"so {rough_text(environment.cpus / decode.sample_s)}/s with {cpus}{failed}"
-    )
+        text += f"; {decode.failed} of {decode.samples} failed ({why})"
+    return text
 
 
 def _machine(environment: Environment) -> str:
@@ -203,10 +192,9 @@ def _machine(environment: Environment) -> str:
         parts.append(f"{environment.nofile_soft:,} open files allowed")
     if environment.swap_used_bytes:
         parts.append(f"{bytes_text(environment.swap_used_bytes)} swapped out")
-    gpus = Counter(environment.gpus)
-    names = [f"{count} x {name}" if count > 1 else name for name, count in gpus.items()]
-    parts.append(", ".join(names) or "no GPU seen")
-    return ", ".join(parts)
+    gpus = Counter(environment.gpus).items()
+    names = [f"{count} x {name}" if count > 1 else name for name, count in gpus]
+    return ", ".join([*parts, ", ".join(names) or "no GPU seen"])
 
 
 # -- what follows --------------------------------------------------------------------------------------
@@ -267,30 +255,43 @@ _TITLES: Final = {
     UNCACHED: ("What loaders would deliver uncached", "With nothing in memory, as after a restart."),
 }  # fmt: skip
 
-_PICTURED: Final = frozenset({"storage"})
-"""Facts that have a picture, and a table behind it."""
-
 
 def doctor_page(diagnosis: Diagnosis) -> str:
     """The page."""
-    findings = diagnosis.findings
-    name = findings.data.path if findings.data is not None else "the data"
+    findings, data = diagnosis.findings, diagnosis.findings.data
+    name = data.path if data is not None else "the data"
     over = "interrupted after" if findings.interrupted else "looked at for"
     parts = [
         f"<h1>{safe(name)}</h1>",
         f'<p class="soft">{over} {findings.seconds:.0f} s; nothing was written there</p>',
         f"<p><strong>{safe(diagnosis.verdict)}</strong></p>",
-        _cards(diagnosis),
-        *_page_advice(diagnosis.advice),
-        *_page_expected(diagnosis),
-        *_page_storage(findings),
-        *_facts(diagnosis),
+        _cards(diagnosis, data),
     ]
+    for number, one in enumerate(diagnosis.advice):  # the first one large
+        if number < 2:
+            parts.append("<h2>Then</h2>" if number else "<h2>Do first</h2>")
+        do = marked(one.do)
+        parts.append(f"<p>{do}</p>" if number else f"<p><strong>{do}</strong></p>")
+        because = f"Because {marked(one.because)}. Gain: {marked(one.gain)}."
+        parts += [f'<p class="soft">{because}</p>', f"<pre>{safe(one.command)}</pre>"]
+        if one.proof:
+            parts.append(
+                f'<p class="soft">Proof on your own script:</p><pre>{safe(one.proof)}</pre>'
+            )
+    parts += _page_expected(diagnosis)
+    if data is not None:
+        parts += _page_storage(findings, data)
+        # Of the storage there is a picture, and a table behind it.
+        facts = [(name, text) for name, text in facts_of(diagnosis) if name != "storage"]
+        facts_table = table(["what", "found"], facts)
+        parts += [
+            "<h2>What was found</h2>", facts_table.replace("<table>", '<table class="words">', 1)
+        ]  # fmt: skip
     return document(f"Doctor: {name}", parts)
 
 
-def _cards(diagnosis: Diagnosis) -> str:
-    data, unit = diagnosis.findings.data, unit_of(diagnosis.findings)
+def _cards(diagnosis: Diagnosis, data: DataSet | None) -> str:
+    unit = unit_of(diagnosis.findings)
     cards: list[tuple[str, str]] = []
     if data is not None:
         many = f"{'' if data.exact else '~'}{count_text(data.samples)}"
@@ -299,64 +300,47 @@ def _cards(diagnosis: Diagnosis) -> str:
         if not each.when:
             what = f"{unit} expected now, with {_LOADERS[each.loader][0]}"
             cards.append((f"{rough_text(each.per_s)}/s", what))
-    if diagnosis.wanted_per_s is not None:
-        cards.append(
-            (f"{rough_text(diagnosis.wanted_per_s)}/s", f"{unit} that your model asks for")
-        )
-    drawn = "".join(
-        f"<li><b>{safe(value)}</b><span>{safe(what)}</span></li>" for value, what in cards
-    )
+    if (wanted := diagnosis.wanted_per_s) is not None:
+        cards.append((f"{rough_text(wanted)}/s", f"{unit} that your model asks for"))
+    drawn = "".join(f"<li><b>{safe(v)}</b><span>{safe(what)}</span></li>" for v, what in cards)
     return f'<ul class="cards">{drawn}</ul>' if drawn else ""
-
-
-def _page_advice(advice: tuple[Advice, ...]) -> Iterator[str]:
-    """The first thing to do, large; the others below it."""
-    for number, one in enumerate(advice):
-        if number < 2:
-            yield "<h2>Do first</h2>" if number == 0 else "<h2>Then</h2>"
-        do = marked(one.do)
-        yield f"<p><strong>{do}</strong></p>" if number == 0 else f"<p>{do}</p>"
-        yield f'<p class="soft">Because {marked(one.because)}. Gain: {marked(one.gain)}.</p>'
-        yield f"<pre>{safe(one.command)}</pre>"
-        if one.proof:
-            yield f'<p class="soft">Proof on your own script:</p><pre>{safe(one.proof)}</pre>'
 
 
 def _page_expected(diagnosis: Diagnosis) -> Iterator[str]:
     """Both loaders, and what the model asks for, in each state of the page cache."""
-    unit = unit_of(diagnosis.findings)
+    unit, workers = unit_of(diagnosis.findings), counted(diagnosis.workers, "worker")
     for when in dict.fromkeys(each.when for each in diagnosis.expected):
-        row = [each for each in diagnosis.expected if each.when == when]
-        parts = [Part(_LOADERS[e.loader][0], e.per_s, _rate(e), _LOADERS[e.loader][1]) for e in row]
+        parts: list[Part] = []
+        rows = []
+        for e in (each for each in diagnosis.expected if each.when == when):
+            rate, (name, color) = rough_text(e.per_s), _LOADERS[e.loader]
+            waits = f", waits {e.stall:.0%}" if e.stall else ""
+            parts.append(Part(name, e.per_s, f"{rate}/s{waits}", color))
+            rows.append((
+                e.loader, rate, rough_text(e.low_per_s), rough_text(e.high_per_s),
+                "-" if e.stall is None else f"{e.stall:.0%}", e.cause.replace("_", " "),
+            ))  # fmt: skip
         if (wanted := diagnosis.wanted_per_s) is not None:
             parts.append(Part("your model", wanted, f"{rough_text(wanted)}/s", "c2"))
-        behind = table(
-            ["loader", f"{unit}/s", "at least", "at most", "your model would wait", "held back by"],
-            [
-                (
-                    e.loader, rough_text(e.per_s), rough_text(e.low_per_s), rough_text(e.high_per_s),
-                    "-" if e.stall is None else f"{e.stall:.0%}", e.cause.replace("_", " "),
-                )
-                for e in row
-            ],
-        )  # fmt: skip
-        title, scene = _TITLES.get(when, (f"What loaders would deliver: {when}", ""))
-        workers = counted(diagnosis.workers, "worker")
+        head = [
+            "loader",
+            f"{unit}/s",
+            "at least",
+            "at most",
+            "your model would wait",
+            "held back by",
+        ]
+        title, scene = _TITLES[when]
         caption = f"{unit.capitalize()} a second with {workers}; computed, not tried. {scene}"
-        yield figure(title, bars(f"{title}, {unit} a second", parts, words=210), behind, caption)
+        drawn = bars(f"{title}, {unit} a second", parts, words=210)
+        yield figure(title, drawn, table(head, rows), caption)
 
 
-def _rate(expected: Expected) -> str:
-    rate = f"{rough_text(expected.per_s)}/s"
-    return f"{rate}, waits {expected.stall:.0%}" if expected.stall else rate
-
-
-def _page_storage(findings: Findings) -> Iterator[str]:
+def _page_storage(findings: Findings, data: DataSet) -> Iterator[str]:
     """The curves: by how many reads at a time, and by how much each reads."""
-    storage, data = findings.storage, findings.data
-    if storage is None or data is None or not storage.points:
+    storage = findings.storage
+    if storage is None or not storage.points:
         return
-    what = "whole samples" if data.in_place else "blocks"
     parts = [Part(str(p.depth), p.per_s, f"{rough_text(p.per_s)}/s", "c1") for p in storage.points]
     behind = table(
         ["asked for at a time", "reads/s", "bytes/s", "half within", "99 % within"],
@@ -371,14 +355,10 @@ def _page_storage(findings: Findings) -> Iterator[str]:
     title = "How fast the storage answers, by how many reads at a time"
     drawn = columns(title, parts, lambda value: f"{rough_text(value)}/s", below="reads at a time")
     place = "." if storage.cold else ", from memory: the disk was not asked."
+    what = "whole samples" if data.in_place else "blocks"
     yield figure(title, drawn, behind, f"Random reads of {what}{place}")
-    yield _sizes(findings, storage)
-
-
-def _sizes(findings: Findings, storage: StorageRates) -> str:
-    """What bytes cost, and what opening does."""
     if storage.opened is None or storage.small is None:
-        return ""
+        return
     deepest = storage.points[-1]
     rows = [
         ("4 kB of each", storage.small.per_s, storage.small.bytes_per_s),
@@ -390,22 +370,11 @@ def _sizes(findings: Findings, storage: StorageRates) -> str:
     parts = [Part(name, per_s, f"{rough_text(per_s)}/s", "c1") for name, per_s, _ in rows]
     behind = table(
         ["what is read", "reads/s", "bytes/s"],
-        [
-            (name, rough_text(per_s), f"{bytes_text(nbytes)}/s" if nbytes else "-")
-            for name, per_s, nbytes in rows
-        ],
+        [(n, rough_text(r), f"{bytes_text(size)}/s" if size else "-") for n, r, size in rows],
     )
     title = "What bytes cost, and what opening costs"
     caption = (
         f"{deepest.depth} reads at a time: of files that are open already, 4 kB or whole; and of files that "
         "are opened for it."
     )
-    return figure(title, bars(f"{title}, reads a second", parts), behind, caption)
-
-
-def _facts(diagnosis: Diagnosis) -> Iterator[str]:
-    if diagnosis.findings.data is None:
-        return
-    facts = [(name, text) for name, text in facts_of(diagnosis) if name not in _PICTURED]
-    yield "<h2>What was found</h2>"
-    yield table(["what", "found"], facts).replace("<table>", '<table class="words">', 1)
+    yield figure(title, bars(f"{title}, reads a second", parts), behind, caption)
