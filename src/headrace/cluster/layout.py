@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.cluster.notation import read_minutes, slurm_time, time_text
 from headrace.cluster.request import Shorthand, apply_shorthand, read_shorthand
@@ -42,8 +44,7 @@ _AWAY: Final = frozenset({
 _FEATURES = re.compile(r"[\w.+-]+(?:[&,][\w.+-]+)*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(NamedTuple):
     """How a job lies on nodes.
 
     Attributes:
@@ -90,33 +91,20 @@ def _fit_gpus(
     Where nodes have GPUs of several types, one is chosen: the one that needs the fewest nodes, and of these
     the one of which most nodes are free.
     """
-    best: tuple[tuple[int, int], _Fit] | None = None
+    fits: list[tuple[tuple[int, int], _Fit]] = []
     for gpu_type in sorted({node.gpu_type for node in nodes if node.gpus}):
         same = [node for node in nodes if node.gpus and node.gpu_type == gpu_type]
-        having = _having(same)
+        sizes = sorted(node.gpus for node in same)
         most = min(gpus, len(same), count_max or gpus)
-        for k in [count] if count else range(-(-gpus // (len(having) - 2)), most + 1):
+        for k in [count] if count else range(-(-gpus // sizes[-1]), most + 1):
             per_node = -(-gpus // k)
-            if k > most or having[min(per_node, len(having) - 1)] < k:
+            if k > most or len(sizes) - bisect_left(sizes, per_node) < k:
                 continue
             able = tuple(n for n in same if n.gpus >= per_node)
             free = sum(not n.gpus_allocated and not is_away(n) for n in able)
-            fit = _Fit(k, per_node, gpus % k == 0, gpu_type, able)
-            if best is None or (k, -free) < best[0]:
-                best = (k, -free), fit
+            fits.append(((k, -free), _Fit(k, per_node, gpus % k == 0, gpu_type, able)))
             break
-    return best[1] if best else None
-
-
-def _having(nodes: Sequence[Node]) -> list[int]:
-    """At `g`: how many nodes have `g` GPUs or more. The last entry is 0."""
-    most = max((node.gpus for node in nodes), default=0)
-    having = [0] * (most + 2)
-    for node in nodes:
-        having[node.gpus] += 1
-    for g in range(most, -1, -1):
-        having[g] += having[g + 1]
-    return having
+    return min(fits, key=itemgetter(0))[1] if fits else None
 
 
 def _most_gpus(nodes: Sequence[Node], below: int, count: int | None, count_max: int | None) -> int:
@@ -401,21 +389,15 @@ class _Inside:
 
     def _nothing_eligible(self) -> _Refusal:
         request, everything = self.request, self.everything
-        wanted = [
-            f"GPUs of type {request.gpu_type}" if request.gpu_type else "",
-            f"the features {request.constraint}" if request.constraint else "",
-            f"type {request.node_type}" if request.node_type else "",
-        ]
-        present: set[str] = set()
-        if request.gpu_type:
-            present = {n.gpu_type or "without a type" for n in everything if n.gpus}
-        elif request.constraint:
-            present = {feature for n in everything for feature in n.features}
-        elif request.node_type:
-            present = {n.architecture or "not known" for n in everything}
-        what = " and ".join(filter(None, wanted)) or "anything"
+        asked = (
+            (request.gpu_type, "GPUs of type", {n.gpu_type or "without a type" for n in everything if n.gpus}),
+            (request.constraint, "the features", {name for n in everything for name in n.features}),
+            (request.node_type, "type", {n.architecture or "not known" for n in everything}),
+        )  # fmt: skip
+        wanted = [f"{kind} {value}" for value, kind, _ in asked if value]
+        present = next((there for value, _, there in asked if value), set())
         has = f"; found: {', '.join(sorted(present)[:8])}" if present else ""
-        return self._refusal(f"no node has {what}{has}.", None, 0)
+        return self._refusal(f"no node has {' and '.join(wanted) or 'anything'}{has}.", None, 0)
 
     def _too_many_gpus(self, gpus: int, count: int | None, most: int | None) -> _Refusal:
         nearest = _most_gpus(self.able, gpus, count, most)

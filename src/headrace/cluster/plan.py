@@ -80,6 +80,9 @@ _SIZES: Final = frozenset({
 _IN_GPUS: Final = frozenset({"gpus", "cpus-per-gpu", "mem-per-gpu"})
 """Those that leave the layout open."""
 
+_SIZED: Final = _SIZES - _IN_GPUS | PARTS
+"""With one of them a script sizes its job in Slurm's own words, or has parts that differ."""
+
 _SIZE_FIELDS: Final = frozenset(option.field for option in JOB_OPTIONS if option.slurm in _SIZES)
 _LAID_OUT: Final = _SIZE_FIELDS | {"partition", "time", "node_type", "gpu_type"}
 _VARIABLES: Final = {option.slurm: option.variable for option in JOB_OPTIONS if option.variable} | {
@@ -146,33 +149,40 @@ def plan_batch(
         ClusterRequestError: it cannot be submitted as it is, or nothing can meet what it asks for.
     """
     script = read_script(data, name, WORDS_OF_OURS)
-    lines = _Lines(script.directives, cluster, name)
+    lines, ours = JobRequest(), JobRequest()
+    slurms = [each for each in script.directives if not each.ours]
+    names = {word.name for each in slurms for word in each.words}
+    for each in script.directives:
+        where = f"{name}, line {each.line}"
+        if each.ours:
+            ours = request_of_words(each.words, where, ours=True).over(ours)
+        else:
+            lines = request_of_words(each.words, where).over(lines)
     variables = {
         o.field: cluster.environment.get(o.variable, "") for o in JOB_OPTIONS if o.variable
     }
     env = read_request(variables, "SBATCH_ variables")
     site = JobRequest(account=cluster.site.account, qos=cluster.site.qos)
-    nearer = asked.over(env).over(lines.ours)
+    nearer = asked.over(env).over(ours)
     remarks = list(script.remarks)
-    below = lines.slurm
-    if nearer.gpus and lines.sizes_itself:
-        below = dataclasses.replace(
-            below, gpus=None, nodes=None, tasks_per_node=None, cpus=None, memory=None
+    if nearer.gpus and names & _SIZED:
+        lines = dataclasses.replace(
+            lines, gpus=None, nodes=None, tasks_per_node=None, cpus=None, memory=None
         )
         remarks.append(f"{name} sizes its job itself; the size asked for nearer holds instead.")
-    request = nearer.over(below).over(site)
+    request = nearer.over(lines).over(site)
     if (
-        not nearer.partition
-        and nearer.said() & {"gpus", "nodes"}
-        and cluster.is_short(request.partition)
+        nearer.said() & {"gpus", "nodes"}
+        and not nearer.partition
+        and cluster.is_short(lines.partition)
     ):
         # A short word of the script gives way to GPUs or nodes that are asked for nearer.
         request = dataclasses.replace(request, partition="")
     layout = None
-    if lines.is_open(nearer, request):
+    if _is_open(names, nearer, request, cluster):
         layout = _lay_out(request, cluster)
         remarks += layout.remarks
-    words, disabled = lines.words(request, nearer.over(site), layout, remarks)
+    words, disabled = _words(slurms, name, cluster, request, nearer.over(site), layout, remarks)
     preamble = _preamble(request, script, layout, cluster, remarks)
     if preamble and not script.is_shell:
         text = _wrapped(script, words, preamble, disabled)
@@ -210,101 +220,77 @@ def _passed_on(asked: JobRequest) -> list[str]:
     return [str(word) for word in read_words(asked.slurm)]
 
 
-class _Lines:
-    """Which lines of ours a script gets, and which of its own are taken out of Slurm's sight.
+def _is_open(names: set[str], nearer: JobRequest, request: JobRequest, cluster: Cluster) -> bool:
+    """Whether the size is ours to lay out; `names` are of Slurm's options in the script."""
+    if names & PARTS:
+        return False
+    if nearer.gpus or nearer.gpu_type or nearer.node_type or cluster.is_short(request.partition):
+        return True
+    return not names & _SIZED and bool(request.said() & _SIZE_FIELDS)
 
-    Attributes:
-        slurm, ours: what its `#SBATCH` lines ask for, as far as we understand it, and its `#HEADRACE` lines.
-        names: of Slurm's options in the script.
-    """
 
-    def __init__(self, directives: Sequence[Directive], cluster: Cluster, name: str) -> None:
-        self.slurm, self.ours = JobRequest(), JobRequest()
-        self._slurms = [each for each in directives if not each.ours]
-        self._cluster = cluster
-        self._name = name
-        for each in directives:
-            where = f"{name}, line {each.line}"
-            if each.ours:
-                self.ours = request_of_words(each.words, where, ours=True).over(self.ours)
-            else:
-                self.slurm = request_of_words(each.words, where).over(self.slurm)
-        self.names = {word.name for each in self._slurms for word in each.words}
+def _words(  # noqa: PLR0917 - who asks for what, and what has been decided
+    directives: Sequence[Directive],
+    name: str,
+    cluster: Cluster,
+    request: JobRequest,
+    nearer: JobRequest,
+    layout: JobLayout | None,
+    remarks: list[str],
+) -> tuple[list[Word], set[int]]:
+    """The words to add, in order, and the lines (from 1) of Slurm's directives to disable."""
+    laid_out, dropped, left = list[Word](), WORDS_OF_OURS, frozenset({"partition", "time"})
+    if layout is not None:
+        laid_out, left = layout.words(), _LAID_OUT
+        dropped |= _SIZES - {word.name for word in laid_out}
+    elif not PARTS & {word.name for each in directives for word in each.words}:
+        laid_out = _limits(request, nearer, cluster, remarks)
+    elif nearer.partition:
+        laid_out = [Word("partition", nearer.partition)]
+    restated: list[Word] = []
+    disabled: set[int] = set()
+    kept: set[str] = set()
+    for each in directives:
+        if any(word.name in dropped for word in each.words):
+            disabled.add(each.line)
+            restated += [word for word in each.words if word.name not in dropped]
+        else:
+            kept |= {word.name for word in each.words}
+    # What is said elsewhere than in Slurm's words in the script.
+    fields: list[Word] = []
+    for option in JOB_OPTIONS:
+        value = getattr(request, option.field)
+        is_said = option.slurm and option.field in request.said() - left
+        if is_said and (getattr(nearer, option.field) == value or option.slurm not in kept):
+            unit = "M" if option.kind is OptionKind.MEMORY and value else ""
+            fields.append(Word(option.slurm, None if value is True else f"{value}{unit}"))
+    if layout is not None:
+        kind = ",".join(filter(None, [request.constraint, layout.constraint]))
+        away = ",".join([*filter(None, [request.exclude]), *layout.exclude])
+        fields = [word for word in fields if word.name not in ("constraint", "exclude")]
+        fields += [Word(n, v) for n, v in (("constraint", kind), ("exclude", away)) if v]
+    if not request.name:
+        fields.append(Word("job-name", Path(name).name))
+    names = {word.name for word in (*laid_out, *fields)}
+    return [*[word for word in restated if word.name not in names], *laid_out, *fields], disabled
 
-    @property
-    def sizes_itself(self) -> bool:
-        """Whether the job is sized in Slurm's own words, or has parts that differ."""
-        return bool(self.names & (_SIZES - _IN_GPUS | PARTS))
 
-    def is_open(self, nearer: JobRequest, request: JobRequest) -> bool:
-        """Whether the size is ours to lay out."""
-        if self.names & PARTS:
-            return False
-        if nearer.gpus or nearer.gpu_type or nearer.node_type:
-            return True
-        if self._cluster.is_short(request.partition):
-            return True
-        return not self.sizes_itself and bool(request.said() & _SIZE_FIELDS)
-
-    def words(
-        self, request: JobRequest, nearer: JobRequest, layout: JobLayout | None, remarks: list[str]
-    ) -> tuple[list[Word], set[int]]:
-        """The words to add, in order, and the lines (from 1) to disable."""
-        laid_out = layout.words() if layout else self._limits(request, nearer, remarks)
-        dropped = (_SIZES - {word.name for word in laid_out}) if layout else frozenset()
-        restated: list[Word] = []
-        disabled: set[int] = set()
-        for each in self._slurms:
-            if any(word.name in dropped | WORDS_OF_OURS for word in each.words):
-                disabled.add(each.line)
-                restated += [w for w in each.words if w.name not in dropped | WORDS_OF_OURS]
-        fields = self._fields(request, nearer, layout, disabled)
-        names = {word.name for word in (*laid_out, *fields)}
-        return [*[w for w in restated if w.name not in names], *laid_out, *fields], disabled
-
-    def _limits(self, request: JobRequest, nearer: JobRequest, remarks: list[str]) -> list[Word]:
-        """Partition and time of a script that sizes its job itself."""
-        words = [Word("partition", nearer.partition)] if nearer.partition else []
-        if not self.names & PARTS and (request.time or request.partition):
-            plain, site = dataclasses.replace(request, node_type=""), self._cluster.site
-            partitions = candidates(plain, self._cluster.snapshot, site, minutes=None)
-            is_default = [p for p in partitions if p.is_default]
-            partition = partitions[0] if request.partition or not is_default else is_default[0]
-            time_remarks: list[str] = []
-            time, capped = time_limit(partition, request.time, site, time_remarks, bare_hours=False)
-            if capped or (nearer.time and time):
-                remarks += time_remarks
-                words.append(Word("time", time))
-        return words
-
-    def _fields(
-        self, request: JobRequest, nearer: JobRequest, layout: JobLayout | None, disabled: set[int]
-    ) -> list[Word]:
-        """What is said elsewhere than in Slurm's words in the script."""
-        kept = [each for each in self._slurms if each.line not in disabled]
-        of_lines = {word.name for each in kept for word in each.words}
-        left = _LAID_OUT if layout is not None else {"partition", "time"}
-        given = request.said() - left
-        words: list[Word] = []
-        for option in JOB_OPTIONS:
-            value = getattr(request, option.field)
-            is_nearer = getattr(nearer, option.field) == value
-            if (
-                option.slurm
-                and option.field in given
-                and (is_nearer or option.slurm not in of_lines)
-            ):
-                unit = "M" if option.kind is OptionKind.MEMORY and value else ""
-                words.append(Word(option.slurm, None if value is True else f"{value}{unit}"))
-        if layout is not None:
-            kind = ",".join(filter(None, [request.constraint, layout.constraint]))
-            away = ",".join([*filter(None, [request.exclude]), *layout.exclude])
-            words = [w for w in words if w.name not in ("constraint", "exclude")]
-            words += [Word("constraint", kind)] if kind else []
-            words += [Word("exclude", away)] if away else []
-        if not request.name:
-            words.append(Word("job-name", Path(self._name).name))
-        return words
+def _limits(
+    request: JobRequest, nearer: JobRequest, cluster: Cluster, remarks: list[str]
+) -> list[Word]:
+    """Partition and time of a script that sizes its job itself."""
+    words = [Word("partition", nearer.partition)] if nearer.partition else []
+    if request.time or request.partition:
+        plain = dataclasses.replace(request, node_type="")
+        partitions = candidates(plain, cluster.snapshot, cluster.site, minutes=None)
+        is_default = [p for p in partitions if p.is_default]
+        partition = partitions[0] if request.partition or not is_default else is_default[0]
+        own: list[str] = []
+        time, capped = time_limit(partition, request.time, cluster.site, own, bare_hours=False)
+        if capped or (nearer.time and time):
+            remarks += own
+            words.append(Word("time", time))
+    return words
 
 
 def _preamble(
@@ -344,9 +330,8 @@ def _preamble(
 
 
 def _container(request: JobRequest, layout: JobLayout | None, cluster: Cluster) -> Container:
-    kind = ""
-    if layout is None or layout.gpus:
-        kind = "rocm" if (layout is not None and layout.gpu_type.lower().startswith("mi")) else "nv"
+    is_amd = layout is not None and layout.gpu_type.lower().startswith("mi")
+    kind = "" if layout is not None and not layout.gpus else "rocm" if is_amd else "nv"
     return find_container(
         request.container, cluster.site, gpus=kind, environment=cluster.environment
     )
@@ -401,6 +386,6 @@ def plan_run(
     if cluster.local:
         return RunPlan(tuple(inner), layout, layout.remarks)
     name = Path(command[0]).name if command else "interactive"
-    words, _ = _Lines((), cluster, name).words(request, request, layout, [])
+    words, _ = _words((), name, cluster, request, request, layout, [])
     allocate = ["salloc", *(str(word) for word in words), *_passed_on(asked)]
     return RunPlan((*allocate, *step, *inner), layout, layout.remarks)
