@@ -15,9 +15,8 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import headrace
 from headrace.errors import ClusterError, ClusterRequestError
@@ -31,15 +30,8 @@ if TYPE_CHECKING:
 _GONE = frozenset({"down", "drain", "drained", "fail", "future"})
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionFacts:
-    """One partition, as a form offers it.
-
-    Attributes:
-        nodes: how many it has, those that are down too.
-        gpus_per_node: of its largest node; 0: it has none.
-        hours_max: its time limit, rounded down; None: none.
-    """
+class PartitionFacts(NamedTuple):
+    """One partition, as a form offers it: the nodes it has, and of its largest node GPUs and CPUs."""
 
     name: str
     nodes: int
@@ -53,44 +45,15 @@ class PartitionFacts:
         """In all."""
         return self.nodes * self.gpus_per_node
 
-    @property
-    def label(self) -> str:
-        """What a form shows."""
-        gpus = f"{self.gpus_per_node} GPUs a node" if self.gpus_per_node else "no GPUs"
-        limit = f", up to {self.hours_max} h" if self.hours_max else ""
-        return f"{self.name} ({self.nodes} nodes, {gpus}{limit})"
 
-
-@dataclass(frozen=True, slots=True)
-class SiteFacts:
-    """What is generated from.
-
-    Attributes:
-        cluster: its name, as Open OnDemand's cluster file has it.
-        prefix: of the Python environment that has headrace.
-    """
+class SiteFacts(NamedTuple):
+    """What is generated from; `prefix` is of the Python environment that has headrace."""
 
     cluster: str
     partitions: tuple[PartitionFacts, ...]
     prefix: Path
     version: str
     site_file: Path | None = None
-
-    def __post_init__(self) -> None:
-        for what, text in (
-            ("the cluster's name", self.cluster),
-            ("the prefix", str(self.prefix)),
-            ("the site's file", str(self.site_file or "")),
-            *(("a partition's name", partition.name) for partition in self.partitions),
-        ):
-            if not text.isprintable():
-                raise ClusterRequestError(f"{what} is {text!r}, expected printable characters.")
-        if not re.fullmatch(r"[\w.-]+", self.cluster):
-            raise ClusterRequestError(
-                f"the cluster's name is {self.cluster!r}, expected letters, digits, '.', '_' and '-'."
-            )
-        if not self.partitions:
-            raise ClusterRequestError(f"{self.cluster} has no partition that is up.")
 
     @property
     def default_partition(self) -> PartitionFacts:
@@ -101,7 +64,21 @@ class SiteFacts:
 def site_facts(
     snapshot: ClusterSnapshot, *, prefix: Path | None = None, site_file: Path | None = None
 ) -> SiteFacts:
-    """What a cluster and this installation say of themselves."""
+    """What a cluster and this installation say of themselves.
+
+    Raises:
+        ClusterRequestError: a name cannot stand in the files, or no partition is up.
+    """
+    prefix, cluster = Path(sys.prefix) if prefix is None else prefix, snapshot.cluster
+    texts = {"the prefix": str(prefix), "the site's file": str(site_file or "")}
+    names = [("a partition's name", partition.name) for partition in snapshot.partitions]
+    for what, text in (("the cluster's name", cluster), *texts.items(), *names):
+        if not text.isprintable():
+            raise ClusterRequestError(f"{what} is {text!r}, expected printable characters.")
+    if not re.fullmatch(r"[\w.-]+", cluster):
+        raise ClusterRequestError(
+            f"the cluster's name is {cluster!r}, expected letters, digits, '.', '_' and '-'."
+        )
     nodes = {node.name: node for node in snapshot.nodes}
     partitions = []
     for partition in snapshot.partitions:
@@ -114,10 +91,9 @@ def site_facts(
                 max((node.cpus for node in own), default=1),
                 None if limit is None else max(1, limit // 60), partition.is_default,
             ))  # fmt: skip
-    return SiteFacts(
-        snapshot.cluster, tuple(partitions), Path(sys.prefix) if prefix is None else prefix,
-        headrace.__version__, site_file,
-    )  # fmt: skip
+    if not partitions:
+        raise ClusterRequestError(f"{cluster} has no partition that is up.")
+    return SiteFacts(cluster, tuple(partitions), prefix, headrace.__version__, site_file)
 
 
 def write_files(
@@ -246,7 +222,10 @@ def ondemand_files(facts: SiteFacts) -> dict[str, str]:
     """Text of each file of the portal's apps, by its name below the folder of apps."""
     gpus = json.dumps({p.name: p.gpus_per_node for p in facts.partitions}, separators=(",", ":"))
     cpus = json.dumps({p.name: p.cpus_per_node for p in facts.partitions}, separators=(",", ":"))
-    path = _path_lines(facts)
+    # Shell lines that put headrace's environment first.
+    path = f'export PATH={shlex.quote(str(facts.prefix / "bin"))}:"$PATH"\n'
+    if facts.site_file is not None:
+        path += f"export HEADRACE_SITE={shlex.quote(str(facts.site_file))}\n"
     files = {
         "README.md": _filled("ondemand/README.md", cluster=facts.cluster, bin=facts.prefix / "bin")
     }
@@ -267,11 +246,15 @@ def _form_files(
 ) -> dict[str, str]:
     """The portal's menu, and the questions: an app's own, then partition, GPUs, hours and account."""
     first = facts.default_partition
+    options = []
+    for p in facts.partitions:
+        gpus = f"{p.gpus_per_node} GPUs a node" if p.gpus_per_node else "no GPUs"
+        limit = f", up to {p.hours_max} h" if p.hours_max else ""
+        options.append([f"{p.name} ({p.nodes} nodes, {gpus}{limit})", p.name])
     attributes: dict[str, Mapping[str, Any]] = {
         **own,
         "partition": {
-            "label": "Partition", "widget": "select", "value": first.name,
-            "options": [[p.label, p.name] for p in facts.partitions],
+            "label": "Partition", "widget": "select", "value": first.name, "options": options,
         },
         "gpus": {
             "label": "GPUs", "widget": "number_field", "value": min(1, first.gpus_max), "min": 0,
@@ -293,14 +276,6 @@ def _form_files(
     }  # fmt: skip
     form = {"cluster": facts.cluster, "form": list(attributes), "attributes": attributes}
     return {"manifest.yml": _yaml(menu), "form.yml": _yaml(form)}
-
-
-def _path_lines(facts: SiteFacts) -> str:
-    """Shell lines that put headrace's environment first."""
-    lines = f'export PATH={shlex.quote(str(facts.prefix / "bin"))}:"$PATH"\n'
-    if facts.site_file is not None:
-        lines += f"export HEADRACE_SITE={shlex.quote(str(facts.site_file))}\n"
-    return lines
 
 
 def _yaml(value: Mapping[str, Any]) -> str:

@@ -85,10 +85,19 @@ class Project(NamedTuple):
 def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Project:
     """Make a project in a folder that does not exist, or is empty."""
     target = Path(folder).absolute()
-    _check_free(target)
+    is_folder = target.is_dir() and not target.is_symlink()
+    names = sorted(path.name for path in target.iterdir()) if is_folder else []
+    if names or (os.path.lexists(target) and not is_folder):
+        more = " and more" if len(names) > 3 else ""
+        what = f"a folder with {', '.join(names[:3])}{more}" if names else "no folder"
+        raise ClusterError(
+            f"{target}: is {what}, expected nothing there: what is yours is not overwritten.",
+            path=str(target),
+            next_step="Name another folder.",
+        )
     files = recipe.files
     temporary: Path | None = None
-    mask = _umask()
+    os.umask(mask := os.umask(0o022))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -106,26 +115,3 @@ def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Proj
             next_step="Name a folder that you may write.",
         ) from e
     return Project(target, recipe.name, tuple(sorted(files)))
-
-
-def _check_free(target: Path) -> None:
-    if not os.path.lexists(target):
-        return
-    if target.is_dir() and not target.is_symlink():
-        names = sorted(path.name for path in target.iterdir())
-        if not names:
-            return
-        what = f"a folder with {', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
-    else:
-        what = "no folder"
-    raise ClusterError(
-        f"{target}: is {what}, expected nothing there: what is yours is not overwritten.",
-        path=str(target),
-        next_step="Name another folder.",
-    )
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
