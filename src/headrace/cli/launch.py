@@ -81,9 +81,8 @@ def launch(
 
 def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
     from headrace.cluster.launch.conductor import Conductor
-    from headrace.cluster.launch.helpers import report_text
     from headrace.cluster.launch.plan import Launch
-    from headrace.cluster.launch.report import RunRecord
+    from headrace.cluster.manifest import RunRecord
     from headrace.errors import HeadraceError
 
     def say(text: str) -> None:
@@ -108,11 +107,7 @@ def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
             if report is not None:
                 _write_report(report, asdict(job_report))
             last = conductor.survivors is None
-            if (
-                last
-                and launch.options.agent
-                and (text := report_text(conductor.job, os.environ, since_s))
-            ):
+            if last and launch.options.agent and (text := _agents_report(conductor.job, since_s)):
                 say(f"the job's report\n{text}")
             say(job_report.line())
             if job_report.next_step and job_report.exit_code != exit_codes.STORE_ERROR:
@@ -122,6 +117,18 @@ def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
         launch = Launch.of(conductor.survivors, launch.options, launch.words)
     conductor.requeue()
     return job_report.exit_code
+
+
+def _agents_report(job: str, since_s: float) -> str:
+    """What the agents have kept of a job since then; what was seen earlier is another job's of that number."""
+    from headrace.errors import HeadraceError
+    from headrace.telemetry import job_report
+    from headrace.telemetry.history import default_history
+
+    try:
+        return job_report(default_history(os.environ), job, since_s).text()
+    except HeadraceError:  # a job of a second or two: nobody has looked yet
+        return ""
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

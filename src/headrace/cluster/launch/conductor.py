@@ -1,12 +1,14 @@
 """Conductor: the launch as the first node sees it: nodes come, helpers start, ranks run, everything ends.
 
 One thread, one loop. However a launch ends, `_end` is passed: every node ends what it started and says so,
-and the folder that the nodes met in is removed.
+and the folder that the nodes met in is removed. Helpers are what runs on a node beside the ranks: staging, the
+node daemon, the telemetry agent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import secrets
 import signal
@@ -14,16 +16,16 @@ import socket
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headrace
 from headrace.cluster.launch.folders import MeetFolder
-from headrace.cluster.launch.helpers import helper_commands, helper_end, helper_variables
 from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.plan import commands_for, program_of, settings_for
-from headrace.cluster.launch.report import LaunchReport, RankFailure, add_notes, judge
 from headrace.cluster.launch.stop_page import Agreement, StopPhase, StopReason
+from headrace.cluster.manifest import LaunchReport, RankFailure, add_notes, judge
 from headrace.cluster.processes import adopt_orphans, end_descendants
 from headrace.errors import JobError, LaunchError
 from headrace.job.meeting import Meeting
@@ -32,9 +34,9 @@ from headrace.job.nodes import own_address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.cluster.launch.nodes import NodeState
+    from headrace.cluster.launch.nodes import Message, NodeState
     from headrace.cluster.launch.place import JobPlace
-    from headrace.cluster.launch.plan import Launch
+    from headrace.cluster.launch.plan import Launch, LaunchOptions
 
 
 _TICK_S = 0.05
@@ -80,18 +82,19 @@ class Conductor:
             ranks=self.plan.ranks,
         )  # fmt: skip
         self._program = program_of(words)
-        self._restarts = restarts
         self._say = say
         self._token = secrets.token_hex(16)
         # An array's task by the number that Slurm counts with, as everybody else in the job knows it.
         is_slurm = self.place.scheduler == "slurm"
         number = os.environ.get("SLURM_JOB_ID") if is_slurm else self.place.job_id
         self.job = number or self._token[:12]
+        self._common = {
+            "HEADRACE_JOB_ID": self.job, "HEADRACE_RESTARTS": str(self.place.restarts + restarts),
+        }  # fmt: skip
         self._signals: list[int] = []
         self._agreement: Agreement | None = None
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
-        self._began_s = 0.0
         self._meeting: Meeting
         self.nodes: LaunchNodes
         self._starts: NodeStarts
@@ -104,65 +107,61 @@ class Conductor:
         Raises:
             LaunchError: it could not begin; nothing is left all the same.
         """
-        began_s = self._began_s = time.monotonic()
+        began_s = time.monotonic()
         adopt_orphans()
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        on_signal = lambda number, _: self._signals.append(number)  # noqa: E731
+        before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
         try:
-            self._run()
+            with contextlib.ExitStack() as parts:
+                self._open(parts)
+                try:
+                    self._gather()
+                    self._start_helpers()
+                    self._wait_for_stage(began_s)
+                    self._start_ranks()
+                    self._watch()
+                except BaseException as e:
+                    with contextlib.suppress(
+                        Exception
+                    ):  # that goes wrong now must not hide the error
+                        self._end()
+                    if not isinstance(e, _NodesLost):
+                        raise
+                    self.report.lost, self.report.why = e.names, e.message
+                else:
+                    self._end()
+            self._conclude()
         finally:
             self.report.wall_s = time.monotonic() - began_s
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self.report
 
-    def _run(self) -> None:
-        for remark in self.plan.remarks:
+    def _open(self, parts: contextlib.ExitStack) -> None:
+        """The folder to meet in, the socket that nodes connect to, and the nodes' launchers."""
+        options, plan, place = self.options, self.plan, self.place
+        for remark in plan.remarks:
             self._remark(remark)
-        local = self.place.scheduler != "slurm"
-        address = "127.0.0.1" if local else own_address(len(self.plan.nodes))
-        with contextlib.ExitStack() as parts:
-            meet = MeetFolder(self.options.meet, self._token, self.place)
-            parts.enter_context(contextlib.closing(meet))
-            for folder in meet.swept:
-                self._remark(f"removed what a killed launch had left: {folder}")
-            self._meeting = Meeting(meet.meeting)
-            listen = address if address.startswith("127.") else ""
-            self.nodes = parts.enter_context(
-                contextlib.closing(
-                    LaunchNodes(self.plan.nodes, listen, self._token, self.options.silence_s)
-                )
-            )
-            self._starts = parts.enter_context(
-                contextlib.closing(NodeStarts(self.place, self._spec(address)))
-            )
-            try:
-                self._gather()
-                self._start_helpers()
-                self._wait_for_stage()
-                self._start_ranks()
-                self._watch()
-            except _NodesLost as e:
-                self._abort()
-                self.report.lost, self.report.why = e.names, e.message
-            except BaseException:
-                self._abort()
-                raise
-            else:
-                self._end()
-        self._conclude()
-
-    def _spec(self, address: str) -> NodeSpec:
-        name = socket.gethostname()
-        return NodeSpec(
-            addresses=(address,) if address.startswith("127.") else (address, name),
-            port=self.nodes.port, token=self._token, nodes=self.plan.nodes,
-            job=self.place.job_id or f"pid{os.getpid()}", ranks=self.plan.ranks_per_node,
-            gpus=self.plan.gpus_per_node, local=self.options.local,
-            connect_s=self.options.connect_s, silence_s=self.options.silence_s,
+        address = "127.0.0.1" if place.scheduler != "slurm" else own_address(len(plan.nodes))
+        is_here = address.startswith("127.")
+        meet = parts.enter_context(contextlib.closing(MeetFolder(options.meet, self._token, place)))
+        for folder in meet.swept:
+            self._remark(f"removed what a killed launch had left: {folder}")
+        self._meeting = Meeting(meet.meeting)
+        if options.stage:
+            self._common["HEADRACE_JOB_FOLDER"] = str(meet.meeting)
+            self._common["HEADRACE_STORE"] = "headrace://job"
+        listen = address if is_here else ""
+        nodes = LaunchNodes(plan.nodes, listen, self._token, options.silence_s)
+        self.nodes = parts.enter_context(contextlib.closing(nodes))
+        spec = NodeSpec(
+            addresses=(address,) if is_here else (address, socket.gethostname()),
+            port=nodes.port, token=self._token, nodes=plan.nodes,
+            job=place.job_id or f"pid{os.getpid()}", ranks=plan.ranks_per_node,
+            gpus=plan.gpus_per_node, local=options.local, connect_s=options.connect_s,
+            silence_s=options.silence_s,
         )  # fmt: skip
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self._signals.append(number)
+        self._starts = parts.enter_context(contextlib.closing(NodeStarts(place, spec)))
 
     def _remark(self, text: str) -> None:
         self.report.remarks.append(text)
@@ -178,17 +177,16 @@ class Conductor:
             over = self._starts.all_ended or time.monotonic() > until_s
             if over and (silent := self.place.silent_nodes([n.name for n in missing])):
                 raise _NodesLost(f"Slurm does not reach {', '.join(silent)} either.", silent)
+            missed = f"{len(missing)} of {len(self.nodes.all)} nodes did not come"
             if self._starts.all_ended and any(not n.hello for n in self.nodes.all):
                 raise LaunchError(
-                    f"{len(missing)} of {len(self.nodes.all)} nodes did not come: what starts them ended "
-                    f"with status {self._starts.ended()[0]}.",
+                    f"{missed}: what starts them ended with status {self._starts.ended()[0]}.",
                     next_step="Its own message is above.",
                 )
             if time.monotonic() > until_s:
                 names = ", ".join(n.name for n in missing[:8])
                 raise LaunchError(
-                    f"{len(missing)} of {len(self.nodes.all)} nodes did not come within "
-                    f"{self.options.connect_s:g} s: {names}.",
+                    f"{missed} within {self.options.connect_s:g} s: {names}.",
                     next_step="See whether they reach this node's address, and whether srun waits for "
                     "room: squeue --steps.",
                 )
@@ -216,11 +214,18 @@ class Conductor:
         """Waits a little, and takes what has come; `begun`: ranks run already."""
         for node, message in self.nodes.receive(_TICK_S):
             match message["kind"]:
-                case "hello":
-                    _check_hello(node)
+                case "hello" if "failure" in message:
+                    why = f"node {node.name}: {message['failure']}"
+                    raise LaunchError(why, next_step=message.get("next"))
+                case "hello" if message["version"] != headrace.__version__:
+                    raise LaunchError(
+                        f"node {node.name} has headrace {message['version']}, "
+                        f"this one {headrace.__version__}.",
+                        next_step="Use one environment on all nodes.",
+                    )
                 case "helper_ended":
                     is_needed = message["name"] == "stage" and not begun and not self._is_staged()
-                    self._remark(helper_end(node, message, is_needed=is_needed))
+                    self._remark(_helper_end(node, message, is_needed=is_needed))
                 case "signal":
                     self._signals.append(message["number"])
                 case "failure":
@@ -238,7 +243,7 @@ class Conductor:
         except JobError:
             return False
 
-    def _wait_for_stage(self) -> None:
+    def _wait_for_stage(self, began_s: float) -> None:
         if not self.options.stage:
             return
         until_s = time.monotonic() + self.options.stage_s
@@ -251,45 +256,30 @@ class Conductor:
                     next_step="A large source takes long to list: make it a store once "
                     "(headrace index SOURCE TARGET), or pass --stage-wait.",
                 )
-        self.report.stage_s = time.monotonic() - self._began_s
+        self.report.stage_s = time.monotonic() - began_s
 
     # -- the ranks --------------------------------------------------------------------------------
 
-    def _common(self) -> dict[str, str]:
-        """Variables of all processes that a node starts."""
-        common = {
-            "HEADRACE_JOB_ID": self.job,
-            "HEADRACE_RESTARTS": str(self.place.restarts + self._restarts),
-        }
-        if self.options.stage:
-            common["HEADRACE_JOB_FOLDER"] = str(self._meeting.folder)
-            common["HEADRACE_STORE"] = "headrace://job"
-        return common
-
     def _start_helpers(self) -> None:
         for node in self.nodes.all:
-            environment = self._common() | helper_variables(node)
+            environment = self._common | _helper_variables(node)
             del environment["HEADRACE_JOB_LOCAL"]
-            commands = helper_commands(
-                self.options, self._meeting.folder, node, len(self.nodes.all)
-            )
-            for name, command in commands.items():
+            count, folder = len(self.nodes.all), self._meeting.folder
+            for name, command in _helper_commands(self.options, folder, node, count).items():
                 node.send("helper", name=name, command=command, environment=environment)
 
     def _start_ranks(self) -> None:
-        interface = self.nodes.all[0].hello.get("interface")
-        chosen = settings_for(self.plan, self.options.framework, interface, os.environ)
-        common = self._common() | {s.name: s.value for s in chosen if not s.kept}
+        interface, framework = self.nodes.all[0].hello.get("interface"), self.options.framework
+        chosen = settings_for(self.plan, framework, interface, os.environ)
+        common = self._common | {s.name: s.value for s in chosen if not s.kept}
         facts = [node.facts for node in self.nodes.all]
         # mpirun starts ranks on other nodes, whose pages they could not open.
-        page = self.options.framework != "mpi" or len(facts) == 1
+        page = framework != "mpi" or len(facts) == 1
         for node in self.nodes.all:
-            mine = commands_for(
-                self.options.framework, node.index, self.plan, facts, self._program, common
-            )
+            mine = commands_for(framework, node.index, self.plan, facts, self._program, common)
             node.send(
                 "ranks", commands=mine.commands, environments=mine.environments,
-                common=common | helper_variables(node), page=page,
+                common=common | _helper_variables(node), page=page,
             )  # fmt: skip
         self.nodes.send("facts")
         left_s = self.place.left_s()
@@ -303,8 +293,7 @@ class Conductor:
         while any(n.running != 0 for n in self.nodes.all):
             self._receive(begun=True)
             now_s = time.monotonic()
-            if self._failure is None:
-                self._failure = RankFailure.among(self.nodes.all)
+            self._failure = self._failure or RankFailure.among(self.nodes.all)
             lost = any(n.lost and n.running != 0 for n in self.nodes.all)
             if self._failure or lost:
                 failed_s = failed_s or now_s
@@ -322,19 +311,17 @@ class Conductor:
     # -- stopping ---------------------------------------------------------------------------------
 
     def _answer_signals(self, now_s: float) -> None:
+        before_s = self.options.stop_before_s
         while self._signals:
             number = self._signals.pop(0)
-            name = signal.Signals(number).name
-            within_s = self.options.grace_s
-            if number == signal.SIGUSR1:
-                within_s = max(within_s, self.options.stop_before_s)
-            self._ask(StopReason(name, number == signal.SIGUSR1, number, within_s), now_s)
+            requeues = number == signal.SIGUSR1
+            within_s = max(self.options.grace_s, before_s if requeues else 0.0)
+            self._ask(StopReason(signal.Signals(number).name, requeues, number, within_s), now_s)
         if self._limit_s is not None and now_s > self._limit_s:
             self._limit_s = None
             left_s = self.place.left_s()
-            if left_s is not None and left_s > 2 * self.options.stop_before_s + 60:
-                # Somebody gave the job more time.
-                self._limit_s = now_s + left_s - self.options.stop_before_s
+            if left_s is not None and left_s > 2 * before_s + 60:
+                self._limit_s = now_s + left_s - before_s  # somebody gave the job more time
             else:
                 within_s = max(1.0, (left_s or 0.0) - 2.0)
                 self._ask(StopReason("the time limit", True, 0, within_s), now_s)
@@ -353,68 +340,58 @@ class Conductor:
         agreement = self._agreement
         if agreement is None:
             return False
+        reason = agreement.reason
         if agreement.counted([n.held for n in self.nodes.all if n.there], now_s):
             self.nodes.send("stop_at", check=agreement.check)
             if agreement.phase is StopPhase.LEAVING:
                 self._say(
-                    f"{agreement.reason.text}: all ranks save and leave at their check {agreement.check:,}"
+                    f"{reason.text}: all ranks save and leave at their check {agreement.check:,}"
                 )
             # The script asks nobody whether to stop: it gets the signal itself, if it knows what that is.
-            elif agreement.reason.number == signal.SIGUSR1:
+            elif reason.number == signal.SIGUSR1:
                 self.nodes.send("forward", number=int(signal.SIGUSR1))
-            elif agreement.reason.number == 0:
+            elif reason.number == 0:
                 self._remark(
                     "the time limit is near, but the ranks do not ask whether to stop "
                     "(hr.cluster.should_stop): they will be cut off"
                 )
         if agreement.late(now_s):
             self._remark(
-                f"the ranks did not leave within {agreement.reason.within_s:g} s of "
-                f"{agreement.reason.text}, and were ended"
+                f"the ranks did not leave within {reason.within_s:g} s of {reason.text}, and were ended"
             )
             return True
-        return agreement.phase is StopPhase.NOBODY and agreement.reason.cancels
+        return agreement.phase is StopPhase.NOBODY and reason.cancels
 
     # -- the end ----------------------------------------------------------------------------------
 
-    def _abort(self) -> None:
-        """After an error: ends everything; nothing that goes wrong now may hide the error."""
-        with contextlib.suppress(Exception):
-            self._end()
-
     def _end(self) -> None:
         """Every node ends what it started, and says so."""
-        asked = self._agreement
+        asked, report = self._agreement, self.report
         # Ranks that were asked and did not leave have had their time.
         unasked = asked is not None and asked.reason.cancels and asked.phase is StopPhase.NOBODY
         grace_s = self.options.grace_s if unasked else _FAILED_GRACE_S
         self.nodes.send("end_ranks", grace_s=grace_s)
         self._until(lambda n: n.quiet, grace_s + _GONE_S)
-        self._end_staging()
+        if self.options.stage:
+            for document in self._meeting.nodes().values():
+                report.staged_samples += document.ready
+                report.staged_bytes += document.written
+                report.source_bytes += document.source_bytes
+            if (head := self._meeting.head()) is not None:  # the nodes part in good order
+                self._meeting.end(str(head["session"]))
         self.nodes.send("end")
         self._until(lambda n: n.gone is not None, _GONE_S)
         for node in self.nodes.all:
             if node.gone is not None:
-                self.report.ended += node.gone["ended"]
-                self.report.stuck += node.gone["stuck"]
+                report.ended += node.gone["ended"]
+                report.stuck += node.gone["stuck"]
             elif node.there:
                 self._remark(f"node {node.name} did not say that it ended everything")
         # What a killed guard leaves comes to us, if its supervisor cannot look after it either.
         self._starts.close(2.0 if all(n.gone or n.lost for n in self.nodes.all) else 0.1)
         ended, stuck = end_descendants(_GONE_S)
-        self.report.ended += ended
-        self.report.stuck += stuck
-
-    def _end_staging(self) -> None:
-        """Notes what was staged, and says that the job is over, so that the nodes part in good order."""
-        if not self.options.stage:
-            return
-        for document in self._meeting.nodes().values():
-            self.report.staged_samples += document.ready
-            self.report.staged_bytes += document.written
-            self.report.source_bytes += document.source_bytes
-        if (head := self._meeting.head()) is not None:
-            self._meeting.end(str(head["session"]))
+        report.ended += ended
+        report.stuck += stuck
 
     def _until(self, done: Callable[[NodeState], bool], seconds: float) -> None:
         """Waits for all nodes that can be spoken to."""
@@ -426,16 +403,14 @@ class Conductor:
     def _conclude(self) -> None:
         """What became of it, and a new start if that is wanted."""
         add_notes(self.report, self.nodes.all)
-        cancelled = self._agreement is not None and self._agreement.reason.cancels
-        if self.report.lost and not cancelled:
+        reason = self._agreement.reason if self._agreement is not None else None
+        if self.report.lost and not (reason and reason.cancels):
             self.report.outcome, self.report.exit_code = "stopped", REQUEUE_EXIT
             if self._go_on_with_survivors():
                 return
         else:
             judge(self.report, self.nodes.all, self._failure, self._agreement)
-            if self.report.outcome != "stopped" or self._agreement is None:
-                return
-            if not self._agreement.reason.requeue:
+            if self.report.outcome != "stopped" or reason is None or not reason.requeue:
                 return
         if not self.options.requeue:
             return
@@ -449,8 +424,7 @@ class Conductor:
 
     def _go_on_with_survivors(self) -> bool:
         """Gives the lost nodes up; whether the script may go on with those that are left."""
-        # This node is alive, whatever became of its launcher.
-        lost = set(self.report.lost) - set(self.place.nodes[:1])
+        lost = self._lost_others()
         rest = tuple(name for name in self.place.nodes if name not in lost)
         if lost and (refusal := self.place.keep_nodes(rest)):
             self._remark(f"the job keeps {', '.join(sorted(lost))}: {refusal}")
@@ -461,24 +435,16 @@ class Conductor:
         self.report.outcome = "continued"
         return True
 
+    def _lost_others(self) -> set[str]:
+        # This node is alive, whatever became of its launcher.
+        return set(self.report.lost) - set(self.place.nodes[:1])
+
     def requeue(self) -> None:
         """Starts the job again, if that is the outcome. The last thing to do: it ends this process, too."""
         if self.report.outcome == "requeued":
             sys.stdout.flush()
             sys.stderr.flush()
-            self.place.requeue(set(self.report.lost) - set(self.place.nodes[:1]))
-
-
-def _check_hello(node: NodeState) -> None:
-    if "failure" in node.hello:
-        raise LaunchError(
-            f"node {node.name}: {node.hello['failure']}", next_step=node.hello.get("next")
-        )
-    if node.hello["version"] != headrace.__version__:
-        raise LaunchError(
-            f"node {node.name} has headrace {node.hello['version']}, this one {headrace.__version__}.",
-            next_step="Use one environment on all nodes.",
-        )
+            self.place.requeue(self._lost_others())
 
 
 def clock_remarks(skews_s: dict[str, float]) -> list[str]:
@@ -489,3 +455,58 @@ def clock_remarks(skews_s: dict[str, float]) -> list[str]:
         for name, skew in skews_s.items()
         if abs(skew) > _CLOCK_S
     ]
+
+
+# -- helpers -------------------------------------------------------------------------------------------
+
+_HEADRACE = (sys.executable, "-c", "from headrace.cli import main; main()")
+_WITHOUT = {
+    "stage": "its samples are read from a replica or from the source",
+    "node": "loaders read directly",
+    "agent": "its figures are missing in the report",
+}
+
+
+def _helper_commands(
+    options: LaunchOptions, meeting: Path, node: NodeState, nodes: int
+) -> dict[str, list[str]]:
+    """What a node starts before its ranks, by name; `meeting` is where its nodes meet to stage."""
+    commands = {}
+    if options.stage:
+        sources = [s if "://" in s else str(Path(s).absolute()) for s in options.stage]
+        commands["stage"] = [
+            *_HEADRACE, "stage", *sources, "--quiet",
+            "--meet", str(meeting), "--local", str(Path(node.hello["folder"], "local")),
+            "--nodes", str(nodes), "--node-rank", str(node.index),
+            "--replicas", str(min(options.replicas, nodes)), "--wait", f"{options.stage_s:g}",
+        ]  # fmt: skip
+    # The daemon's messages need a package of its own; loaders with plane="node" say so themselves.
+    has_daemon = importlib.util.find_spec("msgspec") is not None
+    if options.daemon and has_daemon and node.hello["socket_fits"]:
+        commands["node"] = [*_HEADRACE, "node", "start", "--foreground"]
+    if options.agent:
+        commands["agent"] = [*_HEADRACE, "agent"]
+    return commands
+
+
+def _helper_variables(node: NodeState) -> dict[str, str]:
+    """By which the processes of a node find its helpers."""
+    folder = Path(node.hello["folder"])
+    return {
+        "HEADRACE_RUNTIME_DIR": str(folder / "run"), "HEADRACE_JOB_LOCAL": str(folder / "local"),
+        "HEADRACE_NODE": node.name,
+    }  # fmt: skip
+
+
+def _helper_end(node: NodeState, message: Message, *, is_needed: bool) -> str:
+    """What to say of a helper that has ended by itself, which none should."""
+    name, code, log = message["name"], message["code"], message["log"].splitlines()
+    why = [line.removeprefix("error: ") for line in log if line.startswith("error: ")][-1:]
+    if is_needed:
+        steps = [line[8:].strip() for line in log if line.startswith("  next: ")]
+        raise LaunchError(
+            f"node {node.name}: staging failed: {why[0] if why else f'it ended with status {code}'}",
+            next_step=steps[-1] if steps else None,
+        )
+    text = f"node {node.name}: `headrace {name}` ended with status {code}"
+    return f"{': '.join([text, *why])}; {_WITHOUT[name]}"
