@@ -19,8 +19,7 @@ from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
 from headrace.job.meeting import Meeting, NodeDocument, SharePlace
 from headrace.plane.disk_cache import MARK, read_mark, write_mark
-from headrace.posix.launch import ProgramEnd
-from headrace.posix.recording import RUN_FILE, RecordedRun
+from headrace.posix.launch import RUN_FILE, ProgramEnd, RecordedRun
 from headrace.store.manifest import load_manifest
 from headrace.store.pack import pack
 from headrace.trace import read_run

@@ -18,7 +18,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import NodeError
-from headrace.node import attaching, reads
+from headrace.node import link, reads
 from headrace.node.daemon import ask_status, stop
 from headrace.node.link import ALIVE_S
 from node import node_runner
@@ -77,7 +77,7 @@ def named_memory(process):
 def test_the_daemon_is_killed_and_comes_back_while_a_loader_reads(
     folder, daemon, store, monkeypatch
 ):
-    monkeypatch.setattr(attaching, "RETRY_FIRST_S", 0.02)
+    monkeypatch.setattr(link, "RETRY_FIRST_S", 0.02)
     alone = seen(hr_loader(store, 4))
     first = daemon()
     loader = node_loader(store, 4, budget_bytes=1 << 20)  # so that not all is asked for at once
@@ -272,8 +272,8 @@ def test_few_descriptors_are_no_end(folder, daemon, store):
 
 
 def test_no_daemon_is_no_delay_and_one_that_comes_is_found(folder, store, monkeypatch):
-    monkeypatch.setattr(attaching, "RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(attaching, "RETRY_MAX_S", 0.05)
+    monkeypatch.setattr(link, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(link, "RETRY_MAX_S", 0.05)
     alone = seen(hr_loader(store))
     loader = node_loader(store)
     began = time.monotonic()

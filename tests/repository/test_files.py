@@ -21,7 +21,7 @@ ALLOWED = {
     "node/files/disk_copies.py": "in a folder of mode 0700, under a lock: copies are renamed without a sync",
     "node/files/root_files.py": "a user's files, as the program itself would open them",
     "node/files/order.py": "a user's file",
-    "node/files/page_cache.py": "a user's files, as the program itself would open them",
+    "node/files/run.py": "a user's files, as the program itself would open them",
     "node/files/copies.py": "/proc/sys",
     "node/server.py": "/dev/null",
     "job/store.py": "/proc/PID/fd, another process's file without a name",

@@ -4,7 +4,7 @@ Stands on top of a chain that can read by itself. While a daemon is attached, wh
 gathered from there without a word (`shared`), and the rest is asked for as soon as it is submitted, so
 that the daemon reads ahead. When it dies, falls silent or has no memory to spare, the chain below
 reads instead, at once, and nothing of what is delivered changes. Attaching is the business of a
-thread of its own (`attaching`), so that no batch waits for a daemon that is not there.
+thread of its own (`Attaching`), so that no batch waits for a daemon that is not there.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import numpy as np
 from headrace import _native
 from headrace.base.job import job_name
 from headrace.errors import CorruptStore
-from headrace.node.attaching import Attaching
-from headrace.node.link import ALIVE_S, LinkLost
+from headrace.node.link import ALIVE_S, Attaching, LinkLost
 from headrace.node.mapped import NodeBatch
 from headrace.node.wire import (
     INDICES_MAX,

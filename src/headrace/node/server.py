@@ -31,8 +31,7 @@ from headrace.node import wire
 from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
 from headrace.node.jobs import ClientJob, JobTally
-from headrace.node.lease_agent import LeaseAgent
-from headrace.node.limits import RateLimits
+from headrace.node.limits import LeaseAgent, RateLimits
 from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import WireError
 

@@ -49,7 +49,7 @@ from headrace.store.segment import OpenSegment, open_segment
 from headrace.store.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -133,11 +133,7 @@ class CacheDirectory:
 
     def room(self) -> int:
         """Bytes that may still be written. Only under `locked`."""
-        disk = os.statvfs(self.path)
-        free = disk.f_bavail * disk.f_frsize
-        if self.quota_bytes is None:
-            return max(0, free - disk_reserve(disk.f_blocks * disk.f_frsize))
-        return max(0, min(self.quota_bytes - self.used_bytes(), free))
+        return disk_room(self.path, self.quota_bytes, self.used_bytes)
 
     def evict(self, needed_bytes: int) -> int:
         """Remove complete caches that nobody uses until so much is free; returns the room then.
@@ -206,6 +202,17 @@ def read_mark(folder: Path) -> dict[str, Any] | None:
 def disk_reserve(disk_bytes: int) -> int:
     """Bytes of a file system that a cache without a quota leaves free."""
     return min(disk_bytes // 20, 2 << 30)
+
+
+def disk_room(
+    path: str | bytes | Path, quota_bytes: int | None, used_bytes: Callable[[], int]
+) -> int:
+    """Bytes that may still be written to a folder with a quota; None: a part of its file system stays free."""
+    disk = os.statvfs(path)
+    free = disk.f_bavail * disk.f_frsize
+    if quota_bytes is None:
+        return max(0, free - disk_reserve(disk.f_blocks * disk.f_frsize))
+    return max(0, min(quota_bytes - used_bytes(), free))
 
 
 @contextlib.contextmanager

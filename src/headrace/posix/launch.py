@@ -1,4 +1,4 @@
-"""Launch: runs one program with the preload shim, stays beside it, and says what was served from where.
+"""Launch: runs one program with a library of ours preloaded, stays beside it, and says what it did.
 
 The launcher owns the page by which programs find the plane, so it lives as long as the program: it hands
 signals on, stops when the program is stopped, and ends as the program ends.
@@ -6,6 +6,11 @@ signals on, stops when the program is stopped, and ends as the program ends.
 The dynamic linker loads the shim, so there has to be one: not in static programs, and it does not do so
 for programs that change their user, that are of another architecture, or that bring another C library.
 All that is seen in the file before it is started (`why_unseen`); scripts are followed to their interpreter.
+
+`record_program` preloads the library that logs what a program reads and changes nothing. Each process of the
+run leaves a file in the run's folder (`native/record/log_layout.h`), which holds what it did however it ended.
+`run.json` says what was run, and at the end how that ended: where the latter is missing, the recording itself
+was cut off.
 """
 
 from __future__ import annotations
@@ -21,12 +26,16 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.base.documents import DocumentKind
+from headrace.errors import RecordError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.posix.opens import OpenLog
+
 
 _SCRIPTS_MAX = 5
 """Scripts whose interpreter is a script: the kernel follows no more."""
@@ -393,3 +402,93 @@ def end_like(ended: ProgramEnd) -> None:
         signal.signal(ended.signal, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {ended.signal})
     os.kill(os.getpid(), ended.signal)
+
+
+RUN_FILE: Final = "run.json"
+RUN: Final = DocumentKind(
+    name="what a recording left",
+    version=2,
+    unchecked=1,
+    error=RecordError,
+    next_step="Give the folder NAME.yaml.part that lies beside the output.",
+    marks={"kind": "headrace record"},
+)
+TRACE_FOLDER: Final = "trace"
+"""Where headrace's own loaders leave their exact figures."""
+
+_VARIABLE: Final = "HEADRACE_RECORD"
+_SLOTS_VARIABLE: Final = "HEADRACE_RECORD_SLOTS"
+_SLOT_BYTES: Final = 40
+
+
+@dataclass(slots=True)
+class RecordedRun:
+    """One recorded run.
+
+    Attributes:
+        unseen: why nothing could be seen; '' where it could.
+        process: that records.
+        ended: None: the recording was cut off before.
+    """
+
+    command: list[str]
+    folder: str
+    began_unix_s: float = 0.0
+    working_folder: str = ""
+    processors: int = 0
+    process: int = 0
+    unseen: str = ""
+    ended: ProgramEnd | None = None
+    wall_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, folder: Path) -> None:
+        """Put `run.json` in its place."""
+        new = folder / (RUN_FILE + ".new")
+        new.write_bytes(RUN.encode(asdict(self), indent=2))
+        new.replace(folder / RUN_FILE)
+
+
+def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> RecordedRun:
+    """Run a command to its end, and log what it reads, at most `log_bytes` for each process.
+
+    Raises:
+        FileNotFoundError: there is no such program.
+        PermissionError: it cannot be run.
+        FileExistsError: the folder is there.
+    """
+    program = find_program(command[0])
+    folder.mkdir(mode=0o700, parents=True)
+    run = RecordedRun(
+        list(command), str(folder), time.time(), os.getcwd(), len(os.sched_getaffinity(0)),
+        os.getpid(),
+    )  # fmt: skip
+    why = why_unseen(program) or why_not_loaded("record")
+    if not why and len(os.fsencode(folder.absolute())) > 480:
+        why = f"{folder} is too long a name for a log"
+    if why:
+        run.unseen = why
+        sys.stderr.write(
+            f"headrace record: {why}: what it reads cannot be seen; it runs all the same.\n"
+        )
+    run.write(folder)
+    environment = dict(os.environ) if why else _environment(folder, log_bytes)
+    began = time.monotonic()
+    try:
+        run.ended = run_program(program, command, environment)
+    finally:
+        run.wall_s = time.monotonic() - began
+        run.write(folder)
+    return run
+
+
+def _environment(folder: Path, log_bytes: int) -> dict[str, str]:
+    environment = preloading(os.environ, "record")
+    environment[_VARIABLE] = str(folder.absolute())
+    environment[_SLOTS_VARIABLE] = str(max(1024, log_bytes // _SLOT_BYTES))
+    # What headrace's own loaders open through a ring of the kernel passes by every library, and what they
+    # have read ahead nobody opens again.
+    environment.setdefault("HEADRACE_ENGINE", "threads")
+    environment.setdefault("HEADRACE_AHEAD", "0")
+    environment.setdefault("HEADRACE_TRACE", str(folder.absolute() / TRACE_FOLDER))
+    return environment

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from headrace.node.files.page_cache import (
+from headrace.node.files.run import (
     DOZE_AFTER,
     DOZE_STEP,
     PageCacheAhead,

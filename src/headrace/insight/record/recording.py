@@ -16,8 +16,14 @@ from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
 from headrace.insight.record.rhythm import exact_rhythm
 from headrace.insight.record.text import sidecar_name, workload_text
-from headrace.posix.launch import ProgramEnd
-from headrace.posix.recording import RUN, RUN_FILE, TRACE_FOLDER, RecordedRun, record_program
+from headrace.posix.launch import (
+    RUN,
+    RUN_FILE,
+    TRACE_FOLDER,
+    ProgramEnd,
+    RecordedRun,
+    record_program,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
