@@ -316,20 +316,9 @@ class Report(_Message, frozen=True, tag="report"):
 
 
 Request = (
-    Hello
-    | Open
-    | Ask
-    | Hurry
-    | Release
-    | Abandon
-    | Note
-    | Used
-    | Dropped
-    | Files
-    | FilesAsked
-    | StatusAsked
-    | StopAsked
-)
+    Hello | Open | Ask | Hurry | Release | Abandon | Note | Used | Dropped | Files | FilesAsked
+    | StatusAsked | StopAsked
+)  # fmt: skip
 Reply = (
     Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | FilesReady | Report
 )

@@ -34,10 +34,7 @@ READ: Final = np.dtype(
         ("read_ns", "<i8"),  # that its reads from storage took, added up
         ("open_ns", "<i8"),  # of these, for opening files
         ("reads", "<u8"),  # from storage
-        (
-            "depth",
-            "<u8",
-        ),  # reads that were under way when each of these began, itself included, added up
+        ("depth", "<u8"),  # reads under way when each of these began, itself included, added up
         ("quiet_ns", "<i8"),  # that those took that began while hardly any other was under way
         ("quiet_reads", "<u8"),  # these
         ("held_ns", "<i8"),  # a limit on rates held it back, after it had let the one before it go
@@ -58,10 +55,7 @@ PREPARED: Final = np.dtype(
         ("moved_s", "<f8"),  # it was in pinned memory, or on the device
         ("work_s", "<f8"),  # that threads spent on decoding it, added up
         ("cpu_s", "<f8"),  # processor time of these
-        (
-            "serial",
-            "<f8",
-        ),  # not 0: whoever made it made nothing else meanwhile, no part hid behind another
+        ("serial", "<f8"),  # not 0: whoever made it made nothing else meanwhile
     ]
 )
 """What became of a batch after it was read; 0.0 as above."""
@@ -69,10 +63,7 @@ PREPARED: Final = np.dtype(
 TRACE: Final = np.dtype(
     [
         *((name, "<f8") for name in ("taken_s", "planned_s", "begun_s", "ready_s")),
-        (
-            "room_s",
-            "<f8",
-        ),  # its reads waited for room in the buffer, longer than anybody waited for it
+        ("room_s", "<f8"),  # its reads waited for room in the buffer, whoever waited for it
         *((name, "<f8") for name in ("held_s", "read_s", "open_s", "quiet_s")),
         *((name, "<f8") for name in ("reads", "depth", "quiet_reads")),
         *((name, "<f8") for name in PREPARED.names or ()),

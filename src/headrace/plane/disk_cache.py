@@ -296,7 +296,11 @@ class DiskCache:
         self.directory = directory
         self.source = source
         self.part_names = tuple(part_names)
-        self.folder = directory.path / _folder_name(source, self.part_names)
+        name = source.fingerprint
+        if self.part_names != tuple(source.parts):  # with some parts only, it is another cache
+            parts = "\0".join(self.part_names).encode("utf-8", "surrogateescape")
+            name += f"-{hashlib.sha256(parts).hexdigest()[:8]}"
+        self.folder = directory.path / name
         # zeros: pages that were never written to take no memory.
         self.places = np.zeros(len(source), np.int64)
         self.cached = 0
@@ -545,11 +549,3 @@ class DiskCache:
     def _save(self, manifest: Manifest) -> None:
         pages = [read_file(self.folder / s.directory, PAGE_BYTES) for s in manifest.segments]
         replace(manifest, fingerprint=fingerprint_of(pages)).save(self.folder)
-
-
-def _folder_name(source: Store, part_names: tuple[str, ...]) -> str:
-    """The data set's fingerprint; with some parts only, another cache."""
-    if part_names == tuple(source.parts):
-        return source.fingerprint
-    digest = hashlib.sha256("\0".join(part_names).encode("utf-8", "surrogateescape"))
-    return f"{source.fingerprint}-{digest.hexdigest()[:8]}"

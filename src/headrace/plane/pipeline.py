@@ -24,7 +24,6 @@ from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
 from headrace.plane.stage import RemoteStats, StageStats, native_figures, own_knobs
-from headrace.plane.tiers import MemoryTier, memory_quota
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.plane.images import Decoded, Decoding, Images
     from headrace.plane.loader import Span
     from headrace.plane.stage import BatchReads, PendingReads, Stage
-    from headrace.plane.tiers import CacheReport, DiskTier
+    from headrace.plane.tiers import CacheReport, DiskTier, MemoryTier
     from headrace.store import Store
 
     SampleSource = Store
@@ -187,6 +186,8 @@ def build_stages(
     ram = None
     quota = _ram_bytes(source, options, tiers)
     if quota > 0:
+        from headrace.plane.tiers import MemoryTier
+
         yielding = not isinstance(tiers.ram_bytes, int)
         top = ram = MemoryTier(
             top, len(source), len(part_numbers), quota, yielding=yielding, shared=shared
@@ -226,6 +227,8 @@ def _ram_bytes(source: Store, options: ReaderOptions, tiers: TierOptions) -> int
     # What lies on the local disk already is near, once it is there; memory still saves reading it.
     if tiers.ram_bytes is None and (not far or tiers.cache_dir is not None):
         return 0
+    from headrace.plane.tiers import memory_quota
+
     return memory_quota(
         tiers.ram_bytes, far=far, data_bytes=source.nbytes, available_bytes=available_memory()
     )

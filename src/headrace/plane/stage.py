@@ -145,9 +145,6 @@ class ConsumerStats:
     bytes: int = 0
     """Bytes delivered to it."""
 
-    waiting_since_s: float = 0.0
-    """Gauge: seconds that the wait under way has lasted, not yet in `waited_s`; 0: it works."""
-
 
 @runtime_checkable
 class Stage(Protocol):

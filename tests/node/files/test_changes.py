@@ -168,7 +168,7 @@ def test_hostile_reports_do_no_harm(served):
     one.opened([0xFFFFFFFF], UNKNOWN)
     one.opened([5], 9)
     one.opened([0xFFFFFFFF], COPY)
-    until(lambda: run.figures.unknown == 1)
+    until(lambda: run.figures.others["unknown"] == 1)
     noise = np.random.default_rng(1).bytes(65536 * 16)
     one._ring[SLOTS_AT : SLOTS_AT + len(noise)] = noise
     for head in (1 << 63, 5, (1 << 64) - 1, 70_000, 0):
@@ -176,7 +176,7 @@ def test_hostile_reports_do_no_harm(served):
         time.sleep(0.02)
     one._ring[:SLOTS_AT] = b"\xff" * SLOTS_AT
     time.sleep(0.1)
-    assert run.figures.hostile >= 5
+    assert run.figures.others["hostile"] >= 5
     assert run._thread.is_alive()
     assert all(run.board.placed(k) for k in range(10))
 

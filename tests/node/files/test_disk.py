@@ -107,6 +107,7 @@ def test_what_is_not_ours_is_never_removed(disk):
 
 def test_a_folder_without_our_mark_is_refused(tmp_path, disk):
     other = DiskCopies(disk._folder, b"/other")
+    other.write(b"/other/a", ROW, b"hello")
     other.close()
     os.unlink(os.path.join(other.path, b"files.json"))
     with pytest.raises(StoreError, match="no folder of copies"):

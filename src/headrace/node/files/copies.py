@@ -17,6 +17,7 @@ import fcntl
 import os
 import resource
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -162,32 +163,28 @@ class CopyFigures(_Failures):
     """Of those that went: never opened."""
 
 
-@dataclass(slots=True)
 class OpenFigures:
-    """Of one run's opens."""
+    """Of one run's opens.
 
-    files: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
-    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
-    written: int = 0
-    unknown: int = 0
-    refused: int = 0
-    hostile: int = 0
-    """Reports that no program of ours writes."""
+    Attributes:
+        files, bytes: by tier.
+        others: `written`, `unknown`, `refused`, and `hostile`: reports that no program of ours writes.
+    """
+
+    def __init__(self) -> None:
+        self.files = Counter(dict.fromkeys(TIERS, 0))
+        self.bytes = Counter(dict.fromkeys(TIERS, 0))
+        self.others = Counter(dict.fromkeys(("written", "unknown", "refused", "hostile"), 0))
 
     def add(self, earlier: OpenFigures) -> None:
         """Go on from the figures of the same program's board before."""
-        for tier in TIERS:
-            self.files[tier] += earlier.files[tier]
-            self.bytes[tier] += earlier.bytes[tier]
-        for name in ("written", "unknown", "refused", "hostile"):
-            setattr(self, name, getattr(self, name) + getattr(earlier, name))
+        self.files.update(earlier.files)
+        self.bytes.update(earlier.bytes)
+        self.others.update(earlier.others)
 
     def describe(self) -> dict[str, Any]:
         """For reports."""
-        return {
-            "opens": dict(self.files), "bytes": dict(self.bytes), "written": self.written,
-            "unknown": self.unknown, "refused": self.refused, "hostile": self.hostile,
-        }  # fmt: skip
+        return {"opens": dict(self.files), "bytes": dict(self.bytes), **self.others}
 
 
 Tier = Literal["ram", "disk"]

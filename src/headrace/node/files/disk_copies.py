@@ -46,8 +46,8 @@ _LEFT = re.compile(rb"tmp-[0-9]{1,12}\Z|journal(-new)?\Z|[0-9]{1,12}\Z")
 class DiskCopy:
     """A copy as its name has it.
 
-    `original` is made of inode, size and modification time of the original when it was copied. Not of its device,
-    whose number may change when a network file system is mounted again. `checked`: this daemon wrote it, or has
+    `original` is made of inode, size and modification time of the original when it was copied. The device's
+    number may change when a network file system is mounted again. `checked`: this daemon wrote it, or has
     checked it.
     """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.node.files.copies import DescriptorBudget
-    from headrace.node.files.disk_copies import DiskCopies, DiskCopy
+    from headrace.node.files.disk_copies import DiskCopies
     from headrace.node.files.run import ProgramRun
 
 _log = logging.getLogger("headrace.node")
@@ -208,7 +208,8 @@ class FarReader:
         job: Any
         left = self._copies.reserve_left(path, row)
         if left is not None:
-            job = self._pool.submit(self._check_left, left)
+            disk = self._copies.disk
+            job = self._pool.submit(lambda: left if disk is not None and disk.check(left) else None)
         elif self._copies.reserve(path, row[2], (view, file) if ahead else None) is None:
             self._no_room(view, file, ahead=ahead)
             return None
@@ -327,11 +328,6 @@ class FarReader:
         self._copies.cancel(reading.path)
         self._copies.spoiled.add(reading.path)
         self._copies.figures.failed(f"{os.fsdecode(reading.path)}: {error}")
-
-    def _check_left(self, left: DiskCopy) -> DiskCopy | None:
-        """Read a copy that an earlier daemon left; None: it is not what it was."""
-        disk = self._copies.disk
-        return left if disk is not None and disk.check(left) else None
 
     # -- large files ------------------------------------------------------------------------------
 

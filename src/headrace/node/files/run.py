@@ -228,6 +228,7 @@ class ProgramRun:
         immutable: nobody changes the files meanwhile.
 
     Attributes:
+        trees: what was known of the roots when it was made.
         paths, stats: all files, by number.
     """
 
@@ -241,7 +242,7 @@ class ProgramRun:
     ) -> None:
         self.roots = tuple(roots)
         self.job = job
-        trees = [root.tree for root in roots if root.tree is not None]
+        self.trees = trees = tuple(root.tree for root in roots if root.tree is not None)
         assert len(trees) == len(self.roots)
         self.paths = [path for tree in trees for path in tree.paths]
         empty = np.empty((0, len(STAT_COLUMNS)), np.int64)
@@ -374,14 +375,14 @@ class ProgramRun:
         of_none = (reports[:, 0] == -1) & np.isin(
             reports[:, 2], (ring.UNKNOWN, ring.ATTACHED, ring.BLIND)
         )
-        figures = self.figures
-        figures.hostile += len(reports) - int((of_file | of_none).sum())
-        figures.unknown += int((of_none & (reports[:, 2] == ring.UNKNOWN)).sum())
+        others = self.figures.others
+        others["hostile"] += len(reports) - int((of_file | of_none).sum())
+        others["unknown"] += int((of_none & (reports[:, 2] == ring.UNKNOWN)).sum())
         file, what = reports[of_file, 0], reports[of_file, 2]
         original, copied = what == ring.ORIGINAL, what == ring.COPY
         refused, written = what == ring.REFUSED, what == ring.WRITING
-        figures.refused += int(refused.sum())
-        figures.written += int(written.sum())
+        others["refused"] += int(refused.sum())
+        others["written"] += int(written.sum())
         for number in set(file[refused | written].tolist()):
             self._spoil(number, written=bool(written[file == number].any()))
         self._count(file, original, copied)

@@ -80,7 +80,7 @@ class FileService:
         self._served: dict[Session, _Served] = {}
         # Of a job on some roots: the files that the order numbers, and the order of the last run.
         self._orders: dict[
-            tuple[str, tuple[bytes, ...]], tuple[tuple[FileTree | None, ...], NDArray[Any]]
+            tuple[str, tuple[bytes, ...]], tuple[tuple[FileTree, ...], NDArray[Any]]
         ] = {}
         self._ended: list[dict[str, Any]] = []
         self._closed = False
@@ -101,7 +101,9 @@ class FileService:
             session.say(FilesReady(request.ticket, Status.NOT_FOUND, text))
             return
         self._share()
-        self._in_thread(self._scan, served, "headrace-node-scan")
+        threading.Thread(
+            target=self._run, args=(served,), name="headrace-node-scan", daemon=True
+        ).start()
 
     def end(self, session: Session) -> None:
         """A session's program has ended."""
@@ -113,10 +115,8 @@ class FileService:
             scan.stop()
         if (run := served.run) is not None:
             run.close()
-            order = run.order_to_keep()
-            if order is not None:
-                trees = tuple(root.tree for root in served.roots)
-                self._orders[self._key(served)] = trees, order
+            if (order := run.order_to_keep()) is not None:
+                self._orders[self._key(served)] = run.trees, order
                 while len(self._orders) > ROOTS_MAX:
                     self._orders.pop(next(iter(self._orders)))
             self._ended = [*self._ended, self._describe(served)][-ENDED_KEPT:]
@@ -210,22 +210,11 @@ class FileService:
 
     # -- scans and boards -------------------------------------------------------------------------
 
-    def _in_thread(self, work: Callable[[_Served], None], served: _Served, name: str) -> None:
-        def run() -> None:
-            try:
-                work(served)
-            except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
-                _log.exception("no board can be made")
-                text = f"{type(e).__name__}: {e}"
-                failed = FilesReady(served.request.ticket, Status.FAILED, text)
-                self._call_soon(lambda: served.session.say(failed))
+    def _run(self, served: _Served) -> None:
+        """In a thread: look at all roots, and give the program a board if there is news.
 
-        threading.Thread(target=run, name=name, daemon=True).start()
-
-    def _scan(self, served: _Served) -> None:
-        """Runs in a thread: look at all roots, and give the program a board if there is news.
-
-        Where all roots are known, it gets a board of what they were at once.
+        Where all roots are known, it gets a board of what they were at once. Boards of millions of files take
+        their time, as scans do.
         """
 
         def wait() -> None:
@@ -237,35 +226,33 @@ class FileService:
         patience.daemon = True
         patience.start()
         try:
-            if all(root.tree is not None for root in served.roots):
+            news = any(root.tree is None for root in served.roots)
+            if not news:
                 self._board(served, complete=False)
-            fresh = {}
             for root in served.roots:
                 scan = root.scan()
                 served.scans.append(scan)
                 if served.ended or self._closed:
                     return
-                fresh[root] = scan.run()
-            self._call_soon(lambda: self._scanned(served, fresh))
+                tree = scan.run()
+                if served.ended or self._closed:  # it was stopped, and has not seen everything
+                    return
+                if root.tree is None or not root.tree.same_as(tree):
+                    root.tree = tree
+                    news = True
+            patience.cancel()
+            self._call_soon(self._share)
+            if news:
+                self._board(served, complete=True)
+        except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
+            _log.exception("no board can be made")
+            failed = FilesReady(served.request.ticket, Status.FAILED, f"{type(e).__name__}: {e}")
+            self._call_soon(lambda: served.session.say(failed))
         finally:
             patience.cancel()
 
-    def _scanned(self, served: _Served, fresh: dict[RootFiles, FileTree]) -> None:
-        if served.ended or self._closed:
-            return
-        news = served.run is None
-        for root, tree in fresh.items():
-            if root.tree is None or not root.tree.same_as(tree):
-                root.tree = tree
-                news = True
-        self._share()
-        if not news:
-            return
-        # Boards of millions of files take their time.
-        self._in_thread(self._board, served, "headrace-node-board")
-
-    def _board(self, served: _Served, *, complete: bool = True) -> None:
-        """Runs in a thread: makes a run with its board."""
+    def _board(self, served: _Served, *, complete: bool) -> None:
+        """In a thread: makes a run with its board."""
         run = ProgramRun(
             served.roots, served.spellings, job=served.job, immutable=served.request.immutable
         )
@@ -284,8 +271,7 @@ class FileService:
                     first = os.fsdecode(order.first_unknown)
                     notes.append(f"{order.unknown} lines of the order name no file: {first}")
         kept = self._orders.get(self._key(served))
-        trees = tuple(root.tree for root in served.roots)
-        run.begin(given, kept[1] if kept is not None and kept[0] == trees else None)
+        run.begin(given, kept[1] if kept is not None and kept[0] == run.trees else None)
         self._call_soon(lambda: self._begin(served, run, "; ".join(notes), complete=complete))
 
     def _begin(self, served: _Served, run: ProgramRun, note: str, *, complete: bool) -> None:

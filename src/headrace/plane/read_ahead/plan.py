@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace import _native
@@ -201,50 +201,46 @@ class ColdChoice:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class ReadJob:
     """Files that are read together, and how many of them are still to be taken or dropped."""
 
-    __slots__ = ("left", "native")
-
-    def __init__(self) -> None:
-        self.native: _native.FileJob | None = None
-        self.left = 0
+    native: _native.FileJob | None = None
+    left: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class PlannedFile:
     """One file of one coming sample."""
 
-    __slots__ = ("job", "later", "occurrence", "path", "slot")
-
-    def __init__(self, path: str, occurrence: PlannedSample, job: ReadJob, slot: int) -> None:
-        self.path = path
-        self.occurrence = occurrence
-        self.job = job
-        self.slot = slot
-        self.later: deque[PlannedFile] | None = None  # the same path again; held by the first
+    path: str
+    occurrence: PlannedSample
+    job: ReadJob
+    slot: int
 
 
+@dataclass(slots=True, eq=False)
 class PlannedSample:
     """One coming sample: `number` is its place among all that were ever planned."""
 
-    __slots__ = ("files", "key", "number", "over")
-
-    def __init__(self, key: int | str, number: int) -> None:
-        self.key = key
-        self.number = number
-        self.files: list[PlannedFile] = []
-        self.over = False
+    key: int | str
+    number: int
+    files: list[PlannedFile] = field(default_factory=list)
+    over: bool = False
 
 
 class Plan:
-    """Coming samples and their files."""
+    """Coming samples and their files: of each path, and of each sample, the earliest use comes first.
+
+    Attributes:
+        next_number: the number of the next occurrence.
+    """
 
     def __init__(self) -> None:
-        self.by_path: dict[str, PlannedFile] = {}
+        self.by_path: dict[str, deque[PlannedFile]] = {}
         self._by_key: dict[int | str, deque[PlannedSample]] = {}
         self._order: deque[PlannedSample] = deque()
         self.next_number = 0
-        """The number of the next occurrence."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -256,17 +252,10 @@ class Plan:
         for path, slot in paths:
             planned = PlannedFile(path, occurrence, job, slot)
             occurrence.files.append(planned)
-            first = self.by_path.setdefault(path, planned)
-            if first is not planned:
-                if first.later is None:
-                    first.later = deque()
-                first.later.append(planned)
+            self.by_path.setdefault(path, deque()).append(planned)
         job.left += len(paths)
         self._order.append(occurrence)
-        same = self._by_key.get(key)
-        if same is None:
-            same = self._by_key[key] = deque()
-        same.append(occurrence)
+        self._by_key.setdefault(key, deque()).append(occurrence)
 
     def begin(self, key: int | str) -> PlannedSample | None:
         """The earliest occurrence of a sample; it stays until `finish`."""
@@ -275,24 +264,16 @@ class Plan:
 
     def take(self, path: str) -> PlannedFile | None:
         """The earliest planned use of a file, which is removed."""
-        planned = self.by_path.get(path)
-        if planned is not None:
-            self._remove(planned)
+        same = self.by_path.get(path)
+        if not same:
+            return None
+        planned = same[0]
+        self._remove(planned)
         return planned
 
     def _remove(self, planned: PlannedFile) -> None:
         planned.occurrence.files.remove(planned)
-        first = self.by_path[planned.path]
-        if first is not planned:
-            if first.later is not None:
-                first.later.remove(planned)
-            return
-        if not planned.later:
-            del self.by_path[planned.path]
-            return
-        heir = planned.later.popleft()
-        heir.later = planned.later or None
-        self.by_path[planned.path] = heir
+        _take_out(self.by_path, planned.path, planned)
 
     def finish(self, occurrence: PlannedSample) -> list[PlannedFile]:
         """A sample is over, or its turn has passed: the files that nobody opened."""
@@ -302,10 +283,7 @@ class Plan:
         left = list(occurrence.files)
         for planned in left:
             self._remove(planned)
-        same = self._by_key[occurrence.key]
-        same.remove(occurrence)
-        if not same:
-            del self._by_key[occurrence.key]
+        _take_out(self._by_key, occurrence.key, occurrence)
         return left
 
     def pass_before(self, number: int) -> list[PlannedFile]:
@@ -319,6 +297,13 @@ class Plan:
     def clear(self) -> list[PlannedFile]:
         """Finish everything."""
         return self.pass_before(self.next_number)
+
+
+def _take_out(table: dict[Any, deque[Any]], key: int | str, planned: object) -> None:
+    same = table[key]
+    same.remove(planned)
+    if not same:
+        del table[key]
 
 
 _ORDER_FILES_MAX = 64

@@ -13,6 +13,7 @@ out; so is a sample that opens other files each time.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import struct
 import threading
@@ -172,7 +173,7 @@ class PredictedFiles:
         """Files that samples opened and the guess did not name."""
         self._may_learn = options.learn
         self._source = source
-        self._knowledge = LearnedFiles(samples, options.knowledge_bytes)
+        self.knowledge = LearnedFiles(samples, options.knowledge_bytes)
         self._log = log
         self._log_mark = 0
         self._sent_mark = 0
@@ -186,8 +187,8 @@ class PredictedFiles:
         """The files of a sample, or the path itself; empty: none, or not known."""
         if isinstance(key, str):
             return (key,)
-        if self._knowledge.knows(key):
-            return self._knowledge.paths(key)
+        if self.knowledge.knows(key):
+            return self.knowledge.paths(key)
         if self._source is None:
             return ()
         try:
@@ -203,7 +204,7 @@ class PredictedFiles:
             if self._watched >= GUESS_WATCHED and not self._guess_incomplete:
                 self.watching = False
             return
-        if self._knowledge.learn(index, paths):
+        if self.knowledge.learn(index, paths):
             self._unsent += 1
             if self._unsent >= SYNC_EVERY:
                 self.sync()
@@ -212,7 +213,7 @@ class PredictedFiles:
 
     def _confirms(self, index: int, paths: list[str]) -> bool:
         """Whether the guess named exactly what was opened; one that is mostly wrong is given up."""
-        guess = () if self._knowledge.knows(index) else self.of(index)
+        guess = () if self.knowledge.knows(index) else self.of(index)
         if list(guess) == paths:
             return True
         self.unplanned += len(set(paths) - set(guess))
@@ -227,13 +228,13 @@ class PredictedFiles:
         if self._log is None:
             return
         self._unsent = 0
-        delta, _ = self._knowledge.learned_since(self._sent_mark)
+        delta, _ = self.knowledge.learned_since(self._sent_mark)
         if delta:
             self._log.append(delta)
         deltas, self._log_mark = self._log.read_since(self._log_mark)
         for other in deltas:
-            self._knowledge.teach(other)
-        self._sent_mark = self._knowledge.known
+            self.knowledge.teach(other)
+        self._sent_mark = self.knowledge.known
 
     @property
     def why_none(self) -> str | None:
@@ -247,11 +248,7 @@ class PredictedFiles:
     def explain(self) -> str:
         """Where paths come from, in a few words."""
         where = "attributes of the dataset" if self._source is not None else "what was learned"
-        return f"paths from {where}, {self._knowledge.known} samples learned"
-
-    def forget_parent(self) -> None:
-        """In a forked child: the lock is the parent's, what was learned before the fork is ours."""
-        self._knowledge.forget_lock()
+        return f"paths from {where}, {self.knowledge.known} samples learned"
 
 
 SHARED_AFTER = 8
@@ -262,8 +259,6 @@ _UNKNOWN, _VOLATILE = -1, -2
 _CHANGES_MAX = 3  # a sample whose files changed so often is not predicted
 _NAME_BYTES_MAX = 4096
 _FILES_MAX = 64  # of one sample
-_RECORD = struct.Struct("<qH")
-_LENGTH = struct.Struct("<H")
 _EMPTY: tuple[str, ...] = ()
 
 
@@ -398,18 +393,14 @@ class LearnedFiles:
             The delta, empty if there is no news, and the next mark.
         """
         with self._lock:
-            news = dict.fromkeys(self._log[mark:])
-            parts: list[bytes] = []
-            for index in news:
-                first = self._first[index]
-                if first < 0:
-                    continue
-                parts.append(_RECORD.pack(index, self._count[index]))
-                for i in range(self._count[index]):
-                    path = self._path(first + i)
-                    parts += (_LENGTH.pack(len(path)), path)
+            news = [
+                (index, [self._path(self._first[index] + i).decode("latin-1")
+                         for i in range(self._count[index])])
+                for index in dict.fromkeys(self._log[mark:])
+                if self._first[index] >= 0
+            ]  # fmt: skip
             mark = len(self._log)
-        return (zlib.compress(b"".join(parts), 1) if parts else b""), mark
+        return (zlib.compress(json.dumps(news).encode(), 1) if news else b""), mark
 
     def teach(self, delta: bytes) -> int:
         """Take over what another process learned.
@@ -418,27 +409,18 @@ class LearnedFiles:
             How many samples were news.
 
         Raises:
-            ValueError: the delta is damaged; what came before the damage is kept.
+            ValueError: the delta is damaged.
         """
-        news = at = 0
         try:
-            data = zlib.decompress(delta) if delta else b""
-            while at < len(data):
-                index, count = _RECORD.unpack_from(data, at)
-                at += _RECORD.size
-                raw = []
-                for _ in range(count):
-                    (length,) = _LENGTH.unpack_from(data, at)
-                    at += _LENGTH.size
-                    raw.append(data[at : at + length])
-                    at += length
-                if at > len(data):
-                    raise ValueError("a delta of learned paths is cut short")
-                if 0 <= index < self._samples and count <= _FILES_MAX:
-                    with self._lock:
-                        news += self._learn(raw, index)
-        except (zlib.error, struct.error) as error:
+            learned = json.loads(zlib.decompress(delta)) if delta else []
+            samples = [(as_index(i), [p.encode("latin-1") for p in paths]) for i, paths in learned]
+        except (zlib.error, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"a delta of learned paths is damaged: {error}") from error
+        news = 0
+        for index, raw in samples:
+            if 0 <= index < self._samples and len(raw) <= _FILES_MAX:
+                with self._lock:
+                    news += self._learn(raw, index)
         return news
 
     def forget_lock(self) -> None:

@@ -474,7 +474,7 @@ class ReadAhead(Closing):
 
     def _forget_parent(self) -> None:
         """In a forked child: threads, memory and plan are the parent's."""
-        self._files.forget_parent()
+        self._files.knowledge.forget_lock()  # what was learned before the fork is ours
         self._start(PlannedReader(self.options, self._samples, self._reader.knobs))
 
 
