@@ -100,7 +100,7 @@ def test_top_says_what_is_waited_for_as_the_causes_do():
     for at, stalled in enumerate((0.0, 4.0)):
         stall_s = dict.fromkeys(map(str, CAUSES), 0.0) | {"policy": stalled}
         board = watch.look(node_state(stall_s, worked_s=4.0 + at), 5.0 * at)
-    assert f"({Cause.POLICY.phrase})" in board.answer
+    assert f"({Cause.POLICY.phrase})" in board["answer"]
 
 
 def node_state(stall_s, worked_s):

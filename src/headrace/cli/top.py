@@ -18,14 +18,14 @@ from typer import Option
 from headrace.base.text import bytes_text, count_text, counted, duration_text, printable
 from headrace.cli import exit_codes
 from headrace.cli.options import JsonOutput
-from headrace.cli.printing import Output, plain_table, watch
+from headrace.cli.printing import plain_table, watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
-    from headrace.insight.top import Board, DataRow, FlowRow, JobRow, PlaneRow, PlanesBoard
+    from headrace.insight.top import Row
 
 WIDE: Final = 110
 """Columns from which on more is shown."""
@@ -42,20 +42,17 @@ _TIER_STYLES: Final = {
 }  # fmt: skip
 
 
-def view(board: Board, width: int) -> RenderableType:
-    """The whole screen.
-
-    Args:
-        board: what to show.
-        width: columns.
-    """
-    parts: list[RenderableType] = [_board_title(board), _answer(board)]
-    if board.jobs:
-        parts += [Text(), _jobs(board.jobs, width)]
-    if board.datasets:
-        parts += [Text(), _datasets(board.datasets, width)]
-    if sum(board.tiers.values()) > 0:
-        parts += [Text(), _tiers(board.tiers, width)]
+def view(board: Row, width: int) -> RenderableType:
+    """The whole screen, of a daemon's board."""
+    worst = max((job["stall"] or 0.0 for job in board["jobs"]), default=0.0)
+    answer = Text(printable(board["answer"]), _stall_style(worst) or "green")
+    parts: list[RenderableType] = [_board_title(board), answer]
+    if board["jobs"]:
+        parts += [Text(), _jobs(board["jobs"], width)]
+    if board["datasets"]:
+        parts += [Text(), _datasets(board["datasets"], width)]
+    if sum(board["tiers"].values()) > 0:
+        parts += [Text(), _tiers(board["tiers"], width)]
     return Group(*parts)
 
 
@@ -65,19 +62,16 @@ def gone(folder: Path) -> RenderableType:
     return Text(text, "red")
 
 
-def _board_title(board: Board) -> Text:
-    jobs = len(board.jobs)
-    held = f"{bytes_text(board.held_bytes)} of {bytes_text(board.ram_bytes)} held"
+def _board_title(board: Row) -> Text:
+    clients, jobs = counted(board["clients"], "client"), counted(len(board["jobs"]), "job")
+    held = f"{bytes_text(board['held_bytes'])} of {bytes_text(board['ram_bytes'])} held"
     text = Text("headrace top", "bold")
     text.append(
-        f"   up {duration_text(board.uptime_s)}   "
-        f"{counted(board.clients, 'client')}, {counted(jobs, 'job')}   {held}",
-        "not bold",
+        f"   up {duration_text(board['uptime_s'])}   {clients}, {jobs}   {held}", "not bold"
     )
-    if board.refused or board.protocol_errors:
-        text.append(
-            f"   {board.refused} refused, {board.protocol_errors} broke the protocol", "red"
-        )
+    refused, errors = board["refused"], board["protocol_errors"]
+    if refused or errors:
+        text.append(f"   {refused} refused, {errors} broke the protocol", "red")
     return text
 
 
@@ -88,66 +82,52 @@ def name_text(name: str, width: int) -> str:
     return text if len(text) <= room else text[: room - 1] + "…"
 
 
-def _answer(board: Board) -> Text:
-    worst = max((job.stall or 0.0 for job in board.jobs), default=0.0)
-    return Text(printable(board.answer), _stall_style(worst) or "green")
-
-
 def _stall_style(stall: float) -> str:
     return "red" if stall > _STALL_BAD else "yellow" if stall > _STALL_WARN else ""
 
 
-def _jobs(jobs: Sequence[JobRow], width: int) -> Table:
+def _jobs(jobs: Sequence[Row], width: int) -> Table:
     wide = width >= WIDE
     more = ("CLIENTS>", "LEASES>", "WAITING>", "DIRECT/S>", "WINDOW>") if wide else ()
     table = plain_table("JOB", "SAMPLES/S>", "BYTES/S>", "STALL>", "CAUSE", "RAM>", *more, "RATE")
     for job in jobs:
-        stall = job.stall
-        shown = Text("-", "dim") if stall is None else Text(f"{stall:.0%}", _stall_style(stall))
+        stall, ram = job["stall"], job["ram"]
+        style = _stall_style(stall or 0.0)
         extra = (
-            str(job.clients),
-            str(job.leases),
-            str(job.waiting),
-            f"{job.direct + job.busy:.1f}",
-            f"{job.held_bytes / max(1, job.window_bytes):.0%}",
-        )
+            str(job["clients"]), str(job["leases"]), str(job["waiting"]),
+            f"{job['direct'] + job['busy']:.1f}",
+            f"{job['held_bytes'] / max(1, job['window_bytes']):.0%}",
+        )  # fmt: skip
         table.add_row(
-            name_text(job.name, width),
-            count_text(round(job.samples_per_s)),
-            bytes_text(job.bytes_per_s) + "/s",
-            shown,
-            Text(job.cause or "-", _stall_style(stall or 0.0) or "dim"),
-            "-" if job.ram is None else f"{job.ram:.0%}",
+            name_text(job["name"], width), count_text(round(job["samples_per_s"])),
+            bytes_text(job["bytes_per_s"]) + "/s",
+            Text("-", "dim") if stall is None else Text(f"{stall:.0%}", style),
+            Text(job["cause"] or "-", style or "dim"), "-" if ram is None else f"{ram:.0%}",
             *(extra if wide else ()),
-            Text(sparkline(job.rates, _SPARK_WIDE if wide else _SPARK_NARROW), "green"),
-        )
+            Text(sparkline(job["rates"], _SPARK_WIDE if wide else _SPARK_NARROW), "green"),
+        )  # fmt: skip
     return table
 
 
-def _datasets(datasets: Sequence[DataRow], width: int) -> Table:
+def _datasets(datasets: Sequence[Row], width: int) -> Table:
     wide = width >= WIDE
     more = ("QUOTA>", "CACHED>", "CLIENTS>") if wide else ()
     table = plain_table(
         "DATA SET", "BYTES/S>", "HELD>", "", *more, "READ IN>", "99 %>", "IN FLIGHT>"
     )
     for data in datasets:
-        share = data.held_samples / max(1, data.samples)
-        cached = data.cached_samples
+        samples, cached = max(1, data["samples"]), data["cached_samples"]
         extra = (
-            bytes_text(data.quota_bytes),
-            "-" if cached is None else f"{cached / max(1, data.samples):.0%}",
-            str(data.clients),
-        )
+            bytes_text(data["quota_bytes"]), "-" if cached is None else f"{cached / samples:.0%}",
+            str(data["clients"]),
+        )  # fmt: skip
         table.add_row(
-            name_text(data.name, width),
-            bytes_text(data.bytes_per_s) + "/s",
-            f"{share:.0%}",
-            bytes_text(data.held_bytes),
+            name_text(data["name"], width), bytes_text(data["bytes_per_s"]) + "/s",
+            f"{data['held_samples'] / samples:.0%}", bytes_text(data["held_bytes"]),
             *(extra if wide else ()),
-            _milliseconds(data.latency_s_p50),
-            _milliseconds(data.latency_s_p99),
-            f"{data.reads_in_flight}/{data.reads_in_flight_max}",
-        )
+            _milliseconds(data["latency_s_p50"]), _milliseconds(data["latency_s_p99"]),
+            f"{data['reads_in_flight']}/{data['reads_in_flight_max']}",
+        )  # fmt: skip
     return table
 
 
@@ -185,62 +165,53 @@ PLANES_SHOWN = 20
 FLOWS_SHOWN = 20
 
 
-def view_planes(board: PlanesBoard, width: int) -> RenderableType:
-    """The controller's part of the screen.
-
-    Args:
-        board: what to show.
-        width: columns.
-    """
-    silent = sum(plane.silent for plane in board.planes)
+def view_planes(board: Row, width: int) -> RenderableType:
+    """The controller's part of the screen, of its board."""
+    planes, flows = board["planes"], board["flows"]
     title = Text("controller", "bold")
     title.append(
-        f"   epoch {board.epoch}   policy {board.policy_version}   {counted(len(board.planes), 'plane')}   "
-        f"decided in {board.decide_s * 1e3:.1f} ms",
+        f"   epoch {board['epoch']}   policy {board['policy_version']}   "
+        f"{counted(len(planes), 'plane')}   decided in {board['decide_s'] * 1e3:.1f} ms",
         "not bold",
     )
-    if silent:
+    if silent := sum(plane["silent"] for plane in planes):
         title.append(f"   {silent} silent", "red")
     parts: list[RenderableType] = [title]
-    if board.degraded:
-        parts.append(Text(f"degraded: {printable(board.degraded)}", "red"))
-    if board.planes:
-        parts += [Text(), _planes(board.planes, width)]
-    if board.flows:
-        parts += [Text(), _flows(board.flows, width)]
+    if board["degraded"]:
+        parts.append(Text(f"degraded: {printable(board['degraded'])}", "red"))
+    if planes:
+        parts += [Text(), _planes(planes, width)]
+    if flows:
+        parts += [Text(), _flows(flows, width)]
     return Group(*parts)
 
 
-def _planes(planes: Sequence[PlaneRow], width: int) -> Table:
+def _planes(planes: Sequence[Row], width: int) -> Table:
     table = plain_table("NODE", "USER", "CLIENTS>", "STALLED>", "CAUSE", "HELD>", "LEASE>")
     for plane in planes[:PLANES_SHOWN]:
-        lease = Text(f"{plane.lease_left_s:.0f} s", "red" if plane.silent else "")
+        stalled = plane["stalled"]
         table.add_row(
-            name_text(plane.name, width),
-            printable(plane.user),
-            str(plane.clients),
-            Text(f"{plane.stalled:.2f}", "yellow" if plane.stalled > 0.1 else ""),
-            plane.cause or "-",
-            bytes_text(plane.held_bytes),
-            lease,
-        )
+            name_text(plane["name"], width), printable(plane["user"]), str(plane["clients"]),
+            Text(f"{stalled:.2f}", "yellow" if stalled > 0.1 else ""), plane["cause"] or "-",
+            bytes_text(plane["held_bytes"]),
+            Text(f"{plane['lease_left_s']:.0f} s", "red" if plane["silent"] else ""),
+        )  # fmt: skip
     _rest(table, len(planes) - PLANES_SHOWN)
     return table
 
 
-def _flows(flows: Sequence[FlowRow], width: int) -> Table:
+def _flows(flows: Sequence[Row], width: int) -> Table:
     table = plain_table("JOB", "FILE SYSTEM", "BYTES/S>", "MAY>", "READS/S>", "MAY>")
     for flow in flows[:FLOWS_SHOWN]:
-        style = "yellow" if flow.limited else ""
-        may_bytes, may_reads = flow.granted_bytes_per_s, flow.granted_reads_per_s
+        style = "yellow" if flow["limited"] else ""
+        may_bytes, may_reads = flow["granted_bytes_per_s"], flow["granted_reads_per_s"]
         table.add_row(
-            name_text(flow.job, width),
-            printable(flow.file_system),
-            Text(f"{bytes_text(flow.bytes_per_s)}/s", style),
+            name_text(flow["job"], width), printable(flow["file_system"]),
+            Text(f"{bytes_text(flow['bytes_per_s'])}/s", style),
             "-" if may_bytes is None else f"{bytes_text(may_bytes)}/s",
-            Text(count_text(round(flow.reads_per_s)), style),
+            Text(count_text(round(flow["reads_per_s"])), style),
             "-" if may_reads is None else count_text(round(may_reads)),
-        )
+        )  # fmt: skip
     _rest(table, len(flows) - FLOWS_SHOWN)
     return table
 
@@ -268,10 +239,18 @@ def top(
         observer = _Observer(controller, token_file, tls_ca)
         first = observer.observe()
         if first is None:
-            return _nobody(output, observer)
+            path = observer.folder.path
+            advice = f"no node daemon runs in {path}. Start one: headrace node start"
+            output.result({"running": False, "folder": str(path)}, advice)
+            return exit_codes.FINDING
         if once or output.as_json:
             time.sleep(interval)
-            _print(output, observer.observe() or first)
+            last = observer.observe() or first
+            if output.as_json:
+                output.document(last.document())
+            else:
+                console = output.console()
+                console.print(last.view(console.width))
         else:
             shown = first.view(output.console().width)
             watch(output, shown, lambda width: _frame(observer, width), interval)
@@ -320,8 +299,8 @@ class _Observer:
 class _Snapshot(NamedTuple):
     """What daemon and controller said at one time."""
 
-    board: Board | None
-    planes: PlanesBoard | None
+    board: Row | None
+    planes: Row | None
     folder: Path
 
     def view(self, width: int) -> RenderableType:
@@ -333,19 +312,10 @@ class _Snapshot(NamedTuple):
     def document(self) -> dict[str, Any]:
         document: dict[str, Any] = {"running": False, "folder": str(self.folder)}
         if self.board is not None:
-            document = {"running": True, **self.board.as_dict()}
+            document = {"running": True, **self.board}
         if self.planes is not None:
-            document["controller"] = self.planes.as_dict()
+            document["controller"] = self.planes
         return document
-
-
-def _nobody(output: Output, observer: _Observer) -> int:
-    path = observer.folder.path
-    output.result(
-        {"running": False, "folder": str(path)},
-        f"no node daemon runs in {path}. Start one: headrace node start",
-    )
-    return exit_codes.FINDING
 
 
 def _frame(observer: _Observer, width: int) -> RenderableType:
@@ -357,11 +327,3 @@ def _frame(observer: _Observer, width: int) -> RenderableType:
     except ControlError as e:
         return Text(f"{e}; still looking.", "red")
     return gone(observer.folder.path) if snapshot is None else snapshot.view(width)
-
-
-def _print(output: Output, snapshot: _Snapshot) -> None:
-    if output.as_json:
-        output.document(snapshot.document())
-    else:
-        console = output.console()
-        console.print(snapshot.view(console.width))
