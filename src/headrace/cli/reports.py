@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,12 +19,8 @@ from headrace.cli.options import JsonOutput, QuietOutput
 from headrace.cli.printing import Output, plain_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from headrace.cluster.manifest import ManifestDifference
     from headrace.cluster.slurm.accounting import AccountedJob
-    from headrace.insight.usage import Starving, StarvingGroup, UsageRow, UsageTable
-    from headrace.insight.verify import Proof, SameOrder
+    from headrace.insight.usage import Starving, UsageTable
     from headrace.telemetry.history import JobRecord
 
 HistoryOption = Annotated[
@@ -76,11 +73,8 @@ def report(
     if html is not None:
         Path(html).write_text(report_page(figures), encoding="utf-8")
         output.remark(f"wrote {html}")
-    if output.as_json:
-        output.document({**report_document(figures), "html": html})
-    elif html is None:
-        for line in report_lines(figures):
-            output.line(line)
+    if output.as_json or html is None:
+        output.result({**report_document(figures), "html": html}, *report_lines(figures))
     return exit_codes.OK
 
 
@@ -150,14 +144,10 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
     for job in ranking.jobs[:top]:
         inferred = "" if job.quality == "measured" else "~"
         table.add_row(
-            printable(f"{job.job_id} {job.name}".strip()),
-            printable(job.user),
-            hours_text(job.lost_gpu_hours),
-            hours_text(job.gpu_hours),
-            f"{inferred}{job.stall:.0%}",
-            job.cause,
-            printable(job.file_system) or "-",
-        )
+            printable(f"{job.job_id} {job.name}".strip()), printable(job.user),
+            hours_text(job.lost_gpu_hours), hours_text(job.gpu_hours), f"{inferred}{job.stall:.0%}",
+            job.cause, printable(job.file_system) or "-",
+        )  # fmt: skip
     output.line("")
     console.print(table)
     if any(job.quality != "measured" for job in ranking.jobs[:top]):
@@ -165,31 +155,18 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
     if len(ranking.jobs) > top:
         output.line(f"and {len(ranking.jobs) - top} more jobs (--top {len(ranking.jobs)})")
     for title, groups in (
-        ("USER", ranking.users),
-        ("FILE SYSTEM", ranking.file_systems),
-        ("CAUSE", ranking.causes),
-    ):
+        ("USER", ranking.users), ("FILE SYSTEM", ranking.file_systems), ("CAUSE", ranking.causes),
+    ):  # fmt: skip
+        table = plain_table(title, "JOBS>", "LOST GPU-H>", "WAITED>")
+        table.columns[0].min_width, table.columns[0].max_width = 20, 40
+        for group in groups[:top]:
+            waited_s = group.waited_s
+            table.add_row(
+                printable(group.name) or "?", str(group.jobs), hours_text(group.lost_gpu_hours),
+                f"{waited_s / 3600:,.2f} h" if waited_s >= 36 else f"{waited_s:,.1f} s",
+            )  # fmt: skip
         output.line("")
-        console.print(_groups(title, groups[:top]))
-
-
-def _groups(title: str, groups: tuple[StarvingGroup, ...]) -> Table:
-    from headrace.telemetry.report import hours_text
-
-    table = plain_table()
-    table.add_column(title, no_wrap=True, overflow="ellipsis", min_width=20, max_width=40)
-    for name in ("JOBS", "LOST GPU-H", "WAITED"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for group in groups:
-        table.add_row(
-            printable(group.name) or "?", str(group.jobs), hours_text(group.lost_gpu_hours),
-            _hours(group.waited_s),
-        )  # fmt: skip
-    return table
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:,.2f} h" if seconds >= 36 else f"{seconds:,.1f} s"
+        console.print(table)
 
 
 def usage(
@@ -226,7 +203,7 @@ def usage(
         records = [r for r in records if user in ("", r.user) and account in ("", r.account)]
     figures = usage_of(records, books, since_s, until_s)
     if output.as_json:
-        output.document({**figures.as_dict(), "skipped": skipped})
+        output.document({**asdict(figures), "skipped": skipped})
         return
     for name in skipped:
         output.remark(f"left out: {name}")
@@ -250,38 +227,28 @@ def _books(since_s: float, until_s: float, *, must: bool) -> list[AccountedJob] 
 
 
 def _print_usage(output: Output, figures: UsageTable) -> None:
+    from headrace.telemetry.report import hours_text
 
     if not figures.rows:
         output.line("no job is known in this time")
         return
-    table = plain_table()
-    for name in ("USER", "ACCOUNT"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", max_width=16)
-    for name in ("JOBS", "GPU-H", "CPU-H", "GPU USE", "LOST GPU-H", "STALL", "EFF"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in figures.rows:
-        table.add_row(*_cells(row))
-    if len(figures.rows) > 1:
-        table.add_row(*_cells(figures.total, "all"))
-    output.console().print(table)
+    table = plain_table(
+        "USER", "ACCOUNT", "JOBS>", "GPU-H>", "CPU-H>", "GPU USE>", "LOST GPU-H>", "STALL>", "EFF>"
+    )
+    table.columns[0].max_width = table.columns[1].max_width = 16
     total = figures.total
+    for row in (*figures.rows, *([total] if len(figures.rows) > 1 else ())):
+        shares = (row.gpu_use, row.stall, row.efficiency)
+        use, stall, efficiency = ("-" if share is None else f"{share:.0%}" for share in shares)
+        table.add_row(
+            "all" if row is total else printable(row.user) or "?", printable(row.account) or "-",
+            str(row.jobs), hours_text(row.gpu_hours), hours_text(row.cpu_hours), use,
+            hours_text(row.lost_gpu_hours), stall, efficiency,
+        )  # fmt: skip
+    output.console().print(table)
     if figures.source == "slurm" and total.gpu_hours:
         covered = total.seen_gpu_hours / total.gpu_hours
         output.line(f"hours from Slurm; agents saw {covered:.0%} of the GPU-hours")
-
-
-def _cells(row: UsageRow, user: str = "") -> tuple[str, ...]:
-    from headrace.telemetry.report import hours_text
-
-    return (
-        user or printable(row.user) or "?", printable(row.account) or "-", str(row.jobs),
-        hours_text(row.gpu_hours), hours_text(row.cpu_hours), _share(row.gpu_use),
-        hours_text(row.lost_gpu_hours), _share(row.stall), _share(row.efficiency),
-    )  # fmt: skip
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
 
 
 def compare_runs(
@@ -299,25 +266,15 @@ def compare_runs(
 
     differences = compare(read_manifest(a), read_manifest(b))
     counted = [d for d in differences if not d.incidental]
-    if output.as_json:
-        shown = differences if everything else counted
-        output.document({"same": not counted, "differences": shown})
-    else:
-        _print_differences(output, differences, everything=everything)
-    return exit_codes.FINDING if counted else exit_codes.OK
-
-
-def _print_differences(
-    output: Output, differences: list[ManifestDifference], *, everything: bool
-) -> None:
-    counted = [d for d in differences if not d.incidental]
-    for difference in differences if everything else counted:
-        output.line(f"{difference.key}: {_value_text(difference.a)} -> {_value_text(difference.b)}")
+    shown = differences if everything else counted
+    lines = [f"{d.key}: {_value_text(d.a)} -> {_value_text(d.b)}" for d in shown]
     if not counted:
-        output.line("nothing differs that may change results")
-    hidden = len(differences) - len(counted)
-    if hidden and not everything:
+        lines.append("nothing differs that may change results")
+    output.result({"same": not counted, "differences": shown}, *lines)
+    hidden = len(differences) - len(shown)
+    if hidden and not output.as_json:
         output.remark(f"{hidden} more are only another time or place: --all shows them")
+    return exit_codes.FINDING if counted else exit_codes.OK
 
 
 def _value_text(value: Any) -> str:
@@ -339,38 +296,25 @@ def verify_epoch(
     With a second run, also that both delivered in the same order; else the first step that differs.
     Ends with 1 if something is not proved.
     """
-    from headrace.insight.verify import same_order, verify_epochs
+    from headrace.insight.verify import proof_lines, same_lines, same_order, verify_epochs
     from headrace.trace import read_run
 
     runs = [read_run(path) for path in (run, other) if path is not None]
     proofs = [verify_epochs(each) for each in runs]
     same = same_order(*runs) if len(runs) > 1 else None
-    if output.as_json:
-        output.document({
-            "proved": _holds(proofs, same), "runs": [proof.document() for proof in proofs],
-            "same": None if same is None else same.document(),
-        })  # fmt: skip
-    else:
-        _print_proofs(output, proofs, same)
-    return exit_codes.OK if _holds(proofs, same) else exit_codes.FINDING
-
-
-def _holds(proofs: list[Proof], same: SameOrder | None) -> bool:
-    """With two runs whose order is not headrace's, that it is the same is all that can be proved."""
+    # With two runs whose order is not headrace's, that it is the same is all that can be proved.
+    loaders = [each for proof in proofs for each in proof.loaders if each.ours]
     if same is None:
-        return all(proof.holds for proof in proofs)
-    ours = [p for proof in proofs for p in proof.loaders if p.ours]
-    return same.holds and all(loader.holds for loader in ours)
-
-
-def _print_proofs(output: Output, proofs: list[Proof], same: SameOrder | None) -> None:
-    from headrace.insight.verify import proof_lines, same_lines
-
+        proved = all(proof.holds for proof in proofs)
+    else:
+        proved = same.holds and all(loader.holds for loader in loaders)
+    lines: list[str] = []
     for proof in proofs:
-        if len(proofs) > 1:
-            output.line(f"{proof.path}:")
-        for line in proof_lines(proof):
-            output.line(line)
-    if same is not None:
-        for line in same_lines(same):
-            output.line(line)
+        lines += [*([f"{proof.path}:"] if same is not None else ()), *proof_lines(proof)]
+    lines += same_lines(same) if same is not None else ()
+    document = {
+        "proved": proved, "runs": [proof.document() for proof in proofs],
+        "same": None if same is None else same.document(),
+    }  # fmt: skip
+    output.result(document, *lines)
+    return exit_codes.OK if proved else exit_codes.FINDING

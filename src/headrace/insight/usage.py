@@ -9,8 +9,8 @@ GPU it is ranked by the time that its steps waited. What is inferred is called s
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.telemetry.report import hours_text
 
@@ -58,51 +58,35 @@ class UsageTable:
     """Who had most first."""
     total: UsageRow
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return asdict(self)
+
+class _Share(NamedTuple):
+    """What a job had within the stretch, and what the history knows of it."""
+
+    job_id: str
+    gpu_hours: float
+    cpu_hours: float
+    record: JobRecord | None
 
 
-@dataclass(slots=True)
-class _Sum:
-    jobs: set[str] = field(default_factory=set)
-    gpu_hours: float = 0.0
-    cpu_hours: float = 0.0
-    seen_gpu_hours: float = 0.0
-    watched_s: float = 0.0
-    busy_s: float = 0.0
-    lost_gpu_hours: float = 0.0
-    waited_s: float = 0.0
-    known_s: float = 0.0
-
-    def see(self, record: JobRecord) -> None:
-        """Add what the history knows of a job."""
-        self.seen_gpu_hours += record.gpu_hours
-        self.watched_s += record.total("gpu_watched_s")
-        self.busy_s += record.total("gpu_busy_s")
-        self.lost_gpu_hours += sum(record.lost.values()) / 3600
+def _row(user: str, account: str, shares: Sequence[_Share]) -> UsageRow:
+    seen = [share.record for share in shares if share.record is not None]
+    seen_gpu_hours = sum(record.gpu_hours for record in seen)
+    lost_gpu_hours = sum(sum(record.lost.values()) for record in seen) / 3600
+    watched_s = sum(record.total("gpu_watched_s") for record in seen)
+    waited_s = known_s = 0.0
+    for record in seen:
         if record.stall is not None:
-            waited_s = sum(record.waited.values())
-            self.waited_s += waited_s
-            self.known_s += (
-                waited_s + record.total("worked_s") if record.measured else record.seconds
-            )
-
-    def row(self, user: str, account: str) -> UsageRow:
-        """As it is shown."""
-        seen = self.seen_gpu_hours
-        return UsageRow(
-            user=user,
-            account=account,
-            jobs=len(self.jobs),
-            gpu_hours=self.gpu_hours,
-            cpu_hours=self.cpu_hours,
-            seen_gpu_hours=seen,
-            gpu_use=self.busy_s / self.watched_s if self.watched_s else None,
-            lost_gpu_hours=self.lost_gpu_hours,
-            stall=self.waited_s / self.known_s if self.known_s else None,
-            efficiency=max(0.0, 1.0 - self.lost_gpu_hours / seen) if seen else None,
-        )
+            waits_s = sum(record.waited.values())
+            waited_s += waits_s
+            known_s += waits_s + record.total("worked_s") if record.measured else record.seconds
+    return UsageRow(
+        user=user, account=account, jobs=len({share.job_id for share in shares}),
+        gpu_hours=sum(share.gpu_hours for share in shares),
+        cpu_hours=sum(share.cpu_hours for share in shares), seen_gpu_hours=seen_gpu_hours,
+        gpu_use=sum(r.total("gpu_busy_s") for r in seen) / watched_s if watched_s else None,
+        lost_gpu_hours=lost_gpu_hours, stall=waited_s / known_s if known_s else None,
+        efficiency=max(0.0, 1.0 - lost_gpu_hours / seen_gpu_hours) if seen_gpu_hours else None,
+    )  # fmt: skip
 
 
 def usage_of(
@@ -112,40 +96,28 @@ def usage_of(
     until_s: float,
 ) -> UsageTable:
     """Add up; without books (the scheduler's jobs), hours are the history's. The stretch is in Unix seconds."""
-    sums: dict[tuple[str, str], _Sum] = defaultdict(_Sum)
-    total = _Sum()
+    shares: dict[tuple[str, str], list[_Share]] = defaultdict(list)
     by_id = {name: r for r in records for name in (r.job_id, r.alias) if name}
     if books is None:
-        for record in records:
-            for one in (sums[record.user, record.account], total):
-                one.jobs.add(record.job_id)
-                one.gpu_hours += record.gpu_hours
-                one.cpu_hours += record.total("cpu_s") / 3600
-                one.see(record)
-    else:
-        for job in books:
-            hours = _hours(job, since_s, until_s)
-            if hours <= 0.0:
-                continue
-            known = by_id.get(job.job_id)
-            used = hours * job.cpu_count if known is None else known.total("cpu_s") / 3600
-            gpu_hours = hours * job.gpu_count
-            if not gpu_hours and known is not None:
-                gpu_hours = known.gpu_hours  # not every book counts GPUs
-            for one in (sums[job.user, job.account], total):
-                one.jobs.add(job.job_id)
-                one.gpu_hours += gpu_hours
-                one.cpu_hours += used
-                if known is not None:
-                    one.see(known)
-    rows = [one.row(*key) for key, one in sums.items()]
+        for r in records:
+            cpu_hours = r.total("cpu_s") / 3600
+            shares[r.user, r.account].append(_Share(r.job_id, r.gpu_hours, cpu_hours, r))
+    for job in books or ():
+        hours = _hours(job, since_s, until_s)
+        if hours <= 0.0:
+            continue
+        known = by_id.get(job.job_id)
+        cpu_hours = hours * job.cpu_count if known is None else known.total("cpu_s") / 3600
+        gpu_hours = hours * job.gpu_count
+        if not gpu_hours and known is not None:
+            gpu_hours = known.gpu_hours  # not every book counts GPUs
+        shares[job.user, job.account].append(_Share(job.job_id, gpu_hours, cpu_hours, known))
+    rows = [_row(*key, of_key) for key, of_key in shares.items()]
     return UsageTable(
-        since_s=since_s,
-        until_s=until_s,
-        source="history" if books is None else "slurm",
+        since_s=since_s, until_s=until_s, source="history" if books is None else "slurm",
         rows=tuple(sorted(rows, key=lambda r: (-r.gpu_hours, -r.cpu_hours, r.user, r.account))),
-        total=total.row("", ""),
-    )
+        total=_row("", "", [share for of_key in shares.values() for share in of_key]),
+    )  # fmt: skip
 
 
 def _hours(job: AccountedJob, since_s: float, until_s: float) -> float:
@@ -240,40 +212,29 @@ def starving_of(
         (_job(record) for record in hungry),
         key=lambda job: (-job.lost_gpu_hours, -job.waited_s, job.job_id),
     )
-    users, systems, causes = _Amounts(), _Amounts(), _Amounts()
+    users, systems, causes = (defaultdict[str, list[_Amounts]](list) for _ in range(3))
     for record in hungry:
         lost_s, waited_s = sum(record.lost.values()), sum(record.waited.values())
-        users.add(record.user, record.gpu_hours, lost_s, waited_s)
-        systems.spread(record.lost_by_file_system, _waited_on(record))
-        causes.spread(record.lost, record.waited)
+        users[record.user].append((record.gpu_hours, lost_s, waited_s))
+        _spread(systems, record.lost_by_file_system, _waited_on(record))
+        _spread(causes, record.lost, record.waited)
     return Starving(
-        since_s=since_s,
-        until_s=until_s,
-        jobs=tuple(jobs),
-        users=users.groups(),
-        file_systems=systems.groups(),
-        causes=causes.groups(),
+        since_s=since_s, until_s=until_s, jobs=tuple(jobs), users=_groups(users),
+        file_systems=_groups(systems), causes=_groups(causes),
         gpu_hours=sum(record.gpu_hours for record in every),
         lost_gpu_hours=sum(job.lost_gpu_hours for job in jobs),
-    )
+    )  # fmt: skip
 
 
 def _job(record: JobRecord) -> StarvingJob:
     by_system = record.lost_by_file_system or _waited_on(record)
     return StarvingJob(
-        job_id=record.shown_id,
-        name=record.name,
-        user=record.user,
-        account=record.account,
-        nodes=len(record.nodes),
-        gpu_hours=record.gpu_hours,
-        lost_gpu_hours=sum(record.lost.values()) / 3600,
-        waited_s=sum(record.waited.values()),
-        stall=record.stall or 0.0,
-        cause=next(iter(record.waited), ""),
-        file_system=next(iter(by_system), ""),
-        quality=record.quality,
-    )
+        job_id=record.shown_id, name=record.name, user=record.user, account=record.account,
+        nodes=len(record.nodes), gpu_hours=record.gpu_hours,
+        lost_gpu_hours=sum(record.lost.values()) / 3600, waited_s=sum(record.waited.values()),
+        stall=record.stall or 0.0, cause=next(iter(record.waited), ""),
+        file_system=next(iter(by_system), ""), quality=record.quality,
+    )  # fmt: skip
 
 
 def _waited_on(record: JobRecord) -> Mapping[str, float]:
@@ -281,30 +242,27 @@ def _waited_on(record: JobRecord) -> Mapping[str, float]:
     return record.by_file_system("stall_s" if record.measured else "inferred_s")
 
 
-class _Amounts:
-    """What jobs had, lost and waited, by a name that several may share."""
+_Amounts = tuple[float, float, float]
+"""Of a job: GPU-hours that it had, seconds of GPUs lost, seconds waited."""
 
-    def __init__(self) -> None:
-        self._rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
 
-    def add(self, name: str, gpu_hours: float, lost_s: float, waited_s: float) -> None:
-        """Add a job."""
-        self._rows[name].append((gpu_hours, lost_s, waited_s))
+def _spread(
+    groups: dict[str, list[_Amounts]], lost: Mapping[Any, float], waited: Mapping[Any, float]
+) -> None:
+    """Add a job to each name that it lost or waited at."""
+    for name in {**lost, **waited}:
+        groups[str(name)].append((0.0, lost.get(name, 0.0), waited.get(name, 0.0)))
 
-    def spread(self, lost: Mapping[Any, float], waited: Mapping[Any, float]) -> None:
-        """Add a job to each name that it lost or waited at."""
-        for name in {**lost, **waited}:
-            self.add(str(name), 0.0, lost.get(name, 0.0), waited.get(name, 0.0))
 
-    def groups(self) -> tuple[StarvingGroup, ...]:
-        """Who lost most, first."""
-        groups = []
-        for name, rows in self._rows.items():
-            gpu_hours, lost_s, waited_s = map(sum, zip(*rows, strict=True))
-            groups.append(
-                StarvingGroup(
-                    name=name, jobs=len(rows), gpu_hours=gpu_hours, lost_gpu_hours=lost_s / 3600,
-                    waited_s=waited_s,
-                )
-            )  # fmt: skip
-        return tuple(sorted(groups, key=lambda g: (-g.lost_gpu_hours, -g.waited_s, g.name)))
+def _groups(groups: Mapping[str, list[_Amounts]]) -> tuple[StarvingGroup, ...]:
+    """Who lost most, first."""
+    rows = []
+    for name, jobs in groups.items():
+        gpu_hours, lost_s, waited_s = map(sum, zip(*jobs, strict=True))
+        rows.append(
+            StarvingGroup(
+                name=name, jobs=len(jobs), gpu_hours=gpu_hours, lost_gpu_hours=lost_s / 3600,
+                waited_s=waited_s,
+            )
+        )  # fmt: skip
+    return tuple(sorted(rows, key=lambda g: (-g.lost_gpu_hours, -g.waited_s, g.name)))
