@@ -16,7 +16,7 @@ import pytest
 
 from headrace.errors import ProgramError
 from headrace.insight.ab.comparison import Agreement, EndReason
-from headrace.insight.ab.experiment import compare, make_cold, recording_cost
+from headrace.insight.ab.experiment import compare, prepare, recording_cost
 from headrace.insight.ab.running import AbOptions
 from headrace.insight.ab.text import COLUMNS, report
 from tests_shared import until, write_real_images
@@ -117,7 +117,7 @@ def test_a_slow_storage_is_simulated_on_both_sides_and_headrace_serves_its_own(s
 
 
 def test_warm_files_are_read_into_memory_first(script, photos):
-    make_cold([os.fsencode(path) for path in photos.rglob("*.png")])
+    prepare([os.fsencode(path) for path in photos.rglob("*.png")], cold=True)
     found = compare(script(READ, photos), AbOptions(pairs=1, cold=False))
     assert [run.before.share for run in found.pairs[0]] == [1.0, 1.0]
     assert "100 % of the files' bytes were in memory before each run" in text_of(found)

@@ -28,7 +28,7 @@ def run(side, wall_s, *, start_s=1.0, busy_share=0.8, files=FILES, lines=(), lef
     reading = RunReads(
         tuple((1, path) for path in files), frozenset(), first_ns, 1000, busy_ns, 1, mapped
     )
-    before = Cached(files=2, nbytes=1000, resident=0)
+    before = Cached(nbytes=1000, resident=0)
     return MeasuredRun(1, side, ran, reading, before, Outcome(0, tuple(lines), ()))
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -28,6 +29,7 @@ from headrace.store.residency import resident_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from io import FileIO
 
     from headrace.insight.ab.running import AbOptions
 
@@ -47,75 +49,44 @@ class Cached:
         not_cold: some files that were to be out of memory and are not, with the reason.
     """
 
-    files: int = 0
     nbytes: int = 0
     resident: int | None = 0
     not_cold: list[tuple[bytes, str]] = field(default_factory=list)
-    gone: int = 0
 
     @property
     def share(self) -> float | None:
         """Of the bytes, as a fraction."""
-        if self.resident is None:
-            return None
-        return self.resident / self.nbytes if self.nbytes else 0.0
+        return None if self.resident is None else self.resident / max(1, self.nbytes)
 
 
-def make_cold(files: Iterable[bytes]) -> Cached:
-    """Put files out of the page cache, and look at what remains."""
-    return _prepare(files, cold=True)
-
-
-def make_warm(files: Iterable[bytes]) -> Cached:
-    """Read what is not in the page cache, and look at what then is."""
-    return _prepare(files, cold=False)
-
-
-def remote_kinds(files: Iterable[bytes]) -> list[str]:
-    """File systems of files whose server has a memory of its own, which nobody here can empty."""
-    table = mounts()
-    folders = {os.path.dirname(os.path.realpath(os.fsdecode(path))) for path in files}
-    below = {mount_of(folder, table) for folder in folders}
-    return sorted({m.kind for m in below if m is not None and is_network(m.kind, m.source)})
-
-
-def _prepare(files: Iterable[bytes], *, cold: bool) -> Cached:
-    cached = Cached()
+def prepare(files: Iterable[bytes], *, cold: bool) -> Cached:
+    """Put files out of the page cache, or read what is not in it, and look at what then is."""
+    cached, table = Cached(), mounts()
     for path in files:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
-            cached.gone += 1
             continue
-        try:
+        with os.fdopen(fd, "rb", buffering=0) as file, suppress(OSError):
             size = os.fstat(fd).st_size
-            if size:
-                pages = _evict(fd, size) if cold else _read(fd, size)
-                _count(cached, path, size, pages, cold=cold)
-        except OSError:
-            cached.gone += 1
-        finally:
-            os.close(fd)
+            pages = (_evict if cold else _read)(file, size) if size else 0
+            cached.nbytes += size
+            if pages is None or cached.resident is None:
+                cached.resident = None
+                continue
+            here = min(size, pages * _PAGE)
+            cached.resident += here
+            if cold and here and len(cached.not_cold) < _NAMES_MAX:
+                mount = mount_of(os.fsdecode(path), table)
+                why = "another program uses it, or the file system keeps it"
+                if mount is not None and mount.kind in _IN_MEMORY:
+                    why = f"it lies on {mount.kind}, which is memory"
+                cached.not_cold.append((path, why))
     return cached
 
 
-def _count(cached: Cached, path: bytes, size: int, pages: int | None, *, cold: bool) -> None:
-    cached.files += 1
-    cached.nbytes += size
-    if pages is None or cached.resident is None:
-        cached.resident = None
-        return
-    here = min(size, pages * _PAGE)
-    cached.resident += here
-    if cold and here and len(cached.not_cold) < _NAMES_MAX:
-        mount = mount_of(os.fsdecode(path), mounts())
-        why = "another program uses it, or the file system keeps it"
-        if mount is not None and mount.kind in _IN_MEMORY:
-            why = f"it lies on {mount.kind}, which is memory"
-        cached.not_cold.append((path, why))
-
-
-def _evict(fd: int, size: int) -> int | None:
+def _evict(file: FileIO, size: int) -> int | None:
+    fd = file.fileno()
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     pages = resident_pages(fd, size)
     if pages:  # what is not written yet stays: write it
@@ -125,13 +96,21 @@ def _evict(fd: int, size: int) -> int | None:
     return pages
 
 
-def _read(fd: int, size: int) -> int | None:
-    pages = resident_pages(fd, size)
+def _read(file: FileIO, size: int) -> int | None:
+    pages = resident_pages(file.fileno(), size)
     if pages is not None and pages * _PAGE < size:
-        while os.read(fd, _BLOCK):
+        while file.read(_BLOCK):
             pass
-        pages = resident_pages(fd, size)
+        pages = resident_pages(file.fileno(), size)
     return pages
+
+
+def remote_kinds(files: Iterable[bytes]) -> list[str]:
+    """File systems of files whose server has a memory of its own, which nobody here can empty."""
+    table = mounts()
+    folders = {os.path.dirname(os.path.realpath(os.fsdecode(path))) for path in files}
+    below = {mount_of(folder, table) for folder in folders}
+    return sorted({m.kind for m in below if m is not None and is_network(m.kind, m.source)})
 
 
 # -- experiment --------------------------------------------------------------------------------------
@@ -168,109 +147,90 @@ def compare(
         if not os.path.isdir(root):
             raise ValueError(f"{root}: no such folder, expected a root whose files are served")
     with tempfile.TemporaryDirectory(prefix="headrace-ab-") as folder:
-        return _Experiment(list(command), options, Path(folder), after_run).run()
+        return _compare(list(command), options, Path(folder), after_run)
 
 
-class _Experiment:
-    """One comparison under way."""
+def _compare(
+    command: list[str],
+    options: AbOptions,
+    folder: Path,
+    after_run: Callable[[MeasuredRun], None],
+) -> Comparison:
+    began_s, not_data = time.monotonic(), _own_files(command)
+    # The first run, without headrace: what it reads, and whether it works at all.
+    learned = run_once(
+        command, Side.WITHOUT, 0, options, folder,
+        roots=options.roots if options.simulate else (), not_data=not_data,
+    )  # fmt: skip
+    after_run(learned)
+    if not learned.reading.opens:
+        raise ProgramError(
+            f"{' '.join(command)} opened no data file that could be seen, so there is nothing that "
+            "headrace could make faster.",
+            next_step="Its data may come over the network, from a program that cannot be seen "
+            "(static, another user), or from no file at all.",
+        )
+    roots = _roots(learned, options)
+    learned = replace(learned, reading=learned.reading.below(roots))
+    files = dict.fromkeys(learned.reading.files)
+    comparison = Comparison(command, options, roots, learned)
+    comparison.remote = remote_kinds(files) if options.cold else []
+    order = None
+    if options.with_order:
+        order = folder / "order"
+        names = [name for _, name in learned.reading.opens if b"\n" not in name]
+        order.write_bytes(b"".join(name + b"\n" for name in names))
 
-    def __init__(
-        self,
-        command: list[str],
-        options: AbOptions,
-        folder: Path,
-        after_run: Callable[[MeasuredRun], None],
-    ) -> None:
-        self._command = command
-        self._options = options
-        self._folder = folder
-        self._after_run = after_run
-        self._not_data = _own_files(command)
-        self._began_s = time.monotonic()
-        self._files: dict[bytes, None] = {}
-        self._order: Path | None = None
-
-    def run(self) -> Comparison:
-        learned = self._learn()
-        roots = self._roots(learned)
-        learned = replace(learned, reading=learned.reading.below(roots))
-        comparison = Comparison(self._command, self._options, roots, learned)
-        self._files.update(dict.fromkeys(learned.reading.files))
-        comparison.remote = remote_kinds(learned.reading.files) if self._options.cold else []
-        if self._options.with_order:
-            self._order = self._folder / "order"
-            names = [name for _, name in learned.reading.opens if b"\n" not in name]
-            self._order.write_bytes(b"".join(name + b"\n" for name in names))
-        try:
-            comparison.ended = self._pairs(comparison)
-        except KeyboardInterrupt:
-            comparison.ended = EndReason.INTERRUPTED
-        except ProgramError as e:
-            comparison.ended = EndReason.FAILED
-            e.comparison = comparison  # type: ignore[attr-defined]
-            raise
-        if comparison.ended is not EndReason.INTERRUPTED:
-            comparison.recording_s = recording_cost(self._folder)
-        return comparison
-
-    def _learn(self) -> MeasuredRun:
-        """The first run, without headrace: what it reads, and whether it works at all."""
+    def one(side: Side, number: int) -> MeasuredRun:
+        before = prepare(files, cold=options.cold)
         run = run_once(
-            self._command, Side.WITHOUT, 0, self._options, self._folder,
-            roots=self._options.roots if self._options.simulate else (), not_data=self._not_data,
+            command, side, number, options, folder,
+            roots=roots, not_data=not_data, order=order, before=before,
         )  # fmt: skip
-        self._after_run(run)
-        if not run.reading.opens:
-            raise ProgramError(
-                f"{' '.join(self._command)} opened no data file that could be seen, so there is nothing "
-                "that headrace could make faster.",
-                next_step="Its data may come over the network, from a program that cannot be seen "
-                "(static, another user), or from no file at all.",
-            )
-        return run
-
-    def _roots(self, learned: MeasuredRun) -> list[str]:
-        if self._options.roots:
-            return [os.path.abspath(root) for root in self._options.roots]
-        # What is gone by now it had made for itself.
-        files = [path for path in learned.reading.files if os.path.exists(path)]
-        roots = folders_of(files, avoid=[os.fsencode(Path.cwd())])
-        if not roots:
-            raise ProgramError(
-                "the files that it reads lie in no folder that headrace could serve: "
-                f"{os.fsdecode(learned.reading.files[0])}.",
-                next_step=f"Name the folders: --root DIR, up to {ROOTS_MAX} times.",
-            )
-        return roots
-
-    # -- pairs -------------------------------------------------------------------------------------
-
-    def _pairs(self, comparison: Comparison) -> EndReason:
-        options = self._options
-        longest_s = 0.0
-        for number, order in enumerate(islice(turns(options.seed), options.pairs_most), 1):
-            began_s = time.monotonic()
-            late = began_s - self._began_s + longest_s > (options.seconds or float("inf"))
-            if late and len(comparison.pairs) >= _PAIRS_LEAST:
-                return EndReason.SECONDS
-            runs = {side: self._one(comparison, side, number) for side in order}
-            comparison.pairs.append((runs[Side.WITHOUT], runs[Side.WITH]))
-            longest_s = max(longest_s, time.monotonic() - began_s)
-            if options.until_confident and is_narrow(comparison.wall.ratio, options.width):
-                return EndReason.NARROW
-        return EndReason.PAIRS
-
-    def _one(self, comparison: Comparison, side: Side, number: int) -> MeasuredRun:
-        before = make_cold(self._files) if self._options.cold else make_warm(self._files)
-        run = run_once(
-            self._command, side, number, self._options, self._folder,
-            roots=comparison.roots, not_data=self._not_data, order=self._order, before=before,
-        )  # fmt: skip
-        if side is Side.WITH and self._options.drop_in:
+        if side is Side.WITH and options.drop_in:
             _check_swapped(run)
-        self._files.update(dict.fromkeys(run.reading.files))
-        self._after_run(run)
+        files.update(dict.fromkeys(run.reading.files))
+        after_run(run)
         return run
+
+    longest_s = 0.0
+    try:
+        for number, sides in enumerate(islice(turns(options.seed), options.pairs_most), 1):
+            pair_s = time.monotonic()
+            late = pair_s - began_s + longest_s > (options.seconds or float("inf"))
+            if late and len(comparison.pairs) >= _PAIRS_LEAST:
+                comparison.ended = EndReason.SECONDS
+                break
+            runs = {side: one(side, number) for side in sides}
+            comparison.pairs.append((runs[Side.WITHOUT], runs[Side.WITH]))
+            longest_s = max(longest_s, time.monotonic() - pair_s)
+            if options.until_confident and is_narrow(comparison.wall.ratio, options.width):
+                comparison.ended = EndReason.NARROW
+                break
+        comparison.recording_s = recording_cost(folder)
+    except KeyboardInterrupt:
+        comparison.ended = EndReason.INTERRUPTED
+    except ProgramError as e:
+        comparison.ended = EndReason.FAILED
+        e.comparison = comparison  # type: ignore[attr-defined]
+        raise
+    return comparison
+
+
+def _roots(learned: MeasuredRun, options: AbOptions) -> list[str]:
+    """The folders to serve."""
+    if options.roots:
+        return [os.path.abspath(root) for root in options.roots]
+    # What is gone by now it had made for itself.
+    files = [path for path in learned.reading.files if os.path.exists(path)]
+    roots = folders_of(files, avoid=[os.fsencode(Path.cwd())])
+    if not roots:
+        raise ProgramError(
+            "the files that it reads lie in no folder that headrace could serve: "
+            f"{os.fsdecode(learned.reading.files[0])}.",
+            next_step=f"Name the folders: --root DIR, up to {ROOTS_MAX} times.",
+        )
+    return roots
 
 
 def _check_swapped(run: MeasuredRun) -> None:

@@ -32,6 +32,7 @@ from headrace.cluster.processes import (
 from headrace.errors import ProgramError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
     from headrace.posix.launch import RunReport
@@ -117,7 +118,6 @@ def _give_up(number: int, _frame: FrameType | None) -> None:
 
 
 def _measure(task: Task) -> Ran:
-    peak = _Peak()
     # A storage is simulated by the shim, on both sides.
     launched = task.served or task.simulate is not None
     if not launched:  # what this process imports is no part of the program's time
@@ -125,10 +125,9 @@ def _measure(task: Task) -> Ran:
         import headrace.posix.opens  # noqa: F401
     read_before = _storage_bytes()
     began_ns = time.monotonic_ns()
-    peak.start()
-    report = _launched(task) if launched else _plain(task)
-    ended_ns = time.monotonic_ns()
-    peak.stop()
+    with _memory_peak() as peak:
+        report = _launched(task) if launched else _plain(task)
+        ended_ns = time.monotonic_ns()
     reap()
     left = [_name_of(pid) for pid in descendants()]
     end_descendants(_GRACE_S)
@@ -136,19 +135,12 @@ def _measure(task: Task) -> Ran:
     read_after = _storage_bytes()
     known = read_before is not None and read_after is not None
     return Ran(
-        wall_s=(ended_ns - began_ns) / 1e9,
-        began_ns=began_ns,
-        ended_ns=ended_ns,
-        cpu_s=used.ru_utime + used.ru_stime,
-        peak_bytes=peak.bytes or used.ru_maxrss << 10,
+        wall_s=(ended_ns - began_ns) / 1e9, began_ns=began_ns, ended_ns=ended_ns,
+        cpu_s=used.ru_utime + used.ru_stime, peak_bytes=peak[0] or used.ru_maxrss << 10,
         storage_bytes=(read_after or 0) - (read_before or 0) if known else None,
-        status=report.ended.status,
-        signal=report.ended.signal,
-        left=left,
-        unseen=report.unseen,
-        notes=report.notes,
-        opens=dict(report.opens),
-    )
+        status=report.ended.status, signal=report.ended.signal, left=left, unseen=report.unseen,
+        notes=report.notes, opens=dict(report.opens),
+    )  # fmt: skip
 
 
 def _plain(task: Task) -> RunReport:
@@ -168,12 +160,9 @@ def _launched(task: Task) -> RunReport:
 
     os.environ.update(task.environment)
     options = ProgramOptions(
-        roots=task.roots,
-        order=task.order,
-        simulate=task.simulate,
-        plane=task.served,
+        roots=task.roots, order=task.order, simulate=task.simulate, plane=task.served,
         log=OpenLog.adopt(task.log_fd),
-    )
+    )  # fmt: skip
     return launch(task.command, options)
 
 
@@ -183,57 +172,47 @@ def _launched(task: Task) -> RunReport:
 def _storage_bytes() -> int | None:
     """Read from storage by this process and all that it has waited for."""
     try:
-        text = Path("/proc/self/io").read_text()
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     except OSError:
         return None
-    for line in text.splitlines():
-        name, _, value = line.partition(": ")
-        if name == "read_bytes":
-            return int(value)
-    return None
+    return int(counts["read_bytes"])
 
 
-def descendants_of(pid: int) -> list[int]:
-    """Processes that came of one and live, or wait to be asked how they ended."""
-    pids: list[int] = []
-    ahead = [pid]
-    while ahead:
-        pid = ahead.pop()
-        with contextlib.suppress(OSError):
-            for task in os.scandir(f"/proc/{pid}/task"):
-                children = Path(task.path, "children").read_text().split()
-                ahead += map(int, children)
-                pids += map(int, children)
-    return pids
+def _below(pid: int) -> Iterator[int]:
+    """Processes that came of one: cheaper than to look at all that there are."""
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in map(int, file.read_text().split()):
+                yield child
+                yield from _below(child)
 
 
-class _Peak:
-    """Adds up what the processes have in memory, ten times a second."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="headrace-ab", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        # Signals are the main thread's.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while not self._over.wait(_LOOK_S):
-            self.bytes = max(self.bytes, sum(map(_own_bytes, descendants_of(os.getpid()))))
-
-
-def _own_bytes(pid: int) -> int:
+def _private_bytes(pid: int) -> int:
+    """Memory of a process that lies in no file."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         words = Path(f"/proc/{pid}/statm").read_text().split()
         return (int(words[1]) - int(words[2])) * _PAGE
     return 0
+
+
+@contextlib.contextmanager
+def _memory_peak() -> Iterator[list[int]]:
+    """What the processes below have in memory together at most, ten times a second: one number."""
+    peak, over = [0], threading.Event()
+
+    def look() -> None:
+        # Signals are the main thread's.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while not over.wait(_LOOK_S):
+            peak[0] = max(peak[0], sum(map(_private_bytes, _below(os.getpid()))))
+
+    thread = threading.Thread(target=look, name="headrace-ab", daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
 
 
 def _name_of(pid: int) -> str:

@@ -21,8 +21,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace.cluster.processes import descendants
 from headrace.errors import ProgramError
-from headrace.insight.ab.one_run import HANDED_OVER, Ran, Task, descendants_of
+from headrace.insight.ab.one_run import HANDED_OVER, Ran, Task
 from headrace.posix.opens import OpenLog
 
 if TYPE_CHECKING:
@@ -176,34 +177,24 @@ def reading_of(
     roots: Sequence[str] = (),
     dropped: int = 0,
 ) -> RunReads:
-    """What of a run's opens is data.
+    """What of a run's opens, in their order, is data: what lies below `roots`, or is not code or the system's.
 
-    Args:
-        opens: all, by time.
-        not_data: files that are the program itself.
-        roots: folders below which data lies; without any, what is not code or the system's is data.
-        dropped: how many are not among them.
+    `not_data` are files of the program itself; `dropped` is how many opens are missing.
     """
     written = frozenset(one.path for one in opens if one.writes and not _is_system(one.path))
     below = _spellings(roots)
     data = [
         one
         for one in opens
-        if not one.writes
-        and one.path not in written
-        and one.path not in not_data
+        if not (one.writes or one.path in written or one.path in not_data)
         and (one.path.startswith(below) if below else is_data(one.path))
     ]
     return RunReads(
-        tuple((one.process, one.path) for one in data),
-        written,
-        data[0].began_ns if data else None,
-        sum(one.read_bytes for one in data),
+        tuple((one.process, one.path) for one in data), written,
+        data[0].began_ns if data else None, sum(one.read_bytes for one in data),
         sum(one.open_ns + one.read_ns for one in data),
-        len({(one.process, one.thread) for one in data}),
-        sum(one.mapped > 0 for one in data),
-        dropped,
-    )
+        len({(one.process, one.thread) for one in data}), sum(one.mapped > 0 for one in data), dropped,
+    )  # fmt: skip
 
 
 def _spellings(roots: Sequence[str]) -> tuple[bytes, ...]:
@@ -421,7 +412,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         return
     # What ignores that: the run's processes first, so that none is orphaned and missed.
     deadline = time.monotonic() + _GRACE_S
-    while (left := descendants_of(process.pid)) and time.monotonic() < deadline:
+    while (left := descendants(process.pid)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
