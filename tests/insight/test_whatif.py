@@ -11,8 +11,14 @@ import pytest
 
 from headrace.errors import RecordError
 from headrace.insight.doctor import diagnose
-from headrace.insight.whatif.jobs import JobFigures, Scenario, figures_of
-from headrace.insight.whatif.model import check_of, predict, simulate
+from headrace.insight.whatif.model import (
+    JobFigures,
+    Scenario,
+    check_of,
+    figures_of,
+    predict,
+    simulate,
+)
 from headrace.insight.whatif.storage import (
     STORAGES,
     Storage,

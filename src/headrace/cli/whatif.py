@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 from typer import Argument, Option
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.insight.whatif.jobs import JobFigures, Loader
-    from headrace.insight.whatif.model import Check, Prediction
+    from headrace.insight.whatif.model import Check, JobFigures, Loader, Prediction
     from headrace.insight.whatif.storage import Storage
     from headrace.recorded import Recorded
 
@@ -76,45 +75,51 @@ def whatif(
     A simulation of its reads, decoding and steps, with the recorded sizes and times. What it is worth
     is said with it: how far it is off on the record itself.
     """
-    from headrace.insight.whatif.jobs import Scenario
-    from headrace.insight.whatif.model import check_of, predict, scenario_as_recorded
-    from headrace.insight.whatif.storage import slower
+    from headrace.insight.whatif.model import Scenario, check_of, predict, scenario_as_recorded
+    from headrace.insight.whatif.storage import slower, storage_of
 
-    known = _known(job)
-    figures = known.figures
+    figures, home, reader = known = _known(job)
     if not decode:
         figures = replace(figures, decode_s=figures.decode_s[:0], collate_s=0.0)
-    given = storage or [_AS_RECORDED if known.home is not None else "ssd"]
-    storages = [_storage(name, known) for name in given]
+    storages = []
+    for name in storage or [_AS_RECORDED if home is not None else "ssd"]:
+        one = home if name == _AS_RECORDED else storage_of(name)
+        if one is None:
+            raise typer.BadParameter("--storage recorded needs a job of `headrace record`")
+        storages.append(one)
     if (factor := _factor("--latency", latency)) != 1:
         storages = [slower(one, factor) for one in storages]
     if shared is not None:
         storages = [replace(one, shared="all" if shared else "none") for one in storages]
-    reader = loader or known.loader
     wanted = Scenario(
         storage=storages[0], nodes=nodes, batch=batch or figures.batch,
         workers=figures.workers if workers is None else workers,
         gpu_speed=_factor("--gpu-speed", gpu_speed), processors=processors or figures.processors,
-        loader=reader,  # type: ignore[arg-type]  # checked there
+        loader=loader or reader,  # type: ignore[arg-type]  # checked there
         reads_in_flight=reads_in_flight, ahead=ahead,
     )  # fmt: skip
     check = None
     rows: list[tuple[str, Prediction]] = []
-    if known.home is not None:
-        check = check_of(known.figures, known.home, known.loader)
-        base = scenario_as_recorded(known.figures, known.home, known.loader)
+    if home is not None:
+        check = check_of(known.figures, home, reader)
+        base = scenario_as_recorded(known.figures, home, reader)
         rows.append(("as it was", predict(known.figures, base, seed)))
     rows += [(one.name, predict(figures, replace(wanted, storage=one), seed)) for one in storages]
-    if output.as_json:
-        output.document(_document(job, known.figures, rows, check))
-        return 0
-    for line in _lines(job, known.figures, rows, check):
-        output.line(line)
+    of_job = known.figures
+    document = {
+        "job": job,
+        "recorded": {
+            "batch": of_job.batch, "workers": of_job.workers, "step_s": of_job.step_s,
+            "stall": of_job.stall, "compute_s": float(of_job.compute_s.mean()),
+        },
+        "check": None if check is None else asdict(check),
+        "predictions": [{"name": name, **row.document()} for name, row in rows],
+    }  # fmt: skip
+    output.result(document, *_lines(job, of_job, rows, check))
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     """What is known of a job.
 
     Attributes:
@@ -134,16 +139,6 @@ def _factor(option: str, text: str) -> float:
         raise typer.BadParameter(f"{option} is {text!r}, expected a factor such as 2x") from e
 
 
-def _storage(name: str, known: _Known) -> Storage:
-    from headrace.insight.whatif.storage import storage_of
-
-    if name != _AS_RECORDED:
-        return storage_of(name)
-    if known.home is None:
-        raise typer.BadParameter("--storage recorded needs a job of `headrace record`")
-    return known.home
-
-
 def _known(job: str) -> _Known:
     """What is known of a workload, or of a traced run.
 
@@ -153,7 +148,7 @@ def _known(job: str) -> _Known:
         ValueError: there is nothing to predict from.
     """
     from headrace.bench.config import load_workload, parse_command_line
-    from headrace.insight.whatif.jobs import figures_of, figures_of_run
+    from headrace.insight.whatif.model import figures_of, figures_of_run
     from headrace.insight.whatif.storage import recorded_storage
     from headrace.recorded import read_recorded
     from headrace.trace import read_run
@@ -180,7 +175,7 @@ def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigure
 
     import numpy as np
 
-    from headrace.insight.whatif.jobs import JobFigures
+    from headrace.insight.whatif.model import JobFigures
 
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     random = np.random.default_rng(train.seed)
@@ -194,17 +189,14 @@ def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigure
             f"{loaded.at('train.computation_time')} is not given: how long a step computes is not known"
         )
     decode = np.abs(reader.preprocess_time.draw(random, 4096))
+    # Batches of each worker, as DLIO has it.
+    prefetch = -(-reader.prefetch_size // max(1, reader.read_threads)) or 2
     return JobFigures(
         sample_bytes=sizes, opens=data.num_samples_per_file == 1, batch=reader.batch_size,
-        workers=reader.read_threads, prefetch=_prefetch(reader.prefetch_size, reader.read_threads),
+        workers=reader.read_threads, prefetch=prefetch,
         processors=len(os.sched_getaffinity(0)), compute_s=compute,
         decode_s=decode if decode.any() else np.zeros(0),
     )  # fmt: skip
-
-
-def _prefetch(size: int, workers: int) -> int:
-    """Batches of each worker, as DLIO has it."""
-    return max(1, -(-size // max(1, workers))) if size else 2
 
 
 def _lines(
@@ -229,10 +221,6 @@ def _lines(
     yield ""
     for bound in dict.fromkeys(row.bound for _, row in rows):
         yield f"{bound}: {_BOUNDS[bound]}"
-    yield from _notes(rows, check)
-
-
-def _notes(rows: Sequence[tuple[str, Prediction]], check: Check | None) -> Iterator[str]:
     last = rows[-1][1]
     yield f"other draws change the step time by +-{last.step_spread_s / last.step_s:.1%}"
     if check is not None:
@@ -244,20 +232,3 @@ def _notes(rows: Sequence[tuple[str, Prediction]], check: Check | None) -> Itera
         yield "there are no recorded step times to hold the model against"
     for note in dict.fromkeys(note for _, row in rows for note in row.notes):
         yield f"note: {note}"
-
-
-def _document(
-    job: str, figures: JobFigures, rows: Sequence[tuple[str, Prediction]], check: Check | None
-) -> dict[str, Any]:
-    return {
-        "job": job,
-        "recorded": {
-            "batch": figures.batch, "workers": figures.workers, "step_s": figures.step_s,
-            "stall": figures.stall, "compute_s": float(figures.compute_s.mean()),
-        },
-        "check": None if check is None else {
-            "predicted_s": check.predicted_s, "recorded_s": check.recorded_s, "error": check.error,
-            "stall_points": check.stall_points,
-        },
-        "predictions": [{"name": name, **row.document()} for name, row in rows],
-    }  # fmt: skip

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from headrace.errors import HeadraceError
+from headrace.insight.record.log import Flag
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, SourceOptions
 
@@ -51,16 +52,8 @@ def records_of(path: str) -> list[tuple[int, int]]:
 # -- saves -------------------------------------------------------------------------------------------
 
 _SAVED_MODELS: Final = (
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".safetensors",
-    ".distcp",
-    ".h5",
-    ".keras",
-    ".npz",
-    ".tmp",
-)
+    ".pt", ".pth", ".ckpt", ".safetensors", ".distcp", ".h5", ".keras", ".npz", ".tmp",
+)  # fmt: skip
 _NO_MODELS: Final = (".log", ".csv", ".txt", ".json", ".jsonl", ".html", ".png", ".svg", ".pyc")
 _BYTES_LEAST: Final = 16 << 10
 _BYTES_OF_ANY: Final = 1 << 20
@@ -73,7 +66,6 @@ class Saves:
 
     Attributes:
         nbytes: of one, the median.
-        files: of one, the median.
         seconds: that one was written, the median.
         begin_ns: of each.
         synced: whether the program waited for the disk.
@@ -81,34 +73,31 @@ class Saves:
 
     count: int
     nbytes: int
-    files: int
     seconds: float
     begin_ns: tuple[int, ...]
     synced: bool
-    folder: str
 
 
 def saves_of(visits: Iterable[Visit]) -> Saves | None:
     """The checkpoints among all that was written; None: there are none."""
     wrote = sorted((v for v in visits if _is_model(v)), key=lambda v: v.begin_ns)
     groups: list[list[Visit]] = []
+    end_ns = 0
     for visit in wrote:
-        end = max((v.end_ns for v in groups[-1]), default=0) if groups else 0
         again = bool(groups) and any(v.path == visit.path for v in groups[-1])
-        if groups and not again and visit.begin_ns - end < _APART_NS:
-            groups[-1].append(visit)
-        else:
-            groups.append([visit])
+        if not groups or again or visit.begin_ns - end_ns >= _APART_NS:
+            groups.append([])
+            end_ns = 0
+        groups[-1].append(visit)
+        end_ns = max(end_ns, visit.end_ns)
     if not groups:
         return None
+    begins = [group[0].begin_ns for group in groups]
+    ends = [max(v.end_ns for v in group) for group in groups]
     sizes = [sum(v.written for v in group) for group in groups]
-    seconds = [
-        (max(v.end_ns for v in group) - min(v.begin_ns for v in group)) / 1e9 for group in groups
-    ]
     return Saves(
-        len(groups), int(np.median(sizes)), int(np.median([len(g) for g in groups])),
-        float(np.median(seconds)), tuple(min(v.begin_ns for v in g) for g in groups),
-        any(v.synced for v in wrote), os.path.dirname(groups[0][0].path),
+        len(groups), int(np.median(sizes)), float(np.median(np.subtract(ends, begins))) / 1e9,
+        tuple(begins), any(v.synced for v in wrote),
     )  # fmt: skip
 
 
@@ -161,9 +150,7 @@ class SampleReads:
         names: of the files, relative to it.
         sample_file: int64 (samples,): an index of `names`, as for the next two.
         rows: dtype `READ`, in the order of their begin.
-        requests: calls that brought the bytes of a sample, on average.
         mapped: whether they were (also) mapped: what was touched is not known then.
-        left_out: files of other kinds that were read: by ending, visits.
     """
 
     root: str
@@ -173,10 +160,8 @@ class SampleReads:
     sample_offset: NDArray[np.int64]
     sample_bytes: NDArray[np.int64]
     rows: NDArray[np.void]
-    requests: float
     mapped: bool
     direct: bool
-    left_out: dict[str, int]
 
 
 def data_visits(
@@ -238,7 +223,7 @@ def _bytes(visit: Visit) -> int:
     return sum(r.end - r.start for r in visit.ranges) or visit.mapped or visit.size
 
 
-def reads_of(visits: list[Visit], left_out: dict[str, int]) -> SampleReads:
+def reads_of(visits: list[Visit]) -> SampleReads:
     """The reads of samples that visits of a data set, at least one, are."""
     root = os.path.commonpath([os.path.dirname(visit.path) for visit in visits])
     sizes: dict[str, int] = {}
@@ -253,14 +238,11 @@ def reads_of(visits: list[Visit], left_out: dict[str, int]) -> SampleReads:
     places, rows["sample"] = np.unique(rows[["file", "offset"]], return_inverse=True)
     sample_bytes = np.zeros(len(places), np.int64)
     np.maximum.at(sample_bytes, rows["sample"], rows["nbytes"])
-    requests = sum(r.reads for visit in visits for r in visit.ranges)
-    rows = _joined(rows)
     return SampleReads(
         root=root, names=[os.path.relpath(path, root) for path in sizes],
         file_bytes=np.array(list(sizes.values()), np.int64), sample_file=places["file"],
-        sample_offset=places["offset"], sample_bytes=sample_bytes, rows=rows,
-        requests=requests / max(1, len(rows)), mapped=any(v.mapped for v in visits),
-        direct=any(v.flags & 8 for v in visits), left_out=left_out,
+        sample_offset=places["offset"], sample_bytes=sample_bytes, rows=_joined(rows),
+        mapped=any(v.mapped for v in visits), direct=any(v.flags & Flag.DIRECT for v in visits),
     )  # fmt: skip
 
 

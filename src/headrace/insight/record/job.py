@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from headrace.insight.record.rhythm import rhythm_of, trainers_of, workers_of
 from headrace.recorded import Recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Literal
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,23 +28,18 @@ _SEQUENTIAL: Final = 0.9
 _IN_SHARDS: Final = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class OrderStatistics:
+class OrderStatistics(NamedTuple):
     """What an order looks like.
 
     Attributes:
-        correlation: of place in the epoch and place in name order (Spearman's), over the first epoch.
-        next_share: share of reads that read what comes next in name order.
-        file_changes: share of reads that read another file than the one before.
-        same_each_epoch: None: there is one epoch only.
         shuffle: what DLIO would call it.
+        correlation: of place in the epoch and place in name order (Spearman's), over the first epoch.
+        same_each_epoch: None: there is one epoch only.
     """
 
-    correlation: float
-    next_share: float
-    file_changes: float
-    same_each_epoch: bool | None
     shuffle: Literal["samples", "files", "none"]
+    correlation: float
+    same_each_epoch: bool | None
 
 
 def epochs_of(rows: NDArray[np.void], trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -77,45 +71,33 @@ def batched(rows: NDArray[np.void], batch: int) -> NDArray[np.void]:
     return np.concatenate(parts) if parts else rows
 
 
-def statistics_of(
-    order: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    place: NDArray[np.int64],
-    file: NDArray[np.int64],
-) -> OrderStatistics:
-    """The statistics of an order.
-
-    Args:
-        order: samples, epoch after epoch.
-        starts: where each epoch begins in it, and its end.
-        place: int64 (samples,): of each in name order.
-        file: int64 (samples,): that it lies in.
-    """
-    first = place[order[: starts[1]]] if len(starts) > 1 else place[order]
-    steps = np.diff(first)
-    changes = np.diff(file[order[: starts[1]]]) != 0 if len(starts) > 1 else np.zeros(0, bool)
-    next_share = float((steps == 1).mean()) if len(steps) else 1.0
-    file_changes = float(changes.mean()) if len(changes) else 0.0
+def statistics_of(recorded: Recorded) -> OrderStatistics:
+    """The statistics of a record's order."""
+    order, starts = recorded.order, recorded.epoch_starts
+    first = _places(recorded)[order[: starts[1]]]
     correlation = _correlation(np.arange(len(first)), first)
+    in_name_order = float((np.diff(first) == 1).mean()) if len(first) > 1 else 1.0
     shuffle: Literal["samples", "files", "none"] = "samples"
     if correlation >= _SEQUENTIAL:
         shuffle = "none"
-    elif next_share >= _IN_SHARDS and len(np.unique(file)) < len(file):
+    elif in_name_order >= _IN_SHARDS and len(recorded.names) < len(recorded.sample_file):
         shuffle = "files"
-    return OrderStatistics(correlation, next_share, file_changes, _same(order, starts), shuffle)
+    same = None
+    if len(starts) >= 3:
+        one, two = order[: starts[1]], order[starts[1] : starts[2]]
+        both = np.intersect1d(one, two)
+        at = np.zeros((2, int(order.max()) + 1), np.int64)
+        at[0, one], at[1, two] = np.arange(len(one)), np.arange(len(two))
+        same = len(both) > 1 and _correlation(at[0, both], at[1, both]) >= _SEQUENTIAL
+    return OrderStatistics(shuffle, correlation, same)
 
 
-def _same(order: NDArray[np.int64], starts: NDArray[np.int64]) -> bool | None:
-    if len(starts) < 3:
-        return None
-    one, two = order[starts[0] : starts[1]], order[starts[1] : starts[2]]
-    both = np.intersect1d(one, two)
-    if len(both) < 2:
-        return False
-    most = int(order.max()) + 1
-    at = np.zeros((2, most), np.int64)
-    at[0, one], at[1, two] = np.arange(len(one)), np.arange(len(two))
-    return _correlation(at[0, both], at[1, both]) >= _SEQUENTIAL
+def _places(recorded: Recorded) -> NDArray[np.int64]:
+    """Each sample's place in the order of names and offsets."""
+    rank = np.argsort(np.argsort(np.array(recorded.names, dtype=object), kind="stable"))
+    order = np.lexsort((recorded.sample_offset, rank[recorded.sample_file]))
+    place: NDArray[np.int64] = np.argsort(order)
+    return place
 
 
 def _correlation(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
@@ -149,7 +131,6 @@ class RecordedJob:
     Attributes:
         format: DLIO's name for them.
         format_by: ending, magic or a guess.
-        requests: system calls that bring a sample, on average.
         direct: whether files were read past the page cache.
         overhead_s: what recording cost, over all processes.
         lost: calls that were not kept.
@@ -165,9 +146,7 @@ class RecordedJob:
     rhythm: Rhythm
     statistics: OrderStatistics
     saves: Saves | None
-    requests: float
     direct: bool
-    processors: int
     wall_s: float
     overhead_s: float
     calls: int
@@ -175,11 +154,6 @@ class RecordedJob:
     blind: int
     notes: tuple[str, ...] = ()
     left_out: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def batch(self) -> int:
-        """Samples of a step of one training process."""
-        return self.rhythm.batch
 
 
 def job_of(
@@ -191,7 +165,8 @@ def job_of(
     Raises:
         RecordError: nothing that could be a data set was read.
     """
-    by_process = _by_process(logs)
+    # Of a process that became another program, the part that did most.
+    by_process = {log.process: log for log in sorted(logs, key=lambda log: len(log.slots))}
     visits = [visit for log in logs for visit in visits_of(log)]
     data = data_visits(visits, roots, cwd, unread=exact is not None)
     if not data:
@@ -200,7 +175,7 @@ def job_of(
     others = Counter(
         os.path.splitext(v.path)[1] or "(none)" for v in visits if id(v) not in kept and v.ranges
     )
-    reads = reads_of(data, dict(others.most_common(8)))
+    reads = reads_of(data)
     rows = reads.rows
     trainer = trainers_of(by_process, rows, exact.trained if exact else frozenset())
     notes: list[str] = []
@@ -209,37 +184,56 @@ def job_of(
             "not all reads were seen (headrace reads through rings of the kernel): files that were "
             "opened count as read"
         )
-    is_valid = _split(reads)
+    is_valid = np.array([is_evaluation(name) for name in reads.names], bool)
+    is_valid &= not is_valid.all()  # evaluation alone is the job's data
     train = np.flatnonzero(~is_valid[rows["file"]])
     epoch_of = np.full(len(rows), -1, np.int64)
-    epoch_of[train] = _epochs(rows[train], trainer[train], notes)
+    epoch_of[train] = epochs_of(rows[train], trainer[train])
+    epochs = int(epoch_of.max(initial=0)) + 1
+    samples = len(np.unique(rows["sample"][train]))
+    if epochs > 3 and len(train) / epochs < _COVERS_LEAST * samples:
+        notes.append("samples come again before others have come: it is one long epoch here")
+        epoch_of[train], epochs = 0, 1
     if exact is not None:
-        exact = replace(exact, workers=workers_of(rows, trainer, epoch_of))
-    rhythm = _usual(exact or rhythm_of(by_process, rows[train], trainer[train], epoch_of[train]))
-    recorded = _recorded(
-        reads, is_valid, epoch_of, rhythm=rhythm, trainer=trainer, processors=processors
-    )
-    statistics = statistics_of(
-        recorded.order, recorded.epoch_starts, _places(recorded), recorded.sample_file
-    )
+        rhythm = replace(exact, workers=workers_of(rows, trainer, epoch_of))
+    else:
+        rhythm = rhythm_of(by_process, rows[train], trainer[train], epoch_of[train])
+    if len(rhythm.compute_s) >= 4:  # without steps in which something else went on
+        usual = rhythm.compute_s <= _LONG * max(float(np.median(rhythm.compute_s)), 1e-4)
+        rhythm = replace(rhythm, compute_s=rhythm.compute_s[usual], wait_s=rhythm.wait_s[usual])
+    parts = [batched(rows[epoch_of == epoch], rhythm.batch) for epoch in range(epochs)]
+    trained = np.concatenate(parts)
+    evaluated = is_valid[rows["file"]]
+    valid = rows[evaluated]
+    turns = epochs_of(valid, trainer[evaluated])
+    recorded = Recorded(
+        names=reads.names, file_bytes=reads.file_bytes, file_split=is_valid.astype(np.uint8),
+        sample_file=reads.sample_file, sample_offset=reads.sample_offset,
+        sample_bytes=np.minimum(
+            reads.sample_bytes, reads.file_bytes[reads.sample_file] - reads.sample_offset
+        ),
+        order=trained["sample"], epoch_starts=np.cumsum([0, *map(len, parts)], dtype=np.int64),
+        valid_order=valid["sample"][np.argsort(turns, kind="stable")],
+        valid_starts=np.concatenate([[0], np.cumsum(np.bincount(turns))]).astype(np.int64),
+        open_s=trained["open_s"], read_s=trained["read_s"],
+        compute_s=rhythm.compute_s.astype(np.float32), wait_s=rhythm.wait_s.astype(np.float32),
+        decode_s=rhythm.decode_s.astype(np.float32),
+        batch=rhythm.batch if rhythm.source != "none" else 0, workers=rhythm.workers,
+        ranks=rhythm.ranks, processors=processors, collate_s=rhythm.collate_s, hand_s=rhythm.hand_s,
+        traced=int(rhythm.source == "trace"),
+    )  # fmt: skip
+    paths = [path for log in logs for path in log.text_of.values()]
+    framework = (name for name, part in _FRAMEWORKS if any(part in path for path in paths))
     file_format, by = _format(reads)
     lost, blind = sum(log.lost for log in logs), sum(log.blind for log in logs)
-    _remark(notes, reads, rhythm, lost, blind)
+    notes += _doubts(rhythm, lost, blind, mapped=reads.mapped)
     return RecordedJob(
         command=tuple(command), root=reads.root, recorded=recorded, format=file_format, format_by=by,
-        framework=_framework(logs), rhythm=rhythm, statistics=statistics, saves=saves_of(visits),
-        requests=reads.requests, direct=reads.direct, processors=processors, wall_s=wall_s,
+        framework=next(framework, "none"), rhythm=rhythm, statistics=statistics_of(recorded),
+        saves=saves_of(visits), direct=reads.direct, wall_s=wall_s,
         overhead_s=sum(log.spent_s for log in logs), calls=sum(len(log.slots) for log in logs),
-        lost=lost, blind=blind, notes=tuple(notes), left_out=reads.left_out,
+        lost=lost, blind=blind, notes=tuple(notes), left_out=dict(others.most_common(8)),
     )  # fmt: skip
-
-
-def _by_process(logs: Sequence[ProcessLog]) -> dict[int, ProcessLog]:
-    """By number; of a process that became another program, the part that did most."""
-    longest: dict[int, ProcessLog] = {}
-    for log in sorted(logs, key=lambda log: len(log.slots), reverse=True):
-        longest.setdefault(log.process, log)
-    return longest
 
 
 def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
@@ -254,84 +248,6 @@ def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
         f"the command read no files{where}: there is no data set to describe.",
         next_step="Name its folder with --root DIR, and look whether the command reads from it.",
     )
-
-
-def _split(reads: SampleReads) -> NDArray[np.bool_]:
-    """Which files are of evaluation; none where all would be."""
-    is_valid = np.array([is_evaluation(name) for name in reads.names], bool)
-    return np.zeros(len(is_valid), bool) if is_valid.all() else is_valid
-
-
-def _epochs(
-    rows: NDArray[np.void], trainer: NDArray[np.int64], notes: list[str]
-) -> NDArray[np.int64]:
-    epoch = epochs_of(rows, trainer)
-    count = int(epoch.max(initial=0)) + 1
-    samples = len(np.unique(rows["sample"]))
-    if count > 3 and len(rows) / count < _COVERS_LEAST * samples:
-        notes.append("samples come again before others have come: it is one long epoch here")
-        return np.zeros(len(rows), np.int64)
-    return epoch
-
-
-def _usual(rhythm: Rhythm) -> Rhythm:
-    """Without steps in which something else went on: a checkpoint, an evaluation."""
-    if len(rhythm.compute_s) < 4:
-        return rhythm
-    kept = rhythm.compute_s <= _LONG * max(float(np.median(rhythm.compute_s)), 1e-4)
-    return replace(rhythm, compute_s=rhythm.compute_s[kept], wait_s=rhythm.wait_s[kept])
-
-
-def _recorded(
-    reads: SampleReads,
-    is_valid: NDArray[np.bool_],
-    epoch_of: NDArray[np.int64],
-    *,
-    rhythm: Rhythm,
-    trainer: NDArray[np.int64],
-    processors: int,
-) -> Recorded:
-    rows = reads.rows
-    parts = [
-        batched(rows[epoch_of == e], rhythm.batch) for e in range(int(epoch_of.max(initial=0)) + 1)
-    ]
-    train = np.concatenate(parts)
-    starts = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-    evaluated = is_valid[rows["file"]]
-    valid = rows[evaluated]
-    turns = epochs_of(valid, trainer[evaluated])
-    return Recorded(
-        names=reads.names, file_bytes=reads.file_bytes, file_split=is_valid.astype(np.uint8),
-        sample_file=reads.sample_file, sample_offset=reads.sample_offset,
-        sample_bytes=np.minimum(
-            reads.sample_bytes, reads.file_bytes[reads.sample_file] - reads.sample_offset
-        ),
-        order=train["sample"], epoch_starts=starts.astype(np.int64),
-        valid_order=valid["sample"][np.argsort(turns, kind="stable")],
-        valid_starts=np.concatenate([[0], np.cumsum(np.bincount(turns))]).astype(np.int64),
-        open_s=train["open_s"], read_s=train["read_s"],
-        compute_s=rhythm.compute_s.astype(np.float32),
-        wait_s=rhythm.wait_s.astype(np.float32),
-        decode_s=rhythm.decode_s.astype(np.float32),
-        batch=rhythm.batch if rhythm.source != "none" else 0,
-        workers=rhythm.workers,
-        ranks=rhythm.ranks,
-        processors=processors,
-        collate_s=rhythm.collate_s,
-        hand_s=rhythm.hand_s,
-        traced=int(rhythm.source == "trace"),
-    )  # fmt: skip
-
-
-def _places(recorded: Recorded) -> NDArray[np.int64]:
-    """Each sample's place in the order of names and offsets."""
-    by_name = sorted(range(len(recorded.names)), key=lambda i: recorded.names[i])
-    rank = np.empty(len(by_name), np.int64)
-    rank[by_name] = np.arange(len(by_name))
-    order = np.lexsort((recorded.sample_offset, rank[recorded.sample_file]))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    return place
 
 
 def _format(reads: SampleReads) -> tuple[str, str]:
@@ -354,27 +270,20 @@ def _format(reads: SampleReads) -> tuple[str, str]:
     return ("tfrecord" if many else "npy"), "guess"
 
 
-def _framework(logs: Sequence[ProcessLog]) -> str:
-    paths = [path for log in logs for path in log.text_of.values()]
-    for name, part in _FRAMEWORKS:
-        if any(part in path for path in paths):
-            return name
-    return "none"
-
-
-def _remark(notes: list[str], reads: SampleReads, rhythm: Rhythm, lost: int, blind: int) -> None:
+def _doubts(rhythm: Rhythm, lost: int, blind: int, *, mapped: bool) -> Iterator[str]:
+    """What makes the record less sure."""
     if lost:
-        notes.append(f"{lost:,} calls were not kept: logs were full (--limit) or the disk was")
+        yield f"{lost:,} calls were not kept: logs were full (--limit) or the disk was"
     if blind:
-        notes.append(
+        yield (
             f"{blind:,} started programs could not be seen (static, of another user or "
             "architecture, or without the environment)"
         )
-    if reads.mapped:
-        notes.append("files are mapped into memory: all of a mapping counts as read")
+    if mapped:
+        yield "files are mapped into memory: all of a mapping counts as read"
     if rhythm.source == "none":
-        notes.append("no steps could be told apart: batch and computing time are not known")
+        yield "no steps could be told apart: batch and computing time are not known"
     elif rhythm.batch_fits < 0.9:
-        notes.append(f"the batch is a guess: {rhythm.batch_fits:.0%} of the reads agree with it")
+        yield f"the batch is a guess: {rhythm.batch_fits:.0%} of the reads agree with it"
     if rhythm.source == "messages" and len(rhythm.compute_s) and not rhythm.waits_seen:
-        notes.append("a thread of its own takes the batches: computing time may contain waiting")
+        yield "a thread of its own takes the batches: computing time may contain waiting"

@@ -93,12 +93,9 @@ class ProcessLog:
         blind: programs that it started and that could not be seen.
     """
 
-    path: str
     process: int
     parent: int
     command: tuple[str, ...]
-    began_ns: int
-    unix_ns: int
     slots: NDArray[np.void]
     text_of: dict[int, str]
     lost: int
@@ -128,19 +125,15 @@ def read_log(path: Path) -> ProcessLog:
     is_text = slots["kind"] == CallKind.TEXT
     known = (slots["kind"] >= CallKind.OPEN) & (slots["kind"] <= CallKind.WAIT)
     at = np.flatnonzero(known & _makes_sense(slots))
+    begin, most = _COMMAND
+    words = raw[begin : begin + min(int(header["command_bytes"]), most)].tobytes()
     return ProcessLog(
-        path=str(path),
-        process=int(header["process"]),
-        parent=int(header["parent"]),
-        command=_command(raw, int(header["command_bytes"])),
-        began_ns=int(header["began_ns"]),
-        unix_ns=int(header["unix_ns"]),
-        slots=slots[at],
-        text_of=_texts(slots, at, is_text),
-        lost=int(header["lost"]),
+        process=int(header["process"]), parent=int(header["parent"]),
+        command=tuple(map(os.fsdecode, words.rstrip(b"\0").split(b"\0"))),
+        slots=slots[at], text_of=_texts(slots, at, is_text), lost=int(header["lost"]),
         spent_s=(int(header["spent_ns"]) + 2 * int(header["clock_ns"]) * len(at)) / 1e9,
         blind=int(header["blind"]),
-    )
+    )  # fmt: skip
 
 
 def _makes_sense(slots: NDArray[np.void]) -> NDArray[np.bool_]:
@@ -179,12 +172,6 @@ def _texts(
     return texts
 
 
-def _command(raw: NDArray[np.uint8], length: int) -> tuple[str, ...]:
-    begin, most = _COMMAND
-    words = raw[begin : begin + min(length, most)].tobytes().rstrip(b"\0").split(b"\0")
-    return tuple(os.fsdecode(word) for word in words)
-
-
 def _damaged(path: Path, what: str, expected: str) -> RecordError:
     return RecordError(f"{path}: {what}, expected {expected}.", path=str(path))
 
@@ -205,7 +192,6 @@ class Range:
     begin_ns: int
     end_ns: int
     seconds: float
-    reads: int
     thread: int
 
 
@@ -227,7 +213,6 @@ class Visit:
     ranges: list[Range] = field(default_factory=list)
     read_s: float = 0.0
     written: int = 0
-    write_s: float = 0.0
     synced: bool = False
     end_ns: int = 0
     mapped: int = 0
@@ -249,7 +234,6 @@ class Visit:
         elif kind in {CallKind.WRITE, CallKind.SYNC}:
             self.written += max(0, nbytes) if kind == CallKind.WRITE else 0
             self.synced = self.synced or kind == CallKind.SYNC
-            self.write_s += seconds
             self.end_ns = begin_ns + int(seconds * 1e9)
         elif kind == CallKind.SEEK:
             self.position = offset
@@ -266,9 +250,8 @@ class Visit:
         if last is not None and last.start <= start <= last.end:
             last.end = max(last.end, start + nbytes)
             last.end_ns, last.seconds = end_ns, last.seconds + seconds
-            last.reads += 1
         else:
-            self.ranges.append(Range(start, start + nbytes, begin_ns, end_ns, seconds, 1, thread))
+            self.ranges.append(Range(start, start + nbytes, begin_ns, end_ns, seconds, thread))
 
 
 def visits_of(log: ProcessLog) -> list[Visit]:

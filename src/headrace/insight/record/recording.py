@@ -7,6 +7,7 @@ recording that was cut off leaves that folder, and `finish` makes of it what can
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,7 @@ from headrace.errors import RecordError
 from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
 from headrace.insight.record.rhythm import exact_rhythm
-from headrace.insight.record.text import sidecar_name, workload_text
+from headrace.insight.record.text import workload_text
 from headrace.posix.launch import (
     RUN,
     RUN_FILE,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.insight.record.job import RecordedJob
-    from headrace.insight.record.log import ProcessLog
 
 _LOG_BYTES: Final = 1 << 30
 _NUMBER_MAX: Final = 1 << 32
@@ -83,9 +83,20 @@ def record(command: Sequence[str], options: RecordOptions) -> Recording:
         RecordError: an output is there already.
         OSError: the output cannot be written.
     """
-    _check_output(options)
-    run = record_program(command, options.part, options.log_bytes)
-    return _write(run, options, cut_off=False)
+    output, part = options.output, options.part
+    if output.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"the output is {output}, expected a name that ends with .yaml")
+    if not output.parent.is_dir():
+        raise RecordError(f"{output.parent}: there is no such folder.", path=str(output.parent))
+    _refuse_to_replace(options)
+    if part.exists():
+        raise RecordError(
+            f"{part}: an earlier recording left its logs there.",
+            path=str(part),
+            next_step=f"Finish it: headrace record --finish {part} -o {output}, or remove the folder.",
+        )
+    run = record_program(command, part, options.log_bytes)
+    return _write(run, options, part)
 
 
 def finish(part: Path, options: RecordOptions) -> Recording:
@@ -95,45 +106,31 @@ def finish(part: Path, options: RecordOptions) -> Recording:
         RecordError: it is none, or is still going on, or an output is there already.
     """
     run = _read_run(part)
-    if not options.overwrite and options.output.exists():
-        raise _there(options.output)
-    return _write(run, options, cut_off=run.ended is None, part=part)
+    _refuse_to_replace(options)
+    return _write(run, options, part, finishing=True)
 
 
-def _check_output(options: RecordOptions) -> None:
-    if options.output.suffix not in (".yaml", ".yml"):
-        raise ValueError(f"the output is {options.output}, expected a name that ends with .yaml")
-    if not options.output.parent.is_dir():
-        raise RecordError(
-            f"{options.output.parent}: there is no such folder.", path=str(options.output.parent)
-        )
+def _refuse_to_replace(options: RecordOptions) -> None:
     if options.output.exists() and not options.overwrite:
-        raise _there(options.output)
-    if options.part.exists():
         raise RecordError(
-            f"{options.part}: an earlier recording left its logs there.",
-            path=str(options.part),
-            next_step=f"Finish it: headrace record --finish {options.part} -o {options.output}, or "
-            "remove the folder.",
+            f"{options.output} is there already.",
+            path=str(options.output),
+            next_step="Choose another name, or pass --overwrite.",
         )
-
-
-def _there(output: Path) -> RecordError:
-    return RecordError(
-        f"{output} is there already.",
-        path=str(output),
-        next_step="Choose another name, or pass --overwrite.",
-    )
 
 
 def _write(
-    run: RecordedRun, options: RecordOptions, *, cut_off: bool, part: Path | None = None
+    run: RecordedRun, options: RecordOptions, part: Path, *, finishing: bool = False
 ) -> Recording:
-    finishing = part is not None
-    part = part or options.part
-    logs, notes = _logs(part)
+    """What can be said of the logs in a folder; those that cannot be read are noted."""
+    logs, cut_off = [], finishing and run.ended is None
+    for path in sorted(part.glob("log-*")):
+        try:
+            logs.append(read_log(path))
+        except RecordError as e:
+            run.notes.append(f"a process's log is left out: {e.message}")
     exact, wrong = exact_rhythm(part / TRACE_FOLDER)
-    run.notes.extend([*notes, *([wrong] if wrong else [])])
+    run.notes += [wrong] if wrong else []
     try:
         job = job_of(
             logs, command=run.command, cwd=run.working_folder or "/", roots=options.roots,
@@ -143,7 +140,7 @@ def _write(
         if not options.keep and not finishing:
             shutil.rmtree(part, ignore_errors=True)
         return Recording(run, None, options.output, None, cut_off, e)
-    sidecar = options.output.with_name(sidecar_name(options.output.name))
+    sidecar = options.output.with_name(f"{options.output.stem}.requests.npz")
     job.recorded.write(sidecar)
     text = workload_text(job, options.output.stem, sidecar.name)
     new = options.output.with_name(f".{options.output.name}.new")
@@ -152,17 +149,6 @@ def _write(
     if not options.keep:
         shutil.rmtree(part, ignore_errors=True)
     return Recording(run, job, options.output, sidecar, cut_off)
-
-
-def _logs(part: Path) -> tuple[list[ProcessLog], list[str]]:
-    """All logs of a run that can be read, and what is wrong with the others."""
-    logs, notes = [], []
-    for path in sorted(part.glob("log-*")):
-        try:
-            logs.append(read_log(path))
-        except RecordError as e:
-            notes.append(f"a process's log is left out: {e.message}")
-    return logs, notes
 
 
 def _read_run(part: Path) -> RecordedRun:
@@ -179,7 +165,10 @@ def _read_run(part: Path) -> RecordedRun:
     fields = RUN.decode(data, str(path))
     ended = fields.inner("ended") if fields.value("ended") is not None else None
     process = fields.integer("process", 0, _NUMBER_MAX)
-    if ended is None and _is_recording(process):
+    command = b""
+    with suppress(OSError):
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
+    if ended is None and b"record" in command.split(b"\0"):
         raise RecordError(
             f"{part}: process {process} is still recording there.",
             path=str(part),
@@ -196,10 +185,3 @@ def _read_run(part: Path) -> RecordedRun:
             ended.integer("status", 0, _NUMBER_MAX), ended.integer("signal", 0, _NUMBER_MAX)
         )
     return run
-
-
-def _is_recording(process: int) -> bool:
-    try:
-        return b"record" in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False

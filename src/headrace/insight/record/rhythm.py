@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from headrace.insight.record.log import CallKind, Flag
 from headrace.trace import read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -172,6 +172,11 @@ def _through_pipes(slots: NDArray[np.void], kind: CallKind) -> NDArray[np.bool_]
     return through
 
 
+def _usual(values: NDArray[Any]) -> int:
+    """The value that comes most often."""
+    return int(Counter(values.tolist()).most_common(1)[0][0])
+
+
 def _batch_size(reads: int, sent: int, sizes: list[int]) -> int:
     """Samples of a message: a worker begins the next batch while it sends one, so single counts jitter."""
     if not sent:
@@ -189,8 +194,7 @@ def _sent(log: ProcessLog) -> NDArray[np.int64]:
     if not some.any():
         return np.zeros(0, np.int64)
     fds = slots["fd"][some]
-    usual = Counter(fds.tolist()).most_common(1)[0][0]
-    times: NDArray[np.int64] = np.sort(slots["begin_ns"][some][fds == usual])
+    times: NDArray[np.int64] = np.sort(slots["begin_ns"][some][fds == _usual(fds)])
     return times
 
 
@@ -207,14 +211,16 @@ def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int
     heads = _through_pipes(slots, CallKind.PIPE_READ) & (slots["nbytes"] == _HEADER_BYTES)
     if not heads.any():
         return nothing
-    fds = slots["fd"][heads]
-    usual = Counter(fds.tolist()).most_common(1)[0][0]
-    taken = heads & (slots["fd"] == usual)
-    thread = Counter(slots["thread"][taken].tolist()).most_common(1)[0][0]
+    taken = heads & (slots["fd"] == _usual(slots["fd"][heads]))
+    thread = _usual(slots["thread"][taken])
+    return np.sort(slots["begin_ns"][taken]), _waits(slots, thread), thread == log.process
+
+
+def _waits(slots: NDArray[np.void], thread: int) -> NDArray[np.int64]:
+    """When a thread waited: (begin, end) rows, in ns."""
     waits = slots[(slots["kind"] == CallKind.WAIT) & (slots["thread"] == thread)]
     ends = waits["begin_ns"] + (waits["seconds"] * _NS).astype(np.int64)
-    rows = np.stack([waits["begin_ns"], ends], axis=1)
-    return np.sort(slots["begin_ns"][taken]), rows, thread == log.process
+    return np.stack([waits["begin_ns"], ends], axis=1)
 
 
 def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -237,6 +243,14 @@ def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.fl
     return hands
 
 
+def _waited_in(waits: NDArray[np.int64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
+    """What waits, (begin, end) rows in ns, took that began between each of some moments and the next."""
+    waited = np.zeros(len(begins))
+    at = np.searchsorted(begins, waits[:, 0], "right") - 1
+    np.add.at(waited, at[at >= 0], (waits[:, 1] - waits[:, 0])[at >= 0].astype(float))
+    return waited
+
+
 def _steps(
     received: NDArray[np.int64],
     waits: NDArray[np.int64],
@@ -247,12 +261,8 @@ def _steps(
     if len(received) < 2:
         return np.zeros(0), np.zeros(0), 0.0
     gaps = np.diff(received)
-    waited = np.zeros(len(gaps))
-    at = np.searchsorted(received, waits[:, 0], "right") - 1
-    inside = (at >= 0) & (at < len(gaps))
-    np.add.at(waited, at[inside], (waits[:, 1] - waits[:, 0])[inside].astype(float))
     # A wait behind a batch is for the next one: of it, and of the batch's own handing over.
-    waited = np.minimum(waited + hands[:-1], gaps)
+    waited = np.minimum(_waited_in(waits, received)[:-1] + hands[:-1], gaps)
     begun = np.searchsorted(received, starts, "right") - 1
     kept = np.ones(len(gaps), bool)
     kept[begun[(begun >= 0) & (begun < len(gaps))]] = False
@@ -268,8 +278,10 @@ def _between(
     outer: list[float] = []
     for worker in sorted(set(reads["process"][mine].tolist())):
         rows = np.flatnonzero(mine & (reads["process"] == worker))
-        gaps = reads["begin_ns"][rows][1:] - reads["end_ns"][rows][:-1]
-        busy = (gaps - _waited_in(logs[worker], reads["end_ns"][rows][:-1], gaps)) / _NS
+        read = reads["end_ns"][rows][:-1]
+        gaps = reads["begin_ns"][rows][1:] - read
+        waits = _waits(logs[worker].slots, worker)
+        busy = (gaps - np.minimum(_waited_in(waits, read), gaps)) / _NS
         ends = np.arange(1, len(rows)) % batch == 0
         inner += np.maximum(busy[~ends], 0).tolist()
         outer += np.maximum(busy[ends], 0).tolist()
@@ -278,17 +290,6 @@ def _between(
         return decode, 0.0
     # The boundary holds the last sample's decoding, too. Epochs' ends are among them: the median.
     return decode, max(0.0, float(np.median(outer)) - float(np.median(inner)))
-
-
-def _waited_in(
-    log: ProcessLog, begins: NDArray[np.int64], gaps: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    waits = log.slots[(log.slots["kind"] == CallKind.WAIT) & (log.slots["thread"] == log.process)]
-    waited = np.zeros(len(gaps))
-    at = np.searchsorted(begins, waits["begin_ns"], "right") - 1
-    inside = (at >= 0) & (at < len(gaps))
-    np.add.at(waited, at[inside], waits["seconds"][inside].astype(float) * _NS)
-    return np.minimum(waited, gaps)
 
 
 # -- a process that reads by itself ----------------------------------------------------------------------
@@ -308,27 +309,15 @@ def _of_bursts(
     usual = float(np.median(inner)) if len(inner) else 0.0
     steps = np.flatnonzero(breaks & same_epoch)
     compute = np.maximum(gaps[steps] - usual, 0.0)
-    wait = _burst_s(begin, end, breaks, steps) + usual
-    if not len(steps):
-        compute, wait = np.zeros(0), np.zeros(0)
+    # A step waited while the burst before its break lasted.
+    firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    first = firsts[np.searchsorted(firsts, steps, "right") - 1]
+    wait = (end[steps] - begin[first]) / _NS + usual
     return Rhythm(
         source="bursts" if len(steps) else "none", batch=batch, batch_fits=fits, workers=0,
         threads=threads, ranks=ranks, compute_s=compute, wait_s=wait, decode_s=decode, collate_s=0.0,
         waits_seen=True,
     )  # fmt: skip
-
-
-def _burst_s(
-    begin: NDArray[np.int64],
-    end: NDArray[np.int64],
-    breaks: NDArray[np.bool_],
-    steps: NDArray[np.intp],
-) -> NDArray[np.float64]:
-    """How long the burst before each break lasted."""
-    firsts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-    first = firsts[np.searchsorted(firsts, steps, "right") - 1]
-    seconds: NDArray[np.float64] = (end[steps] - begin[first]) / _NS
-    return seconds
 
 
 def _bursts(
@@ -340,10 +329,8 @@ def _bursts(
         That length, the share of reads in runs of it, and which gaps they are (ends of epochs among them).
     """
     nowhere = ~same_epoch
-    best: tuple[float, int, float, NDArray[np.bool_]] = (0.0, 1, 0.0, nowhere)
+    best, most = (1, 0.0, nowhere), 0.0
     sizes = np.sort(gaps[gaps > 0])
-    if len(sizes) < 2:
-        return best[1], best[2], best[3]
     jumps = sizes[1:] / np.maximum(sizes[:-1], 1e-7)
     for at in np.argsort(jumps)[::-1][:_GAPS_TRIED].tolist():
         breaks = (gaps > sizes[at]) | nowhere
@@ -355,9 +342,9 @@ def _bursts(
         agreeing = length * times + sum(r for r in runs[runs < length].tolist()[-2:])
         fits = min(1.0, agreeing / (len(gaps) + 1))
         score = fits * min(1.0, float(np.log(jumps[at]) / np.log(3.0)))
-        if fits >= 0.5 and score > best[0]:
-            best = score, int(length), fits, breaks
-    return best[1], best[2], best[3]
+        if fits >= 0.5 and score > most:
+            best, most = (int(length), fits, breaks), score
+    return best
 
 
 # -- exact -------------------------------------------------------------------------------------------
@@ -374,25 +361,26 @@ def exact_rhythm(folder: Path) -> tuple[Rhythm | None, str]:
     if not folder.is_dir():
         return None, ""
     try:
-        traces = [
-            trace for trace in read_run(folder).ranks if len(trace.steps) >= _TRACED_STEPS_LEAST
-        ]
+        traces = read_run(folder).ranks
     except (TraceError, OSError) as e:
         return None, f"what headrace's loader told is left out: {e}"
+    return rhythm_of_traces(traces), ""
+
+
+def rhythm_of_traces(traces: Iterable[RankTrace]) -> Rhythm | None:
+    """The rhythm of a run whose loaders told of their steps; None: none has two."""
+    traces = [trace for trace in traces if len(trace.steps) >= _TRACED_STEPS_LEAST]
     if not traces:
-        return None, ""
+        return None
     one = max(traces, key=lambda trace: len(trace.steps))
     compute, wait = compute_and_wait(one)
     samples = np.maximum(one.steps["samples"].astype(float), 1)
     work = one.steps["work_s"].astype(float) / samples
-    return (
-        Rhythm(
-            source="trace", batch=max(1, int(one.batch_size or np.median(samples))), batch_fits=1.0,
-            workers=0, threads=1, ranks=len({trace.rank for trace in traces}), compute_s=compute,
-            wait_s=wait, decode_s=work if work.any() else np.zeros(0), collate_s=0.0,
-            waits_seen=True, trained=frozenset(trace.pid for trace in traces if trace.pid),
-        ),
-        "",
+    return Rhythm(
+        source="trace", batch=max(1, int(one.batch_size or np.median(samples))), batch_fits=1.0,
+        workers=0, threads=1, ranks=len({trace.rank for trace in traces}), compute_s=compute,
+        wait_s=wait, decode_s=work if work.any() else np.zeros(0), collate_s=0.0,
+        waits_seen=True, trained=frozenset(trace.pid for trace in traces if trace.pid),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
 _PREPROCESS_S_LEAST: Final = 20e-6
 _WHOLE: Final = 0.9
 """Of the longest epoch's reads: one with fewer was cut off."""
-
-
-def sidecar_name(name: str) -> str:
-    """Of a workload's file: `job.yaml` has `job.requests.npz`."""
-    stem = name.removesuffix(".yml").removesuffix(".yaml")
-    return f"{stem}.requests.npz"
 
 
 def workload_text(job: RecordedJob, name: str, sidecar: str) -> str:
@@ -84,10 +79,10 @@ def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:
     train = recorded.file_split[recorded.sample_file] == 0
     files = int((recorded.file_split == 0).sum())
     sizes = recorded.sample_bytes[train]
-    each = max(1, round(len(sizes) / max(1, files)))
     counts = np.bincount(recorded.sample_file[train], minlength=len(recorded.names))
     even = len(set(counts[recorded.file_split == 0].tolist())) == 1
-    many = job.format in ("jpeg", "png")
+    image = job.format in ("jpeg", "png")
+    each = 1 if image else max(1, round(len(sizes) / max(1, files)))
     name = job.root.rstrip("/").rsplit("/", 1)[-1]
     if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
         name = "recorded"
@@ -95,7 +90,7 @@ def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:
         ("data_folder", f"./data/{name}", ""),
         ("format", job.format, f"by {job.format_by}"),
         ("num_files_train", files, "that were read"),
-        ("num_samples_per_file", 1 if many else each, "" if even or many else "on average"),
+        ("num_samples_per_file", each, "" if even or image else "on average"),
         ("record_length_bytes", round(float(sizes.mean()), 2), "mean of a sample"),
     ]
     if sizes.std() >= 1:
@@ -273,30 +268,22 @@ def document_of(recording: Recording) -> dict[str, Any]:
     """The same for JSON."""
     job, run = recording.job, recording.run
     document: dict[str, Any] = {
-        "command": run.command,
-        "ended": None if run.ended is None else {"status": run.ended.status, "signal": run.ended.signal},
-        "cut_off": recording.cut_off,
-        "unseen": run.unseen,
-        "wall_s": run.wall_s,
+        "command": run.command, "ended": None if run.ended is None else asdict(run.ended),
+        "cut_off": recording.cut_off, "unseen": run.unseen, "wall_s": run.wall_s,
         "notes": [*run.notes, *(job.notes if job else ())],
         "error": None if recording.why is None else str(recording.why),
         "output": None if job is None else str(recording.output),
         "sidecar": None if recording.sidecar is None else str(recording.sidecar),
     }  # fmt: skip
-    if job is not None:
-        document["job"] = _job(job)
-    return document
-
-
-def _job(job: RecordedJob) -> dict[str, Any]:
-    recorded, rhythm, saves = job.recorded, job.rhythm, job.saves
-    return {
+    if job is None:
+        return document
+    recorded, rhythm, saves, sizes = job.recorded, job.rhythm, job.saves, job.recorded.sample_bytes
+    document["job"] = {
         "root": job.root, "files": len(recorded.names), "bytes": int(recorded.file_bytes.sum()),
-        "samples": len(recorded.sample_file), "sample_bytes_mean": float(recorded.sample_bytes.mean()),
-        "sample_bytes_stdev": float(recorded.sample_bytes.std()), "format": job.format,
-        "format_by": job.format_by, "framework": job.framework, "epochs": recorded.epochs,
-        "reads": len(recorded.order), "shuffle": job.statistics.shuffle,
-        "order_correlation": job.statistics.correlation,
+        "samples": len(sizes), "sample_bytes_mean": float(sizes.mean()),
+        "sample_bytes_stdev": float(sizes.std()), "format": job.format, "format_by": job.format_by,
+        "framework": job.framework, "epochs": recorded.epochs, "reads": len(recorded.order),
+        "shuffle": job.statistics.shuffle, "order_correlation": job.statistics.correlation,
         "same_each_epoch": job.statistics.same_each_epoch, "batch": rhythm.batch,
         "batch_by": rhythm.source, "batch_fits": rhythm.batch_fits, "workers": rhythm.workers,
         "ranks": rhythm.ranks, "steps": len(rhythm.compute_s),
@@ -309,6 +296,7 @@ def _job(job: RecordedJob) -> dict[str, Any]:
         "recording": {"calls": job.calls, "seconds": job.overhead_s, "lost": job.lost, "blind": job.blind},
         "left_out": job.left_out,
     }  # fmt: skip
+    return document
 
 
 def _mean(values: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""Model: one scenario's steps and stall, how much the draws spread, and the error on the record itself.
+"""Model: a job, one scenario's steps and stall, how much the draws spread, and the error on the record itself.
 
 Each worker of torch's has up to `prefetch` batches, reads and decodes one sample after the other, and batches
 are taken in turn. headrace's reader has many reads in flight over the batches ahead, each of a file that was
@@ -14,21 +14,169 @@ differs by 16 points or more in one case of ten.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import os
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.insight.whatif.jobs import Scenario
+from headrace.insight.record.rhythm import rhythm_of_traces
+from headrace.insight.whatif.storage import P99_SIGMAS, Storage
+from headrace.io.simulation import Simulation
 
 if TYPE_CHECKING:
-    from headrace.insight.whatif.jobs import JobFigures, Loader
-    from headrace.insight.whatif.storage import Storage
+    from headrace.recorded import Recorded
+    from headrace.trace import Run
 
+Loader = Literal["torch", "headrace"]
 _Floats = NDArray[np.float64]
 
-_P99_SIGMAS: Final = 2.326
+
+def _none() -> _Floats:
+    return np.zeros(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFigures:
+    """What is known of a job.
+
+    Attributes:
+        sample_bytes: int64 (reads,): of the samples in the order in which they are read.
+        opens: whether each sample's file is opened for it.
+        batch: samples of a step of a training process.
+        workers: processes that read for each; 0: it reads by itself.
+        prefetch: batches that each worker is given ahead.
+        compute_s: float64: of a step with `batch` samples; one or many.
+        decode_s: float64: of a sample; one or many; empty: none.
+        collate_s: of a batch, besides its samples.
+        hand_s: from a batch's arrival until training has its tensors; it counts as waiting.
+        wait_s: float64 (steps,): recorded; empty: not known.
+
+    Raises:
+        ValueError: there is nothing to predict from.
+    """
+
+    sample_bytes: NDArray[np.int64]
+    opens: bool
+    batch: int
+    workers: int
+    prefetch: int = 2
+    ranks: int = 1
+    processors: int = 1
+    compute_s: _Floats
+    decode_s: _Floats = field(default_factory=_none)
+    collate_s: float = 0.0
+    hand_s: float = 0.0
+    wait_s: _Floats = field(default_factory=_none)
+
+    def __post_init__(self) -> None:
+        if not len(self.sample_bytes):
+            raise ValueError("the job has no samples")
+        if not len(self.compute_s):
+            raise ValueError("the job's computing time is not known: set train.computation_time")
+        if self.batch < 1:
+            raise ValueError("the job's batch is not known: set reader.batch_size")
+
+    @property
+    def step_s(self) -> float | None:
+        """Of a step as it was recorded."""
+        return float(self.compute_s.mean() + self.wait_s.mean()) if len(self.wait_s) else None
+
+    @property
+    def stall(self) -> float | None:
+        """Share of time that was waited, as recorded."""
+        return float(self.wait_s.mean()) / self.step_s if self.step_s else None
+
+
+def figures_of(recorded: Recorded) -> JobFigures:
+    """The figures of a record.
+
+    Raises:
+        ValueError: its batch or its computing time is not known.
+    """
+    opens = bool((recorded.open_s > 0).mean() > 0.5) if len(recorded.open_s) else True
+    return JobFigures(
+        sample_bytes=recorded.sample_bytes[recorded.order], opens=opens, batch=recorded.batch,
+        workers=recorded.workers, ranks=recorded.ranks, processors=recorded.processors,
+        compute_s=recorded.compute_s.astype(float), decode_s=recorded.decode_s.astype(float),
+        collate_s=recorded.collate_s, hand_s=recorded.hand_s, wait_s=recorded.wait_s.astype(float),
+    )  # fmt: skip
+
+
+def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
+    """The figures of a traced run (`trace=`, `HEADRACE_TRACE`), and its storage: files are not known.
+
+    Returns:
+        The storage is None where no read was counted.
+
+    Raises:
+        ValueError: the run has too few steps.
+    """
+    rhythm = rhythm_of_traces(run.ranks)
+    if rhythm is None:
+        raise ValueError(f"{run.path}: the run has no two steps: there is nothing to predict from")
+    one = max(run.ranks, key=lambda trace: len(trace.steps))
+    samples = np.maximum(one.steps["samples"].astype(np.int64), 1)
+    nbytes = one.steps["bytes"].sum(axis=1).astype(np.int64)
+    hosts = len({trace.host for trace in run.ranks if len(trace.steps) > 1})
+    figures = JobFigures(
+        sample_bytes=np.maximum(np.repeat(nbytes // samples, samples), 1), opens=False,
+        batch=rhythm.batch, workers=0, ranks=max(1, rhythm.ranks // hosts),
+        processors=len(os.sched_getaffinity(0)), compute_s=rhythm.compute_s, wait_s=rhythm.wait_s,
+        decode_s=rhythm.decode_s,
+    )  # fmt: skip
+    reads, read_s = one.steps["reads"], one.steps["read_s"]
+    some = (reads > 0) & (read_s > 0)
+    if not some.any():
+        return figures, None
+    # Each read as long as those of a step were on average.
+    return figures, Storage(
+        name="as recorded", figures=Simulation(name="recorded"),
+        read_s=(read_s[some] / reads[some]).astype(np.float32),
+        read_bytes=np.maximum(nbytes[some] // reads[some], 1).astype(np.int64),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What the job would run on.
+
+    Attributes:
+        nodes: with as many training processes each as the job has.
+        batch: of a training process; its computing time grows with it.
+        gpu_speed: how much faster a step computes.
+        processors: of a node.
+        loader: what reads: torch's workers, one sample after the other, or headrace's reader.
+        reads_in_flight: of headrace's reader, for each training process.
+        ahead: batches that headrace reads ahead.
+
+    Raises:
+        ValueError: a value makes no sense.
+    """
+
+    storage: Storage
+    nodes: int
+    batch: int
+    workers: int
+    gpu_speed: float
+    processors: int
+    loader: Loader = "torch"
+    reads_in_flight: int = 16
+    ahead: int = 4
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "batch", "workers", "processors", "reads_in_flight", "ahead"):
+            value, least = getattr(self, name), int(name != "workers")
+            if value < least:
+                raise ValueError(f"{name} is {value}, expected at least {least}")
+        if not 1e-6 <= self.gpu_speed <= 1e6:
+            raise ValueError(f"gpu_speed is {self.gpu_speed}, expected more than 0")
+        if self.loader not in {"torch", "headrace"}:
+            raise ValueError(f"loader is {self.loader!r}, expected torch or headrace")
+
+
+# -- simulation --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -58,7 +206,7 @@ def _one_of(random: np.random.Generator, values: NDArray[Any], shape: tuple[int,
 def _lognormal(
     random: np.random.Generator, median_s: float, p99_s: float, shape: tuple[int, ...]
 ) -> _Floats:
-    sigma = np.log(p99_s / median_s) / _P99_SIGMAS if p99_s > median_s > 0 else 0.0
+    sigma = np.log(p99_s / median_s) / P99_SIGMAS if p99_s > median_s > 0 else 0.0
     return median_s * np.exp(sigma * random.standard_normal(shape))
 
 
@@ -91,20 +239,6 @@ def _read_s(storage: Storage, random: np.random.Generator, nbytes: NDArray[np.in
     return np.add.reduceat(latency_s, firsts).reshape(nbytes.shape) + transfer_s
 
 
-class _Times(NamedTuple):
-    """What is drawn: seconds by step, then by rank or node.
-
-    `node_s` and `shared_s`: what a step takes of the busiest resource that each node has for itself, and of the
-    busiest that all nodes share.
-    """
-
-    read_s: _Floats
-    decode_s: _Floats
-    compute_s: _Floats
-    node_s: _Floats
-    shared_s: _Floats
-
-
 def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simulated:
     """Simulate some steps; the first ones wait for all ranks' first batches."""
     random = np.random.default_rng(seed)
@@ -133,8 +267,8 @@ def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simu
     links, servers = storage.shared == "all", storage.shared != "none"
     for amounts, shared in ((link_s, links), (server_s, servers)):
         (common if shared else own).append(amounts.sum(axis=1) if shared else amounts)
-    times = _Times(read_s, decode_s, compute_s, np.max(own, axis=0), np.max(common, axis=0))
-    gates, wait_s = _run(job, scenario, times)
+    busiest = np.max(own, axis=0), np.max(common, axis=0)
+    gates, wait_s = _run(job, scenario, read_s, decode_s, compute_s, *busiest)
     busy = {
         "link": link_s.sum() / (1 if links else nodes), "processors": core_s.sum() / nodes,
         "servers": server_s.sum() / (1 if servers else nodes),
@@ -147,9 +281,15 @@ def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simu
     )  # fmt: skip
 
 
-def _run(job: JobFigures, scenario: Scenario, times: _Times) -> tuple[_Floats, _Floats]:
-    """When steps begin, (steps + 1,), and how long each rank waited for data, (steps, ranks)."""
-    read_s, decode_s, compute_s, node_s, shared_s = times
+def _run(  # noqa: PLR0917 - all that is drawn
+    job: JobFigures, scenario: Scenario, read_s: _Floats, decode_s: _Floats, compute_s: _Floats,
+    node_s: _Floats, shared_s: _Floats,
+) -> tuple[_Floats, _Floats]:  # fmt: skip
+    """When steps begin, (steps + 1,), and how long each rank waited for data, (steps, ranks).
+
+    Times are by step, then by rank; `node_s`, by node, and `shared_s` are what a step takes of the busiest
+    resource that each node has for itself, and of the busiest that all nodes share.
+    """
     steps, ranks = compute_s.shape
     by_headrace, lanes = scenario.loader == "headrace", max(1, scenario.workers)
     ahead = scenario.ahead if by_headrace else scenario.workers * job.prefetch
@@ -230,15 +370,10 @@ class Prediction:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        s = self.scenario
-        return {
-            "storage": s.storage.name, "nodes": s.nodes, "batch": s.batch, "workers": s.workers,
-            "gpu_speed": s.gpu_speed, "processors": s.processors, "loader": s.loader,
-            "step_s": self.step_s, "step_spread_s": self.step_spread_s, "wait_s": self.wait_s,
-            "stall": self.stall, "samples_per_s": self.samples_per_s,
-            "bytes_per_s": self.bytes_per_s, "bound": self.bound, "busy": self.busy,
-            "notes": list(self.notes),
-        }  # fmt: skip
+        names = ("nodes", "batch", "workers", "gpu_speed", "processors", "loader")
+        asked = {name: getattr(self.scenario, name) for name in names}
+        figures = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "scenario"}
+        return {"storage": self.scenario.storage.name, **asked, **figures}
 
 
 @dataclass(frozen=True, slots=True)

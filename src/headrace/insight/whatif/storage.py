@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.recorded import Recorded
 
 _DOCUMENT_BYTES_MAX: Final = 4 << 20
-_P99_SIGMAS: Final = 2.326
+P99_SIGMAS: Final = 2.326
 """Standard deviations above the median of a normal distribution."""
 
 _TAIL_MAX: Final = 100.0
@@ -35,10 +35,6 @@ _OPEN_MIN_S: Final = 5e-6
 _PARALLELISM_MAX: Final = 4096
 Shared = Literal["all", "servers", "none"]
 """What nodes share: link and servers, the servers alone, or nothing."""
-
-
-def _none() -> NDArray[np.float32]:
-    return np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +53,8 @@ class Storage:
     name: str
     figures: Simulation
     shared: Shared = "none"
-    open_s: NDArray[np.float32] = field(default_factory=_none)
-    read_s: NDArray[np.float32] = field(default_factory=_none)
+    open_s: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    read_s: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     read_bytes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     request_bytes: int = 1 << 20
 
@@ -94,11 +90,9 @@ STORAGES: Mapping[str, Storage] = {
 
 
 def storage_of(given: str) -> Storage:
-    """A storage by its name, or by a document that was measured.
+    """A storage by its name in `STORAGES`, or by a JSON file.
 
-    Args:
-        given: a name of `STORAGES`, or a JSON file of `headrace bench storage DIR --json` or
-            `headrace doctor DATA --json`.
+    The file is one that `headrace bench storage DIR --json` or `headrace doctor DATA --json` printed.
 
     Raises:
         ValueError: no such name.
@@ -115,32 +109,25 @@ def storage_of(given: str) -> Storage:
     try:
         with path.open("rb") as f:
             document = json.loads(f.read(_DOCUMENT_BYTES_MAX))
-        return _of_document(path.stem, document)
+        if isinstance(document, dict) and "findings" in document:
+            return _examined(path.stem, document["findings"])
+        if isinstance(document, dict) and "latency_s" in document:
+            return _measured(path.stem, document)
+        wrong = "neither of the two commands below printed it"
     except OSError as e:
         raise RecordError(f"{path} cannot be read: {e.strerror}.", path=str(path)) from e
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as e:
-        raise RecordError(
-            f"{path} is no measured storage: {_wrong(e)}.",
-            path=str(path),
-            next_step="Measure one: headrace bench storage DIR --json > FILE.json, or without writing "
-            "there: headrace doctor DATA --json > FILE.json",
-        ) from e
-
-
-def _of_document(name: str, document: Any) -> Storage:
-    """By what a document says, from whichever command it comes."""
-    if isinstance(document, dict) and "findings" in document:
-        return _examined(name, document["findings"])
-    if isinstance(document, dict) and "latency_s" in document:
-        return _measured(name, document)
-    raise ValueError("neither of the two commands below printed it")
-
-
-def _wrong(e: Exception) -> str:
-    """What is wrong with a document, in words."""
-    if isinstance(e, json.JSONDecodeError):
-        return f"it is no JSON ({e.msg} in line {e.lineno})"
-    return f"{e} is missing" if isinstance(e, KeyError) else str(e)
+    except json.JSONDecodeError as e:
+        wrong = f"it is no JSON ({e.msg} in line {e.lineno})"
+    except KeyError as e:
+        wrong = f"{e} is missing"
+    except (ValueError, TypeError, ZeroDivisionError) as e:
+        wrong = str(e)
+    raise RecordError(
+        f"{path} is no measured storage: {wrong}.",
+        path=str(path),
+        next_step="Measure one: headrace bench storage DIR --json > FILE.json, or without writing "
+        "there: headrace doctor DATA --json > FILE.json",
+    )
 
 
 def _measured(name: str, document: Mapping[str, Any]) -> Storage:
@@ -156,7 +143,10 @@ def _measured(name: str, document: Mapping[str, Any]) -> Storage:
     depth, sample = batches["reads_in_flight"], batches["sample_bytes"]
     per_file = min(depth, servers) / batches["files"]["per_s"]
     per_sample = min(depth, servers) / batches["packed"]["per_s"]
-    stream = _stream(cells, median_s)
+    # Of one request, from the largest blocks one at a time; 0: the link is the limit.
+    largest, _, single = max((c for c in cells if c[1] == 1), key=lambda c: c[0])
+    stream_s = largest / single - median_s
+    stream = largest / stream_s if stream_s > 0 else 0.0
     mount = document.get("provenance", {}).get("mount", {})
     network = is_network(str(mount.get("type", "")), str(mount.get("source", "")))
     figures = Simulation(
@@ -167,14 +157,6 @@ def _measured(name: str, document: Mapping[str, Any]) -> Storage:
     if not all(map(math.isfinite, (link, stream, per_file, sample))):
         raise ValueError("a rate is not finite")
     return Storage(name=name, figures=figures, shared="all" if network else "none")
-
-
-def _stream(cells: list[tuple[int, int, float]], latency_s: float) -> float:
-    """Of one request, from the largest blocks one at a time; 0: the link is the limit."""
-    single = [c for c in cells if c[1] == 1]
-    block, _, rate = max(single, key=lambda c: c[0])
-    seconds = block / rate - latency_s
-    return block / seconds if seconds > 0 else 0.0
 
 
 def _examined(name: str, document: Mapping[str, Any]) -> Storage:
@@ -201,7 +183,7 @@ def _examined(name: str, document: Mapping[str, Any]) -> Storage:
     bytes_s = (whole_s - open_s) * bytes_share
     # The mean is what was measured; draws are around the median, which a long tail leaves below it.
     tail = min(_TAIL_MAX, max(1.0, _real(first["p99_s"]) / _real(first["p50_s"])))
-    sigma = math.log(tail) / _P99_SIGMAS
+    sigma = math.log(tail) / P99_SIGMAS
     latency_s = (whole_s - open_s - bytes_s) / math.exp(sigma * sigma / 2)
     most = max(_real(point["per_s"]) for point in points)
     link = max(_real(point["bytes_per_s"]) for point in [*points, *([opened] if opened else [])])
