@@ -101,7 +101,7 @@ def test_a_run_in_which_all_is_wrong_is_told_in_a_few_lines(tmp_path):
     Loaders(tmp_path / "run", samples=20_000, batch=2).epoch(0, change=wrong).close()
     (epoch,) = proof_of(tmp_path / "run").loaders[0].epochs
     assert len(epoch.findings) == 20
-    assert epoch.more == 10_000 - 20
+    assert epoch.more_findings == 10_000 - 20
 
 
 def test_the_step_of_a_finding_is_told(tmp_path):

@@ -26,24 +26,19 @@ if TYPE_CHECKING:
 
 DELIVERY: Final = np.dtype(
     [
-        ("begin", "<u8"),
-        ("samples", "<u4"),
-        ("rank", "<u4"),
-        ("attempt", "<u4"),
-        ("step", "<u4"),
+        ("begin", "<u8"), ("samples", "<u4"), ("rank", "<u4"), ("attempt", "<u4"), ("step", "<u4"),
         ("order_hash", "<u8"),
     ]
-)
+)  # fmt: skip
 """One step of one rank; `begin` is the position of its first sample."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """The ranks that ran together."""
+    """The ranks that ran together, and their traces by rank."""
 
     world_size: int
     traces: dict[int, RankTrace] = field(default_factory=dict)
-    """By rank."""
 
     @property
     def missing(self) -> list[int]:
@@ -58,16 +53,18 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One way of all ranks through the rest of an epoch."""
+    """One way of all ranks through the rest of an epoch, from the position `begin` on.
+
+    Attributes:
+        deliveries: dtype `DELIVERY`, by `begin`.
+        ranks: that have a trace.
+    """
 
     attempt: int
     epoch: int
     begin: int
-    """The position where it began."""
     deliveries: NDArray[np.void]
-    """dtype `DELIVERY`, by `begin`."""
     ranks: tuple[int, ...]
-    """That have a trace."""
     world_size: int
 
 
@@ -90,15 +87,10 @@ class LoaderHistory:
 
 
 def histories(traces: Iterable[RankTrace]) -> list[LoaderHistory]:
-    """What each of a job's loaders delivered, in the order in which they began."""
-    return [_history(attempts) for attempts in _together(traces)]
+    """What each of a job's loaders delivered, in the order in which they began.
 
-
-def _together(traces: Iterable[RankTrace]) -> list[list[Attempt]]:
-    """The attempts of each loader: one is known by its data and order.
-
-    A process may have several alike at once: the k-th of each belong together. One that begins when
-    another has ended goes on where that one was.
+    A loader is known by its data and order. A process may have several alike at once: the k-th of each belong
+    together. One that begins when another has ended goes on where that one was.
     """
     loaders: dict[tuple[object, ...], list[RankTrace]] = {}
     ends: dict[tuple[object, ...], list[float]] = {}
@@ -111,7 +103,7 @@ def _together(traces: Iterable[RankTrace]) -> list[list[Attempt]]:
         free = next((at for at, ended in enumerate(mine) if ended <= began_s), len(mine))
         mine[free : free + 1] = [ended_s]
         loaders.setdefault((*alike, free), []).append(trace)
-    return [_attempts(traces) for traces in loaders.values()]
+    return [_history(_attempts(traces)) for traces in loaders.values()]
 
 
 def _began_s(trace: RankTrace) -> float:
@@ -177,14 +169,21 @@ def _passages(number: int, attempt: Attempt, odd: list[str]) -> list[Passage]:
     ranks = {rank: _cut_by_passages(trace.steps) for rank, trace in sorted(attempt.traces.items())}
     passages: list[Passage] = []
     for at in range(max(map(len, ranks.values()), default=0)):
-        there = {rank: parts[at] for rank, parts in ranks.items() if at < len(parts)}
+        there = {rank: passed[at] for rank, passed in ranks.items() if at < len(passed)}
         epochs = Counter(int(rows["epoch"][0]) for rows in there.values())
         if len(epochs) > 1:
             where = ", ".join(f"rank {r} in {int(rows['epoch'][0])}" for r, rows in there.items())
             odd.append(f"ranks went through different epochs at the same time: {where[:300]}")
         epoch = epochs.most_common(1)[0][0]
         first = [int(rows["position"][0]) for rows in there.values() if int(rows["step"][0]) == 0]
-        rows = by_position(_deliveries(number, rank, rows) for rank, rows in there.items())
+        parts = []
+        for rank, steps in there.items():
+            part = np.zeros(len(steps), DELIVERY)
+            part["begin"], part["rank"], part["attempt"] = steps["position"], rank, number
+            for name in ("samples", "step", "order_hash"):
+                part[name] = steps[name]
+            parts.append(part)
+        rows = by_position(parts)
         begin = min(first, default=int(rows["begin"][0]))
         passages.append(Passage(number, epoch, begin, rows, tuple(ranks), attempt.world_size))
     return passages
@@ -199,14 +198,6 @@ def _cut_by_passages(steps: NDArray[np.void]) -> list[NDArray[np.void]]:
     # A step that comes twice in a row is a doubled one, not a passage.
     cuts = cuts[(step[cuts] == 0) | (epoch[cuts] != epoch[cuts - 1])]
     return np.split(steps, cuts)
-
-
-def _deliveries(attempt: int, rank: int, steps: NDArray[np.void]) -> NDArray[np.void]:
-    rows = np.zeros(len(steps), DELIVERY)
-    rows["begin"], rows["rank"], rows["attempt"] = steps["position"], rank, attempt
-    for name in ("samples", "step", "order_hash"):
-        rows[name] = steps[name]
-    return rows
 
 
 def by_position(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:

@@ -9,10 +9,10 @@ steps are compared one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -44,47 +44,66 @@ class EpochState(StrEnum):
     WRONG = "wrong"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong."""
+class Finding(NamedTuple):
+    """One thing that is wrong: what, at which positions (the end is not among them), on which rank and step."""
 
-    kind: str
-    """`missing`, `doubled`, `other samples`, `left out`, `outside`."""
+    kind: Literal["missing", "doubled", "other samples", "left out", "outside"]
     epoch: int
     positions: tuple[int, int]
-    """From, to (exclusive)."""
     where: str
-    """Rank and step, for people."""
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        begin, end = self.positions
+        return {
+            "kind": self.kind,
+            "epoch": self.epoch,
+            "from": begin,
+            "to": end,
+            "where": self.where,
+        }
 
 
 @dataclass(slots=True)
 class EpochProof:
-    """An epoch, and how it went."""
+    """An epoch, and how it went.
+
+    Attributes:
+        positions: that were delivered, each once, from the beginning on.
+        padded: samples that came again to fill the last step.
+        dropped: samples that did not fill a last step of all ranks, as `tail="drop"` says.
+        left_out: samples that could not be delivered and were skipped.
+        more_findings: beyond those that are told.
+    """
 
     epoch: int
     state: EpochState = EpochState.WHOLE
     positions: int = 0
-    """That were delivered, each once, from the beginning on."""
     length: int = 0
     steps: int = 0
     padded: int = 0
-    """Samples that came again to fill the last step."""
     dropped: int = 0
-    """Samples that did not fill a last step of all ranks, and were dropped as `tail="drop"` says."""
     left_out: int = 0
-    """Samples that could not be delivered and were skipped."""
     order_hash: int = 0
     resumed_at: tuple[int, ...] = ()
     findings: list[Finding] = field(default_factory=list)
-    more: int = 0
-    """Findings beyond those that are told."""
+    more_findings: int = 0
 
-    def add(self, kind: str, begin: int, end: int, where: str) -> None:
+    def add(self, kind: Any, begin: int, end: int, where: str) -> None:
         """Add a finding, or count it."""
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(Finding(kind, self.epoch, (begin, end), where))
         else:
-            self.more += 1
+            self.more_findings += 1
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **{f.name: getattr(self, f.name) for f in fields(self)},
+            "state": str(self.state), "order_hash": f"{self.order_hash:016x}",
+            "resumed_at": list(self.resumed_at),
+            "findings": [finding.document() for finding in self.findings],
+        }  # fmt: skip
 
 
 def check_epoch(
@@ -97,10 +116,9 @@ def check_epoch(
 ) -> EpochProof:
     """Check the passages of one epoch; without an order only positions; `last`: no later one was begun."""
     about = history.about
-    proof = EpochProof(epoch, length=about.length)
-    proof.resumed_at = tuple(p.begin for p in passages[1:])
     rows = by_position(p.deliveries for p in passages)
-    proof.steps = len(rows)
+    resumed_at = tuple(p.begin for p in passages[1:])
+    proof = EpochProof(epoch, length=about.length, steps=len(rows), resumed_at=resumed_at)
     limit = about.length + max(1, about.batch_size) * passages[-1].world_size
     reachable = (rows["begin"] <= limit) & (rows["samples"] <= limit)
     for row in rows[~reachable]:
@@ -210,14 +228,17 @@ def _not_ahead(rows: NDArray[np.void], passage: Passage) -> NDArray[np.bool_]:
 
 @dataclass(slots=True)
 class LoaderProof:
-    """What is proved of one loader of the job."""
+    """What is proved of one loader of the job.
+
+    Attributes:
+        unchecked: why samples were not compared with the order, so that only positions are proved.
+        gaps: why nothing can be proved: ranks whose traces are not there, steps that were not written.
+    """
 
     history: LoaderHistory
     epochs: list[EpochProof]
     unchecked: str = ""
-    """Why samples were not compared with the order, so that only positions are proved."""
     gaps: list[str] = field(default_factory=list)
-    """Why nothing can be proved: ranks whose traces are not there, steps that were not written."""
 
     @property
     def ours(self) -> bool:
@@ -230,6 +251,21 @@ class LoaderProof:
         states = (EpochState.WHOLE, EpochState.RUNNING)
         whole = all(epoch.state in states for epoch in self.epochs)
         return self.ours and bool(self.epochs) and whole and not self.gaps and not self.history.odd
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        history, about = self.history, self.history.about
+        return {
+            "source": about.source, "framework": about.framework, "order": dict(about.order),
+            "fingerprint": about.fingerprint, "proved": self.holds,
+            "checked": "samples" if not self.unchecked else "positions" if self.ours else "nothing",
+            "unchecked_because": self.unchecked, "gaps": self.gaps, "odd": history.odd,
+            "attempts": [
+                {"world_size": a.world_size, "ranks": sorted(a.traces)} for a in history.attempts
+            ],
+            "steps_delivered_again": history.again,
+            "epochs": [epoch.document() for epoch in self.epochs],
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -246,29 +282,24 @@ class Proof:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "run": self.path,
-            "proved": self.holds,
-            "loaders": [_document(p) for p in self.loaders],
-        }
+        loaders = [loader.document() for loader in self.loaders]
+        return {"run": self.path, "proved": self.holds, "loaders": loaders}
 
 
 def verify_epochs(run: Run) -> Proof:
     """Prove of each epoch of a run that every sample came exactly once over all ranks."""
-    return Proof(run.path, [_verify(history) for history in histories(run.ranks)])
-
-
-def _verify(history: LoaderHistory) -> LoaderProof:
-    order, unchecked = order_of(history.about)
-    proof = LoaderProof(history, [], unchecked, _gaps(history))
-    if not proof.ours:
-        return proof
-    last = max(history.epochs, default=0)
-    proof.epochs = [
-        check_epoch(history, epoch, passages, order, last=epoch == last)
-        for epoch, passages in history.epochs.items()
-        if passages
-    ]
+    proof = Proof(run.path, [])
+    for history in histories(run.ranks):
+        order, unchecked = order_of(history.about)
+        loader = LoaderProof(history, [], unchecked, _gaps(history))
+        proof.loaders.append(loader)
+        if loader.ours:
+            last = max(history.epochs, default=0)
+            loader.epochs = [
+                check_epoch(history, epoch, passages, order, last=epoch == last)
+                for epoch, passages in history.epochs.items()
+                if passages
+            ]
     return proof
 
 
@@ -295,53 +326,16 @@ def _gaps(history: LoaderHistory) -> list[str]:
     return problems
 
 
-def _document(proof: LoaderProof) -> dict[str, Any]:
-    history = proof.history
-    return {
-        "source": history.about.source,
-        "framework": history.about.framework,
-        "order": dict(history.about.order),
-        "fingerprint": history.about.fingerprint,
-        "proved": proof.holds,
-        "checked": "samples" if not proof.unchecked else "positions" if proof.ours else "nothing",
-        "unchecked_because": proof.unchecked,
-        "gaps": proof.gaps,
-        "odd": history.odd,
-        "attempts": [
-            {"world_size": a.world_size, "ranks": sorted(a.traces)} for a in history.attempts
-        ],
-        "steps_delivered_again": history.again,
-        "epochs": [_epoch(epoch) for epoch in proof.epochs],
-    }  # fmt: skip
-
-
-def _epoch(epoch: EpochProof) -> dict[str, Any]:
-    return {
-        "epoch": epoch.epoch, "state": str(epoch.state), "positions": epoch.positions,
-        "length": epoch.length, "steps": epoch.steps, "padded": epoch.padded, "dropped": epoch.dropped,
-        "left_out": epoch.left_out, "order_hash": f"{epoch.order_hash:016x}",
-        "resumed_at": list(epoch.resumed_at),
-        "findings": [
-            {"kind": f.kind, "epoch": f.epoch, "from": f.positions[0], "to": f.positions[1], "where": f.where}
-            for f in epoch.findings
-        ],
-        "more_findings": epoch.more,
-    }  # fmt: skip
-
-
 # -- same --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where two runs part."""
+class Difference(NamedTuple):
+    """Where two runs part, in words; and the rank and step of each run there."""
 
     what: str
-    """For people."""
     epoch: int | None = None
     positions: tuple[int, int] | None = None
     a: str = ""
-    """Rank and step in the first run."""
     b: str = ""
 
 
@@ -364,36 +358,38 @@ class SameOrder:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        first = self.first
+        difference = None
+        if (first := self.first) is not None:
+            begin, end = first.positions or (None, None)
+            difference = {
+                "what": first.what, "epoch": first.epoch, "a": first.a, "b": first.b, "from": begin, "to": end,
+            }  # fmt: skip
         return {
-            "a": self.a, "b": self.b, "same": self.holds, "positions": self.positions, "epochs": self.epochs,
-            "first_difference": None if first is None else {
-                "what": first.what, "epoch": first.epoch, "a": first.a, "b": first.b,
-                "from": first.positions[0] if first.positions else None,
-                "to": first.positions[1] if first.positions else None,
-            },
+            "a": self.a, "b": self.b, "same": self.holds, "positions": self.positions,
+            "epochs": self.epochs, "first_difference": difference,
         }  # fmt: skip
 
 
 def same_order(a: Run, b: Run) -> SameOrder:
     """Compare the order of two runs, as far as both went."""
     positions = epochs = 0
+    first = None
     for one, other in zip_longest(histories(a.ranks), histories(b.ranks)):
         if one is None or other is None:
-            path, loader = (a.path, one) if one is not None else (b.path, other)
-            where = loader.about.source if loader is not None else ""
-            first = Difference(f"only {path} has a loader of {where}")
-            return SameOrder(a.path, b.path, positions, epochs, first)
-        if one.about.fingerprint != other.about.fingerprint:
+            path, loader = (b.path, other) if one is None else (a.path, one)
+            first = Difference(f"only {path} has a loader of {loader.about.source}")
+        elif one.about.fingerprint != other.about.fingerprint:
             data = [f"{h.about.source} ({h.about.fingerprint[:16]})" for h in (one, other)]
             first = Difference(f"they had other data: {' and '.join(data)}")
-            return SameOrder(a.path, b.path, positions, epochs, first)
-        for epoch in sorted(set(one.epochs) & set(other.epochs)):
-            compared, difference = _compare(one, other, epoch)
-            positions, epochs = positions + compared, epochs + 1
-            if difference is not None:
-                return SameOrder(a.path, b.path, positions, epochs, difference)
-    return SameOrder(a.path, b.path, positions, epochs, None)
+        else:
+            for epoch in sorted(set(one.epochs) & set(other.epochs)):
+                compared, first = _compare(one, other, epoch)
+                positions, epochs = positions + compared, epochs + 1
+                if first is not None:
+                    break
+        if first is not None:
+            break
+    return SameOrder(a.path, b.path, positions, epochs, first)
 
 
 def _compare(a: LoaderHistory, b: LoaderHistory, epoch: int) -> tuple[int, Difference | None]:
@@ -526,8 +522,8 @@ def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
         begin, end = finding.positions
         where = f"{begin:,}" if end - begin == 1 else f"{begin:,} to {end - 1:,}"
         yield f"    {finding.kind}: position{'s' if end - begin != 1 else ''} {where}: {finding.where}"
-    if epoch.more:
-        yield f"    and {epoch.more:,} more"
+    if epoch.more_findings:
+        yield f"    and {epoch.more_findings:,} more"
 
 
 def same_lines(same: SameOrder) -> Iterator[str]:
