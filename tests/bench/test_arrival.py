@@ -6,8 +6,7 @@ import pytest
 
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import find_files
-from headrace.bench.engines import make_engine
-from headrace.bench.engines.base import EngineContext
+from headrace.bench.engines import EngineContext, make_engine
 from headrace.bench.generate import generate
 from headrace.bench.run import plans_of
 from tests_shared import until

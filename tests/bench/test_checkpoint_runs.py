@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.job import Rank
-from headrace.bench.checkpoint_runs import RunCheckpointer
-from headrace.bench.checkpoints import ModelSpec
+from headrace.bench.checkpoints import ModelSpec, RunCheckpointer
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions
@@ -130,7 +129,7 @@ def test_after_the_shift_each_host_reads_what_the_next_one_wrote(words, tmp_path
     ))  # fmt: skip
     hosts = {}
     monkeypatch.setattr(
-        "headrace.bench.checkpoint_runs._host",
+        "headrace.bench.checkpoints._host",
         lambda: f"host{hosts[threading.current_thread().name]}",
     )
     read, errors = {}, []

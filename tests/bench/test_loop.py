@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from headrace.bench.engines.base import Delivered, batches_ahead
+from headrace.bench.engines import Delivered, batches_ahead
 from headrace.bench.loop import StepLoop
 from headrace.bench.metrics import StepWindow, phase_figures
 from headrace.errors import BenchError

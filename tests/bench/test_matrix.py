@@ -6,9 +6,9 @@ TensorFlow's part is in tests/frameworks/tensorflow/test_bench_matrix.py, where 
 import numpy as np
 import pytest
 
+from headrace.bench import engines
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import find_files
-from headrace.bench.engines import frameworks as torch_engine
 from headrace.bench.formats import format_of
 from headrace.bench.run import SessionOptions
 from headrace.bench.session import run_session
@@ -61,9 +61,9 @@ def test_headrace_runs_it(data, tmp_path, workload, form):
 def test_torch_runs_it(data, tmp_path, workload, form, monkeypatch):
     pytest.importorskip("torch")
     asked = []
-    real = torch_engine.DecodedSamples.__getitem__
+    real = engines.DecodedSamples.__getitem__
     monkeypatch.setattr(
-        torch_engine.DecodedSamples,
+        engines.DecodedSamples,
         "__getitem__",
         lambda s, i: (asked.append(int(i)), real(s, i))[1],
     )

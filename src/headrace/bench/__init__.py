@@ -4,7 +4,7 @@
 * dataset, dataset_files, content, generate, formats: what a data set is, and how it is written and found
 * plan: which samples each accelerator reads in each step, also those of a recorded job
 * engines: what reads; loop: accelerators that compute by the clock; ranks: how processes find each other
-* run, checkpoints, checkpoint_runs, staging: from a workload to recorded timelines
+* run, checkpoints, staging: from a workload to recorded timelines
 * metrics, summary, results: figures, and the files that a run leaves
 * compare, report, trace: what finished runs say
 * session, sweep: `headrace bench run` and `sweep`; storage: `headrace bench storage`; scaling: more ranks

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, Workload
-from headrace.bench.values import TimeDistribution, build, value_in
+from headrace.bench.values import TimeDistribution, build, values_of
 from headrace.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ _ASSIGNMENT: Final = re.compile(
     r"(?P<sign>\+\+|\+|~|)(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?", re.DOTALL
 )
 _REFUSED: Final = {
-    ("--multirun", "-m"): "run the command once for each value",
-    ("--config-path", "-cp"): "give --config-dir, which is looked at first",
-    ("--config-name", "-cn"): "the workload is named by workload=NAME",
-    ("--experimental-rerun",): "give the overrides again",
-    ("--shell-completion", "-sc"): "the shell completes `headrace` itself",
+    **dict.fromkeys(("--multirun", "-m"), "run the command once for each value"),
+    **dict.fromkeys(("--config-path", "-cp"), "give --config-dir, which is looked at first"),
+    **dict.fromkeys(("--config-name", "-cn"), "the workload is named by workload=NAME"),
+    "--experimental-rerun": "give the overrides again",
+    **dict.fromkeys(("--shell-completion", "-sc"), "the shell completes `headrace` itself"),
 }
 
 
@@ -78,17 +78,8 @@ def parse_command_line(words: Sequence[str]) -> CommandLine:
         try:
             if word.startswith("-"):
                 line.config_dir = _config_dir(word, rest)
-                continue
-            sign, key, value = _assignment(word)
-            if key.split(".")[0] == "hydra":
-                _take_hydra(line, word, key, value)
-                continue
-            line.task_overrides += (word,)
-            if key == "workload":
-                line.workload = _unquoted(value or "")
             else:
-                override = HydraOverride(sign, key.removeprefix("workload."), value, word)
-                line.overrides += (override,)
+                _take(line, word)
         except ValueError as e:
             problems.append(str(e))
     if problems:
@@ -96,42 +87,46 @@ def parse_command_line(words: Sequence[str]) -> CommandLine:
     return line
 
 
-def _assignment(word: str) -> tuple[str, str, str | None]:
-    match = _ASSIGNMENT.fullmatch(word)
-    if match is None or (match["value"] is None and match["sign"] != "~"):
-        raise ValueError(f"{word!r} makes no sense, expected KEY=VALUE such as workload=NAME")
-    sign, key = match["sign"], match["key"]
-    if key == "workload" and sign == "~":
-        raise ValueError(f"{word!r}: a run needs a workload")
-    if key.partition(".")[0] not in ("workload", "hydra"):
-        raise ValueError(f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?")
-    return sign, key, match["value"]
-
-
 def _config_dir(word: str, rest: list[str]) -> str:
     """The value of --config-dir, the one option that is done here."""
     name, equals, value = word.partition("=")
-    if name in ("--config-dir", "-cd"):
-        value = value if equals else rest.pop(0) if rest else ""
-        if not value:
-            raise ValueError(f"{name} needs a folder that holds workload/NAME.yaml")
-        return value
-    for names, reason in _REFUSED.items():
-        if name in names:
-            raise ValueError(f"{name} is not done here: {reason}")
-    raise ValueError(f"{name} is not known; it is no option of DLIO's command line")
+    if name in _REFUSED:
+        raise ValueError(f"{name} is not done here: {_REFUSED[name]}")
+    if name not in ("--config-dir", "-cd"):
+        raise ValueError(f"{name} is not known; it is no option of DLIO's command line")
+    value = value if equals else rest.pop(0) if rest else ""
+    if not value:
+        raise ValueError(f"{name} needs a folder that holds workload/NAME.yaml")
+    return value
 
 
-def _take_hydra(line: CommandLine, word: str, key: str, value: str | None) -> None:
-    line.hydra_overrides += (word,)
-    if key == "hydra.run.dir" and value:
-        line.run_dir = _unquoted(value)
-    elif key == "hydra.output_subdir" and value:
-        line.output_subdir = _unquoted(value)
-    elif key != "hydra.job.chdir" or (value or "").lower() != "false":  # which is what is done
-        raise ValueError(
-            f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
-        )
+def _take(line: CommandLine, word: str) -> None:
+    """Add an assignment to the command line's."""
+    match = _ASSIGNMENT.fullmatch(word)
+    if match is None or (match["value"] is None and match["sign"] != "~"):
+        raise ValueError(f"{word!r} makes no sense, expected KEY=VALUE such as workload=NAME")
+    sign, key, value = match["sign"], match["key"], match["value"] or ""
+    section, _, name = key.partition(".")
+    if section == "hydra":
+        line.hydra_overrides += (word,)
+        if key == "hydra.run.dir" and value:
+            line.run_dir = _unquoted(value)
+        elif key == "hydra.output_subdir" and value:
+            line.output_subdir = _unquoted(value)
+        elif key != "hydra.job.chdir" or value.lower() != "false":  # which is what is done
+            raise ValueError(
+                f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
+            )
+    elif section != "workload":
+        raise ValueError(f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?")
+    elif name:
+        line.overrides += (HydraOverride(sign, name, match["value"], word),)
+    elif sign == "~":
+        raise ValueError(f"{word!r}: a run needs a workload")
+    else:
+        line.workload = _unquoted(value)
+    if section == "workload":
+        line.task_overrides += (word,)
 
 
 def _unquoted(value: str) -> str:
@@ -161,11 +156,7 @@ class YamlSetting(NamedTuple):
 
 
 def yaml_of() -> Any:
-    """PyYAML.
-
-    Raises:
-        WorkloadError: it is not installed.
-    """
+    """PyYAML. Raises WorkloadError if it is not installed."""
     try:
         import yaml
     except ModuleNotFoundError as e:
@@ -466,11 +457,7 @@ class _Merging:
 
 
 def _converted(base: str, name: str, value: Any) -> Any:
-    """A key's value as the schema wants it.
-
-    Raises:
-        ValueError: it is not supported, or makes no sense.
-    """
+    """A key's value as the schema wants it. Raises ValueError if it is not supported, or makes no sense."""
     if KEYS[base].convert is not None:
         if isinstance(value, str) and "${" in value:
             raise ValueError(f"{name}: interpolation (${{...}}) is not done here")
@@ -486,23 +473,15 @@ def _parents(name: str) -> Sequence[str]:
 
 def closest_key(name: str) -> str:
     """That a key is not known, and which one was meant."""
-    if name.split(".", maxsplit=1)[0] in ("defaults", "hydra"):
+    if name.partition(".")[0] in ("defaults", "hydra"):
         return f"{name}: files are not composed of others here; write all keys into one"
     known = [*KEYS, *ALIASES, *(name.partition(".")[0] for name in KEYS)]
     meant = difflib.get_close_matches(name, known, 1, 0.6)
-    if not meant:
-        last = name.rsplit(".", maxsplit=1)[-1]
-        meant = [key for key in KEYS if key.split(".")[-1] == last][:1]
-    if not meant:
-        tails = {key.split(".")[-1]: key for key in KEYS}
-        meant = [
-            tails[n]
-            for n in difflib.get_close_matches(name.rsplit(".", maxsplit=1)[-1], tails, 1, 0.75)
-        ]
+    if not meant:  # in another section
+        tails = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
+        near = difflib.get_close_matches(name.rpartition(".")[2], tails, 1, 0.75)
+        meant = [tails[tail] for tail in near]
     return f"{name} is not known" + (f"; did you mean {meant[0]}?" if meant else "")
-
-
-_QUERY: Final = "workflow.query"
 
 
 def queried(line: CommandLine) -> Any:
@@ -511,8 +490,8 @@ def queried(line: CommandLine) -> Any:
     Raises:
         WorkloadError: the workload is wrong, or has no such key.
     """
-    queries = [override for override in line.overrides if override.key == _QUERY]
-    others = tuple(override for override in line.overrides if override.key != _QUERY)
+    queries = [override for override in line.overrides if override.key == "workflow.query"]
+    others = tuple(override for override in line.overrides if override.key != "workflow.query")
     loaded = load_workload(replace(line, overrides=others))
     if not queries or queries[-1].value is None:
         return None
@@ -522,9 +501,8 @@ def queried(line: CommandLine) -> Any:
         given = given.get(part) if isinstance(given, dict) else None
     if given is not None and (name in KEYS or not isinstance(given, dict)):
         return given
-    try:
-        value = value_in(loaded.workload, name)
-    except KeyError:
-        message = f"command line: {queries[-1].written}: {closest_key(name)}"
-        raise WorkloadError(message) from None
+    values = values_of(loaded.workload)
+    if name not in values:
+        raise WorkloadError(f"command line: {queries[-1].written}: {closest_key(name)}")
+    value = values[name]
     return value.mean_s if isinstance(value, TimeDistribution) else value

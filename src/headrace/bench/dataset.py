@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -106,11 +107,7 @@ class Hdf5Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of `dataset.parquet.columns`.
-
-    Raises:
-        ValueError: a value makes no sense.
-    """
+    """A column of `dataset.parquet.columns`. Raises ValueError if a value makes no sense."""
 
     name: str = key("data", text)
     dtype: str = key("float32", choice(
@@ -218,32 +215,30 @@ class DatasetSpec:
 
     def __post_init__(self) -> None:
         check_fields(self, "dataset")
-        self._expect("compression", COMPRESSIONS.get(self.format, ("none",)))
-        if self.record_dims and self.record_length_bytes_stdev:
-            raise _refuse(
-                "record_length_bytes_stdev", self.record_length_bytes_stdev, "0 with record_dims"
-            )
-        if self.requests is None:
-            self._check_format()
-
-    def _expect(self, name: str, allowed: tuple[object, ...], why: str = "") -> None:
-        value = getattr(self, name)
-        if value not in allowed:
-            raise _refuse(name, value, why or f"one of {', '.join(map(str, allowed))}")
-
-    def _check_format(self) -> None:
-        if self.format in ("jpeg", "png"):
-            self._expect("record_element_type", ("uint8",), f"uint8 for {self.format}")
-            self._expect("num_samples_per_file", (1,), f"1: a {self.format} is one sample")
-            if len(self.record_dims) not in (0, 2):
-                raise _refuse("record_dims", self.record_dims, f"2 dimensions for {self.format}")
+        compressions = COMPRESSIONS.get(self.format, ("none",))
+        stdev, dims = self.record_length_bytes_stdev, self.record_dims
+        expected = {
+            "compression": (self.compression in compressions, f"one of {', '.join(compressions)}"),
+            "record_length_bytes_stdev": (not (dims and stdev), "0 with record_dims"),
+        }
+        if self.requests is None and self.format in ("jpeg", "png"):
+            expected |= {
+                "record_element_type": (
+                    self.record_element_type == "uint8", f"uint8 for {self.format}",
+                ),
+                "num_samples_per_file": (
+                    self.num_samples_per_file == 1, f"1: a {self.format} is one sample",
+                ),
+                "record_dims": (len(dims) in (0, 2), f"2 dimensions for {self.format}"),
+            }  # fmt: skip
         pieces = self.hdf5.num_dset_per_record
-        if pieces > 1 and (not self.record_dims or self.record_dims[0] % pieces):
-            raise _refuse(
-                "hdf5.num_dset_per_record",
-                pieces,
-                f"a divisor of record_dims[0] {self.record_dims[:1]}",
-            )
+        if self.requests is None and pieces > 1:
+            fits = bool(dims) and dims[0] % pieces == 0
+            expected["hdf5.num_dset_per_record"] = fits, f"a divisor of record_dims[0] {dims[:1]}"
+        for name, (right, what) in expected.items():
+            if not right:
+                value = attrgetter(name)(self)
+                raise ValueError(f"dataset.{name} is {value!r}, expected {what}")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> DatasetSpec:
@@ -252,19 +247,17 @@ class DatasetSpec:
         Raises:
             ValueError: an unknown key, or a value that makes no sense.
         """
-        flat: dict[str, Any] = {}
-        for name, value in values.items():
-            if name in ("hdf5", "parquet") and isinstance(value, dict):
-                flat |= {f"{name}.{inner}": each for inner, each in value.items()}
-            else:
-                flat[name] = value
+        flat = dict(values)
+        for name in ("hdf5", "parquet"):
+            if isinstance(inner := flat.get(name), dict):
+                del flat[name]
+                flat |= {f"{name}.{key}": value for key, value in inner.items()}
         _refuse_unknown(cls, flat)
         keys = keys_of(cls)
-        converted = {
+        spec: DatasetSpec = build(cls, {
             name: keys[name].value(f"dataset.{name}", value) if name in keys else value
             for name, value in flat.items()
-        }
-        spec: DatasetSpec = build(cls, converted)
+        })  # fmt: skip
         return spec
 
     @property
@@ -276,9 +269,7 @@ class DatasetSpec:
     def extension(self) -> str:
         """What the files' names end with, without the dot."""
         if self.format == "csv" and self.compression != "none":
-            return {"gzip": "csv.gz", "bz2": "csv.bz2", "zip": "csv.zip", "xz": "csv.xz"}[
-                self.compression
-            ]
+            return "csv." + {"gzip": "gz"}.get(self.compression, self.compression)
         return self.format
 
     @property
@@ -372,10 +363,6 @@ class DatasetSpec:
     def total_bytes(self) -> int:
         """Bytes of all samples, without what formats add or compression takes away."""
         return int(self.sample_bytes().sum()) * self.num_samples_per_file
-
-
-def _refuse(name: str, value: object, expected: str) -> ValueError:
-    return ValueError(f"dataset.{name} is {value!r}, expected {expected}")
 
 
 def _refuse_unknown(kind: type[Any], values: Mapping[str, Any], where: str = "") -> None:

@@ -21,7 +21,7 @@ from headrace.base.documents import DocumentKind
 from headrace.base.files import replace_file
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.formats import bad_file, format_of
-from headrace.bench.plan import check_recorded_files, fingerprint
+from headrace.bench.plan import fingerprint
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ class DatasetManifest:
 
 
 def read_manifest(folder: str) -> DatasetManifest | None:
-    """The manifest of a data folder; None where there is none.
-
-    Raises:
-        SourceError: it is damaged.
-    """
+    """The manifest of a data folder; None where there is none. Raises SourceError if it is damaged."""
     path = os.path.join(folder, FILE_NAME)
     try:
         with open(path, "rb") as f:
@@ -99,11 +95,7 @@ def differences(spec: dict[str, Any], expected: dict[str, Any]) -> list[str]:
 
 
 def wait_for(folder: str, expected: DatasetManifest, deadline_s: float) -> None:
-    """Waits until rank 0 has prepared the folder.
-
-    Raises:
-        SourceError: it has not, in time.
-    """
+    """Waits until rank 0 has prepared the folder. Raises SourceError if it has not, in time."""
     end = time.monotonic() + deadline_s
     while True:
         manifest = read_manifest(folder)
@@ -180,8 +172,7 @@ def foreign_files(spec: DatasetSpec) -> str | None:
 
 
 def _listed(spec: DatasetSpec, split: Split) -> list[str]:
-    ending = f".{spec.extension}"
-    paths = []
+    ending, paths = f".{spec.extension}", list[str]()
     for name in spec.subfolders(split):
         folder = os.path.join(spec.data_folder, name)
         try:
@@ -225,22 +216,28 @@ _SIZES_MOST: Final = 2000
 
 
 def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
-    """Look at a split's files.
+    """Look at a split's files: the sizes of many, and the headers of a few unless they are a recorded job's.
 
     Raises:
-        SourceError: one is not of the format, or is cut short; names it.
+        SourceError: one is not of the format, is cut short, or not as long as recorded; names it.
     """
     if spec.requests is not None:
-        check_recorded_files(spec, split, paths)
+        _check_sizes(spec, split)
         return
     manifest = read_manifest(spec.data_folder)
     if manifest is not None:
-        generated = DatasetSpec.from_mapping({**manifest.spec, "data_folder": spec.data_folder})
-        _check_sizes(generated, split)
+        generated = {**manifest.spec, "data_folder": spec.data_folder}
+        _check_sizes(DatasetSpec.from_mapping(generated), split)
     last, most = len(paths) - 1, min(len(paths), _HEADERS_MOST)
     for path in [paths[i * last // max(1, most - 1)] for i in range(most)]:  # with both ends
         try:
-            _check_header(spec, path)
+            if not os.path.getsize(path):
+                raise bad_file(path, "the file's size", 0, "a sample")
+            format_of(spec).sample_extents(path, spec)
+        except SourceError as e:
+            # An engine that does not decode needs no library for it.
+            if not isinstance(e.__cause__, ImportError):
+                raise
         except OSError as e:  # it was listed a moment ago, or is a link to nothing
             raise SourceError(
                 f"{path} cannot be read: {e.strerror}.",
@@ -249,29 +246,31 @@ def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
             ) from e
 
 
-def _check_header(spec: DatasetSpec, path: str) -> None:
-    if not os.path.getsize(path):
-        raise bad_file(path, "the file's size", 0, "a sample")
-    try:
-        format_of(spec).sample_extents(path, spec)
-    except SourceError as e:
-        # An engine that does not decode needs no library for it.
-        if not isinstance(e.__cause__, ImportError):
-            raise
-
-
-def _check_sizes(generated: DatasetSpec, split: Split) -> None:
-    count = generated.num_files(split)
-    shapes = generated.sample_shapes()
-    step = max(1, count // _SIZES_MOST)
-    for index in {*range(0, count, step), *([count - 1] if count else [])}:
-        path = generated.path(split, index)
-        shape = tuple(shapes[generated.number(split, index)].tolist())
+def _check_sizes(spec: DatasetSpec, split: Split) -> None:
+    count, shapes = spec.num_files(split), spec.sample_shapes()
+    for index in {*range(0, count, max(1, count // _SIZES_MOST)), *([count - 1] if count else [])}:
+        path = spec.path(split, index)
+        expected = format_of(spec).file_bytes(
+            spec, tuple(shapes[spec.number(split, index)].tolist())
+        )
         try:
             size = os.path.getsize(path)
-        except OSError:
+        except OSError as e:
+            if spec.requests is not None:
+                raise _not_as_recorded(path, f"cannot be looked at ({e.strerror})") from e
             continue  # a run may use fewer files than were made; those it needs were counted
-        expected = format_of(generated).file_bytes(generated, shape)
-        if size != expected if expected is not None else not size:
-            expected_text = "a sample" if expected is None else f"{expected:,}"
-            raise bad_file(path, "the file's size", f"{size:,}", expected_text)
+        if size == expected or (expected is None and size):
+            continue
+        if spec.requests is not None:
+            raise _not_as_recorded(path, f"has {size:,} bytes, the record says {expected:,}")
+        expected_text = "a sample" if expected is None else f"{expected:,}"
+        raise bad_file(path, "the file's size", f"{size:,}", expected_text)
+
+
+def _not_as_recorded(path: str, what: str) -> SourceError:
+    return SourceError(
+        f"{path}: {what}.",
+        path=path,
+        next_step="Generate the recorded files there (headrace bench run --generate), or give the "
+        "recorded folder itself (--data-folder).",
+    )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.engines.base import BatchSource, Delivered
+    from headrace.bench.engines import BatchSource, Delivered
 
 _SWITCH_S: Final = 0.0005
 _SLACK_NS: Final = 1

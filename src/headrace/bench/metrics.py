@@ -64,6 +64,21 @@ class Block(StepTimes):
         return self.end_s - self.start_s
 
 
+class CheckpointTimes(NamedTuple):
+    """A checkpoint that was written or read back: by a process, or by all of them."""
+
+    epoch: int
+    number: int
+    """Of its epoch, from 1."""
+    start_s: float
+    """Seconds since 1970."""
+    duration_s: float
+    """Until its bytes were where the writer promises them, or in memory."""
+    nbytes: int
+    blocking_s: float = 0.0
+    """That training stood still for writing it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepWindow:
     """The steps that count: without the first and the last few."""
@@ -122,11 +137,6 @@ class PhaseFigures:
     throughput: tuple[float, ...]
     throughput_mean: float
     throughput_stdev: float
-
-    def mb_per_s(self, sample_bytes: float) -> tuple[float, float]:
-        """DLIO's "MB": mean and deviation of throughput times nominal size, in MiB/s."""
-        scale = sample_bytes / 2**20
-        return self.throughput_mean * scale, self.throughput_stdev * scale
 
 
 def _over_epochs(values: Sequence[float]) -> tuple[tuple[float, ...], float, float]:

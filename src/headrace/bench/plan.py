@@ -15,25 +15,20 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
 import numpy as np
 
-from headrace.errors import RecordError, SourceError, WorkloadError
+from headrace.errors import RecordError, WorkloadError
 from headrace.order import Shuffled
 from headrace.recorded import SPLITS, read_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.dataset import DatasetSpec, Split
     from headrace.recorded import Recorded
-
-_LOOKED_AT_MOST: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +116,7 @@ def _read(path: str, changed_ns: int) -> Replay:  # noqa: ARG001 - another file 
 
 
 def replay_of(requests: str) -> Replay:
-    """The record of a workload.
-
-    Raises:
-        WorkloadError: the file is not there, or damaged.
-    """
+    """The record of a workload. Raises WorkloadError if the file is not there, or damaged."""
     try:
         changed_ns = os.stat(requests).st_mtime_ns if os.path.exists(requests) else 0
         return _read(requests, changed_ns)
@@ -141,36 +132,6 @@ def fingerprint(requests: str) -> str:
     names = "\n".join(recorded.names).encode("utf-8", "surrogateescape")
     sum_of = crc32(recorded.file_bytes.tobytes(), crc32(names))
     return f"{len(recorded.names)} files, {int(recorded.file_bytes.sum())} bytes, {sum_of:08x}"
-
-
-def check_recorded_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
-    """See that the files are there and as long as they were.
-
-    Raises:
-        SourceError: one is not; names it.
-    """
-    assert spec.requests is not None
-    replay = replay_of(spec.requests)
-    sizes = dict(zip(replay.recorded.names, replay.recorded.file_bytes.tolist(), strict=True))
-    names = replay.names(split)[: len(paths)]
-    step = max(1, len(names) // _LOOKED_AT_MOST)
-    for name in names[::step]:
-        path = os.path.join(spec.data_folder, name)
-        try:
-            size = os.path.getsize(path)
-        except OSError as e:
-            raise _unfit(path, f"cannot be looked at ({e.strerror})") from e
-        if size != sizes[name]:
-            raise _unfit(path, f"has {size:,} bytes, the record says {sizes[name]:,}")
-
-
-def _unfit(path: str, what: str) -> SourceError:
-    return SourceError(
-        f"{path}: {what}.",
-        path=path,
-        next_step="Generate the recorded files there (headrace bench run --generate), or give the "
-        "recorded folder itself (--data-folder).",
-    )
 
 
 Shuffle = Literal["samples", "files", "none"]
@@ -230,30 +191,47 @@ def plan_of(
 ) -> StepPlan:
     """The plan of a workload's training or evaluation.
 
+    Of a recorded job one accelerator reads all of its order, several what is whole.
+
     Raises:
         WorkloadError: the data set is too small for a single step, or for total_training_steps.
     """
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     of_train = split == "train"
+    key = "dataset.num_files_train" if of_train else "dataset.num_files_eval"
+    files, batch = data.num_files(split), reader.batch_size if of_train else reader.batch_size_eval
+    asked = train.total_training_steps if of_train and train.total_training_steps > 0 else None
+    each, order = batch * accelerators, None
     if data.requests is not None:
-        return _recorded_plan(loaded, split, accelerators)
-    files = data.num_files(split)
-    batch = reader.batch_size if of_train else reader.batch_size_eval
-    samples = files * data.num_samples_per_file
-    available = samples // (batch * accelerators)
-    steps = available
-    if of_train and train.total_training_steps > 0:
-        steps = train.total_training_steps
-    if not available or steps > available:
-        key = "dataset.num_files_train" if of_train else "dataset.num_files_eval"
-        needed = batch * accelerators * max(steps, 1)
-        raise WorkloadError(
-            f"{loaded.at(key)}: {files:,} files of {data.num_samples_per_file:,} samples are "
-            f"{available:,} steps of {accelerators:,} accelerators x {batch:,} samples, expected "
-            f"{max(steps, 1):,}.",
-            next_step=f"It takes at least {-(-needed // data.num_samples_per_file):,} files, or "
-            "fewer accelerators, a smaller batch or fewer total_training_steps.",
-        )
+        replay = replay_of(data.requests)
+        recorded = len(replay.names(split))
+        if recorded != files:
+            raise WorkloadError(
+                f"{loaded.at(key)} is {files:,}, but {data.requests} has {recorded:,}.",
+                next_step="A recorded job has as many files as were recorded; to change that leave out "
+                "the exact requests: ++workload.dataset.requests=null.",
+            )
+        order = replay.order(split)
+        steps = -(-order.reads // each) if accelerators == 1 else order.reads // each
+        if not steps:
+            raise WorkloadError(
+                f"{data.requests}: {order.reads:,} reads of an epoch are no step of {accelerators:,} "
+                f"accelerators x {batch:,} samples.",
+                next_step="Give fewer accelerators, or a smaller batch.",
+            )
+        steps, seed = min(steps, asked or steps), train.seed
+    else:
+        available = files * data.num_samples_per_file // each
+        steps = asked or available
+        if not available or steps > available:
+            needed = each * max(steps, 1)
+            raise WorkloadError(
+                f"{loaded.at(key)}: {files:,} files of {data.num_samples_per_file:,} samples are "
+                f"{available:,} steps of {accelerators:,} accelerators x {batch:,} samples, expected "
+                f"{max(steps, 1):,}.",
+                next_step=f"It takes at least {-(-needed // data.num_samples_per_file):,} files, or "
+                "fewer accelerators, a smaller batch or fewer total_training_steps.",
+            )
     shuffle: Shuffle = "none"
     if reader.sample_shuffle != "off":
         shuffle = "samples"
@@ -262,38 +240,5 @@ def plan_of(
     return StepPlan(
         split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
         accelerators=accelerators, steps=steps, shuffle=shuffle, seed=seed,
-        new_order=train.seed_change_epoch,
-    )  # fmt: skip
-
-
-def _recorded_plan(
-    loaded: LoadedWorkload, split: Literal["train", "valid"], accelerators: int
-) -> StepPlan:
-    """The plan of a recorded job: its own order. One accelerator reads all of it, several what is whole."""
-    data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
-    assert data.requests is not None
-    replay = replay_of(data.requests)
-    files = len(replay.names(split))
-    if files != data.num_files(split):
-        key = "dataset.num_files_train" if split == "train" else "dataset.num_files_eval"
-        raise WorkloadError(
-            f"{loaded.at(key)} is {data.num_files(split):,}, but {data.requests} has {files:,}.",
-            next_step="A recorded job has as many files as were recorded; to change that leave out "
-            "the exact requests: ++workload.dataset.requests=null.",
-        )
-    order = replay.order(split)
-    batch = reader.batch_size if split == "train" else reader.batch_size_eval
-    each = batch * accelerators
-    steps = -(-order.reads // each) if accelerators == 1 else order.reads // each
-    if not steps:
-        raise WorkloadError(
-            f"{data.requests}: {order.reads:,} reads of an epoch are no step of {accelerators:,} "
-            f"accelerators x {batch:,} samples.",
-            next_step="Give fewer accelerators, or a smaller batch.",
-        )
-    if split == "train" and train.total_training_steps > 0:
-        steps = min(steps, train.total_training_steps)
-    return StepPlan(
-        split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
-        accelerators=accelerators, steps=steps, shuffle="none", seed=train.seed, recorded=order,
+        new_order=train.seed_change_epoch, recorded=order,
     )  # fmt: skip

@@ -149,11 +149,7 @@ class RankGroup:
             self.broadcast(None, deadline_s)
 
     def check(self) -> None:
-        """See that no rank has died, without waiting.
-
-        Raises:
-            BenchError: one has.
-        """
+        """See that no rank has died, without waiting. Raises BenchError if one has."""
         for rank, connection in self._connections.items():
             with self._naming(rank, 0.0):
                 connection.pull()

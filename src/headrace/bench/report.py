@@ -18,9 +18,8 @@ from headrace.pages.charts import Part, bars, columns, figure, stacked, table
 from headrace.pages.html import axis_text, document, measure_text, safe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from headrace.bench.compare import RunMeasure
     from headrace.bench.metrics import Confidence
     from headrace.bench.results import RankBlock, RunResult
     from headrace.bench.trace import StepPhase
@@ -30,26 +29,69 @@ _RANKS_MOST: Final = 64
 _BINS_MOST: Final = 120
 _SLOWEST: Final = 15
 
+_TIMES: Final = {
+    "compute": ("compute", "c1"), "wait": ("waiting for data", "c2"),
+    "barrier": ("at the barrier", "c3"), "harness": ("harness", "c4"),
+}  # fmt: skip
+_SOLUTION: Final = {
+    "training": ("training", "c1"), "staging": ("staging", "c2"), "evaluation": ("evaluation", "c3"),
+    "checkpointing": ("checkpointing", "c5"), "other": ("other", "c4"),
+}  # fmt: skip
+_WAITS: Final = {
+    "p50": "median", "p90": "90 %", "p99": "99 %", "p99.9": "99.9 %", "max": "longest",
+}  # fmt: skip
 
-def sections_of(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Iterator[str]:
-    """The charts of a run, or of the last of its repeats, as HTML."""
+
+def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
+    """The page of a run, or of its repeats, of which charts show the last."""
+    run = runs[-1]
+    model = run.workload.get("model")
+    name = str(model.get("name", "")) if isinstance(model, dict) else ""
+    title = f"Storage benchmark: {name or run.folder}"
+    simulated = run.provenance.get("simulated")
+    note = f"The storage was simulated ({simulated}): its delays are not real." if simulated else ""
+    bound, reason = run.own.get("bound"), run.own.get("bound_reason", "")
+    figures = [
+        (measure.title, with_confidence(value, measure.unit), measure.name)
+        for measure in MEASURES
+        if (value := measured(runs, measure)) is not None
+    ]
+    return document(title, [
+        f"<h1>{safe(title)}</h1>",
+        f'<p class="soft">{safe(_subtitle(runs))}</p>',
+        f'<p class="not-mlperf">{NOT_MLPERF} {safe(note)}</p>',
+        _cards(runs),
+        f"<p><strong>Bound by: {safe(bound)}.</strong> {safe(reason)}</p>" if bound else "",
+        *_charts(runs, blocks),
+        "<h2>All figures</h2>",
+        table(["figure", "value", "its name in conditions"], figures),
+        *_provenance(run),
+    ])  # fmt: skip
+
+
+def _charts(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Iterator[str]:
     run = runs[-1]
     phases = phases_of(blocks, barrier=str(run.provenance.get("barrier", "step")))
+    target = run.au_target_percent
+    line = None if target is None else (target, f"asked for: {number_text(target)} %")
+    total = seconds_text(number_at(run.own, "time_to_solution.total_s") or 0.0)
+    checkpoint = run.own.get("checkpoint")
+    checkpoint = checkpoint if isinstance(checkpoint, dict) else {}
     yield from _titled("Training", (
+        _split(run, "time", "Where the accelerators' time went", _TIMES),
         _split(
-            run, "time", "Where the accelerators' time went",
-            (("compute", "compute", "c1"), ("wait", "waiting for data", "c2"),
-             ("barrier", "at the barrier", "c3"), ("harness", "harness", "c4")),
+            run, "time_to_solution", f"Time to solution: {total}", _SOLUTION,
+            "From the first byte that was staged to the end of the last epoch and its checkpoint.",
         ),
-        _solution(run), _repeats(runs),
+        _repeats(runs, line),
         _columns(
             "AU of each epoch", _parts(run.metric.get("train_au_percentage"), "{:.2f} %".format),
-            _percent, "epoch", "AU", top=100, line=_target(run),
+            _percent, ("epoch", "AU"), top=100, line=line,
         ),
         _columns(
             "Throughput of each epoch, samples/s",
             _parts(run.metric.get("train_throughput_samples_per_second"), number_text),
-            axis_text, "epoch", "samples/s",
+            axis_text, ("epoch", "samples/s"),
         ),
         _accelerators(blocks),
     ))  # fmt: skip
@@ -58,13 +100,13 @@ def sections_of(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Itera
     yield _bytes(run)
     yield from _titled("Checkpoints", (
         _columns(
-            "Time to save each checkpoint", _parts(_own_list(run, "saves_s"), seconds_text),
-            seconds_text, "checkpoint", "time",
+            "Time to save each checkpoint", _parts(checkpoint.get("saves_s"), seconds_text),
+            seconds_text, ("checkpoint", "time"),
             "Of the slowest accelerator, until its bytes are where the writer promises them.",
         ),
         _columns(
-            "Time to read each back", _parts(_own_list(run, "loads_s"), seconds_text, "c2"),
-            seconds_text, "checkpoint", "time", "Of the slowest accelerator.",
+            "Time to read each back", _parts(checkpoint.get("loads_s"), seconds_text, "c2"),
+            seconds_text, ("checkpoint", "time"), "Of the slowest accelerator.",
         ),
     ))  # fmt: skip
 
@@ -80,39 +122,17 @@ def _percent(value: float) -> str:
     return f"{number_text(value)} %"
 
 
-def _split(
-    run: RunResult, path: str, title: str, kinds: Sequence[tuple[str, str, str]], note: str = ""
+def _with_table(
+    title: str, svg: str, parts: Sequence[Part], head: Sequence[str], note: str = ""
 ) -> str:
-    """The parts of a time that has a total."""
-    total = number_at(run.own, f"{path}.total_s") or 0.0
-    parts = [
-        Part(name, max(0.0, seconds), f"{100 * seconds / total:.1f} %", colour)
-        for key, name, colour in kinds
-        if total > 0 and (seconds := number_at(run.own, f"{path}.{key}_s")) is not None
-    ]
-    svg = stacked(title, parts)
-    rows = [(part.name, part.text, f"{part.value:.3f}") for part in parts]
-    return figure(title, svg, table(["part", "share", "seconds"], rows), note) if svg else ""
+    return figure(title, svg, table(head, [(part.name, part.text) for part in parts]), note)
 
 
-def _solution(run: RunResult) -> str:
-    total = seconds_text(number_at(run.own, "time_to_solution.total_s") or 0.0)
-    colours = {
-        "training": "c1", "staging": "c2", "evaluation": "c3", "checkpointing": "c5", "other": "c4",
-    }  # fmt: skip
-    return _split(
-        run, "time_to_solution", f"Time to solution: {total}",
-        [(name, name, colour) for name, colour in colours.items()],
-        "From the first byte that was staged to the end of the last epoch and its checkpoint.",
-    )  # fmt: skip
-
-
-def _columns(  # noqa: PLR0917 - a chart has an axis, a table and a name
+def _columns(
     title: str,
     parts: Sequence[Part],
     text_of: Callable[[float], str],
-    below: str,
-    head: str,
+    head: tuple[str, str],
     note: str = "",
     *,
     top: float | None = None,
@@ -121,17 +141,26 @@ def _columns(  # noqa: PLR0917 - a chart has an axis, a table and a name
     """A column for each part, and their table; nothing without parts."""
     if not parts:
         return ""
-    svg = columns(title, parts, text_of, below=below, top=top, line=line)
-    return _with_table(title, svg, parts, [below, head], note)
+    svg = columns(title, parts, text_of, below=head[0], top=top, line=line)
+    return _with_table(title, svg, parts, head, note)
 
 
-def _with_table(
-    title: str, svg: str, parts: Sequence[Part], head: Sequence[str], note: str = ""
+def _split(
+    run: RunResult, path: str, title: str, kinds: Mapping[str, tuple[str, str]], note: str = ""
 ) -> str:
-    return figure(title, svg, table(head, [(part.name, part.text) for part in parts]), note)
+    """The parts of a time that has a total."""
+    total = number_at(run.own, f"{path}.total_s") or 0.0
+    parts = [
+        Part(name, max(0.0, seconds), f"{100 * seconds / total:.1f} %", colour)
+        for key, (name, colour) in kinds.items()
+        if total > 0 and (seconds := number_at(run.own, f"{path}.{key}_s")) is not None
+    ]
+    svg = stacked(title, parts)
+    rows = [(part.name, part.text, f"{part.value:.3f}") for part in parts]
+    return figure(title, svg, table(["part", "share", "seconds"], rows), note) if svg else ""
 
 
-def _repeats(runs: Sequence[RunResult]) -> str:
+def _repeats(runs: Sequence[RunResult], line: tuple[float, str] | None) -> str:
     measure = measure_named("au")
     values = [(n, value_of(run.summary, measure), run) for n, run in enumerate(runs, 1)]
     known = [(n, value, run) for n, value, run in values if value is not None]
@@ -139,18 +168,8 @@ def _repeats(runs: Sequence[RunResult]) -> str:
         return ""
     parts = [Part(str(n), value, f"{value:.2f} %") for n, value, _ in known]
     rows = [(n, f"{value:.2f} %", run.folder) for n, value, run in known]
-    svg = columns("AU of each run", parts, _percent, below="run", top=100, line=_target(runs[-1]))
+    svg = columns("AU of each run", parts, _percent, below="run", top=100, line=line)
     return figure("AU of each run", svg, table(["run", "AU", "results"], rows))
-
-
-def _target(run: RunResult) -> tuple[float, str] | None:
-    target = run.au_target_percent
-    return None if target is None else (target, f"asked for: {number_text(target)} %")
-
-
-def _own_list(run: RunResult, name: str) -> object:
-    checkpoint = run.own.get("checkpoint")
-    return checkpoint.get(name) if isinstance(checkpoint, dict) else None
 
 
 def _parts(values: object, text_of: Callable[[float], str], colour: str = "c1") -> list[Part]:
@@ -174,15 +193,14 @@ def _accelerators(blocks: Sequence[RankBlock]) -> str:
     parts = [Part(str(rank), max(0.0, au), f"{au:.2f} %") for au, rank in means]
     note = f"The {len(parts)} lowest of {len(of_rank)}." if len(of_rank) > len(parts) else ""
     title = "AU of each accelerator, lowest first"
-    return _columns(title, parts, _percent, "accelerator", "AU", note, top=100)
+    return _columns(title, parts, _percent, ("accelerator", "AU"), note, top=100)
 
 
 def _waits(run: RunResult) -> str:
-    titles = {"p50": "median", "p90": "90 %", "p99": "99 %", "p99.9": "99.9 %", "max": "longest"}
     waits = run.own.get("wait_s")
-    values = {key: number_of(waits.get(key)) for key in titles} if isinstance(waits, dict) else {}
+    values = {key: number_of(waits.get(key)) for key in _WAITS} if isinstance(waits, dict) else {}
     parts = [
-        Part(titles[key], max(0.0, value), seconds_text(value), "c2")
+        Part(_WAITS[key], max(0.0, value), seconds_text(value), "c2")
         for key, value in values.items()
         if value is not None
     ]
@@ -222,17 +240,12 @@ def _slowest(phases: Sequence[StepPhase]) -> str:
     steps = [slow for slow in slowest_steps(phases, _SLOWEST) if slow.wait_s > 0]
     if not steps:
         return title + "<p>None of the slowest steps waited for data.</p>"
-    rows = [
-        (
-            f"epoch {slow.phase.blocks[0].epoch}, {slow.phase.blocks[0].kind} step {slow.step + 1}",
-            slow.rank,
-            seconds_text(slow.wait_s),
-            seconds_text(slow.compute_s),
-        )
-        for slow in steps
-    ]
-    head = ["step", "slowest accelerator", "wait", "compute"]
-    return title + table(head, rows)
+    rows = []
+    for slow in steps:
+        block = slow.phase.blocks[0]
+        name = f"epoch {block.epoch}, {block.kind} step {slow.step + 1}"
+        rows.append((name, slow.rank, seconds_text(slow.wait_s), seconds_text(slow.compute_s)))
+    return title + table(["step", "slowest accelerator", "wait", "compute"], rows)
 
 
 def _bytes(run: RunResult) -> str:
@@ -240,39 +253,14 @@ def _bytes(run: RunResult) -> str:
     cached = number_of(run.own.get("page_cache_bytes"))
     if device is None or cached is None or device + cached <= 0:
         return ""
-    named = (
-        ("from the device", device, "c1"),
-        ("not from the device (page cache, memory)", cached, "c3"),
-    )
-    parts = [Part(name, max(0.0, size), bytes_text(size), colour) for name, size, colour in named]
+    parts = [
+        Part("from the device", max(0.0, device), bytes_text(device), "c1"),
+        Part(
+            "not from the device (page cache, memory)", max(0.0, cached), bytes_text(cached), "c3"
+        ),
+    ]
     title = "Where the bytes came from"
     return _with_table(title, stacked(title, parts), parts, ["source", "bytes"])
-
-
-_LISTED_MOST: Final = 12
-"""Values of a list that are shown, at most: what has more is a histogram."""
-
-
-def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
-    """The page."""
-    run = runs[-1]
-    model = run.workload.get("model")
-    name = str(model.get("name", "")) if isinstance(model, dict) else ""
-    title = f"Storage benchmark: {name or run.folder}"
-    simulated = run.provenance.get("simulated")
-    note = f"The storage was simulated ({simulated}): its delays are not real." if simulated else ""
-    parts = [
-        f"<h1>{safe(title)}</h1>",
-        f'<p class="soft">{safe(_subtitle(runs))}</p>',
-        f'<p class="not-mlperf">{NOT_MLPERF} {safe(note)}</p>',
-        _cards(runs),
-        _verdict(run),
-        *sections_of(runs, blocks),
-        "<h2>All figures</h2>",
-        _figures(runs),
-        *_provenance(run),
-    ]
-    return document(title, parts)
 
 
 def _subtitle(runs: Sequence[RunResult]) -> str:
@@ -283,18 +271,16 @@ def _subtitle(runs: Sequence[RunResult]) -> str:
     ran = f"engine {'of DLIO' if engine is None else engine}"
     if engine is None and isinstance(checkpoint, dict):
         ran = f"checkpoints by {checkpoint.get('writer')}"
+    # Without what a second has of parts, and the day once.
+    start, end = (
+        str(summary.get(name)).partition(".")[0].replace("T", " ", 1) for name in ("start", "end")
+    )
+    day, _, clock = end.partition(" ")
     text = (
         f"{counted(accelerators, 'emulated accelerator')} on {counted(hosts, 'host')}, {ran}; "
-        f"{_times(summary.get('start'), summary.get('end'))}"
+        f"{start} to {clock if clock and start.startswith(day) else end}"
     )
     return f"{text}; {len(runs)} runs, charts show the last" if len(runs) > 1 else text
-
-
-def _times(*times: object) -> str:
-    """From and to, without what a second has of parts, and the day once."""
-    start, end = (str(time).partition(".")[0].replace("T", " ", 1) for time in times)
-    day, _, clock = end.partition(" ")
-    return f"{start} to {clock if clock and start.startswith(day) else end}"
 
 
 def with_confidence(value: Confidence, unit: str, *, brief: bool = False) -> str:
@@ -313,56 +299,36 @@ _CARDS: Final = (
 
 
 def _cards(runs: Sequence[RunResult]) -> str:
-    cards = [
-        _card(measure, value, runs[-1])
-        for measure in map(measure_named, _CARDS)
-        if (value := measured(runs, measure)) is not None
-    ]
+    cards = []
+    for measure in map(measure_named, _CARDS):
+        value = measured(runs, measure)
+        if value is None:
+            continue
+        below = "AU, accelerator utilisation" if measure.name == "au" else measure.title
+        if value.half_width is not None:
+            below += f", ± {measure_text(value.half_width, measure.unit)} of {value.runs} runs"
+        target = runs[-1].au_target_percent
+        if measure.name == "au" and target is not None:
+            met = value.mean >= target
+            below += f"; {'✓ meets' if met else '✗ below'} {number_text(target)} %"
+        number, _, unit = measure_text(value.mean, measure.unit).partition(" ")
+        shown = f"<b>{safe(number)} <small>{safe(unit)}</small></b>"
+        cards.append(f"<li>{shown}<span>{safe(below)}</span></li>")
     return f'<ul class="cards">{"".join(cards)}</ul>' if cards else ""
 
 
-def _card(measure: RunMeasure, value: Confidence, run: RunResult) -> str:
-    below = "AU, accelerator utilisation" if measure.name == "au" else measure.title
-    if value.half_width is not None:
-        below += f", ± {measure_text(value.half_width, measure.unit)} of {value.runs} runs"
-    target = run.au_target_percent
-    if measure.name == "au" and target is not None:
-        met = value.mean >= target
-        below += f"; {'✓ meets' if met else '✗ below'} {number_text(target)} %"
-    number, _, unit = measure_text(value.mean, measure.unit).partition(" ")
-    return f"<li><b>{safe(number)} <small>{safe(unit)}</small></b><span>{safe(below)}</span></li>"
-
-
-def _verdict(run: RunResult) -> str:
-    bound, reason = run.own.get("bound"), run.own.get("bound_reason", "")
-    return f"<p><strong>Bound by: {safe(bound)}.</strong> {safe(reason)}</p>" if bound else ""
-
-
-def _figures(runs: Sequence[RunResult]) -> str:
-    rows = [
-        (measure.title, with_confidence(value, measure.unit), measure.name)
-        for measure in MEASURES
-        if (value := measured(runs, measure)) is not None
-    ]
-    return table(["figure", "value", "its name in conditions"], rows)
-
-
 def _provenance(run: RunResult) -> Iterator[str]:
+    hosts = ("hostname", "host_processor_name", "host_cpu_count", "host_memory_GB")
     rows = [
-        *_rows({k: v for k, v in run.provenance.items() if k != "words"}, ""),
+        *_rows({k: v for k, v in run.provenance.items() if k != "words"}),
         *_rows(run.own.get("residency_before"), "page cache before: "),
+        *_rows({key: run.summary[key] for key in hosts if key in run.summary}),
+        ("results", run.folder),
     ]
-    rows += [
-        row
-        for key in ("hostname", "host_processor_name", "host_cpu_count", "host_memory_GB")
-        if key in run.summary
-        for row in _rows({key: run.summary[key]}, "")
-    ]
-    rows.append(("results", run.folder))
     yield "<h2>Where and how it ran</h2>"
     yield _words(["what", "value"], rows)
     if run.workload:
-        keys = _words(["key", "value"], list(_rows(run.workload, "")))
+        keys = _words(["key", "value"], list(_rows(run.workload)))
         yield f"<h2>The workload</h2><details><summary>All keys</summary>{keys}</details>"
     notes = run.own.get("notes")
     if isinstance(notes, list) and notes:
@@ -373,7 +339,11 @@ def _words(head: Sequence[str], rows: Sequence[tuple[str, object]]) -> str:
     return table(head, rows).replace("<table>", '<table class="words">', 1)
 
 
-def _rows(document: Any, prefix: str) -> Iterator[tuple[str, object]]:
+_LISTED_MOST: Final = 12
+"""Values of a list that are shown, at most: what has more is a histogram."""
+
+
+def _rows(document: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in flat(document, prefix).items():
         if not isinstance(value, list):
             yield key, _plain(value)

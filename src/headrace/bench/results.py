@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.checkpoint_runs import CheckpointTimes
     from headrace.bench.config import CommandLine, LoadedWorkload
-    from headrace.bench.metrics import Block, Formula, StepWindow
+    from headrace.bench.metrics import Block, CheckpointTimes, Formula, StepWindow
 
 
 def default_folder(line: CommandLine, loaded: LoadedWorkload) -> Path:
@@ -125,11 +124,11 @@ def write_rank_files(
         })  # fmt: skip
         train = block.kind == "train"
         name = f"block{block.number}" if train else "eval"
-        batch = batches[0] if train else batches[1]
         start_s, end_s = block.start_s + offset_s, block.end_s + offset_s
         epoch["load"][name] = block.load_s.tolist()
         epoch["proc"][name] = block.process_s.tolist()
         epoch["compute"][name] = block.compute_s.tolist()
+        batch = batches[0] if train else batches[1]
         epoch["throughput"][name] = block_throughput(block, batch, window, formula)
         epoch["au"][name] = block_au(block, window)
         epoch["end"] = timestamp(end_s)
@@ -140,18 +139,16 @@ def write_rank_files(
                 "duration": one.duration_s, "throughput": one.nbytes / 2**30 / one.duration_s,
             }  # fmt: skip
             end_s = one.start_s + one.duration_s
-            span = (f"{kind}_ckpt{one.number}", one.start_s, end_s, figures)
-            spans.setdefault(one.epoch, []).append(span)
+            name = f"{kind}_ckpt{one.number}"
+            spans.setdefault(one.epoch, []).append((name, one.start_s, end_s, figures))
+    stats: dict[str, Any] = {}
+    for number, parts in spans.items():
+        # An epoch ends with the last of what belongs to it.
+        span = _span(parts[0][1], max(end_s for _, _, end_s, _ in parts))
+        each = {name: _span(start_s, end_s) | more for name, start_s, end_s, more in parts}
+        stats[str(number)] = span | each
     write_json(folder / f"{rank}_output.json", output)
-    write_json(
-        folder / f"{rank}_per_epoch_stats.json",
-        {
-            # An epoch ends with the last of what belongs to it.
-            str(epoch): _span(parts[0][1], max(end_s for _, _, end_s, _ in parts))
-            | {name: _span(start_s, end_s) | more for name, start_s, end_s, more in parts}
-            for epoch, parts in spans.items()
-        },
-    )
+    write_json(folder / f"{rank}_per_epoch_stats.json", stats)
 
 
 def _span(start_s: float, end_s: float) -> dict[str, Any]:
@@ -214,9 +211,7 @@ def number_of(value: object) -> float | None:
 def number_at(document: Any, path: str) -> float | None:
     """The number that a document has at `key.of.key`, if it is one that a run can have."""
     for key in path.split("."):
-        if not isinstance(document, dict):
-            return None
-        document = document.get(key)
+        document = _mapping(document).get(key)
     return number_of(document)
 
 
@@ -225,11 +220,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def load_run(folder: str | os.PathLike[str]) -> RunResult:
-    """The run in a folder.
-
-    Raises:
-        BenchError: there is none, or it cannot be read.
-    """
+    """The run in a folder. Raises BenchError if there is none, or it cannot be read."""
     path = Path(folder)
     summary = _document(path / "summary.json")
     if not isinstance(summary.get("metric"), dict):
@@ -307,22 +298,18 @@ def _of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
     stats = _document(path) if path.exists() else {}
     for epoch in sorted((key for key in output if _EPOCH.fullmatch(key)), key=int):
         of_epoch = _mapping(output[epoch])
-        for name in _mapping(of_epoch.get("load")):
+        loads, computes, aus = (_mapping(of_epoch.get(k)) for k in ("load", "compute", "au"))
+        for name in loads:
             times = _mapping(_mapping(stats.get(epoch)).get(name))
-            load = _seconds(_mapping(of_epoch.get("load")).get(name), folder, rank)
-            compute = _seconds(_mapping(of_epoch.get("compute")).get(name), folder, rank)
+            load = _seconds(loads[name], folder, rank)
+            compute = _seconds(computes.get(name), folder, rank)
             steps = min(len(load), len(compute))
             yield RankBlock(
-                rank=rank,
-                epoch=int(epoch),
-                name=name,
+                rank=rank, epoch=int(epoch), name=name,
                 kind="eval" if name.startswith("eval") else "train",
-                start_s=_moment(times.get("start")),
-                end_s=_moment(times.get("end")),
-                load_s=load[:steps],
-                compute_s=compute[:steps],
-                au_percent=number_of(_mapping(of_epoch.get("au")).get(name)),
-            )
+                start_s=_moment(times.get("start")), end_s=_moment(times.get("end")),
+                load_s=load[:steps], compute_s=compute[:steps], au_percent=number_of(aus.get(name)),
+            )  # fmt: skip
 
 
 def _seconds(values: object, folder: Path, rank: int) -> NDArray[np.float64]:
@@ -397,23 +384,21 @@ def _repeats_of(whole: RunResult, path: Path) -> list[RunResult]:
 
 def differences(a: RunResult, b: RunResult) -> Iterator[tuple[str, str, str]]:
     """(what, in a, in b) of how two runs were made."""
-    sides = _circumstances(a), _circumstances(b)
-    for key in sorted(sides[0].keys() | sides[1].keys()):
-        left, right = (side.get(key, "-") for side in sides)
-        if left != right:
-            yield key, left, right
+    left, right = _circumstances(a), _circumstances(b)
+    for key in sorted(left.keys() | right.keys()):
+        if left.get(key) != right.get(key):
+            yield key, left.get(key, "-"), right.get(key, "-")
 
 
 def _circumstances(run: RunResult) -> dict[str, str]:
     """What was run, where and with what."""
-    circumstances: dict[str, Any] = dict(_task(run))
-    circumstances |= {key: run.own.get(key) for key in ("throughput_formula", "data_loader")}
-    for key in ("headrace", "kernel", "python", "barrier", "simulated"):
-        circumstances[key] = run.provenance.get(key)
-    circumstances |= flat(run.provenance.get("mount"), "mount.")
-    circumstances["cold"] = _mapping(run.own.get("residency_before")).get("cold")
-    circumstances["processor"] = run.summary.get("host_processor_name")
-    return {key: str(value) for key, value in circumstances.items() if value is not None}
+    own, ran = run.own, run.provenance
+    given = {key: own.get(key) for key in ("throughput_formula", "data_loader")}
+    given |= {key: ran.get(key) for key in ("headrace", "kernel", "python", "barrier", "simulated")}
+    given |= flat(ran.get("mount"), "mount.")
+    given["cold"] = _mapping(own.get("residency_before")).get("cold")
+    given["processor"] = run.summary.get("host_processor_name")
+    return _task(run) | {key: str(value) for key, value in given.items() if value is not None}
 
 
 def _task(run: RunResult) -> dict[str, str]:

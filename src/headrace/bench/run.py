@@ -8,51 +8,43 @@ import os
 import re
 import resource
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from headrace.bench.checkpoint_runs import CheckpointTimes, RunCheckpointer
-from headrace.bench.engines import engine_name, make_engine
-from headrace.bench.engines.base import EngineContext
+from headrace.bench.checkpoints import RunCheckpointer
+from headrace.bench.engines import EngineContext, engine_name, make_engine
 from headrace.bench.loop import StepLoop
 from headrace.bench.plan import plan_of
+from headrace.bench.summary import RunRecord
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.engines.base import BatchSource, Engine
+    from headrace.bench.engines import BatchSource, Engine
     from headrace.bench.metrics import Block, Formula
     from headrace.bench.plan import StepPlan
     from headrace.bench.ranks import RankGroup
     from headrace.bench.values import TimeDistribution
 
 
-Phase = Literal["staging", "training", "evaluation", "checkpointing", "other"]
-
-PHASES: Final[tuple[Phase, ...]] = (
-    "staging", "training", "evaluation", "checkpointing", "other",
-)  # fmt: skip
+PHASES: Final = ("staging", "training", "evaluation", "checkpointing", "other")
 
 
 class PhaseTimes:
     """A stopwatch that always counts for one phase; for `other` to begin with."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
-        self._since_s = now()
-        self._phase: Phase = "other"
-        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._now, self._since_s, self._phase = now, now(), "other"
+        self._seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
 
     @contextlib.contextmanager
-    def of(self, phase: Phase) -> Iterator[None]:
+    def of(self, phase: str) -> Iterator[None]:
         """Count for a phase, and then again for the one before."""
         before = self._switch(phase)
         try:
@@ -60,12 +52,12 @@ class PhaseTimes:
         finally:
             self._switch(before)
 
-    def seconds(self) -> dict[Phase, float]:
+    def seconds(self) -> dict[str, float]:
         """So far, by phase."""
         self._switch(self._phase)
         return dict(self._seconds)
 
-    def _switch(self, phase: Phase) -> Phase:
+    def _switch(self, phase: str) -> str:
         now_s, before = self._now(), self._phase
         self._seconds[before] += now_s - self._since_s
         self._since_s, self._phase = now_s, phase
@@ -123,36 +115,13 @@ class SessionOptions:
             simulation_of(self.simulate)
 
 
-@dataclass(slots=True)
-class RunRecord:
-    """What a run left, of this process's accelerators.
-
-    Attributes:
-        nbytes: that the engine delivered; 0 where it cannot tell.
-        device_bytes: that this process and its workers read from devices.
-        cpu_s: user and system time of this process and its workers.
-        phases_s: what this process's time went to.
-    """
-
-    engine: str
-    blocks: list[Block] = field(default_factory=list)
-    batch_waits_s: list[NDArray[np.float64]] = field(default_factory=list)
-    nbytes: int = 0
-    device_bytes: int = 0
-    cpu_s: float = 0.0
-    engine_figures: dict[str, Any] = field(default_factory=dict)
-    checkpoints: list[CheckpointTimes] = field(default_factory=list)
-    phases_s: dict[Phase, float] = field(default_factory=dict)
-
-
 def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, StepPlan]:
     """The plans of what the workload does, by split; errors as for `plan_of`."""
-    workload = loaded.workload
+    does, seed = loaded.workload.workflow, loaded.workload.train.seed
     plans: dict[str, StepPlan] = {}
-    seed = workload.train.seed
-    if workload.workflow.train:
+    if does.train:
         plans["train"] = plan_of(loaded, "train", world_accelerators, seed)
-    if workload.workflow.evaluation and workload.workflow.train:
+    if does.train and does.evaluation:
         plans["valid"] = plan_of(loaded, "valid", world_accelerators, seed + 1)
     return plans
 
@@ -176,30 +145,30 @@ def run_epochs(
     )
     times = PhaseTimes()
     engine = make_engine(engine_name(loaded), context)
-    try:
+    with contextlib.ExitStack() as closing:
+        closing.callback(engine.close)
         epochs = _Epochs(
             loaded, options, group, engine, plans=plans, times=times, progress=progress
         )
+        if loaded.workload.workflow.checkpoint:
+            epochs.checkpointer = RunCheckpointer(loaded, group, options.accelerators)
+            closing.callback(epochs.checkpointer.close)
         return epochs.run()
-    finally:
-        engine.close()
 
 
-def run_ceiling(loaded: LoadedWorkload, options: SessionOptions, group: RankGroup) -> RunRecord:
+def run_ceiling(
+    loaded: LoadedWorkload, options: SessionOptions, group: RankGroup
+) -> Sequence[Block]:
     """The same steps on a null store, one epoch of about 15 seconds."""
     plan = plans_of(loaded, options.accelerators * group.place.world_size)["train"]
-    step_s = loaded.workload.train.computation_time.mean_s
-    steps = int(_CEILING_S / step_s) if step_s > 0 else plan.steps
+    times = loaded.workload.train.computation_time
+    steps = int(_CEILING_S / times.mean_s) if times.mean_s > 0 else plan.steps
     steps = min(plan.steps, max(_CEILING_STEPS_LEAST, steps), 10_000)
-    context = EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
-    engine = make_engine("null", context)
-    epochs = _Epochs(
-        loaded, options, group, engine, plans={"train": plan}, times=PhaseTimes(), checkpoints=False
+    engine = make_engine(
+        "null", EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
     )
-    recorded = RunRecord("null")
-    recorded.blocks = epochs.block("train", 1, steps, loaded.workload.train.computation_time)
-    recorded.batch_waits_s = epochs.loop.batch_waits_s
-    return recorded
+    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan}, times=PhaseTimes())
+    return epochs.block("train", 1, steps, times)
 
 
 class _Epochs:
@@ -215,63 +184,65 @@ class _Epochs:
         plans: dict[str, StepPlan],
         times: PhaseTimes,
         progress: Callable[[int, int], None] | None = None,
-        checkpoints: bool = True,
     ) -> None:
-        self._workload = loaded.workload
-        self._group = group
-        self._engine = engine
-        self._plans = plans
-        self._times = times
-        self._count = options.accelerators
-        self._first = options.accelerators * group.place.rank
+        self._workload, self._engine, self._plans, self._times = (
+            loaded.workload,
+            engine,
+            plans,
+            times,
+        )
+        self._count, self._first = options.accelerators, options.accelerators * group.place.rank
         self._done = 0
-        self._progress = progress
-        self._deadline_s = options.deadline_s + 30
-        self._checkpointer = None
-        if loaded.workload.workflow.checkpoint and checkpoints:
-            self._checkpointer = RunCheckpointer(loaded, group, self._count)
-        self.loop = StepLoop(
-            first=self._first,
-            barrier_every_step=options.barrier == "step",
-            ahead=engine.ahead,
-            meet=self._meet if group.place.world_size > 1 else None,
-            check=group.check if group.place.world_size > 1 else None,
-            progress=self._tell,
-            deadline_s=self._deadline_s,
+        self.checkpointer: RunCheckpointer | None = None
+        deadline_s, alone = options.deadline_s + 30, group.place.world_size == 1
+        self._meet = functools.partial(group.barrier, deadline_s)
+        total = (
+            sum(plan.steps for plan in plans.values()) * self._count * self._workload.train.epochs
         )
 
+        def report(steps: int) -> None:
+            if progress is not None:
+                progress(self._done + steps, total)
+
+        self._loop = StepLoop(
+            first=self._first, barrier_every_step=options.barrier == "step", ahead=engine.ahead,
+            meet=None if alone else self._meet, check=None if alone else group.check,
+            progress=report, deadline_s=deadline_s,
+        )  # fmt: skip
+
     def run(self) -> RunRecord:
-        recorded = RunRecord(self._engine.name)
         train, evaluation = self._workload.train, self._workload.evaluation
-        before = used()
-        with contextlib.ExitStack() as closing:
-            if self._checkpointer is not None:
-                closing.callback(self._checkpointer.close)
-            for epoch in range(1, train.epochs + 1):
-                steps = self._plans["train"].steps
-                with self._times.of("training"):
-                    recorded.blocks += self.block("train", epoch, steps, train.computation_time)
-                since = epoch - evaluation.eval_after_epoch
-                due = since >= 0 and not since % evaluation.epochs_between_evals
-                if "valid" in self._plans and due:
-                    evaluated = self._plans["valid"].steps
-                    with self._times.of("evaluation"):
-                        recorded.blocks += self.block(
-                            "valid", epoch, evaluated, evaluation.eval_time
-                        )
-                if self._checkpointer is not None and self._checkpointer.due(epoch):
-                    self._save(epoch, steps)
-            if self._checkpointer is not None:
-                with self._times.of("checkpointing"):
-                    self._checkpointer.settle()
-                recorded.checkpoints = self._checkpointer.saved
-        recorded.phases_s = self._times.seconds()
-        recorded.engine_figures = self._engine.figures()
+        blocks: list[Block] = []
         cpu_s, device_bytes = used()
-        recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
-        recorded.nbytes = self.loop.nbytes
-        recorded.batch_waits_s = self.loop.batch_waits_s
-        return recorded
+        for epoch in range(1, train.epochs + 1):
+            steps = self._plans["train"].steps
+            with self._times.of("training"):
+                blocks += self.block("train", epoch, steps, train.computation_time)
+            since = epoch - evaluation.eval_after_epoch
+            if (
+                "valid" in self._plans
+                and since >= 0
+                and not since % evaluation.epochs_between_evals
+            ):
+                with self._times.of("evaluation"):
+                    blocks += self.block(
+                        "valid", epoch, self._plans["valid"].steps, evaluation.eval_time
+                    )
+            if self.checkpointer is not None and self.checkpointer.due(epoch):
+                with self._times.of("checkpointing"):
+                    self.checkpointer.save(epoch, steps)
+        saved = []
+        if self.checkpointer is not None:
+            with self._times.of("checkpointing"):
+                self.checkpointer.settle()
+            saved = self.checkpointer.saved
+        phases_s, figures = self._times.seconds(), self._engine.figures()
+        after = used()
+        return RunRecord(
+            engine=self._engine.name, blocks=blocks, checkpoints=saved, phases_s=phases_s,
+            engine_figures=figures, cpu_s=after[0] - cpu_s, device_bytes=after[1] - device_bytes,
+            nbytes=self._loop.nbytes, batch_waits_s=np.concatenate(self._loop.batch_waits_s),
+        )  # fmt: skip
 
     def block(self, split: str, epoch: int, steps: int, times: TimeDistribution) -> list[Block]:
         """Run one epoch's steps of training or evaluation on all accelerators.
@@ -283,8 +254,8 @@ class _Epochs:
             seed = (self._workload.train.seed, epoch, self._first + number, split == "valid")
             compute_s[number] = times.draw(np.random.default_rng(seed), steps)
         every = steps
-        if split == "train" and self._checkpointer is not None:
-            every = self._checkpointer.steps_between or steps
+        if split == "train" and self.checkpointer is not None:
+            every = self.checkpointer.steps_between or steps
         opened: dict[int, BatchSource] = {}
 
         def source(number: int) -> BatchSource:
@@ -303,30 +274,19 @@ class _Epochs:
                 self._meet()
                 idle = False
                 keep = first + every < steps
-                blocks += self.loop.run(sources, part, epoch, kind, number, keep=keep)
+                blocks += self._loop.run(sources, part, epoch, kind, number, keep=keep)
                 idle = True
                 self._done += part.shape[1] * self._count
                 if every < steps and part.shape[1] == every:
-                    self._save(epoch, first + every, number)
+                    assert self.checkpointer is not None
+                    with self._times.of("checkpointing"):
+                        self.checkpointer.save(epoch, first + every, number)
         except BaseException:
             # The loop closes the sources itself, but one that a read is stuck in.
             for opened_source in opened.values() if idle else ():
                 opened_source.close()
             raise
         return blocks
-
-    def _save(self, epoch: int, step: int, number: int = 1) -> None:
-        assert self._checkpointer is not None
-        with self._times.of("checkpointing"):
-            self._checkpointer.save(epoch, step, number)
-
-    def _meet(self) -> None:
-        self._group.barrier(self._deadline_s)
-
-    def _tell(self, steps: int) -> None:
-        if self._progress is not None:
-            total = sum(plan.steps for plan in self._plans.values()) * self._count
-            self._progress(self._done + steps, total * self._workload.train.epochs)
 
 
 def used() -> tuple[float, int]:

@@ -12,6 +12,7 @@ one's by more than the tolerance is flagged, however good its throughput looks.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -72,15 +73,10 @@ def read_epochs(log: str) -> tuple[EpochLine, ...]:
     epochs: dict[int, EpochLine] = {}
     for line in log.splitlines():
         begin = line.find("{")
-        if begin < 0 or len(line) > _LINE_BYTES_MAX or '"epoch"' not in line:
-            continue
-        try:
-            document = json.loads(line[begin:])
-        except ValueError:
-            continue
-        epoch = _epoch_of(document)
-        if epoch is not None:
-            epochs[epoch.epoch] = epoch
+        if begin >= 0 and len(line) <= _LINE_BYTES_MAX and '"epoch"' in line:
+            with contextlib.suppress(ValueError):
+                if epoch := _epoch_of(json.loads(line[begin:])):
+                    epochs[epoch.epoch] = epoch
     return tuple(epochs[number] for number in sorted(epochs))
 
 
@@ -191,87 +187,67 @@ def scaling_table(runs: Sequence[ScalingRun], tolerance: float = TOLERANCE) -> S
         raise ValueError(f"runs are of {sizes} ranks, expected one run for each of some sizes")
     epochs = max(len(run.epochs) for run in runs)
     done = [r for r in runs if r.state == "COMPLETED" and len(r.epochs) == epochs > 0]
-    first = done[0] if done else None
-    rows = tuple(_row(run, first if run in done else None, tolerance) for run in runs)
-    return ScalingTable(rows, tolerance, epochs, _findings(rows, runs, epochs))
+    rows, findings = list[ScalingRow](), list[str]()
+    for run in runs:
+        where = f"{run.ranks} rank{'s' if run.ranks > 1 else ''}"
+        row = ScalingRow(run.ranks, run.nodes, run.state, run.wall_s, log=run.log)
+        if run in done:
+            row, best = _measured(run, done[0], tolerance), done[0].epochs[-1].accuracy
+            if row.accuracy_fell and row.accuracy is not None:
+                findings.append(
+                    f"{where}: accuracy is {row.accuracy:.2%}, {100 * (best - row.accuracy):.2f} points "
+                    f"below the {best:.2%} of {done[0].ranks}: its throughput is not of the same training"
+                )
+        else:
+            findings.append(
+                f"{where}: the job ended as {run.state} after {len(run.epochs)} of {epochs} epochs: "
+                f"{run.log or 'no log'}"
+            )
+        rows.append(row)
+    return ScalingTable(tuple(rows), tolerance, epochs, tuple(findings))
 
 
-def _row(run: ScalingRun, first: ScalingRun | None, tolerance: float) -> ScalingRow:
-    if first is None:
-        return ScalingRow(run.ranks, run.nodes, run.state, run.wall_s, log=run.log)
-    accuracy = run.epochs[-1].accuracy
-    return ScalingRow(
-        run.ranks,
-        run.nodes,
-        run.state,
-        run.wall_s,
-        _whole_per_s(run),
-        _training_per_s(run),
-        _training_per_s(run) / run.ranks / (_training_per_s(first) / first.ranks),
-        _whole_per_s(run) / run.ranks / (_whole_per_s(first) / first.ranks),
-        accuracy,
-        # A hair's breadth of room: 0.75 - 0.74 is more than 0.01.
-        first.epochs[-1].accuracy - accuracy > tolerance + 1e-9,
-        _per_s(run, [epoch.reads for epoch in run.epochs]),
-        _per_s(run, [epoch.bytes for epoch in run.epochs]),
-        _split(run),
-        run.log,
-    )
+def _measured(run: ScalingRun, first: ScalingRun, tolerance: float) -> ScalingRow:
+    """The row of a run that ended well, held against the first one."""
 
+    def total(name: str) -> float:
+        return float(sum(getattr(epoch, name) for epoch in run.epochs))
 
-def _whole_per_s(run: ScalingRun) -> float:
-    return sum(epoch.samples for epoch in run.epochs) / max(run.wall_s, 1e-9)
+    def whole_per_s(run: ScalingRun) -> float:
+        return sum(epoch.samples for epoch in run.epochs) / max(run.wall_s, 1e-9)
 
+    def training_per_s(run: ScalingRun) -> float:
+        return statistics.median(epoch.samples / epoch.seconds for epoch in run.epochs)
 
-def _training_per_s(run: ScalingRun) -> float:
-    return statistics.median(epoch.samples / epoch.seconds for epoch in run.epochs)
+    def against(rate: Callable[[ScalingRun], float]) -> float:
+        return rate(run) / run.ranks / (rate(first) / first.ranks)
 
+    def per_s(name: str) -> float | None:
+        known = all(getattr(epoch, name) is not None for epoch in run.epochs)
+        return total(name) / total("seconds") if known else None
 
-def _per_s(run: ScalingRun, counts: Sequence[int | None]) -> float | None:
-    known = [count for count in counts if count is not None]
-    if len(known) < len(run.epochs):
-        return None
-    return sum(known) / sum(epoch.seconds for epoch in run.epochs)
-
-
-def _split(run: ScalingRun) -> TimeSplit:
-    """Parts that add up to the wall time, whatever a script says of itself."""
-    seconds = sum(epoch.seconds for epoch in run.epochs)
-    waiting = min(sum(epoch.waited_s for epoch in run.epochs), seconds)
-    saving = min(sum(epoch.saved_s for epoch in run.epochs), seconds - waiting)
-    evaluating = sum(epoch.evaluated_s for epoch in run.epochs)
+    accuracy, seconds = run.epochs[-1].accuracy, total("seconds")
+    # Parts that add up to the wall time, whatever a script says of itself.
+    waiting = min(total("waited_s"), seconds)
+    saving = min(total("saved_s"), seconds - waiting)
+    evaluating = total("evaluated_s")
     other = max(0.0, run.wall_s - seconds - evaluating)
-    return TimeSplit(waiting, seconds - waiting - saving, saving, evaluating, other)
-
-
-def _findings(
-    rows: Sequence[ScalingRow], runs: Sequence[ScalingRun], epochs: int
-) -> tuple[str, ...]:
-    first = next((row for row in rows if row.accuracy is not None), None)
-    findings = []
-    for row, run in zip(rows, runs, strict=True):
-        where = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
-        if row.accuracy is None:
-            findings.append(
-                f"{where}: the job ended as {row.state} after {len(run.epochs)} of {epochs} epochs: "
-                f"{row.log or 'no log'}"
-            )
-        elif row.accuracy_fell and first is not None and first.accuracy is not None:
-            fall = 100 * (first.accuracy - row.accuracy)
-            findings.append(
-                f"{where}: accuracy is {row.accuracy:.2%}, {fall:.2f} points below the "
-                f"{first.accuracy:.2%} of {first.ranks}: its throughput is not of the same training"
-            )
-    return tuple(findings)
+    return ScalingRow(
+        ranks=run.ranks, nodes=run.nodes, state=run.state, wall_s=run.wall_s,
+        whole_per_s=whole_per_s(run), training_per_s=training_per_s(run),
+        efficiency=against(training_per_s), whole_efficiency=against(whole_per_s),
+        accuracy=accuracy,
+        # A hair's breadth of room: 0.75 - 0.74 is more than 0.01.
+        accuracy_fell=first.epochs[-1].accuracy - accuracy > tolerance + 1e-9,
+        reads_per_s=per_s("reads"), bytes_per_s=per_s("bytes"),
+        split=TimeSplit(waiting, seconds - waiting - saving, saving, evaluating, other),
+        log=run.log,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingOptions:
-    """What to run, and how large.
-
-    Raises:
-        ValueError: a number of ranks is impossible, or given twice.
-    """
+    """What to run, and how large. Raises ValueError if a number of ranks is impossible, or given twice."""
 
     project: Path
     """The folder in which the script runs."""
@@ -389,14 +365,16 @@ _HEAD = (
     "ranks", "nodes", "wall s", "samples/s", "training/s", "efficiency", "accuracy", "reads/s",
     "MB/s", "data", "compute", "save", "test", "other",
 )  # fmt: skip
-_FLAG = " !"
 
 
 def table_text(table: ScalingTable) -> str:
     """The table, what its columns are, and the findings; ends with a line break."""
-    body = [_cells(row) for row in table.rows]
-    widths = [max(map(len, column)) for column in zip(_HEAD, *body, strict=True)]
-    lines = [_line(_HEAD, widths), *(_line(cells, widths) for cells in body)]
+    cells = [_HEAD, *map(_cells, table.rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
     lines += [
         "",
         f"samples/s: over the whole wall time. training/s: median of {table.epochs} epochs.",
@@ -407,29 +385,22 @@ def table_text(table: ScalingTable) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
-    return "  ".join(padded).rstrip()
-
-
 def _cells(row: ScalingRow) -> tuple[str, ...]:
+    begin = (str(row.ranks), str(row.nodes), f"{row.wall_s:.1f}")
     if row.split is None or row.accuracy is None:
-        return (str(row.ranks), str(row.nodes), f"{row.wall_s:.1f}", row.state, *["-"] * 10)
+        return (*begin, row.state, *["-"] * 10)
     parts = astuple(row.split)
-    total = max(sum(parts), 1e-9)
+
+    def text(value: float | None, form: str = ",.0f") -> str:
+        return "-" if value is None else format(value, form)
+
     return (
-        str(row.ranks),
-        str(row.nodes),
-        f"{row.wall_s:.1f}",
-        _number(row.whole_per_s),
-        _number(row.training_per_s),
-        "-" if row.efficiency is None else f"{row.efficiency:.1%}",
-        f"{row.accuracy:.2%}" + (_FLAG if row.accuracy_fell else " " * len(_FLAG)),
-        _number(row.reads_per_s),
-        "-" if row.bytes_per_s is None else f"{row.bytes_per_s / 1e6:.1f}",
-        *(f"{part / total:.0%}" for part in parts),
+        *begin,
+        text(row.whole_per_s),
+        text(row.training_per_s),
+        text(row.efficiency, ".1%"),
+        f"{row.accuracy:.2%}" + (" !" if row.accuracy_fell else "  "),
+        text(row.reads_per_s),
+        text(None if row.bytes_per_s is None else row.bytes_per_s / 1e6, ".1f"),
+        *(f"{part / max(sum(parts), 1e-9):.0%}" for part in parts),
     )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"

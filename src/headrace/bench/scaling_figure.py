@@ -53,17 +53,16 @@ _PARTS: Final = (
 def figure_svg(table: ScalingTable, title: str) -> str:
     """The whole file; ends with a line break."""
     rows = [row for row in table.rows if row.split is not None]
-    bars = 26 * len(rows) + 56
-    height = _TOP + 2 * (_PANEL + _GAP) + bars
+    height = _TOP + 2 * (_PANEL + _GAP) + 26 * len(rows) + 56
     inside = [
         f'<rect width="{_WIDTH}" height="{height}" class="paper"/>',
         text(16, 28, title, kind="title"),
     ]
-    if rows:
-        inside.append(_group(_TOP, _throughput(rows)))
-        inside.append(_group(_TOP + _PANEL + _GAP, _accuracy(rows, table.tolerance)))
-        inside.append(_group(_TOP + 2 * (_PANEL + _GAP), _times(rows)))
-    else:
+    panels = (_throughput(rows), _accuracy(rows, table.tolerance), _times(rows)) if rows else ()
+    for number, panel in enumerate(panels):
+        y = _TOP + number * (_PANEL + _GAP)
+        inside.append(f'<g transform="translate(0 {y:g})">{"".join(panel)}</g>')
+    if not rows:
         inside.append(text(16, _TOP, "No size ran to its end."))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
@@ -72,15 +71,11 @@ def figure_svg(table: ScalingTable, title: str) -> str:
     )
 
 
-def _group(y: float, inside: Sequence[str]) -> str:
-    return f'<g transform="translate(0 {y:g})">{"".join(inside)}</g>'
-
-
-def _place(row: ScalingRow, rows: Sequence[ScalingRow]) -> float:
-    """Where a size stands: doubled ranks are equally far apart."""
+def _places(rows: Sequence[ScalingRow]) -> list[float]:
+    """Where sizes stand: doubled ranks are equally far apart."""
     low, high = math.log2(rows[0].ranks), math.log2(rows[-1].ranks)
-    share = 0.5 if high == low else (math.log2(row.ranks) - low) / (high - low)
-    return _LEFT + 36 + share * (_WIDTH - _LEFT - _RIGHT - 110)
+    shares = [0.5 if high == low else (math.log2(r.ranks) - low) / (high - low) for r in rows]
+    return [_LEFT + 36 + share * (_WIDTH - _LEFT - _RIGHT - 110) for share in shares]
 
 
 def _axis(rows: Sequence[ScalingRow], name: str, ticks: Sequence[tuple[float, str]]) -> list[str]:
@@ -89,22 +84,22 @@ def _axis(rows: Sequence[ScalingRow], name: str, ticks: Sequence[tuple[float, st
     for y, label in ticks:
         drawn.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" class="grid"/>')
         drawn.append(text(_LEFT - 8, y + 4, label, "end", "soft"))
-    for row in rows:
+    for row, x in zip(rows, _places(rows), strict=True):
         label = f"{row.ranks} rank{'s' if row.ranks > 1 else ''}"
-        drawn.append(text(_place(row, rows), _PANEL + 20, label, "middle"))
+        drawn.append(text(x, _PANEL + 20, label, "middle"))
     return drawn
 
 
-def _dot(at: tuple[float, float], kind: str, label: str) -> str:
+def _dot(x: float, y: float, kind: str, label: str) -> str:
     return (
-        f'<circle cx="{at[0]:.1f}" cy="{at[1]:.1f}" r="5" class="point {kind}">'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" class="point {kind}">'
         f"<title>{safe(label)}</title></circle>"
     )
 
 
-def _through(points: Sequence[tuple[float, float]], kind: str) -> str:
-    way = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return f'<path d="M{way}" class="{kind}"/>'
+def _through(xs: Sequence[float], ys: Sequence[float], kind: str) -> str:
+    points = "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys, strict=True))
+    return f'<path d="M{points}" class="{kind}"/>'
 
 
 def _throughput(rows: Sequence[ScalingRow]) -> list[str]:
@@ -118,15 +113,16 @@ def _throughput(rows: Sequence[ScalingRow]) -> list[str]:
         return _PANEL - (math.log2(max(rate, 1e-9)) - low) / (high - low) * _PANEL
 
     ticks = [(y(2.0**power), f"{2.0**power:,.4g}") for power in range(low, high + 1)]
-    drawn = _axis(
-        rows, "samples a second in training (dashed: the first size's, times the ranks)", ticks
+    name, xs = (
+        "samples a second in training (dashed: the first size's, times the ranks)",
+        _places(rows),
     )
-    places = [_place(row, rows) for row in rows]
-    drawn.append(_through([*zip(places, map(y, ideal), strict=True)], "ideal"))
-    drawn.append(_through([*zip(places, map(y, rates), strict=True)], "line"))
-    for row, x, rate in zip(rows, places, rates, strict=True):
+    drawn = _axis(rows, name, ticks)
+    drawn.append(_through(xs, [*map(y, ideal)], "ideal"))
+    drawn.append(_through(xs, [*map(y, rates)], "line"))
+    for row, x, rate in zip(rows, xs, rates, strict=True):
         label = f"{rate:,.0f}/s, {row.efficiency or 0:.0%}"
-        drawn.append(_dot((x, y(rate)), "fell" if row.accuracy_fell else "", label))
+        drawn.append(_dot(x, y(rate), "fell" if row.accuracy_fell else "", label))
         drawn.append(text(x + 9, min(y(rate) + 18, _PANEL - 4), label))
     return drawn
 
@@ -135,29 +131,28 @@ def _accuracy(rows: Sequence[ScalingRow], tolerance: float) -> list[str]:
     """From a little below the worst to a little above the best: falls of a point must be seen."""
     shares = [row.accuracy or 0.0 for row in rows]
     guard = max(0.0, shares[0] - tolerance)
-    room = max(0.02, max([*shares, guard]) - min([*shares, guard])) * 0.35
-    low, high = max(0.0, min([*shares, guard]) - room), min(1.0, max([*shares, guard]) + room)
+    worst, best = min([*shares, guard]), max([*shares, guard])
+    room = max(0.02, best - worst) * 0.35
+    low, high = max(0.0, worst - room), min(1.0, best + room)
 
     def y(share: float) -> float:
         return _PANEL - (share - low) / (high - low) * _PANEL
 
-    ticks = [(y(low + (high - low) * i / 4), f"{low + (high - low) * i / 4:.1%}") for i in range(5)]
+    ticks = [(y(share), f"{share:.1%}") for share in (low + (high - low) * i / 4 for i in range(5))]
     name = (
         f"accuracy on held-out samples (dashed: the first size's less {100 * tolerance:g} points)"
     )
     drawn = _axis(rows, name, ticks)
     drawn.append(f'<path d="M{_LEFT} {y(guard):.1f}H{_WIDTH - _RIGHT}" class="guard"/>')
-    points = [(_place(row, rows), y(share)) for row, share in zip(rows, shares, strict=True)]
-    drawn.append(_through(points, "line learnt"))
-    for number, (row, at, share) in enumerate(zip(rows, points, shares, strict=True)):
+    xs, ys = _places(rows), [*map(y, shares)]
+    drawn.append(_through(xs, ys, "line learnt"))
+    for row, x, at, following, share in zip(rows, xs, ys, [*ys[1:], 0.0], shares, strict=True):
+        kinds = ("fell", "fell-text") if row.accuracy_fell else ("learnt", "")
         label = f"{share:.2%}" + (" fell" if row.accuracy_fell else "")
-        drawn.append(_dot(at, "fell" if row.accuracy_fell else "learnt", label))
-        falls = (
-            number + 1 < len(points) and points[number + 1][1] > at[1]
-        )  # beside the line, not on it
-        beside = max(at[1] - 10, 12) if falls else min(at[1] + 20, _PANEL - 4)
-        kind = "fell-text" if row.accuracy_fell else ""
-        drawn.append(text(at[0] + 9, beside, label, kind=kind))
+        drawn.append(_dot(x, at, kinds[0], label))
+        # Beside the line, not on it.
+        beside = max(at - 10, 12) if following > at else min(at + 20, _PANEL - 4)
+        drawn.append(text(x + 9, beside, label, kind=kinds[1]))
     return drawn
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import which_rank
-from headrace.bench.checkpoint_runs import (
+from headrace.bench.checkpoints import (
     checkpoint_problems,
     require_checkpoints,
     run_checkpoints,
@@ -26,11 +26,11 @@ from headrace.bench.results import (
     write_log,
     write_rank_files,
 )
-from headrace.bench.run import RunRecord, SessionOptions, plans_of, run_ceiling, run_epochs, used
+from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
 from headrace.bench.schema import KEYS
 from headrace.bench.staging import Staged, make_cold, residency_of, stage_files
 from headrace.bench.summary import (
-    GatheredRun,
+    RunRecord,
     gather_run,
     host_document,
     metric_lines,
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from headrace.bench.checkpoint_runs import CheckpointTimes
     from headrace.bench.config import LoadedWorkload
     from headrace.bench.dataset import Split
+    from headrace.bench.metrics import CheckpointTimes
     from headrace.bench.ranks import RankGroup
 
 _RESIDENCY_FILES: Final = 2000
@@ -223,10 +223,9 @@ class _Session:
     ) -> None:
         self._words, self._loaded, self._options = words, loaded, options
         self._workload, self._group, self._folder = loaded.workload, group, folder
-        self._rank = group.place.rank
         self._started = time.time()
         self._report = SessionReport(
-            str(folder), self._rank, None, (), (*loaded.notes, *notes_of(loaded))
+            str(folder), group.place.rank, None, (), (*loaded.notes, *notes_of(loaded))
         )
 
     def run(self) -> SessionReport:
@@ -257,61 +256,60 @@ class _Session:
 
     def _repeats(
         self, files: Mapping[str, Sequence[str]], staged: Staged | None
-    ) -> list[GatheredRun]:
-        every = [path for paths in files.values() for path in paths]
-        residency: dict[str, Any] = {}
+    ) -> list[RunRecord]:
+        options, residency = self._options, dict[str, Any]()
         if self._group.place.is_first:
+            every = [path for paths in files.values() for path in paths]
             residency = residency_of(every, _RESIDENCY_FILES).document()
-        options, ceiling = self._options, None
-        if options.ceiling:
-            ceiling = run_ceiling(self._loaded, options, self._group)
-        runs: list[GatheredRun] = []
+        ceiling = run_ceiling(self._loaded, options, self._group) if options.ceiling else ()
+        runs: list[RunRecord] = []
         for number in range(1, options.repeats + 1):
             if options.cold:
                 residency = self._make_cold(files)
             started = self._started if number == 1 else time.time()
-            recorded = run_epochs(self._loaded, options, self._group, files, self._progress)
-            if recorded.phases_s and staged is not None:
-                recorded.phases_s["staging"] += staged.seconds
-            gathered = self._gathered(recorded, started, ceiling)
-            if gathered is not None:
-                gathered.residency = residency
-                runs.append(gathered)
-            self._write_ranks(self._folder, recorded)
+            record = run_epochs(self._loaded, options, self._group, files, self._progress)
+            if staged is not None:
+                record.phases_s = {**record.phases_s, "staging": staged.seconds}
+            record.ceiling, record.residency = ceiling, residency
+            own = replace(record)
+            gathered = self._gather(record, started)
+            self._write_ranks(self._folder, own)
             if options.repeats > 1:  # at once: what a later repeat meets does not take it away
                 folder = repeat_folder(self._folder, number)
-                self._write_ranks(folder, recorded)
-                if gathered is not None:
-                    document = summary_document(self._workload, gathered)
-                    write_json(folder / "summary.json", document)
+                self._write_ranks(folder, own)
+                if gathered:
+                    summary = summary_document(self._workload, record)
+                    write_json(folder / "summary.json", summary)
+            if gathered:
+                runs.append(record)
         return runs
 
     def _checkpoints(self) -> SessionReport:
         """A run of checkpoints alone."""
-        recorded = RunRecord("none")
-        before = used()
+        cpu_s, device_bytes = used()
+        saved: list[CheckpointTimes] = []
         restored: list[CheckpointTimes] = []
         residency = None
         for _ in range(self._options.repeats):
-            saved, read_back, residency = run_checkpoints(
+            written, read_back, residency = run_checkpoints(
                 self._loaded, self._options.accelerators, self._group,
                 cold=self._options.cold, progress=self._progress,
             )  # fmt: skip
-            recorded.checkpoints += saved
+            saved += written
             restored += read_back
-        cpu_s, device_bytes = used()
-        recorded.cpu_s, recorded.device_bytes = cpu_s - before[0], device_bytes - before[1]
-        self._write_ranks(self._folder, recorded, restored)
-        gathered = self._gathered(recorded, self._started, restored=restored)
-        if gathered is not None:
-            gathered.restore_residency = residency
-        return self._finish(gathered)
+        after = used()
+        record = RunRecord(
+            engine="none", checkpoints=saved, restores=restored, restore_residency=residency,
+            cpu_s=after[0] - cpu_s, device_bytes=after[1] - device_bytes,
+        )  # fmt: skip
+        self._write_ranks(self._folder, record)
+        return self._finish(record if self._gather(record, self._started) else None)
 
-    def _finish(self, gathered: GatheredRun | None, lines: Sequence[str] = ()) -> SessionReport:
+    def _finish(self, record: RunRecord | None, lines: Sequence[str] = ()) -> SessionReport:
         """Rank 0 writes the summary and the log; the others have neither."""
         summary = None
-        if gathered is not None:
-            summary = summary_document(self._workload, gathered)
+        if record is not None:
+            summary = summary_document(self._workload, record)
             write_json(self._folder / "summary.json", summary)
             lines = metric_lines(summary)
         if self._group.place.is_first:
@@ -326,7 +324,8 @@ class _Session:
                 self._options.progress("generating", done, total)
 
         report = generate(
-            self._workload.dataset, rank=self._rank, world_size=self._group.place.world_size,
+            self._workload.dataset, rank=self._group.place.rank,
+            world_size=self._group.place.world_size,
             threads=self._options.generate_threads or self._workload.reader.write_threads,
             overwrite=self._options.overwrite, progress=progress,
         )  # fmt: skip
@@ -350,7 +349,7 @@ class _Session:
     def _make_cold(self, files: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         every = [path for paths in files.values() for path in paths]
         residency = make_cold(
-            every[self._rank :: self._group.place.world_size],
+            every[self._group.place.rank :: self._group.place.world_size],
             _RESIDENCY_FILES,
             "the data set",
             "Another process may have the files open or mapped; on tmpfs it is impossible. Run without "
@@ -363,53 +362,37 @@ class _Session:
         if self._options.progress is not None and self._group.place.is_first:
             self._options.progress("running", done, total)
 
-    def _write_ranks(
-        self, folder: Path, recorded: RunRecord, restored: Sequence[CheckpointTimes] = ()
-    ) -> None:
+    def _write_ranks(self, folder: Path, record: RunRecord) -> None:
         host, reader = host_document(), self._workload.reader
-        first = self._options.accelerators * self._rank
+        first = self._options.accelerators * self._group.place.rank
         for rank in range(first, first + self._options.accelerators):
             write_rank_files(
-                folder, rank, [b for b in recorded.blocks if b.accelerator == rank],
+                folder, rank, [b for b in record.blocks if b.accelerator == rank],
                 offset_s=time.time() - time.perf_counter(),
                 batches=(reader.batch_size, reader.batch_size_eval), window=window_of(self._workload),
-                formula=self._options.formula, host=host, saved=recorded.checkpoints,
-                restored=restored,
+                formula=self._options.formula, host=host, saved=record.checkpoints,
+                restored=record.restores,
             )  # fmt: skip
 
-    def _gathered(
-        self,
-        recorded: RunRecord,
-        started: float,
-        ceiling: RunRecord | None = None,
-        restored: Sequence[CheckpointTimes] = (),
-    ) -> GatheredRun | None:
-        """All ranks' figures; None in ranks other than 0."""
+    def _gather(self, record: RunRecord, started: float) -> bool:
+        """Make the record one of all ranks; whether this is the rank that has it."""
         options, does, place = self._options, self._workload.workflow, self._group.place
         measured_folder = self._workload.dataset.data_folder
         if not does.train:
             measured_folder = self._workload.checkpoint.checkpoint_folder
-        run = GatheredRun(
-            engine=recorded.engine,
-            formula=options.formula,
-            start_s=started,
-            accelerators=options.accelerators * place.world_size,
-            checkpoint_writer=writer_name(self._loaded) if does.checkpoint else None,
-            provenance=provenance(measured_folder, list(sys.argv)) | {
-                "words": list(self._words),
-                "engine": recorded.engine_figures,
-                "launcher": place.source,
-                "barrier": options.barrier,
-                "simulated": _name_of(options.simulate),
-                "staged": options.stage,
-            },
-            notes=self._report.notes,
-        )  # fmt: skip
-        return run if gather_run(self._group, run, recorded, ceiling, restored) else None
-
-
-def _name_of(simulate: Any) -> str | None:
-    """What a simulated storage is called: a preset's name, a Simulation or a SlowVolume."""
-    simulation = getattr(simulate, "simulation", simulate)
-    name = getattr(simulation, "name", simulation)
-    return None if name is None else str(name)
+        # What a simulated storage is called: a preset, a Simulation or a SlowVolume.
+        simulation = getattr(options.simulate, "simulation", options.simulate)
+        name = getattr(simulation, "name", simulation)
+        record.formula, record.start_s = options.formula, started
+        record.accelerators = options.accelerators * place.world_size
+        record.checkpoint_writer = writer_name(self._loaded) if does.checkpoint else None
+        record.notes = self._report.notes
+        record.provenance = provenance(measured_folder, list(sys.argv)) | {
+            "words": list(self._words),
+            "engine": record.engine_figures,
+            "launcher": place.source,
+            "barrier": options.barrier,
+            "simulated": None if name is None else str(name),
+            "staged": options.stage,
+        }
+        return gather_run(self._group, record)

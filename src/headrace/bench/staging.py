@@ -103,11 +103,7 @@ _DEADLINE_S: Final = 24 * 3600.0
 
 
 def make_cold(paths: Sequence[str], most: int, what: str, next_step: str) -> Residency:
-    """Evict files, and see that they are gone, of at most so many.
-
-    Raises:
-        BenchError: they are not.
-    """
+    """Evict files, and see that they are gone, of at most so many. Raises BenchError if they are not."""
     evict(paths)
     residency = residency_of(paths, most)
     if residency.share is None or residency.share > _COLD_SHARE_MOST:

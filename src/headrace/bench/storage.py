@@ -18,7 +18,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -35,290 +35,9 @@ from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from headrace.io.batch_reader import PendingBatch
-
-
-_REMOVE_S: Final = 30.0
-
-
-@contextlib.contextmanager
-def scratch(path: str) -> Iterator[str]:
-    """A new folder in `path`, removed at the end, which Ctrl-C and SIGTERM also are.
-
-    Raises:
-        BenchError: `path` is no folder, or nothing can be written there.
-    """
-    if not os.path.isdir(path):
-        raise BenchError(
-            f"{path} is no folder.", path=path, next_step="Give a folder of the mount."
-        )
-    with _term_is_an_exit():
-        try:
-            folder = tempfile.mkdtemp(prefix=".headrace-storage-", dir=path)
-        except OSError as e:
-            raise BenchError(f"{path} cannot be written to: {e.strerror}.", path=path) from e
-        try:
-            yield folder
-        except BaseException:
-            _remove(folder)
-            raise
-        if not _remove(folder):
-            raise BenchError(f"{folder} cannot be removed.", path=folder, next_step="Remove it.")
-
-
-def _remove(folder: str) -> bool:
-    """Whether it is gone. A thread that an interrupt left behind may write on for a moment: try again."""
-    until = time.monotonic() + _REMOVE_S
-    while True:
-        shutil.rmtree(folder, ignore_errors=True)
-        gone = not os.path.exists(folder)
-        if gone or time.monotonic() > until:
-            return gone
-        time.sleep(0.05)
-
-
-@contextlib.contextmanager
-def _term_is_an_exit() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-_PIECE_BYTES: Final = 4 << 20
-"""Of one read: beyond it a disk's bandwidth does not grow."""
-
-
-def can_read_direct(path: str) -> bool:
-    """Whether a file can be read past the page cache."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-        return False
-    try:
-        with mmap.mmap(-1, 4096) as buffer:
-            os.preadv(fd, [buffer], 0)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
-def write_bytes_per_s(paths: Sequence[str], nbytes: int) -> float:
-    """Write `nbytes` to each path at the same time, until the disk has them.
-
-    Raises:
-        VolumeError: the disk is full, or the system refuses.
-    """
-    content = Content(len(paths))
-    buffers = [WriteBuffer() for _ in paths]
-
-    def write(number: int) -> None:
-        with OutputFile(paths[number], buffers[number], sync=True) as out:
-            for block in content.stream(number).blocks(nbytes):
-                out.write(block)
-
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(len(paths), "storage-write") as pool:
-        list(pool.map(write, range(len(paths))))
-    return nbytes * len(paths) / (time.perf_counter() - begin)
-
-
-def read_bytes_per_s(path: str, *, streams: int, direct: bool, seconds: float) -> float:
-    """Read a file in pieces, `streams` at the same time, each its part from the beginning, for some time."""
-    size = os.stat(path).st_size
-    part = max(_PIECE_BYTES, size // streams // _PIECE_BYTES * _PIECE_BYTES)
-    until = time.perf_counter() + seconds
-
-    def read(stream: int) -> int:
-        flags = os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
-        fd, done = os.open(path, flags), 0
-        try:
-            with mmap.mmap(-1, _PIECE_BYTES) as buffer:
-                for at in range(stream * part, min(size, (stream + 1) * part), _PIECE_BYTES):
-                    done += os.preadv(fd, [buffer], at)
-                    if time.perf_counter() > until:
-                        break
-        finally:
-            os.close(fd)
-        return done
-
-    begin = time.perf_counter()
-    with ThreadPoolExecutor(streams, "storage-read") as pool:
-        total = sum(pool.map(read, range(streams)))
-    return total / (time.perf_counter() - begin)
-
-
-def metadata_per_s(folder: str, files: int) -> dict[str, float]:
-    """Operations per second, as this client sees them: what it has cached is quick."""
-    paths = [os.path.join(folder, f"{number:06d}") for number in range(files)]
-
-    def each(do: Callable[[str], object]) -> float:
-        begin = time.perf_counter()
-        for path in paths:
-            do(path)
-        return files / (time.perf_counter() - begin)
-
-    def opened(path: str, flags: int = os.O_RDONLY) -> None:
-        os.close(os.open(path, flags | os.O_CLOEXEC, 0o600))
-
-    create = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    rates = {
-        "create": each(lambda path: opened(path, create)),
-        "stat": each(os.stat),
-        "open": each(opened),
-    }
-    begin = time.perf_counter()
-    listed = len(os.listdir(folder))
-    rates["list"] = listed / (time.perf_counter() - begin)
-    rates["rename"] = each(lambda path: os.rename(path, path + "r"))
-    rates["unlink"] = each(lambda path: os.unlink(path + "r"))
-    return rates
-
-
-def _timed(do: Callable[[int], object], most: int, seconds: float) -> list[float]:
-    """How long each call takes, of so many at most or for some time."""
-    seconds_each: list[float] = []
-    until = time.perf_counter() + seconds
-    for number in range(most):
-        begin = time.perf_counter()
-        do(number)
-        end = time.perf_counter()
-        seconds_each.append(end - begin)
-        if end > until:
-            break
-    return seconds_each
-
-
-def sync_s(folder: str, count: int, seconds: float) -> dict[str, float]:
-    """Percentiles of writing 4 KiB and waiting for the disk."""
-    path = os.path.join(folder, "sync")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def write(_: int) -> None:
-        os.write(fd, bytes(4096))
-        os.fsync(fd)
-
-    try:
-        return percentiles(_timed(write, count, seconds))
-    finally:
-        os.close(fd)
-        os.unlink(path)
-
-
-def latencies_s(path: str, *, direct: bool, seconds: float, most: int) -> dict[str, float]:
-    """Percentiles of single reads of 4 KiB at random, one after the other."""
-    blocks = os.stat(path).st_size // 4096
-    offsets = (np.random.default_rng(1).integers(0, blocks, most) * 4096).tolist()
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
-    try:
-        with mmap.mmap(-1, 4096) as buffer:
-            each = _timed(lambda n: os.preadv(fd, [buffer], offsets[n]), most, seconds)
-    finally:
-        os.close(fd)
-    return percentiles(each) | {"reads": len(each)}
-
-
-_AHEAD: Final = 4
-"""Batches that are read at the same time."""
-
-_BUDGET_BYTES: Final = 256 << 20
-_BATCH_BYTES_MOST: Final = 16 << 20
-_DEADLINE_S: Final = 60.0
-_TICK_S: Final = 0.05
-"""Files that changed within the clock's last tick are not read: nobody could see whether they change again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What was read."""
-
-    per_s: float
-    bytes_per_s: float
-    batch_s: dict[str, float]
-
-
-def block_rates(
-    path: str, block_bytes: int, depths: Iterable[int], batch: int, seconds: float, *, direct: bool
-) -> tuple[list[Rate], str]:
-    """Read batches of a file's blocks at random, for some time at each depth; and the engine.
-
-    Raises:
-        BenchError: a block cannot be read.
-    """
-    count = os.stat(path).st_size // block_bytes
-    batch = max(1, min(batch, count, _BATCH_BYTES_MOST // block_bytes))
-    options = ReaderOptions(
-        direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
-        reads_in_flight=1, deadline_s=_DEADLINE_S,
-    )  # fmt: skip
-    reader, _ = extents_reader(
-        [path], np.zeros(count), np.arange(count) * block_bytes, np.full(count, block_bytes),
-        options=options,
-    )  # fmt: skip
-    random = np.random.default_rng(0)
-    rates = []
-    with contextlib.closing(reader):
-        for depth in depths:
-            reader.turn(reads_in_flight=depth)
-            pending: deque[tuple[float, PendingBatch]] = deque()
-            waits: list[float] = []
-            begin = time.perf_counter()
-            while (now := time.perf_counter()) < begin + seconds or pending:
-                if now < begin + seconds and len(pending) < _AHEAD:
-                    indices = random.choice(count, batch, replace=False)
-                    pending.append((now, reader.submit(np.sort(indices))))
-                    continue
-                asked_s, job = pending.popleft()
-                if job.take().failed:
-                    raise BenchError("a block of the test's own file cannot be read.")
-                waits.append(time.perf_counter() - asked_s)
-            per_s = len(waits) * batch / (time.perf_counter() - begin)
-            rates.append(Rate(per_s, per_s * block_bytes, percentiles(waits)))
-        return rates, reader.engine[0]
-
-
-def file_rate(paths: Sequence[str], depth: int, batch: int) -> Rate:
-    """Read whole files once, in random order and in batches, past the page cache where possible.
-
-    Raises:
-        BenchError: a file cannot be read.
-    """
-    time.sleep(_TICK_S)
-    order = [os.fsencode(paths[i]) for i in np.random.default_rng(0).permutation(len(paths))]
-    reader = _native.FileReader(reads_in_flight=depth, buffer_bytes=_BUDGET_BYTES, cold="direct")
-    waits, nbytes = [], 0
-    jobs: deque[tuple[float, _native.FileJob]] = deque()
-    begin = time.perf_counter()
-    try:
-        for first in range(0, len(order), batch):
-            jobs.append((time.perf_counter(), reader.submit(order[first : first + batch])))
-            if len(jobs) < _AHEAD and first + batch < len(order):
-                continue
-            while jobs and (len(jobs) >= _AHEAD or first + batch >= len(order)):
-                asked_s, job = jobs.popleft()
-                done = job.wait(_DEADLINE_S)
-                if done is None or done.errors.any():
-                    raise BenchError("a file of the test's own cannot be read.")
-                nbytes += int(done.lengths.sum())
-                waits.append(time.perf_counter() - asked_s)
-        seconds = time.perf_counter() - begin
-    finally:
-        reader.close()
-    return Rate(len(order) / seconds, nbytes / seconds, percentiles(waits))
 
 
 _STREAMS: Final = (1, 4)
@@ -330,6 +49,20 @@ _SAMPLE_DEPTH: Final = 16
 _LATENCIES_MOST: Final = 20_000
 _SYNCS_MOST: Final = 50
 _CACHED_MOST: Final = 0.1
+
+_AHEAD: Final = 4
+"""Batches that are read at the same time."""
+
+_BUDGET_BYTES: Final = 256 << 20
+_BATCH_BYTES_MOST: Final = 16 << 20
+_DEADLINE_S: Final = 60.0
+_TICK_S: Final = 0.05
+"""Files that changed within the clock's last tick are not read: nobody could see whether they change again."""
+
+_PIECE_BYTES: Final = 4 << 20
+"""Of one read: beyond it a disk's bandwidth does not grow."""
+
+_REMOVE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +87,9 @@ class StorageOptions:
 
 
 def characterise(
-    path: str, options: StorageOptions | None = None, progress: Callable[[str], None] | None = None
+    path: str,
+    options: StorageOptions | None = None,
+    progress: Callable[[str], None] = lambda _what: None,
 ) -> dict[str, Any]:
     """Measure a mount. Nothing is left on it.
 
@@ -366,11 +101,9 @@ def characterise(
         VolumeError: there is too little space, or the system refuses.
     """
     options = options or StorageOptions()
-    progress = progress or (lambda _: None)
     begin = time.perf_counter()
-    with scratch(path) as folder:
-        needed = 2 * options.size_bytes + options.files * _SAMPLE_BYTES
-        check_free_space(Path(folder), needed)
+    with _scratch(path) as folder:
+        check_free_space(Path(folder), 2 * options.size_bytes + options.files * _SAMPLE_BYTES)
         try:
             document = _measured(folder, options, progress)
         except OSError as e:
@@ -383,6 +116,45 @@ def characterise(
     }
 
 
+@contextlib.contextmanager
+def _scratch(path: str) -> Iterator[str]:
+    """A new folder in `path`, removed at the end, which Ctrl-C and SIGTERM also are."""
+    if not os.path.isdir(path):
+        raise BenchError(
+            f"{path} is no folder.", path=path, next_step="Give a folder of the mount."
+        )
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    with contextlib.ExitStack() as closing:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGTERM, leave)
+            closing.callback(signal.signal, signal.SIGTERM, before)
+        try:
+            folder = tempfile.mkdtemp(prefix=".headrace-storage-", dir=path)
+        except OSError as e:
+            raise BenchError(f"{path} cannot be written to: {e.strerror}.", path=path) from e
+        try:
+            yield folder
+        except BaseException:
+            _remove(folder)
+            raise
+        if not _remove(folder):
+            raise BenchError(f"{folder} cannot be removed.", path=folder, next_step="Remove it.")
+
+
+def _remove(folder: str) -> bool:
+    """Whether it is gone. A thread that an interrupt left behind may write on for a moment: try again."""
+    until = time.monotonic() + _REMOVE_S
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        gone = not os.path.exists(folder)
+        if gone or time.monotonic() > until:
+            return gone
+        time.sleep(0.05)
+
+
 def _measured(
     folder: str, options: StorageOptions, progress: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -391,41 +163,41 @@ def _measured(
     for streams in _STREAMS:
         progress(f"sequential writes, {streams} at a time")
         paths = [f"{large}{n}" for n in range(streams)] if streams > 1 else [large]
-        write[str(streams)] = write_bytes_per_s(paths, options.size_bytes // streams)
+        write[str(streams)] = _write_bytes_per_s(paths, options.size_bytes // streams)
         for path in paths if streams > 1 else ():
             os.unlink(path)
-    direct = can_read_direct(large)
+    direct = _can_read_direct(large)
     evict([large])
-    notes = _notes(large, direct=direct)
+    share, notes = residency_of([large]).share, []
+    if share is not None and share > _CACHED_MOST:
+        notes = [f"{share:.0%} of the large file stay in memory: reads are not those of a device"]
+    elif not direct:
+        notes = ["this file system has no reads past the page cache: what is read twice is quicker"]
     read: dict[str, float] = {}
     for streams in _STREAMS:
         progress(f"sequential reads, {streams} at a time")
-        read[str(streams)] = read_bytes_per_s(
+        read[str(streams)] = _read_bytes_per_s(
             large, streams=streams, direct=direct, seconds=seconds
         )
     cells, engine = [], ""
     for block_bytes in _BLOCK_BYTES:
-
-        def depths(kib: int = block_bytes >> 10) -> Iterator[int]:
+        with contextlib.closing(_BlockReader(large, block_bytes, direct=direct)) as blocks:
+            engine = blocks.engine
             for depth in _DEPTHS:
-                progress(f"random reads of {kib} KiB, {depth} in flight")
-                yield depth
-
-        rates, engine = block_rates(large, block_bytes, depths(), _BATCH, seconds, direct=direct)
-        cells += [
-            Cell(block_bytes, depth, rate.bytes_per_s)
-            for depth, rate in zip(_DEPTHS, rates, strict=True)
-        ]
+                progress(f"random reads of {block_bytes >> 10} KiB, {depth} in flight")
+                rate = blocks.rate(depth, seconds)
+                cells.append(Cell(block_bytes, depth, rate["bytes_per_s"]))
     progress("batches of small samples")
-    [packed], _ = block_rates(large, _SAMPLE_BYTES, [_SAMPLE_DEPTH], _BATCH, seconds, direct=direct)
-    files = _small_files(folder, options.files)
+    with contextlib.closing(_BlockReader(large, _SAMPLE_BYTES, direct=direct)) as blocks:
+        packed = blocks.rate(_SAMPLE_DEPTH, seconds)
+    files = _file_rate(_small_files(folder, options.files))
     progress("latency")
-    latency = latencies_s(large, direct=direct, seconds=2 * seconds, most=_LATENCIES_MOST)
+    latency = _latencies_s(large, direct=direct, seconds=2 * seconds)
     progress("metadata")
     empty = os.path.join(folder, "metadata")
     os.mkdir(empty)
     advice = advice_of(
-        cells, sample_bytes=_SAMPLE_BYTES, packed_per_s=packed.per_s, files_per_s=files.per_s
+        cells, sample_bytes=_SAMPLE_BYTES, packed_per_s=packed["per_s"], files_per_s=files["per_s"]
     )
     return {
         "direct": direct,
@@ -434,27 +206,197 @@ def _measured(
         "random": [asdict(c) | {"per_s": c.bytes_per_s / c.block_bytes} for c in cells],
         "batches": {
             "sample_bytes": _SAMPLE_BYTES, "batch": _BATCH, "reads_in_flight": _SAMPLE_DEPTH,
-            "packed": asdict(packed), "files": asdict(files),
+            "packed": packed, "files": files,
         },
         "latency_s": latency,
-        "metadata_per_s": metadata_per_s(empty, options.files),
-        "sync_s": sync_s(folder, _SYNCS_MOST, 2 * seconds),
-        "advice": [asdict(each) for each in advice],
+        "metadata_per_s": _metadata_per_s(empty, options.files),
+        "sync_s": _sync_s(folder, 2 * seconds),
+        "advice": [each._asdict() for each in advice],
         "notes": notes,
     }  # fmt: skip
 
 
-def _notes(large: str, *, direct: bool) -> list[str]:
-    """Says where reads are not the storage's."""
-    share = residency_of([large]).share
-    if share is not None and share > _CACHED_MOST:
-        return [f"{share:.0%} of the large file stay in memory: reads are not those of a device"]
-    if not direct:
-        return ["this file system has no reads past the page cache: what is read twice is quicker"]
-    return []
+# -- one file, many streams -----------------------------------------------------------------------
 
 
-def _small_files(folder: str, count: int) -> Rate:
+def _can_read_direct(path: str) -> bool:
+    """Whether a file can be read past the page cache."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as e:
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        return False
+    try:
+        with mmap.mmap(-1, 4096) as buffer:
+            os.preadv(fd, [buffer], 0)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _write_bytes_per_s(paths: Sequence[str], nbytes: int) -> float:
+    """Write `nbytes` to each path at the same time, until the disk has them."""
+    content = Content(len(paths))
+    buffers = [WriteBuffer() for _ in paths]
+
+    def write(number: int) -> None:
+        with OutputFile(paths[number], buffers[number], sync=True) as out:
+            for block in content.stream(number).blocks(nbytes):
+                out.write(block)
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(len(paths), "storage-write") as pool:
+        list(pool.map(write, range(len(paths))))
+    return nbytes * len(paths) / (time.perf_counter() - begin)
+
+
+@contextlib.contextmanager
+def _opened(path: str, nbytes: int, *, direct: bool) -> Iterator[Callable[[int], int]]:
+    """A function that reads so many bytes at an offset, into memory of its own."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (os.O_DIRECT if direct else 0))
+    try:
+        with mmap.mmap(-1, nbytes) as buffer:
+            yield lambda at: os.preadv(fd, [buffer], at)
+    finally:
+        os.close(fd)
+
+
+def _read_bytes_per_s(path: str, *, streams: int, direct: bool, seconds: float) -> float:
+    """Read a file in pieces, `streams` at the same time, each its part from the beginning, for some time."""
+    size = os.stat(path).st_size
+    part = max(_PIECE_BYTES, size // streams // _PIECE_BYTES * _PIECE_BYTES)
+    until = time.perf_counter() + seconds
+
+    def read(stream: int) -> int:
+        done = 0
+        with _opened(path, _PIECE_BYTES, direct=direct) as read_at:
+            for at in range(stream * part, min(size, (stream + 1) * part), _PIECE_BYTES):
+                done += read_at(at)
+                if time.perf_counter() > until:
+                    break
+        return done
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(streams, "storage-read") as pool:
+        total = sum(pool.map(read, range(streams)))
+    return total / (time.perf_counter() - begin)
+
+
+# -- one call after the other ---------------------------------------------------------------------
+
+
+def _metadata_per_s(folder: str, files: int) -> dict[str, float]:
+    """Operations per second, as this client sees them: what it has cached is quick."""
+    paths = [os.path.join(folder, f"{number:06d}") for number in range(files)]
+
+    def opened(path: str, flags: int = os.O_RDONLY) -> None:
+        os.close(os.open(path, flags | os.O_CLOEXEC, 0o600))
+
+    each: dict[str, Callable[[str], object]] = {
+        "create": lambda path: opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL),
+        "stat": os.stat,
+        "open": opened,
+        "list": lambda _: os.listdir(folder),
+        "rename": lambda path: os.rename(path, path + "r"),
+        "unlink": lambda path: os.unlink(path + "r"),
+    }
+    rates = {}
+    for name, do in each.items():
+        begin = time.perf_counter()
+        for path in paths[:1] if name == "list" else paths:
+            do(path)
+        rates[name] = files / (time.perf_counter() - begin)
+    return rates
+
+
+def _timed(do: Callable[[int], object], most: int, seconds: float) -> list[float]:
+    """How long each call takes, of so many at most or for some time."""
+    seconds_each: list[float] = []
+    until = time.perf_counter() + seconds
+    for number in range(most):
+        begin = time.perf_counter()
+        do(number)
+        end = time.perf_counter()
+        seconds_each.append(end - begin)
+        if end > until:
+            break
+    return seconds_each
+
+
+def _sync_s(folder: str, seconds: float) -> dict[str, float]:
+    """Percentiles of writing 4 KiB and waiting for the disk."""
+    path = os.path.join(folder, "sync")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(_: int) -> None:
+        os.write(fd, bytes(4096))
+        os.fsync(fd)
+
+    try:
+        return percentiles(_timed(write, _SYNCS_MOST, seconds))
+    finally:
+        os.close(fd)
+        os.unlink(path)
+
+
+def _latencies_s(path: str, *, direct: bool, seconds: float) -> dict[str, float]:
+    """Percentiles of single reads of 4 KiB at random, one after the other."""
+    blocks = os.stat(path).st_size // 4096
+    offsets = (np.random.default_rng(1).integers(0, blocks, _LATENCIES_MOST) * 4096).tolist()
+    with _opened(path, 4096, direct=direct) as read_at:
+        each = _timed(lambda n: read_at(offsets[n]), _LATENCIES_MOST, seconds)
+    return percentiles(each) | {"reads": len(each)}
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def _rate(samples: int, nbytes: int, seconds: float, waits: Sequence[float]) -> dict[str, Any]:
+    """What was read, and how long each batch took."""
+    return {
+        "per_s": samples / seconds, "bytes_per_s": nbytes / seconds, "batch_s": percentiles(waits),
+    }  # fmt: skip
+
+
+class _BlockReader:
+    """Reads batches of a file's blocks at random."""
+
+    def __init__(self, path: str, block_bytes: int, *, direct: bool) -> None:
+        self._block_bytes, self._count = block_bytes, os.stat(path).st_size // block_bytes
+        self._batch = max(1, min(_BATCH, self._count, _BATCH_BYTES_MOST // block_bytes))
+        options = ReaderOptions(
+            direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
+            reads_in_flight=1, deadline_s=_DEADLINE_S,
+        )  # fmt: skip
+        self._reader, _ = extents_reader(
+            [path], np.zeros(self._count), np.arange(self._count) * block_bytes,
+            np.full(self._count, block_bytes), options=options,
+        )  # fmt: skip
+        self._random = np.random.default_rng(0)
+        self.engine, self.close = self._reader.engine[0], self._reader.close
+
+    def rate(self, depth: int, seconds: float) -> dict[str, Any]:
+        self._reader.turn(reads_in_flight=depth)
+        pending: deque[tuple[float, PendingBatch]] = deque()
+        waits: list[float] = []
+        begin = time.perf_counter()
+        while (now := time.perf_counter()) < begin + seconds or pending:
+            if now < begin + seconds and len(pending) < _AHEAD:
+                indices = self._random.choice(self._count, self._batch, replace=False)
+                pending.append((now, self._reader.submit(np.sort(indices))))
+                continue
+            asked_s, job = pending.popleft()
+            if job.take().failed:
+                raise BenchError("a block of the test's own file cannot be read.")
+            waits.append(time.perf_counter() - asked_s)
+        samples = len(waits) * self._batch
+        return _rate(samples, samples * self._block_bytes, time.perf_counter() - begin, waits)
+
+
+def _small_files(folder: str, count: int) -> list[str]:
     """The samples again, each a file."""
     samples = os.path.join(folder, "samples")
     os.mkdir(samples)
@@ -464,8 +406,37 @@ def _small_files(folder: str, count: int) -> Rate:
         with OutputFile(path, buffer) as out:
             out.write(data)
     evict(paths)
-    return file_rate(paths, _SAMPLE_DEPTH, _BATCH)
+    return paths
 
+
+def _file_rate(paths: Sequence[str]) -> dict[str, Any]:
+    """Read whole files once, in random order and in batches, past the page cache where possible."""
+    time.sleep(_TICK_S)
+    order = [os.fsencode(paths[i]) for i in np.random.default_rng(0).permutation(len(paths))]
+    batches = deque(order[at : at + _BATCH] for at in range(0, len(order), _BATCH))
+    reader = _native.FileReader(
+        reads_in_flight=_SAMPLE_DEPTH, buffer_bytes=_BUDGET_BYTES, cold="direct"
+    )
+    waits, nbytes = [], 0
+    jobs: deque[tuple[float, _native.FileJob]] = deque()
+    begin = time.perf_counter()
+    try:
+        while batches or jobs:
+            if batches and len(jobs) < _AHEAD:
+                jobs.append((time.perf_counter(), reader.submit(batches.popleft())))
+                continue
+            asked_s, job = jobs.popleft()
+            done = job.wait(_DEADLINE_S)
+            if done is None or done.errors.any():
+                raise BenchError("a file of the test's own cannot be read.")
+            nbytes += int(done.lengths.sum())
+            waits.append(time.perf_counter() - asked_s)
+        return _rate(len(order), nbytes, time.perf_counter() - begin, waits)
+    finally:
+        reader.close()
+
+
+# -- advice ---------------------------------------------------------------------------------------
 
 _ENOUGH: Final = 0.9
 """Of the best rate: more depth or larger blocks than it takes for this are not worth their memory."""
@@ -482,8 +453,7 @@ class Cell:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StorageAdvice:
+class StorageAdvice(NamedTuple):
     """One piece of it."""
 
     about: str
@@ -502,47 +472,30 @@ def advice_of(
         packed_per_s: samples at random from one large file.
         files_per_s: the same samples, each a file.
     """
-    return [_packing(sample_bytes, packed_per_s, files_per_s), _depth(cells), _block(cells)]
-
-
-def _packing(sample_bytes: int, packed_per_s: float, files_per_s: float) -> StorageAdvice:
     ratio = packed_per_s / files_per_s
-    rates = (
-        f"samples of {sample_bytes:,} bytes: {packed_per_s:,.0f}/s from one packed file, "
-        f"{files_per_s:,.0f}/s from a file each ({ratio:.1f} x)"
+    pays = ratio >= _PACKING_PAYS
+    begin = "Pack small samples (headrace pack)" if pays else "Packing gains little in speed here"
+    packing = (
+        f"{begin}: samples of {sample_bytes:,} bytes: {packed_per_s:,.0f}/s from one packed file, "
+        f"{files_per_s:,.0f}/s from a file each ({ratio:.1f} x)."
     )
-    if ratio >= _PACKING_PAYS:
-        return StorageAdvice("packing", True, f"Pack small samples (headrace pack): {rates}.")
-    return StorageAdvice("packing", False, f"Packing gains little in speed here: {rates}.")
-
-
-def _depth(cells: Sequence[Cell]) -> StorageAdvice:
-    """The depth that is enough for blocks of every size."""
+    best: dict[int, float] = {}
     enough: dict[int, int] = {}
-    for block in {cell.block_bytes for cell in cells}:
+    for block in sorted({cell.block_bytes for cell in cells}):
         row = [cell for cell in cells if cell.block_bytes == block]
-        best = max(cell.bytes_per_s for cell in row)
-        enough[block] = min(c.depth for c in row if c.bytes_per_s >= _ENOUGH * best)
+        best[block] = max(cell.bytes_per_s for cell in row)
+        enough[block] = min(c.depth for c in row if c.bytes_per_s >= _ENOUGH * best[block])
     depth = max(enough.values())
-    depths = ", ".join(
-        f"{depth} for {binary_text(block)}" for block, depth in sorted(enough.items())
-    )
-    deepest = max(cell.depth for cell in cells)
-    more = "; more were not tried" if depth == deepest else ""
-    return StorageAdvice(
-        "depth", depth,
-        f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}.",
-    )  # fmt: skip
-
-
-def _block(cells: Sequence[Cell]) -> StorageAdvice:
-    best = {
-        block: max(c.bytes_per_s for c in cells if c.block_bytes == block)
-        for block in sorted({cell.block_bytes for cell in cells})
-    }
-    most = max(best.values())
-    block = min(size for size, rate in best.items() if rate >= _ENOUGH * most)
+    depths = ", ".join(f"{each} for {binary_text(block)}" for block, each in enough.items())
+    more = "; more were not tried" if depth == max(cell.depth for cell in cells) else ""
+    deep = f"Keep {depth} reads in flight: {_ENOUGH:.0%} of the best rate takes {depths}{more}."
+    block = min(size for size, rate in best.items() if rate >= _ENOUGH * max(best.values()))
     rates = ", ".join(f"{binary_text(size)} {rate / 1e6:,.0f} MB/s" for size, rate in best.items())
-    return StorageAdvice(
-        "block size", block, f"Read at random in pieces of {binary_text(block)} or more: {rates}."
-    )
+    return [
+        StorageAdvice("packing", pays, packing),
+        StorageAdvice("depth", depth, deep),
+        StorageAdvice(
+            "block size", block,
+            f"Read at random in pieces of {binary_text(block)} or more: {rates}.",
+        ),
+    ]  # fmt: skip

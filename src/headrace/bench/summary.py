@@ -1,4 +1,7 @@
-"""Summary: the figures of all ranks and repeats as one document: DLIO's keys, and below `headrace` our own."""
+"""Summary: what a run left, of one rank, of all, of all repeats; and its figures as one document.
+
+The document has DLIO's keys, and below `headrace` our own.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import numpy as np
 import headrace
 from headrace.bench.metrics import (
     Block,
+    CheckpointTimes,
     Formula,
     StepWindow,
     confidence,
@@ -33,9 +37,9 @@ from headrace.machine.mounts import file_system_of, mounts
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.bench.checkpoint_runs import CheckpointTimes
+    from numpy.typing import NDArray
+
     from headrace.bench.ranks import RankGroup
-    from headrace.bench.run import RunRecord
     from headrace.bench.schema import Workload
 
 
@@ -87,26 +91,28 @@ NOT_MLPERF: Final = "This is not an MLPerf result."
 
 
 @dataclass(slots=True, kw_only=True)
-class GatheredRun:
-    """What rank 0 knows of a run.
+class RunRecord:
+    """What a run left: of one process's accelerators, or, gathered, of all of them.
 
     Attributes:
-        blocks: of all accelerators; epochs of repeats are counted on.
+        blocks: epochs of repeats are counted on.
         repeats: how often the whole was run.
         ceiling: blocks of the same steps on a null store, or none.
         hosts: one document for each host.
-        checkpoints: seconds and bytes of each: the slowest rank's time, all ranks' bytes.
-        restores: the same of those that were read back.
-        blocking_s: that training stood still for each checkpoint: the slowest rank's time.
+        nbytes: that the engine delivered; 0 where it cannot tell.
+        device_bytes: that the processes and their workers read from devices.
+        cpu_s: user and system time of the processes and their workers.
+        checkpoints: of all ranks each is the slowest's, with the bytes of all.
+        restores: those that were read back.
         checkpoint_writer: what wrote them; None when none was written or read.
         phases_s: what the time to solution went to; of repeats: on average.
         restore_residency: the share of the checkpoints in page caches before they were read.
     """
 
     engine: str
-    formula: Formula
-    start_s: float
-    accelerators: int
+    formula: Formula = "mlcommons"
+    start_s: float = 0.0
+    accelerators: int = 1
     end_s: float = 0.0
     blocks: Sequence[Block] = ()
     repeats: int = 1
@@ -115,67 +121,110 @@ class GatheredRun:
     nbytes: int = 0
     device_bytes: int = 0
     cpu_s: float = 0.0
-    batch_waits_s: Sequence[float] = ()
-    checkpoints: Sequence[tuple[float, int]] = ()
-    restores: Sequence[tuple[float, int]] = ()
-    blocking_s: Sequence[float] = ()
+    batch_waits_s: Sequence[float] | NDArray[np.float64] = ()
+    checkpoints: Sequence[CheckpointTimes] = ()
+    restores: Sequence[CheckpointTimes] = ()
     checkpoint_writer: str | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     restore_residency: float | None = None
     residency: dict[str, Any] = field(default_factory=dict)
+    engine_figures: dict[str, Any] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
-def block_document(block: Block) -> dict[str, Any]:
-    """A block for JSON."""
-    values: dict[str, Any] = {entry.name: getattr(block, entry.name) for entry in fields(block)}
-    return {
-        name: value.tolist() if isinstance(value, np.ndarray) else value
-        for name, value in values.items()
-    }
+_WAITS_MAX: Final = 200_000
+"""Waits of a rank that are sent to rank 0 for percentiles, at most, evenly taken."""
+
+_DEADLINE_S: Final = 300.0
 
 
-def block_of(document: dict[str, Any]) -> Block:
-    """A block from JSON."""
+def gather_run(group: RankGroup, record: RunRecord) -> bool:
+    """Complete rank 0's record by those of all ranks. All ranks call it; True in rank 0 alone.
+
+    Raises:
+        BenchError: a rank is gone.
+    """
+    waits = np.asarray(record.batch_waits_s)
+    every = group.gather({
+        "blocks": [_plain_block(block) for block in record.blocks],
+        "ceiling": [_plain_block(block) for block in record.ceiling],
+        "host": host_document(),
+        "nbytes": record.nbytes, "device_bytes": record.device_bytes, "cpu_s": record.cpu_s,
+        "phases": record.phases_s, "saved": record.checkpoints, "restored": record.restores,
+        "waits": waits[:: len(waits) // _WAITS_MAX + 1].tolist(),
+    }, _DEADLINE_S)  # fmt: skip
+    if not every:
+        return False
+    record.end_s = time.time()
+    record.blocks = [_block_of(b) for part in every for b in part["blocks"]]
+    record.ceiling = [_block_of(b) for part in every for b in part["ceiling"]]
+    record.hosts = list({part["host"]["hostname"]: part["host"] for part in every}.values())
+    for name in ("nbytes", "device_bytes", "cpu_s"):
+        setattr(record, name, sum(part[name] for part in every))
+    record.batch_waits_s = [wait for part in every for wait in part["waits"]]
+    # Ranks meet at every block: the one that took longest is the one the others waited for.
+    record.phases_s = max((part["phases"] for part in every), key=lambda each: sum(each.values()))
+    record.checkpoints = _slowest([part["saved"] for part in every])
+    record.restores = _slowest([part["restored"] for part in every])
+    return True
+
+
+def _plain_block(block: Block) -> dict[str, Any]:
+    values = {entry.name: getattr(block, entry.name) for entry in fields(block)}
+    return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in values.items()}
+
+
+def _block_of(plain: dict[str, Any]) -> Block:
     values: dict[str, Any] = {
         name: np.array(value, np.float64) if isinstance(value, list) else value
-        for name, value in document.items()
+        for name, value in plain.items()
     }
     return Block(**values)
+
+
+def _slowest(ranks: Sequence[Sequence[Any]]) -> list[CheckpointTimes]:
+    """Each checkpoint of all ranks, of which each has its own as plain values."""
+    checkpoints = []
+    for of_ranks in zip(*ranks, strict=True):
+        parts = [CheckpointTimes(*part) for part in of_ranks]
+        checkpoints.append(parts[0]._replace(
+            duration_s=max(part.duration_s for part in parts),
+            blocking_s=max(part.blocking_s for part in parts),
+            nbytes=sum(part.nbytes for part in parts),
+        ))  # fmt: skip
+    return checkpoints
+
+
+def together(runs: Sequence[RunRecord]) -> RunRecord:
+    """One run of all epochs, counted on from repeat to repeat.
+
+    Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
+    """
+    first = runs[0]
+    blocks: list[Block] = []
+    for run in runs:
+        before = max((block.epoch for block in blocks), default=0)
+        blocks += [replace(block, epoch=block.epoch + before) for block in run.blocks]
+    return replace(
+        first,
+        end_s=runs[-1].end_s,
+        blocks=blocks,
+        repeats=len(runs),
+        nbytes=sum(run.nbytes for run in runs),
+        device_bytes=sum(run.device_bytes for run in runs),
+        cpu_s=sum(run.cpu_s for run in runs),
+        batch_waits_s=[wait for run in runs for wait in run.batch_waits_s],
+        checkpoints=[each for run in runs for each in run.checkpoints],
+        phases_s={
+            phase: sum(run.phases_s[phase] for run in runs) / len(runs) for phase in first.phases_s
+        },
+    )
 
 
 def timestamp(seconds: float) -> str:
     """DLIO's: local time, without a zone."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S.%f")
-
-
-def summary_document(workload: Workload, run: GatheredRun) -> dict[str, Any]:
-    """summary.json."""
-    data, hosts = workload.dataset, run.hosts
-    first = hosts[0] if hosts else {}
-    size_gb = data.num_samples("train") * data.nominal_bytes / 2**30
-    per_host_gb = size_gb / max(1, len(run.hosts))
-    return {
-        "start": timestamp(run.start_s),
-        "end": timestamp(run.end_s),
-        "num_accelerators": run.accelerators,
-        "num_hosts": len(run.hosts),
-        "hostname": first.get("hostname", ""),
-        "epochs": workload.train.epochs,
-        "metric": _metric(workload, run),
-        "num_files_train": data.num_files_train,
-        "num_files_eval": data.num_files_eval,
-        "num_samples_per_file": data.num_samples_per_file,
-        "host_cpu_count": [host["cpu_count"] for host in run.hosts],
-        "host_processor_name": first.get("processor", ""),
-        "potential_caching": [int(h["memory_gb"] > per_host_gb) for h in run.hosts],
-        "host_cpuinfo": first.get("cpuinfo", {}),
-        "host_meminfo": first.get("meminfo", {}),
-        "host_memory_GB": [host["memory_gb"] for host in run.hosts],
-        "data_size_per_host_GB": per_host_gb,
-        "headrace": _own(workload, run),
-    }
 
 
 def window_of(workload: Workload) -> StepWindow:
@@ -184,20 +233,62 @@ def window_of(workload: Workload) -> StepWindow:
     return StepWindow(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
 
 
+def summary_document(workload: Workload, run: RunRecord) -> dict[str, Any]:
+    """summary.json."""
+    data, hosts = workload.dataset, run.hosts
+    first = hosts[0] if hosts else {}
+    size_gb = data.num_samples("train") * data.nominal_bytes / 2**30
+    per_host_gb = size_gb / max(1, len(hosts))
+    own: dict[str, Any] = {"not_mlperf": NOT_MLPERF}
+    if run.blocks:
+        own = _of_training(workload, run)
+    if run.checkpoint_writer is not None:
+        saves = [each.duration_s for each in run.checkpoints]
+        loads = [each.duration_s for each in run.restores]
+        own["checkpoint"] = {
+            "writer": run.checkpoint_writer, "saves_s": saves, "loads_s": loads,
+            "save_s": percentiles(saves),
+            "blocking_s": percentiles([each.blocking_s for each in run.checkpoints]),
+            "load_s": percentiles(loads), "page_cache_share_before_loads": run.restore_residency,
+        }  # fmt: skip
+    return {
+        "start": timestamp(run.start_s),
+        "end": timestamp(run.end_s),
+        "num_accelerators": run.accelerators,
+        "num_hosts": len(hosts),
+        "hostname": first.get("hostname", ""),
+        "epochs": workload.train.epochs,
+        "metric": _metric(workload, run),
+        "num_files_train": data.num_files_train,
+        "num_files_eval": data.num_files_eval,
+        "num_samples_per_file": data.num_samples_per_file,
+        "host_cpu_count": [host["cpu_count"] for host in hosts],
+        "host_processor_name": first.get("processor", ""),
+        "potential_caching": [int(host["memory_gb"] > per_host_gb) for host in hosts],
+        "host_cpuinfo": first.get("cpuinfo", {}),
+        "host_meminfo": first.get("meminfo", {}),
+        "host_memory_GB": [host["memory_gb"] for host in hosts],
+        "data_size_per_host_GB": per_host_gb,
+        "headrace": own | {
+            "cpu_s": run.cpu_s, "device_bytes": run.device_bytes, "provenance": run.provenance,
+            "notes": list(run.notes),
+        },
+    }  # fmt: skip
+
+
 def _mark(au: float, workload: Workload) -> str:
     """DLIO's words for an AU in percent that is what the workload asks for, or is not."""
     return "success" if au >= workload.metric.au * 100 else "fail"
 
 
-def _metric(workload: Workload, run: GatheredRun) -> dict[str, Any]:
+def _metric(workload: Workload, run: RunRecord) -> dict[str, Any]:
     metric: dict[str, Any] = {}
-    reader = workload.reader
+    reader, scale = workload.reader, workload.dataset.nominal_bytes / 2**20  # DLIO's MB are MiB
     for kind, batch in (("train", reader.batch_size), ("eval", reader.batch_size_eval)):
         blocks = [block for block in run.blocks if block.kind == kind]
         if not blocks:
             continue
         phase = phase_figures(blocks, batch, window_of(workload), run.formula)
-        io_mean, io_stdev = phase.mb_per_s(workload.dataset.nominal_bytes)
         metric |= {
             f"{kind}_au_percentage": list(phase.au_percent),
             f"{kind}_au_mean_percentage": phase.au_mean_percent,
@@ -206,64 +297,45 @@ def _metric(workload: Workload, run: GatheredRun) -> dict[str, Any]:
             f"{kind}_throughput_samples_per_second": list(phase.throughput),
             f"{kind}_throughput_mean_samples_per_second": phase.throughput_mean,
             f"{kind}_throughput_stdev_samples_per_second": phase.throughput_stdev,
-            f"{kind}_io_mean_MB_per_second": io_mean,
-            f"{kind}_io_stdev_MB_per_second": io_stdev,
+            f"{kind}_io_mean_MB_per_second": phase.throughput_mean * scale,
+            f"{kind}_io_stdev_MB_per_second": phase.throughput_stdev * scale,
         }
     for name, timed in (("save", run.checkpoints), ("load", run.restores)):
         if not timed:
             continue
         # DLIO's GB are GiB.
-        rates = [nbytes / 2**30 / max(seconds, 1e-9) for seconds, nbytes in timed]
-        durations = [seconds for seconds, _ in timed]
+        rates = [each.nbytes / 2**30 / max(each.duration_s, 1e-9) for each in timed]
+        durations = [each.duration_s for each in timed]
         metric |= {
             f"{name}_checkpoint_io_mean_GB_per_second": float(np.mean(rates)),
             f"{name}_checkpoint_io_stdev_GB_per_second": float(np.std(rates)),
             f"{name}_checkpoint_duration_mean_seconds": float(np.mean(durations)),
             f"{name}_checkpoint_duration_stdev_seconds": float(np.std(durations)),
-            "checkpoint_size_GB": timed[-1][1] / 2**30,
+            "checkpoint_size_GB": timed[-1].nbytes / 2**30,
         }
     return metric
 
 
-def _own(workload: Workload, run: GatheredRun) -> dict[str, Any]:
+def _of_training(workload: Workload, run: RunRecord) -> dict[str, Any]:
     """What DLIO has no names for."""
-    own: dict[str, Any] = {"not_mlperf": NOT_MLPERF}
-    if run.blocks:
-        own = _of_training(workload, run)
-    if run.checkpoint_writer is not None:
-        saves, loads = ([s for s, _ in timed] for timed in (run.checkpoints, run.restores))
-        own["checkpoint"] = {
-            "writer": run.checkpoint_writer,
-            "saves_s": saves,
-            "loads_s": loads,
-            "save_s": percentiles(saves),
-            "blocking_s": percentiles(run.blocking_s),
-            "load_s": percentiles(loads),
-            "page_cache_share_before_loads": run.restore_residency,
-        }
-    return own | {
-        "cpu_s": run.cpu_s,
-        "device_bytes": run.device_bytes,
-        "provenance": run.provenance,
-        "notes": list(run.notes),
-    }
-
-
-def _of_training(workload: Workload, run: GatheredRun) -> dict[str, Any]:
     window, batch = window_of(workload), workload.reader.batch_size
     train = [block for block in run.blocks if block.kind == "train"]
     step_s = workload.train.computation_time.mean_s
     shares = shares_of(train, window)
     late = percentiles(np.concatenate([b.late_s for b in run.blocks])) if train else {}
     steady = steadiness_of(train, window)
-    repeats = _repeats(train, run.repeats)
+    # All repeats have as many epochs.
+    epochs = max((block.epoch for block in train), default=0) // run.repeats
+    repeats = [
+        [block for block in train if n * epochs < block.epoch <= (n + 1) * epochs]
+        for n in range(run.repeats)
+    ]
     aus = [phase_figures(r, batch, window, run.formula).au_mean_percent for r in repeats]
     au_mlperf = float(np.mean([mlperf_au(each, step_s) for each in repeats]))
     ceiling_au = None
     if run.ceiling:
         ceiling_au = phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
-    au = float(np.mean(aus)) if aus else 0.0
-    verdict = verdict_of(au, ceiling_au, shares, late.get("p99", 0.0), step_s)
+    verdict = verdict_of(float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s)
     formulas: tuple[Formula, ...] = ("upstream", "mlcommons")
     return {
         "engine": run.engine,
@@ -297,16 +369,6 @@ def _of_training(workload: Workload, run: GatheredRun) -> dict[str, Any]:
     }
 
 
-def _repeats(train: Sequence[Block], count: int) -> list[list[Block]]:
-    """The blocks of each repeat: all have as many epochs."""
-    last = max((block.epoch for block in train), default=0)
-    epochs = last // count if count else 0
-    return [
-        [block for block in train if n * epochs < block.epoch <= (n + 1) * epochs]
-        for n in range(count)
-    ]
-
-
 def time_to_solution(phases_s: Mapping[str, float]) -> dict[str, float]:
     """`total_s` and what it is made of, `staging_s` and so on; empty where it was not recorded."""
     if not phases_s:
@@ -315,120 +377,32 @@ def time_to_solution(phases_s: Mapping[str, float]) -> dict[str, float]:
     return {"total_s": sum(parts.values())} | parts
 
 
+_METRIC_LINES: Final = (
+    ("Training Accelerator Utilization [AU] (%)", "train_au_{}_percentage"),
+    ("Training Throughput (samples/second)", "train_throughput_{}_samples_per_second"),
+    ("Training I/O Throughput (MB/second)", "train_io_{}_MB_per_second"),
+    ("", "train_au_meet_expectation"),
+    ("Eval Accelerator Utilization [AU] (%)", "eval_au_{}_percentage"),
+    ("Eval Throughput (samples/second)", "eval_throughput_{}_samples_per_second"),
+    ("Eval Throughput (MB/second)", "eval_io_{}_MB_per_second"),
+    ("", "eval_au_meet_expectation"),
+    ("Checkpoint save duration (seconds)", "save_checkpoint_duration_{}_seconds"),
+    ("Checkpoint save I/O Throughput (GB/second)", "save_checkpoint_io_{}_GB_per_second"),
+    ("Checkpoint load duration (seconds)", "load_checkpoint_duration_{}_seconds"),
+    ("Checkpoint load I/O Throughput (GB/second)", "load_checkpoint_io_{}_GB_per_second"),
+)
+"""Figures with a mean and a deviation, `{}` in their names; a mark has no title."""
+
+
 def metric_lines(summary: dict[str, Any]) -> list[str]:
     """The `[METRIC]` lines that DLIO logs at the end."""
-    metric, line = summary["metric"], "=" * 58
-    lines = ["Averaged metric over all steps/epochs", f"[METRIC] {line}"]
+    metric, rule = summary["metric"], f"[METRIC] {'=' * 58}"
+    lines = ["Averaged metric over all steps/epochs", rule]
     lines.append(f"[METRIC] Number of Simulated Accelerators: {summary['num_accelerators']} ")
-
-    def show(title: str, name: str) -> None:
-        """A figure's mean and deviation; `name` has `{}` for which of both."""
-        mean, deviation = metric[name.format("mean")], metric[name.format("stdev")]
-        lines.append(f"[METRIC] {title}: {mean:.4f} ({deviation:.4f})")
-
-    for kind, name, io in (
-        ("train", "Training", "Training I/O Throughput"),
-        ("eval", "Eval", "Eval Throughput"),
-    ):
-        if f"{kind}_au_mean_percentage" in metric:
-            show(f"{name} Accelerator Utilization [AU] (%)", f"{kind}_au_{{}}_percentage")
-            show(
-                f"{name} Throughput (samples/second)", f"{kind}_throughput_{{}}_samples_per_second"
-            )
-            show(f"{io} (MB/second)", f"{kind}_io_{{}}_MB_per_second")
-            passed = f"{kind}_au_meet_expectation"
-            lines.append(f"[METRIC] {passed}: {metric[passed]}")
-    for name in ("save", "load"):
-        title, key = f"Checkpoint {name}", f"{name}_checkpoint"
-        if f"{key}_duration_mean_seconds" in metric:
-            show(f"{title} duration (seconds)", f"{key}_duration_{{}}_seconds")
-            show(f"{title} I/O Throughput (GB/second)", f"{key}_io_{{}}_GB_per_second")
-    return [*lines, f"[METRIC] {line}"]
-
-
-def together(runs: Sequence[GatheredRun]) -> GatheredRun:
-    """One run of all epochs, counted on from repeat to repeat.
-
-    Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
-    """
-    first, last = runs[0], runs[-1]
-    if len(runs) == 1:
-        return first
-    blocks, before = [], 0
-    for run in runs:
-        blocks += [replace(block, epoch=block.epoch + before) for block in run.blocks]
-        before = max((block.epoch for block in blocks), default=before)
-    return replace(
-        first,
-        end_s=last.end_s,
-        blocks=blocks,
-        repeats=len(runs),
-        nbytes=sum(run.nbytes for run in runs),
-        device_bytes=sum(run.device_bytes for run in runs),
-        cpu_s=sum(run.cpu_s for run in runs),
-        batch_waits_s=[wait for run in runs for wait in run.batch_waits_s],
-        checkpoints=[each for run in runs for each in run.checkpoints],
-        restores=[each for run in runs for each in run.restores],
-        blocking_s=[each for run in runs for each in run.blocking_s],
-        phases_s={
-            phase: sum(run.phases_s[phase] for run in runs) / len(runs) for phase in first.phases_s
-        },
-    )
-
-
-_WAITS_MAX: Final = 200_000
-"""Waits of a rank that are sent to rank 0 for percentiles, at most, evenly taken."""
-
-_DEADLINE_S: Final = 300.0
-
-
-def gather_run(
-    group: RankGroup,
-    run: GatheredRun,
-    recorded: RunRecord,
-    ceiling: RunRecord | None = None,
-    restored: Sequence[CheckpointTimes] = (),
-) -> bool:
-    """Complete a run's figures by what all ranks recorded. All ranks call it; True in rank 0 alone.
-
-    Raises:
-        BenchError: a rank is gone.
-    """
-    waits = [float(wait) for part in recorded.batch_waits_s for wait in part]
-    every = group.gather({
-        "blocks": [block_document(block) for block in recorded.blocks],
-        "ceiling": [block_document(block) for block in ceiling.blocks] if ceiling else [],
-        "host": host_document(),
-        "nbytes": recorded.nbytes, "device_bytes": recorded.device_bytes, "cpu_s": recorded.cpu_s,
-        "phases": recorded.phases_s,
-        "saved": [asdict(saved) for saved in recorded.checkpoints],
-        "restored": [asdict(each) for each in restored],
-        "waits": waits[:: len(waits) // _WAITS_MAX + 1],
-    }, _DEADLINE_S)  # fmt: skip
-    if not every:
-        return False
-    run.end_s = time.time()
-    run.blocks = [block_of(b) for part in every for b in part["blocks"]]
-    run.ceiling = [block_of(b) for part in every for b in part["ceiling"]]
-    run.hosts = list({part["host"]["hostname"]: part["host"] for part in every}.values())
-    run.nbytes = sum(part["nbytes"] for part in every)
-    run.device_bytes = sum(part["device_bytes"] for part in every)
-    run.cpu_s = sum(part["cpu_s"] for part in every)
-    run.batch_waits_s = [wait for part in every for wait in part["waits"]]
-    # Ranks meet at every block: the one that took longest is the one the others waited for.
-    run.phases_s = max((part["phases"] for part in every), key=lambda each: sum(each.values()))
-    run.checkpoints = _slowest([part["saved"] for part in every])
-    run.restores = _slowest([part["restored"] for part in every])
-    run.blocking_s = [
-        max(saved["blocking_s"] for saved in of_all)
-        for of_all in zip(*(part["saved"] for part in every), strict=True)
-    ]
-    return True
-
-
-def _slowest(ranks: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[float, int]]:
-    """Of each checkpoint: the slowest rank's time, and all ranks' bytes."""
-    return [
-        (max(one["duration_s"] for one in of_all), sum(one["nbytes"] for one in of_all))
-        for of_all in zip(*ranks, strict=True)
-    ]
+    for title, name in _METRIC_LINES:
+        if not title and name in metric:
+            lines.append(f"[METRIC] {name}: {metric[name]}")
+        elif name.format("mean") in metric:
+            mean, deviation = metric[name.format("mean")], metric[name.format("stdev")]
+            lines.append(f"[METRIC] {title}: {mean:.4f} ({deviation:.4f})")
+    return [*lines, rule]

@@ -47,13 +47,6 @@ class StepPhase:
         return self.blocks[0].steps
 
     @property
-    def longest_s(self) -> NDArray[np.float64]:
-        """(steps,) the wait and compute of the accelerator that took longest."""
-        process = np.array([block.process_s for block in self.blocks], np.float64)
-        longest: NDArray[np.float64] = process.max(axis=0)
-        return longest
-
-    @property
     def waits_s(self) -> NDArray[np.float64]:
         """(accelerators, steps) the waits for data."""
         return np.array([block.load_s for block in self.blocks])
@@ -110,23 +103,15 @@ def _phase(parts: Sequence[RankBlock], barrier: str) -> StepPhase | None:
 
 def slowest_steps(phases: Sequence[StepPhase], count: int) -> list[SlowStep]:
     """The steps that took longest on any accelerator, the longest first."""
-    every = sorted(_candidates(phases, count), key=lambda slow: -slow.duration_s)
-    return every[:count]
-
-
-def _candidates(phases: Sequence[StepPhase], count: int) -> Iterator[SlowStep]:
+    slow = []
     for phase in phases:
-        longest = phase.longest_s
+        process = np.array([block.process_s for block in phase.blocks], np.float64)
+        longest, slowest = process.max(axis=0), process.argmax(axis=0)
         for step in np.argsort(-longest, kind="stable")[:count].tolist():
-            block = max(phase.blocks, key=lambda b, at=step: float(b.process_s[at]))  # type: ignore[misc]
-            yield SlowStep(
-                phase,
-                step,
-                block.rank,
-                float(longest[step]),
-                float(block.load_s[step]),
-                float(block.compute_s[step]),
-            )
+            block = phase.blocks[slowest[step]]
+            seconds = map(float, (longest[step], block.load_s[step], block.compute_s[step]))
+            slow.append(SlowStep(phase, step, block.rank, *seconds))
+    return sorted(slow, key=lambda each: -each.duration_s)[:count]
 
 
 def trace_events(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 Converter = Callable[[Any], Any]
-"""From YAML's value to ours."""
 
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """Numbers like 1e-3, which YAML 1.1 takes for text and OmegaConf, DLIO's reader, does not."""
@@ -270,53 +269,46 @@ def key(default: Any, convert: Converter, **more: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def _section_of(entry: Field[Any]) -> type[Any] | None:
-    """The section of keys that a field is."""
-    kind = entry.default_factory
-    return kind if isinstance(kind, type) and "key" not in entry.metadata else None
+def _entries(kind: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any], type[Any] | None]]:
+    """The fields of a section: their full names, and the sections that they are.
+
+    Keys of sections within sections are joined with `_` in the names of fields.
+    """
+    for entry in fields(kind):
+        section = entry.default_factory if "key" not in entry.metadata else None
+        name = prefix + re.sub(r"^(parallelism|transformer|metric)_", r"\1.", entry.name)
+        yield name, entry, section if isinstance(section, type) else None
 
 
 def keys_of(kind: type[Any], prefix: str = "") -> dict[str, SchemaKey]:
     """The keys of a section and of the sections in it, by their full names."""
     keys: dict[str, SchemaKey] = {}
-    for entry in fields(kind):
-        if section := _section_of(entry):
-            keys |= keys_of(section, f"{prefix}{entry.name}.")
+    for name, entry, section in _entries(kind, prefix):
+        if section:
+            keys |= keys_of(section, f"{name}.")
         elif "key" in entry.metadata:
-            keys[_name_of(entry, prefix)] = entry.metadata["key"]
+            keys[name] = entry.metadata["key"]
     return keys
 
 
 def build(kind: type[Any], values: Mapping[str, Any], prefix: str = "") -> Any:
     """A section of converted values, by their full names; keys that it does not have are left out."""
     arguments: dict[str, Any] = {}
-    for entry in fields(kind):
-        name = _name_of(entry, prefix)
-        if section := _section_of(entry):
+    for name, entry, section in _entries(kind, prefix):
+        if section:
             arguments[entry.name] = build(section, values, f"{name}.")
         elif name in values:
             arguments[entry.name] = values[name]
     return kind(**arguments)
 
 
-def value_in(part: Any, name: str, prefix: str = "") -> Any:
-    """The value of a section that has a full name.
-
-    Raises:
-        KeyError: the section has no such key.
-    """
-    for entry in fields(part):
-        full = _name_of(entry, prefix)
-        if _section_of(entry) and name.startswith(f"{full}."):
-            return value_in(getattr(part, entry.name), name, f"{full}.")
-        if "key" in entry.metadata and name == full:
-            return getattr(part, entry.name)
-    raise KeyError(name)
-
-
-def _name_of(entry: Field[Any], prefix: str) -> str:
-    """The key of a field: sections within sections are joined with `_` in fields' names."""
-    return prefix + re.sub(r"^(parallelism|transformer|metric)_", r"\1.", entry.name)
+def values_of(part: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of a section's keys, by their full names."""
+    values: dict[str, Any] = {}
+    for name, entry, section in _entries(part, prefix):
+        value = getattr(part, entry.name)
+        values |= values_of(value, f"{name}.") if section else {name: value}
+    return values
 
 
 def check_fields(part: Any, where: str) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -117,8 +117,7 @@ class Checkpoint:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """A folder of checkpoints, and which rank of how many we are there."""
 
     folder: str
@@ -243,16 +242,12 @@ class Checkpointer(Closing):
     def _write(self, leaves: Sequence[Leaf], outline: Any, step: int, started: float) -> None:
         try:
             for place in (self._near, self._target):
-                if place is not None:
-                    self._write_to(place, leaves, outline, step)
-                    assert self._report is not None
-                    report, seconds = self._report, time.monotonic() - started
-                    near = place is self._near
-                    self._report = (
-                        replace(report, local_s=seconds)
-                        if near
-                        else replace(report, total_s=seconds)
-                    )
+                if place is None:
+                    continue
+                self._write_to(place, leaves, outline, step)
+                assert self._report is not None
+                name = "local_s" if place is self._near else "total_s"
+                self._report = replace(self._report, **{name: time.monotonic() - started})  # type: ignore[arg-type]
         except OSError as e:
             ours = isinstance(e, HeadraceError)
             self._error = e if ours else write_error(e, e.filename or self.folder)
@@ -274,11 +269,8 @@ class Checkpointer(Closing):
             path = str(place / shard_name(at.rank, at.world_size, number))
             return write_shard(path, groups[number], self.options.durability, self._buffers[number])
 
-        if len(groups) == 1:
-            shards = [write(0)]
-        else:
-            with ThreadPoolExecutor(len(groups), "shard") as pool:
-                shards = list(pool.map(write, range(len(groups))))
+        with ThreadPoolExecutor(len(groups), "shard") as pool:
+            shards = list(pool.map(write, range(len(groups))))
         sync_folder(place)
         record = RankRecord(at.rank, at.world_size, self._run, outline, tuple(shards))
         if commit(at.folder, step, record) is not None:
@@ -352,29 +344,28 @@ def _load(target: _Place, near: _Place | None, step: int | None, like: Any) -> C
             path=target.folder,
             next_step="Check the folder; what was interrupted while it was saved does not count.",
         )
-    at = target
     own = target.rank if source is not None else None
     like = like if own is None or _has_parts(like) else None
+    place = step_folder(source[0].folder if source else target.folder, wanted)
+
+    def read(records: dict[int, RankRecord]) -> Checkpoint:
+        parts = Resharding(str(place), records, target.rank, target.world_size, own=own)
+        tree, nbytes = parts.tree(like)
+        if len(records) == 1 and own is not None and like is None:
+            nbytes = records[own].nbytes
+        seconds = time.monotonic() - started
+        return Checkpoint(tree, wanted, str(place.parent), nbytes, seconds)
+
     try:
         if source is not None:
-            at, record = source
-            records, place = {target.rank: record}, str(step_folder(at.folder, wanted))
             with contextlib.suppress(PartsElsewhereError):
-                parts = Resharding(place, records, target.rank, target.world_size, own=own)
-                tree, nbytes = parts.tree(like)
-                if like is None:
-                    nbytes = record.nbytes
-                return Checkpoint(tree, wanted, at.folder, nbytes, time.monotonic() - started)
+                return read({target.rank: source[1]})
         assert manifest is not None
-        saved, at = manifest.world_size, target
-        records = {r: read_record(target.folder, wanted, r, saved) for r in range(saved)}
-        place = str(step_folder(target.folder, wanted))
-        parts = Resharding(place, records, target.rank, target.world_size, own=own)
-        tree, nbytes = parts.tree(like)
+        place = step_folder(target.folder, wanted)
+        saved = manifest.world_size
+        return read({r: read_record(target.folder, wanted, r, saved) for r in range(saved)})
     except (ValueError, TypeError, LookupError, AttributeError, StopIteration) as e:
-        place = str(step_folder(at.folder, wanted))
-        raise damaged(place, "the tree", repr(e), "one that was saved") from e
-    return Checkpoint(tree, wanted, target.folder, nbytes, time.monotonic() - started)
+        raise damaged(str(place), "the tree", repr(e), "one that was saved") from e
 
 
 def _has_parts(like: Any) -> bool:

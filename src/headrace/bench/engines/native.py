@@ -18,15 +18,16 @@ import time
 from abc import abstractmethod
 from collections import deque
 from dataclasses import replace
-from queue import Empty, Full, Queue
+from queue import Full, Queue
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace import _native
 from headrace.bench.dataset_files import AT_REST_S
-from headrace.bench.engines.base import Delivered, Engine, batches_ahead
+from headrace.bench.engines import Delivered, Engine, batches_ahead
 from headrace.bench.formats import format_of
+from headrace.bench.plan import replay_of
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.engines.base import BatchSource, EngineContext
+    from headrace.bench.engines import BatchSource, EngineContext
     from headrace.bench.values import TimeDistribution
 
 _READS_IN_FLIGHT_MAX: Final = 1024
@@ -53,6 +54,20 @@ _GROUPS_MAX: Final = 100_000_000
 
 _STOP_CHECK_S: Final = 0.2
 """How often a waiting thread checks whether it is to end."""
+
+
+def native_engine(context: EngineContext) -> Engine:
+    """Whole files by path, or samples by their extents where files hold many.
+
+    Raises:
+        BenchError: batches that are read ahead do not fit into memory, or the samples are too many.
+        SourceError: a file is not of its format.
+    """
+    data = context.workload.dataset
+    whole = data.num_samples_per_file == 1
+    if data.requests is not None:
+        whole = replay_of(data.requests).recorded.is_whole_files
+    return _FilesEngine(context) if whole else _ExtentsEngine(context)
 
 
 class _NativeEngine(Engine):
@@ -72,7 +87,6 @@ class _NativeEngine(Engine):
         )
 
     def open(self, split: str, epoch: int, accelerator: int) -> BatchSource:
-        """Begin to read an epoch, and to preprocess it."""
         source = _ReadAheadSource(self, split, epoch, accelerator)
         reader, plan = self.context.workload.reader, self.context.plans[split]
         if not reader.preprocess_time.mean_s:
@@ -87,11 +101,7 @@ class _NativeEngine(Engine):
 
     @abstractmethod
     def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:
-        """Wait for a batch: it holds its memory as long as it lives; and when it was there, in ns, or 0.
-
-        Raises:
-            BenchError: it cannot be read.
-        """
+        """Wait for a batch: it holds its memory as long as it lives; and when it was there, in ns, or 0."""
 
     def forget(self, job: Any, paths: list[bytes]) -> None:
         """Nobody will take a batch."""
@@ -139,12 +149,8 @@ class _ReadAheadSource:
         self._pending.clear()
 
 
-class FilesEngine(_NativeEngine):
-    """Whole files by path.
-
-    Raises:
-        BenchError: batches that are read ahead do not fit into memory.
-    """
+class _FilesEngine(_NativeEngine):
+    """Whole files by path."""
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
@@ -170,7 +176,6 @@ class FilesEngine(_NativeEngine):
         )
 
     def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
-        """Begin to read the files of samples."""
         paths = self.context.paths(split, indices)
         return self._reader.submit(paths), paths
 
@@ -210,13 +215,11 @@ class FilesEngine(_NativeEngine):
             job.forget(number)
 
     def figures(self) -> dict[str, Any]:
-        """The native reader's own figures."""
         stats = self._reader.stats()
         names = ("reads", "bytes", "failures", "busy_s", "bytes_by_tier", "latency_us")
         return {name: stats[name] for name in names}
 
     def close(self) -> None:
-        """End the threads."""
         self._reader.close()
 
 
@@ -259,13 +262,8 @@ def extents_reader(
     return BatchReader(catalog, range(len(catalog.part_names)), options), catalog
 
 
-class ExtentsEngine(_NativeEngine):
-    """Samples by their extents.
-
-    Raises:
-        BenchError: the samples are too many.
-        SourceError: a file is not of its format.
-    """
+class _ExtentsEngine(_NativeEngine):
+    """Samples by their extents."""
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
@@ -311,7 +309,6 @@ class ExtentsEngine(_NativeEngine):
         return reader.submit(np.unique(group_of[indices])), []
 
     def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:  # noqa: ARG002
-        """Wait for a batch."""
         batch = job.take()
         if not batch.failed:
             return batch, batch.ready_ns
@@ -325,7 +322,6 @@ class ExtentsEngine(_NativeEngine):
         )
 
     def figures(self) -> dict[str, Any]:
-        """The native readers' own figures, by split."""
         names = ("reads", "read_bytes", "busy_s", "bytes_by_tier", "latency_us")
         return {
             split: {name: value for name, value in reader.stats().items() if name in names}
@@ -334,7 +330,6 @@ class ExtentsEngine(_NativeEngine):
         }
 
     def close(self) -> None:
-        """End the threads."""
         for reader, _, _ in self._readers.values():
             reader.close()
 
@@ -388,12 +383,7 @@ class _Preprocessed:
         return False
 
     def next(self) -> Delivered:
-        while True:
-            try:
-                ready_s, batch = self._done.get(timeout=_STOP_CHECK_S)
-                break
-            except Empty:
-                continue
+        ready_s, batch = self._done.get()  # the thread ends with an error or the last batch
         if isinstance(batch, BaseException):
             raise batch
         time.sleep(max(0.0, ready_s - time.perf_counter()))

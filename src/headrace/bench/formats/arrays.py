@@ -20,7 +20,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from headrace.bench.content import BEGIN, END, Checksum, FileLayout, PieceRun, noise, text
-from headrace.bench.formats.base import DatasetFormat, SampleExtents, bad_file, no_seek
+from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file, no_seek
 from headrace.bench.plan import replay_of
 from headrace.store.output_file import OutputFile, WriteBuffer
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.dataset import DatasetSpec
-    from headrace.bench.formats.base import FileJob
+    from headrace.bench.formats import FileJob
 
 
 def _file_sample_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int:
@@ -58,12 +58,8 @@ def _read_npy_header(
         version = npy_format.read_magic(f)
         if version not in ((1, 0), (2, 0)):
             raise bad_file(path, "the npy version", version, "1.0 or 2.0")
-        read = (
-            npy_format.read_array_header_1_0
-            if version == (1, 0)
-            else npy_format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read(f)
+        read = {1: npy_format.read_array_header_1_0, 2: npy_format.read_array_header_2_0}
+        shape, fortran, dtype = read[version[0]](f)
     except ValueError as e:
         raise bad_file(path, "the npy header", e, "one that numpy.save writes") from e
     if fortran and len(shape) > 1:
@@ -80,14 +76,13 @@ def _check_samples(path: str, shape: tuple[int, ...], spec: DatasetSpec) -> None
         raise bad_file(path, "the array's shape", shape, f"{samples} samples on the last axis")
 
 
-class Npy(DatasetFormat):
+class _Npy(DatasetFormat):
     """One array, its last axis the samples, as DLIO writes it.
 
     The samples of a file are interleaved byte by byte, so that one of them can only be had with all others.
     """
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
-        """A header and noise."""
         head = _npy_header((*shape, spec.num_samples_per_file), spec.dtype)
         return FileLayout((PieceRun(1, (text(head), noise(_file_sample_bytes(spec, shape)))),))
 
@@ -101,7 +96,6 @@ class Npy(DatasetFormat):
         return SampleExtents.shared(spec.num_samples_per_file, at, size)
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
-        """Reads the whole file."""
         with open(path, "rb") as f:
             shape, dtype = _read_npy_header(f, path, spec)
             data = np.fromfile(f, dtype)
@@ -160,11 +154,10 @@ def _zip_end(begin: int, members: tuple[_Member, ...]) -> bytes:
     )
 
 
-class Npz(DatasetFormat):
+class _Npz(DatasetFormat):
     """A zip of `x.npy`, the samples on its last axis, and `y.npy`, their labels (0), as DLIO writes it."""
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
-        """Of a file that is not compressed."""
         head, labels = self._head_and_labels(spec, shape)
         size = _file_sample_bytes(spec, shape)
         x = _Member(b"x.npy", len(head) + size, 0, 0)
@@ -184,7 +177,6 @@ class Npz(DatasetFormat):
         return _npy_header((*shape, spec.num_samples_per_file), spec.dtype), labels
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a compressed file."""
         head, labels = self._head_and_labels(job.spec, job.shape)
         level = min(job.spec.compression_level, 9)
         with zipfile.ZipFile(
@@ -238,11 +230,10 @@ _TABLE = np.array([list(t.ljust(4, b"\0")) for t in _BYTES], np.uint8)
 _USED = np.arange(4) < np.array([len(t) for t in _BYTES])[:, None]
 
 
-class Csv(DatasetFormat):
+class _Csv(DatasetFormat):
     """A row for each sample, of its elements as numbers, behind a column of row numbers, as pandas has it."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes."""
         with _compressed(out, job.spec, os.path.basename(job.path)) as f:
             elements = job.sample_bytes // job.spec.dtype.itemsize
             for first in range(0, elements, _CSV_PART):
@@ -273,7 +264,6 @@ class Csv(DatasetFormat):
         return SampleExtents.each(lines[:-1], np.diff(lines))
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
-        """Reads and parses the whole file."""
         opened: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
         if spec.compression == "zip":
             with zipfile.ZipFile(path) as archive:
@@ -302,27 +292,24 @@ def _csv_text(values: NDArray[Any]) -> bytes:
 @contextlib.contextmanager
 def _compressed(out: OutputFile, spec: DatasetSpec, name: str) -> Iterator[IO[bytes]]:
     """A file to write plain text to."""
-    file, level = cast("IO[bytes]", out), spec.compression_level
+    file, level = cast("IO[bytes]", out), min(spec.compression_level, 9)
+    packed: Any = contextlib.nullcontext(file)
     match spec.compression:
         case "gzip":
-            with gzip.GzipFile("", "wb", max(0, min(level, 9)), file, mtime=0) as f:
-                yield cast("IO[bytes]", f)
+            packed = gzip.GzipFile("", "wb", level, file, mtime=0)
         case "bz2":
-            with bz2.BZ2File(file, "wb", compresslevel=max(1, min(level, 9))) as f:
-                yield cast("IO[bytes]", f)
+            packed = bz2.BZ2File(file, "wb", compresslevel=max(1, level))
         case "xz":
-            with lzma.LZMAFile(file, "wb", preset=min(level, 9)) as f:
-                yield cast("IO[bytes]", f)
+            packed = lzma.LZMAFile(file, "wb", preset=level)  # noqa: SIM115 - closed below
         case "zip":
+            archive = zipfile.ZipFile(no_seek(out), "w", compresslevel=level)
             info = zipfile.ZipInfo(name.removesuffix(".zip"))
             info.compress_type = zipfile.ZIP_DEFLATED
-            with (
-                zipfile.ZipFile(no_seek(out), "w", compresslevel=min(level, 9)) as archive,
-                archive.open(info, "w", force_zip64=True) as member,
-            ):
+            with archive, archive.open(info, "w", force_zip64=True) as member:
                 yield member
-        case _:
-            yield file
+            return
+    with packed as f:
+        yield f
 
 
 # -- indexed binary --------------------------------------------------------------------------------------
@@ -332,7 +319,7 @@ _INDEX_PART = 1 << 18
 """Numbers of an index that are made at a time."""
 
 
-class IndexedBinary(DatasetFormat):
+class _IndexedBinary(DatasetFormat):
     """Samples end to end, beside two files of uint64: offsets (`.off.idx`) and sizes (`.sz.idx`).
 
     Unlike DLIO's own generator, which starts again from 0 at each of its buffers, offsets are right in files of
@@ -340,23 +327,16 @@ class IndexedBinary(DatasetFormat):
     """
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
-        """All noise."""
         return FileLayout((PieceRun(1, (noise(_file_sample_bytes(spec, shape)),)),))
 
     def write_indices(self, job: FileJob) -> None:
-        """Writes both index files."""
         buffer = WriteBuffer()
         for suffix in (_OFFSETS, _SIZES):
             with OutputFile(job.path + suffix, buffer) as index:
                 for first in range(0, job.samples, _INDEX_PART):
-                    numbers = np.arange(
-                        first, min(first + _INDEX_PART, job.samples), dtype=np.uint64
-                    )
-                    if suffix == _OFFSETS:
-                        numbers *= np.uint64(job.sample_bytes)
-                    else:
-                        numbers[:] = job.sample_bytes
-                    index.write(numbers)
+                    rows = np.arange(first, min(first + _INDEX_PART, job.samples), dtype=np.uint64)
+                    factor = rows if suffix == _OFFSETS else np.ones_like(rows)
+                    index.write(factor * np.uint64(job.sample_bytes))
 
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
         """As the indices say."""
@@ -382,11 +362,10 @@ class IndexedBinary(DatasetFormat):
 # -- files that are read whole ---------------------------------------------------------------------------
 
 
-class Synthetic(DatasetFormat):
+class _Synthetic(DatasetFormat):
     """Tiny files that stand for samples; DLIO's synthetic loader reads none of them."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes the file's number."""
         out.write(str(job.number).encode())
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
@@ -394,17 +373,15 @@ class Synthetic(DatasetFormat):
         return np.frombuffer(Path(path).read_bytes(), np.uint8)
 
 
-class RecordedFiles(Synthetic):
+class _RecordedFiles(_Synthetic):
     """Files of a record's names and sizes, which hold noise; their samples lie where they were read."""
 
     write = DatasetFormat.write
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:  # noqa: ARG002
-        """All noise."""
         return FileLayout((PieceRun(1, (noise(shape[0]),)),))
 
     def file_bytes(self, spec: DatasetSpec, shape: tuple[int, ...]) -> int:  # noqa: ARG002
-        """As recorded."""
         return shape[0]
 
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
@@ -417,3 +394,9 @@ class RecordedFiles(Synthetic):
                 return SampleExtents.each(*replay.extents(name))
             at = path.find("/", at + 1)
         raise bad_file(path, "its name", os.path.basename(path), "one of the record")
+
+
+FORMATS: dict[str, DatasetFormat] = {
+    "csv": _Csv(), "indexed_binary": _IndexedBinary(), "mmap_indexed_binary": _IndexedBinary(),
+    "npy": _Npy(), "npz": _Npz(), "recorded": _RecordedFiles(), "synthetic": _Synthetic(),
+}  # fmt: skip

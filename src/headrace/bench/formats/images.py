@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.bench.content import FileLayout, PieceKind, PieceRun, noise, text
-from headrace.bench.formats.base import DatasetFormat, SampleExtents, bad_file, import_library
+from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file, import_library
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.content import FilePiece
     from headrace.bench.dataset import DatasetSpec
-    from headrace.bench.formats.base import FileJob
+    from headrace.bench.formats import FileJob
     from headrace.store.output_file import OutputFile
 
 _SIDE_MAX = 65_535
@@ -68,7 +68,6 @@ class _Image(DatasetFormat):
         return SampleExtents.shared(1, 0, size)
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
-        """Decodes the image."""
         image = import_library("PIL.Image", f"decoding {spec.format}")
         try:
             with image.open(path) as opened:
@@ -79,7 +78,7 @@ class _Image(DatasetFormat):
             raise bad_file(path, "the image", e, f"a {spec.format} that Pillow can decode") from e
 
 
-class Jpeg(_Image):
+class _Jpeg(_Image):
     """A grey image of noise, of exactly as many bytes as it has pixels."""
 
     ends = (b"\xff\xd8\xff", _END)
@@ -148,13 +147,12 @@ def _jpeg_headers(height: int, width: int, restart: int) -> bytes:
     )
 
 
-class Png(_Image):
+class _Png(_Image):
     """An 8-bit grey image of noise, which is stored, not compressed."""
 
     ends = (_PNG_SIGNATURE, b"IEND\xaeB`\x82")
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes."""
         height, width = job.shape
         out.write(_PNG_SIGNATURE + _chunk(b"IHDR", struct.pack(">2L", width, height) + _PNG_GREY_8))
         packer = zlib.compressobj(level=0)
@@ -172,3 +170,6 @@ class Png(_Image):
 def _chunk(kind: bytes, data: bytes) -> bytes:
     crc = zlib.crc32(data, zlib.crc32(kind))
     return len(data).to_bytes(4, "big") + kind + data + crc.to_bytes(4, "big")
+
+
+FORMATS: dict[str, DatasetFormat] = {"jpeg": _Jpeg(), "png": _Png()}

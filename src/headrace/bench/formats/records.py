@@ -12,7 +12,7 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.bench.content import BEGIN, END, Checksum, FileLayout, PieceRun, noise, text
 from headrace.bench.dataset import Column
-from headrace.bench.formats.base import DatasetFormat, SampleExtents, bad_file, import_library
+from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file, import_library
 from headrace.store.output_file import OutputFile, WriteBuffer
 from headrace.store.sources.scan import SourceOptions
 from headrace.store.sources.tfrecord import mask, scan_tfrecord
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.content import ByteStream
     from headrace.bench.dataset import DatasetSpec
-    from headrace.bench.formats.base import FileJob
+    from headrace.bench.formats import FileJob
     from headrace.store.directory import DirectoryColumns
 
 # -- tfrecord --------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def _around(sample_bytes: int) -> tuple[bytes, bytes]:
     return _field(1, image, len(image) + sample_bytes + len(behind)), behind
 
 
-class TFRecord(DatasetFormat):
+class _TFRecord(DatasetFormat):
     """`tf.train.Example`s of an `image` (the sample's bytes) and a `size`, without TensorFlow.
 
     Beside the data set lies `index/<split>/<file>.idx`, a line "offset size" for each record, as DALI's readers
@@ -63,7 +63,6 @@ class TFRecord(DatasetFormat):
     """
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
-        """Records of one size."""
         sample_bytes = math.prod(shape) * spec.dtype.itemsize
         before, behind = _around(sample_bytes)
         length = (len(before) + sample_bytes + len(behind)).to_bytes(8, "little")
@@ -72,7 +71,6 @@ class TFRecord(DatasetFormat):
         return FileLayout((PieceRun(spec.num_samples_per_file, record),), Checksum.RECORD)
 
     def write_indices(self, job: FileJob) -> None:
-        """Writes a file's index."""
         size = self.layout(job.spec, job.shape).nbytes // job.samples
         split = os.path.relpath(job.path, job.spec.data_folder).partition("/")[0]
         folder = os.path.join(job.spec.data_folder, "index", split)
@@ -196,11 +194,10 @@ def _sink(out: OutputFile) -> SimpleNamespace:
     )  # fmt: skip
 
 
-class Parquet(DatasetFormat):
+class _Parquet(DatasetFormat):
     """A row for each sample, of the workload's columns, or one column `data` of its bytes."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes."""
         pa, pq = _arrow()
         spec = job.spec
         columns = spec.parquet.columns or (
@@ -303,7 +300,7 @@ _SLAB_BYTES = 8 << 20
 """Samples of chunked data sets are handed to HDF5 about so many bytes at a time."""
 
 
-class Hdf5(DatasetFormat):
+class _Hdf5(DatasetFormat):
     """Data sets `records_0`, `records_1`, ... of (samples, *shape), and `labels`, as DLIO writes them.
 
     Contiguous data sets are allocated by HDF5 and written past it, at the disk's speed. `records` is a link to
@@ -311,7 +308,6 @@ class Hdf5(DatasetFormat):
     """
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        """Writes a file's bytes."""
         h5py = import_library("h5py", "writing hdf5")
         spec = job.spec
         count = spec.hdf5.num_dset_per_record
@@ -431,3 +427,10 @@ def _pieces_of(records: Any) -> list[list[tuple[int, int]]]:
         for sample in range(begin, min(begin + records.chunks[0], samples)):
             pieces[sample].append((chunk.byte_offset, chunk.size))
     return pieces
+
+
+FORMATS: dict[str, DatasetFormat] = {
+    "hdf5": _Hdf5(),
+    "parquet": _Parquet(),
+    "tfrecord": _TFRecord(),
+}
