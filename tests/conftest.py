@@ -16,7 +16,7 @@ import headrace as hr
 from tests_shared import descriptors, until, write_photos
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from browser import Browser
 
@@ -37,6 +37,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--module-order-seed", type=int, metavar="N",
         help="Run the modules in a random order of this seed: none may rely on what another one left.",
     )  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected stays to the end: the collector need not look at it time and again."""
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
