@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from headrace.base.text import bytes_text, count_text, duration_text, printable
+from headrace.base.text import bytes_text, count_text, duration_text
 from headrace.cli import exit_codes
 from headrace.cli.options import FullOutput, Group, StorageOptions, TrustOptions
 from headrace.cli.printing import Output
@@ -214,11 +214,7 @@ def verify(
 
     with progress(output, "verifying") as tell:
         report = verify_store(
-            store,
-            workers=workers,
-            progress=tell,
-            storage_options=storage,
-            trust=trust,
+            store, workers=workers, progress=tell, storage_options=storage, trust=trust
         )
     if output.as_json:
         output.document({"ok": report.ok, "report": report})
@@ -253,22 +249,20 @@ def _print_verified(output: Output, report: VerifyReport) -> None:
 
 def print_bad_samples(output: Output, bad: Sequence[BadSample]) -> None:
     """A table of bad samples, the first ones unless verbose."""
-    from rich.table import Table
-    from rich.text import Text
+    from headrace.cli.store import draw_table
 
     if not bad:
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("sample", "name", "what", "found", "expected", "offset", "bytes", "file"):
-        right = heading in ("sample", "offset", "bytes")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
     shown = bad if output.verbose else bad[:_ROWS_SHOWN]
-    for each in shown:
-        table.add_row(
-            str(each.index), Text(printable(each.name)), each.kind, each.found, each.expected,
-            f"{each.offset_bytes:,}", f"{each.length:,}", Text(printable(each.path)),
-        )  # fmt: skip
-    output.console().print(table)
+    rows = [
+        (
+            str(each.index), each.name, each.kind, each.found, each.expected,
+            f"{each.offset_bytes:,}", f"{each.length:,}", each.path,
+        )
+        for each in shown
+    ]  # fmt: skip
+    headings = ">sample name what found expected >offset >bytes file"
+    draw_table(output.console(), "", headings, rows, overflow="fold")
     _remark_hidden(output, len(bad) - len(shown))
 
 
@@ -304,9 +298,7 @@ def _print_repaired(output: Output, report: RepairReport) -> None:
     shown = report.unrepairable if output.verbose else report.unrepairable[:_ROWS_SHOWN]
     for sample, reason in shown:
         output.line(f"left as it is: {sample}: {reason}" if sample else f"left as it is: {reason}")
-    hidden = len(report.unrepairable) - len(shown)
-    if hidden:
-        output.remark(f"and {count_text(hidden)} more; --json lists all")
+    _remark_hidden(output, len(report.unrepairable) - len(shown))
     if report.before.ok:
         output.line(f"nothing to repair: {report.path}")
         return

@@ -87,7 +87,7 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
              _bar(b.samples / most))
             for b in summary.sizes
         ]  # fmt: skip
-        _draw_table(console, "sizes", ">from >below >samples ", rows, no_wrap=True)
+        draw_table(console, "sizes", ">from >below >samples ", rows, no_wrap=True)
     if summary.classes:
         classes = summary.classes if verbose else summary.classes[:_CLASSES_SHOWN]
         labels = [
@@ -95,12 +95,12 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
             for c in classes
         ]
         title = f"classes: {count_text(len(summary.classes))}"
-        _draw_table(console, title, ">label class >samples", labels)
+        draw_table(console, title, ">label class >samples", labels)
         _more(console, len(summary.classes) - len(classes))
     _draw_segments(console, summary, verbose=verbose)
 
 
-def _draw_table(
+def draw_table(
     console: Console, title: str, headings: str, rows: Iterable[tuple[str, ...]], **options: Any
 ) -> None:
     """A table; headings with `>` stand at the right."""
@@ -108,7 +108,11 @@ def _draw_table(
     from rich.text import Text
 
     table = Table(
-        title=f"\n{title}", title_justify="left", title_style="bold", box=None, pad_edge=False
+        title=title and f"\n{title}",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
     )
     for heading in headings.split(" "):
         right = heading.startswith(">")
@@ -135,7 +139,7 @@ def _draw_segments(console: Console, summary: Summary, *, verbose: bool) -> None
             rows.append((name, samples, volume.kind, size, share, volume.path))
             name = samples = ""
     headings = "segment >samples volume >bytes >resident path"
-    _draw_table(console, "segments", headings, rows, overflow="fold")
+    draw_table(console, "segments", headings, rows, overflow="fold")
     _more(console, sum(len(segment.volumes) for segment in summary.segments) - len(rows))
 
 

@@ -494,12 +494,8 @@ class JobVolumes(Volumes):
         """Whether it is read from this node's disk."""
         return 0 in self._fds
 
-    def problems(self) -> list[HeadraceError]:
+    def problem(self, number: int) -> HeadraceError | None:
         """None that could be seen without reading."""
-        return []
-
-    def check(self, number: int) -> None:
-        """Nothing to look at, as above."""
 
     def read_into(self, number: int, view: memoryview, offset: int) -> int:
         """As `Volumes.read_into`."""

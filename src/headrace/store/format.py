@@ -12,7 +12,7 @@ import hashlib
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore
@@ -235,11 +235,14 @@ def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
     return header
 
 
-def _require(path: str, checks: Iterable[tuple[bool, str, object, object, int | None]]) -> None:
-    """Raises the error for the first check that is not good; later ones may rely on it."""
-    for good, what, stated, expected, offset in checks:
+def _require(path: str, checks: Iterable[tuple[Any, ...]]) -> None:
+    """Raises the error for the first check (good, what, stated, expected, offset) that is not good.
+
+    Later checks may rely on the earlier ones; the offset may be left out.
+    """
+    for good, what, stated, expected, *offset in checks:
         if not good:
-            raise corrupt(path, what, stated, expected, offset)
+            raise corrupt(path, what, stated, expected, *offset)
 
 
 def _parse_section(page: bytes, i: int, path: str) -> Section:
@@ -256,56 +259,39 @@ def _parse_section(page: bytes, i: int, path: str) -> Section:
     return Section(section_kind, width, offset, size_bytes, count, parameters, text)
 
 
-def _section_checks(
-    header: DirectoryHeader,
-) -> Iterator[tuple[bool, str, object, object, int | None]]:
+def _section_checks(header: DirectoryHeader) -> Iterator[tuple[Any, ...]]:
     """The sections do not overlap; width, count and size of each agree with its kind and the header."""
     end = header.payload_offset
     for section in sorted(header.sections, key=lambda s: s.offset):
         kind, width, size, count = section.kind, section.width, section.size_bytes, section.count
-        what = f"section {kind.name.lower()}"
-        yield (
-            section.offset % SECTION_ALIGNMENT == 0, f"offset of {what}", section.offset,
-            "a multiple of 64", None,
-        )  # fmt: skip
-        yield (
-            section.offset >= end, f"offset of {what}", section.offset,
-            f"{end} or more: sections must not overlap", None,
-        )  # fmt: skip
+        what, at = f"section {kind.name.lower()}", section.offset
+        yield at % SECTION_ALIGNMENT == 0, f"offset of {what}", at, "a multiple of 64"
+        yield at >= end, f"offset of {what}", at, f"{end} or more: sections must not overlap"
         end = section.end
-        yield end <= header.file_bytes, f"end of {what}", end, f"at most {header.file_bytes}", None
+        yield end <= header.file_bytes, f"end of {what}", end, f"at most {header.file_bytes}"
         if kind in _BLOBS:
-            yield width == 0, f"width of {what}", width, 0, None
+            yield width == 0, f"width of {what}", width, 0
         elif kind == SectionKind.EXTENT_ROWS:
             layout = RowLayout(*section.parameters[:5])
-            yield (
-                max(layout) <= 8 and layout.volume <= 4 and layout.crc in (0, 4)
-                and layout.mtime in (0, 8) and layout.row_bytes == width > 0,
-                "layout of the extent rows", (layout, width), "widths up to 8 that add up to the row",
-                None,
-            )  # fmt: skip
+            good = max(layout) <= 8 and layout.volume <= 4 and layout.row_bytes == width > 0
+            good = good and layout.crc in (0, 4) and layout.mtime in (0, 8)
+            expected = "widths up to 8 that add up to the row"
+            yield good, "layout of the extent rows", (layout, width), expected
         elif kind == SectionKind.USER_COLUMN:
             dtype = chr(section.parameters[0])
-            yield (
-                width in _COLUMN_WIDTHS.get(dtype, ()), f"type of column {section.name!r}",
-                (dtype, width), "a numpy integer or float", None,
-            )  # fmt: skip
+            good = width in _COLUMN_WIDTHS.get(dtype, ())
+            what_type = f"type of column {section.name!r}"
+            yield good, what_type, (dtype, width), "a numpy integer or float"
         else:
-            yield width in _WIDTHS[kind], f"width of {what}", width, _WIDTHS[kind], None
-        expected = _expected_count(header, section)
-        yield expected in (None, count), f"elements of {what}", count, expected, None
+            yield width in _WIDTHS[kind], f"width of {what}", width, _WIDTHS[kind]
+        wanted = _expected_count(header, section)
+        yield wanted in (None, count), f"elements of {what}", count, wanted
         if kind not in _BLOBS:
-            yield size == count * width, f"bytes of {what}", size, count * width, None
+            yield size == count * width, f"bytes of {what}", size, count * width
         else:
             # A string takes two bytes of length, a name at least one of a block: no count may promise more.
             most = size if kind == SectionKind.NAME_BLOCKS else size // 2
-            yield (
-                count <= most,
-                f"strings of {what}",
-                count,
-                f"at most {most} in {size} bytes",
-                None,
-            )
+            yield count <= most, f"strings of {what}", count, f"at most {most} in {size} bytes"
 
 
 def level_counts(samples: int) -> list[int]:

@@ -62,10 +62,6 @@ class VolumeEntry:
     uuid: str | None = None
     etag: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in `store.json`."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -80,10 +76,8 @@ class Segment:
     source: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `store.json`."""
-        keys = ("directory", "directory_bytes", "uuid", "samples", "extents", "source")
-        volumes = [v.to_json() for v in self.volumes]
-        return {**{key: getattr(self, key) for key in keys}, "volumes": volumes}
+        """As it stands in `store.json`: without what is None."""
+        return asdict(self, dict_factory=lambda items: {k: v for k, v in items if v is not None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -408,18 +408,16 @@ def _copy_to_memory(stream: Stream, memory: MemoryVolume) -> Scan:
     from headrace.store.packing import StreamMetadata  # to open a store needs none of it
 
     metadata = StreamMetadata()
-    offset, length, crc = [], [], []
+    extents: list[tuple[int, int, int]] = []
     for item in stream.items():
         metadata.add(item)
         for _, data in item.parts:
             view = memoryview(data).cast("B")
-            offset.append(memory.append(view))
-            length.append(len(view))
-            crc.append(crc32c(view))
-    if not metadata.names:
+            extents.append((memory.append(view), len(view), crc32c(view)))
+    if not extents:
         raise no_samples("the data set")
     columns = metadata.columns()
-    columns.offset, columns.length = np.array(offset, np.uint64), np.array(length, np.uint64)
-    columns.crc = np.array(crc, np.uint32)
+    columns.offset, columns.length, crc = np.array(extents, np.uint64).T.copy()
+    columns.crc = crc.astype(np.uint32)
     columns.class_names = None if stream.class_names is None else stream.class_names()
     return Scan(columns, (memory.volume(),), stream.source)

@@ -46,22 +46,20 @@ def check_target(target: Path, *, overwrite: bool) -> None:
     """
     if not os.path.lexists(target):
         if not target.parent.is_dir():
-            raise VolumeError(
-                f"{target.parent}: there is no such folder to write {target.name} to.",
-                path=str(target.parent),
-                errno=errno.ENOENT,
-                next_step="Create the folder first.",
-            )
-        return
-    if not overwrite:
+            what = f"there is no such folder to write {target.name} to"
+            raise _refused(target.parent, errno.ENOENT, what, "Create the folder first.")
+    elif not overwrite:
         raise store_exists(target)
-    manifest = target / "store.json"
-    if target.is_symlink() or not manifest.is_file():
+    elif target.is_symlink() or not (target / "store.json").is_file():
         raise StoreExists(
             f"{target} exists and is no headrace store (it has no store.json).",
             path=str(target),
             next_step="overwrite=True replaces stores only. Choose another target.",
         )
+
+
+def _refused(path: Path, code: int | None, what: str, next_step: str) -> VolumeError:
+    return VolumeError(f"{path}: {what}.", path=str(path), errno=code, next_step=next_step)
 
 
 @contextlib.contextmanager
@@ -73,15 +71,14 @@ def locked(path: Path, *, what: str) -> Iterator[None]:
     """
     fd = lock_path(path, make=False)
     if fd is None:
-        raise busy(path, what)
+        raise _busy(path, what)
     try:
         yield
     finally:
         os.close(fd)
 
 
-def busy(path: Path, what: str) -> StoreError:
-    """The error for a folder that another process is writing."""
+def _busy(path: Path, what: str) -> StoreError:
     return StoreError(
         f"{path}: another process is {what} it.",
         path=str(path),
@@ -103,42 +100,32 @@ def check_free_space(path: Path, needed_bytes: int) -> None:
     """
     free = free_bytes(path)
     if free < needed_bytes:
-        raise VolumeError(
-            f"{path}: {free:,} bytes are free, {needed_bytes:,} are needed.",
-            path=str(path),
-            errno=errno.ENOSPC,
-            next_step="Free some space or choose a target on another file system.",
-        )
+        what = f"{free:,} bytes are free, {needed_bytes:,} are needed"
+        next_step = "Free some space or choose a target on another file system."
+        raise _refused(path, errno.ENOSPC, what, next_step)
 
 
 def not_durable(target: Path, e: OSError) -> VolumeError:
     """The error for a store that is published, and that the system then could not make durable."""
-    return VolumeError(
-        f"{target}: the store is written, but that it stands there could not be made durable, or what "
-        f"it replaced not be removed: {e.strerror}.",
-        path=str(target),
-        errno=e.errno,
-        next_step="The store can be used as it is. Check the disk: a power cut now may undo it.",
-    )
+    return _refused(
+        target, e.errno, "the store is written, but that it stands there could not be made durable, or "
+        f"what it replaced not be removed: {e.strerror}",
+        "The store can be used as it is. Check the disk: a power cut now may undo it.",
+    )  # fmt: skip
 
 
-RESUME = "What is packed is kept: run the same command again to resume."
+_RESUME = "What is packed is kept: run the same command again to resume."
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path, next_step: str = RESUME) -> Iterator[None]:
+def disk_errors(path: Path, next_step: str = _RESUME) -> Iterator[None]:
     """Turns the system's refusals while a store is written and published into `VolumeError`."""
     try:
         yield
     except (StoreError, VolumeError):
         raise
     except OSError as e:
-        raise VolumeError(
-            f"{path}: cannot be written: {e.strerror}.",
-            path=str(path),
-            errno=e.errno,
-            next_step=next_step,
-        ) from e
+        raise _refused(path, e.errno, f"cannot be written: {e.strerror}", next_step) from e
 
 
 _ATTEMPTS = 10
@@ -272,13 +259,9 @@ def _take(path: Path, mode: int) -> int:
         except VolumeError:
             raise
         except OSError as e:
-            raise VolumeError(
-                f"{path}: cannot be made: {e.strerror}.",
-                path=str(path),
-                errno=e.errno,
-                next_step="Check the folder above it: its permissions, its space and its disk.",
-            ) from e
+            next_step = "Check the folder above it: its permissions, its space and its disk."
+            raise _refused(path, e.errno, f"cannot be made: {e.strerror}", next_step) from e
         if fd is not None:
             return fd
         break
-    raise busy(path, "building")
+    raise _busy(path, "building")

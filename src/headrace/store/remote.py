@@ -255,10 +255,9 @@ class RemoteVolumes(Volumes):
             if self.engine.known(path) is None or path not in self.engine.looked_at
         )
 
-    def check(self, number: int) -> None:
-        """Looks at one volume; errors as for `check_all`."""
-        for error in self._look_at([number]):
-            raise error
+    def problem(self, number: int) -> HeadraceError | None:
+        """What is wrong with one volume; errors as for `check_all`."""
+        return next(iter(self._look_at([number])), None)
 
     def _look_at(self, numbers: Iterable[int]) -> list[HeadraceError]:
         # A packed volume's header; one byte is enough to learn an object's size and version.

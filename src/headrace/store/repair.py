@@ -98,15 +98,13 @@ def repair(
 
 def _repair_segment(number: int, segment: OpenSegment, report: RepairReport) -> None:
     last = segment.base + segment.directory.samples
-    mendable = []
+    mendable, wrong = [], set()
     for sample in report.before.bad_samples:
         if segment.base <= sample.index < last:
-            reason = _obstacle(segment, sample.path)
-            if reason is None:
+            if (reason := _obstacle(segment, sample.path)) is None:
                 mendable.append(sample)
             else:
                 report.unrepairable.append((sample, reason))
-    wrong = set()
     for problem in report.before.volume_problems:
         if problem.segment == number:
             if _obstacle(segment, problem.path) is None:
@@ -197,13 +195,11 @@ class _Source:
         if self._samples is None:
             names = split_names(columns.names, columns.name_offsets)
             self._samples = {name: i for i, name in enumerate(names)}
-        for name, bad in wanted.items():
-            if name not in self._samples:
-                continue
+        for name in wanted.keys() & self._samples.keys():
             i = self._samples[name]
             for extent in range(int(columns.firsts[i]), int(columns.firsts[i + 1])):
                 number = 0 if columns.part is None else int(columns.part[extent])
-                for sample in bad:
+                for sample in wanted[name]:
                     if columns.part_names[number] == self._part(sample):
                         yield sample, reader.pieces(extent)
 

@@ -28,17 +28,6 @@ _SYS_CACHESTAT = 451
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Range(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
-
-
-class _CacheStat(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")
-    )
-
-
 def resident_bytes(path: str | os.PathLike[str]) -> int | None:
     """Bytes of the file that lie in the page cache, in whole pages; None where nobody can tell."""
     try:
@@ -77,11 +66,10 @@ def resident_range(fd: int, offset: int, length: int) -> int | None:
 
 
 def _by_cachestat(fd: int, offset: int = 0, length: int = 0) -> int | None:
-    extent, pages = _Range(offset, length), _CacheStat()
-    status = _libc.syscall(
-        _SYS_CACHESTAT, fd, ctypes.byref(extent), ctypes.byref(pages), ctypes.c_uint(0)
-    )
-    return None if status else int(pages.cached)
+    extent = (ctypes.c_uint64 * 2)(offset, length)
+    pages = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
+    status = _libc.syscall(_SYS_CACHESTAT, fd, extent, pages, ctypes.c_uint(0))
+    return None if status else int(pages[0])
 
 
 def page_map(fd: int, size: int) -> NDArray[np.bool_] | None:

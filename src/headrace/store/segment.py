@@ -114,13 +114,15 @@ class Volumes:
 
     def problems(self) -> list[HeadraceError]:
         """What is wrong with the volumes, one error each."""
-        errors = []
-        for number in range(len(self.entries)):
-            try:
-                self.check(number)
-            except HeadraceError as e:
-                errors.append(e)
-        return errors
+        return list(filter(None, map(self.problem, range(len(self.entries)))))
+
+    def problem(self, number: int) -> HeadraceError | None:
+        """What is wrong with one volume; errors as for `check_all`."""
+        try:
+            self._check(number)
+        except HeadraceError as e:
+            return e
+        return None
 
     def check_all(self) -> None:
         """Checks every volume.
@@ -143,11 +145,15 @@ class Volumes:
                 next_step=problems[0].next_step,
             )
 
-    def check(self, number: int) -> None:
-        """Checks one volume; errors as for `check_all`."""
+    def _check(self, number: int) -> None:
         entry, path = self.entries[number], self.paths[number]
         if entry.kind == "tree":
-            self._check_tree(path)
+            if not os.path.isdir(path):
+                raise SourceChanged(
+                    f"{path}: the folder is gone, expected the files that were indexed there.",
+                    path=path,
+                    next_step="Put it back, or index the source where it is now.",
+                )
             return
         fd = self._open(number)
         try:
@@ -236,15 +242,6 @@ class Volumes:
         except OSError as e:
             raise _missing(entry.kind, path, e) from e
 
-    def _check_tree(self, path: str) -> None:
-        if os.path.isdir(path):
-            return
-        raise SourceChanged(
-            f"{path}: the folder is gone, expected the files that were indexed there.",
-            path=path,
-            next_step="Put it back, or index the source where it is now.",
-        )
-
 
 def _missing(kind: str, path: str, e: OSError) -> HeadraceError:
     if e.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -258,14 +255,14 @@ def _missing(kind: str, path: str, e: OSError) -> HeadraceError:
             path=path,
             next_step=f"Put the file back, or {how} the source again.",
         )
-    return VolumeError(
-        f"{path}: cannot be opened: {e.strerror}.",
-        path=path,
-        errno=e.errno,
-        next_step="Raise the limit of open files (ulimit -n)."
-        if e.errno == errno.EMFILE
-        else "Check the file's permissions and the disk.",
-    )
+    return _unopened(path, e)
+
+
+def _unopened(path: str, e: OSError) -> VolumeError:
+    limit = e.errno == errno.EMFILE
+    how = _ERRNO_ADVICE[errno.EMFILE] if limit else "Check the file's permissions and the disk."
+    text = f"{path}: cannot be opened: {e.strerror}."
+    return VolumeError(text, path=path, errno=e.errno, next_step=how)
 
 
 def check_file(entry: VolumeEntry, path: str, status: os.stat_result) -> None:
@@ -277,19 +274,16 @@ def check_file(entry: VolumeEntry, path: str, status: os.stat_result) -> None:
                 min(status.st_size, entry.bytes or 0),
                 next_step="Verify the store to see what is lost, and repair it from its source.",
             )  # fmt: skip
-        raise SourceChanged(
-            f"{path}: size in bytes is {status.st_size:,}, expected {entry.bytes:,}: the file "
-            "changed after it was indexed.",
-            path=path,
-            next_step="Index the source again.",
-        )
-    if entry.mtime_ns is not None and status.st_mtime_ns != entry.mtime_ns:
-        raise SourceChanged(
-            f"{path}: modification time is {status.st_mtime_ns} ns, expected {entry.mtime_ns} ns: "
-            "the file changed after it was indexed.",
-            path=path,
-            next_step="Index the source again.",
-        )
+        what = f"size in bytes is {status.st_size:,}, expected {entry.bytes:,}"
+    elif entry.mtime_ns is not None and status.st_mtime_ns != entry.mtime_ns:
+        what = f"modification time is {status.st_mtime_ns} ns, expected {entry.mtime_ns} ns"
+    else:
+        return
+    raise SourceChanged(
+        f"{path}: {what}: the file changed after it was indexed.",
+        path=path,
+        next_step="Index the source again.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +347,8 @@ class OpenSegment:
         ]  # fmt: skip
 
     def _check(self, extents: dict[str, NDArray[np.int64]]) -> None:
-        for what, count in (
-            ("volume", len(self.entry.volumes)),
-            ("part", len(self.directory.part_names)),
-        ):
+        most = {"volume": len(self.entry.volumes), "part": len(self.directory.part_names)}
+        for what, count in most.items():
             # A number above 2^63 is negative here.
             bad = extents[what][(extents[what] < 0) | (extents[what] >= count)]
             if len(bad):
@@ -421,13 +413,10 @@ def open_directory(path: str, entry: Segment, *, reference: bool = False) -> Dir
             path=path,
             next_step="Restore the file from a copy, or pack or index the source again.",
         ) from None
+    except VolumeError:
+        raise
     except OSError as e:
-        if isinstance(e, VolumeError):
-            raise
-        raise VolumeError(
-            f"{path}: cannot be opened: {e.strerror}.", path=path, errno=e.errno,
-            next_step="Check the file's permissions and the disk.",
-        ) from e  # fmt: skip
+        raise _unopened(path, e) from e
     try:
         size = os.fstat(fd).st_size
         if size != entry.directory_bytes:

@@ -99,41 +99,33 @@ class Summary:
 
 def summarise(store: Store) -> Summary:
     """Counts, sizes, classes, volumes and residency of an open store."""
-    total = largest = 0
-    smallest: int | None = None
     powers = np.zeros(_POWERS, np.int64)
     segment_bytes = dict.fromkeys((s.base for s in store.segments), 0)
+    smallest, largest = 1 << 62, 0
     for start, sizes in sample_sizes(store):
-        slice_bytes, low = int(sizes.sum()), int(sizes.min())
-        total += slice_bytes
-        segment_bytes[store.segment_of(start).base] += slice_bytes
-        largest = max(largest, int(sizes.max()))
-        smallest = low if smallest is None else min(smallest, low)
+        segment_bytes[store.segment_of(start).base] += int(sizes.sum())
+        smallest, largest = min(smallest, int(sizes.min())), max(largest, int(sizes.max()))
         # frexp gives the power of two exactly where log2 would round: 2^k - 1 belongs below 2^k.
         powers += np.bincount(np.frexp(sizes.astype(np.float64))[1], minlength=_POWERS)
+    total, used = sum(segment_bytes.values()), np.flatnonzero(powers).tolist()
     return Summary(
         path=shown(store.path),
         fingerprint=store.fingerprint,
         samples=len(store),
         bytes=total,
-        size_min=smallest or 0,
+        size_min=smallest if used else 0,
         size_mean=total / max(1, len(store)),
         size_max=largest,
-        sizes=_bins(powers),
+        # Powers of two, from the smallest sample to the largest; empty samples stand alone.
+        sizes=tuple(
+            SizeBin(0 if p == 0 else 1 << (p - 1), 1 << p, int(powers[p]))
+            for p in (range(used[0], used[-1] + 1) if used else ())
+        ),
         parts=tuple(p for p in store.parts if p),
         columns={name: str(values.dtype) for name, values in store.columns.items()},
         classes=_classes(store),
         checksums=all(s.directory.has_crc for s in store.segments),
         segments=tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments),
-    )
-
-
-def _bins(powers: NDArray[np.int64]) -> tuple[SizeBin, ...]:
-    """Powers of two, from the smallest sample to the largest; empty samples stand alone."""
-    used = np.flatnonzero(powers)
-    return tuple(
-        SizeBin(0 if p == 0 else 1 << (p - 1), 1 << p, int(powers[p]))
-        for p in (range(int(used[0]), int(used[-1]) + 1) if len(used) else ())
     )
 
 

@@ -209,9 +209,7 @@ def _verify_volumes(number: int, segment: OpenSegment, report: VerifyReport) -> 
     with suppress(CorruptStore):  # the damaged directory is reported by itself
         ends = data_ends(segment)
     for volume, (entry, path) in enumerate(zip(volumes.entries, volumes.paths, strict=True)):
-        try:
-            volumes.check(volume)
-        except HeadraceError as e:
+        if (e := volumes.problem(volume)) is not None:
             report.volume_problems.append(VolumeProblem(number, volume, path, e.message))
         if entry.kind != "packed" or ends is None:
             continue

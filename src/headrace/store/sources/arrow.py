@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,77 +182,53 @@ def values_of(array: Any, path: str) -> Values:
         NotInPlace: its type spreads them over several buffers.
         SourceError: its offsets leave its buffers or run backwards.
     """
-    t = _types()
-    kind = array.type
+    t, kind, count = _types(), array.type, len(array)
+    valid = None
+    if array.null_count:
+        valid = np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
     if t.is_struct(kind):
         inner = values_of(array.field(kind.get_field_index("bytes")), path)
-        return Values(inner.buffer, inner.start, inner.length, _both(inner.valid, _valid(array)))
+        if inner.valid is not None:
+            valid = inner.valid if valid is None else inner.valid & valid
+        return replace(inner, valid=valid)
     if t.is_binary_view(kind) or t.is_string_view(kind):
         raise NotInPlace(f"the type {kind} spreads values over several buffers")
-    if t.is_fixed_size_binary(kind) or t.is_fixed_size_list(kind):
-        start, length, buffer, base = _fixed(array, path)
-    else:
-        start, length, buffer, base = _variable(array, path)
-    size = 0 if buffer is None else buffer.size
-    if len(start) and int((start + length).max()) + base > size:
-        raise damaged(
-            path, "end of a value", int((start + length).max()) + base, f"at most {size:,}"
-        )
-    return Values(buffer, start + base, length, _valid(array))
-
-
-def _both(a: NDArray[np.bool_] | None, b: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
-
-
-def _valid(array: Any) -> NDArray[np.bool_] | None:
-    if not array.null_count:
-        return None
-    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), bool)
-
-
-def _fixed(array: Any, path: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Any, int]:
-    t = _types()
-    count = len(array)
-    if t.is_fixed_size_list(array.type):
-        width, child = array.type.list_size, array.values
-        buffer, base = child.buffers()[1], child.offset + array.offset * width
-    else:
-        width, buffer = array.type.byte_width, array.buffers()[1]
-        base = array.offset * width
-    size = 0 if buffer is None else buffer.size
-    if base + count * width > size:
-        raise damaged(path, "size of a column", size, f"{base + count * width:,}")
-    start = np.arange(count, dtype=np.int64) * width
-    return start, np.full(count, width, np.int64), buffer, base
-
-
-def _variable(array: Any, path: str) -> tuple[NDArray[np.int64], NDArray[np.int64], Any, int]:
-    t = _types()
-    kind = array.type
-    large = t.is_large_binary(kind) or t.is_large_string(kind) or t.is_large_list(kind)
-    buffers = array.buffers()
-    if t.is_list(kind) or t.is_large_list(kind):
+    fixed = t.is_fixed_size_binary(kind) or t.is_fixed_size_list(kind)
+    # Where the values' bytes lie, and where the first of them begins.
+    if t.is_fixed_size_list(kind) or t.is_list(kind) or t.is_large_list(kind):
         buffer, base = array.values.buffers()[1], array.values.offset
     else:
-        buffer, base = buffers[2], 0
-    width, count = (8 if large else 4), len(array)
+        buffer, base = array.buffers()[1 if fixed else 2], 0
+    size = 0 if buffer is None else buffer.size
+    if fixed:
+        width = kind.list_size if t.is_fixed_size_list(kind) else kind.byte_width
+        base += array.offset * width
+        if base + count * width > size:
+            raise damaged(path, "size of a column", size, f"{base + count * width:,}")
+        offsets = np.arange(count + 1, dtype=np.int64) * width
+    else:
+        offsets = _offsets(array, path)
+    start, length = offsets[:-1] + base, np.diff(offsets)
+    if count and (int(offsets[0]) < 0 or int(length.min()) < 0):
+        raise damaged(path, "order of a column's offsets", "descending or negative", "ascending")
+    if count and int((start + length).max()) > size:
+        raise damaged(path, "end of a value", int((start + length).max()), f"at most {size:,}")
+    return Values(buffer, start, length, valid)
+
+
+def _offsets(array: Any, path: str) -> NDArray[np.int64]:
+    """(n+1,) where values of variable length begin, and where the last one ends."""
+    t, kind, count = _types(), array.type, len(array)
     if not count:
-        empty = np.zeros(0, np.int64)
-        return empty, empty, buffer, base
-    have = 0 if buffers[1] is None else buffers[1].size
-    need = (array.offset + count + 1) * width
+        return np.zeros(1, np.int64)
+    large = t.is_large_binary(kind) or t.is_large_string(kind) or t.is_large_list(kind)
+    width = 8 if large else 4
+    buffer = array.buffers()[1]
+    have, need = 0 if buffer is None else buffer.size, (array.offset + count + 1) * width
     if have < need:
         raise damaged(path, "size of a column's offsets", have, f"{need:,} or more")
-    offsets = np.frombuffer(
-        buffers[1], f"<i{width}", count=count + 1, offset=array.offset * width
-    ).astype(np.int64)
-    length = np.diff(offsets)
-    if int(offsets[0]) < 0 or int(length.min()) < 0:
-        raise damaged(path, "order of a column's offsets", "descending or negative", "ascending")
-    return offsets[:-1], length, buffer, base
+    offsets = np.frombuffer(buffer, f"<i{width}", count=count + 1, offset=array.offset * width)
+    return offsets.astype(np.int64)
 
 
 class LabelReader:
@@ -284,10 +260,9 @@ class LabelReader:
             array = array.indices
         if t.is_boolean(array.type):
             array = array.cast("int8")
-        valid = _valid(array)
+        valid = ~np.asarray(array.is_null().to_numpy(zero_copy_only=False), bool)
         values = label_array(array.fill_null(0).to_numpy(zero_copy_only=False), self._path, name)
-        if valid is not None:
-            values = np.where(valid, values, -1)
+        values = np.where(valid, values, -1)
         if table is None:
             return values
         if len(values) and int(values.max()) >= len(table):
@@ -395,20 +370,15 @@ class _Table:
         try:
             if hasattr(self._reader, "num_record_batches"):
                 for i in range(self._reader.num_record_batches):
-                    yield self._checked(self._reader.get_batch(i))
+                    yield _validated(self._reader.get_batch(i))
             else:
-                for batch in self._reader:
-                    yield self._checked(batch)
+                yield from map(_validated, self._reader)
         except (self._pa.ArrowException, OSError, ValueError, MemoryError) as e:
             if isinstance(e, SourceError):
                 raise
             self.check()
             raise unsound(self.path, "Arrow", e) from e
         self.check()
-
-    def _checked(self, batch: Any) -> Any:
-        batch.validate()
-        return batch
 
     def place(self, values: Values) -> NDArray[np.uint64]:
         """Where values lie in the file.
@@ -425,43 +395,41 @@ class _Table:
         return places
 
 
+def _validated(batch: Any) -> Any:
+    batch.validate()
+    return batch
+
+
 def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
     table = _Table(path)
     require_columns(table.schema, columns, path)
-    places: dict[str, list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]]
-    places = {name: [] for name in columns.data}
-    valid: list[NDArray[np.bool_]] = []
-    numbers: list[NDArray[np.int64]] = []
+    offset: dict[str, list[NDArray[np.uint64]]] = {name: [] for name in columns.data}
+    length: dict[str, list[NDArray[np.uint64]]] = {name: [] for name in columns.data}
+    valid, numbers = [np.zeros(0, bool)], [np.zeros(0, np.int64)]
     for batch in table.batches():
         good = np.ones(batch.num_rows, bool)
         for name in columns.data:
             values = values_of(batch.column(name), path)
             if values.valid is not None:
                 good &= values.valid
-            places[name].append((table.place(values), values.length.astype(np.uint64)))
+            offset[name].append(table.place(values))
+            length[name].append(values.length.astype(np.uint64))
         valid.append(good)
         if labels.name:
             numbers.append(labels.read(batch.column(labels.name)))
-    kept = np.flatnonzero(np.concatenate([np.zeros(0, bool), *valid]))
-    count = sum(map(len, valid))
-    missing = np.setdiff1d(np.arange(count), kept)
+    used = np.concatenate(valid)
+    kept = np.flatnonzero(used)
 
-    def joined(pieces: list[Any], dtype: Any) -> Any:
-        return np.concatenate([np.zeros(0, dtype), *pieces])[kept]
+    def joined(pieces: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+        return np.concatenate([np.zeros(0, np.uint64), *pieces])[kept]
 
     return Rows(
         file_volume(table.path, table.status),
-        count,
-        {
-            os.fsencode(name): (
-                joined([p[0] for p in places[name]], np.uint64),
-                joined([p[1] for p in places[name]], np.uint64),
-            )
-            for name in columns.data
-        },
-        joined(numbers, np.int64) if labels.name else None,
+        len(used),
+        {os.fsencode(n): (joined(offset[n]), joined(length[n])) for n in columns.data},
+        np.concatenate(numbers)[kept] if labels.name else None,
         kept=kept,
-        problems=null_problems(path, columns.data[0], missing),
+        problems=null_problems(path, columns.data[0], np.flatnonzero(~used)),
     )
 
 

@@ -81,11 +81,10 @@ def _urls_of(source: Any) -> list[str]:
     items = source if isinstance(source, (list, tuple)) else [source]
     urls = [item for item in items if is_url(item)]
     if urls and len(urls) < len(items):
-        raise SourceError(
-            f"{len(urls)} URLs and {len(items) - len(urls)} others were given, expected one kind.",
-            path=shown(urls[0]),
-            next_step="Name objects or local files.",
+        what = (
+            f"{len(urls)} URLs and {len(items) - len(urls)} others were given, expected one kind."
         )
+        raise SourceError(what, path=shown(urls[0]), next_step="Name objects or local files.")
     return urls
 
 
@@ -103,11 +102,8 @@ def _all_paths(items: Sequence[Any]) -> bool:
 def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
     if os.path.isdir(path):
         if os.path.isfile(os.path.join(path, "store.json")):
-            raise SourceError(
-                f"{path} is a headrace store, expected {_SUPPORTED}.",
-                path=path,
-                next_step="Open it, or copy its folder.",
-            )
+            what = f"{path} is a headrace store, expected {_SUPPORTED}."
+            raise SourceError(what, path=path, next_step="Open it, or copy its folder.")
         if os.path.isfile(os.path.join(path, "index.json")):
             from headrace.store.sources.mds import is_mds_folder, list_mds_folder
 
@@ -137,25 +133,18 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
         )
     kind = kinds[paths[0]]
     if kind not in _IN_OBJECTS and is_url(paths[0]):
-        raise SourceError(
-            f"{paths[0]}: files of the kind {kind} in an object store cannot be read where it lies.",
-            path=str(paths[0]),
-            next_step="Copy it to a disk first.",
-        )
+        what = f"files of the kind {kind} in an object store cannot be read where it lies."
+        raise refused(str(paths[0]), what, "Copy it to a disk first.")
     if kind not in _WITH_COLUMNS:
         _refuse_columns(f"a file of the kind {kind}", options)
     if kind in _OPENERS:
-        module, function = _OPENERS[kind]
-        opened: Scan | Stream = getattr(
-            import_module(f"headrace.store.sources.{module}"), function
-        )(paths, options)
+        name, function = _OPENERS[kind]
+        module = import_module(f"headrace.store.sources.{name}")
+        opened: Scan | Stream = getattr(module, function)(paths, options)
         return opened
     if len(paths) > 1:
-        raise SourceError(
-            f"{len(paths)} {kind} files were given, expected one.",
-            path=paths[1],
-            next_step="Give them one by one, or append them.",
-        )
+        what = f"{len(paths)} {kind} files were given, expected one."
+        raise SourceError(what, path=paths[1], next_step="Give them one by one, or append them.")
     from headrace.store.sources.npy import scan_npy
 
     return scan_npy(paths[0], options)

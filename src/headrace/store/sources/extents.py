@@ -315,15 +315,12 @@ def _translated(path: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise SourceChanged(
-            f"{path}: vanished after it was listed.",
-            path=path,
-            next_step="Wait until nobody writes there, then pack or index again.",
-        ) from None
+        how = "Wait until nobody writes there, then pack or index again."
+        text = f"{path}: vanished after it was listed."
+        raise SourceChanged(text, path=path, next_step=how) from None
     except OSError as e:
-        raise unreadable(
-            path, e, "Make it readable, or pass on_error='skip' to leave it out."
-        ) from e
+        how = "Make it readable, or pass on_error='skip' to leave it out."
+        raise unreadable(path, e, how) from e
 
 
 GAP_BYTES = 128 << 10

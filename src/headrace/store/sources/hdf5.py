@@ -61,7 +61,8 @@ def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
     """Lists the rows of HDF5 files; a stream where a row lies in no one place."""
     with _File(paths[0]) as first:
         data, label = _choose(first, options)
-        shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in first.named(data)}
+        items = zip(data, first.named(*data), strict=True)
+        shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in items}
     source = {**source_entry("hdf5", paths, options), "arrays": shapes}
     try:
         files = [_list_rows(path, data, label) for path in paths]
@@ -108,8 +109,8 @@ class _File:
         self._file.visititems(visit)
         return datasets
 
-    def named(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
-        """Some data sets."""
+    def named(self, *names: str) -> list[Any]:
+        """Some data sets, of one number of rows."""
         datasets = []
         for name in names:
             item = self._file.get(name)
@@ -120,22 +121,25 @@ class _File:
                 )  # fmt: skip
             written = item.is_virtual or item.external or item.id.get_storage_size() >= 1
             if item.shape[0] and not written:
-                raise refused(
-                    self.path, f"data set {name!r} of {item.shape[0]:,} rows was never written.",
-                    "Name another data set, or write its rows.",
-                )  # fmt: skip
+                what = f"data set {name!r} of {item.shape[0]:,} rows was never written."
+                raise refused(self.path, what, "Name another data set, or write its rows.")
             if not 0 <= item.shape[0] < ROWS_MAX:
-                raise damaged(
-                    self.path, f"rows of {name!r}", item.shape[0], f"below {ROWS_MAX:,}", 0
-                )
-            datasets.append((name, item))
-        counts = {item.shape[0] for _, item in datasets}
+                most = f"below {ROWS_MAX:,}"
+                raise damaged(self.path, f"rows of {name!r}", item.shape[0], most, 0)
+            datasets.append(item)
+        counts = {item.shape[0] for item in datasets}
         if len(counts) > 1:
             raise refused(
                 self.path, f"the data sets {listed(list(names))} have {sorted(counts)} rows, "
                 "expected the same number.", "Name data sets of one length.",
             )  # fmt: skip
         return datasets
+
+    def labels(self, data: tuple[str, ...], label: str | None) -> NDArray[np.int64] | None:
+        """The values of a data set of labels, one for each row."""
+        if label is None:
+            return None
+        return label_array(self.named(data[0], label)[1][:], self.path, label)
 
 
 def _is_label(item: Any) -> bool:
@@ -154,25 +158,24 @@ def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str |
         if not rows:
             raise no_samples(file.path, " in a data set with rows")
         data = (max(rows, key=lambda n: (rows[n].size * rows[n].dtype.itemsize, n)),)
-    count = file.named(data)[0][1].shape[0]
+    count = file.named(*data)[0].shape[0]
     if not count:
         raise no_samples(file.path, f" in {data[0]!r}")
+    if options.label:
+        item = file.named(data[0], options.label)[1]
+        if not _is_label(item):
+            raise refused(
+                file.path, f"data set {options.label!r} has the shape {item.shape} and the type "
+                f"{item.dtype}, expected one integer a row.",
+                "Name another data set of labels.",
+            )  # fmt: skip
     if options.label is not None:
-        label = options.label or None
-        if label is not None:
-            item = file.named((data[0], label))[1][1]
-            if not _is_label(item):
-                raise refused(
-                    file.path, f"data set {label!r} has the shape {item.shape} and the type "
-                    f"{item.dtype}, expected one integer a row.",
-                    "Name another data set of labels.",
-                )  # fmt: skip
-        return data, label
+        return data, options.label or None
     group, slash, _ = data[0].rpartition("/")
-    for name in LABEL_NAMES:
-        item = file.datasets().get(group + slash + name)
+    for name in (group + slash + each for each in LABEL_NAMES):
+        item = file.datasets().get(name)
         if item is not None and _is_label(item) and item.shape[0] == count:
-            return data, None if group + slash + name in data else group + slash + name
+            return data, None if name in data else name
     return data, None
 
 
@@ -181,24 +184,13 @@ def _choose(file: _File, options: SourceOptions) -> tuple[tuple[str, ...], str |
 
 def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
     with _File(path) as file:
-        items = file.named(data)
+        items = file.named(*data)
         parts = {}
-        for name, item in items:
+        for name, item in zip(data, items, strict=True):
             start, row_bytes = _starts(file, name, item)
             parts[os.fsencode(name)] = (start, np.full(len(start), row_bytes, np.uint64))
-        return Rows(
-            file_volume(file.path, file.status),
-            items[0][1].shape[0],
-            parts,
-            _labels(file, data, label),
-        )
-
-
-def _labels(file: _File, data: tuple[str, ...], label: str | None) -> NDArray[np.int64] | None:
-    if label is None:
-        return None
-    item = file.named((data[0], label))[1][1]
-    return label_array(item[:], file.path, label)
+        volume = file_volume(file.path, file.status)
+        return Rows(volume, items[0].shape[0], parts, file.labels(data, label))
 
 
 def _starts(file: _File, name: str, item: Any) -> tuple[NDArray[np.uint64], int]:
@@ -293,17 +285,19 @@ def _stream(
     path: str, data: tuple[str, ...], label: str | None
 ) -> Iterator[tuple[int, StreamedRow]]:
     with _File(path) as file:
-        items = sorted(file.named(data), key=lambda pair: os.fsencode(pair[0]))
-        labels = _labels(file, data, label)
-        if any(item.dtype.hasobject for _, item in items):
+        names = sorted(map(os.fsencode, data))
+        items = file.named(*map(os.fsdecode, names))
+        labels = file.labels(data, label)
+        if any(item.dtype.hasobject for item in items):
             check_heaps(path)
-        count = items[0][1].shape[0]
-        at_once = _rows_at_once([item for _, item in items])
+        count = items[0].shape[0]
+        at_once = _rows_at_once(items)
         for begin in range(0, count, at_once):
             end = min(begin + at_once, count)
-            blocks = [(os.fsencode(name), item[begin:end]) for name, item in items]
+            blocks = [item[begin:end] for item in items]
             for k in range(end - begin):
-                parts = tuple((name, _row_bytes(block[k])) for name, block in blocks)
+                rows = (_row_bytes(block[k]) for block in blocks)
+                parts = tuple(zip(names, rows, strict=True))
                 number = -1 if labels is None else int(labels[begin + k])
                 yield count, StreamedRow(begin + k, parts, number)
 

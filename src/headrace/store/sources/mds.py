@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,26 +94,24 @@ def _check_shard(path: str, where: str, shard: Any, i: int) -> str:
     if not isinstance(shard, dict) or shard.get("format") != "mds":
         raise bad("format", shard.get("format") if isinstance(shard, dict) else shard, "'mds'")
     raw = shard.get("raw_data")
-    name = raw.get("basename") if isinstance(raw, dict) else None
+    raw = raw if isinstance(raw, dict) else {}
+    name = raw.get("basename")
     if not isinstance(name, str) or not name or "\0" in name:
         raise bad("name", name, "a file name")
     if os.path.isabs(name) or ".." in name.split("/"):
         raise bad("name", name, "a file in the same folder")
-    assert isinstance(raw, dict)
     file = os.path.join(path, name)
     try:
         size = os.stat(file).st_size
     except OSError as e:
         if shard.get("compression"):
-            raise refused(
-                file, f"is there only compressed ({shard['compression']}), expected plain bytes.",
-                "Decompress the shards, or write them with compression=None.",
-            ) from e  # fmt: skip
+            what = f"is there only compressed ({shard['compression']}), expected plain bytes."
+            how = "Decompress the shards, or write them with compression=None."
+            raise refused(file, what, how) from e
         raise unreadable(file, e, "Fetch the shard again.") from e
     if size != raw.get("bytes"):
-        raise damaged(
-            file, "size in bytes", f"{size:,}", f"{raw.get('bytes')}, as index.json says", 0
-        )
+        expected = f"{raw.get('bytes')}, as index.json says"
+        raise damaged(file, "size in bytes", f"{size:,}", expected, 0)
     return file
 
 
@@ -131,15 +130,14 @@ def _choose(
     columns: list[_Column], options: SourceOptions, path: str
 ) -> tuple[tuple[str, ...], str | None]:
     """The columns that are parts, and the one of labels."""
-    label = choose_label(
-        [(c.name, c.encoding) for c in columns], _is_label, options, path, "integers"
-    )
+    types = [(c.name, c.encoding) for c in columns]
+    label = choose_label(types, _is_label, options, path, "integers")
     data = options.column or tuple(c.name for c in columns if not c.is_number)
     if not data:
-        raise refused(
-            path, f"all columns are numbers ({listed([c.name for c in columns])}), expected one of bytes.",
-            "Name the samples' columns: column='x'.",
-        )  # fmt: skip
+        what = (
+            f"all columns are numbers ({listed([c.name for c in columns])}), expected one of bytes."
+        )
+        raise refused(path, what, "Name the samples' columns: column='x'.")
     return data, label
 
 
@@ -152,22 +150,17 @@ def _read_head(window: Window) -> tuple[NDArray[np.uint32], list[_Column]]:
     count = int.from_bytes(window.read(0, 4), "little")
     table = 4 * (count + 1)
     if window.size < 8 or 4 + table > window.size:
-        raise damaged(
-            window.path, "number of samples", f"{count:,}",
-            f"at most {max(0, window.size // 4 - 2):,} in a file of {window.size:,} bytes", 0,
-        )  # fmt: skip
+        most = f"at most {max(0, window.size // 4 - 2):,} in a file of {window.size:,} bytes"
+        raise damaged(window.path, "number of samples", f"{count:,}", most, 0)
     offsets = np.frombuffer(window.read(4, table), "<u4")
     first, last = int(offsets[0]), int(offsets[-1])
     if first < 4 + table or last != window.size or (np.diff(offsets.astype(np.int64)) < 0).any():
-        raise damaged(
-            window.path, "offsets of the samples", f"{first:,} to {last:,}",
-            f"ascending from {4 + table:,} to the file's end {window.size:,}", 4,
-        )  # fmt: skip
+        expected = f"ascending from {4 + table:,} to the file's end {window.size:,}"
+        raise damaged(window.path, "offsets of the samples", f"{first:,} to {last:,}", expected, 4)
     size = first - 4 - table
     if size > _CONFIG_BYTES_MAX:
-        raise damaged(
-            window.path, "size of the description", f"{size:,}", f"at most {_CONFIG_BYTES_MAX:,}", 4
-        )
+        most = f"at most {_CONFIG_BYTES_MAX:,}"
+        raise damaged(window.path, "size of the description", f"{size:,}", most, 4)
     return offsets, _parse_config(window.path, window.read(4 + table, size), 4 + table)
 
 
@@ -177,9 +170,8 @@ def _parse_config(path: str, text: bytes, at: int) -> list[_Column]:
         names, encodings = config["column_names"], config["column_encodings"]
         columns = [_Column(*c) for c in zip(names, encodings, config["column_sizes"], strict=True)]
     except (ValueError, RecursionError, LookupError, TypeError) as e:
-        raise damaged(
-            path, "description of the columns", e, "the columns of an MDS shard", at
-        ) from e
+        expected = "the columns of an MDS shard"
+        raise damaged(path, "description of the columns", e, expected, at) from e
     for c in columns:
         good = isinstance(c.name, str) and isinstance(c.encoding, str)
         width = np.dtype(_SCALARS[c.encoding]).itemsize if good and c.encoding in _SCALARS else None
@@ -194,46 +186,40 @@ def _parse_config(path: str, text: bytes, at: int) -> list[_Column]:
 def _list_rows(path: str, data: tuple[str, ...], label: str | None) -> Rows:
     with Window(path) as window:
         offsets, columns = _read_head(window)
-        names = [c.name for c in columns]
         _choose(columns, SourceOptions(column=data, label=label or ""), path)
-        begin, end, labels = _list_samples(window, offsets.tolist(), columns, label)
+        names = [c.name for c in columns]
+        wanted = None if label is None else columns[names.index(label)]
+        numbers: list[int] = []
+        n = len(offsets) - 1
+        places = np.zeros(
+            (n, len(columns) + 1), np.uint64
+        )  # where columns begin, and the last ends
+        for i, (at, stop) in enumerate(pairwise(offsets.tolist())):
+            places[i] = ends = _column_ends(window, columns, i, at, stop)
+            if wanted is not None:
+                k = columns.index(wanted)
+                numbers.append(_label(window, wanted, ends[k], ends[k + 1]))
         parts = {}
         for name in data:
             k = names.index(name)
-            parts[os.fsencode(name)] = (begin[:, k].copy(), end[:, k] - begin[:, k])
-        return Rows(window.volume(), len(offsets) - 1, parts, labels)
+            parts[os.fsencode(name)] = places[:, k].copy(), places[:, k + 1] - places[:, k]
+        labels = None if label is None else label_array(np.array(numbers, object), path, label)
+        return Rows(window.volume(), n, parts, labels)
 
 
-def _list_samples(
-    window: Window, offsets: list[int], columns: list[_Column], label: str | None
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.int64] | None]:
-    """Where each column of each sample begins and ends ((n, columns)), and the labels."""
-    n, k = len(offsets) - 1, len(columns)
-    begin, end = np.zeros((n, k), np.uint64), np.zeros((n, k), np.uint64)
-    numbers: list[int] = []
-    wanted = next((i for i, c in enumerate(columns) if c.name == label), None)
+def _column_ends(window: Window, columns: list[_Column], i: int, at: int, stop: int) -> list[int]:
+    """Where the columns of sample `i`, from `at` to `stop`, begin, and where the last one ends."""
     head_bytes = 4 * sum(c.size is None for c in columns)
-    for i in range(n):
-        at, stop = offsets[i], offsets[i + 1]
-        head = window.read(at, min(head_bytes, stop - at))
-        if len(head) < head_bytes:
-            raise damaged(
-                window.path, f"size of sample {i}", stop - at, f"{head_bytes} or more", at
-            )
-        own = iter(np.frombuffer(head, "<u4").tolist())
-        ends = np.cumsum(
-            [at + head_bytes, *(next(own) if c.size is None else c.size for c in columns)]
-        )
-        if int(ends[-1]) != stop:
-            raise damaged(window.path, f"end of sample {i}", f"{int(ends[-1]):,}", f"{stop:,}", at)
-        begin[i], end[i] = ends[:-1], ends[1:]
-        if wanted is not None:
-            first, last = int(ends[wanted]), int(ends[wanted + 1])
-            numbers.append(_label(window, columns[wanted], first, last))
-    labels = (
-        None if wanted is None else label_array(numbers or np.zeros(0), window.path, label or "")
-    )
-    return begin, end, labels
+    head = window.read(at, min(head_bytes, stop - at))
+    if len(head) < head_bytes:
+        expected = f"{head_bytes} or more"
+        raise damaged(window.path, f"size of sample {i}", stop - at, expected, at)
+    own = iter(np.frombuffer(head, "<u4").tolist())
+    sizes = (next(own) if c.size is None else c.size for c in columns)
+    ends = list(accumulate(sizes, initial=at + head_bytes))
+    if ends[-1] != stop:
+        raise damaged(window.path, f"end of sample {i}", f"{ends[-1]:,}", f"{stop:,}", at)
+    return ends
 
 
 def _label(window: Window, column: _Column, begin: int, end: int) -> int:

@@ -75,10 +75,11 @@ def scan_npy(path: str, options: SourceOptions) -> Scan:
         raise unreadable(path, e, "Check the file.") from e
     for array in arrays:
         if array.end > status.st_size:
-            raise damaged(
-                path, f"end of array {array.key!r}", f"{array.end:,}",
-                f"at most the file's size {status.st_size:,}", array.offset,
-            )  # fmt: skip
+            what, most = (
+                f"end of array {array.key!r}",
+                f"at most the file's size {status.st_size:,}",
+            )
+            raise damaged(path, what, f"{array.end:,}", most, array.offset)
     volume = file_volume(path, status)
     source = {
         "kind": "npz" if arrays[0].key else "npy",
@@ -110,34 +111,32 @@ def _list_npz(f: IO[bytes], path: str) -> list[_Array]:
     try:
         with zipfile.ZipFile(f) as archive:
             for info in archive.infolist():
-                key = info.filename.removesuffix(".npy")
+                key, at = info.filename.removesuffix(".npy"), info.header_offset
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                    raise refused(
-                        path, f"array {key!r} is compressed, expected plain bytes.",
-                        "Save it with numpy.savez instead of savez_compressed.", info.header_offset,
-                    )  # fmt: skip
+                    what = f"array {key!r} is compressed, expected plain bytes."
+                    how = "Save it with numpy.savez instead of savez_compressed."
+                    raise refused(path, what, how, at)
+                data_offset = _data_offset(f, at, path)
                 with archive.open(info) as member:
-                    header = _read_header(member, path, key, _data_offset(f, info, path))
-                if header.end - _data_offset(f, info, path) > info.file_size:
-                    raise damaged(
-                        path, f"size of array {key!r}", info.file_size,
-                        header.end, info.header_offset,
-                    )  # fmt: skip
-                arrays.append(header)
+                    array = _read_header(member, path, key, data_offset)
+                if array.end - data_offset > info.file_size:
+                    what = f"size of array {key!r}"
+                    raise damaged(path, what, info.file_size, array.end, at)
+                arrays.append(array)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, struct.error, ValueError) as e:
         raise unsound(path, "npz", e) from e
     return arrays
 
 
-def _data_offset(f: IO[bytes], info: zipfile.ZipInfo, path: str) -> int:
+def _data_offset(f: IO[bytes], header_offset: int, path: str) -> int:
     """Where a stored member's bytes begin: the local header has its own lengths."""
     at = f.tell()
-    f.seek(info.header_offset)
+    f.seek(header_offset)
     magic, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(f.read(_LOCAL_HEADER.size))
     f.seek(at)
     if magic != b"PK\x03\x04":
-        raise damaged(path, "magic of a member", magic, "PK 03 04", info.header_offset)
-    return int(info.header_offset) + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
+        raise damaged(path, "magic of a member", magic, "PK 03 04", header_offset)
+    return header_offset + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
 
 
 def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
@@ -146,20 +145,15 @@ def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
     try:
         shape, fortran, dtype = _parse_header(f)
     except (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError) as e:
-        raise refused(
-            path, f"the header of array {key!r} is unreadable: {e} (offset {start:,}).",
-            "The file is truncated or damaged: save it again with numpy.", start,
-        ) from e  # fmt: skip
+        what = f"the header of array {key!r} is unreadable: {e} (offset {start:,})."
+        how = "The file is truncated or damaged: save it again with numpy."
+        raise refused(path, what, how, start) from e
     if dtype.hasobject:
-        raise refused(
-            path, f"array {key!r} holds Python objects, expected numbers or fixed-size bytes.",
-            "Convert it to a plain type: headrace never unpickles.", start,
-        )  # fmt: skip
+        what = f"array {key!r} holds Python objects, expected numbers or fixed-size bytes."
+        raise refused(path, what, "Convert it to a plain type: headrace never unpickles.", start)
     if fortran and len(shape) > 1:
-        raise refused(
-            path, f"array {key!r} is in Fortran order, expected C order (rows in one piece).",
-            "Save numpy.ascontiguousarray(array).", start,
-        )  # fmt: skip
+        what = f"array {key!r} is in Fortran order, expected C order (rows in one piece)."
+        raise refused(path, what, "Save numpy.ascontiguousarray(array).", start)
     return _Array(key, tuple(shape), dtype, start + f.tell() - begin)
 
 
@@ -198,10 +192,8 @@ def _split_labels(
     f.seek(array.offset)
     data = f.read(array.end - array.offset)
     if len(data) < array.end - array.offset:
-        raise damaged(
-            path, f"array {array.key!r}", f"{len(data)} bytes", array.end - array.offset,
-            array.offset,
-        )  # fmt: skip
+        what, expected = f"array {array.key!r}", array.end - array.offset
+        raise damaged(path, what, f"{len(data)} bytes", expected, array.offset)
     return [a for a in arrays if a is not array], np.frombuffer(data, array.dtype).astype(np.int64)
 
 

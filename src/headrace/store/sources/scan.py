@@ -184,7 +184,6 @@ class Stream:
 
     items: Callable[[], Iterator[StreamItem]]
     source: dict[str, Any]
-    repeatable: bool = True
     reason: str = ""
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None
 

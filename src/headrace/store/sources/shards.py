@@ -206,7 +206,6 @@ class ObjectWindow(Window):
         self._start = 0
         self._data = path.head
         self._ahead: tuple[int, memoryview, Future[Found | Failure]] | None = None
-        self._far = False
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._ahead is not None:
@@ -215,11 +214,9 @@ class ObjectWindow(Window):
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from `offset`; fewer at the object's end."""
         size = max(0, min(size, self.size - offset))
-        begin = offset - self._start
-        if begin < 0 or begin + size > len(self._data):
+        if not self._holds(offset, size):
             self._move(offset, size)
-            begin = offset - self._start
-        return self._data[begin : begin + size]
+        return self._data[offset - self._start : offset - self._start + size]
 
     def volume(self) -> VolumeEntry:
         """The object as a volume."""
@@ -228,10 +225,13 @@ class ObjectWindow(Window):
             "object", str(self.path), remote.size, remote.modified_ns, etag=remote.etag
         )
 
+    def _holds(self, offset: int, size: int) -> bool:
+        return self._start <= offset and offset + size <= self._start + len(self._data)
+
     def _move(self, offset: int, size: int) -> None:
         """Makes the buffer begin at or before `offset` and hold `size` bytes from there."""
         end = self._start + len(self._data)
-        near = offset - self._start >= 0 and offset <= end + STEP_BYTES
+        near = self._start <= offset <= end + STEP_BYTES
         if near and self._ahead is None:
             self._fetch_ahead(end)
         while near and self._ahead is not None:
@@ -242,11 +242,8 @@ class ObjectWindow(Window):
             kept = self._data[max(0, offset - self._start) :] if offset < start else b""
             self._start, self._data = start - len(kept), kept + bytes(view)
             self._fetch_ahead(start + len(view))
-            if self._start <= offset and offset + size <= self._start + len(self._data):
+            if self._holds(offset, size):
                 return
-        self._jump(offset, size)
-
-    def _jump(self, offset: int, size: int) -> None:
         if self._ahead is not None:
             self._ahead[2].result()
             self._ahead = None
@@ -270,7 +267,7 @@ def open_objects(
     urls: list[str],
     options: SourceOptions,
     objects: ObjectEngine | None,
-    open_files: Callable[[list[str], SourceOptions], Scan | Stream],
+    open_files: Callable[[list[Any], SourceOptions], Scan | Stream],
 ) -> Scan:
     """Lists the objects that URLs and patterns stand for.
 
@@ -280,12 +277,23 @@ def open_objects(
     """
     from headrace.io.objects.engine import ObjectEngine
     from headrace.io.objects.listing import expand
+    from headrace.io.objects.reading import RemoteObject
 
     engine = objects or ObjectEngine()
     names = [url for pattern in urls for url in expand(pattern, engine.client_options)]
     if not names:
         raise refused(shown(urls[0]), "there is no such object.", "Check the URL and the pattern.")
-    listed = open_files(_look_at(names, engine), options)
+    heads = [memoryview(bytearray(HEAD_BYTES)) for _ in names]
+    ranges = [(url, 0, head) for url, head in zip(names, heads, strict=True)]
+    listed_names = []
+    for (url, _, head), outcome in zip(ranges, engine.fetch_many(ranges, exact=False), strict=True):
+        if isinstance(outcome, Failure):
+            raise outcome.to_error()
+        remote = RemoteObject(url, outcome.size, outcome.etag, outcome.modified_ns)
+        listed_names.append(ObjectName.of(remote, engine, bytes(head[: outcome.count])))
+    engine.register(name.remote for name in listed_names)
+    engine.looked_at.update(names)
+    listed = open_files(listed_names, options)
     if not isinstance(listed, Scan):
         raise SourceError(
             f"{shown(names[0])} is compressed, or can only be read front to back.",
@@ -294,21 +302,3 @@ def open_objects(
         )
     listed.objects = engine
     return listed
-
-
-def _look_at(urls: list[str], engine: ObjectEngine) -> list[Any]:
-    from headrace.io.objects.reading import RemoteObject
-
-    heads = [memoryview(bytearray(HEAD_BYTES)) for _ in urls]
-    outcomes = engine.fetch_many(
-        [(url, 0, head) for url, head in zip(urls, heads, strict=True)], exact=False
-    )
-    names = []
-    for url, head, outcome in zip(urls, heads, outcomes, strict=True):
-        if isinstance(outcome, Failure):
-            raise outcome.to_error()
-        remote = RemoteObject(url, outcome.size, outcome.etag, outcome.modified_ns)
-        names.append(ObjectName.of(remote, engine, bytes(head[: outcome.count])))
-    engine.register(name.remote for name in names)
-    engine.looked_at.update(urls)
-    return names

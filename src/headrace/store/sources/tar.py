@@ -102,13 +102,8 @@ def open_tar(paths: list[str], options: SourceOptions) -> Scan | Stream:
 def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     """Lists uncompressed tar files without reading their members."""
     problems: list[Problem] = []
-    prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)
-    by_path = dict(zip(paths, prefixes, strict=True))
-
-    def scan(path: str) -> _Listing:
-        return _scan_shard(path, by_path[path], problems)
-
-    shards = map_files(paths, scan, options.workers)
+    prefix = _prefixes(paths, options)
+    shards = map_files(paths, lambda p: _scan_shard(p, prefix[p], problems), options.workers)
     problems.sort(key=lambda p: (p.path, p.offset_bytes or 0))
     if options.on_error == "raise":
         raise_problems(paths[0], problems)
@@ -118,6 +113,13 @@ def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
     _check_keys(shards)
     source = source_entry("tar", paths, options)
     return Scan(_join(shards), tuple(s.volume for s in shards), source, problems)
+
+
+def _prefixes(paths: list[str], options: SourceOptions) -> dict[str, bytes]:
+    """What stands before the keys of each file."""
+    if not options.prefix_names:
+        return dict.fromkeys(paths, b"")
+    return {p: label + b"/" for p, label in zip(paths, shard_labels(paths), strict=True)}
 
 
 def split_key(name: bytes) -> tuple[bytes, bytes]:
@@ -141,7 +143,7 @@ def _scan_shard(path: str, prefix: bytes, problems: list[Problem]) -> _Listing:
     with Window(path) as window:
         listing = _Listing(window.volume())
         for key, parts in grouped(path, _labelled(window, problems)):
-            listing.names.append(prefix + b"/" + key if prefix else key)
+            listing.names.append(prefix + key)
             listing.counts.append(len(parts))
             listing.labels.append(next((n for _, (_, n) in parts if n is not None), -1))
             for part, (member, _) in parts:
@@ -188,31 +190,32 @@ def grouped(
 def read_members(window: Window, problems: list[Problem]) -> Iterator[Member]:
     """The regular files of a tar, in its order. What cannot be a sample goes to `problems`."""
     at = 0
-    extensions = _Extensions()
+    common: dict[bytes, bytes] = {}  # what extension headers say of all members that follow
+    own: dict[bytes, bytes] = {}  # and of the next one
     while header := _next_header(window, at):
         kind, size = header[156:157], _number(window.path, header[124:136], at)
         data = at + _BLOCK
         if kind in _EXTENSION_KINDS:
-            extensions.take(window, kind, data, size)
+            _read_extension(window, kind, data, size, common if kind == b"g" else own)
             at = data + -(-size // _BLOCK) * _BLOCK
             continue
-        size = extensions.size(window.path, size, at)
-        name = extensions.name(header)
+        said, own = common | own, {}
+        if b"size" in said:  # its header has no room for it
+            size = _pax_size(window.path, said[b"size"], at)
+        name = said.get(b"path") or _short_name(header)
         if data + size > window.size:
             raise damaged(
                 window.path, f"end of member {printable(name)}", f"{data + size:,}",
                 f"at most the file's size {window.size:,}", at,
             )  # fmt: skip
-        if extensions.sparse:
-            kind = b"S"
-        hidden = name.rpartition(b"/")[2].startswith(b".")
+        if any(key.startswith(b"GNU.sparse") for key in said):
+            kind = b"S"  # its bytes have holes that are not in the file
         if kind in _REGULAR_KINDS and not name.endswith(b"/"):
-            if not hidden:
+            if not name.rpartition(b"/")[2].startswith(b"."):
                 yield Member(_clean(name), data, size)
         elif kind != _FOLDER_KIND and not name.endswith(b"/"):
             what = _SPECIAL.get(kind, f"a member of type {kind!r}")
             problems.append(Problem(window.path, f"{printable(name)} is {what}", at))
-        extensions.forget()
         at = data + -(-size // _BLOCK) * _BLOCK
 
 
@@ -220,57 +223,34 @@ def _next_header(window: Window, at: int) -> bytes | None:
     """The member's header at `at`, checked; None at the end marker."""
     header = window.read(at, _BLOCK)
     if len(header) < _BLOCK:
-        raise damaged(
-            window.path, "tar", f"{window.size:,} bytes long", "an end marker of zeros", at
-        )
+        size = f"{window.size:,} bytes long"
+        raise damaged(window.path, "tar", size, "an end marker of zeros", at)
     if not any(header):
         return None
     _check_header(window.path, header, at)
     return header
 
 
-class _Extensions:
-    """What extension headers say of the member that follows them."""
+def _read_extension(
+    window: Window, kind: bytes, offset: int, size: int, into: dict[bytes, bytes]
+) -> None:
+    """Takes note of what an extension header says of the member, or the members, behind it."""
+    if size > _EXTENSION_BYTES_MAX:
+        most = f"at most {_EXTENSION_BYTES_MAX}"
+        raise damaged(window.path, "size of an extended header", size, most, offset - _BLOCK)
+    data = window.read(offset, size)
+    if len(data) < size:
+        raise damaged(window.path, "extended header", f"{len(data)} bytes", f"{size} bytes", offset)
+    if kind == b"L":
+        into.setdefault(b"path", data.rstrip(b"\0"))
+    elif kind != b"K":
+        into |= _parse_pax(window.path, data, offset)
 
-    def __init__(self) -> None:
-        self._long_name: bytes | None = None
-        self._own: dict[bytes, bytes] = {}
-        self._common: dict[bytes, bytes] = {}
 
-    def take(self, window: Window, kind: bytes, offset: int, size: int) -> None:
-        """Reads one extension."""
-        data = _extension(window, offset, size)
-        if kind == b"L":
-            self._long_name = data.rstrip(b"\0")
-        elif kind == b"g":
-            self._common |= _parse_pax(window.path, data, offset)
-        elif kind != b"K":
-            self._own |= _parse_pax(window.path, data, offset)
-
-    def name(self, header: bytes) -> bytes:
-        """The member's full name."""
-        return self._get(b"path") or self._long_name or _short_name(header)
-
-    def size(self, path: str, stated: int, at: int) -> int:
-        """The member's size, where its header has no room for it."""
-        digits = self._get(b"size")
-        if digits is None:
-            return stated
-        if not digits.isdigit() or len(digits) > 19:
-            raise damaged(path, "size in a pax header", digits[:30], "decimal digits", at)
-        return int(digits)
-
-    @property
-    def sparse(self) -> bool:
-        """Whether the member's bytes have holes that are not in the file."""
-        return any(key.startswith(b"GNU.sparse") for key in (*self._own, *self._common))
-
-    def forget(self) -> None:
-        """The member is over; what the global headers say stays."""
-        self._long_name, self._own = None, {}
-
-    def _get(self, key: bytes) -> bytes | None:
-        return self._own.get(key, self._common.get(key))
+def _pax_size(path: str, digits: bytes, at: int) -> int:
+    if not digits.isdigit() or len(digits) > 19:
+        raise damaged(path, "size in a pax header", digits[:30], "decimal digits", at)
+    return int(digits)
 
 
 def _clean(name: bytes) -> bytes:
@@ -309,18 +289,6 @@ def _short_name(header: bytes) -> bytes:
     prefix = header[345:500].partition(b"\0")[0]
     # Only POSIX ustar has a prefix there; GNU keeps times in the same bytes.
     return prefix + b"/" + name if prefix and header[257:263] == b"ustar\0" else name
-
-
-def _extension(window: Window, offset: int, size: int) -> bytes:
-    if size > _EXTENSION_BYTES_MAX:
-        raise damaged(
-            window.path, "size of an extended header", size, f"at most {_EXTENSION_BYTES_MAX}",
-            offset - _BLOCK,
-        )  # fmt: skip
-    data = window.read(offset, size)
-    if len(data) < size:
-        raise damaged(window.path, "extended header", f"{len(data)} bytes", f"{size} bytes", offset)
-    return data
 
 
 def _parse_pax(path: str, data: bytes, at: int) -> dict[bytes, bytes]:
@@ -382,16 +350,15 @@ def _join(shards: list[_Listing]) -> DirectoryColumns:
 
 def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     source = source_entry("compressed tar", paths, options)
-    prefixes = shard_labels(paths) if options.prefix_names else [b""] * len(paths)
 
     def items() -> Iterator[StreamItem]:
-        for path, prefix in zip(paths, prefixes, strict=True):
+        prefix = _prefixes(paths, options)
+        for path in paths:
             members = ((name, None, data) for name, data in _stream_members(path, options))
             for key, parts in grouped(path, members):
                 text = dict(parts).get(_LABEL_PART)
                 label = None if text is None else _parse_label(text)
-                name = prefix + b"/" + key if prefix else key
-                yield StreamItem(name, tuple(parts), -1 if label is None else label)
+                yield StreamItem(prefix[path] + key, tuple(parts), -1 if label is None else label)
 
     return Stream(items, source)
 

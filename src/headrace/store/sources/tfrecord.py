@@ -96,24 +96,19 @@ def _read_frame(window: Window, at: int) -> tuple[int, int]:
     """Length and CRC of the record at `at`."""
     header = window.read(at, _HEADER.size)
     if len(header) < _HEADER.size:
-        raise damaged(
-            window.path, "header of a record", f"{len(header)} bytes", f"{_HEADER.size} bytes", at
-        )
+        expected = f"{_HEADER.size} bytes"
+        raise damaged(window.path, "header of a record", f"{len(header)} bytes", expected, at)
     length, masked = _HEADER.unpack(header)
     if crc32c(header[:8]) != unmask(masked):
         if at == 0:
             raise _not_plain(window, header)
-        raise damaged(
-            window.path, "checksum of a record's length", f"{crc32c(header[:8]):08x}",
-            f"{unmask(masked):08x}", at,
-        )  # fmt: skip
+        computed, stated = f"{crc32c(header[:8]):08x}", f"{unmask(masked):08x}"
+        raise damaged(window.path, "checksum of a record's length", computed, stated, at)
     end = at + _HEADER.size + length
     footer = window.read(end, _FOOTER.size) if end + _FOOTER.size <= window.size else b""
     if len(footer) < _FOOTER.size:
-        raise damaged(
-            window.path, "end of a record", f"{end + _FOOTER.size:,}",
-            f"at most the file's size {window.size:,}", at,
-        )  # fmt: skip
+        most = f"at most the file's size {window.size:,}"
+        raise damaged(window.path, "end of a record", f"{end + _FOOTER.size:,}", most, at)
     return length, unmask(_FOOTER.unpack(footer)[0])
 
 
