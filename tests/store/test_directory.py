@@ -18,13 +18,12 @@ from headrace.base.checksum import crc32c
 from headrace.errors import CorruptStore, HeadraceError, SampleNotFound, SourceError
 from headrace.store.directory import (
     DirectoryColumns,
-    create_memory_directory,
     join_names,
     write_directory,
 )
 from headrace.store.format import PAGE_BYTES, level_counts, parse_header
 from headrace.store.reference import ReferenceDirectory
-from headrace.store.segment import directory_class
+from headrace.store.segment import directory_class, memory_file
 
 
 def make_columns(seed: int, n: int = 300, *, shuffled: bool = True) -> DirectoryColumns:
@@ -94,10 +93,10 @@ def test_what_is_written_is_read(tmp_path, reference, shuffled):
 def test_memory_and_file_hold_the_same_bytes(tmp_path):
     c = make_columns(2)
     write_directory(c, tmp_path / "a.hrd")
-    fd, _ = create_memory_directory(make_columns(2))
-    size = os.fstat(fd).st_size
-    assert os.pread(fd, size, 0) == (tmp_path / "a.hrd").read_bytes()
-    os.close(fd)
+    with memory_file() as fd:
+        write_directory(make_columns(2), fd)
+        size = os.fstat(fd).st_size
+        assert os.pread(fd, size, 0) == (tmp_path / "a.hrd").read_bytes()
 
 
 def test_columns_that_say_nothing_take_no_room(tmp_path):
@@ -294,9 +293,9 @@ def test_random_pages_are_never_believed(start, size):
 @given(st.dictionaries(st.integers(16, 800), st.integers(0, 255), min_size=1, max_size=6))
 def test_random_headers_with_right_checksums_never_crash(patches):
     """Past the checksum: a forged header gives a consistent header or an error, nothing else."""
-    fd, header = create_memory_directory(make_columns(6, n=40))
-    size = os.fstat(fd).st_size
-    os.close(fd)
+    with memory_file() as fd:
+        header = write_directory(make_columns(6, n=40), fd)
+        size = os.fstat(fd).st_size
     page = _patched(header.to_page(), {k: bytes([v]) for k, v in patches.items()})
     try:
         parsed = parse_header(page, size, "x")

@@ -12,11 +12,12 @@ from headrace.errors import CorruptStore, SourceError
 from headrace.store.directory import (
     DirectoryColumns,
     build_levels,
-    create_memory_directory,
     join_names,
     split_names,
+    write_directory,
 )
 from headrace.store.reference import ReferenceDirectory, decode_block
+from headrace.store.segment import memory_file
 
 from .reference_names import build_levels_reference
 
@@ -27,16 +28,12 @@ NAMES = st.lists(st.one_of(NAME, NAME, NAME, LONG), min_size=1, max_size=80, uni
 
 
 def directory_of(names: list[bytes], cls=ReferenceDirectory):
-    import os
-
     n = len(names)
     blob, offsets = join_names(names)
     zero = np.zeros(n, np.uint8)
-    fd, _ = create_memory_directory(DirectoryColumns(blob, offsets, zero, zero, zero))
-    try:
+    with memory_file() as fd:
+        write_directory(DirectoryColumns(blob, offsets, zero, zero, zero), fd)
         return cls.from_fd(fd, "memory")
-    finally:
-        os.close(fd)
 
 
 @settings(max_examples=60, deadline=None)

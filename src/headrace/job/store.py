@@ -33,7 +33,7 @@ from headrace.job.nodes import answers
 from headrace.job.share import plan_share, write_share_directory
 from headrace.store import Store, open_store
 from headrace.store.manifest import Manifest
-from headrace.store.segment import OpenSegment, directory_class
+from headrace.store.segment import OpenSegment, directory_class, memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -259,14 +259,11 @@ class _Opening:
         if self.listing is None:
             self.listing = self._open_source()
         share = plan_share(self.listing, base, base + samples)
-        fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
-        try:
+        with memory_file() as fd:
             entry, _ = write_share_directory(share, fd)
             directory: Directory = directory_class(reference=self.reference).from_fd(
                 fd, f"{self.where} (planned)"
             )
-        finally:
-            os.close(fd)
         return entry, directory
 
     # -- this node --------------------------------------------------------------------------------

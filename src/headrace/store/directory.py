@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    _Draft = tuple[Section, Any]
+    _Draft = tuple[Section, Iterator[NDArray[np.uint8]]]
     NameLevels = tuple[NDArray[np.int64] | None, list[tuple[NDArray[np.uint64], NDArray[np.uint8]]]]
 
 
@@ -168,20 +168,6 @@ def write_directory(columns: DirectoryColumns, target: str | Path | int) -> Dire
     return header
 
 
-def create_memory_directory(columns: DirectoryColumns) -> tuple[int, DirectoryHeader]:
-    """Writes the directory into an anonymous memory file.
-
-    Returns:
-        Its descriptor, which the caller closes, and the header.
-    """
-    fd = os.memfd_create("headrace-directory", os.MFD_CLOEXEC)
-    try:
-        return fd, write_directory(columns, fd)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
 def width_of(largest: int) -> int:
     """Bytes that hold `largest`, at least 1."""
     return max(1, (largest.bit_length() + 7) // 8)
@@ -229,33 +215,18 @@ def _check_user_column(name: str, values: NDArray[Any], n: int) -> None:
         )
 
 
-def _chunks(section: Section, source: Any) -> Iterator[NDArray[np.uint8]]:
-    """A section's bytes, slice by slice, from what fills it."""
-    if section.kind == SectionKind.EXTENT_ROWS:
-        yield from _row_chunks(source, RowLayout(*section.parameters[:5]))
-    elif section.kind in (SectionKind.LABEL, SectionKind.USER_COLUMN):
-        for i in range(0, section.count, _SLICE):
-            yield np.ascontiguousarray(source[i : i + _SLICE]).view(np.uint8)
-    elif section.width:
-        for i in range(0, section.count, _SLICE):
-            yield pack_unsigned(source[i : i + _SLICE], section.width).reshape(-1)
-    else:
-        yield source
-
-
-def _row_chunks(columns: DirectoryColumns, layout: RowLayout) -> Iterator[NDArray[np.uint8]]:
+def _rows(columns: DirectoryColumns, layout: RowLayout) -> Iterator[NDArray[np.uint8]]:
+    """The extent rows' bytes, slice by slice."""
     for i in range(0, columns.extents, _SLICE):
         count = min(_SLICE, columns.extents - i)
         rows = np.empty((count, layout.row_bytes), np.uint8)
         at = 0
-        for name in RowLayout._fields:
-            width = getattr(layout, name)
-            if not width:
-                continue
-            values = getattr(columns, name)[i : i + count]
-            signed = np.ascontiguousarray(values, dtype="<i8" if name == "mtime" else "<u8")
-            rows[:, at : at + width] = signed.view(np.uint8).reshape(count, 8)[:, :width]
-            at += width
+        for name, width in layout._asdict().items():
+            if width:
+                values = getattr(columns, name)[i : i + count]
+                signed = np.ascontiguousarray(values, dtype="<i8" if name == "mtime" else "<u8")
+                rows[:, at : at + width] = signed.view(np.uint8).reshape(count, 8)[:, :width]
+                at += width
         yield rows.reshape(-1)
 
 
@@ -274,71 +245,70 @@ def _row_layout(columns: DirectoryColumns) -> RowLayout:
     )
 
 
-def _draft(
-    kind: SectionKind, width: int, values: Any, parameters: bytes = b"", name: str = ""
-) -> _Draft:
-    """A section that has no place yet, of `width` bytes an element, and what fills it."""
-    count = len(values)
-    return Section(kind, width, 0, width * count, count, parameters.ljust(8, b"\0"), name), values
+def _section(
+    kind: SectionKind, width: int, count: int, parameters: bytes, name: str = ""
+) -> Section:
+    """A section that has no place yet, of `width` bytes an element."""
+    return Section(kind, width, 0, width * count, count, parameters.ljust(8, b"\0"), name)
 
 
 def _unsigned(kind: SectionKind, values: NDArray[Any], largest: int, level: int = 0) -> _Draft:
-    return _draft(kind, width_of(largest), values, bytes([level]))
+    """Integers of as few bytes as the largest takes."""
+    width = width_of(largest)
+    slices = (values[i : i + _SLICE] for i in range(0, len(values), _SLICE))
+    chunks = (pack_unsigned(each, width).reshape(-1) for each in slices)
+    return _section(kind, width, len(values), bytes([level])), chunks
+
+
+def _numbers(
+    kind: SectionKind, values: NDArray[Any], parameters: bytes = b"", name: str = ""
+) -> _Draft:
+    """Numbers as they are."""
+    slices = (values[i : i + _SLICE] for i in range(0, len(values), _SLICE))
+    chunks = (np.ascontiguousarray(each).view(np.uint8) for each in slices)
+    return _section(kind, values.itemsize, len(values), parameters, name), chunks
 
 
 def _strings(kind: SectionKind, strings: Sequence[bytes]) -> _Draft:
     blob = b"".join(len(s).to_bytes(2, "little") + s for s in strings)
-    return Section(kind, 0, 0, len(blob), len(strings)), np.frombuffer(blob, np.uint8)
+    return Section(kind, 0, 0, len(blob), len(strings)), iter([np.frombuffer(blob, np.uint8)])
 
 
-def _draft_labels(labels: NDArray[Any] | None) -> Iterator[_Draft]:
-    if labels is None or not len(labels) or int(labels.max()) < 0:
-        return
-    low, high = int(labels.min()), int(labels.max())
-    dtype = next(
-        np.dtype(f"<i{w}")
-        for w in (1, 2, 4, 8)
-        if -(1 << (8 * w - 1)) <= low and high < 1 << (8 * w - 1)
-    )
-    yield _draft(SectionKind.LABEL, dtype.itemsize, labels.astype(dtype, copy=False))
-
-
-def _draft_names(columns: DirectoryColumns) -> Iterator[_Draft]:
+def _drafts(columns: DirectoryColumns) -> Iterator[_Draft]:
+    """The sections, and the chunks of bytes that fill each."""
+    n, m, parts = columns.samples, columns.extents, len(columns.part_names)
+    layout = _row_layout(columns)
+    rows = _section(SectionKind.EXTENT_ROWS, layout.row_bytes, m, bytes(layout))
+    yield rows, _rows(columns, layout)
+    if columns.first_extent is not None and m != n:
+        yield _unsigned(SectionKind.FIRST_EXTENT, columns.first_extent, m)
+    if columns.part is not None and parts > 1:
+        yield _unsigned(SectionKind.PART, columns.part, parts - 1)
+    yield _strings(SectionKind.PART_NAMES, columns.part_names)
+    labels = columns.labels
+    if labels is not None and len(labels) and int(labels.max()) >= 0:
+        low, high = int(labels.min()), int(labels.max())
+        types = (np.dtype(f"<i{w}") for w in (1, 2, 4, 8))
+        fits = (t for t in types if np.iinfo(t).min <= low and high <= np.iinfo(t).max)
+        yield _numbers(SectionKind.LABEL, labels.astype(next(fits), copy=False))
+    if columns.class_names is not None:
+        yield _strings(SectionKind.CLASS_NAMES, columns.class_names)
+    for name, values in columns.columns.items():
+        stored = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        yield _numbers(SectionKind.USER_COLUMN, stored, stored.dtype.kind.encode(), name)
     ranks, levels = build_levels(columns.names, columns.name_offsets)
-    count = n = columns.samples
+    count = n
     for level, (offsets, blob) in enumerate(levels):
         yield _unsigned(SectionKind.NAME_OFFSETS, offsets, len(blob), level)
         parameters = bytes([level]) + bytes(7)
-        yield Section(SectionKind.NAME_BLOCKS, 0, 0, len(blob), count, parameters), blob
+        blocks = Section(SectionKind.NAME_BLOCKS, 0, 0, len(blob), count, parameters)
+        yield blocks, iter([blob])
         count = -(-count // NAMES_PER_BLOCK)
     if ranks is not None:
         inverse = np.empty(n, np.uint64)
         inverse[ranks] = np.arange(n, dtype=np.uint64)
         yield _unsigned(SectionKind.RANK_TO_INDEX, ranks, n - 1)
         yield _unsigned(SectionKind.INDEX_TO_RANK, inverse, n - 1)
-
-
-def _drafts(columns: DirectoryColumns) -> Iterator[_Draft]:
-    m, parts = columns.extents, len(columns.part_names)
-    layout = _row_layout(columns)
-    width = layout.row_bytes
-    yield (
-        Section(SectionKind.EXTENT_ROWS, width, 0, width * m, m, bytes(layout) + bytes(3)),
-        columns,
-    )
-    if columns.first_extent is not None and m != columns.samples:
-        yield _unsigned(SectionKind.FIRST_EXTENT, columns.first_extent, m)
-    if columns.part is not None and parts > 1:
-        yield _draft(SectionKind.PART, 1 if parts <= 256 else 2, columns.part)
-    yield _strings(SectionKind.PART_NAMES, columns.part_names)
-    yield from _draft_labels(columns.labels)
-    if columns.class_names is not None:
-        yield _strings(SectionKind.CLASS_NAMES, columns.class_names)
-    for name, values in columns.columns.items():
-        stored = values.astype(values.dtype.newbyteorder("<"), copy=False)
-        kind = stored.dtype.kind.encode()
-        yield _draft(SectionKind.USER_COLUMN, stored.itemsize, stored, kind, name)
-    yield from _draft_names(columns)
 
 
 def _place(sections: list[Section], payload_offset: int) -> tuple[list[Section], int]:
@@ -366,7 +336,7 @@ def _write(columns: DirectoryColumns, fd: int) -> DirectoryHeader:
     os.ftruncate(fd, end)
     for section in sections:
         at = section.offset
-        for chunk in _chunks(section, drafts.pop(0)[1]):  # what is written is needed no more
+        for chunk in drafts.pop(0)[1]:  # what is written is needed no more
             write_all(fd, chunk, at)
             at += len(chunk)
     checksums = _page_checksums(fd, payload_offset, end)

@@ -13,10 +13,7 @@ import numpy as np
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError, StoreNotFound
 from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, scheme_of
-from headrace.store.directory import (
-    create_memory_directory,
-    write_all,
-)
+from headrace.store.directory import write_all, write_directory
 from headrace.store.format import corrupt
 from headrace.store.manifest import (
     FILE_NAME,
@@ -230,9 +227,9 @@ def store_of_scan(
         reference: use the plain-Python directory and reader.
         direct: how `where` is listed again in another process; if None, the directory goes along.
     """
-    fd, header = create_memory_directory(scan.columns)
-    entry = segment_of_header("segment-0000.hrd", header, scan.volumes, scan.source)
-    try:
+    with memory_file() as fd:
+        header = write_directory(scan.columns, fd)
+        entry = segment_of_header("segment-0000.hrd", header, scan.volumes, scan.source)
         content = b""
         if direct is None:
             with mmap.mmap(fd, header.file_bytes, access=mmap.ACCESS_READ) as mapped:
@@ -240,8 +237,6 @@ def store_of_scan(
         return _memory_store(
             where, entry, fd, scan.objects, direct or content, reference=reference, modes=scan.modes
         )
-    finally:
-        os.close(fd)
 
 
 def _memory_store(

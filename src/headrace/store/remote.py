@@ -169,13 +169,11 @@ def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) 
         mmap.mmap(fd, size) as mapped,
         memoryview(mapped) as view,
     ):
-        parts = [view[at : at + PART_BYTES] for at in range(0, size, PART_BYTES)]
+        parts = [(where, at, view[at : at + PART_BYTES]) for at in range(0, size, PART_BYTES)]
         try:
-            outcomes = engine.fetch_many(
-                [(where, k * PART_BYTES, part) for k, part in enumerate(parts)]
-            )
+            outcomes = engine.fetch_many(parts)
         finally:
-            for part in parts:
+            for _, _, part in parts:
                 part.release()
     failure = next((o for o in outcomes if isinstance(o, Failure)), None)
     if failure is not None and failure.fault.kind == "changed":
@@ -229,22 +227,20 @@ class RemoteVolumes(Volumes):
         )
 
     def _check_kinds(self, folder: str, *, remote: bool) -> None:
-        if is_namespace(folder):
-            foreign = next((v.path for v in self.entries if v.kind != "packed"), None)
-            if foreign is not None:
-                raise CorruptStore(
-                    f"{folder}: the volume {foreign!r} lies elsewhere, expected packed volumes only.",
-                    path=folder,
-                    next_step="Pack the source: an index cannot be read from a namespace.",
-                )
+        foreign = next((v.path for v in self.entries if v.kind != "packed"), None)
+        if is_namespace(folder) and foreign is not None:
+            raise CorruptStore(
+                f"{folder}: the volume {foreign!r} lies elsewhere, expected packed volumes only.",
+                path=folder,
+                next_step="Pack the source: an index cannot be read from a namespace.",
+            )
         local = next((v.path for v in self.entries if v.kind not in ("packed", "object")), None)
         if local is not None:
+            where = shown(folder) if remote else folder
             raise CorruptStore(
-                f"{shown(folder) if remote else folder}: the volume {local!r} is a local file, expected "
-                "objects.",
-                path=local,
-                next_step="Index the source again.",
-            )
+                f"{where}: the volume {local!r} is a local file, expected objects.",
+                path=local, next_step="Index the source again.",
+            )  # fmt: skip
 
     def problems(self) -> list[HeadraceError]:
         """What is wrong with the volumes, one error each; all are looked at together."""
@@ -362,13 +358,13 @@ def publish_remotely(
 def _upload(folder: Path, url: str, options: Mapping[str, Any], *, overwrite: bool) -> None:
     manifest = load_manifest(folder)
     named = _with_own_names(manifest)
-    files = list(zip(_file_names(manifest), _file_names(named), strict=True))
-    targets = [join(url, name) for _, name in files]
+    names = _file_names(manifest)
+    targets = [join(url, name) for name in _file_names(named)]
     try:
         with ThreadPoolExecutor(_FILES_AT_ONCE, "headrace-upload") as pool:
             jobs = [
                 pool.submit(upload, folder / name, target, options)
-                for (name, _), target in zip(files, targets, strict=True)
+                for name, target in zip(names, targets, strict=True)
             ]
             try:
                 for job in jobs:
@@ -384,23 +380,18 @@ def _upload(folder: Path, url: str, options: Mapping[str, Any], *, overwrite: bo
 
 def _with_own_names(manifest: Manifest) -> Manifest:
     """The same store with file names that no other store has: the old one's stay untouched."""
-    mark = manifest.uuid[:12]
 
     def own(name: str) -> str:
         stem, dot, ending = name.rpartition(".")
-        return f"{stem}-{mark}{dot}{ending}"
+        return f"{stem}-{manifest.uuid[:12]}{dot}{ending}"
 
-    segments = tuple(
-        replace(
-            segment,
-            directory=own(segment.directory),
-            volumes=tuple(
-                replace(v, path=own(v.path)) if v.kind == "packed" else v for v in segment.volumes
-            ),
+    def renamed(segment: Segment) -> Segment:
+        volumes = (
+            replace(v, path=own(v.path)) if v.kind == "packed" else v for v in segment.volumes
         )
-        for segment in manifest.segments
-    )
-    return replace(manifest, segments=segments)
+        return replace(segment, directory=own(segment.directory), volumes=tuple(volumes))
+
+    return replace(manifest, segments=tuple(map(renamed, manifest.segments)))
 
 
 def _file_names(manifest: Manifest) -> list[str]:

@@ -40,14 +40,6 @@ def resident_bytes(path: str | os.PathLike[str]) -> int | None:
         os.close(fd)
 
 
-def resident_pages(fd: int, size: int) -> int | None:
-    """Pages of an open file of `size` bytes, not 0, that lie in the page cache; None: nobody can tell."""
-    pages = _by_cachestat(fd)
-    if pages is None and (in_cache := page_map(fd, size)) is not None:
-        pages = int(in_cache.sum())
-    return pages
-
-
 def resident_range(fd: int, offset: int, length: int) -> int | None:
     """Bytes of a range of an open file that lie in the page cache; None: nobody can tell.
 
@@ -55,21 +47,18 @@ def resident_range(fd: int, offset: int, length: int) -> int | None:
     """
     if length <= 0:
         return 0
-    pages = _by_cachestat(fd, offset, length)
-    if pages is None:
-        first = offset // mmap.PAGESIZE
-        in_cache = page_map(fd, os.fstat(fd).st_size)
-        if in_cache is None:
-            return None
-        pages = int(in_cache[first : -(-(offset + length) // mmap.PAGESIZE)].sum())
-    return min(length, pages * mmap.PAGESIZE)
+    pages = resident_pages(fd, length, offset)
+    return None if pages is None else min(length, pages * mmap.PAGESIZE)
 
 
-def _by_cachestat(fd: int, offset: int = 0, length: int = 0) -> int | None:
-    extent = (ctypes.c_uint64 * 2)(offset, length)
+def resident_pages(fd: int, size: int, offset: int = 0) -> int | None:
+    """Pages of `size` bytes, not 0, of an open file that lie in the page cache; None: nobody can tell."""
+    extent = (ctypes.c_uint64 * 2)(offset, size)
     pages = (ctypes.c_uint64 * 5)()  # cached, dirty, in writeback, evicted, recently evicted
-    status = _libc.syscall(_SYS_CACHESTAT, fd, extent, pages, ctypes.c_uint(0))
-    return None if status else int(pages[0])
+    if not _libc.syscall(_SYS_CACHESTAT, fd, extent, pages, ctypes.c_uint(0)):
+        return int(pages[0])
+    in_cache = page_map(fd, min(offset + size, os.fstat(fd).st_size))
+    return None if in_cache is None else int(in_cache[offset // mmap.PAGESIZE :].sum())
 
 
 def page_map(fd: int, size: int) -> NDArray[np.bool_] | None:

@@ -28,15 +28,16 @@ from headrace.errors import (
     VolumeTimeout,
 )
 from headrace.io.objects.location import is_url
-from headrace.store.directory import read_fully
+from headrace.store.directory import read_fully, write_directory
 from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header, corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import TypeAlias
 
     from numpy.typing import NDArray
 
+    from headrace.store.directory import DirectoryColumns
     from headrace.store.manifest import Segment, VolumeEntry
     from headrace.store.opening import RemoteEngine
     from headrace.store.reference import ReferenceDirectory
@@ -366,6 +367,17 @@ def memory_file() -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def catalog_of_files(
+    columns: DirectoryColumns, paths: Iterable[str], label: str
+) -> _native.Catalog:
+    """A catalog of samples in files, whose directory is in memory."""
+    with memory_file() as fd:
+        write_directory(columns, fd)
+        directory = _native.Directory.from_fd(fd, label)
+    volumes = [("file", os.fsencode(path), os.stat(path).st_size, -1) for path in paths]
+    return _native.Catalog([(directory, volumes)])
 
 
 def directory_class(*, reference: bool = False) -> Any:

@@ -275,10 +275,7 @@ class Store(Closing):
         from headrace.store.residency import resident_samples
 
         del name
-        ranges: list[tuple[int, int]] = []
-        for segment in self.segments:
-            ranges += resident_samples(segment)
-        return tuple(ranges)
+        return tuple(each for segment in self.segments for each in resident_samples(segment))
 
     def keep(self, memory: object) -> None:
         """Keeps what the volumes lie in alive as long as the store is open."""
@@ -351,21 +348,17 @@ class Store(Closing):
     def _extent(self, index: int, part: str | bytes | None) -> Extent:
         segment = self.segment_of(index)
         extents = segment.extents(index)
-        names = segment.directory.part_names
+        parts = {os.fsdecode(segment.directory.part_names[e.part]): e for e in extents}
+        names = list(parts)
         if part is None:
             if len(extents) == 1:
                 return extents[0]
-            shown = [os.fsdecode(names[e.part]) for e in extents]
-            raise ValueError(f"sample {index} has the parts {shown}: name one, part={shown[-1]!r}")
-        wanted = os.fsencode(part)
-        for extent in extents:
-            if names[extent.part] == wanted:
-                return extent
-        raise SampleNotFound(
-            f"{self.path}: sample {index} has no part {os.fsdecode(wanted)!r}, it has "
-            f"{[os.fsdecode(names[e.part]) for e in extents]}.",
-            path=self.path,
-        )
+            raise ValueError(f"sample {index} has the parts {names}: name one, part={names[-1]!r}")
+        wanted = os.fsdecode(part)
+        if wanted not in parts:
+            what = f"{self.path}: sample {index} has no part {wanted!r}, it has {names}."
+            raise SampleNotFound(what, path=self.path)
+        return parts[wanted]
 
     def _read_extent(self, extent: Extent, start: int, size: int | None) -> memoryview:
         segment = self.segment_of(extent.index)

@@ -244,9 +244,9 @@ def _check_range(segment: OpenSegment, first: int) -> VerifyReport:
         return report
     entries = segment.volumes.entries
     for k in np.flatnonzero(extents["volume"] >= len(entries)).tolist():
-        found, expected = f"volume {extents['volume'][k]}", f"below {len(entries)}"
+        actual, expected = f"volume {extents['volume'][k]}", f"below {len(entries)}"
         report.bad_samples.append(
-            _bad(segment, extents, k, "directory", found=found, expected=expected)
+            _bad(segment, extents, k, "directory", found=actual, expected=expected)
         )
     if all(entry.kind == "tree" for entry in entries):
         report.bad_samples += _check_tree_files(segment, first, last)
@@ -297,12 +297,12 @@ def _check_spans(segment: OpenSegment, extents: Extents) -> list[BadSample]:
                     break
                 have, crc = have + len(piece), crc32c(piece, crc)
             if have < length:
-                found, expected, kind = f"{have} bytes", f"{length} bytes", problem or "short"
-                bad.append(_bad(segment, extents, k, kind, found=found, expected=expected))
+                actual, expected, kind = f"{have} bytes", f"{length} bytes", problem or "short"
+                bad.append(_bad(segment, extents, k, kind, found=actual, expected=expected))
             elif segment.directory.has_crc and crc != int(extents["crc"][k]):
                 expected = f"{int(extents['crc'][k]):08x}"
-                found = f"{crc:08x}"
-                bad.append(_bad(segment, extents, k, "checksum", found=found, expected=expected))
+                actual = f"{crc:08x}"
+                bad.append(_bad(segment, extents, k, "checksum", found=actual, expected=expected))
     return sorted(bad, key=lambda b: (b.index, b.part))
 
 

@@ -87,5 +87,5 @@ def test_damaged_shards_are_told(tmp_path):
     with pytest.raises(SourceError, match="at most the file's size"):
         hop(str(path), "tfrecord", time.monotonic() + LATER)
     (tmp_path / "b.tar").write_bytes(b"no tar at all" * 100)
-    with pytest.raises(SourceError, match="checksum of a member's header|octal"):
+    with pytest.raises(SourceError, match="checksum of a member's header"):
         hop(str(tmp_path / "b.tar"), "tar", time.monotonic() + LATER)

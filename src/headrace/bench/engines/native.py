@@ -33,7 +33,8 @@ from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import available_memory
-from headrace.store.directory import DirectoryColumns, create_memory_directory
+from headrace.store.directory import DirectoryColumns
+from headrace.store.segment import catalog_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -252,13 +253,7 @@ def extents_reader(
         part=None if most == 1 else parts.astype(np.uint32),
         part_names=tuple(b"%d" % i for i in range(most)) if most > 1 else (b"",),
     )
-    fd, _ = create_memory_directory(columns)
-    try:
-        directory = _native.Directory.from_fd(fd, "the extents of a benchmark's samples")
-    finally:
-        os.close(fd)
-    volumes = [("file", os.fsencode(path), os.stat(path).st_size, -1) for path in paths]
-    catalog = _native.Catalog([(directory, volumes)])
+    catalog = catalog_of_files(columns, paths, "the extents of a benchmark's samples")
     return BatchReader(catalog, range(len(catalog.part_names)), options), catalog
 
 

@@ -265,22 +265,20 @@ def expected_of(
     assert findings.storage is not None
     few = min(point.reads for point in findings.storage.points) < _FEW_READS
     error = _FEW_ERROR if few else MODEL_ERROR
-    expected: list[Expected] = []
-    for when, work in scenes.items():
-        for loader, rate in (
-            (TORCH, torch_rate(work, workers)),
-            (AHEAD, ahead_rate(work, workers)),
-        ):
-            in_turn = workers == 0 and loader == TORCH
-            stall = None if wanted_per_s is None else stall_of(rate, wanted_per_s, in_turn=in_turn)
-            expected.append(
-                Expected(
-                    loader=loader, when=when, workers=workers, per_s=rate,
-                    low_per_s=rate / (1 + error), high_per_s=rate * (1 + error),
-                    cause=_cause(findings, work, loader, workers, rate), stall=stall,
-                )
-            )  # fmt: skip
-    return tuple(expected)
+
+    def of(loader: str, when: str, work: Work) -> Expected:
+        rate = (torch_rate if loader == TORCH else ahead_rate)(work, workers)
+        in_turn = workers == 0 and loader == TORCH
+        stall = None if wanted_per_s is None else stall_of(rate, wanted_per_s, in_turn=in_turn)
+        return Expected(
+            loader=loader, when=when, workers=workers, per_s=rate,
+            low_per_s=rate / (1 + error), high_per_s=rate * (1 + error),
+            cause=_cause(findings, work, loader, workers, rate), stall=stall,
+        )  # fmt: skip
+
+    return tuple(
+        of(loader, when, work) for when, work in scenes.items() for loader in (TORCH, AHEAD)
+    )
 
 
 def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: float) -> str:

@@ -27,8 +27,9 @@ from headrace.insight.doctor.findings import Cpu, OpenRates, PlainReads, Point
 from headrace.insight.doctor.samples import Piece
 from headrace.io.batch_reader import BatchReader, PendingBatch
 from headrace.plane.stage import latency_percentile_s
-from headrace.store.directory import columns_of, write_directory
+from headrace.store.directory import columns_of
 from headrace.store.residency import resident_bytes
+from headrace.store.segment import catalog_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -432,16 +433,9 @@ def _catalog_of(pieces: Sequence[Piece]) -> _native.Catalog:
         np.array([p.offset for p in pieces], np.uint64),
         np.array([p.length for p in pieces], np.uint64),
     )
-    fd = os.memfd_create("headrace-doctor", os.MFD_CLOEXEC)
     try:
-        write_directory(columns, fd)
-        directory = _native.Directory.from_fd(fd, "what the doctor reads")
-    finally:
-        os.close(fd)
-    volumes = []
-    for path in numbers:
-        try:
-            volumes.append(("file", os.fsencode(path), os.stat(path).st_size, -1))
-        except OSError as e:
-            raise VolumeError(f"{path} cannot be looked at: {e.strerror}.", path=path) from e
-    return _native.Catalog([(directory, volumes)])
+        return catalog_of_files(columns, numbers, "what the doctor reads")
+    except OSError as e:
+        raise VolumeError(
+            f"{e.filename} cannot be looked at: {e.strerror}.", path=e.filename
+        ) from e

@@ -95,55 +95,52 @@ def _list_folders(
     for folder, ancestors in folders:
         path = os.path.join(root, folder) if folder else root
         try:
-            _list_folder(path, folder, ancestors, endings, listing)
+            status = os.stat(path)
+            below = (*ancestors, (status.st_dev, status.st_ino))
+            if below[-1] in ancestors:
+                continue
+            listing.modes.add((status.st_mode, status.st_gid))
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if not entry.name.startswith(b"."):
+                        _list_entry(entry, (folder, below), endings, listing)
         except OSError as e:
             listing.problems.append(Problem(os.fsdecode(path), e.strerror or str(e)))
     return listing
 
 
-def _list_folder(
-    path: bytes, folder: bytes, ancestors: Ancestors, endings: tuple[bytes, ...], listing: _Listing
-) -> None:
-    status = os.stat(path)
-    identity = (status.st_dev, status.st_ino)
-    if identity in ancestors:
-        return
-    below = (*ancestors, identity)
-    listing.modes.add((status.st_mode, status.st_gid))
-    prefix = folder + b"/" if folder else b""
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name.startswith(b"."):
-                continue
-            name = prefix + entry.name
-            try:
-                _list_entry(entry, name, below, endings, listing)
-            except OSError as e:
-                reason = f"{e.strerror}{' (a dangling link)' if entry.is_symlink() else ''}"
-                listing.problems.append(Problem(os.fsdecode(entry.path), reason))
-
-
 def _list_entry(
     entry: os.DirEntry[bytes],
-    name: bytes,
-    below: Ancestors,
+    place: tuple[bytes, Ancestors],
     endings: tuple[bytes, ...],
     listing: _Listing,
 ) -> None:
-    if entry.is_dir():
-        listing.folders.append((name, below))
-        return
-    if endings and not entry.name.lower().endswith(endings):
-        return
-    status = entry.stat()
+    folder, below = place
+    name = folder + b"/" + entry.name if folder else entry.name
+    try:
+        if entry.is_dir():
+            listing.folders.append((name, below))
+            return
+        if endings and not entry.name.lower().endswith(endings):
+            return
+        status = entry.stat()
+        reason = _obstacle(entry, status)
+    except OSError as e:
+        reason = f"{e.strerror}{' (a dangling link)' if entry.is_symlink() else ''}"
+    if reason:
+        listing.problems.append(Problem(os.fsdecode(entry.path), reason))
+    else:
+        listing.files.append((name, status.st_size, status.st_mtime_ns))
+        listing.modes.add((status.st_mode, status.st_gid))
+
+
+def _obstacle(entry: os.DirEntry[bytes], status: os.stat_result) -> str:
+    """Why a file is no sample, or empty."""
     if not stat.S_ISREG(status.st_mode):
         kind = stat.filemode(status.st_mode)[0]
         what = {"p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}.get(kind, kind)
-        raise OSError(None, f"{what}, not a regular file")
-    if not os.access(entry.path, os.R_OK):
-        raise PermissionError(None, "not readable for this user")
-    listing.files.append((name, status.st_size, status.st_mtime_ns))
-    listing.modes.add((status.st_mode, status.st_gid))
+        return f"{what}, not a regular file"
+    return "" if os.access(entry.path, os.R_OK) else "not readable for this user"
 
 
 def _label(

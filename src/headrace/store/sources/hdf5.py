@@ -204,17 +204,16 @@ def _starts(file: _File, name: str, item: Any) -> tuple[NDArray[np.uint64], int]
     plan = item.id.get_create_plist()
     if plan.get_nfilters():
         raise NotInPlace(f"{where} is compressed ({item.compression or 'filtered'})")
-    if not _stored_as_read(file, item):
+    stored, read = item.id.get_type(), file.h5py.h5t.py_create(item.dtype, logical=True)
+    if stored.get_size() != item.dtype.itemsize or stored != read:
         raise NotInPlace(f"{where} is stored in another type than {item.dtype}")
     count = item.shape[0]
     row_bytes = int(np.prod(item.shape[1:], dtype=object)) * item.dtype.itemsize
     if count * row_bytes > file.status.st_size:
         if item.id.get_storage_size() < count * row_bytes:
             raise NotInPlace(f"{where} has rows that were never written")
-        raise damaged(
-            file.path, f"size of {name!r}", f"{count * row_bytes:,}",
-            f"at most the file's size {file.status.st_size:,}", 0,
-        )  # fmt: skip
+        most = f"at most the file's size {file.status.st_size:,}"
+        raise damaged(file.path, f"size of {name!r}", f"{count * row_bytes:,}", most, 0)
     if item.chunks is not None:
         return _chunked_starts(file, name, item, row_bytes), row_bytes
     offset = item.id.get_offset()
@@ -223,21 +222,11 @@ def _starts(file: _File, name: str, item: Any) -> tuple[NDArray[np.uint64], int]
     return np.uint64(offset) + np.arange(count, dtype=np.uint64) * np.uint64(row_bytes), row_bytes
 
 
-def _stored_as_read(file: _File, item: Any) -> bool:
-    """Whether the bytes in the file are those of `item.dtype`."""
-    stored = item.id.get_type()
-    return bool(stored.get_size() == item.dtype.itemsize and stored == file.h5py.h5t.py_create(
-        item.dtype, logical=True
-    ))  # fmt: skip
-
-
 def _chunked_starts(file: _File, name: str, item: Any, row_bytes: int) -> NDArray[np.uint64]:
     count, rows = item.shape[0], item.chunks[0]
+    where, size = f"{file.path}: data set {name!r}", rows * row_bytes
     if tuple(item.chunks[1:]) != tuple(item.shape[1:]):
-        raise NotInPlace(
-            f"{file.path}: data set {name!r} has rows that lie in several chunks (chunks of "
-            f"{item.chunks})"
-        )
+        raise NotInPlace(f"{where} has rows that lie in several chunks (chunks of {item.chunks})")
     chunks = -(-count // rows)
     begin = np.zeros(chunks, np.uint64)
     seen = np.zeros(chunks, bool)
@@ -247,22 +236,19 @@ def _chunked_starts(file: _File, name: str, item: Any, row_bytes: int) -> NDArra
         number = at // rows
         if at % rows or not number < chunks or seen[number] or any(info.chunk_offset[1:]):
             raise damaged(file.path, f"place of a chunk of {name!r}", at, "one of each", 0)
-        if info.size != rows * row_bytes:
-            raise damaged(
-                file.path, f"bytes of a chunk of {name!r}", info.size, rows * row_bytes,
-                info.byte_offset,
-            )  # fmt: skip
+        if info.size != size:
+            what = f"bytes of a chunk of {name!r}"
+            raise damaged(file.path, what, info.size, size, info.byte_offset)
         begin[number], seen[number] = info.byte_offset, True
 
     _each_chunk(item, note)
     if not seen.all():
-        raise NotInPlace(f"{file.path}: data set {name!r} has rows that were never written")
+        raise NotInPlace(f"{where} has rows that were never written")
     order = np.sort(begin)
-    if len(order) > 1 and int(np.diff(order).min()) < rows * row_bytes:
-        raise damaged(
-            file.path, f"distance of two chunks of {name!r}", int(np.diff(order).min()),
-            f"{rows * row_bytes} or more", int(order[int(np.diff(order).argmin())]),
-        )  # fmt: skip
+    gaps = np.diff(order)
+    if len(gaps) and int(gaps.min()) < size:
+        what, at = f"distance of two chunks of {name!r}", int(order[int(gaps.argmin())])
+        raise damaged(file.path, what, int(gaps.min()), f"{size} or more", at)
     row = np.arange(count, dtype=np.int64)
     starts: NDArray[np.uint64] = begin[row // rows]
     starts += (row % rows).astype(np.uint64) * np.uint64(row_bytes)
@@ -366,10 +352,8 @@ def _walk_heap(fd: int, at: int, size: int, path: str) -> None:
         # The free space counts its own header.
         step = data_bytes if index == 0 else _HEAP_OBJECT.size + -(-data_bytes // 8) * 8
         if not _HEAP_OBJECT.size <= step <= length - offset:
-            raise damaged(
-                path, f"size of object {index} of a heap", f"{data_bytes:,}",
-                f"at most {length - offset:,}", place,
-            )  # fmt: skip
+            what, most = f"size of object {index} of a heap", f"at most {length - offset:,}"
+            raise damaged(path, what, f"{data_bytes:,}", most, place)
         if index == 0:
             return
         offset += step

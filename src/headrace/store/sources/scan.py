@@ -74,16 +74,12 @@ class SourceOptions:
 
     def to_json(self) -> dict[str, Any]:
         """What `repair` needs to scan alike again."""
-        out: dict[str, Any] = {}
-        if self.extensions is not None:
-            out["extensions"] = list(self.extensions)
-        if self.prefix_names:
-            out["prefix_names"] = True
-        if self.column is not None:
-            out["column"] = list(self.column)
-        if self.label is not None:
-            out["label"] = self.label
-        return out
+        given = {
+            "extensions": self.extensions, "prefix_names": self.prefix_names or None,
+            "column": self.column, "label": self.label,
+        }  # fmt: skip
+        lists = ((k, list(v) if isinstance(v, tuple) else v) for k, v in given.items())
+        return {k: v for k, v in lists if v is not None}
 
 
 def source_options(column: str | Sequence[str] | None, **others: Any) -> SourceOptions:
@@ -451,18 +447,14 @@ def _check_places(file: Rows) -> None:
 
 
 def _check_alike(files: Sequence[Rows]) -> None:
-    expected = sorted(files[0].parts)
-    for file in files[1:]:
-        if sorted(file.parts) != expected:
+    first, *others = [(f.volume.path, [os.fsdecode(n) for n in sorted(f.parts)]) for f in files]
+    for path, parts in others:
+        if parts != first[1]:
             raise refused(
-                file.volume.path, f"the parts are {_part_names(file)}, those of "
-                f"{files[0].volume.path} are {_part_names(files[0])}, expected the same.",
+                path, f"the parts are {str(parts)[:200]}, those of {first[0]} are "
+                f"{str(first[1])[:200]}, expected the same.",
                 "Index them one by one, or name the columns.",
             )  # fmt: skip
-
-
-def _part_names(file: Rows) -> str:
-    return str([os.fsdecode(n) for n in sorted(file.parts)])[:200]
 
 
 def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
@@ -476,12 +468,9 @@ def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
     counts = [len(f.parts[parts[0]][0]) * k for f in files]
     labels = None
     if any(f.labels is not None for f in files):
-        labels = np.concatenate(
-            [
-                np.full(count // k, -1, np.int64) if f.labels is None else f.labels
-                for f, count in zip(files, counts, strict=True)
-            ]
-        )
+        none = (np.full(count // k, -1, np.int64) for count in counts)
+        pieces = [n if f.labels is None else f.labels for f, n in zip(files, none, strict=True)]
+        labels = np.concatenate(pieces)
     volume = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
     crc = [f.crc for f in files if f.crc is not None]
     return columns_of(

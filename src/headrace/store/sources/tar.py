@@ -199,16 +199,16 @@ def read_members(window: Window, problems: list[Problem]) -> Iterator[Member]:
             _read_extension(window, kind, data, size, common if kind == b"g" else own)
             at = data + -(-size // _BLOCK) * _BLOCK
             continue
-        said, own = common | own, {}
-        if b"size" in said:  # its header has no room for it
-            size = _pax_size(window.path, said[b"size"], at)
-        name = said.get(b"path") or _short_name(header)
+        stated, own = common | own, {}
+        if b"size" in stated:  # its header has no room for it
+            size = _pax_size(window.path, stated[b"size"], at)
+        name = stated.get(b"path") or _short_name(header)
         if data + size > window.size:
             raise damaged(
                 window.path, f"end of member {printable(name)}", f"{data + size:,}",
                 f"at most the file's size {window.size:,}", at,
             )  # fmt: skip
-        if any(key.startswith(b"GNU.sparse") for key in said):
+        if any(key.startswith(b"GNU.sparse") for key in stated):
             kind = b"S"  # its bytes have holes that are not in the file
         if kind in _REGULAR_KINDS and not name.endswith(b"/"):
             if not name.rpartition(b"/")[2].startswith(b"."):
