@@ -137,6 +137,7 @@ def _stage(stage: StageStats) -> dict[str, Any]:
     document |= _percentiles(counts)
     if stage.remote is not None:
         document["remote"] |= _percentiles(document["remote"].pop("latency_us"))
+        del document["remote"]["refreshes"]
     return document
 
 

@@ -18,7 +18,6 @@ import threading
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import HostOptions
 from headrace.fabric.identity import HostIdentity
 from headrace.io.batch_reader import BatchReader
+from headrace.io.objects.faults import RemoteStats
 from headrace.store.directory import read_fully, write_all
 from headrace.store.format import DATA_OFFSET
 from headrace.store.segment import Volumes
@@ -386,16 +386,15 @@ class JobEngine(Closing):
             live = self._live if self._live is not None and self._live.pid == os.getpid() else None
         return {} if live is None else live.native.figures()
 
-    def stats(self) -> Any:
+    def stats(self) -> RemoteStats:
         """The same, in the words of loaders' statistics."""
         figures = self.figures()
         served = ("reads", "reads_elsewhere", "reads_last")
-        return SimpleNamespace(
+        return RemoteStats(
             reads=sum(figures.get(name, 0) for name in served),
             bytes=sum(figures.get(name.replace("reads", "bytes"), 0) for name in served),
             retries=figures.get("reads_elsewhere", 0) + figures.get("reads_last", 0),
             failures=figures.get("failed", 0),
-            requests=0, hedges=0, in_flight=0, waiting=0, faults={},
         )  # fmt: skip
 
     def reason_of(self, failure: Mapping[str, Any]) -> None:

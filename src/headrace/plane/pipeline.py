@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice, tee
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from headrace.machine.host import available_memory
 from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
-from headrace.plane.stage import RemoteStats, StageStats, native_figures, own_knobs
+from headrace.plane.stage import StageStats, native_figures, own_knobs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.config import ReaderOptions
+    from headrace.io.objects.faults import RemoteStats
     from headrace.order import Order
     from headrace.plane.disk_cache import DiskCache
     from headrace.plane.images import Decoded, Decoding, Images
@@ -337,12 +338,7 @@ class Pipeline:
         engine = self.source.objects
         if engine is None:
             return None
-        stats = engine.stats()
-        return RemoteStats(
-            reads_in_flight=engine.reads_in_flight,
-            **{each.name: getattr(stats, each.name) for each in fields(RemoteStats)
-               if hasattr(stats, each.name)},
-        )  # fmt: skip
+        return replace(engine.stats(), reads_in_flight=engine.reads_in_flight)
 
     @property
     def mapped_bytes(self) -> int:

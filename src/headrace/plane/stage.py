@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
+    from headrace.io.objects.faults import RemoteStats
 
 
 KNOBS: Final = ("reads_in_flight", "buffer_bytes", "decode_threads")
@@ -39,111 +40,61 @@ _NO_LATENCIES: Final = (0,) * LATENCY_BUCKETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteStats:
-    """What the engine of a store's remote volumes has done in this process, for whoever reads them."""
-
-    reads: int = 0
-    """Finished reads, those that were given up included."""
-
-    requests: int = 0
-    """Requests sent, repeated and doubled ones included."""
-
-    retries: int = 0
-    """Requests that were repeated after a fault."""
-
-    hedges: int = 0
-    """Requests that were sent a second time because the first was slow."""
-
-    failures: int = 0
-    """Reads given up."""
-
-    bytes: int = 0
-    """Bytes fetched, those between samples included."""
-
-    in_flight: int = 0
-    """Gauge: requests in flight now."""
-
-    waiting: int = 0
-    """Gauge: reads that wait for their turn."""
-
-    reads_in_flight: int = 0
-    """Gauge: how many may be in flight."""
-
-    faults: Mapping[str, int] = field(default_factory=dict)
-    """Faults met, by what they are (`status 503`, `truncated`, ...)."""
-
-    latency_us: tuple[int, ...] = _NO_LATENCIES
-    """Histogram of whole reads, retries and pauses included."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StageStats:
-    """What one stage has done since it started, and what it holds now."""
+    """What one stage has done since it started, and what it holds now.
+
+    Attributes:
+        name: `prefetch`, `ram`, `disk`, `throttle`, `decode`, `ahead`.
+        busy_s: seconds spent working, added up over its threads.
+        wait_input_s: seconds with nothing to do: the stage before is slower.
+        wait_output_s: seconds waiting for room, or for the stage after: that one is slower.
+        samples: samples passed on.
+        bytes: bytes passed on.
+        reads: finished reads.
+        in_flight: gauge: reads in flight now.
+        in_flight_s: integral of `in_flight` over time, for exact means; 0.0 where it is not kept.
+        buffered_bytes: gauge: bytes held, being read or ready and not taken.
+        ready_bytes: gauge: bytes ready and not taken.
+        bytes_by_tier: bytes passed on, by where they came from (`TIERS`).
+        latency_us: histogram of the reads' latency: counts of `LATENCY_BUCKETS` buckets.
+        remote: what the engine behind this stage did; None where all that it reads is local.
+        simulation: `simulated lustre` where the storage is not real; its figures must carry this label.
+    """
 
     name: str
-    """`prefetch`, `ram`, `disk`, `throttle`, `decode`, `ahead`."""
-
     busy_s: float = 0.0
-    """Seconds spent working, added up over its threads."""
-
     wait_input_s: float = 0.0
-    """Seconds with nothing to do: the stage before is slower."""
-
     wait_output_s: float = 0.0
-    """Seconds waiting for room, or for the stage after: that one is slower."""
-
     samples: int = 0
-    """Samples passed on."""
-
     bytes: int = 0
-    """Bytes passed on."""
-
     reads: int = 0
-    """Finished reads."""
-
     in_flight: int = 0
-    """Gauge: reads in flight now."""
-
     in_flight_s: float = 0.0
-    """Integral of `in_flight` over time, for exact means; 0.0 where it is not kept."""
-
     buffered_bytes: int = 0
-    """Gauge: bytes held, being read or ready and not taken."""
-
     ready_bytes: int = 0
-    """Gauge: bytes ready and not taken."""
-
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
-    """Bytes passed on, by where they came from (`TIERS`)."""
-
     latency_us: tuple[int, ...] = _NO_LATENCIES
-    """Histogram of the reads' latency: counts of `LATENCY_BUCKETS` buckets."""
-
     remote: RemoteStats | None = None
-    """What the engine behind this stage did; None where all that it reads is local."""
-
     simulation: str = ""
-    """`simulated lustre` where the storage is not real; its figures must carry this label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStats:
-    """What the consumer of a plane has done since it started."""
+    """What the consumer of a plane has done since it started.
+
+    Attributes:
+        waited_s: seconds that it waited for data.
+        worked_s: seconds between a delivery and its next request: its own work.
+        batches: deliveries.
+        samples: samples delivered to it.
+        bytes: bytes delivered to it.
+    """
 
     waited_s: float = 0.0
-    """Seconds that it waited for data."""
-
     worked_s: float = 0.0
-    """Seconds between a delivery and its next request: its own work."""
-
     batches: int = 0
-    """Deliveries."""
-
     samples: int = 0
-    """Samples delivered to it."""
-
     bytes: int = 0
-    """Bytes delivered to it."""
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CorruptStore, HeadraceError, SourceChanged, VolumeError, VolumeTimeout
@@ -22,7 +22,7 @@ from headrace.fabric.image import (
     parse_header,
     parse_table,
 )
-from headrace.io.objects.faults import Failure, Fault
+from headrace.io.objects.faults import Failure, Fault, RemoteStats
 from headrace.io.objects.transport import Found, RangeEngine
 
 if TYPE_CHECKING:
@@ -42,27 +42,6 @@ _REASONS = {
     errno.EIO: "the target refuses or cannot read these blocks",
     errno.ECANCELED: "the store was closed",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class FabricStats:
-    """What the process's engine did; stores with the same options share one.
-
-    Attributes:
-        reads: finished reads, failed ones included.
-        requests: commands sent, repeated ones included.
-        bytes: bytes that reads brought.
-        retries: commands sent again.
-        failures: reads given up.
-        faults: faults met, by kind.
-    """
-
-    reads: int = 0
-    requests: int = 0
-    bytes: int = 0
-    retries: int = 0
-    failures: int = 0
-    faults: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,13 +189,13 @@ class NamespaceEngine(RangeEngine):
             url, int(failure["offset"]), int(failure["length"]), int(failure["errno"]), 0.0
         )
 
-    def stats(self) -> FabricStats:
+    def stats(self) -> RemoteStats:
         """What the process's engine did so far."""
         if self._engine is None or self._pid != os.getpid():
-            return FabricStats()
+            return RemoteStats()
         figures = self._engine.figures()
         faults = ("digest_errors", "timeouts", "lost_queues", "reconnects")
-        return FabricStats(
+        return RemoteStats(
             reads=figures["reads"] + figures["failed"], requests=figures["commands"], bytes=figures["bytes"],
             retries=figures["retried"], failures=figures["failed"],
             faults={name: figures[name] for name in faults if figures[name]},

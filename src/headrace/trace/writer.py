@@ -70,7 +70,7 @@ def _stage(stage: StageStats) -> dict[str, Any]:
         figures["latency_us"] = {str(at): n for at, n in enumerate(stage.latency_us) if n}
     if stage.remote is not None:
         remote = asdict(stage.remote)
-        remote.pop("latency_us")
+        del remote["latency_us"], remote["refreshes"]
         figures["remote"] = _plain(remote)
     return figures
 

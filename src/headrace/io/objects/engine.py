@@ -16,10 +16,9 @@ import threading
 import time
 from collections import Counter, deque
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headrace.io.objects.faults import Failure
+from headrace.io.objects.faults import BUCKETS, Failure, RemoteStats
 from headrace.io.objects.location import join
 from headrace.io.objects.options import split_options
 from headrace.io.objects.reading import Reading, RemoteObject, Wanted
@@ -151,7 +150,7 @@ class ObjectEngine(RangeEngine):
         wanted.done(found[1])
         return True
 
-    def stats(self) -> ObjectStats:
+    def stats(self) -> RemoteStats:
         """What this engine did in this process."""
         with self._lock:
             reading = None if self._loop is None or self._pid != os.getpid() else self._loop.reading
@@ -259,40 +258,6 @@ class _Loop:
         self._loop.run_forever()
 
 
-BUCKETS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectStats:
-    """Cumulative since the engine's start unless said otherwise.
-
-    Attributes:
-        reads: finished reads, failed ones included.
-        requests: requests sent, retries and hedges included.
-        bytes: bytes delivered.
-        retries: requests repeated after a fault.
-        hedges: requests sent a second time because the first was slow.
-        refreshes: times the credentials were fetched anew.
-        failures: reads given up.
-        faults: faults met, by reason's first words (`status 503`, `truncated`, ...).
-        in_flight: requests in flight now.
-        waiting: reads that wait for their turn now.
-        latency_us: the histogram of whole reads.
-    """
-
-    reads: int
-    requests: int
-    bytes: int
-    retries: int
-    hedges: int
-    refreshes: int
-    failures: int
-    faults: dict[str, int]
-    in_flight: int
-    waiting: int
-    latency_us: tuple[int, ...]
-
-
 class Tally:
     """Counts; safe for threads."""
 
@@ -303,7 +268,7 @@ class Tally:
         self._latency = [0] * BUCKETS
 
     def add(self, name: str, number: int = 1) -> None:
-        """Adds to one of `ObjectStats`' counters."""
+        """Adds to one of `RemoteStats`' counters."""
         with self._lock:
             self._counts[name] += number
 
@@ -322,11 +287,10 @@ class Tally:
             self._counts["failures"] += failed
             self._latency[bucket] += 1
 
-    def stats(self, *, in_flight: int, waiting: int) -> ObjectStats:
+    def stats(self, *, in_flight: int, waiting: int) -> RemoteStats:
         """The numbers as they are now."""
         with self._lock:
-            c = self._counts
-            return ObjectStats(
-                c["reads"], c["requests"], c["bytes"], c["retries"], c["hedges"], c["refreshes"],
-                c["failures"], dict(self._faults), in_flight, waiting, tuple(self._latency),
+            return RemoteStats(
+                **self._counts, faults=dict(self._faults), in_flight=in_flight, waiting=waiting,
+                latency_us=tuple(self._latency),
             )  # fmt: skip

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import email.utils
 import errno
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from headrace.errors import HeadraceError, SourceChanged, VolumeError, VolumeTimeout
 from headrace.io.objects.location import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 FaultKind = Literal["transient", "expired", "changed", "missing", "refused", "descriptors", "final"]
 
@@ -139,6 +142,43 @@ class Failure:
 
 RETRY_AFTER_MAX_S = 3600.0
 """A server that asks for more is taken to have asked for this."""
+
+
+BUCKETS = 64
+"""Of latencies: as in `headrace.plane.stage`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteStats:
+    """What the engine of a store's remote volumes has done in this process, since it started.
+
+    Attributes:
+        reads: finished reads, those that were given up included.
+        requests: requests sent, repeated and doubled ones included.
+        bytes: bytes fetched, those between samples included.
+        retries: requests that were repeated after a fault.
+        hedges: requests that were sent a second time because the first was slow.
+        refreshes: times the credentials were fetched anew.
+        failures: reads given up.
+        in_flight: gauge: requests in flight now.
+        waiting: gauge: reads that wait for their turn.
+        reads_in_flight: gauge: how many may be in flight.
+        faults: faults met, by what they are (`status 503`, `truncated`, ...).
+        latency_us: histogram of whole reads, retries and pauses included.
+    """
+
+    reads: int = 0
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    failures: int = 0
+    bytes: int = 0
+    in_flight: int = 0
+    waiting: int = 0
+    reads_in_flight: int = 0
+    refreshes: int = 0
+    faults: Mapping[str, int] = field(default_factory=dict)
+    latency_us: tuple[int, ...] = (0,) * BUCKETS
 
 
 @dataclass(frozen=True, slots=True)
