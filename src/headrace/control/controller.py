@@ -424,7 +424,8 @@ class _Controller:
             if due_at is None or publisher.due(due_at):
                 publisher.tell(planes, ended=ended)
 
-        self.publish(tell)
+        if planes or self._publisher is not None:  # else there was nothing to tell, ever
+            self.publish(tell)
 
     def publish(self, act: Callable[[Publisher], object]) -> None:
         """Have something told, if anything is; what fails once is not tried again."""

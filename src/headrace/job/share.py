@@ -26,7 +26,7 @@ from headrace.errors import CorruptSample
 from headrace.io.batch_reader import BatchReader
 from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
-from headrace.store.manifest import Segment, VolumeEntry
+from headrace.store.manifest import VolumeEntry, segment_of_header
 from headrace.store.segment_writer import Placer
 from headrace.store.summary import sample_sizes
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.io.batch_reader import PendingBatch
     from headrace.store import Store
+    from headrace.store.manifest import Segment
 
 _ONE_VOLUME_BYTES = 1 << 46
 """A share is one volume: one namespace, one mark of what is written."""
@@ -134,17 +135,9 @@ def write_share_directory(
     columns = share.columns if crc is None else replace(share.columns, crc=crc)
     header = write_directory(columns, fd)
     uuid = volume_uuid(header.uuid, 0)
-    entry = Segment(
-        directory="segment-0000.hrd",
-        directory_bytes=header.file_bytes,
-        uuid=header.uuid.hex(),
-        samples=header.samples,
-        extents=header.extents,
-        volumes=(
-            VolumeEntry("packed", "segment-0000-0000.hrv", share.volume_bytes, uuid=uuid.hex()),
-        ),
-        source={"kind": "share", "begin": share.begin, "end": share.end},
-    )
+    volume = VolumeEntry("packed", "segment-0000-0000.hrv", share.volume_bytes, uuid=uuid.hex())
+    source = {"kind": "share", "begin": share.begin, "end": share.end}
+    entry = segment_of_header("segment-0000.hrd", header, (volume,), source)
     return entry, VolumeHeader(uuid, header.uuid, 0).to_page()
 
 

@@ -31,7 +31,7 @@ from headrace import _native
 from headrace.base.files import create_file, lock, lock_path, make_folder, open_folder
 from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
 from headrace.store.format import DATA_OFFSET, VolumeHeader, padded_size, volume_uuid
-from headrace.store.manifest import Segment, VolumeEntry
+from headrace.store.manifest import VolumeEntry, segment_of_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from headrace.plane.disk_cache import DiskCache
     from headrace.store import Store
+    from headrace.store.manifest import Segment
 
     Offer = tuple[_native.Batch, NDArray[np.int64], int]
 
@@ -190,12 +191,8 @@ class CacheSegment:
         directory.rename(self.path / f"{stem}.hrd")
         (self.path / "volume.hrv").rename(self.path / f"{stem}.hrv")
         size = os.fstat(self._fd).st_size
-        return Segment(
-            directory=f"{stem}.hrd", directory_bytes=header.file_bytes, uuid=header.uuid.hex(),
-            samples=header.samples, extents=header.extents,
-            volumes=(VolumeEntry("packed", f"{stem}.hrv", size, uuid=uuid.hex()),),
-            source={"kind": "cache"},
-        )  # fmt: skip
+        volume = VolumeEntry("packed", f"{stem}.hrv", size, uuid=uuid.hex())
+        return segment_of_header(f"{stem}.hrd", header, (volume,), {"kind": "cache"})
 
     def move_to(self, cache: Path, segment: Segment) -> None:
         """Put the files of a finished segment where the manifest will name them."""

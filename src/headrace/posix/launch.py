@@ -173,66 +173,63 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOptions:
-    """How a program is run."""
+    """How a program is run.
+
+    Attributes:
+        roots: folders whose files are served.
+        order: a file that lists paths in the order in which the program will open them.
+        seed: the program opens all files, in headrace's order of this seed.
+        record_order: where to write the order in which it opened them.
+        immutable: nothing below the roots changes while the program runs.
+        simulate: a slow storage that the roots lie on.
+        plane: False: only simulate, as a baseline.
+        wait_s: how long to wait for a board before the program starts.
+        log: where its opens are noted, whether they are served or not.
+    """
 
     roots: Sequence[str]
-    """Folders whose files are served."""
-
     order: str | None = None
-    """A file that lists paths in the order in which the program will open them."""
-
     seed: int | None = None
-    """The program opens all files, in headrace's order of this seed."""
-
     record_order: str | None = None
-    """Where to write the order in which it opened them."""
-
     immutable: bool = False
-    """Nothing below the roots changes while the program runs."""
-
     simulate: str | None = None
-    """A slow storage that the roots lie on."""
-
     plane: bool = True
-    """False: only simulate, as a baseline."""
-
     wait_s: float = 2.0
-    """How long to wait for a board before the program starts."""
-
     log: OpenLog | None = None
-    """Where its opens are noted, whether they are served or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How the program ended."""
+    """How the program ended.
+
+    Attributes:
+        status: its exit status.
+        signal: what ended it instead; 0: nothing.
+    """
 
     status: int = 0
-    """Its exit status."""
-
     signal: int = 0
-    """What ended it instead; 0: nothing."""
 
 
 @dataclass(slots=True)
 class RunReport:
-    """What a run did."""
+    """What a run did.
+
+    Attributes:
+        opens: by kind, as the programs themselves counted.
+        daemon: the daemon's figures of the run.
+        unseen: why something could not be seen.
+    """
 
     command: list[str]
     roots: list[str]
     ended: ProgramEnd = field(default_factory=ProgramEnd)
     wall_s: float = 0.0
     opens: Mapping[str, int] = field(default_factory=dict)
-    """By kind, as the programs themselves counted."""
-
     daemon: Mapping[str, Any] = field(default_factory=dict)
-    """The daemon's figures of the run."""
-
     private_daemon: bool = False
     simulated: str | None = None
     unseen: list[str] = field(default_factory=list)
-    """Why something could not be seen."""
-
     notes: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from headrace.node.files.order import (
     Epochs,
     Follower,
     Foresight,
-    GivenOrder,
+    given_order,
     read_order_file,
 )
 from headrace.order import Shuffled
@@ -104,7 +104,7 @@ def test_an_epoch_that_is_broken_off_begins_anew():
 
 
 def test_a_seed_foresees_all_epochs():
-    foresight = Foresight(FILES, GivenOrder(seed=9))
+    foresight = Foresight(FILES, given_order(FILES, seed=9))
     truth = Shuffled(FILES, seed=9)
     for epoch in range(3):
         assert foreseen(foresight, interleaved(truth.indices(epoch, 0, FILES))) > 0.95
@@ -118,7 +118,7 @@ def test_sorted_opens_are_recognised_in_the_first_epoch():
 
 
 def test_a_wrong_order_is_given_up_for_what_was_learned():
-    foresight = Foresight(FILES, GivenOrder((shuffled(6),)))
+    foresight = Foresight(FILES, given_order(FILES, (shuffled(6),)))
     order = shuffled(7)
     foreseen(foresight, order)
     assert foresight.divergences == 1

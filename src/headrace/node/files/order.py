@@ -339,28 +339,22 @@ class Follower:
         return np.where(recent & (grace > 0), 0, opens)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GivenOrder:
-    """What the user says of the order.
+GivenOrder = tuple[str, "Callable[[int], NDArray[np.int64]]"]
+"""What the user says: a name for it, and the order of each epoch."""
 
-    Attributes:
-        epochs: the files of each epoch, by number; begun again after the last one.
-        seed: or the seed of `headrace.order.Shuffled` over all files, sorted by path.
-    """
 
-    epochs: Sequence[NDArray[np.int64]] = ()
-    seed: int | None = None
-
-    def order_of(self, files: int) -> tuple[str, Callable[[int], NDArray[np.int64]]] | None:
-        """Its name, and the order of each epoch; None: nothing is given."""
-        if self.epochs:
-            return "given", lambda epoch: self.epochs[epoch % len(self.epochs)]
-        if self.seed is not None and files:
-            from headrace.order import Shuffled
-
-            shuffled = Shuffled(files, seed=self.seed)
-            return "seed", lambda epoch: shuffled.indices(epoch, 0, files)
+def given_order(
+    files: int, epochs: Sequence[NDArray[np.int64]] = (), seed: int | None = None
+) -> GivenOrder | None:
+    """The order by the files of each epoch, begun again after the last one, or by a seed over all files."""
+    if epochs:
+        return "given", lambda epoch: epochs[epoch % len(epochs)]
+    if seed is None or not files:
         return None
+    from headrace.order import Shuffled
+
+    shuffled = Shuffled(files, seed=seed)
+    return "seed", lambda epoch: shuffled.indices(epoch, 0, files)
 
 
 class Foresight:
@@ -387,9 +381,8 @@ class Foresight:
         self._followers: dict[str, Follower] = {}
         self.learned: NDArray[np.int64] | None = None
         self.divergences = 0
-        known = given.order_of(files) if given is not None else None
-        if known is not None:
-            self._followers[known[0]] = Follower(files, known[1], following=True)
+        if given is not None:
+            self._followers[given[0]] = Follower(files, given[1], following=True)
         self._followers["learned"] = _same_again(files, np.empty(0, np.int64), following=False)
         if earlier is not None:
             self._followers["earlier run"] = _same_again(files, earlier, following=False)

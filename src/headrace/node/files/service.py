@@ -17,13 +17,13 @@ from headrace.errors import HeadraceError
 from headrace.io import simulation_of
 from headrace.node.files.copies import DescriptorBudget
 from headrace.node.files.disk_copies import DiskCopies, DiskFolder
-from headrace.node.files.order import GivenOrder, read_order_file
+from headrace.node.files.order import given_order, read_order_file
 from headrace.node.files.root_files import RootFiles
 from headrace.node.files.run import ProgramRun
 from headrace.node.wire import FilesReady, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -256,7 +256,7 @@ class FileService:
         run = ProgramRun(
             served.roots, served.spellings, job=served.job, immutable=served.request.immutable
         )
-        given = GivenOrder(seed=served.request.seed)
+        epochs: Sequence[NDArray[Any]] = ()
         notes = list(served.notes)
         if served.request.order is not None:
             try:
@@ -266,10 +266,11 @@ class FileService:
             except OSError as e:
                 notes.append(f"the order cannot be read: {e}")
             else:
-                given = GivenOrder(order.epochs, served.request.seed)
+                epochs = order.epochs
                 if order.unknown:
                     first = os.fsdecode(order.first_unknown)
                     notes.append(f"{order.unknown} lines of the order name no file: {first}")
+        given = given_order(len(run.paths), epochs, served.request.seed)
         kept = self._orders.get(self._key(served))
         run.begin(given, kept[1] if kept is not None and kept[0] == run.trees else None)
         self._call_soon(lambda: self._begin(served, run, "; ".join(notes), complete=complete))

@@ -33,21 +33,9 @@ Paths = Callable[[int], Sequence[str]]
 """The files of a sample, as its data set will name them; empty: not known."""
 
 _LISTS = (
-    "samples",
-    "imgs",
-    "files",
-    "paths",
-    "image_paths",
-    "img_paths",
-    "file_paths",
-    "filepaths",
-    "filenames",
-    "file_names",
-    "image_files",
-    "img_files",
-    "file_list",
-    "images",
-)
+    "samples", "imgs", "files", "paths", "image_paths", "img_paths", "file_paths", "filepaths", "filenames",
+    "file_names", "image_files", "img_files", "file_list", "images",
+)  # fmt: skip
 _ROOTS = ("root", "root_dir", "data_dir", "img_dir", "image_dir", "folder", "directory", "path")
 _DEPTH_MAX = 16  # wrappers in wrappers: a cycle ends here
 
