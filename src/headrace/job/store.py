@@ -33,6 +33,7 @@ from headrace.job.nodes import answers
 from headrace.job.share import plan_share, write_share_directory
 from headrace.store import Store, open_store
 from headrace.store.manifest import Manifest
+from headrace.store.publish import disk_errors
 from headrace.store.segment import OpenSegment, directory_class, memory_file
 
 if TYPE_CHECKING:
@@ -176,17 +177,19 @@ class _Opening:
         local = os.environ.get("HEADRACE_JOB_LOCAL") or tempfile.gettempdir()
         if own is not None and os.access(own.local, os.W_OK | os.X_OK):
             local = own.local
-        directories = Directories(Path(local), self.document.session)
-        try:
-            return self._store(directories, own)
-        except BaseException:
-            directories.close()
-            raise
-        finally:
-            if self.fabric is not None:
-                self.fabric.close()
-            if self.listing is not None:
-                self.listing.close()
+        next_step = "Check the local disk, or name another folder: HEADRACE_JOB_LOCAL."
+        with disk_errors(Path(local), next_step):
+            directories = Directories(Path(local), self.document.session)
+            try:
+                return self._store(directories, own)
+            except BaseException:
+                directories.close()
+                raise
+            finally:
+                if self.fabric is not None:
+                    self.fabric.close()
+                if self.listing is not None:
+                    self.listing.close()
 
     def _store(self, directories: Directories, own: NodeDocument | None) -> JobStore:
         entries: list[Segment] = []

@@ -173,7 +173,7 @@ class SampleBytes:
                 data = np.frombuffer(self._range(sample, part, start, _STEP_BYTES), np.uint8)
                 crc = _native.crc32c(data, crc)
                 pieces.append(_native.crc32c_blocks(data, BLOCK_BYTES))
-            expected = self._checksum(sample, part)
+            expected = self.checksum(sample, part) or 0
             if crc != expected:
                 raise self._corrupt(sample, f"{expected:08x}", f"{crc:08x}")
             sums = np.concatenate(pieces)
@@ -197,10 +197,9 @@ class SampleBytes:
 
     def checksum(self, sample: int, part: int) -> int | None:
         """The crc32c of a part; None where the store has none."""
-        return self._checksum(sample, part) if self._has_checksum(sample) else None
-
-    def _checksum(self, sample: int, part: int) -> int:
         segment = self._store.segment_of(sample)
+        if not segment.directory.has_crc:
+            return None
         wanted = os.fsencode(self._store.parts[part])
         names = segment.directory.part_names
         return next(e.crc or 0 for e in segment.extents(sample) if names[e.part] == wanted)
