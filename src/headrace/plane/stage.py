@@ -88,6 +88,7 @@ class ConsumerStats:
         batches: deliveries.
         samples: samples delivered to it.
         bytes: bytes delivered to it.
+        waiting_since_s: gauge: seconds that the wait under way has lasted, not yet in `waited_s`; 0: it works.
     """
 
     waited_s: float = 0.0
@@ -95,6 +96,7 @@ class ConsumerStats:
     batches: int = 0
     samples: int = 0
     bytes: int = 0
+    waiting_since_s: float = 0.0
 
 
 @runtime_checkable
