@@ -55,6 +55,7 @@ def doctor(
     Reads some of the data and writes nothing there. Ctrl-C ends it with what is known by then.
     """
     from headrace.insight.doctor import ExamineOptions, diagnose, doctor_page, examine
+    from headrace.insight.doctor.examine import THREAD
 
     if html is not None and not Path(html).parent.is_dir():  # known before it takes 15 seconds
         raise typer.BadParameter(f"--html {html}: there is no folder {Path(html).parent}")
@@ -73,18 +74,12 @@ def doctor(
     elif html is None:
         _print_diagnosis(output, diagnosis)
     code = exit_codes.INTERRUPTED if examination.interrupted else exit_codes.OK
-    _leave_if_something_hangs(code)
-    return code
-
-
-def _leave_if_something_hangs(code: int) -> None:
-    """A read that the storage never answers must not hold up the end."""
-    from headrace.insight.doctor.examine import THREAD
-
     if any(thread.name == THREAD for thread in threading.enumerate()):
+        # A read that the storage never answers must not hold up the end.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    return code
 
 
 def _print_diagnosis(output: Output, diagnosis: Diagnosis) -> None:
@@ -173,21 +168,11 @@ def ab(
         raise typer.BadParameter(f"--stdin {stdin}: no such file")
     try:
         options = AbOptions(
-            pairs=repeat,
-            seconds=seconds,
-            cold=cold,
-            until_confident=until_confident,
-            width=width / 100,
-            drop_in=drop_in,
-            with_order=with_order,
-            roots=tuple(root or ()),
-            limit_s=limit,
-            compare=compare,
-            compare_files=tuple(compare_file or ()),
-            simulate=simulate,
-            stdin=stdin,
-            seed=seed,
-        )
+            pairs=repeat, seconds=seconds, cold=cold, until_confident=until_confident,
+            width=width / 100, drop_in=drop_in, with_order=with_order, roots=tuple(root or ()),
+            limit_s=limit, compare=compare, compare_files=tuple(compare_file or ()),
+            simulate=simulate, stdin=stdin, seed=seed,
+        )  # fmt: skip
     except ValueError as e:
         raise typer.BadParameter(str(e)) from e
     # Whoever ends us wants what we started ended, as with Ctrl-C.
@@ -213,8 +198,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _tell_run(output: Output, run: MeasuredRun, options: AbOptions) -> None:
     """A line about a run, on stderr."""
-    from headrace.base.text import duration_text
-    from headrace.insight.ab.text import progress
+    from headrace.base.text import duration_text, seconds_text
 
     if run.number == 0:
         files = len(run.reading.files)
@@ -228,6 +212,6 @@ def _tell_run(output: Output, run: MeasuredRun, options: AbOptions) -> None:
         return
     most = options.pairs_most
     of = f" of {most}" if options.pairs is not None or not options.seconds else ""
-    line = progress(run.side.value, run.ran.wall_s, len(run.reading.opens))
-    output.remark(f"pair {run.number}{of}, {line}")
+    took, opens = seconds_text(run.ran.wall_s), len(run.reading.opens)
+    output.remark(f"pair {run.number}{of}, {run.side.value}: {took}, {opens:,} files opened")
     sys.stderr.flush()

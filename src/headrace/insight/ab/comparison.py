@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import statistics
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -221,13 +222,8 @@ class EndReason(StrEnum):
     FAILED = "a run failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A figure of runs: the median of each side, and the ratio of the pairs.
-
-    Attributes:
-        without: None where it is not known.
-    """
+class Measure(NamedTuple):
+    """A figure of runs: the median of each side (None: not known), and the ratio of the pairs."""
 
     name: str
     unit: str
@@ -237,12 +233,11 @@ class Measure:
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        sides = {"without": self.without, "with": self.with_}
-        ratio = self.ratio
+        name, unit, without, with_, ratio = self
         interval = (
             {} if ratio is None else {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
         )
-        return {"name": self.name, "unit": self.unit, **sides, **interval}
+        return {"name": name, "unit": unit, "without": without, "with": with_, **interval}
 
 
 @dataclass(slots=True)
@@ -362,25 +357,17 @@ class Comparison:
     @property
     def later_start_s(self) -> float | None:
         """How much later the first read comes with headrace, which is started too; None: not known."""
-        late = [_start_s(b) - _start_s(a) for a, b in self.pairs]
-        return statistics.median(late) if late else None
-
-    @property
-    def lost_s(self) -> float:
-        """By how much a run is longer with headrace; below 0 where it is shorter."""
-        return statistics.median(b.ran.wall_s - a.ran.wall_s for a, b in self.pairs)
+        starts = [
+            [run.ran.wall_s - (run.after_first_read_s or 0.0) for run in pair]
+            for pair in self.pairs
+        ]
+        return statistics.median(b - a for a, b in starts) if starts else None
 
     @property
     def compute_bound(self) -> bool:
         """Whether there was next to nothing to win."""
         share = self.reading_share
         return share is not None and share < _NOTHING_MOST
-
-    @property
-    def each_file_once(self) -> bool:
-        """Whether a run opens each file once: then there is no second epoch to know the order of."""
-        opens = self.learned.reading.opens
-        return len({path for _, path in opens}) == len(opens)
 
     @property
     def rewritten(self) -> list[bytes]:
@@ -393,41 +380,22 @@ class Comparison:
         """Names of processes that runs left behind."""
         return sorted({name for run in self.runs for name in run.ran.left})
 
-    @property
-    def remarks(self) -> list[str]:
-        """What headrace said about runs of its side, each once."""
-        remarks = [text for _, b in self.pairs for text in (*b.ran.unseen, *b.ran.notes)]
-        return list(dict.fromkeys(remarks))
-
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        order = self.order
+        order, own = self.order, self.own_order
         return {
-            "command": self.command,
-            "roots": self.roots,
-            "treatment": "drop-in" if self.options.drop_in else "run",
-            "cold": self.options.cold,
-            "simulated": self.options.simulate,
-            "ended": self.ended.value,
-            "pairs": len(self.pairs),
-            "measures": [measure.document() for measure in self.measures],
-            "confidence": 0.95,
-            "noise": self.noise,
-            "reading_share": self.reading_share,
+            "command": self.command, "roots": self.roots,
+            "treatment": "drop-in" if self.options.drop_in else "run", "cold": self.options.cold,
+            "simulated": self.options.simulate, "ended": self.ended.value, "pairs": len(self.pairs),
+            "measures": [measure.document() for measure in self.measures], "confidence": 0.95,
+            "noise": self.noise, "reading_share": self.reading_share,
             "recording_share": self.recording_share,
             "order": None if order is None else order.sameness.value,
             "moved": None if order is None else order.moved,
-            "seeded": None if self.own_order is None else self.own_order.in_order,
-            "outcomes_agree": self.outcomes_agree,
-            "same_work": self.same_work,
-            "rewritten": [name.decode("utf-8", "surrogateescape") for name in self.rewritten],
-            "left_behind": self.left,
-            "runs": [_run_document(run) for pair in self.pairs for run in pair],
-        }
-
-
-def _start_s(run: MeasuredRun) -> float:
-    return run.ran.wall_s - (run.after_first_read_s or 0.0)
+            "seeded": None if own is None else own.in_order, "outcomes_agree": self.outcomes_agree,
+            "same_work": self.same_work, "rewritten": list(map(os.fsdecode, self.rewritten)),
+            "left_behind": self.left, "runs": [_run_document(run) for pair in self.pairs for run in pair],
+        }  # fmt: skip
 
 
 def _run_document(run: MeasuredRun) -> dict[str, Any]:

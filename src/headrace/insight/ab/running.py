@@ -11,6 +11,7 @@ import hashlib
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,40 +231,33 @@ def folders_of(files: Iterable[bytes], avoid: Collection[bytes] = ()) -> list[st
         if folder not in (b"", b"/")
         and (count * 100 >= total or not any(_is_below(other, folder) for other in counts))
     }
-    while merged := _merge(folders, avoid):
-        folders = merged
+    while (parent := _common(folders, avoid)) is not None:
+        below = [folder for folder in folders if folder == parent or _is_below(folder, parent)]
+        folders[parent] = sum(folders.pop(folder) for folder in below)
     ranked = sorted(folders, key=lambda folder: (-folders[folder], folder))
     return [os.fsdecode(folder) for folder in ranked[:ROOTS_MAX]]
 
 
-def _merge(folders: dict[bytes, int], avoid: Collection[bytes]) -> dict[bytes, int] | None:
-    """One step towards fewer folders; None where there is none."""
+def _common(folders: dict[bytes, int], avoid: Collection[bytes]) -> bytes | None:
+    """A folder that takes the place of several; None where there is none."""
     for folder in folders:
-        if below := [other for other in folders if _is_below(other, folder)]:
-            rest = {name: count for name, count in folders.items() if name not in below}
-            rest[folder] += sum(folders[other] for other in below)
-            return rest
-    sisters = Counter(os.path.dirname(folder) for folder in folders)
-    for parent, count in sisters.most_common():
+        if any(_is_below(other, folder) for other in folders):
+            return folder
+    for parent, count in Counter(os.path.dirname(folder) for folder in folders).most_common():
         if count < 2 or parent == b"/" or any(_is_below(a, parent) or a == parent for a in avoid):
             continue
-        if count * 2 >= _folders_in(parent):
-            rest = {f: n for f, n in folders.items() if os.path.dirname(f) != parent}
-            rest[parent] = sum(n for f, n in folders.items() if os.path.dirname(f) == parent)
-            return rest
+        try:
+            with os.scandir(parent) as entries:
+                sisters = sum(entry.is_dir(follow_symlinks=True) for entry in entries)
+        except OSError:
+            sisters = 0
+        if count * 2 >= sisters:
+            return parent
     return None
 
 
 def _is_below(path: bytes, folder: bytes) -> bool:
     return path.startswith(folder.rstrip(b"/") + b"/")
-
-
-def _folders_in(folder: bytes) -> int:
-    try:
-        with os.scandir(folder) as entries:
-            return sum(entry.is_dir(follow_symlinks=True) for entry in entries)
-    except OSError:
-        return 0
 
 
 # -- running -----------------------------------------------------------------------------------------
@@ -340,10 +334,15 @@ def run_once(
         ProgramError: it failed, or took too long.
     """
     served = side is Side.WITH and not options.drop_in
-    swap = folder / f"swap-{number}-{side}"
+    swap_log = folder / f"swap-{number}-{side}"
     environment = {"HEADRACE_RUNTIME_DIR": str(folder / "runtime"), "HEADRACE_JOB": "ab"}
     if side is Side.WITH and options.drop_in:
-        environment |= _swapping(folder, swap)
+        place = folder / "sitecustomize"
+        place.mkdir(exist_ok=True)
+        shutil.copy(Path(__file__).with_name("swap.py"), place / "sitecustomize.py")
+        before_it = os.environ.get("PYTHONPATH")
+        path = f"{place}{os.pathsep}{before_it}" if before_it else str(place)
+        environment |= {"PYTHONPATH": path, "HEADRACE_SWAP": str(swap_log)}
     with OpenLog() as log:
         task = Task(
             command=list(command), served=served, log_fd=log.fd, roots=list(roots),
@@ -354,11 +353,15 @@ def run_once(
         ran = _supervise(task, folder, options, log.fd, _name(side, number))
         opens = log.read()
     reading = reading_of(opens.opens, not_data=not_data, roots=roots, dropped=opens.dropped)
-    swapped = tuple(swap.read_text().splitlines()) if swap.exists() else ()
+    swapped = tuple(swap_log.read_text().splitlines()) if swap_log.exists() else ()
     used = any(b"/headrace/frameworks/" in one.path for one in opens.opens)
-    run = MeasuredRun(
-        number, side, ran, reading, before, _outcome(ran, folder, options), swapped, used
-    )
+    lines: tuple[str, ...] = ()
+    if options.compare is not None:
+        wanted = re.compile(options.compare)
+        text = (folder / "stdout").read_bytes().decode("utf-8", "backslashreplace")
+        lines = tuple(line for line in text.splitlines() if wanted.search(line))
+    outcome = Outcome(ran.status, lines, tuple(map(_digest, options.compare_files)))
+    run = MeasuredRun(number, side, ran, reading, before, outcome, swapped, used)
     if ran.status:
         raise _failed(run, folder)
     return run
@@ -421,33 +424,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _swapping(folder: Path, log: Path) -> dict[str, str]:
-    from headrace.insight.ab import swap
-
-    place = folder / "sitecustomize"
-    if not place.exists():
-        place.mkdir()
-        source = Path(swap.__file__).read_text(encoding="utf-8")
-        (place / "sitecustomize.py").write_text(source, encoding="utf-8")
-    before = os.environ.get("PYTHONPATH")
-    return {
-        "PYTHONPATH": f"{place}{os.pathsep}{before}" if before else str(place),
-        "HEADRACE_SWAP": str(log),
-    }
-
-
-# -- what it gave ------------------------------------------------------------------------------------
-
-
-def _outcome(ran: Ran, folder: Path, options: AbOptions) -> Outcome:
-    lines: tuple[str, ...] = ()
-    if options.compare is not None:
-        wanted = re.compile(options.compare)
-        text = (folder / "stdout").read_bytes().decode("utf-8", "backslashreplace")
-        lines = tuple(line for line in text.splitlines() if wanted.search(line))
-    return Outcome(ran.status, lines, tuple(map(_digest, options.compare_files)))
-
-
 def _digest(path: str) -> str | None:
     try:
         with open(path, "rb") as f:
@@ -462,11 +438,9 @@ def _failed(run: MeasuredRun, folder: Path) -> ProgramError:
     if ran.signal:
         known = {number.value: number.name for number in signal.Signals}
         how = f"by signal {ran.signal} ({known.get(ran.signal, 'of its own')})"
-    hints = {
-        Side.WITHOUT: "Nothing of headrace served it then: see that the command works by itself.",
-        Side.WITH: "Without headrace it ended well: please report what is different.",
-    }
-    hint = hints[run.side]
+    hint = "Nothing of headrace served it then: see that the command works by itself."
+    if run.side is Side.WITH:
+        hint = "Without headrace it ended well: please report what is different."
     if any("EOFError" in line for line in _tail(folder / "stderr")):
         hint = "It reads its standard input, which is empty: give a file with --stdin FILE."
     return ProgramError(
