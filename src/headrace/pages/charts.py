@@ -41,8 +41,8 @@ class Part:
     colour: str = "c1"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A table; columns after the first are figures."""
+def table(head: Sequence[str], rows: Sequence[Sequence[object]], *, words: bool = False) -> str:
+    """A table; columns after the first are figures, or `words`."""
     heads = "".join(f'<th scope="col">{safe(h)}</th>' for h in head)
     body = "".join(
         f'<tr><th scope="row">{safe(row[0])}</th>'
@@ -50,16 +50,19 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         + "</tr>"
         for row in rows
     )
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = ' class="words"' if words else ""
+    return f'<div class="wide"><table{kind}><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def figure(title: str, svg: str, behind: str, note: str = "") -> str:
+def behind(tables: str) -> str:
+    """What stands behind a chart, folded."""
+    return f"<details><summary>As a table</summary>{tables}</details>"
+
+
+def figure(title: str, svg: str, tables: str, note: str = "") -> str:
     """A chart with its title, what to see in it, and its table."""
     below = f"<p>{safe(note)}</p>" if note else ""
-    return (
-        f"<figure><figcaption>{safe(title)}</figcaption>{below}{svg}"
-        f"<details><summary>As a table</summary>{behind}</details></figure>"
-    )
+    return f"<figure><figcaption>{safe(title)}</figcaption>{below}{svg}{behind(tables)}</figure>"
 
 
 def svg(height: float, name: str, inside: str) -> str:

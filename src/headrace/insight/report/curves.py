@@ -8,7 +8,8 @@ time, that is latencies of reads, knobs and decisions.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,29 +28,23 @@ if TYPE_CHECKING:
     from headrace.trace import RankTrace
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A decision of the tuner."""
+class Decision(NamedTuple):
+    """A decision of the tuner; `change` is what it turned, in words, '' if nothing."""
 
-    at_s: float
-    """Unix time."""
+    at_unix_s: float
     rank: int
     action: str
     change: str
-    """What it turned, in words; '' if nothing."""
     reason: str
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Latencies:
-    """Reads that finished between two looks, by how long they took."""
+class Latencies(NamedTuple):
+    """Reads that finished between two looks (Unix times), by how long they took: (`LATENCY_BUCKETS`,)."""
 
     from_s: float
-    """Unix time."""
     to_s: float
     counts: NDArray[np.float64]
-    """Of `LATENCY_BUCKETS` buckets."""
 
 
 def decisions_of(trace: RankTrace) -> Iterator[Decision]:
@@ -145,15 +140,38 @@ POINTS: Final = 512
 SLOWEST: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
-class EpochSum:
-    """A rank's passes through one epoch, added up."""
+def columns_of(sums: NDArray[np.float64], *names: str) -> NDArray[np.float64]:
+    """Some columns of sums, by name, along the last axis."""
+    return sums[..., [COLUMNS.index(name) for name in names]]
 
+
+def stall_of(sums: NDArray[np.float64]) -> float:
+    """Share of the time that was waited, of sums by `COLUMNS`."""
+    worked, waited = columns_of(sums, "worked_s", "waited_s")
+    return float(waited / (worked + waited)) if worked + waited > 0 else 0.0
+
+
+class EpochSum(NamedTuple):
+    """One epoch, on a rank or on all: its sums by `COLUMNS`, and when it was gone through, in Unix time."""
+
+    epoch: int
     sums: NDArray[np.float64]
-    """By `COLUMNS`."""
     began_s: float
-    """Unix time."""
     ended_s: float
+
+    @property
+    def seconds(self) -> float:
+        """From its first request to its last delivery, on whichever rank."""
+        return self.ended_s - self.began_s
+
+    @property
+    def stall(self) -> float:
+        """Share of the ranks' time."""
+        return stall_of(self.sums)
+
+    def of(self, name: str) -> float:
+        """One column."""
+        return float(self.sums[COLUMNS.index(name)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +192,9 @@ class Curves:
     over_time: NDArray[np.float64]
     ordinals: NDArray[np.float64]
     over_steps: NDArray[np.float64]
-    epochs: dict[int, EpochSum]
+    epochs: list[EpochSum]
     slowest: NDArray[np.void]
     total: NDArray[np.float64]
-
-
-def columns_of(sums: NDArray[np.float64], *names: str) -> NDArray[np.float64]:
-    """Some columns of sums, by name, along the last axis."""
-    return sums[..., [COLUMNS.index(name) for name in names]]
 
 
 def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
@@ -195,17 +208,12 @@ def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
         amounts[:, column] = np.cumsum(amounts[:, column])
     ordinals = np.linspace(0, len(steps), min(POINTS, len(steps)) + 1).round()
     times, over_time = _over_time(steps, sums, worked_s)
+    slowest = np.argsort(steps["asked_s"] - steps["delivered_s"], kind="stable")[:SLOWEST]
     return Curves(
-        rank=trace.rank,
-        host=trace.host,
-        times=times + (trace.began_unix_s - trace.began_s),
-        over_time=over_time,
-        ordinals=ordinals,
-        over_steps=sums[ordinals.astype(np.int64)],
-        epochs=epochs,
-        slowest=steps[np.argsort(steps["asked_s"] - steps["delivered_s"], kind="stable")[:SLOWEST]],
-        total=sums[-1],
-    )
+        rank=trace.rank, host=trace.host, times=times + (trace.began_unix_s - trace.began_s),
+        over_time=over_time, ordinals=ordinals, over_steps=sums[ordinals.astype(np.int64)],
+        epochs=epochs, slowest=steps[slowest], total=sums[-1],
+    )  # fmt: skip
 
 
 def _add_amounts(
@@ -262,22 +270,18 @@ def _share(part: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.
 
 def _epochs(
     steps: NDArray[np.void], amounts: NDArray[np.float64], offset_s: float
-) -> dict[int, EpochSum]:
+) -> list[EpochSum]:
     if not len(steps):
-        return {}
-    order = (
-        slice(None)
-        if np.all(steps["epoch"][1:] >= steps["epoch"][:-1])
-        else np.argsort(steps["epoch"], kind="stable")
-    )
+        return []
+    order = np.argsort(steps["epoch"], kind="stable")
+    if np.all(np.diff(order) == 1):  # without a copy: of a long run they take gigabytes
+        order = slice(None)  # type: ignore[assignment]
     numbers, begins = np.unique(steps["epoch"][order], return_index=True)
     sums = np.add.reduceat(amounts[order], begins, axis=0)
     began = np.minimum.reduceat(steps["asked_s"][order], begins) + offset_s
     ended = np.maximum.reduceat(steps["delivered_s"][order], begins) + offset_s
-    return {
-        int(number): EpochSum(sums[at], float(began[at]), float(ended[at]))
-        for at, number in enumerate(numbers[:_EPOCHS_MAX])
-    }
+    each = zip(numbers.tolist(), sums, began.tolist(), ended.tolist(), strict=True)
+    return [EpochSum(*one) for one in islice(each, _EPOCHS_MAX)]
 
 
 _EPOCHS_MAX: Final = 4096

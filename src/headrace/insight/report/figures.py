@@ -14,6 +14,7 @@ from headrace.control.stalls import verdict_of
 from headrace.insight.report.curves import (
     CAUSES,
     COLUMNS,
+    EpochSum,
     columns_of,
     curves_of,
     decisions_of,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.control.stalls import Evidence, Verdict
     from headrace.insight.report.curves import Curves, Decision, Latencies
     from headrace.trace import RankTrace
+
 
 PHASE_WORDS: Final = {
     "hold": "held back",
@@ -89,26 +91,6 @@ _KNOBS_OF_RANK: Final = 1
 """Knobs are drawn of one rank: those of the others go much the same way."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpochFigures:
-    """An epoch over all ranks."""
-
-    epoch: int
-    sums: NDArray[np.float64]
-    """By `COLUMNS`, of all ranks."""
-    seconds: float
-    """From its first request to its last delivery, on whichever rank."""
-
-    @property
-    def stall(self) -> float:
-        """Share of the ranks' time."""
-        return stall_of(self.sums)
-
-    def of(self, name: str) -> float:
-        """One column."""
-        return float(self.sums[COLUMNS.index(name)])
-
-
 @dataclass(slots=True)
 class TraceGroup:
     """Traces together: of a rank, over all its loaders and attempts, or of a loader, on all ranks."""
@@ -122,16 +104,15 @@ class TraceGroup:
         """By `COLUMNS`."""
         return sum((curve.total for curve in self.curves), np.zeros(len(COLUMNS)))
 
-    def epochs(self) -> list[EpochFigures]:
+    def epochs(self) -> list[EpochSum]:
         """Each epoch over all ranks."""
-        sums: dict[int, NDArray[np.float64]] = {}
-        times: dict[int, tuple[float, float]] = {}
-        for curve in self.curves:
-            for number, one in curve.epochs.items():
-                sums[number] = sums.get(number, 0.0) + one.sums
-                began, ended = times.get(number, (one.began_s, one.ended_s))
-                times[number] = min(began, one.began_s), max(ended, one.ended_s)
-        return [EpochFigures(n, sums[n], times[n][1] - times[n][0]) for n in sorted(sums)]
+        epochs: dict[int, EpochSum] = {}
+        for one in (one for curve in self.curves for one in curve.epochs):
+            other = epochs.get(one.epoch, one)
+            began_s, ended_s = min(one.began_s, other.began_s), max(one.ended_s, other.ended_s)
+            sums = one.sums if other is one else one.sums + other.sums
+            epochs[one.epoch] = EpochSum(one.epoch, sums, began_s, ended_s)
+        return [epochs[number] for number in sorted(epochs)]
 
     def by_step(self, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Sums over all ranks in bins of steps.
@@ -139,26 +120,22 @@ class TraceGroup:
         Returns:
             Where bins begin and end, in steps of a rank, shape (bins + 1,); sums, shape (bins, columns).
         """
-        by_rank: dict[int, list[Curves]] = {}
+        # A rank's attempts lie one behind the other.
+        lines: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for curve in self.curves:
-            by_rank.setdefault(curve.rank, []).append(curve)
-        lines = [_joined(curves) for curves in by_rank.values()]
-        longest = max((float(steps[-1]) for steps, _ in lines), default=0.0)
+            start = np.zeros(1), np.zeros((1, len(COLUMNS)))
+            steps, values = lines.get(curve.rank, start)
+            lines[curve.rank] = (
+                np.concatenate([steps, steps[-1] + curve.ordinals[1:]]),
+                np.concatenate([values, values[-1] + curve.over_steps[1:]]),
+            )
+        longest = max((float(steps[-1]) for steps, _ in lines.values()), default=0.0)
         edges = np.linspace(0, longest, max(1, min(bins, int(longest))) + 1).round()
         sums = np.zeros((len(edges), len(COLUMNS)))
-        for steps, values in lines:
+        for steps, values in lines.values():
             for column in range(len(COLUMNS)):
                 sums[:, column] += np.interp(edges, steps, values[:, column])
         return edges, np.diff(sums, axis=0)
-
-
-def _joined(curves: Iterable[Curves]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """A rank's attempts one behind the other: steps, and sums up to them."""
-    steps, values = [np.zeros(1)], [np.zeros((1, len(COLUMNS)))]
-    for curve in curves:
-        steps.append(steps[-1][-1] + curve.ordinals[1:])
-        values.append(values[-1][-1] + curve.over_steps[1:])
-    return np.concatenate(steps), np.concatenate(values)
 
 
 @dataclass(slots=True)
@@ -244,12 +221,6 @@ class TraceFigures:
         return reads
 
 
-def stall_of(sums: NDArray[np.float64]) -> float:
-    """Share of the time that was waited, of sums by `COLUMNS`."""
-    worked, waited = columns_of(sums, "worked_s", "waited_s")
-    return float(waited / (worked + waited)) if worked + waited > 0 else 0.0
-
-
 def run_figures(folder: str) -> TraceFigures:
     """Add a run up.
 
@@ -282,11 +253,14 @@ def run_figures(folder: str) -> TraceFigures:
         run.latencies += latencies_of(trace)
         if len(ranks) <= _KNOBS_OF_RANK and not run.knobs:
             run.knobs = knobs_of(trace)
-    by_seconds = sorted(loaders, key=lambda alike: _seconds(loaders[alike]), reverse=True)
+    by_seconds = sorted(
+        loaders, reverse=True,
+        key=lambda alike: float(columns_of(loaders[alike].total, "worked_s", "waited_s").sum()),
+    )  # fmt: skip
     run.loaders = [loaders[alike] for alike in by_seconds]
     run.ranks = [ranks[rank] for rank in sorted(ranks)]
     run.hosts = len({rank.about.host for rank in run.ranks})
-    run.decisions = sorted(run.decisions, key=lambda one: one.at_s)[:_DECISIONS_MOST]
+    run.decisions = sorted(run.decisions, key=lambda one: one.at_unix_s)[:_DECISIONS_MOST]
     run.notes = [f"{what}: {count} of {run.traces} traces" for what, count in notes.most_common(20)]
     if by_seconds:
         _judge(run, judged[by_seconds[0]])
@@ -295,10 +269,6 @@ def run_figures(folder: str) -> TraceFigures:
 
 _Judged = tuple[float, int, int, "NDArray[np.void]", "Evidence"]
 """Of a rank: (seconds waited, less the number of its trace, rank, its last steps, evidence)."""
-
-
-def _seconds(loader: TraceGroup) -> float:
-    return float(columns_of(loader.total, "worked_s", "waited_s").sum())
 
 
 def _note(trace: RankTrace, notes: Counter[str]) -> None:
@@ -329,25 +299,29 @@ def _judge(run: TraceFigures, judged: list[_Judged]) -> None:
     slower = slower_s / judged_s if judged_s > 0 else 0.0
     causes = {cause: (1.0 - slower) * seconds for cause, seconds in causes_of(run.total).items()}
     causes[Cause.SLOW_RANK] = slower * run.of("waited_s")
-    run.causes = {cause: seconds for cause, seconds in _largest_first(causes) if seconds > 0}
+    largest = sorted(causes.items(), key=lambda item: -item[1])
+    run.causes = {cause: seconds for cause, seconds in largest if seconds > 0}
+
+
+def _by_name(
+    names: Iterable[_Key], columns: Iterable[str], sums: NDArray[np.float64]
+) -> dict[_Key, float]:
+    """Amounts by name, the largest first."""
+    amounts = zip(names, columns_of(sums, *columns).tolist(), strict=True)
+    return dict(sorted(amounts, key=lambda item: -item[1]))
 
 
 _Key = TypeVar("_Key")
 
 
-def _largest_first(amounts: Mapping[_Key, float]) -> list[tuple[_Key, float]]:
-    return sorted(amounts.items(), key=lambda item: -item[1])
-
-
 def causes_of(sums: NDArray[np.float64]) -> dict[Cause, float]:
     """Seconds by cause, of sums by `COLUMNS`; the largest first."""
-    seconds = columns_of(sums, *CAUSES.values()).tolist()
-    return dict(_largest_first(dict(zip(CAUSES, seconds, strict=True))))
+    return _by_name(CAUSES, CAUSES.values(), sums)
 
 
 def phases_of(sums: NDArray[np.float64]) -> dict[str, float]:
     """Seconds by phase, of sums by `COLUMNS`; the largest first."""
-    return dict(_largest_first(dict(zip(PHASES, columns_of(sums, *PHASES).tolist(), strict=True))))
+    return _by_name(PHASES, PHASES, sums)
 
 
 def tiers_of(sums: NDArray[np.float64]) -> dict[str, float]:

@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.text import bytes_text, counted, duration_text, percent_text, seconds_text
+from headrace.insight.report.curves import stall_of
 from headrace.insight.report.figures import (
     PHASE_WORDS,
     TIER_WORDS,
     cause_colours,
     cause_word,
     phases_of,
-    stall_of,
     tiers_of,
 )
 from headrace.insight.report.pictures import pictures, slowest
-from headrace.pages.charts import Part, stacked, table
+from headrace.pages.charts import Part, behind, stacked, table
 from headrace.pages.html import axis_text, document, marked, safe
 from headrace.trace.format import finite
 
@@ -38,7 +38,7 @@ def report_page(run: TraceFigures) -> str:
         f'<p class="soft">{safe(_subtitle(run))}</p>',
         f"<p><strong>{safe(headline(run))}</strong></p>",
         _cards(run),
-        _verdict(run),
+        *_verdict(run),
         *pictures(run),
         slowest(run),
         *_about(run),
@@ -54,11 +54,8 @@ def headline(run: TraceFigures) -> str:
     if stall < 0.01:
         return f"Data was there in time: {percent_text(stall)} of the ranks' time went to waiting for it."
     lost = stall * len(run.ranks)
-    of = (
-        f": as if {lost:.1f} of {len(run.ranks)} ranks had stood still"
-        if len(run.ranks) > 1
-        else ""
-    )
+    many = len(run.ranks) > 1
+    of = f": as if {lost:.1f} of {len(run.ranks)} ranks had stood still" if many else ""
     return f"{percent_text(stall)} of the time went to waiting for data{of}."
 
 
@@ -106,57 +103,38 @@ def _cards(run: TraceFigures) -> str:
     return f'<ul class="cards">{drawn}</ul>' if drawn else ""
 
 
-def _verdict(run: TraceFigures) -> str:
+def _verdict(run: TraceFigures) -> Iterator[str]:
     """Why it waited, and what to do."""
     verdict, waited_s = run.verdict, run.of("waited_s")
     if verdict is None or not run.causes or waited_s <= 0:
-        return ""
+        return
     colours = cause_colours(run.causes)
     named = [
-        (cause, seconds) for cause, seconds in run.causes.items() if seconds >= 0.0005 * waited_s
+        (cause, seconds, percent_text(seconds / waited_s))
+        for cause, seconds in run.causes.items()
+        if seconds >= 0.0005 * waited_s
     ]
-    parts = [
-        Part(cause_word(cause), seconds, percent_text(seconds / waited_s), colours[cause])
-        for cause, seconds in named
-    ]
-    sections = ["<h2>Why it waited</h2>", stacked("What was waited for, by cause", parts)]
-    main = next(iter(run.causes))
-    sections.append(f"<p>{safe(main.sentence)}</p>")
+    parts = [Part(cause_word(cause), s, share, colours[cause]) for cause, s, share in named]
+    yield "<h2>Why it waited</h2>" + stacked("What was waited for, by cause", parts)
+    yield f"<p>{safe(next(iter(run.causes)).sentence)}</p>"
     if verdict.evidence:
-        sections.append(
-            "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
-        )
+        yield "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
     if verdict.action:
-        action = verdict.action[:1].upper() + verdict.action[1:].rstrip(".")
-        gain = ""
+        action = verdict.action[:1].upper() + verdict.action[1:].rstrip(".") + "."
         if verdict.gain_s > 0:
             how = f" ({verdict.gain_from})" if verdict.gain_from else ""
-            gain = (
-                f" Expected to save {seconds_text(verdict.gain_s)} of the {seconds_text(verdict.stall_s)} that "
-                f"this rank waited{how}."
-            )
-        sections.append(f"<p><strong>What to do:</strong> {marked(f'{action}.{gain}')}</p>")
-    sure = f"{100 * verdict.confidence:.0f} %"
-    sections.append(
-        f'<p class="soft">Confidence {sure}; evidence and advice are those of the rank that waited most, over '
-        "its last steps.</p>"
+            saved = f"{seconds_text(verdict.gain_s)} of the {seconds_text(verdict.stall_s)}"
+            action += f" Expected to save {saved} that this rank waited{how}."
+        yield f"<p><strong>What to do:</strong> {marked(action)}</p>"
+    yield (
+        f'<p class="soft">Confidence {100 * verdict.confidence:.0f} %; evidence and advice are those of the '
+        "rank that waited most, over its last steps.</p>"
     )
     rows = [
-        (
-            cause_word(cause),
-            duration_text(seconds),
-            percent_text(seconds / waited_s),
-            cause.sentence,
-        )
-        for cause, seconds in named
+        (cause_word(cause), duration_text(s), share, cause.sentence) for cause, s, share in named
     ]
-    behind = table(["cause", "waited", "of the wait", "what that means"], rows)
-    sections.append(
-        "<details><summary>As a table</summary>"
-        + behind.replace("<table>", '<table class="words">', 1)
-        + "</details>"
-    )
-    return "".join(sections)
+    heads = ["cause", "waited", "of the wait", "what that means"]
+    yield behind(table(heads, rows, words=True))
 
 
 def _about(run: TraceFigures) -> Iterator[str]:
@@ -165,10 +143,7 @@ def _about(run: TraceFigures) -> Iterator[str]:
         yield "<h2>What the traces lack</h2><ul>"
         yield "".join(f"<li>{safe(note)}</li>" for note in run.notes) + "</ul>"
     yield "<h2>What ran</h2>"
-    rows: list[tuple[str, object]] = [
-        ("folder", run.path),
-        ("headrace", run.facts.get("headrace", "-")),
-    ]
+    rows = [("folder", run.path), ("headrace", run.facts.get("headrace", "-"))]
     command = run.facts.get("command")
     if isinstance(command, list):
         rows.append(("command", " ".join(map(str, command[:200]))))
@@ -179,15 +154,12 @@ def _about(run: TraceFigures) -> Iterator[str]:
         about = loader.about
         what = f"{about.source}: {about.samples:,} samples, batch {about.batch_size}, {_order(about.order)}"
         rows.append((f"loader {number}", f"{what}, {about.framework or 'headrace'}"))
-        phases = [
-            f"{PHASE_WORDS[p]} {duration_text(s)}"
-            for p, s in phases_of(loader.total).items()
-            if s > 0
-        ]
-        rows.append((f"loader {number} waited", ", ".join(phases) or "not at all"))
+        spent = [(p, s) for p, s in phases_of(loader.total).items() if s > 0]
+        phases = ", ".join(f"{PHASE_WORDS[p]} {duration_text(s)}" for p, s in spent)
+        rows.append((f"loader {number} waited", phases or "not at all"))
     rows.append(("data", f"fingerprint {run.main.about.fingerprint or '-'}" if run.main else "-"))
     rows.append(("traces", f"{run.traces} files"))
-    yield table(["what", "value"], rows).replace("<table>", '<table class="words">', 1)
+    yield table(["what", "value"], rows, words=True)
 
 
 def _order(order: Any) -> str:
@@ -233,7 +205,7 @@ def report_lines(run: TraceFigures) -> Iterator[str]:
         yield f"The tuner made {counted(len(run.decisions), 'decision')}; the last:"
         first, _ = run.span_s
         for one in run.decisions[-_DECISIONS_SHOWN:]:
-            at = duration_text(max(0.0, one.at_s - first))
+            at = duration_text(max(0.0, one.at_unix_s - first))
             yield f"  after {at}, rank {one.rank}: {one.action} {one.change}: {one.reason}".replace(
                 " : ", ": "
             )
@@ -307,12 +279,6 @@ def report_document(run: TraceFigures) -> dict[str, Any]:
             {"rank": rank.about.rank, "host": rank.about.host, "stall": stall_of(rank.total)}
             for rank in run.ranks
         ],
-        "decisions": [
-            {
-                "at_unix_s": one.at_s, "rank": one.rank, "action": one.action, "change": one.change,
-                "reason": one.reason, "evidence": one.evidence,
-            }
-            for one in run.decisions
-        ],
+        "decisions": [one._asdict() for one in run.decisions],
         "notes": run.notes,
     }  # fmt: skip
