@@ -131,7 +131,7 @@ def record(
 
 def _tell_recorded(done: Recording, report: str | None, *, quiet: bool) -> None:
     """What came of it, on stderr: stdout is the program's."""
-    from headrace.insight.record.text import document_of, lines_of
+    from headrace.insight.record.recording import document_of, lines_of
 
     if report is not None:
         text = json.dumps(document_of(done), indent=2, default=plain)

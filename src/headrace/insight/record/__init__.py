@@ -4,6 +4,5 @@
 * data: which of them are the data set, its samples, and checkpoints
 * rhythm: workers, batches, and how long a step computes; headrace's own loaders tell exactly
 * job: all of it, its epochs and their order, with how sure it is
-* text: a job as YAML, as lines and as JSON
-* recording: from a command to the files
+* recording: from a command to the files; a job as YAML, as lines and as JSON
 """

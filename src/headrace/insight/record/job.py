@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.insight.record.log import ProcessLog
     from headrace.insight.record.rhythm import Rhythm
 
+
 _SEQUENTIAL: Final = 0.9
 _IN_SHARDS: Final = 0.8
 
@@ -158,7 +159,7 @@ class RecordedJob:
 
 def job_of(
     logs: Sequence[ProcessLog], *, command: Sequence[str], cwd: str, roots: Sequence[str] = (),
-    processors: int = 1, wall_s: float = 0.0, exact: Rhythm | None = None,
+    processors: int = 1, wall_s: float = 0.0, exact: Rhythm | None = None
 ) -> RecordedJob:  # fmt: skip
     """What logs say of a job; without roots the data set is found, without `exact` the steps are inferred.
 

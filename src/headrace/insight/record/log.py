@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+
 SLOT: Final = np.dtype(
     [
         ("kind", "u1"), ("flags", "u1"), ("text_bytes", "<u2"), ("thread", "<u4"),
@@ -111,64 +112,55 @@ def read_log(path: Path) -> ProcessLog:
     """
     try:
         size = path.stat().st_size
-        if not _HEADER_BYTES <= size <= _LOG_BYTES_MAX:
-            raise _damaged(path, f"has {size:,} bytes", f"{_HEADER_BYTES:,} to {_LOG_BYTES_MAX:,}")
-        raw = np.fromfile(path, np.uint8)
+        raw = np.fromfile(path, np.uint8) if _HEADER_BYTES <= size <= _LOG_BYTES_MAX else None
     except OSError as e:
         raise RecordError(f"{path} cannot be read: {e.strerror}.", path=str(path)) from e
+    if raw is None:
+        raise _damaged(path, f"has {size:,} bytes", f"{_HEADER_BYTES:,} to {_LOG_BYTES_MAX:,}")
     header = raw[: _HEADER.itemsize].view(_HEADER)[0]
     if int(header["magic"]) != _MAGIC:
         raise _damaged(path, "does not begin as a log does", "hrdrlog1")
     if int(header["version"]) != _VERSION:
         raise _damaged(path, f"has version {header['version']}", f"version {_VERSION}")
-    slots = _slots(raw[_HEADER_BYTES:], int(header["used"]))
-    is_text = slots["kind"] == CallKind.TEXT
-    known = (slots["kind"] >= CallKind.OPEN) & (slots["kind"] <= CallKind.WAIT)
-    at = np.flatnonzero(known & _makes_sense(slots))
+    # Whole windows, each of whole slots, as far as they were used.
+    windows = raw[_HEADER_BYTES:][: (len(raw) - _HEADER_BYTES) // _WINDOW_BYTES * _WINDOW_BYTES]
+    whole = windows.reshape(-1, _WINDOW_BYTES)[:, : _WINDOW_SLOTS * SLOT.itemsize]
+    slots = whole.reshape(-1).view(SLOT)[: int(header["used"])]
+    at = np.flatnonzero(_makes_sense(slots))
     begin, most = _COMMAND
     words = raw[begin : begin + min(int(header["command_bytes"]), most)].tobytes()
     return ProcessLog(
         process=int(header["process"]), parent=int(header["parent"]),
         command=tuple(map(os.fsdecode, words.rstrip(b"\0").split(b"\0"))),
-        slots=slots[at], text_of=_texts(slots, at, is_text), lost=int(header["lost"]),
+        slots=slots[at], text_of=_texts(slots, at), lost=int(header["lost"]),
         spent_s=(int(header["spent_ns"]) + 2 * int(header["clock_ns"]) * len(at)) / 1e9,
         blind=int(header["blind"]),
     )  # fmt: skip
 
 
 def _makes_sense(slots: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Without what no call can have had: sums of such numbers would leave their types."""
-    seconds, begin = slots["seconds"], slots["begin_ns"]
-    sound: NDArray[np.bool_] = np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
+    """Calls, without what none can have had: sums of such numbers would leave their types."""
+    kind, seconds, begin = slots["kind"], slots["seconds"], slots["begin_ns"]
+    sound: NDArray[np.bool_] = (kind >= CallKind.OPEN) & (kind <= CallKind.WAIT)
+    sound &= np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
     sound &= (begin >= 0) & (begin < _NS_MAX)
     for name in ("offset", "nbytes"):
         sound &= (slots[name] >= -_SIZE_MAX) & (slots[name] <= _SIZE_MAX)
     return sound
 
 
-def _slots(raw: NDArray[np.uint8], used: int) -> NDArray[np.void]:
-    windows = len(raw) // _WINDOW_BYTES
-    whole = raw[: windows * _WINDOW_BYTES].reshape(windows, _WINDOW_BYTES)
-    kept = whole[:, : _WINDOW_SLOTS * SLOT.itemsize].reshape(-1).view(SLOT)
-    return kept[: min(used, len(kept))]
-
-
-def _texts(
-    slots: NDArray[np.void], at: NDArray[np.intp], is_text: NDArray[np.bool_]
-) -> dict[int, str]:
+def _texts(slots: NDArray[np.void], at: NDArray[np.intp]) -> dict[int, str]:
     """Paths by the place of their slot among those at `at`; one that is not whole is left out."""
     texts: dict[int, str] = {}
-    lengths = slots["text_bytes"][at].tolist()
+    is_text = slots["kind"] == CallKind.TEXT
     data = np.ascontiguousarray(slots).view(np.uint8).reshape(-1, SLOT.itemsize)
+    lengths = slots["text_bytes"][at].tolist()
     for number, (place, length) in enumerate(zip(at.tolist(), lengths, strict=True)):
         count = -(-length // _TEXT_BYTES)
-        if not length or count > _TEXT_SLOTS_MAX:
-            continue
-        end = place + 1 + count
-        if end > len(slots) or not is_text[place + 1 : end].all():
-            continue
-        text = data[place + 1 : end, SLOT.itemsize - _TEXT_BYTES :].tobytes()[:length]
-        texts[number] = os.fsdecode(text)
+        first, end = place + 1, place + 1 + count
+        if 0 < count <= _TEXT_SLOTS_MAX and end <= len(slots) and is_text[first:end].all():
+            text = data[first:end, SLOT.itemsize - _TEXT_BYTES :].tobytes()
+            texts[number] = os.fsdecode(text[:length])
     return texts
 
 
@@ -181,11 +173,7 @@ def _damaged(path: Path, what: str, expected: str) -> RecordError:
 
 @dataclass(slots=True)
 class Range:
-    """Bytes that were read one after the other.
-
-    Attributes:
-        seconds: within the calls.
-    """
+    """Bytes that were read one after the other; `seconds` were spent within the calls."""
 
     start: int
     end: int
@@ -206,6 +194,7 @@ class Visit:
     path: str
     process: int
     begin_ns: int
+    end_ns: int
     open_s: float
     size: int
     flags: int
@@ -214,7 +203,6 @@ class Visit:
     read_s: float = 0.0
     written: int = 0
     synced: bool = False
-    end_ns: int = 0
     mapped: int = 0
 
     @property
@@ -222,39 +210,20 @@ class Visit:
         """Whether it was opened so that it may be changed."""
         return bool(self.flags & Flag.FOR_WRITING)
 
-    def note(  # noqa: PLR0917 - a slot's fields
-        self, kind: int, offset: int, nbytes: int, begin_ns: int, seconds: float, thread: int
-    ) -> None:
-        """Note a call."""
-        if kind == CallKind.READ:
-            start = self.position if offset < 0 else offset
-            self._read(start, nbytes, begin_ns, seconds, thread)
-            if offset < 0 and nbytes > 0:
-                self.position = start + nbytes
-        elif kind in {CallKind.WRITE, CallKind.SYNC}:
-            self.written += max(0, nbytes) if kind == CallKind.WRITE else 0
-            self.synced = self.synced or kind == CallKind.SYNC
-            self.end_ns = begin_ns + int(seconds * 1e9)
-        elif kind == CallKind.SEEK:
-            self.position = offset
-        elif kind == CallKind.MAP:
-            self.mapped = max(self.mapped, min(nbytes, max(0, self.size - offset)))
-
-    def _read(self, start: int, nbytes: int, begin_ns: int, seconds: float, thread: int) -> None:
-        end_ns = begin_ns + int(seconds * 1e9)
-        self.end_ns = max(self.end_ns, end_ns)
-        self.read_s += seconds
-        if nbytes <= 0:  # the file's end, or an error
-            return
+    def read(self, offset: int, nbytes: int, begin_ns: int, seconds: float, thread: int) -> None:
+        """Note bytes that were read at an offset; -1: at the file's position."""
+        start = self.position if offset < 0 else offset
+        end, end_ns = start + nbytes, begin_ns + int(seconds * 1e9)
+        if offset < 0:
+            self.position = end
         last = self.ranges[-1] if self.ranges else None
         if last is not None and last.start <= start <= last.end:
-            last.end = max(last.end, start + nbytes)
-            last.end_ns, last.seconds = end_ns, last.seconds + seconds
+            last.end, last.end_ns, last.seconds = max(last.end, end), end_ns, last.seconds + seconds
         else:
-            self.ranges.append(Range(start, start + nbytes, begin_ns, end_ns, seconds, thread))
+            self.ranges.append(Range(start, end, begin_ns, end_ns, seconds, thread))
 
 
-def visits_of(log: ProcessLog) -> list[Visit]:
+def visits_of(log: ProcessLog) -> list[Visit]:  # noqa: C901 - a case for each kind of call
     """All visits of a process, in the order of their opens."""
     visits: list[Visit] = []
     open_now: dict[int, Visit] = {}
@@ -262,20 +231,29 @@ def visits_of(log: ProcessLog) -> list[Visit]:
     columns = (log.slots[name].tolist() for name in names)
     for number, slot in enumerate(zip(*columns, strict=True)):
         kind, flags, thread, begin_ns, offset, nbytes, seconds, fd = slot
+        end_ns = begin_ns + int(seconds * 1e9)
+        visit = open_now.get(fd)
         if kind == CallKind.OPEN:
-            path = log.text_of.get(number)
-            if path is None:
-                open_now.pop(fd, None)
-                continue
-            visit = Visit(path, log.process, begin_ns, seconds, nbytes, flags, max(0, offset))
-            visit.end_ns = begin_ns + int(seconds * 1e9)
-            visits.append(visit)
-            open_now[fd] = visit
+            open_now.pop(fd, None)
+            if (path := log.text_of.get(number)) is not None:
+                times = begin_ns, end_ns, seconds
+                open_now[fd] = Visit(path, log.process, *times, nbytes, flags, max(0, offset))
+                visits.append(open_now[fd])
+        elif visit is None:
             continue
-        if (now := open_now.get(fd)) is None:
-            continue
-        if kind == CallKind.CLOSE:
+        elif kind == CallKind.CLOSE:
             del open_now[fd]
-        else:
-            now.note(kind, offset, nbytes, begin_ns, seconds, thread)
+        elif kind == CallKind.READ:
+            visit.end_ns = max(visit.end_ns, end_ns)
+            visit.read_s += seconds
+            if nbytes > 0:  # else the file's end, or an error
+                visit.read(offset, nbytes, begin_ns, seconds, thread)
+        elif kind in {CallKind.WRITE, CallKind.SYNC}:
+            visit.end_ns = end_ns
+            visit.written += max(0, nbytes) * (kind == CallKind.WRITE)
+            visit.synced |= kind == CallKind.SYNC
+        elif kind == CallKind.SEEK:
+            visit.position = offset
+        elif kind == CallKind.MAP:
+            visit.mapped = max(visit.mapped, min(nbytes, max(0, visit.size - offset)))
     return visits

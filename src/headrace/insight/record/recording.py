@@ -1,22 +1,28 @@
-"""Recording: from a command to a workload's YAML and its sidecar.
+"""Recording: from a command to a workload's YAML and its sidecar; what came of it in lines and as JSON.
 
 What is recorded lies in a folder beside the output (`job.yaml.part`) until the two files are written. A
-recording that was cut off leaves that folder, and `finish` makes of it what can be made.
+recording that was cut off leaves that folder, and `finish` makes of it what can be made. DLIO and `bench run`
+accept the YAML. What is a measurement and what is a guess stands beside each value. Exact requests lie in the
+sidecar (`headrace.recorded`), which DLIO does not look at.
 """
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from headrace.base.text import bytes_text, counted, labelled
 from headrace.errors import RecordError
 from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
 from headrace.insight.record.rhythm import exact_rhythm
-from headrace.insight.record.text import workload_text
 from headrace.posix.launch import (
     RUN,
     RUN_FILE,
@@ -25,10 +31,14 @@ from headrace.posix.launch import (
     RecordedRun,
     record_program,
 )
+from headrace.recorded import SPLITS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from numpy.typing import NDArray
+
+    from headrace.insight.record.data import Saves
     from headrace.insight.record.job import RecordedJob
 
 _LOG_BYTES: Final = 1 << 30
@@ -185,3 +195,273 @@ def _read_run(part: Path) -> RecordedRun:
             ended.integer("status", 0, _NUMBER_MAX), ended.integer("signal", 0, _NUMBER_MAX)
         )
     return run
+
+
+# -- workload ----------------------------------------------------------------------------------------
+
+_PREPROCESS_S_LEAST: Final = 20e-6
+_WHOLE: Final = 0.9
+"""Of the longest epoch's reads: one with fewer was cut off."""
+
+
+def workload_text(job: RecordedJob, name: str, sidecar: str) -> str:
+    """The YAML of a workload; `sidecar`: the file of exact requests, relative to it."""
+    lines = [
+        "# A training job's reads, recorded by `headrace record`.",
+        f"# Command: {_safe(shlex.join(job.command))}",
+        f"# Its files lie in {_safe(job.root)}",
+        "# Run it elsewhere:  headrace bench run --workload THIS --data-folder DIR --generate",
+    ]
+    ranks, saves = job.rhythm.ranks, job.saves
+    if ranks > 1:
+        lines.append(f"# {ranks} training processes read together: add -n {ranks}")
+    framework = job.framework if job.framework in {"pytorch", "tensorflow"} else "pytorch"
+    lines += ["", f"framework: {framework}"]
+    valid = int((job.recorded.file_split == SPLITS.index("valid")).sum())
+    model: _Rows = [("name", name, "")]
+    if saves is not None:
+        model += [("model_size_bytes", saves.nbytes, f"{saves.count} checkpoints were written")]
+    workflow: _Rows = [
+        ("generate_data", False, ""), ("train", True, ""),
+        ("evaluation", bool(valid), ""), ("checkpoint", saves is not None, ""),
+    ]  # fmt: skip
+    for section, rows in (
+        ("model", model), ("workflow", workflow), ("dataset", _dataset(job, sidecar, valid)),
+        ("reader", _reader(job, valid)), ("train", _train(job)),
+        ("evaluation", [("eval_time", 0.0, "not known")] if valid else []),
+        ("checkpoint", _checkpoint(job, saves) if saves is not None else []),
+    ):  # fmt: skip
+        lines += ["", f"{section}:"] if rows else []
+        lines += [f"  {key}: {_yaml(value)}{'  # ' * bool(why)}{why}" for key, value, why in rows]
+    return "\n".join(lines) + "\n"
+
+
+_Rows = list[tuple[str, Any, str]]
+"""Key, value, and how that is known."""
+
+
+def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:
+    recorded = job.recorded
+    train = recorded.file_split[recorded.sample_file] == 0
+    files = int((recorded.file_split == 0).sum())
+    sizes = recorded.sample_bytes[train]
+    counts = np.bincount(recorded.sample_file[train], minlength=len(recorded.names))
+    even = len(set(counts[recorded.file_split == 0].tolist())) == 1
+    image = job.format in ("jpeg", "png")
+    each = 1 if image else max(1, round(len(sizes) / max(1, files)))
+    name = job.root.rstrip("/").rsplit("/", 1)[-1]
+    if not (name.isascii() and name.replace("-", "").replace("_", "").isalnum()):
+        name = "recorded"
+    rows: _Rows = [
+        ("data_folder", f"./data/{name}", ""),
+        ("format", job.format, f"by {job.format_by}"),
+        ("num_files_train", files, "that were read"),
+        ("num_samples_per_file", each, "" if even or image else "on average"),
+        ("record_length_bytes", round(float(sizes.mean()), 2), "mean of a sample"),
+    ]
+    if sizes.std() >= 1:
+        rows += [("record_length_bytes_stdev", round(float(sizes.std()), 2), "")]
+    if valid:
+        rows += [("num_files_eval", valid, "")]
+    return [*rows, ("requests", sidecar, "exact sizes and order; headrace's own key")]
+
+
+def _reader(job: RecordedJob, valid: int) -> _Rows:
+    rhythm, shuffle = job.rhythm, job.statistics.shuffle
+    sure = {
+        "trace": "exact: from the loader", "messages": "from what workers sent",
+        "bursts": "from pauses between reads", "none": "not known",
+    }[rhythm.source]  # fmt: skip
+    if rhythm.source in ("messages", "bursts"):
+        sure += f"; {rhythm.batch_fits:.0%} of the reads agree"
+    order = f"order against names: correlation {job.statistics.correlation:+.2f}"
+    if (same := job.statistics.same_each_epoch) is not None:
+        order += ", the same in every epoch" if same else ", new in every epoch"
+    threads = rhythm.workers or (rhythm.threads if rhythm.threads > 1 else 0)
+    rows: _Rows = [
+        ("data_loader", "tensorflow" if job.framework == "tensorflow" else "pytorch", ""),
+        ("batch_size", rhythm.batch, sure),
+        (
+            "read_threads",
+            threads,
+            "processes that read" if rhythm.workers else "0: reads by itself",
+        ),
+        ("file_shuffle", "seed" if shuffle == "files" else "off", ""),
+        ("sample_shuffle", "seed" if shuffle == "samples" else "off", order),
+    ]
+    if valid:
+        rows += [("batch_size_eval", rhythm.batch, "as in training")]
+    mean = float(rhythm.decode_s.mean()) if len(rhythm.decode_s) else 0.0
+    if mean >= _PREPROCESS_S_LEAST:
+        rows += [("preprocess_time", _times(rhythm.decode_s), "between reads, per sample")]
+    if job.direct:
+        rows += [("odirect", True, "")]
+    return rows
+
+
+def _train(job: RecordedJob) -> _Rows:
+    rhythm = job.rhythm
+    reads = np.diff(job.recorded.epoch_starts)
+    whole = max(1, int((reads >= _WHOLE * reads.max(initial=0)).sum()))
+    cut = whole < job.recorded.epochs
+    rows: _Rows = [("epochs", whole, "whole ones; the record has part of another" if cut else "")]
+    if len(rhythm.compute_s):
+        stall = float(rhythm.wait_s.sum() / max(1e-9, (rhythm.wait_s + rhythm.compute_s).sum()))
+        why = f"{len(rhythm.compute_s):,} steps; waiting for data took {stall:.0%} of the time"
+        rows += [("computation_time", _times(rhythm.compute_s), why)]
+    else:
+        rows += [("computation_time", 0.0, "not known: set it")]
+    if job.statistics.same_each_epoch:
+        rows += [("seed_change_epoch", False, "")]
+    return rows
+
+
+def _checkpoint(job: RecordedJob, saves: Saves) -> _Rows:
+    rows: _Rows = [("fsync", saves.synced, "")]
+    rhythm, epochs = job.rhythm, max(1, job.recorded.epochs)
+    if saves.count > epochs and rhythm.step_s > 0:
+        gap_s = float(np.median(np.diff(saves.begin_ns))) / 1e9
+        steps = max(1, round((gap_s - saves.seconds) / rhythm.step_s))
+        rows += [("steps_between_checkpoints", steps, f"one about every {gap_s:.1f} s")]
+    else:
+        rows += [("epochs_between_checkpoints", max(1, epochs // max(1, saves.count)), "")]
+    return rows
+
+
+def _times(values: NDArray[np.float64]) -> dict[str, float]:
+    return {"mean": float(f"{values.mean():.6g}"), "stdev": float(f"{values.std():.6g}")}
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_yaml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, float):
+        return format(value, ".10g")
+    # Words such as off are none to YAML 1.1 without their quotes.
+    return json.dumps(value) if isinstance(value, str) else str(value)
+
+
+def _safe(text: str) -> str:
+    """In a comment: no character that could end its line."""
+    return json.dumps(text)[1:-1].replace('\\"', '"')
+
+
+# -- lines and JSON --------------------------------------------------------------------------------------------
+
+
+def lines_of(recording: Recording) -> Iterator[str]:
+    """What a person wants to know, a line each, not more than 80 columns where numbers allow."""
+    job, ended = recording.job, recording.run.ended
+    if recording.cut_off:
+        yield "cut off: the recording did not see the end; this is what it saw"
+    elif ended is not None and ended.signal:
+        yield f"the command was ended by signal {ended.signal}; this is what it did until then"
+    elif ended is not None and ended.status:
+        yield f"the command failed (exit status {ended.status}); this is what it did until then"
+    if job is not None:
+        sidecar = recording.sidecar.name if recording.sidecar is not None else "no sidecar"
+        yield from _of(job)
+        yield f"wrote     {recording.output}, and {sidecar} with the exact requests"
+        yield f"next      headrace bench run --workload {recording.output} \\"
+        yield "              --data-folder DIR --generate      (its reads, in DIR)"
+        yield f"          headrace whatif {recording.output} --storage lustre --gpu-speed 2x"
+    for note in recording.run.notes:
+        yield from labelled("note", note, width=78)
+
+
+def _of(job: RecordedJob) -> Iterator[str]:
+    recorded, s = job.recorded, job.statistics
+    sizes = recorded.sample_bytes
+    train = int((recorded.file_split == 0).sum())
+    valid = len(recorded.names) - train
+    files = f"{train:,} files" + (f" and {valid:,} of evaluation" if valid else "")
+    total = bytes_text(float(recorded.file_bytes.sum()))
+    yield f"data      {files}, {total}, {job.format} (by {job.format_by})"
+    yield f"          in {job.root}"
+    yield (
+        f"samples   {len(sizes):,}, of {bytes_text(float(sizes.mean()))} on average "
+        f"(stdev {bytes_text(float(sizes.std()))})"
+    )
+    new = {None: "", True: ", the same in each", False: ", new in each"}[s.same_each_epoch]
+    words = {"samples": "shuffled", "files": "files shuffled", "none": "in order"}[s.shuffle]
+    each = len(recorded.order) // max(1, recorded.epochs)
+    yield f"order     {counted(recorded.epochs, 'epoch')} of about {each:,} reads, {words}{new}"
+    yield from _rhythm(job)
+    if job.saves is not None:
+        yield (
+            f"saves     {job.saves.count} checkpoints of {bytes_text(job.saves.nbytes)}, "
+            f"{job.saves.seconds:.2f} s each"
+        )
+    processes = max(1, job.rhythm.ranks * (1 + job.rhythm.workers))
+    share = job.overhead_s / max(1e-9, job.wall_s * processes)
+    yield (
+        f"cost      logging {job.calls:,} calls took {job.overhead_s:.2f} s"
+        + (f" ({share:.1%} of the run)" if job.wall_s else "")
+    )
+    for note in job.notes:
+        yield from labelled("note", note, width=78)
+
+
+def _rhythm(job: RecordedJob) -> Iterator[str]:
+    rhythm = job.rhythm
+    ranks = f"{rhythm.ranks} training processes, each with " if rhythm.ranks > 1 else ""
+    who = counted(rhythm.workers, "worker") if rhythm.workers else "no workers"
+    if rhythm.source == "none":
+        yield f"batch     not known; {ranks}{who}"
+        return
+    how = {"trace": "exact", "messages": "from what workers sent", "bursts": "from pauses"}
+    sure = f", {rhythm.batch_fits:.0%} of the reads agree" if rhythm.source != "trace" else ""
+    yield f"batch     {rhythm.batch} ({how[rhythm.source]}{sure}); {ranks}{who}"
+    if len(rhythm.compute_s):
+        wait, total = rhythm.wait_s.sum(), (rhythm.wait_s + rhythm.compute_s).sum()
+        yield (
+            f"steps     {len(rhythm.compute_s):,} seen: computing {_ms(rhythm.compute_s)}; "
+            f"{wait / max(1e-9, total):.1%} waiting"
+        )
+    if len(rhythm.decode_s):
+        yield f"decode    {_ms(rhythm.decode_s)} a sample, between its reads"
+
+
+def _ms(values: Any) -> str:
+    return f"{np.mean(values) * 1e3:.2f} ms (stdev {np.std(values) * 1e3:.2f})"
+
+
+def document_of(recording: Recording) -> dict[str, Any]:
+    """The same for JSON."""
+    job, run = recording.job, recording.run
+    document: dict[str, Any] = {
+        "command": run.command, "ended": None if run.ended is None else asdict(run.ended),
+        "cut_off": recording.cut_off, "unseen": run.unseen, "wall_s": run.wall_s,
+        "notes": [*run.notes, *(job.notes if job else ())],
+        "error": None if recording.why is None else str(recording.why),
+        "output": None if job is None else str(recording.output),
+        "sidecar": None if recording.sidecar is None else str(recording.sidecar),
+    }  # fmt: skip
+    if job is None:
+        return document
+    recorded, rhythm, saves, sizes = job.recorded, job.rhythm, job.saves, job.recorded.sample_bytes
+    document["job"] = {
+        "root": job.root, "files": len(recorded.names), "bytes": int(recorded.file_bytes.sum()),
+        "samples": len(sizes), "sample_bytes_mean": float(sizes.mean()),
+        "sample_bytes_stdev": float(sizes.std()), "format": job.format, "format_by": job.format_by,
+        "framework": job.framework, "epochs": recorded.epochs, "reads": len(recorded.order),
+        "shuffle": job.statistics.shuffle, "order_correlation": job.statistics.correlation,
+        "same_each_epoch": job.statistics.same_each_epoch, "batch": rhythm.batch,
+        "batch_by": rhythm.source, "batch_fits": rhythm.batch_fits, "workers": rhythm.workers,
+        "ranks": rhythm.ranks, "steps": len(rhythm.compute_s),
+        "compute_s": _mean(rhythm.compute_s), "wait_s": _mean(rhythm.wait_s),
+        "decode_s": _mean(rhythm.decode_s), "collate_s": rhythm.collate_s,
+        "checkpoints": None if saves is None else {
+            "count": saves.count, "bytes": saves.nbytes, "seconds": saves.seconds,
+            "synced": saves.synced,
+        },
+        "recording": {"calls": job.calls, "seconds": job.overhead_s, "lost": job.lost, "blind": job.blind},
+        "left_out": job.left_out,
+    }  # fmt: skip
+    return document
+
+
+def _mean(values: Any) -> float | None:
+    return float(np.mean(values)) if len(values) else None

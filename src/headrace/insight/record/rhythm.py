@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from headrace.insight.record.log import ProcessLog
     from headrace.trace import RankTrace
 
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Rows = NDArray[np.void]
+    Bools = NDArray[np.bool_]
+
 _HEADER_BYTES: Final = 4
 """What `multiprocessing` sends before a message."""
 _SPAWNED: Final = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
@@ -61,9 +66,9 @@ class Rhythm:
     workers: int
     threads: int
     ranks: int
-    compute_s: NDArray[np.float64]
-    wait_s: NDArray[np.float64]
-    decode_s: NDArray[np.float64]
+    compute_s: Floats
+    wait_s: Floats
+    decode_s: Floats
     collate_s: float
     waits_seen: bool
     hand_s: float = 0.0
@@ -76,18 +81,15 @@ class Rhythm:
 
 
 def trainers_of(
-    logs: Mapping[int, ProcessLog], reads: NDArray[np.void], trained: frozenset[int] = frozenset()
-) -> NDArray[np.int64]:
+    logs: Mapping[int, ProcessLog], reads: Rows, trained: frozenset[int] = frozenset()
+) -> Ints:
     """The training process that each read was for, int64 (reads,); `trained`: those that told that they are."""
     parents = {p: _trainer_of(p, logs, trained) for p in set(reads["process"].tolist())}
     return np.array([parents[p] for p in reads["process"].tolist()], np.int64)
 
 
 def rhythm_of(
-    logs: Mapping[int, ProcessLog],
-    reads: NDArray[np.void],
-    trainer_of: NDArray[np.int64],
-    epoch_of: NDArray[np.int64],
+    logs: Mapping[int, ProcessLog], reads: Rows, trainer_of: Ints, epoch_of: Ints
 ) -> Rhythm:
     """Find the rhythm of reads, of which the training process and the epoch are known."""
     trainers = Counter(trainer_of.tolist())
@@ -99,9 +101,7 @@ def rhythm_of(
     return _of_bursts(reads, epoch_of, mine, len(trainers))
 
 
-def workers_of(
-    reads: NDArray[np.void], trainer_of: NDArray[np.int64], epoch_of: NDArray[np.int64]
-) -> int:
+def workers_of(reads: Rows, trainer_of: Ints, epoch_of: Ints) -> int:
     """How many processes read for each training process, in an epoch; 0: it reads by itself."""
     theirs = reads["process"] != trainer_of
     pairs = set(zip(epoch_of[theirs].tolist(), trainer_of[theirs].tolist(),
@@ -133,11 +133,7 @@ def _trainer_of(process: int, logs: Mapping[int, ProcessLog], trained: frozenset
 
 
 def _of_messages(
-    logs: Mapping[int, ProcessLog],
-    reads: NDArray[np.void],
-    epoch_of: NDArray[np.int64],
-    mine: NDArray[np.bool_],
-    of: tuple[int, int],
+    logs: Mapping[int, ProcessLog], reads: Rows, epoch_of: Ints, mine: Bools, of: tuple[int, int]
 ) -> Rhythm:
     """Of (a training process, one of so many)."""
     trainer, ranks = of
@@ -166,9 +162,9 @@ def _of_messages(
     )  # fmt: skip
 
 
-def _through_pipes(slots: NDArray[np.void], kind: CallKind) -> NDArray[np.bool_]:
+def _through_pipes(slots: Rows, kind: CallKind) -> Bools:
     """Queues are pipes; through sockets go descriptors of shared memory."""
-    through: NDArray[np.bool_] = (slots["kind"] == kind) & (slots["flags"] & Flag.SOCKET == 0)
+    through: Bools = (slots["kind"] == kind) & (slots["flags"] & Flag.SOCKET == 0)
     return through
 
 
@@ -187,18 +183,18 @@ def _batch_size(reads: int, sent: int, sizes: list[int]) -> int:
     return max(1, usual if usual >= 0.8 * mean else round(mean))
 
 
-def _sent(log: ProcessLog) -> NDArray[np.int64]:
+def _sent(log: ProcessLog) -> Ints:
     """When a worker sent its batches: writes to the pipe that it wrote to most often."""
     slots = log.slots
     some = _through_pipes(slots, CallKind.PIPE_WRITE) & (slots["nbytes"] > _HEADER_BYTES)
     if not some.any():
         return np.zeros(0, np.int64)
     fds = slots["fd"][some]
-    times: NDArray[np.int64] = np.sort(slots["begin_ns"][some][fds == _usual(fds)])
+    times: Ints = np.sort(slots["begin_ns"][some][fds == _usual(fds)])
     return times
 
 
-def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
+def _received(log: ProcessLog | None) -> tuple[Ints, Ints, bool]:
     """When batches came, and the waits of the thread that took them: (begin, end) rows.
 
     Returns:
@@ -216,14 +212,14 @@ def _received(log: ProcessLog | None) -> tuple[NDArray[np.int64], NDArray[np.int
     return np.sort(slots["begin_ns"][taken]), _waits(slots, thread), thread == log.process
 
 
-def _waits(slots: NDArray[np.void], thread: int) -> NDArray[np.int64]:
+def _waits(slots: Rows, thread: int) -> Ints:
     """When a thread waited: (begin, end) rows, in ns."""
     waits = slots[(slots["kind"] == CallKind.WAIT) & (slots["thread"] == thread)]
     ends = waits["begin_ns"] + (waits["seconds"] * _NS).astype(np.int64)
     return np.stack([waits["begin_ns"], ends], axis=1)
 
 
-def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.float64]:
+def _hands(log: ProcessLog | None, received: Ints) -> Floats:
     """How long each batch's shared memory was being handed over, in ns: through sockets, right behind it."""
     hands = np.zeros(len(received))
     if log is None or not len(received):
@@ -243,7 +239,7 @@ def _hands(log: ProcessLog | None, received: NDArray[np.int64]) -> NDArray[np.fl
     return hands
 
 
-def _waited_in(waits: NDArray[np.int64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
+def _waited_in(waits: Ints, begins: Ints) -> Floats:
     """What waits, (begin, end) rows in ns, took that began between each of some moments and the next."""
     waited = np.zeros(len(begins))
     at = np.searchsorted(begins, waits[:, 0], "right") - 1
@@ -252,11 +248,8 @@ def _waited_in(waits: NDArray[np.int64], begins: NDArray[np.int64]) -> NDArray[n
 
 
 def _steps(
-    received: NDArray[np.int64],
-    waits: NDArray[np.int64],
-    hands: NDArray[np.float64],
-    starts: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    received: Ints, waits: Ints, hands: Floats, starts: Ints
+) -> tuple[Floats, Floats, float]:
     """What each step computed and waited, and its handing over; not those in which an epoch began."""
     if len(received) < 2:
         return np.zeros(0), np.zeros(0), 0.0
@@ -271,8 +264,8 @@ def _steps(
 
 
 def _between(
-    reads: NDArray[np.void], mine: NDArray[np.bool_], batch: int, logs: Mapping[int, ProcessLog]
-) -> tuple[NDArray[np.float64], float]:
+    reads: Rows, mine: Bools, batch: int, logs: Mapping[int, ProcessLog]
+) -> tuple[Floats, float]:
     """What workers did between reads: per sample, and per batch besides; waits for work are taken out."""
     inner: list[float] = []
     outer: list[float] = []
@@ -295,9 +288,7 @@ def _between(
 # -- a process that reads by itself ----------------------------------------------------------------------
 
 
-def _of_bursts(
-    reads: NDArray[np.void], epoch_of: NDArray[np.int64], mine: NDArray[np.bool_], ranks: int
-) -> Rhythm:
+def _of_bursts(reads: Rows, epoch_of: Ints, mine: Bools, ranks: int) -> Rhythm:
     rows = np.flatnonzero(mine)
     begin, end = reads["begin_ns"][rows], np.maximum.accumulate(reads["end_ns"][rows])
     gaps = np.maximum(begin[1:] - end[:-1], 0) / _NS
@@ -320,9 +311,7 @@ def _of_bursts(
     )  # fmt: skip
 
 
-def _bursts(
-    gaps: NDArray[np.float64], same_epoch: NDArray[np.bool_]
-) -> tuple[int, float, NDArray[np.bool_]]:
+def _bursts(gaps: Floats, same_epoch: Bools) -> tuple[int, float, Bools]:
     """Where one step's reads end: at the gaps that part them into runs of one length.
 
     Returns:
@@ -384,7 +373,7 @@ def rhythm_of_traces(traces: Iterable[RankTrace]) -> Rhythm | None:
     )  # fmt: skip
 
 
-def compute_and_wait(trace: RankTrace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def compute_and_wait(trace: RankTrace) -> tuple[Floats, Floats]:
     """What each step computed and waited, in seconds, without an epoch's last: nobody sees it end."""
     steps = trace.steps
     computed = steps["asked_s"][1:] - steps["delivered_s"][:-1]
