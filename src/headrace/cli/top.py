@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group
 from rich.table import Table
@@ -237,22 +237,22 @@ def top(
         raise ValueError(f"--interval is {interval:g}, expected 0.1 to 3600 seconds")
     try:
         observer = _Observer(controller, token_file, tls_ca)
-        first = observer.observe()
-        if first is None:
-            path = observer.folder.path
-            advice = f"no node daemon runs in {path}. Start one: headrace node start"
-            output.result({"running": False, "folder": str(path)}, advice)
+        if not observer.look():
+            advice = (
+                f"no node daemon runs in {observer.folder.path}. Start one: headrace node start"
+            )
+            output.result(observer.document(), advice)
             return exit_codes.FINDING
         if once or output.as_json:
             time.sleep(interval)
-            last = observer.observe() or first
+            observer.look()
             if output.as_json:
-                output.document(last.document())
+                output.document(observer.document())
             else:
                 console = output.console()
-                console.print(last.view(console.width))
+                console.print(observer.view(console.width))
         else:
-            shown = first.view(output.console().width)
+            shown = observer.view(output.console().width)
             watch(output, shown, lambda width: _frame(observer, width), interval)
     except KeyboardInterrupt:
         if once or output.as_json:
@@ -261,7 +261,10 @@ def top(
 
 
 class _Observer:
-    """Look at the daemon of this user and, if one is named, at a controller."""
+    """Looks at the daemon of this user and, if one is named, at a controller; keeps what they said last."""
+
+    board: Row | None = None
+    planes: Row | None = None
 
     def __init__(self, controller: str | None, token_file: Path | None, ca: Path | None) -> None:
         from headrace.control.client import Client, Endpoint
@@ -274,8 +277,8 @@ class _Observer:
         if controller is not None:
             self._client = Client(Endpoint(url=controller, token_file=token_file, ca=ca))
 
-    def observe(self) -> _Snapshot | None:
-        """What is there now; None: nothing.
+    def look(self) -> bool:
+        """See what is there now; False: nothing.
 
         Raises:
             ControlError: the controller does not answer.
@@ -283,39 +286,27 @@ class _Observer:
         from headrace.node.daemon import ask_status
         from headrace.node.link import LinkLost
 
-        board = planes = None
-        try:
-            board = self._watch.look(ask_status(self.folder), time.monotonic())
-        except (FileNotFoundError, LinkLost):
-            if self._client is None:
-                return None
+        self.board = None
+        with contextlib.suppress(FileNotFoundError, LinkLost):
+            self.board = self._watch.look(ask_status(self.folder), time.monotonic())
         if self._client is not None:
             with contextlib.closing(self._client) as client:
                 state = client.document("GET", "/v1/state")
-            planes = self._planes.look(state, time.monotonic())
-        return _Snapshot(board, planes, self.folder.path)
-
-
-class _Snapshot(NamedTuple):
-    """What daemon and controller said at one time."""
-
-    board: Row | None
-    planes: Row | None
-    folder: Path
+            self.planes = self._planes.look(state, time.monotonic())
+        return self.board is not None or self.planes is not None
 
     def view(self, width: int) -> RenderableType:
-        shown = [gone(self.folder) if self.board is None else view(self.board, width)]
+        shown = [gone(self.folder.path) if self.board is None else view(self.board, width)]
         if self.planes is not None:
             shown += [Text(), view_planes(self.planes, width)]
         return Group(*shown)
 
     def document(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"running": False, "folder": str(self.folder)}
-        if self.board is not None:
+        if self.board is None:
+            document: dict[str, Any] = {"running": False, "folder": str(self.folder.path)}
+        else:
             document = {"running": True, **self.board}
-        if self.planes is not None:
-            document["controller"] = self.planes
-        return document
+        return document if self.planes is None else {**document, "controller": self.planes}
 
 
 def _frame(observer: _Observer, width: int) -> RenderableType:
@@ -323,7 +314,7 @@ def _frame(observer: _Observer, width: int) -> RenderableType:
     from headrace.errors import ControlError
 
     try:
-        snapshot = observer.observe()
+        observer.look()
     except ControlError as e:
         return Text(f"{e}; still looking.", "red")
-    return gone(observer.folder.path) if snapshot is None else snapshot.view(width)
+    return observer.view(width)

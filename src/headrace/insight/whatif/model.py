@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 import os
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,15 +179,13 @@ class Scenario:
 # -- simulation --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Simulated:
-    """What a simulation gave.
+class Simulated(NamedTuple):
+    """What a simulation gave: seconds of steps, (steps,), and how much each resource worked, 0 to 1.
 
     Attributes:
-        step_s: float64 (steps,): of all training processes together.
-        wait_s: float64 (steps,): of it for data, the mean over the processes.
-        compute_s: float64 (steps,): the longest process's.
-        busy: how much of the time each resource worked, 0 to 1.
+        step_s: of all training processes together.
+        wait_s: of it for data, the mean over the processes.
+        compute_s: the longest process's.
     """
 
     step_s: _Floats
@@ -208,13 +206,6 @@ def _lognormal(
 ) -> _Floats:
     sigma = np.log(p99_s / median_s) / P99_SIGMAS if p99_s > median_s > 0 else 0.0
     return median_s * np.exp(sigma * random.standard_normal(shape))
-
-
-def _open_s(storage: Storage, random: np.random.Generator, shape: tuple[int, ...]) -> _Floats:
-    """What each open takes."""
-    if storage.is_recorded or len(storage.open_s):
-        return _one_of(random, storage.open_s, shape)
-    return _lognormal(random, storage.figures.open_s, storage.figures.open_p99_s, shape)
 
 
 def _read_s(storage: Storage, random: np.random.Generator, nbytes: NDArray[np.int64]) -> _Floats:
@@ -248,10 +239,12 @@ def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simu
     nbytes = job.sample_bytes[at % len(job.sample_bytes)]
     read_s = _read_s(storage, random, nbytes)
     if job.opens:
-        for _ in range(
-            2 if scenario.loader == "headrace" else 1
-        ):  # it looks at a file, then opens it
-            read_s += _open_s(storage, random, nbytes.shape)
+        # headrace's reader looks at a file, then opens it.
+        for _ in range(2 if scenario.loader == "headrace" else 1):
+            if storage.is_recorded or len(storage.open_s):
+                read_s += _one_of(random, storage.open_s, nbytes.shape)
+            else:
+                read_s += _lognormal(random, f.open_s, f.open_p99_s, nbytes.shape)
     decode_s = _one_of(random, job.decode_s, nbytes.shape).sum(axis=2) + job.collate_s * scale
     compute_s = _one_of(random, job.compute_s * scale / scenario.gpu_speed, (steps, ranks))
 
@@ -378,12 +371,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The model on the record itself.
-
-    Attributes:
-        error: predicted step time against the recorded, as a share of it.
-        stall_points: predicted stall less the recorded, in points of a hundred.
-    """
+    """The model on the record itself: `error` is a share of the recorded time, `stall_points` are of 100."""
 
     predicted_s: float
     recorded_s: float
@@ -412,13 +400,20 @@ def predict(job: JobFigures, scenario: Scenario, seed: int = 0) -> Prediction:
     wait_s = float(np.mean([one.wait_s[2:].mean() for one in runs]))
     busy = {key: float(np.mean([one.busy[key] for one in runs])) for key in runs[0].busy}
     samples_per_s = scenario.nodes * job.ranks * scenario.batch / step_s
+    # What a worker does not decode, it waits for reads.
+    bound = "workers" if busy["workers"] >= _MOSTLY else "latency"
+    fullest = max(("link", "servers", "processors"), key=lambda name: busy[name])
+    if wait_s / step_s < _NO_STALL:
+        bound = "compute"
+    elif busy[fullest] >= _FULL:
+        bound = fullest
     if scenario.batch != job.batch:
         notes.append("computing time is taken to grow with the batch")
     return Prediction(
         scenario=scenario, step_s=step_s, step_spread_s=(max(means) - min(means)) / 2,
         wait_s=wait_s, stall=wait_s / step_s, samples_per_s=samples_per_s,
         bytes_per_s=samples_per_s * float(job.sample_bytes.mean()),
-        bound=_bound(wait_s / step_s, busy), busy=busy, notes=tuple(notes),
+        bound=bound, busy=busy, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -434,17 +429,6 @@ def _fitting(scenario: Scenario, notes: list[str]) -> Scenario:
         figures = replace(figures, bandwidth_bytes_per_s=figures.bandwidth_bytes_per_s * share)
     notes.append(f"{_NODES_MOST} of {scenario.nodes} nodes are simulated, with their share of it")
     return replace(scenario, nodes=_NODES_MOST, storage=replace(storage, figures=figures))
-
-
-def _bound(stall: float, busy: dict[str, float]) -> str:
-    if stall < _NO_STALL:
-        return "compute"
-    shared = ("link", "servers", "processors")
-    full = {key: busy[key] for key in shared if busy[key] >= _FULL}
-    if full:
-        return max(full, key=lambda key: full[key])
-    # What a worker does not decode, it waits for reads.
-    return "workers" if busy["workers"] >= _MOSTLY else "latency"
 
 
 def check_of(job: JobFigures, storage: Storage, loader: Loader = "torch") -> Check | None:
