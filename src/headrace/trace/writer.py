@@ -20,30 +20,30 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from multiprocessing import util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import clean
 from headrace.control.stalls.live import evidence_of
-from headrace.machine.sensors import SensorReading, all_sensors
+from headrace.machine.sensors import all_sensors
 from headrace.trace.format import RUN, TraceFile, bytes_max, write_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.control.controller import Change, Plane
-    from headrace.machine.sensors import SensorKey
-    from headrace.plane import LoaderStats
     from headrace.plane.batch_trace import PassMark, StepLog
     from headrace.plane.stage import StageStats
 
 
 _DIGITS: Final = 6
+_NOT_PLAIN: Final = ("name", "bytes_by_tier", "latency_us", "remote")
 
 
-def planes_look(plane: Plane, now: float) -> dict[str, Any] | None:
+def _look(plane: Plane, now: float) -> dict[str, Any] | None:
     """What consumer and stages have done so far, and where the knobs stand; None: they are gone.
 
     Totals since the loader began, zeros left out: `consumer`, `stages` (by name) and `knobs`.
@@ -53,12 +53,9 @@ def planes_look(plane: Plane, now: float) -> dict[str, Any] | None:
         return None
     consumer, stages = sight
     return {
-        "kind": "look",
-        "at_s": round(now, _DIGITS),
-        "consumer": _plain(asdict(consumer)),
-        "stages": {stage.name: _stage(stage) for stage in stages},
-        "knobs": _plain(asdict(plane.knobs)),
-    }
+        "kind": "look", "at_s": round(now, _DIGITS), "consumer": _plain(asdict(consumer)),
+        "stages": {stage.name: _stage(stage) for stage in stages}, "knobs": _plain(asdict(plane.knobs)),
+    }  # fmt: skip
 
 
 def _stage(stage: StageStats) -> dict[str, Any]:
@@ -75,9 +72,6 @@ def _stage(stage: StageStats) -> dict[str, Any]:
     return figures
 
 
-_NOT_PLAIN: Final = ("name", "bytes_by_tier", "latency_us", "remote")
-
-
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {
         name: round(value, _DIGITS) if isinstance(value, float) else value
@@ -86,31 +80,12 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def decision(change: Change, began_s: float) -> dict[str, Any]:
-    """A decision of the tuner.
-
-    Args:
-        change: as the plane keeps it.
-        began_s: when the plane was first watched, monotonic.
-    """
-    return {
-        "kind": "decision",
-        "at_s": round(began_s + change.at_s, _DIGITS),
-        "action": change.action,
-        "before": asdict(change.before),
-        "after": asdict(change.after),
-        "reason": change.reason,
-        "evidence": change.evidence,
-    }
-
-
 class HostLook:
     """Asks this machine's sensors; remembers what they said last."""
 
     def __init__(self) -> None:
         self._sensors = all_sensors()
-        self._at_s = 0.0
-        self._cpu_s = 0.0
+        self._at_s = self._cpu_s = 0.0
         self.look(0.0)
 
     def look(self, now: float) -> dict[str, Any]:
@@ -121,31 +96,20 @@ class HostLook:
         grown: dict[str, float] = {}
         gauges: dict[str, float] = {}
         for sensor in self._sensors:
-            try:
+            with suppress(OSError):
                 reading = sensor.read()
-            except OSError:
-                reading = SensorReading()
-            grown |= _named(reading.grown.items())
-            gauges |= _named(reading.gauges.items())
+                for named, readings in ((grown, reading.grown), (gauges, reading.gauges)):
+                    named |= {
+                        f"{name}/{of}" if of else name: round(value, _DIGITS)
+                        for (name, of), value in readings.items()
+                        if value
+                    }
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         cpu_s = sum(each.ru_utime + each.ru_stime for each in used)
         grown["process_cpu_s"] = round(cpu_s - self._cpu_s, _DIGITS)
         seconds, self._at_s, self._cpu_s = now - self._at_s, now, cpu_s
-        return {
-            "kind": "host",
-            "at_s": round(now, _DIGITS),
-            "seconds": round(seconds, _DIGITS),
-            "grown": grown,
-            "gauges": gauges,
-        }
-
-
-def _named(readings: Iterable[tuple[SensorKey, float]]) -> dict[str, float]:
-    return {
-        f"{name}/{of}" if of else name: round(value, _DIGITS)
-        for (name, of), value in readings
-        if value
-    }
+        times = {"at_s": round(now, _DIGITS), "seconds": round(seconds, _DIGITS)}
+        return {"kind": "host", **times, "grown": grown, "gauges": gauges}
 
 
 LOG = logging.getLogger("headrace.trace")
@@ -164,12 +128,6 @@ EVIDENCE_S: Final = 10.0
 
 END_S: Final = 2.0
 """How long the end of the process waits for a disk that may hang."""
-
-
-class Traced(Protocol):
-    """A loader, as far as it is traced."""
-
-    stats: LoaderStats
 
 
 @dataclass(slots=True, eq=False)
@@ -219,15 +177,12 @@ class _Followed:
         clock = {"began_unix_s": time.time(), "began_s": now}
         about = {"rank": 0, **self.about, **self.begun()}
         facts = _run(about, clock["began_unix_s"])
-        write_once(Path(self._made(), "run.json"), RUN.encode(facts, indent=1))
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        write_once(Path(self.folder, "run.json"), RUN.encode(facts, indent=1))
         here = {"host": clean(socket.gethostname()), "pid": os.getpid(), "process": _writer.process}
         header = {**about, **clock, **here}
         self.file = TraceFile(self.folder, about["rank"], header, self.most)
         self.began_s = self.look_at_s = now
-
-    def _made(self) -> str:
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
-        return self.folder
 
     def look(self, now: float, host: Callable[[float], dict[str, Any]] | None) -> None:
         """Write what stages, tuner and machine say, if it is time for that."""
@@ -237,8 +192,13 @@ class _Followed:
         self.look_at_s = now + max(LOOK_S, (now - self.began_s) * LOOKS_SHARE)
         if plane is not None:
             for change in self._changes(plane):
-                file.event(decision(change, plane.started))
-            if (seen := planes_look(plane, now)) is not None:
+                event = {"kind": "decision", "at_s": round(plane.started + change.at_s, _DIGITS)}
+                file.event(event | {
+                    "action": change.action, "before": asdict(change.before),
+                    "after": asdict(change.after), "reason": change.reason,
+                    "evidence": change.evidence,
+                })  # fmt: skip
+            if (seen := _look(plane, now)) is not None:
                 file.event(seen)
         if now >= self.evidence_at_s:
             self.evidence_at_s = now + EVIDENCE_S
@@ -411,7 +371,7 @@ def flush() -> None:
 def follow(
     folder: str,
     about: Mapping[str, Any],
-    loader: Traced,
+    loader: Any,
     *,
     plane: Plane | None = None,
     begun: Callable[[], Mapping[str, Any]] = dict,
@@ -421,7 +381,7 @@ def follow(
     Args:
         folder: the run's; made with the first step.
         about: what the trace's header says: the fields of `RankTrace` from `rank` to `tail`.
-        loader: not kept alive.
+        loader: has `stats` (`LoaderStats`); not kept alive.
         plane: its stages under watch.
         begun: gives more of what the header says, once there is a first step: which rank it is, ... It must
             not keep the loader alive.
@@ -429,7 +389,7 @@ def follow(
     Raises:
         ValueError: HEADRACE_TRACE_BYTES makes no sense.
     """
-    steps = loader.stats.steps
+    steps: StepLog = loader.stats.steps
     _writer.follow(
         _Followed(folder, dict(about), begun, bytes_max(), steps, weakref.ref(loader), plane)
     )
