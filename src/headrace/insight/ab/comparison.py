@@ -168,27 +168,21 @@ def compare_orders(
     paths, others = [path for _, path in first], [path for _, path in second]
     if ahead:
         paths, others = sorted(set(paths)), sorted(set(others))
-        if paths == others:
-            return Match(Agreement.AHEAD, len(first))
     if paths == others:
-        return Match(Agreement.SAME, len(paths))
+        return Match(Agreement.AHEAD if ahead else Agreement.SAME, len(first))
     counts, other_counts = Counter(paths), Counter(others)
     if counts != other_counts:
-        missing, more = counts - other_counts, other_counts - counts
-        return Match(
-            Agreement.OTHER_FILES, len(first), 0,
-            tuple(sorted(missing)[:_NAMES_MAX]), tuple(sorted(more)[:_NAMES_MAX]),
-        )  # fmt: skip
-    moved = _farthest(paths, others)
-    if _by_process(first) == _by_process(second):
-        return Match(Agreement.BY_PROCESS, len(paths), moved)
-    return Match(Agreement.OTHER_ORDER, len(paths), moved)
-
-
-def worst(matches: Iterable[Match]) -> Match | None:
-    """The one that agrees least; None of none."""
-    ranks = list(Agreement)
-    return max(matches, key=lambda m: (ranks.index(m.sameness), m.moved), default=None)
+        some = [
+            tuple(sorted(more)[:_NAMES_MAX])
+            for more in (counts - other_counts, other_counts - counts)
+        ]
+        return Match(Agreement.OTHER_FILES, len(first), 0, *some)
+    places = defaultdict[bytes, deque[int]](deque)
+    for place, path in enumerate(others):
+        places[path].append(place)
+    moved = max(abs(place - places[path].popleft()) for place, path in enumerate(paths))
+    same = _by_process(first) == _by_process(second)
+    return Match(Agreement.BY_PROCESS if same else Agreement.OTHER_ORDER, len(paths), moved)
 
 
 def _by_process(opens: Sequence[tuple[int, bytes]]) -> Counter[tuple[bytes, ...]]:
@@ -199,11 +193,10 @@ def _by_process(opens: Sequence[tuple[int, bytes]]) -> Counter[tuple[bytes, ...]
     return Counter(map(tuple, paths.values()))
 
 
-def _farthest(paths: Sequence[bytes], others: Sequence[bytes]) -> int:
-    places = defaultdict[bytes, deque[int]](deque)
-    for place, path in enumerate(others):
-        places[path].append(place)
-    return max((abs(place - places[path].popleft()) for place, path in enumerate(paths)), default=0)
+def worst(matches: Iterable[Match]) -> Match | None:
+    """The one that agrees least; None of none."""
+    ranks = list(Agreement)
+    return max(matches, key=lambda m: (ranks.index(m.sameness), m.moved), default=None)
 
 
 # -- comparison --------------------------------------------------------------------------------------

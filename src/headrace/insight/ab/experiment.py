@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -29,7 +28,6 @@ from headrace.store.residency import resident_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from io import FileIO
 
     from headrace.insight.ab.running import AbOptions
 
@@ -64,45 +62,45 @@ def prepare(files: Iterable[bytes], *, cold: bool) -> Cached:
     cached, table = Cached(), mounts()
     for path in files:
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
+            size, pages = _prepared(path, cold=cold)
+        except OSError:  # it is gone, or no file
             continue
-        with os.fdopen(fd, "rb", buffering=0) as file, suppress(OSError):
-            size = os.fstat(fd).st_size
-            pages = (_evict if cold else _read)(file, size) if size else 0
-            cached.nbytes += size
-            if pages is None or cached.resident is None:
-                cached.resident = None
-                continue
-            here = min(size, pages * _PAGE)
-            cached.resident += here
-            if cold and here and len(cached.not_cold) < _NAMES_MAX:
-                mount = mount_of(os.fsdecode(path), table)
-                why = "another program uses it, or the file system keeps it"
-                if mount is not None and mount.kind in _IN_MEMORY:
-                    why = f"it lies on {mount.kind}, which is memory"
-                cached.not_cold.append((path, why))
+        cached.nbytes += size
+        if pages is None or cached.resident is None:
+            cached.resident = None
+            continue
+        here = min(size, pages * _PAGE)
+        cached.resident += here
+        if cold and here and len(cached.not_cold) < _NAMES_MAX:
+            mount = mount_of(os.fsdecode(path), table)
+            why = "another program uses it, or the file system keeps it"
+            if mount is not None and mount.kind in _IN_MEMORY:
+                why = f"it lies on {mount.kind}, which is memory"
+            cached.not_cold.append((path, why))
     return cached
 
 
-def _evict(file: FileIO, size: int) -> int | None:
-    fd = file.fileno()
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    pages = resident_pages(fd, size)
-    if pages:  # what is not written yet stays: write it
-        os.fdatasync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+def _prepared(path: bytes, *, cold: bool) -> tuple[int, int | None]:
+    """Prepare a file: its size, and how many of its pages are in memory then (None: not told)."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        size = os.fstat(fd).st_size
+        if not size:
+            return 0, 0
+        if cold:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         pages = resident_pages(fd, size)
-    return pages
-
-
-def _read(file: FileIO, size: int) -> int | None:
-    pages = resident_pages(file.fileno(), size)
-    if pages is not None and pages * _PAGE < size:
-        while file.read(_BLOCK):
-            pass
-        pages = resident_pages(file.fileno(), size)
-    return pages
+        if cold and pages:  # what is not written yet stays: write it
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            pages = resident_pages(fd, size)
+        elif not cold and pages is not None and pages * _PAGE < size:
+            while os.read(fd, _BLOCK):
+                pass
+            pages = resident_pages(fd, size)
+        return size, pages
+    finally:
+        os.close(fd)
 
 
 def remote_kinds(files: Iterable[bytes]) -> list[str]:

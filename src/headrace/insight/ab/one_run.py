@@ -148,8 +148,7 @@ def _plain(task: Task) -> RunReport:
     from headrace.posix.opens import OpenLog
 
     environment = OpenLog.adopt(task.log_fd).environment(dict(os.environ) | task.environment)
-    process = subprocess.Popen(task.command, env=environment)  # noqa: S603 - the user's own command
-    status = process.wait()
+    status = subprocess.run(task.command, env=environment, check=False).returncode  # noqa: S603 - the user's own
     ended = ProgramEnd(status) if status >= 0 else ProgramEnd(128 - status, -status)
     return RunReport(task.command, task.roots, ended)
 

@@ -63,23 +63,16 @@ PAIRS_MOST: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbOptions:
-    """How a command is compared with itself under headrace.
+    """How a command is compared with itself under headrace: `headrace ab --help` tells of each.
 
     Attributes:
         pairs: runs of each side, at most; None: `PAIRS`, or `PAIRS_MOST` with `until_confident`, or what
             `seconds` allow.
         seconds: no pair begins that would probably end later than so long after the start.
-        cold: what the command reads is put out of the page cache before each run; else into it.
-        until_confident: stop when the interval is narrow enough.
         width: what narrow is: half of the interval's width, as a fraction.
         drop_in: the other side is torch's DataLoader exchanged for headrace's, instead of `headrace run`.
-        with_order: `headrace run` is told the order that the first run had, instead of learning it.
-        roots: folders whose files are served; without any, they are found.
         compare: a regular expression; lines of stdout in which it is found must be the same on both sides.
-        compare_files: files that each run writes; they must be the same on both sides.
         simulate: a slow storage that the roots lie on, on both sides.
-        stdin: a file that each run reads as its standard input; None: it is empty.
-        seed: of the order in which the sides take turns.
     """
 
     pairs: int | None = None

@@ -33,7 +33,7 @@ def _say(text: str) -> None:
         os.close(fd)
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _AfterTorch(importlib.abc.MetaPathFinder):
     """Finds torch as everybody does, and swaps when it has been loaded."""
 
     def find_spec(
@@ -46,24 +46,18 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        self._torch = spec.loader
-        spec.loader = self
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_swap(module: ModuleType) -> None:
+                load(module)
+                try:
+                    _swap()
+                except Exception as e:  # noqa: BLE001 - the program goes on with torch's
+                    _say(f"failed: {type(e).__name__}: {e}")
+
+            spec.loader.exec_module = load_and_swap  # type: ignore[method-assign]
         return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._torch.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._torch
-        module.__loader__ = self._torch
-        self._torch.exec_module(module)
-        try:
-            _swap()
-        except Exception as e:  # noqa: BLE001 - the program goes on with torch's
-            _say(f"failed: {type(e).__name__}: {e}")
 
 
 def _swap() -> None:
