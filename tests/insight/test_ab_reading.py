@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.insight.ab.comparison import Agreement, Match, compare_orders, worst
-from headrace.insight.ab.running import ROOTS_MAX, folders_of, is_data, reading_of
+from headrace.insight.ab.running import ROOTS_MAX, folders_of, reading_of
+from headrace.insight.record.data import is_data
 from headrace.posix.opens import FileOpen
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.cluster.processes import descendants
 from headrace.errors import ProgramError
 from headrace.insight.ab.one_run import HANDED_OVER, Ran, Task
+from headrace.insight.record.data import is_data, is_system
 from headrace.posix.opens import OpenLog
 
 if TYPE_CHECKING:
@@ -117,19 +118,6 @@ class AbOptions:
 ROOTS_MAX: Final = 16
 """Folders that headrace is told to serve, at most."""
 
-_SYSTEM: Final = tuple(
-    os.fsencode(f"/{name}/")
-    for name in (
-        "proc", "sys", "dev", "etc", "lib", "lib64", "bin", "sbin", "usr/lib", "usr/lib64", "usr/bin",
-        "usr/libexec", "usr/local/lib", "usr/share/zoneinfo", "usr/share/locale", "usr/share/misc",
-        "usr/share/mime", "usr/share/fonts", "var/lib", "var/cache", "run",
-    )
-)  # fmt: skip
-_CODE: Final = re.compile(
-    rb"/(?:site-packages|dist-packages|__pycache__|python3\.\d+|\.git|\.venv)/"
-    rb"|\.(?:py|pyc|pyi|pyx|pth|so|sh|ipynb)$|\.so\.[\d.]+$|/pyvenv\.cfg$"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class RunReads:
@@ -175,7 +163,7 @@ def reading_of(
 
     `not_data` are files of the program itself; `dropped` is how many opens are missing.
     """
-    written = frozenset(one.path for one in opens if one.writes and not _is_system(one.path))
+    written = frozenset(one.path for one in opens if one.writes and not is_system(one.path))
     below = _spellings(roots)
     data = [
         one
@@ -195,15 +183,6 @@ def _spellings(roots: Sequence[str]) -> tuple[bytes, ...]:
     """How paths below folders may begin."""
     spelled = {path for root in roots for path in (os.path.abspath(root), os.path.realpath(root))}
     return tuple(os.fsencode(path).rstrip(b"/") + b"/" for path in sorted(spelled))
-
-
-def is_data(path: bytes) -> bool:
-    """Whether a file may be data: it is neither code nor the system's."""
-    return not _is_system(path) and _CODE.search(path) is None
-
-
-def _is_system(path: bytes) -> bool:
-    return path.startswith(_SYSTEM)
 
 
 def folders_of(files: Iterable[bytes], avoid: Collection[bytes] = ()) -> list[str]:

@@ -9,8 +9,7 @@ file that is gone, compressed or damaged has none.
 from __future__ import annotations
 
 import os
-import sys
-import sysconfig
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -113,16 +112,20 @@ def _is_model(visit: Visit) -> bool:
 # -- data --------------------------------------------------------------------------------------------
 
 _SYSTEM: Final = (
-    "/usr/", "/lib/", "/lib64/", "/bin/", "/sbin/", "/etc/", "/proc/", "/sys/", "/dev/", "/opt/", "/snap/",
-    "/memfd:", "/var/lib/", "/var/cache/",
+    b"/memfd:",
+    *(
+        os.fsencode(f"/{name}/")
+        for name in (
+            "proc", "sys", "dev", "etc", "lib", "lib64", "bin", "sbin", "usr/lib", "usr/lib64", "usr/bin",
+            "usr/include", "usr/libexec", "usr/local/lib", "usr/share/zoneinfo", "usr/share/locale",
+            "usr/share/misc", "usr/share/mime", "usr/share/fonts", "var/lib", "var/cache", "run", "snap",
+        )
+    ),
 )  # fmt: skip
-_CODE: Final = frozenset(
-    {
-        ".py", ".pyc", ".pyi", ".so", ".pth", ".egg-link", ".dist-info", ".conf", ".cfg", ".ini",
-        ".toml", ".md", ".sh", ".h", ".cu", ".lock", ".log", ".typed",
-    }
-)  # fmt: skip
-_CODE_FOLDERS: Final = ("/site-packages/", "/dist-packages/", "/__pycache__/", "/.git/", "/.cache/")
+_CODE: Final = re.compile(
+    rb"/(?:site-packages|dist-packages|__pycache__|python3\.\d+|\.git|\.venv)/"
+    rb"|\.(?:py|pyc|pyi|pyx|pth|so|sh|ipynb)$|\.so\.[\d.]+$|/pyvenv\.cfg$"
+)
 _ASIDE: Final = frozenset({".json", ".jsonl", ".yaml", ".yml", ".txt", ".csv", ".tsv", ".xml"})
 """Beside a data set rather than of it, where there is anything else."""
 _IMAGES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
@@ -177,24 +180,26 @@ def data_visits(
         if wanted:
             if os.path.realpath(path).startswith(wanted):
                 kept.append(visit)
-        elif not _is_of_the_program(path):
+        elif is_data(os.fsencode(path)):
             kept.append(visit)
     if wanted:
         return [visit for visit in kept if _kind(visit.path) not in _ASIDE] or kept
     return _largest_kind(kept)
 
 
+def is_system(path: bytes) -> bool:
+    """Whether a file belongs to the system."""
+    return path.startswith(_SYSTEM)
+
+
+def is_data(path: bytes) -> bool:
+    """Whether a file may be data: it is neither code nor the system's."""
+    return not is_system(path) and _CODE.search(path) is None
+
+
 def is_evaluation(name: str) -> bool:
     """Whether a file is of evaluation, by the folders that it lies in."""
     return any(part.lower() in _EVALUATION for part in name.split("/")[:-1])
-
-
-def _is_of_the_program(path: str) -> bool:
-    ending = os.path.splitext(path)[1].lower()
-    if ending in _CODE or any(folder in path for folder in _CODE_FOLDERS):
-        return True
-    own = (sys.prefix, sys.base_prefix, sysconfig.get_paths()["stdlib"])
-    return path.startswith(_SYSTEM) or any(path.startswith(p + "/") for p in own if p != "/")
 
 
 def _kind(path: str) -> str:
