@@ -10,8 +10,7 @@ their values on hovering.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -31,8 +30,7 @@ _VALUES_MOST: Final = 10
 """Columns that have their value above them, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A named value with its text and the class of its colour."""
 
     name: str
@@ -198,14 +196,10 @@ FEW_ROWS: Final = 8
 _TICKS_MOST: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """An axis: what it is of, and where it has marks.
+class Axis(NamedTuple):
+    """An axis: what stands beside it, and its marks: (share of its length, text).
 
-    Attributes:
-        name: stands beside it.
-        ticks: (share of its length, text).
-        crowded: every second text is left out on narrow screens.
+    Every second mark of a `crowded` one is left out on narrow screens.
     """
 
     name: str
@@ -213,14 +207,10 @@ class Axis:
     crowded: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StepLine:
-    """A line of steps: it stays where it is until the next point.
+class StepLine(NamedTuple):
+    """A line that stays where it is until the next point: (share of the x axis, share of the y axis).
 
-    Attributes:
-        name: in the legend.
-        points: (share of the x axis, share of the y axis), in their order.
-        colour: class of its colour: `l1` to `l3`, which differ in their dashes, too.
+    Colours are classes: `l1` to `l3`, which differ in their dashes, too.
     """
 
     name: str
