@@ -127,7 +127,10 @@ def check_epoch(
     inside = rows[reachable]
     lengths = _lengths(inside, epoch, order, about.batch_size, proof)
     if last and history.attempts[passages[-1].attempt].cut:
-        together = _not_ahead(inside, passages[-1])
+        # Some ranks were a few steps ahead: what all had come to counts.
+        mine, steps = inside["attempt"] == passages[-1].attempt, inside["step"].astype(np.int64)
+        ranks = [mine & (inside["rank"] == rank) for rank in passages[-1].ranks]
+        together = ~mine | (steps <= min(int(steps[of].max(initial=-1)) for of in ranks))
         inside, lengths = inside[together], lengths[together]
     proof.order_hash = int(np.sum(inside["order_hash"], dtype=np.uint64))
     end = _cover(proof, inside, lengths, about.length)
@@ -212,15 +215,6 @@ def _end(proof: EpochProof, end: int, passage: Passage, tail: str, *, last: bool
         proof.dropped = left
     elif left > 0:
         proof.state = EpochState.RUNNING if last else EpochState.LEFT
-
-
-def _not_ahead(rows: NDArray[np.void], passage: Passage) -> NDArray[np.bool_]:
-    """Which deliveries all ranks had come to where the run was cut off; some were a few steps ahead."""
-    mine = rows["attempt"] == passage.attempt
-    steps = rows["step"].astype(np.int64)
-    ends = [int(steps[mine & (rows["rank"] == rank)].max(initial=-1)) for rank in passage.ranks]
-    together: NDArray[np.bool_] = ~mine | (steps <= min(ends, default=0))
-    return together
 
 
 # -- verify ------------------------------------------------------------------------------------------

@@ -118,15 +118,13 @@ class Run:
 
         traces = [trace for trace in self.ranks if len(trace.steps)]
         steps = sum(len(trace.steps) for trace in traces)
+        epochs = {n for trace in traces for n in np.unique(trace.steps["epoch"]).tolist()}
         rows: list[tuple[str, object]] = [
             ("data", ", ".join(sorted({trace.source for trace in traces})[:4]) or "-"),
             ("ranks", f"{len({trace.rank for trace in self.ranks}):,}"),
             ("steps", f"{steps:,}"),
             ("samples", f"{sum(int(trace.steps['samples'].sum()) for trace in traces):,}"),
-            (
-                "epochs",
-                f"{len({int(n) for trace in traces for n in np.unique(trace.steps['epoch'])}):,}",
-            ),
+            ("epochs", f"{len(epochs):,}"),
         ]
         waited_s = sum(float((t.steps["delivered_s"] - t.steps["asked_s"]).sum()) for t in traces)
         seconds = sum(float(t.steps["delivered_s"][-1] - t.steps["asked_s"][0]) for t in traces)
@@ -201,9 +199,8 @@ def _bytes_of(path: str, most: int) -> memoryview:
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > most:
-            what = (
-                "no plain file" if not stat.S_ISREG(status.st_mode) else f"{status.st_size:,} bytes"
-            )
+            plain = stat.S_ISREG(status.st_mode)
+            what = f"{status.st_size:,} bytes" if plain else "no plain file"
             raise TraceError(f"{path}: it is {what}, expected at most {most:,} bytes.", path=path)
         return memoryview(file.read(most))
 
@@ -213,13 +210,8 @@ def _read(path: str, name: str) -> RankTrace:
     data = _bytes_of(path, _FILE_BYTES_MAX)
     parsed = read_header(bytes(data[:HEADER_BYTES_MAX]), path)
     if parsed is None:
-        return RankTrace(
-            path=path,
-            rank=rank,
-            world_size=0,
-            steps=np.empty(0, STEP),
-            cut="it was cut off at its beginning",
-        )
+        cut = "it was cut off at its beginning"
+        return RankTrace(path=path, rank=rank, world_size=0, steps=np.empty(0, STEP), cut=cut)
     header, begin = parsed
     layout = Layout(header, path)
     steps: list[NDArray[np.void]] = []
