@@ -7,7 +7,7 @@ import re
 import shutil
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -115,6 +115,15 @@ class Executor(ABC):
     outage_s: float = 0.0
     """How long `wait` and `logs` bear that a scheduler does not answer."""
 
+    gone: str
+    """Why a job is not known, or not any more."""
+
+    not_known: tuple[str, str | None]
+    """The error where somebody asks for such a job, and what to do next."""
+
+    output_not_known: str = ""
+    """The error where a job's output file is not known; "": it will be, once the job begins."""
+
     output_hint: str | None = None
     """Where else to look for output that cannot be read."""
 
@@ -134,18 +143,9 @@ class Executor(ABC):
     def requeue(self, job_ids: Sequence[str]) -> None:
         """Have jobs start again under their numbers: those that run are ended first."""
 
-    @abstractmethod
-    def forgotten(self, job_id: str) -> JobStatus:
-        """What stands for a job that is not known, or not any more: its state is UNKNOWN."""
-
-    @abstractmethod
-    def not_known(self, job_id: str) -> ClusterError:
-        """The error where somebody asks for such a job."""
-
-    def no_output(self, job_id: str) -> ClusterError | None:
-        """The error where a job's output file is not known; None: it will be, once the job begins."""
-        del job_id
-        return None
+    def last_seen(self, job_id: str) -> JobStatus:
+        """What is remembered of a job that is not known any more."""
+        return JobStatus(job_id, "", JobState.UNKNOWN)
 
     def wait(
         self, job_ids: Sequence[str], timeout_s: float | None = None
@@ -162,7 +162,11 @@ class Executor(ABC):
             unfinished: list[JobStatus] = []
             statuses = patience.look(lambda: self.status(job_ids))
             if statuses is not None:
-                statuses = {j: known or [self.forgotten(j)] for j, known in statuses.items()}
+                statuses = {
+                    job_id: known
+                    or [replace(self.last_seen(job_id), state=JobState.UNKNOWN, reason=self.gone)]
+                    for job_id, known in statuses.items()
+                }
                 unfinished = [
                     s for known in statuses.values() for s in known
                     if not s.state.is_over and s.state is not JobState.UNKNOWN
@@ -181,7 +185,7 @@ class Executor(ABC):
         """The status of a job that is no array."""
         known = self.status([job_id])[job_id]
         if not known:
-            raise self.not_known(job_id)
+            raise ClusterError(self.not_known[0].format(job_id), next_step=self.not_known[1])
         if len(known) > 1:
             raise ClusterRequestError(
                 f"job {job_id} is an array of {len(known)} tasks; each has an output of its own.",
@@ -203,10 +207,11 @@ class Executor(ABC):
         patience = _Patience(self)
         while True:
             if follow and not patience.left_s:
-                over = bool(patience.look(lambda: self._is_over(job_id)))
+                known = patience.look(lambda: self.status([job_id])[job_id])
+                over = known is not None and all(one.state.is_over for one in known)
             if status.output is None:
-                if error := self.no_output(job_id):
-                    raise error
+                if self.output_not_known:
+                    raise ClusterError(self.output_not_known.format(job_id))
                 status = self.one(job_id)
             try:
                 if status.output is not None:
@@ -218,22 +223,15 @@ class Executor(ABC):
             except OSError as e:
                 is_late = isinstance(e, FileNotFoundError)
                 if not is_late or (not follow and self.one(job_id).state.is_over):
-                    raise self._unreadable(status, e) from e
+                    why = "it is not there" if is_late else e.strerror
+                    raise ClusterError(
+                        f"{status.output}: the output of job {status.job_id} cannot be read here: "
+                        f"{why}. {status.reason}".rstrip(),
+                        path=str(status.output), next_step=self.output_hint,
+                    ) from e  # fmt: skip
             if over or not follow:
                 return
             time.sleep(_POLL_S)
-
-    def _unreadable(self, status: JobStatus, error: OSError) -> ClusterError:
-        why = "it is not there" if isinstance(error, FileNotFoundError) else error.strerror
-        return ClusterError(
-            f"{status.output}: the output of job {status.job_id} cannot be read here: {why}. "
-            f"{status.reason}".rstrip(),
-            path=str(status.output),
-            next_step=self.output_hint,
-        )
-
-    def _is_over(self, job_id: str) -> bool:
-        return all(status.state.is_over for status in self.status([job_id])[job_id])
 
 
 _PIECE_BYTES = 1 << 16
@@ -293,7 +291,8 @@ _PLACE = re.compile(r"%(\d*)([%AaJjNnstux])")
 _WIDTH_MAX = 10
 
 
-def pattern_facts(
+def fill_pattern(
+    pattern: str,
     job_id: str,
     name: str,
     user: str,
@@ -301,27 +300,21 @@ def pattern_facts(
     array_id: str | None = None,
     task: int | None = None,
     node: str = "",
-) -> dict[str, str]:
-    """What the letters stand for, in a batch script: step, task and node are the first."""
-    facts = {
-        "A": array_id or job_id, "j": job_id, "J": job_id, "N": node, "n": "0", "s": "batch", "t": "0",
-        "u": user, "x": name, "%": "%",
-    }  # fmt: skip
-    if task is not None:
-        facts["a"] = str(task)
-    return facts
+) -> str:
+    """The name of a batch script's output file: its step, task and node are the first.
 
-
-def fill_pattern(pattern: str, facts: Mapping[str, str]) -> str:
-    """Fill in; a letter with no fact stays, numbers are padded to a width, a backslash turns all of it off."""
+    A letter without a fact stays, numbers are padded to a width, a backslash turns all of it off.
+    """
     if "\\" in pattern:
         return pattern.replace("\\", "")
+    facts = {
+        "A": array_id or job_id, "j": job_id, "J": job_id, "N": node, "n": "0", "s": "batch", "t": "0",
+        "u": user, "x": name, "%": "%", **({} if task is None else {"a": str(task)}),
+    }  # fmt: skip
 
     def fill(place: re.Match[str]) -> str:
         width, letter = place.groups()
-        if letter not in facts:
-            return place[0]
-        value = facts[letter]
+        value = facts.get(letter, place[0])
         return value.zfill(min(int(width), _WIDTH_MAX)) if width and value.isdigit() else value
 
     return _PLACE.sub(fill, pattern)

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cluster.notation import read_minutes, slurm_time, time_text
 from headrace.cluster.request import Shorthand, apply_shorthand, read_shorthand
@@ -44,7 +44,8 @@ _AWAY: Final = frozenset({
 _FEATURES = re.compile(r"[\w.+-]+(?:[&,][\w.+-]+)*", re.ASCII)
 
 
-class _Fit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Fit:
     """How a job lies on nodes.
 
     Attributes:

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.peers import user_name
-from headrace.cluster.executor import (
-    Executor,
-    JobState,
-    JobStatus,
-    split_id,
-)
+from headrace.cluster.executor import Executor, JobState, JobStatus, split_id
 from headrace.cluster.launch.place import machine_gpus
 from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState, read_request
 from headrace.cluster.local.keeper import job_variables, keeper_lives, node_names, schedule
@@ -38,6 +33,8 @@ class LocalExecutor(Executor):
 
     name = "local"
     poll_s = (0.02, 0.5, 1.2)
+    gone = "it is not known, or was over more than a day ago"
+    not_known = ("there is no local job {}, or not any more.", None)
 
     def __init__(self, folder: Path | None = None) -> None:
         self.jobs = JobsFolder.of_user() if folder is None else JobsFolder(folder)
@@ -116,16 +113,6 @@ class LocalExecutor(Executor):
             self._known(job_id)
         self._change(job_ids, again)
 
-    def forgotten(self, job_id: str) -> JobStatus:
-        """It may have been over for a day."""
-        return JobStatus(
-            job_id, "", JobState.UNKNOWN, "it is not known, or was over more than a day ago"
-        )
-
-    def not_known(self, job_id: str) -> ClusterError:
-        """Names it."""
-        return ClusterError(f"there is no local job {job_id}, or not any more.")
-
     # -- one job -----------------------------------------------------------------------------------
 
     def _tasks(self, job_id: str) -> list[tuple[LocalJob, int | None]]:
@@ -138,7 +125,7 @@ class LocalExecutor(Executor):
 
     def _known(self, job_id: str) -> None:
         if not self._tasks(job_id):
-            raise ClusterRequestError(f"there is no local job {job_id}, or not any more.")
+            raise ClusterRequestError(self.not_known[0].format(job_id))
 
     def _change(
         self, job_ids: Sequence[str], change: Callable[[LocalJob, TaskState], None]
@@ -164,20 +151,12 @@ class LocalExecutor(Executor):
 
 def _status(job: LocalJob, task: int | None) -> JobStatus:
     state = job.tasks[task]
+    nodes = node_names(job.request.nodes) if state.started_s is not None else ()
     return JobStatus(
-        job_id=job.task_id(task),
-        name=job.name,
-        state=state.state,
-        reason=state.reason,
-        nodes=node_names(job.request.nodes) if state.started_s is not None else (),
-        exit_code=state.exit_code,
-        signal=state.signal,
-        restarts=state.restarts,
-        submitted_s=job.submitted_s,
-        started_s=state.started_s,
-        ended_s=state.ended_s,
+        job.task_id(task), job.name, state.state, state.reason, nodes, state.exit_code, state.signal,
+        state.restarts, job.submitted_s, state.started_s, state.ended_s,
         output=Path(state.output) if state.output else None,
-    )
+    )  # fmt: skip
 
 
 # -- this machine as a cluster -------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cluster.executor import JobState, fill_pattern, pattern_facts
+from headrace.cluster.executor import JobState, fill_pattern
 from headrace.cluster.launch.place import REQUEUE_EXIT, machine_gpus
 from headrace.cluster.local.jobs import KEY_VARIABLE, JobsFolder, LocalJob, TaskState
 from headrace.cluster.notation import compress_hosts
@@ -232,13 +232,12 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
                 state.state, state.ended_s = JobState.CANCELLED, time.time()
             latest.save()
 
-    facts = pattern_facts(
-        str(job.number), job.name, job.user, array_id=str(job.number), task=task,
-        node=node_names(job.request.nodes)[0],
-    )  # fmt: skip
-
     def where(pattern: str) -> Path:
-        return Path(job.directory, fill_pattern(pattern, facts))
+        number, node = str(job.number), node_names(job.request.nodes)[0]
+        name = fill_pattern(
+            pattern, number, job.name, job.user, array_id=number, task=task, node=node
+        )
+        return Path(job.directory, name)
 
     output = where(job.request.output or ("slurm-%j.out" if task is None else "slurm-%A_%a.out"))
     update(output=str(output))

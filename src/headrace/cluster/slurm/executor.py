@@ -9,13 +9,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from headrace.cluster.executor import (
-    Executor,
-    JobState,
-    JobStatus,
-    SchedulerUnavailable,
-    split_id,
-)
+from headrace.cluster.executor import Executor, JobState, JobStatus, SchedulerUnavailable, split_id
 from headrace.cluster.slurm.commands import Commands
 from headrace.cluster.slurm.scontrol import read_statuses
 from headrace.errors import ClusterError, ClusterTimeout
@@ -32,8 +26,6 @@ _SINGLY_MAX = 32
 OUTAGE_S = 600.0
 """So long is slurmctld waited for: a restart, or a failover to its backup."""
 
-_GONE = "Slurm does not know it any more: it ended longer than MinJobAge ago, and there is no accounting"
-
 
 class SlurmExecutor(Executor):
     """Slurm.
@@ -45,6 +37,12 @@ class SlurmExecutor(Executor):
 
     name = "slurm"
     poll_s = (0.1, 5.0, 1.3)
+    gone = "Slurm does not know it any more: it ended longer than MinJobAge ago, and there is no accounting"
+    not_known = (
+        "Slurm does not know job {}, or not any more.",
+        "Its output is where --output said, by default slurm-JOBID.out in the folder where it was submitted.",
+    )
+    output_not_known = "Slurm does not say where the output of job {} goes."
     output_hint = "It was written by the job's first node: look there, or on a shared file system."
 
     def __init__(
@@ -101,7 +99,9 @@ class SlurmExecutor(Executor):
                 have = {status.job_id for status in known[number]}
                 known[number] += [status for status in statuses if status.job_id not in have]
         return {
-            job_id: _of_task(known[number], job_id, task)
+            job_id: [status for status in known[number] if status.job_id == job_id]
+            if task and task.isdigit()
+            else sorted(known[number], key=_order)
             for job_id, (number, task) in asked.items()
         }
 
@@ -167,22 +167,9 @@ class SlurmExecutor(Executor):
                 kept[job_id] = dataclasses.replace(seen, state=JobState.CANCELLED, reason="")
         return {number: list(statuses.values()) for number, statuses in remembered.items()}
 
-    def forgotten(self, job_id: str) -> JobStatus:
-        """As it was last seen, in the state UNKNOWN."""
-        seen = self._seen.get(job_id) or JobStatus(job_id, "", JobState.UNKNOWN)
-        return dataclasses.replace(seen, state=JobState.UNKNOWN, reason=_GONE)
-
-    def not_known(self, job_id: str) -> ClusterError:
-        """Says where its output may be all the same."""
-        return ClusterError(
-            f"Slurm does not know job {job_id}, or not any more.",
-            next_step="Its output is where --output said, by default slurm-JOBID.out in the folder "
-            "where it was submitted.",
-        )
-
-    def no_output(self, job_id: str) -> ClusterError:
-        """Slurm knows the file before the job begins, or not at all."""
-        return ClusterError(f"Slurm does not say where the output of job {job_id} goes.")
+    def last_seen(self, job_id: str) -> JobStatus:
+        """As this executor saw it."""
+        return self._seen.get(job_id) or super().last_seen(job_id)
 
     # -- what slurmctld knows ----------------------------------------------------------------------
 
@@ -206,14 +193,6 @@ class SlurmExecutor(Executor):
 def _is_unknown_job(error: ClusterError) -> bool:
     """Whether a refusal says that there is no such job."""
     return "Invalid job id" in error.message or "No jobs in the system" in error.message
-
-
-def _of_task(known: list[JobStatus], job_id: str, task: str | None) -> list[JobStatus]:
-    if task is None:
-        return sorted(known, key=_order)
-    if task.isdigit():
-        return [status for status in known if status.job_id == job_id]
-    return known
 
 
 def _order(status: JobStatus) -> tuple[int, str]:

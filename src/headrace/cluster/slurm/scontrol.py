@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from headrace.cluster.executor import JobState, JobStatus, fill_pattern, pattern_facts
+from headrace.cluster.executor import JobState, JobStatus, fill_pattern
 from headrace.cluster.notation import (
     expand_hosts,
     expand_indices,
@@ -359,8 +359,9 @@ def _output_path(
     if task is not None:
         pattern = pattern.replace(_NO_TASK, str(task))
     node = status.nodes[0] if status.nodes else ""
-    facts = pattern_facts(status.job_id, status.name, user, array_id=array_id, task=task, node=node)
-    return Path(fill_pattern(pattern, facts) if "%" in pattern else pattern)
+    job = (status.job_id, status.name, user)
+    name = fill_pattern(pattern, *job, array_id=array_id, task=task, node=node)
+    return Path(name if "%" in pattern else pattern)
 
 
 # -- snapshots and recordings --------------------------------------------------------------------------
