@@ -275,7 +275,10 @@ class LaunchNodes:
         lines = [n.connection for n in self.all if n.there and n.connection is not None]
         lines += [stranger for stranger, _ in self._strangers]
         select.select([self._listener.fileno(), *(line.fileno() for line in lines)], [], [], wait_s)
-        self._accept()
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            while len(self._strangers) < _STRANGERS_MAX + len(self.all):
+                connected, _ = self._listener.accept()
+                self._strangers.append((NodeConnection(connected), time.monotonic()))
         yield from self._introductions()
         for node in self.all:
             if node.connection is None or node.lost or node.gone is not None:
@@ -291,12 +294,6 @@ class LaunchNodes:
         if time.monotonic() - self._beat_s > _BEAT_S:
             self._beat_s = time.monotonic()
             self.send("beat")
-
-    def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
-            while len(self._strangers) < _STRANGERS_MAX + len(self.all):
-                connected, _ = self._listener.accept()
-                self._strangers.append((NodeConnection(connected), time.monotonic()))
 
     def _introductions(self) -> Iterator[tuple[NodeState, Message]]:
         left = []

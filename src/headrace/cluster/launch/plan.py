@@ -284,77 +284,53 @@ def commands_for(  # noqa: PLR0917 - who, where, and what
     common: Mapping[str, str] | None = None,
 ) -> NodeCommands:
     """What the node of this index starts; mpirun needs the names of the `common` variables to hand on."""
+    start = (sys.executable, "-I", "-S", rank_start.__file__)
     if framework == "torch":
-        return _torchrun(node, plan, facts, program)
+        # Static rendezvous: who is there is known, nothing needs to be found out.
+        torchrun = (
+            sys.executable, "-m", "torch.distributed.run",
+            f"--nnodes={len(plan.nodes)}", f"--node-rank={node}",
+            f"--nproc-per-node={plan.ranks_per_node}",
+            "--rdzv-backend=static",
+            f"--master-addr={facts[0].address}", f"--master-port={facts[0].ports[0]}",
+            "--max-restarts=0",  # a rank that fails ends the job; the scheduler starts it again
+            "--no-python", *start, *program,
+        )  # fmt: skip
+        return NodeCommands((torchrun,), ({},))
     if framework == "mpi":
         return _mpirun(node, plan, facts, program, common or {})
     environments = []
     for local in range(plan.ranks_per_node):
         rank = node * plan.ranks_per_node + local
-        environment = _rank_variables(rank, local, node, plan, facts)
-        if framework == "jax":
-            environment |= _jax(rank, local, plan, facts)
-        if framework == "tensorflow":
-            environment |= _tensorflow(rank, plan, facts)
-        environments.append(environment)
-    started = (sys.executable, "-I", "-S", rank_start.__file__, *program)
-    return NodeCommands((started,) * plan.ranks_per_node, tuple(environments))
-
-
-def _torchrun(
-    node: int, plan: LaunchPlan, facts: Sequence[NodeFacts], program: Sequence[str]
-) -> NodeCommands:
-    """One torchrun on each node. Static rendezvous: who is there is known, nothing needs to be found out."""
-    command = (
-        sys.executable, "-m", "torch.distributed.run",
-        f"--nnodes={len(plan.nodes)}", f"--node-rank={node}",
-        f"--nproc-per-node={plan.ranks_per_node}",
-        "--rdzv-backend=static",
-        f"--master-addr={facts[0].address}", f"--master-port={facts[0].ports[0]}",
-        "--max-restarts=0",  # a rank that fails ends the job; the scheduler starts it again
-        "--no-python", sys.executable, "-I", "-S", rank_start.__file__, *program,
-    )  # fmt: skip
-    return NodeCommands((command,), ({},))
+        environments.append(_rank_variables(framework, rank, local, plan, facts))
+    return NodeCommands(((*start, *program),) * plan.ranks_per_node, tuple(environments))
 
 
 def _rank_variables(
-    rank: int, local: int, node: int, plan: LaunchPlan, facts: Sequence[NodeFacts]
+    framework: str, rank: int, local: int, plan: LaunchPlan, facts: Sequence[NodeFacts]
 ) -> dict[str, str]:
-    """Under torchrun's names, which most programs know."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(plan.ranks),
-        "LOCAL_WORLD_SIZE": str(plan.ranks_per_node),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(len(plan.nodes)),
-        "MASTER_ADDR": facts[0].address,
-        "MASTER_PORT": str(facts[0].ports[0]),
-    }
-
-
-def _jax(rank: int, local: int, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> dict[str, str]:
-    out = {
-        "JAX_COORDINATOR_ADDRESS": f"{facts[0].address}:{facts[0].ports[0]}",
-        "JAX_NUM_PROCESSES": str(plan.ranks),
-        "JAX_PROCESS_ID": str(rank),
-    }
-    if plan.ranks_per_node > 1 and plan.gpus_per_node:
-        each = max(1, plan.gpus_per_node // plan.ranks_per_node)
-        first = local * each % plan.gpus_per_node
-        out["JAX_LOCAL_DEVICE_IDS"] = ",".join(str(d) for d in range(first, first + each))
-    return out
-
-
-def _tensorflow(rank: int, plan: LaunchPlan, facts: Sequence[NodeFacts]) -> dict[str, str]:
-    """MultiWorkerMirroredStrategy: every rank is a worker with a port of its own."""
-    workers = [
-        f"{node.address}:{port}"
-        for node in facts
-        for port in node.ports[1 : plan.ranks_per_node + 1]
-    ]
-    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
-    return {"TF_CONFIG": json.dumps(cluster)}
+    """Under torchrun's names, which most programs know, and under those of the framework."""
+    first, each = facts[0], plan.ranks_per_node
+    values = {
+        "RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": plan.ranks, "LOCAL_WORLD_SIZE": each,
+        "GROUP_RANK": rank // each, "GROUP_WORLD_SIZE": len(plan.nodes),
+        "MASTER_ADDR": first.address, "MASTER_PORT": first.ports[0],
+    }  # fmt: skip
+    if framework == "jax":
+        values |= {
+            "JAX_COORDINATOR_ADDRESS": f"{first.address}:{first.ports[0]}",
+            "JAX_NUM_PROCESSES": plan.ranks, "JAX_PROCESS_ID": rank,
+        }  # fmt: skip
+        if each > 1 and plan.gpus_per_node:
+            share = max(1, plan.gpus_per_node // each)
+            begin = local * share % plan.gpus_per_node
+            values["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(begin, begin + share)))
+    elif framework == "tensorflow":
+        # MultiWorkerMirroredStrategy: every rank is a worker with a port of its own.
+        workers = [f"{node.address}:{port}" for node in facts for port in node.ports[1 : each + 1]]
+        cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+        values["TF_CONFIG"] = json.dumps(cluster)
+    return {name: str(value) for name, value in values.items()}
 
 
 def _mpirun(

@@ -45,23 +45,28 @@ _RANKS_MAX = 4096
 _WAIT_S = 60.0
 _POLL_S = 0.002
 _HOLD, _STOP_AT = 3, 4
-_ARRIVING, _LEAVING, _PID, _EPOCH, _POSITION, _HASH, _SEED, _STEPS = range(_SLOT_WORDS)
+_ARRIVING, _LEAVING, _PID, _EPOCH = range(4)
 
 
 class RankNote(NamedTuple):
-    """What one rank has written: how often it asked whether to stop, whether it leaves, where its loader is.
+    """A slot: how often a rank asked whether to stop, whether it leaves, its process, where its loader is.
 
-    `steps` are of the whole run, restarts included; `attends`: its script takes part.
+    `steps` are of the whole run, restarts included.
     """
 
     checks: int
-    leaving: bool
-    epoch: int = 0
-    position: int = 0
-    order_hash: int = 0
-    seed: int = 0
-    steps: int = 0
-    attends: bool = True
+    leaving: int
+    pid: int
+    epoch: int
+    position: int
+    order_hash: int
+    seed: int
+    steps: int
+
+    @property
+    def attends(self) -> bool:
+        """Whether the rank's script takes part."""
+        return self.pid != 0
 
 
 class StopPage:
@@ -99,14 +104,8 @@ class StopPage:
     def notes(self) -> list[RankNote]:
         """What each rank has written."""
         words = self._words[_HEADER_WORDS:].tolist()
-        slots = [words[at : at + _SLOT_WORDS] for at in range(0, len(words), _SLOT_WORDS)]
-        return [
-            RankNote(
-                slot[_ARRIVING], bool(slot[_LEAVING]), slot[_EPOCH], slot[_POSITION], slot[_HASH],
-                slot[_SEED], slot[_STEPS], slot[_PID] != 0,
-            )
-            for slot in slots
-        ]  # fmt: skip
+        starts = range(0, len(words), _SLOT_WORDS)
+        return [RankNote(*words[at : at + _SLOT_WORDS]) for at in starts]
 
     def close(self) -> None:
         """Gives the memory back; ranks that have mapped it keep it."""
@@ -170,12 +169,9 @@ class RankSlot:
 
     def note(self, *, epoch: int, position: int, order_hash: int, seed: int, steps: int) -> None:
         """Says where the loader stands, for the run's manifest."""
-        at = self._at
-        self._words[at + _EPOCH] = epoch
-        self._words[at + _POSITION] = position
-        self._words[at + _HASH] = order_hash
-        self._words[at + _SEED] = seed
-        self._words[at + _STEPS] = steps
+        values = (epoch, position, order_hash, seed, steps)
+        for at, value in enumerate(values, self._at + _EPOCH):
+            self._words[at] = value
 
 
 # -- the agreement -------------------------------------------------------------------------------------
