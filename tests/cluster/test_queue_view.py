@@ -11,8 +11,14 @@ from rich.console import Console
 from cluster.clusters import NOW_S, busy, cluster, hal, huge, node
 from headrace.cli.cluster_queue import queue_view, span_text
 from headrace.cluster.executor import JobState
-from headrace.cluster.queue_view import queue_board, reason_text, task_count
-from headrace.cluster.snapshot import Allocation, ClusterJob, Partition
+from headrace.cluster.snapshot import (
+    Allocation,
+    ClusterJob,
+    Partition,
+    queue_board,
+    reason_text,
+    task_count,
+)
 
 HERE = Path(__file__).parent
 STALLS = {"102": 0.31, "101": 0.02}

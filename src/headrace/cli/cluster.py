@@ -11,7 +11,7 @@ from typer import Argument, Option
 from headrace.cli import exit_codes
 from headrace.cli.options import CommandGroup, Group, Json, JsonOutput, Quiet
 from headrace.cli.printing import Output
-from headrace.cluster.request import JOB_OPTIONS, JobOption, OptionKind
+from headrace.cluster.request import JOB_OPTIONS, NOT_IN_THE_FOREGROUND, JobOption, OptionKind
 
 if TYPE_CHECKING:
     from headrace.cli.cluster_submit import Asked
@@ -75,7 +75,7 @@ def cluster_run(
         None, metavar="[COMMAND ...]", help="Default: a shell.", show_default=False
     ),
     *,
-    asked: Annotated[Any, _asking("array", "output", "error", "requeue")],
+    asked: Annotated[Any, _asking(*NOT_IN_THE_FOREGROUND)],
     output: Annotated[Output, Group(Output, quiet=Quiet, as_json=_DryJson)],
 ) -> int:
     """Run a command in the foreground, or a shell, on the nodes that are asked for, and end as it ends.

@@ -30,8 +30,15 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from headrace.cluster.queue_view import NodeRow, QueueBoard, QueueJobRow, QueueTotals, UserRow
-    from headrace.cluster.snapshot import ClusterSnapshot, Node
+    from headrace.cluster.snapshot import (
+        ClusterSnapshot,
+        Node,
+        NodeRow,
+        QueueBoard,
+        QueueJobRow,
+        QueueTotals,
+        UserRow,
+    )
 
 
 WIDE: Final = 110
@@ -360,7 +367,7 @@ class Selection:
 
     def board(self, snapshot: ClusterSnapshot, stalls: Mapping[str, float] | None) -> QueueBoard:
         """The view. What is named and not there is an error: an empty screen would say that nothing runs."""
-        from headrace.cluster.queue_view import queue_board
+        from headrace.cluster.snapshot import queue_board
 
         known = {node.name for node in snapshot.nodes}
         if missing := [name for name in self.nodes if name not in known]:

@@ -16,6 +16,7 @@ from headrace.cli import exit_codes
 from headrace.cli.daemons import (
     Foreground,
     Lines,
+    absolute,
     arguments_of,
     end,
     log_to_stderr,
@@ -57,10 +58,10 @@ def control_start(
     options = service.ControlOptions(
         database=(db or service.default_database()).absolute(),
         listen=tuple(listen or ()),
-        token_file=_absolute(token_file),
-        tls_cert=_absolute(tls_cert),
-        tls_key=_absolute(tls_key),
-        tls_ca=_absolute(tls_ca),
+        token_file=absolute(token_file),
+        tls_cert=absolute(tls_cert),
+        tls_key=absolute(tls_key),
+        tls_ca=absolute(tls_ca),
         metrics=metrics,
     )
     folder = runtime.control_folder()
@@ -122,10 +123,6 @@ def _service() -> Any:
             f"the controller needs {e.name}.", next_step="pip install 'headrace[control]'"
         ) from e
     return app
-
-
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else path.absolute()
 
 
 def _print_control(output: Output, state: dict[str, Any]) -> None:

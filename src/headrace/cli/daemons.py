@@ -29,6 +29,11 @@ def arguments_of(given: Mapping[str, Any]) -> list[str]:
     return [word for name, value in given.items() if value for word in (name, str(value))]
 
 
+def absolute(path: str | Path | None) -> Path | None:
+    """For a daemon, whose current folder is another."""
+    return None if path is None else Path(path).absolute()
+
+
 def end(output: Output, folder: runtime.RuntimeFolder, stop: Callable[[], int]) -> int:
     """End a daemon with `stop`, which returns its process id, and say so; returns the exit code."""
     try:
@@ -115,7 +120,7 @@ def node_start(
 
     endpoint = None
     paths = (controller_token_file, controller_ca, controller_cert, controller_key)
-    token, ca, cert, key = (None if path is None else path.absolute() for path in paths)
+    token, ca, cert, key = map(absolute, paths)
     if controller is not None:
         from headrace.control.client import Endpoint
 
@@ -138,7 +143,7 @@ def node_start(
         return
     given = {
         "--ram": ram, "--job-ram": job_ram, "--window": window, "--job-window": job_window,
-        "--cache-dir": _absolute(cache_dir), "--cache": cache, "--simulate": simulate,
+        "--cache-dir": absolute(cache_dir), "--cache": cache, "--simulate": simulate,
         "--controller": controller, "--controller-token-file": token, "--controller-ca": ca,
         "--controller-cert": cert, "--controller-key": key,
         "--metrics": metrics,
@@ -241,10 +246,6 @@ def _print_node(output: Output, state: dict[str, Any]) -> None:
             f"{count_text(opens['ram'])} from memory, {count_text(opens['disk'])} from disk, "
             f"{count_text(opens['ahead'])} read ahead; order: {run['order'] or 'not known'}"
         )
-
-
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).absolute())
 
 
 agent_app = CommandGroup(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typer import Argument, Option
 
 from headrace.cli.options import CommandGroup, JsonOutput, QuietOutput
-from headrace.cli.printing import Output
 
 
 def version(*, output: JsonOutput) -> None:
@@ -75,7 +74,10 @@ def init(
     from headrace.cluster.recipes import RECIPES, make_project, recipe_named
 
     if list_recipes:
-        _list_recipes(output)
+        width = max(len(each.name) for each in RECIPES)
+        known = [{"name": r.name, "summary": r.summary, "packages": r.packages} for r in RECIPES]
+        lines = [f"{each.name:<{width}}  {each.summary}" for each in RECIPES]
+        output.result({"recipes": known}, *lines)
         return
     if name is None:
         raise ValueError(
@@ -90,18 +92,6 @@ def init(
         return
     output.remark(f"It needs {', '.join(chosen.packages)}. {name}/README.md says how to go on:")
     output.remark(f"  cd {name} && ./job.sh      # or: sbatch job.sh")
-
-
-def _list_recipes(output: Output) -> None:
-    from headrace.cluster.recipes import RECIPES
-
-    width = max(len(each.name) for each in RECIPES)
-    output.result(
-        {"recipes": [
-            {"name": each.name, "summary": each.summary, "packages": each.packages} for each in RECIPES
-        ]},
-        *(f"{each.name:<{width}}  {each.summary}" for each in RECIPES),
-    )  # fmt: skip
 
 
 def demo(

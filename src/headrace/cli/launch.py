@@ -15,13 +15,13 @@ from typer import Argument, Option
 
 from headrace.cli import exit_codes
 from headrace.cli.options import Group, QuietOutput
-from headrace.cli.printing import Output, plain
+from headrace.cli.printing import plain
 from headrace.cluster.launch.plan import LaunchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.bench.scaling import ScalingRun, ScalingTable
+    from headrace.bench.scaling import ScalingRun
     from headrace.cluster.launch.plan import Launch
 
 
@@ -176,7 +176,8 @@ def scaling(
 
     Writes a table (text, JSON) and its figure. Ends with 1 if a size failed, or learned less than the first.
     """
-    from headrace.bench.scaling import ScalingOptions, measure, scaling_table
+    from headrace.bench.scaling import ScalingOptions, measure, scaling_table, table_text
+    from headrace.bench.scaling_figure import figure_svg
     from headrace.cluster.executor import executor as executor_named
 
     runs_on, sizes = executor_named(executor), _numbers(ranks)
@@ -197,8 +198,14 @@ def scaling(
 
     runs = list(measure(runs_on, options, tell))
     table = scaling_table(runs, tolerance / 100)
-    _write_table(out, table, f"{project.absolute().name}: {table.epochs} epochs")
-    _print_scaling(output, out, table)
+    document, text = asdict(table), table_text(table)
+    title = f"{project.absolute().name}: {table.epochs} epochs"
+    (out / "scaling.json").write_text(json.dumps(document, indent=2, default=plain) + "\n", "utf-8")
+    (out / "scaling.svg").write_text(figure_svg(table, title), "utf-8")
+    (out / "scaling.txt").write_text(text, "utf-8")
+    output.result(document | {"figure": out / "scaling.svg"}, text.rstrip("\n"))
+    if not output.as_json:
+        output.remark(f"{out}/scaling.svg, scaling.json, scaling.txt")
     return exit_codes.FINDING if table.findings else exit_codes.OK
 
 
@@ -207,22 +214,3 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not words or not all(word.isdecimal() for word in words):
         raise ValueError(f"--ranks is {text!r}, expected numbers like 1,2,4,8")
     return tuple(int(word) for word in words)
-
-
-def _write_table(out: Path, table: ScalingTable, title: str) -> None:
-    from headrace.bench.scaling import table_text
-    from headrace.bench.scaling_figure import figure_svg
-
-    text = json.dumps(asdict(table), indent=2, default=plain)
-    (out / "scaling.json").write_text(text + "\n", "utf-8")
-    (out / "scaling.svg").write_text(figure_svg(table, title), "utf-8")
-    (out / "scaling.txt").write_text(table_text(table), "utf-8")
-
-
-def _print_scaling(output: Output, out: Path, table: ScalingTable) -> None:
-    from headrace.bench.scaling import table_text
-
-    output.result(asdict(table) | {"figure": out / "scaling.svg"}, table_text(table).rstrip("\n"))
-    if output.as_json:
-        return
-    output.remark(f"{out}/scaling.svg, scaling.json, scaling.txt")

@@ -163,9 +163,6 @@ def mount(
     output: JsonOutput,
 ) -> None:
     """Show a store as a read-only folder, until it is unmounted."""
-    from pathlib import Path
-
-    from headrace.base.text import bytes_of
     from headrace.posix.mount import MountOptions, serve
     from headrace.posix.mount import mount as mount_store
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cli.printing import Output, report
-from headrace.cluster.request import JOB_OPTIONS, OptionKind
+from headrace.cluster.request import JOB_OPTIONS, NOT_IN_THE_FOREGROUND, OptionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 
 _REFRESH_S: Final = 60.0
@@ -26,35 +26,24 @@ _REFRESH_S: Final = 60.0
 _SIZES: Final = (
     "gpuxN: N GPUs; cpunN: N whole nodes; cpu_mini: a few CPUs. Any N. Or a partition by its name."
 )
-_FOREGROUND_WITHOUT: Final = ("array", "output", "error", "requeue")
 
 
-def swrun() -> None:
-    """Entry of `swrun`: an interactive shell, or a command."""
-    _end(_swrun)
+def _entry(command: Callable[[Sequence[str]], int]) -> Callable[[], None]:
+    """A program: the command with the words of the command line, ended with its exit code."""
 
+    def run() -> None:
+        words = sys.argv[1:]
+        try:
+            code = command(words)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
+            code = report(e, as_json="--json" in words, verbose=False)
+        sys.exit(code)
 
-def swbatch() -> None:
-    """Entry of `swbatch`: a script."""
-    _end(_swbatch)
-
-
-def swqueue() -> None:
-    """Entry of `swqueue`: nodes and jobs."""
-    _end(_swqueue)
-
-
-def _end(command: Callable[[Sequence[str]], int]) -> None:
-    words = sys.argv[1:]
-    try:
-        code = command(words)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
-        code = report(e, as_json="--json" in words, verbose=False)
-    sys.exit(code)
+    return run
 
 
 class _Version(argparse.Action):
@@ -88,7 +77,7 @@ def _parser(name: str, what: str) -> argparse.ArgumentParser:
 
 
 def _add_asks(
-    parser: argparse.ArgumentParser, *, letters: bool, without: Sequence[str] = ()
+    parser: argparse.ArgumentParser, *, letters: bool, without: Collection[str] = ()
 ) -> None:
     for option in JOB_OPTIONS:
         if option.field in without:
@@ -115,11 +104,13 @@ def _asked(given: argparse.Namespace) -> Any:
     return Asked(values, given.executor, given.site, given.source, given.dry_run, hal=True)
 
 
-def _swrun(words: Sequence[str]) -> int:
+@_entry
+def swrun(words: Sequence[str]) -> int:
+    """An interactive shell, or a command."""
     from headrace.cli.cluster_submit import run_command
 
     parser = _parser("swrun", "An interactive shell, or a command, on the GPUs that are asked for.")
-    _add_asks(parser, letters=True, without=_FOREGROUND_WITHOUT)
+    _add_asks(parser, letters=True, without=NOT_IN_THE_FOREGROUND)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] [COMMAND ...]", help="default: a shell"
     )
@@ -130,7 +121,9 @@ def _swrun(words: Sequence[str]) -> int:
     return run_command(_asked(given), command, Output(as_json=given.json))
 
 
-def _swbatch(words: Sequence[str]) -> int:
+@_entry
+def swbatch(words: Sequence[str]) -> int:
+    """A script."""
     from headrace.cli.cluster_submit import submit_script
 
     parser = _parser("swbatch", "Submits a script; sizes stand in it: #SBATCH --partition=gpux4.")
@@ -143,7 +136,9 @@ def _swbatch(words: Sequence[str]) -> int:
     return submit_script(_asked(given), given.script, given.arguments, Output(as_json=given.json))
 
 
-def _swqueue(words: Sequence[str]) -> int:
+@_entry
+def swqueue(words: Sequence[str]) -> int:
+    """Nodes and jobs."""
     from headrace.cli.cluster_queue import ROWS, Selection, show_queue
     from headrace.cli.cluster_submit import cluster_snapshot
 

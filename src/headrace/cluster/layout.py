@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.cluster.notation import read_minutes, slurm_time, time_text
 from headrace.cluster.request import Shorthand, apply_shorthand, read_shorthand
 from headrace.cluster.script import Word
+from headrace.cluster.snapshot import is_away
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
@@ -36,11 +37,6 @@ ARCHITECTURES: Final = {
 }  # fmt: skip
 """HAL's words for kinds of nodes, and others', as nodes report them."""
 
-_AWAY: Final = frozenset({
-    "down", "drain", "drained", "draining", "fail", "failing", "error", "future", "maint",
-    "powered_down", "powering_down", "reboot", "unknown", "not_responding", "no_respond",
-    "invalid_reg",
-})  # fmt: skip
 _FEATURES = re.compile(r"[\w.+-]+(?:[&,][\w.+-]+)*", re.ASCII)
 
 
@@ -59,11 +55,6 @@ class _Fit:
     even: bool
     gpu_type: str
     nodes: tuple[Node, ...]
-
-
-def is_away(node: Node) -> bool:
-    """Whether it takes no job now."""
-    return any(state.rstrip("*~#!%$@^-+") in _AWAY for state in node.states)
 
 
 def _eligible(nodes: Sequence[Node], request: JobRequest, site: Site) -> list[Node]:

@@ -30,6 +30,7 @@ NAMES_MAX = 1 << 18
 """What one list may stand for: more nodes than any cluster has."""
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?(?::(\d+))?\Z")
+_BRACKETED = re.compile(r"(?:[^\[\]]|\[[^\[\]]*\])*")
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)\Z", re.DOTALL)
 
 
@@ -60,13 +61,9 @@ def expand_indices(text: str) -> tuple[int, ...]:
 
 def compress_hosts(names: Iterable[str]) -> str:
     """The short form; the names are sorted by number, and each is said once."""
-    plain: list[str] = []
-    parts: list[tuple[str, str, str]] = []
-    for name in dict.fromkeys(names):
-        if (match := _NUMBERED.match(name)) is None:
-            plain.append(name)
-        else:
-            parts.append((match[1], match[2], match[3]))
+    matches = {name: _NUMBERED.match(name) for name in names}
+    plain = [name for name, match in matches.items() if match is None]
+    parts = [(match[1], match[2], match[3]) for match in matches.values() if match is not None]
     # Numbers with leading zeros have a width of their own: node01 is not node1, and is beside node10.
     padded = {(a, c, len(b)) for a, b, c in parts if len(b) > 1 and b.startswith("0")}
     groups: dict[tuple[str, str, int], list[int]] = {}
@@ -83,22 +80,11 @@ def compress_hosts(names: Iterable[str]) -> str:
     return ",".join(plain)
 
 
-def _split(text: str) -> Iterator[str]:
+def _split(text: str) -> list[str]:
     """Parts between commas that are in no brackets."""
-    depth = begin = 0
-    for i, letter in enumerate(text):
-        if letter == "[":
-            depth += 1
-        elif letter == "]":
-            depth -= 1
-        elif letter == "," and depth == 0:
-            yield text[begin:i]
-            begin = i + 1
-        if not 0 <= depth <= 1:
-            break
-    if depth:
+    if _BRACKETED.fullmatch(text) is None:
         raise ValueError(f"{text[:80]!r} is no list of hosts: its brackets do not match")
-    yield text[begin:]
+    return re.split(r",(?![^\[]*\])", text)
 
 
 def _expand(part: str) -> list[str]:

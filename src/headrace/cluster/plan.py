@@ -20,6 +20,7 @@ from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
 from headrace.cluster.local.executor import local_snapshot
 from headrace.cluster.request import (
     JOB_OPTIONS,
+    NOT_IN_THE_FOREGROUND,
     WORDS_OF_OURS,
     JobRequest,
     OptionKind,
@@ -356,7 +357,6 @@ def _wrapped(script: Script, words: list[Word], preamble: list[str], disabled: s
 
 # -- a command ---------------------------------------------------------------------------------------
 
-_NOT_IN_THE_FOREGROUND: Final = frozenset({"array", "output", "error", "requeue"})
 _SHELL: Final = ("bash", "-i")
 
 
@@ -365,7 +365,7 @@ def plan_run(
 ) -> RunPlan:
     """A command in the foreground, or a shell: once, on the first node, with the whole allocation to itself."""
     for option in JOB_OPTIONS:
-        if option.field in _NOT_IN_THE_FOREGROUND & asked.said():
+        if option.field in NOT_IN_THE_FOREGROUND & asked.said():
             raise ClusterRequestError(
                 f"{option.flag} makes no sense for a command in the foreground.",
                 next_step="Write a script: headrace cluster batch SCRIPT.",

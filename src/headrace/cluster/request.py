@@ -172,6 +172,9 @@ _BY_FIELD: Final = {option.field: option for option in JOB_OPTIONS}
 _BY_WORD: Final = {word: o for o in JOB_OPTIONS for word in (o.slurm, *o.words) if word}
 _BY_FLAG: Final = {option.flag[2:]: option for option in JOB_OPTIONS}
 
+NOT_IN_THE_FOREGROUND: Final = frozenset({"array", "output", "error", "requeue"})
+"""Fields that make no sense for a command in the foreground."""
+
 WORDS_OF_OURS: Final = frozenset(word for option in JOB_OPTIONS for word in option.words)
 """What may stand in `#SBATCH` lines as HAL has them, though `sbatch` refuses it."""
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.cluster.layout import is_away
-from headrace.cluster.queue_view import queue_board
+from headrace.cluster.snapshot import is_away, queue_board
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
