@@ -127,9 +127,18 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
     def gpus(name: str) -> int:
         return gpu_count(f"gpu:{text(name)}") if text(name) else 0
 
-    nodes = _count(options, "nodes") or 1
-    tasks = _count(options, "ntasks")
-    per_node = _count(options, "ntasks-per-node") or (-(-tasks // nodes) if tasks else 1)
+    def count(name: str) -> int | None:
+        value = options.get(name)
+        if value is None:
+            return None
+        first = value.partition("-")[0]  # --nodes=2-4: the fewest
+        if not first.isdigit() or (name != "nodes" and first != value) or not int(first):
+            raise ValueError(f"--{name} is {value!r}, expected a number")
+        return int(first)
+
+    nodes = count("nodes") or 1
+    tasks = count("ntasks")
+    per_node = count("ntasks-per-node") or (-(-tasks // nodes) if tasks else 1)
     array, tasks_at_once = _array(options.get("array"))
     dependencies, all_of = _dependencies(text("dependency"))
     warn_script, warn_signal, warn_s = _warning(text("signal"))
@@ -156,18 +165,8 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
         or -(-gpus("gpus") // nodes)
         or gpus("gpus-per-task") * per_node,
         tasks_per_node=per_node,
-        cpus_per_task=_count(options, "cpus-per-task") or 1,
+        cpus_per_task=count("cpus-per-task") or 1,
     )
-
-
-def _count(options: dict[str, str | None], name: str) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return None
-    first = text.partition("-")[0]  # --nodes=2-4: the fewest
-    if not first.isdigit() or (name != "nodes" and first != text) or not int(first):
-        raise ValueError(f"--{name} is {text!r}, expected a number")
-    return int(first)
 
 
 def _array(text: str | None) -> tuple[tuple[int, ...] | None, int]:
@@ -395,7 +394,7 @@ class JobsFolder:
     def jobs(self) -> list[LocalJob]:
         """All that are not over, oldest first."""
         jobs = []
-        for number in sorted(self._numbers()):
+        for number in self._numbers():
             if not (self.path / str(number) / "over").exists():
                 with contextlib.suppress(FileNotFoundError):
                     jobs.append(LocalJob.load(self.path / str(number)))
@@ -410,8 +409,6 @@ class JobsFolder:
                 if (folder / "over").stat().st_mtime < limit:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _numbers(self) -> Iterator[int]:
-        with contextlib.suppress(FileNotFoundError):
-            for entry in os.scandir(self.path):
-                if entry.name.isdigit():
-                    yield int(entry.name)
+    def _numbers(self) -> list[int]:
+        entries = self.path.iterdir() if self.path.is_dir() else ()
+        return sorted(int(entry.name) for entry in entries if entry.name.isdigit())

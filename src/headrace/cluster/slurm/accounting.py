@@ -94,11 +94,23 @@ def read_accounting(
         NoAccounting: the cluster has neither, or its list cannot be read by this user.
         ClusterError: sacct fails.
     """
+    day_ago = time.time() - 86400
+    # Steps have what processes used; `--allocations` would leave them out.
+    options = ["--parsable2", "--noheader", "--duplicates"]
+    if job_ids:
+        options.append(f"--jobs={','.join(job_ids)}")
+    else:
+        options.append(f"--starttime={_local(day_ago if since_s is None else since_s)}")
+        if until_s is not None:
+            options.append(f"--endtime={_local(until_s)}")
+        options.append(f"--user={','.join(users)}" if users else "--allusers")
+    if accounts:
+        options.append(f"--accounts={','.join(accounts)}")
     try:
-        return _sacct(commands, (since_s, until_s), users, accounts, job_ids)
+        return _sacct(commands, options)
     except NoAccounting:
         jobs = _completed(commands)
-    begin = (0.0 if job_ids else time.time() - 86400) if since_s is None else since_s
+    begin = (0.0 if job_ids else day_ago) if since_s is None else since_s
     end = time.time() if until_s is None else until_s
     wanted = set(job_ids)
     return [
@@ -115,26 +127,7 @@ def read_accounting(
 # -- sacct -----------------------------------------------------------------------------------------
 
 
-def _sacct(
-    commands: Commands,
-    span_s: tuple[float | None, float | None],
-    users: Sequence[str],
-    accounts: Sequence[str],
-    job_ids: Sequence[str],
-) -> list[AccountedJob]:
-    since_s, until_s = span_s
-    # Steps have what processes used; `--allocations` would leave them out.
-    options = ["--parsable2", "--noheader", "--duplicates"]
-    if job_ids:
-        options.append(f"--jobs={','.join(job_ids)}")
-    else:
-        begin = time.time() - 86400 if since_s is None else since_s
-        options.append(f"--starttime={_local(begin)}")
-        if until_s is not None:
-            options.append(f"--endtime={_local(until_s)}")
-        options.append(f"--user={','.join(users)}" if users else "--allusers")
-    if accounts:
-        options.append(f"--accounts={','.join(accounts)}")
+def _sacct(commands: Commands, options: Sequence[str]) -> list[AccountedJob]:
     fields = tuple(FIELDS)
     try:
         try:

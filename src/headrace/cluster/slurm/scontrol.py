@@ -338,7 +338,7 @@ def job_facts(fields: Mapping[str, str]) -> dict[str, Any]:
     The exit code is None where Slurm says 0 of a script that did not end by itself.
     """
     state = job_state(fields["JobState"])
-    exit_code, signal = (int(part or 0) for part in fields.get("ExitCode", "0:0").split(":"))
+    exit_code, signal = (int(part or 0) for part in (fields.get("ExitCode") or "0:0").split(":"))
     is_known = state.is_over and not signal and (exit_code or state is JobState.COMPLETED)
     return {
         "job_id": fields["JobId"], "name": fields.get("Name", ""), "state": state,
