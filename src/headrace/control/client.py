@@ -39,19 +39,13 @@ class Refusal(ControlError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a controller is, and how to show who asks.
+    """Where a controller is, and how to show who asks."""
 
-    Attributes:
-        url: see the module's text; `own` is this user's own controller, by its socket.
-        token_file: holds the token, as a line `TOKEN`, `plane TOKEN` or `operator TOKEN`.
-        ca: certificates to trust; None: those of the system.
-        certificate, key: this side's own, for mutual TLS.
-    """
-
-    url: str
+    url: str  # see the module's text; `own` is this user's own controller, by its socket
     token_file: Path | None = None
-    ca: Path | None = None
-    certificate: Path | None = None
+    """Holds the token, as a line `TOKEN`, `plane TOKEN` or `operator TOKEN`."""
+    ca: Path | None = None  # certificates to trust; None: those of the system
+    certificate: Path | None = None  # this side's own, for mutual TLS, and its key
     key: Path | None = None
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from headrace.plane.stage import KNOBS, latency_percentile_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.control.controller import Change, Plane
+    from headrace.control.controller import Plane
     from headrace.control.history import PlaneWindow
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
@@ -126,7 +126,19 @@ def _plane(plane: Plane) -> dict[str, Any]:
         },
         "stages": [_stage(stage) for stage in stages],
         "doing": f"{plane.action}: {plane.reason}" if plane.action else "",
-        "changes": [_change(change) for change in plane.changes],
+        "changes": [
+            {
+                "at_s": round(change.at_s, 3),
+                "action": change.action,
+                "turned": {
+                    name: [getattr(change.before, name), value]
+                    for name, value in change.after.changes_from(change.before).items()
+                },
+                "reason": change.reason,
+                "evidence": change.evidence,
+            }
+            for change in plane.changes
+        ],
     }
 
 
@@ -145,19 +157,6 @@ def _percentiles(counts: Sequence[int]) -> dict[str, float]:
     return {
         "latency_s_p50": latency_percentile_s(counts, 0.5),
         "latency_s_p99": latency_percentile_s(counts, 0.99),
-    }
-
-
-def _change(change: Change) -> dict[str, Any]:
-    return {
-        "at_s": round(change.at_s, 3),
-        "action": change.action,
-        "turned": {
-            name: [getattr(change.before, name), value]
-            for name, value in change.after.changes_from(change.before).items()
-        },
-        "reason": change.reason,
-        "evidence": change.evidence,
     }
 
 
@@ -230,16 +229,15 @@ def _remote(remote: dict[str, Any]) -> str:
 
 
 def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[str]:
-    lines = []
-    for name, knob in knobs.items():
-        form = bytes_text if name == "buffer_bytes" else str
-        text = f"{name} {form(knob['value'])}"
-        if knob["frozen"]:
-            text += ", set explicitly: left alone"
-        else:
-            text += f", at most {form(knob['high'])} ({knob['limit_from']})"
-        lines.append(text)
-    return lines
+    return [
+        f"{name} {_value(name, knob['value'])}, "
+        + (
+            "set explicitly: left alone"
+            if knob["frozen"]
+            else f"at most {_value(name, knob['high'])} ({knob['limit_from']})"
+        )
+        for name, knob in knobs.items()
+    ]
 
 
 def _story(plane: dict[str, Any]) -> list[str]:

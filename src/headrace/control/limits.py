@@ -165,8 +165,7 @@ def memory_policy(
 ) -> tuple[int, str] | None:
     """The operator's word on memory, in bytes, and where it stands; None if nothing was said.
 
-    Raises:
-        ValueError: it is not a positive number.
+    Raises ValueError if it is not a positive number.
     """
     if given is not None:
         if given < 1:

@@ -122,11 +122,7 @@ _T = TypeVar("_T")
 
 
 def decode(kind: type[_T], body: bytes) -> _T:
-    """Read a message.
-
-    Raises:
-        ValueError: it is none; the message says where it is wrong.
-    """
+    """Read a message; raises ValueError, which says where it is wrong, if it is none."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:

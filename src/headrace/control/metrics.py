@@ -73,19 +73,14 @@ class Figures:
     def add(self, name: str, value: float, **labels: str) -> None:
         """Tell a figure; of the same labels, figures are added up.
 
-        Raises:
-            KeyError: there is no such metric, or it has other labels.
+        Raises KeyError if there is no such metric, or it has other labels.
         """
         self._values[name][self._key(name, labels)] += value
 
     def add_latencies(
         self, name: str, counts: Sequence[int], seconds: float, **labels: str
     ) -> None:
-        """Tell a histogram.
-
-        Raises:
-            KeyError: there is no such metric, or it has other labels.
-        """
+        """Tell a histogram; raises KeyError if there is no such metric, or it has other labels."""
         key = self._key(name, labels)
         before, total = self._histograms[name].get(key, ([0] * LATENCY_BUCKETS, 0.0))
         added = [a + b for a, b in zip(before, counts, strict=True)]
@@ -159,8 +154,7 @@ def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
 def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[[], _T]) -> _T:
     """What a function gives in a loop's thread, asked from another.
 
-    Raises:
-        TimeoutError: the loop did not answer within `ANSWER_S`.
+    Raises TimeoutError if the loop did not answer within `ANSWER_S`.
     """
     answers: queue.SimpleQueue[_T] = queue.SimpleQueue()
     call_soon(lambda: answers.put(function()))
@@ -173,8 +167,7 @@ def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[
 def renderer(figures: Callable[[], Figures]) -> Callable[[], bytes]:
     """What gives the metrics as text: these figures, and those of the process.
 
-    Raises:
-        HeadraceError: prometheus-client is not installed.
+    Raises HeadraceError if prometheus-client is not installed.
     """
     try:
         import prometheus_client
@@ -228,8 +221,7 @@ class Address:
 def address_of(text: str) -> Address:
     """`9464`, `0.0.0.0:9464` or `[::1]:9464`; without a host it is loopback.
 
-    Raises:
-        ValueError: it is none.
+    Raises ValueError if it is none.
     """
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

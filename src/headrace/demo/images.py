@@ -63,11 +63,7 @@ UNCLASSIFIED = "unsorted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What to run the demo on.
-
-    Raises:
-        ValueError: a number is out of bounds.
-    """
+    """What to run the demo on; raises ValueError if a number is out of bounds."""
 
     data: Path | None = None
     """A folder of images with a folder per class; None: Debian's clip art."""
@@ -135,11 +131,7 @@ class PackedImages:
 
 
 def list_images(folder: Path) -> list[ImageFile]:
-    """Return the image files below a folder's folders, sorted by name.
-
-    Raises:
-        SourceError: there are none.
-    """
+    """Return the image files below a folder's folders, sorted by name; raises SourceError if there are none."""
     files = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -156,11 +148,7 @@ def list_images(folder: Path) -> list[ImageFile]:
 
 
 def choose(files: list[ImageFile], options: DemoOptions) -> Choice:
-    """Choose what to train on.
-
-    Raises:
-        SourceError: fewer than two classes are left.
-    """
+    """Choose what to train on; raises SourceError if fewer than two classes are left."""
     pixels_max = CLIP_ART_PIXELS_MAX if options.data is None else PIXELS_MAX
     ordered = sorted(files, key=lambda file: file.digest)
     reasons = [_reason_against(file, pixels_max) for file in ordered]
@@ -201,11 +189,7 @@ def _reason_against(file: ImageFile, pixels_max: int) -> str:
 def pack_images(
     options: DemoOptions, progress: Callable[[int, int], None] = lambda _done, _of: None
 ) -> PackedImages:
-    """Pack the images, or find them packed.
-
-    Raises:
-        SourceError: the folder has too few images.
-    """
+    """Pack the images, or find them packed; raises SourceError if the folder has too few images."""
     started = time.perf_counter()
     files = list_images(options.source)
     options.out.mkdir(parents=True, exist_ok=True)

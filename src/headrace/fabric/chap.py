@@ -284,8 +284,7 @@ _KINDS: dict[tuple[int, int], type[Message]] = {
 def parse(data: bytes) -> Message:
     """The message that `data` begins with: what hosts send is all of it, a controller may fill it up.
 
-    Raises:
-        MessageFault: it is none.
+    Raises MessageFault if it is none.
     """
     if len(data) > MESSAGE_BYTES_MAX:
         raise payload_fault(f"a message of {len(data)} bytes")
@@ -326,8 +325,7 @@ def _known(kind: type[_IdT], number: int, explanation: ReasonExplanation, what: 
 def check_dhvlen(dhvlen: int, group: DhGroup) -> None:
     """Judges a DHVLEN: of a Reply, what it must be is known from the Challenge.
 
-    Raises:
-        MessageFault: it is another.
+    Raises MessageFault if it is another one.
     """
     if bool(dhvlen) != bool(group) or dhvlen > group.nbytes or dhvlen % 4:
         raise payload_fault(f"DHVLEN is {dhvlen}, {group.name} has {group.nbytes}")

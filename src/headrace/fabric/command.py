@@ -196,7 +196,6 @@ def connect_command(qid: int, entries: int, *, flow_control: bool, kato_ms: int 
 
 IDENTIFY_BYTES = 4096
 DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
-NQN_BYTES_MAX = 223
 
 CONTROLLER_IO, CONTROLLER_DISCOVERY = 1, 2
 """CNTRLTYPE."""
@@ -464,42 +463,3 @@ class Cap:
     def timeout_s(cap: int) -> float:
         """TO: the longest that enabling takes."""
         return (cap >> 24 & 0xFF) / 2
-
-
-class Registers:
-    """A controller's properties."""
-
-    def __init__(self, cap: int, version: int) -> None:
-        self.cap = cap
-        self.version = version
-        self.cc = 0
-        self.csts = 0
-
-    @property
-    def ready(self) -> bool:
-        """Whether commands that are not Fabrics commands are taken."""
-        return bool(self.csts & Csts.RDY) and not self.csts & Csts.SHST_MASK
-
-    def get(self, offset: int, *, wide: bool) -> int | None:
-        """A property's value, None if there is none at this offset and size."""
-        if wide:
-            return self.cap if offset == Property.CAP else None
-        values = {Property.VS: self.version, Property.CC: self.cc, Property.CSTS: self.csts}
-        return next((value for at, value in values.items() if at == offset), None)
-
-    def set(self, offset: int, value: int, *, wide: bool) -> bool:
-        """Writes a property; False if there is none to be written here.
-
-        Enabling and shutting down are done at once: there is nothing to flush.
-        """
-        if wide or offset != Property.CC:
-            return False
-        was_enabled = self.cc & Cc.EN
-        self.cc = value & 0xFFFFFFFF
-        if self.cc & Cc.EN:
-            self.csts = Csts.RDY if not was_enabled else self.csts
-        else:
-            self.csts = 0
-        if self.cc & Cc.SHN_MASK:
-            self.csts |= Csts.SHST_COMPLETE
-        return True

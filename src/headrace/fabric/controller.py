@@ -19,12 +19,14 @@ from headrace.fabric.command import (
     SGL_TRANSPORT,
     Admin,
     Cap,
+    Cc,
     Completion,
     ControllerIdentity,
+    Csts,
     Fabrics,
     Feature,
     LogPage,
-    Registers,
+    Property,
     Sqe,
     Status,
     pack_active_namespaces,
@@ -97,7 +99,7 @@ class Controller:
 
     def __init__(self, association: Association, now_s: float) -> None:
         self.association = association
-        self.registers = Registers(Cap.make(ENTRIES_MAX, _ENABLE_S), _VERSION)
+        self._cc = self._csts = 0
         self.kato_ms = association.kato_ms
         self.disconnecting = False
         self._heard_s = self._started_s = now_s
@@ -106,6 +108,11 @@ class Controller:
         self._changed: set[int] = set()
         self._told = False
         self._ready: list[Completion] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether commands that are not Fabrics commands are taken."""
+        return bool(self._csts & Csts.RDY) and not self._csts & Csts.SHST_MASK
 
     # -- what happens by itself -------------------------------------------------------------------
 
@@ -142,7 +149,7 @@ class Controller:
         self.heard(now_s)
         if sqe.opcode == Admin.FABRICS:
             return self._fabrics(sqe)
-        if not self.registers.ready:
+        if not self.ready:
             return CommandReply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY)
         match sqe.opcode:
             case Admin.IDENTIFY:
@@ -166,14 +173,25 @@ class Controller:
         wide = attributes & 7 == 1
         match sqe.nsid & 0xFF:
             case Fabrics.PROPERTY_GET:
-                register = self.registers.get(offset, wide=wide)
-                return _INVALID_FIELD if register is None else CommandReply(result=register)
-            case Fabrics.PROPERTY_SET:
-                return (
-                    CommandReply()
-                    if self.registers.set(offset, value, wide=wide)
-                    else _INVALID_FIELD
-                )
+                properties = {
+                    (Property.CAP, True): Cap.make(ENTRIES_MAX, _ENABLE_S),
+                    (Property.VS, False): _VERSION,
+                    (Property.CC, False): self._cc,
+                    (Property.CSTS, False): self._csts,
+                }
+                known = properties.get((offset, wide))
+                return _INVALID_FIELD if known is None else CommandReply(result=known)
+            case Fabrics.PROPERTY_SET if offset == Property.CC and not wide:
+                # Enabling and shutting down are done at once: there is nothing to flush.
+                enabled = self._cc & Cc.EN
+                self._cc = value & 0xFFFFFFFF
+                if not self._cc & Cc.EN:
+                    self._csts = 0
+                elif not enabled:
+                    self._csts = Csts.RDY
+                if self._cc & Cc.SHN_MASK:
+                    self._csts |= Csts.SHST_COMPLETE
+                return CommandReply()
             case Fabrics.DISCONNECT:
                 self.disconnecting = True
                 return CommandReply()

@@ -64,11 +64,7 @@ class FabricAddress(NamedTuple):
 
 
 def parse_url(url: str) -> FabricAddress:
-    """Takes `nvme+tcp://host[:port]/nqn[?ns=1]` apart.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Takes `nvme+tcp://host[:port]/nqn[?ns=1]` apart; raises ValueError if it is none."""
     parts = urlsplit(url)
     query = parse_qs(parts.query, keep_blank_values=True)
     numbers = query.pop("ns", ["1"])
@@ -87,8 +83,7 @@ def parse_url(url: str) -> FabricAddress:
 def split_window(url: str) -> tuple[str, int, int | None]:
     """A volume's URL as its namespace's URL, first byte and bytes (None: all of them).
 
-    Raises:
-        ValueError: the window does not read `#offset+length`.
+    Raises ValueError if the window does not read `#offset+length`.
     """
     base, mark, window = url.partition("#")
     if not mark:
@@ -120,21 +115,21 @@ class NamespaceChanged(FabricError):
     """After a connection was lost, another namespace stands in the place of the old one."""
 
 
+@dataclass(eq=False)
 class _Peer:
     """One controller and what is known of it."""
 
-    def __init__(self, address: tuple[str, int], subnqn: str, number: int, host: Host) -> None:
-        self.address = address
-        self.subnqn = subnqn
-        self.number = number
-        self.host: Host | None = host
-        self.gone_since_s: float | None = None
-        self.next_try_s = 0.0
-        self.pause_s = _PAUSE_S
-        self.why = ""
-        self.volumes: dict[int, NamespaceIdentity] = {}
-        self.labels: set[int] = set()
-        """Of the queues of this association: what an earlier one's still lose is no news."""
+    address: tuple[str, int]
+    subnqn: str
+    number: int
+    host: Host | None
+    gone_since_s: float | None = None
+    next_try_s: float = 0.0
+    pause_s: float = _PAUSE_S
+    why: str = ""
+    volumes: dict[int, NamespaceIdentity] = field(default_factory=dict)
+    labels: set[int] = field(default_factory=set)
+    """Of the queues of this association: what an earlier one's still lose is no news."""
 
 
 class FabricEngine(Closing):
@@ -403,8 +398,7 @@ def options_of(given: Mapping[str, Any] | None) -> FabricOptions:
     Keys beside the fields' names: `hostnqn` and `hostid` (32 hexadecimal digits or a UUID), and
     `deadline_s`, how long a read may take while a target is gone.
 
-    Raises:
-        ValueError: an unknown key, or a value that makes no sense.
+    Raises ValueError if a key is not known, or a value makes no sense.
     """
     left = dict(given or {})
     identity = _identity(left.pop("hostnqn", None), left.pop("hostid", None))

@@ -191,11 +191,7 @@ class Host(Closing):
         return namespaces
 
     def namespace(self, nsid: int) -> NamespaceIdentity:
-        """One namespace.
-
-        Raises:
-            FabricError: it is not active.
-        """
+        """One namespace; raises FabricError if it is not active."""
         identity = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
         if not identity.blocks or not identity.block_bytes:
             raise FabricError(f"{self._admin}: {self.subnqn} has no namespace {nsid}.")
@@ -214,8 +210,7 @@ class Host(Closing):
     def open_queues(self, count: int) -> list[ConnectedQueue]:
         """Opens I/O queues 1 to `count`, or as many as the controller grants.
 
-        Raises:
-            FabricError: none could be opened.
+        Raises FabricError if none could be opened.
         """
         asked = count - 1
         sqe = Sqe(Admin.SET_FEATURES, cdw10=Feature.NUMBER_OF_QUEUES, cdw11=asked | asked << 16)
@@ -335,8 +330,7 @@ def discover(
 ) -> list[DiscoveryEntry]:
     """What a target's discovery subsystem names.
 
-    Raises:
-        FabricError: it cannot be reached, or changes while it is read.
+    Raises FabricError if it cannot be reached, or changes while it is read.
     """
     with Host(address, DISCOVERY_NQN, identity, options) as host:
         for _ in range(_DISCOVERY_TRIES):

@@ -32,11 +32,7 @@ _ID_BYTES = 16
 
 
 def check_nqn(nqn: str) -> str:
-    """Returns an NQN that keeps to the form.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Returns an NQN that keeps to the form; raises ValueError if it does not."""
     if len(nqn.encode()) > _NQN_BYTES_MAX or not _NQN.fullmatch(nqn) or "\0" in nqn:
         raise ValueError(f"{nqn!r} is no NQN, expected nqn.YYYY-MM.reversed.domain:name")
     return nqn
@@ -46,8 +42,7 @@ def check_nqn(nqn: str) -> str:
 class HostIdentity:
     """A host's NQN and its 16 bytes of identifier.
 
-    Raises:
-        ValueError: one of them does not keep to the form.
+    Raises ValueError if one of them does not keep to the form.
     """
 
     nqn: str
@@ -155,23 +150,15 @@ class Secret:
         """
         if isinstance(source, Secret):
             return source
-        if isinstance(source, os.PathLike):
-            return cls._of_file(Path(source))
-        if source.startswith("file:"):
-            return cls._of_file(Path(source.removeprefix("file:")))
+        if isinstance(source, os.PathLike) or source.startswith("file:"):
+            path = Path(source.removeprefix("file:") if isinstance(source, str) else source)
+            return _secret_of(f"file {path}", _read(path).partition("\n")[0])
         if source.startswith("env:"):
-            return cls._of_variable(source.removeprefix("env:"))
+            name = source.removeprefix("env:")
+            if name not in os.environ:
+                raise ValueError(f"there is no environment variable {name}")
+            return _secret_of(f"environment variable {name}", os.environ[name])
         return cls(source)
-
-    @classmethod
-    def _of_file(cls, path: Path) -> Secret:
-        return _told(f"file {path}", _read(path).partition("\n")[0])
-
-    @classmethod
-    def _of_variable(cls, name: str) -> Secret:
-        if name not in os.environ:
-            raise ValueError(f"there is no environment variable {name}")
-        return _told(f"environment variable {name}", os.environ[name])
 
     def key(self, nqn: str) -> bytes:
         """The key of the responses of `nqn`: the secret as it was transformed for that name."""
@@ -227,8 +214,7 @@ def read_host_secrets(path: str | os.PathLike[str]) -> Mapping[str, HostSecret |
     A line for each host: its NQN, its secret, the controller's secret to it, with blanks between. Both
     secrets may be left out: that host is let in as it is. Lines that begin with # say nothing.
 
-    Raises:
-        ValueError: a line is wrong; the message has its number and nothing of it.
+    Raises ValueError if a line is wrong; the message has its number and nothing of it.
     """
     hosts: dict[str, HostSecret | None] = {}
     for number, line in enumerate(_read(Path(path)).splitlines(), 1):
@@ -242,7 +228,7 @@ def read_host_secrets(path: str | os.PathLike[str]) -> Mapping[str, HostSecret |
             nqn = ""
         if not nqn or nqn in hosts or len(fields) > 3:
             raise ValueError(f"{where}: expected a host's NQN once, and at most two secrets")
-        known = [_told(where, field) for field in fields[1:]]
+        known = [_secret_of(where, field) for field in fields[1:]]
         hosts[nqn] = HostSecret(*known) if known else None
     return hosts
 
@@ -250,8 +236,7 @@ def read_host_secrets(path: str | os.PathLike[str]) -> Mapping[str, HostSecret |
 def secret_of_environment(name: str) -> Secret | None:
     """What HEADRACE_DHCHAP_SECRET or ..._CONTROLLER_SECRET says, or the same with _FILE; None: neither.
 
-    Raises:
-        ValueError: it is no secret.
+    Raises ValueError if it is no secret.
     """
     if os.environ.get(name):
         return Secret.read(f"env:{name}")
@@ -259,7 +244,7 @@ def secret_of_environment(name: str) -> Secret | None:
     return Secret.read(Path(path)) if path else None
 
 
-def _told(where: str, text: str) -> Secret:
+def _secret_of(where: str, text: str) -> Secret:
     try:
         return Secret(text)
     except ValueError as e:

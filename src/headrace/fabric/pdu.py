@@ -150,11 +150,7 @@ def _invalid(offset: int, what: str) -> PduFault:
 
 
 def check_common(header: bytes, rules: Rules) -> PduLayout:  # noqa: C901 - a list of rules
-    """Judges the first 8 bytes of a PDU.
-
-    Raises:
-        Fault: they break a rule.
-    """
+    """Judges the first 8 bytes of a PDU; raises PduFault if they break a rule."""
     number, flags, hlen, pdo, plen = COMMON.unpack(header)
     try:
         kind = _KINDS[type_ := Type(number)]
@@ -234,8 +230,7 @@ class PduSplitter:
     def feed(self, received: bytes) -> Iterator[Pdu]:
         """Takes bytes; yields PDUs as they are complete, each judged by the rules of that moment.
 
-        Raises:
-            Fault: a rule is broken; nothing more may be fed.
+        Raises PduFault if a rule is broken; nothing more may be fed.
         """
         self._bytes += received
         while (pdu := self._next()) is not None:
@@ -343,19 +338,14 @@ def icresp(dgst: int, maxh2cdata: int) -> bytes:
 
 
 def read_icreq(header: bytes) -> InitParameters:
-    """Judges an ICReq.
-
-    Raises:
-        Fault: PFV, HPDA or DGST is none that we know.
-    """
+    """Judges an ICReq; raises PduFault if PFV, HPDA or DGST is none that we know."""
     return _read_init(header, HDGST | DDGST)
 
 
 def read_icresp(header: bytes, offered: int) -> InitParameters:
     """Judges an ICResp against the digests that were offered.
 
-    Raises:
-        Fault: PFV, CPDA, DGST or MAXH2CDATA is none that is allowed.
+    Raises PduFault if PFV, CPDA, DGST or MAXH2CDATA is none that is allowed.
     """
     parameters = _read_init(header, offered)
     if parameters.limit < _MAXH2CDATA_MIN or parameters.limit % 4:

@@ -11,8 +11,7 @@ import errno
 import socket
 import time
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING
 
 from headrace.errors import AuthenticationFailed, FabricError, ProtocolError
 from headrace.fabric.chap import (
@@ -55,12 +54,10 @@ from headrace.fabric.pdu import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
     from headrace.fabric.chap_exchange import Exchange
     from headrace.fabric.identity import HostIdentity
-
-T = TypeVar("T")
 
 _EVENT_CID = 0xF000
 """CIDs from here on are asynchronous events': they stay live for hours."""
@@ -119,7 +116,8 @@ class Queue:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._send(icreq(offered))
             reply = self._next_pdu(time.monotonic() + timeout_s)
-            self.parameters = self._judged(partial(read_icresp, reply.header, offered))
+            with self._judging():
+                self.parameters = read_icresp(reply.header, offered)
         except BaseException:
             self.close()
             raise
@@ -140,11 +138,7 @@ class Queue:
         cntlid: int,
         kato_ms: int = 0,
     ) -> Completion:
-        """Sends Connect for a queue.
-
-        Raises:
-            CommandFailed: the controller refuses.
-        """
+        """Sends Connect for a queue; raises CommandFailed if the controller refuses."""
         data = CONNECT_DATA.pack(identity.id, cntlid, subnqn.encode(), identity.nqn.encode())
         sqe = connect_command(qid, entries, flow_control=qid == 0, kato_ms=kato_ms)
         connected = self.command(sqe, data=data, what=f"Connect to {subnqn} as {identity.nqn}")[0]
@@ -154,8 +148,7 @@ class Queue:
     def authenticate(self, exchange: Exchange) -> None:
         """Proves to the controller who we are, and has it prove itself if the exchange asks for that.
 
-        Raises:
-            AuthenticationFailed: one side does not believe the other.
+        Raises AuthenticationFailed if one side does not believe the other.
         """
         try:
             self._converse(exchange)
@@ -227,7 +220,8 @@ class Queue:
         received = bytearray()
         while True:
             pdu = self._next_pdu(deadline_s)
-            completion = self._judged(partial(self._take, pdu, received, expect, less))
+            with self._judging():
+                completion = self._take(pdu, received, expect, less)
             if completion is None:
                 continue
             if completion.status:
@@ -236,8 +230,9 @@ class Queue:
                     f"{status_text(completion.status)}.",
                     status=completion.status,
                 )
-            if len(received) != expect and not less:
-                self._end(PduFault(Fatal.SEQUENCE_ERROR, 22, "success before all data came"))
+            with self._judging():
+                if len(received) != expect and not less:
+                    raise PduFault(Fatal.SEQUENCE_ERROR, 22, "success before all data came")
             return completion, bytes(received)
 
     def ask_event(self, sqe: Sqe) -> None:
@@ -306,9 +301,13 @@ class Queue:
         return Completion(self._cid)
 
     def _next_pdu(self, deadline_s: float) -> Pdu:
-        for pdu in self._pdus(b""):
-            return pdu
+        received = b""
         while True:
+            with self._judging():
+                pdu = next(self._splitter.feed(received), None)  # the rest stays in the splitter
+            if pdu is not None:
+                break
+            received = b""
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 self.close()
@@ -322,34 +321,21 @@ class Queue:
                 raise FabricError(f"{self}: {e.strerror or e}.", errno=e.errno) from e
             if not received:
                 raise FabricError(f"{self} closed the connection.", errno=errno.ECONNRESET)
-            for pdu in self._pdus(received):
-                return pdu
+        if pdu.type is Type.C2H_TERM_REQ:
+            self.close()
+            raise ProtocolError(f"{self} ended the connection: {read_term_req(pdu.header)}.")
+        return pdu
 
-    def _pdus(self, received: bytes) -> list[Pdu]:
-        def first() -> list[Pdu]:
-            for pdu in self._splitter.feed(received):
-                return [pdu]  # the rest stays in the splitter
-            return []
-
-        pdus = self._judged(first)
-        for pdu in pdus:
-            if pdu.type is Type.C2H_TERM_REQ:
-                self.close()
-                raise ProtocolError(f"{self} ended the connection: {read_term_req(pdu.header)}.")
-        return pdus
-
-    def _judged(self, look: Callable[[], T]) -> T:
-        """What `look` says; a fault ends the connection."""
+    @contextlib.contextmanager
+    def _judging(self) -> Iterator[None]:
+        """A fault ends the connection."""
         try:
-            return look()
+            yield
         except PduFault as fault:
-            self._end(fault)
-
-    def _end(self, fault: PduFault) -> NoReturn:
-        with contextlib.suppress(OSError):
-            self._socket.sendall(term_req(fault, self._splitter.header, from_host=True))
-        self.close()
-        raise ProtocolError(f"{self} broke the protocol: {fault}.") from fault
+            with contextlib.suppress(OSError):
+                self._socket.sendall(term_req(fault, self._splitter.header, from_host=True))
+            self.close()
+            raise ProtocolError(f"{self} broke the protocol: {fault}.") from fault
 
     def _send(self, data: bytes) -> None:
         try:

@@ -2,18 +2,21 @@
 
 Listens, admits hosts, keeps their associations, and hands I/O queues to native threads. A connection
 that is not an admitted one yet has `HANDSHAKE_S` (and `authentication_s`, where its host must
-authenticate) and few bytes of memory; what hosts cost is bounded by `TargetOptions`. The thread
-sleeps while nobody does anything.
+authenticate) and few bytes of memory; what hosts cost is bounded by `TargetOptions`. Where all room for
+associations is taken, the peer that has most of it makes room for another: nobody is shut out by what somebody
+else holds. The thread sleeps while nobody does anything.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import logging
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,14 +25,18 @@ from headrace.base import peers
 from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
 from headrace.closing import Closing
 from headrace.errors import FabricError
-from headrace.fabric.chap_exchange import GROUPS, HASHES
-from headrace.fabric.connection import Associations, HostConnection, Joined
+from headrace.fabric.chap import Parties
+from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapSetup, Gate
+from headrace.fabric.command import DISCOVERY_NQN, DiscoveryEntry, Status
+from headrace.fabric.connection import Admission, HostConnection
+from headrace.fabric.controller import QUEUES_MAX, Association, Controller
 from headrace.fabric.pdu import DDGST, HDGST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace.fabric.chap import DhGroup
+    from headrace.fabric.connection import ConnectRequest
     from headrace.fabric.identity import Hash
     from headrace.fabric.subsystem import Subsystem
 
@@ -73,15 +80,37 @@ class TargetOptions:
     would not stay there; None: half of the machine's memory."""
 
 
-class _Peer:
+_INVALID_AT_CNTLID = 1 << 16 | 16
+_INVALID_AT_SUBNQN = 1 << 16 | 256
+_INVALID_AT_HOSTNQN = 1 << 16 | 512
+_INVALID_AT_QID = 42
+
+_GENERATION = 1
+"""Of the discovery log: subsystems do not come and go."""
+
+
+@dataclass(eq=False)
+class _Line:
     """A connection and its socket."""
 
-    def __init__(self, sock: socket.socket, connection: HostConnection, now_s: float) -> None:
-        self.socket = sock
-        self.connection = connection
-        self.since_s = now_s
-        self.close_at_s: float | None = None
-        self.cntlid = 0
+    socket: socket.socket
+    connection: HostConnection
+    since_s: float
+    close_at_s: float | None = None
+    cntlid: int = 0
+
+
+@dataclass(eq=False)
+class _Joined:
+    """An association, and who stands behind it."""
+
+    controller: Controller
+    subsystem: Subsystem | None
+    chap: ChapSetup | None
+    peer: str  # whose it is (`headrace.base.peers`)
+    settled: bool  # the host is who it says: before, its association stands in nobody's way
+    line: _Line | None = None  # the connection of its admin queue
+    queues: set[int] = field(default_factory=set)  # numbers of its I/O queues
 
 
 class Target(Closing):
@@ -104,13 +133,11 @@ class Target(Closing):
     ) -> None:
         self.options = options or TargetOptions()
         self._subsystems = {subsystem.nqn: subsystem for subsystem in subsystems}
-        self._peers: dict[int, _Peer] = {}
-        self._shaking: dict[_Peer, None] = {}
-        """Those that are not admitted, the oldest first."""
-        self._associations: Associations[_Peer] = Associations(
-            self._subsystems, self.options, self._traffic, self._end
-        )
-        self._joined = self._associations.joined
+        self._lines: dict[int, _Line] = {}  # by descriptor
+        self._shaking: dict[_Line, None] = {}  # those that are not admitted, the oldest first
+        self._joined: dict[int, _Joined] = {}  # by controller's number
+        self._refused = 0  # Connects
+        self._next_cntlid = 0
         self._loop = Loop()
         self._listener = _listen(address)
         peers.hold()
@@ -130,8 +157,8 @@ class Target(Closing):
         """What was done so far."""
         return {
             "associations": len(self._joined),
-            "connections": len(self._peers),
-            "connects_refused": self._associations.refused,
+            "connections": len(self._lines),
+            "connects_refused": self._refused,
             **self._queues.figures(),
         }
 
@@ -141,7 +168,7 @@ class Target(Closing):
             return
         self._loop.stop()
         self._thread.join()
-        for line in list(self._peers.values()):
+        for line in list(self._lines.values()):
             self._close(line)
         self._queues.close()
         self._listener.close()
@@ -153,7 +180,7 @@ class Target(Closing):
     def _run(self) -> None:
         ticked_s = time.monotonic()
         while not self._loop.stopping:
-            self._loop.wait(_TICK_S if self._peers else None)
+            self._loop.wait(_TICK_S if self._lines else None)
             now_s = time.monotonic()
             if now_s - ticked_s >= _TICK_S:
                 ticked_s = now_s
@@ -168,17 +195,16 @@ class Target(Closing):
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         digests = HDGST | DDGST if self.options.digests else 0
-        line = _Peer(
-            sock, HostConnection(partial(self._associations.admit, sock), digests), time.monotonic()
-        )
-        self._peers[sock.fileno()] = line
+        connection = HostConnection(partial(self._admit, sock), digests)
+        line = _Line(sock, connection, time.monotonic())
+        self._lines[sock.fileno()] = line
         self._loop.register(sock, partial(self._handle, line))
         self._shaking[line] = None
         if len(self._shaking) > self.options.handshakes_max:
             self._close(next(iter(self._shaking)))
 
-    def _handle(self, line: _Peer, events: int) -> None:
-        if self._peers.get(line.socket.fileno()) is not line:
+    def _handle(self, line: _Line, events: int) -> None:
+        if self._lines.get(line.socket.fileno()) is not line:
             return  # closed by an event before
         if events & EVENT_READ:
             try:
@@ -200,7 +226,7 @@ class Target(Closing):
                     return
         self._flush(line)
 
-    def _flush(self, line: _Peer) -> None:
+    def _flush(self, line: _Line) -> None:
         connection = line.connection
         try:
             while connection.output:
@@ -226,7 +252,7 @@ class Target(Closing):
                 line.socket.shutdown(socket.SHUT_WR)
 
     def _tick(self, now_s: float) -> None:
-        for line in list(self._peers.values()):
+        for line in list(self._lines.values()):
             if line.close_at_s is not None:
                 if now_s >= line.close_at_s:
                     self._close(line)
@@ -245,11 +271,11 @@ class Target(Closing):
                 joined.line.connection.why = "the keep-alive timer expired"
                 self._close(joined.line)
 
-    def _close(self, line: _Peer) -> None:
+    def _close(self, line: _Line) -> None:
         """Ends a connection; an admin queue's ends its association."""
         if line.connection.why:
             _log.info("NVMe/TCP connection closed: %s", line.connection.why)
-        self._peers.pop(line.socket.fileno(), None)
+        self._lines.pop(line.socket.fileno(), None)
         self._shaking.pop(line, None)
         self._loop.unregister(line.socket)
         line.socket.close()
@@ -264,23 +290,123 @@ class Target(Closing):
 
     # -- hosts ------------------------------------------------------------------------------------
 
-    def _end(self, joined: Joined[_Peer]) -> None:
-        """Another peer needs the room of this association."""
-        assert joined.line is not None
-        joined.line.connection.why = f"{joined.peer} had the most associations of all"
-        self._close(joined.line)
+    def _admit(self, sock: socket.socket, request: ConnectRequest) -> Admission:
+        """Answer a Connect: for an admin queue, or an I/O queue."""
+        admission = self._queue(request) if request.qid else self._host(sock, request)
+        self._refused += bool(admission.status)
+        return admission
 
-    def _settle(self, line: _Peer) -> bool:
+    def _host(self, sock: socket.socket, request: ConnectRequest) -> Admission:  # noqa: PLR0911 - a list of refusals
+        """A Connect for an admin queue."""
+        invalid = Status.CONNECT_INVALID_PARAMETERS
+        if request.cntlid != 0xFFFF:
+            return Admission(invalid, _INVALID_AT_CNTLID)
+        if not request.hostnqn:
+            return Admission(invalid, _INVALID_AT_HOSTNQN)
+        subsystem = self._subsystems.get(request.subnqn)
+        if subsystem is None and request.subnqn != DISCOVERY_NQN:
+            return Admission(invalid, _INVALID_AT_SUBNQN)
+        if subsystem is not None and not subsystem.allows(request.hostnqn):
+            return Admission(Status.CONNECT_INVALID_HOST)
+        if self._is_twin(request.hostid, request.hostnqn):
+            return Admission(Status.CONNECT_INVALID_HOST)
+        peer = peers.peer_name(sock)
+        if not self._make_room(peer):
+            return Admission(Status.CONNECT_CONTROLLER_BUSY)
+        while not self._next_cntlid or self._next_cntlid in self._joined:
+            self._next_cntlid = self._next_cntlid % 0xFFEF + 1
+        cntlid, self._next_cntlid = self._next_cntlid, self._next_cntlid % 0xFFEF + 1
+        host, port = sock.getsockname()[:2]
+        secret = subsystem.secret_of(request.hostnqn) if subsystem else None
+        chap = None
+        if secret is not None:
+            chap = ChapSetup(
+                parties=Parties(request.hostnqn, request.subnqn), secrets=secret,
+                hashes=self.options.dhchap_hashes, groups=self.options.dhchap_groups,
+            )  # fmt: skip
+
+        def discovery() -> tuple[int, list[DiscoveryEntry]]:
+            """Names the subsystems that this host may connect to, at the address that it reached."""
+            return _GENERATION, [
+                DiscoveryEntry(nqn, host, port, sock.family == socket.AF_INET6)
+                for nqn, each in self._subsystems.items()
+                if each.allows(request.hostnqn)
+            ]
+
+        association = Association(
+            hostnqn=request.hostnqn,
+            hostid=request.hostid,
+            subnqn=request.subnqn,
+            serial=subsystem.serial if subsystem else "discovery",
+            cntlid=cntlid,
+            kato_ms=request.kato_ms,
+            namespaces=(lambda: subsystem.namespaces) if subsystem else dict,
+            discovery=None if subsystem else discovery,
+            traffic=self._traffic,
+        )
+        controller = Controller(association, time.monotonic())
+        self._joined[cntlid] = _Joined(controller, subsystem, chap, peer, chap is None)
+        return Admission(result=cntlid, controller=controller, gate=Gate(chap) if chap else None)
+
+    def _queue(self, request: ConnectRequest) -> Admission:
+        """A Connect for an I/O queue: of an association that there is, of the same host."""
+        invalid = Status.CONNECT_INVALID_PARAMETERS
+        joined = self._joined.get(request.cntlid)
+        if joined is None or joined.subsystem is None:
+            return Admission(invalid, _INVALID_AT_CNTLID)
+        association = joined.controller.association
+        if association.subnqn != request.subnqn:
+            return Admission(invalid, _INVALID_AT_SUBNQN)
+        same = hmac.compare_digest(association.hostid, request.hostid)
+        if association.hostnqn != request.hostnqn or not same:
+            return Admission(invalid, _INVALID_AT_HOSTNQN)
+        if not joined.controller.ready:
+            return Admission(Status.COMMAND_SEQUENCE_ERROR)
+        if request.qid > QUEUES_MAX or request.qid in joined.queues:
+            return Admission(invalid, _INVALID_AT_QID)
+        joined.queues.add(request.qid)
+        gate = Gate(joined.chap) if joined.chap else None
+        return Admission(result=request.cntlid, controller=joined.controller, gate=gate)
+
+    def _is_twin(self, hostid: bytes, hostnqn: str) -> bool:
+        """Whether another host with this identifier is connected."""
+        associations = (j.controller.association for j in self._joined.values() if j.settled)
+        return any(
+            hmac.compare_digest(each.hostid, hostid) and each.hostnqn != hostnqn
+            for each in associations
+        )
+
+    def _make_room(self, peer: str) -> bool:
+        """Whether there is room for one more of a peer; ends one of the peer that has most, if it must."""
+        settled = [j for j in self._joined.values() if j.settled and j.line is not None]
+        if len(settled) < self.options.associations_max:
+            return True
+        held = Counter(j.peer for j in settled)
+        largest = max(held, key=lambda name: (held[name], name == peer))
+        if held[largest] <= held[peer] + 1:
+            return False  # it would have what it takes from another
+        # Whoever only holds on, without a queue to read by, goes first; then the oldest.
+        ended = min((j for j in settled if j.peer == largest), key=lambda j: bool(j.queues))
+        assert ended.line is not None
+        ended.line.connection.why = f"{largest} had the most associations of all"
+        self._close(ended.line)
+        return True
+
+    def _settle(self, line: _Line) -> bool:
         """Once a host has proved who it is, its association counts; False if there is no room for it."""
         joined = self._joined.get(line.cntlid)
         if joined is None or joined.line is not line or joined.settled:
             return True
-        if not line.connection.admitted or self._associations.settle(joined):
+        if not line.connection.admitted:
             return True
-        line.connection.why = "meanwhile there is another host in its place"
-        return False
+        association = joined.controller.association
+        twin = self._is_twin(association.hostid, association.hostnqn)
+        joined.settled = not twin and self._make_room(joined.peer)
+        if not joined.settled:
+            line.connection.why = "meanwhile there is another host in its place"
+        return joined.settled
 
-    def _joined_by(self, line: _Peer) -> None:
+    def _joined_by(self, line: _Line) -> None:
         """After a Connect: an admin queue's connection is the association's."""
         request, controller = line.connection.request, line.connection.controller
         if request is None or controller is None or line.cntlid:
@@ -289,7 +415,7 @@ class Target(Closing):
         if request.qid == 0:
             self._joined[line.cntlid].line = line
 
-    def _hand_over(self, line: _Peer) -> None:
+    def _hand_over(self, line: _Line) -> None:
         """An I/O queue is connected: from here on native threads have its socket."""
         connection = line.connection
         assert connection.request is not None
@@ -298,7 +424,7 @@ class Target(Closing):
             self._close(line)
             return
         before = connection.left()
-        del self._peers[line.socket.fileno()]
+        del self._lines[line.socket.fileno()]
         self._loop.unregister(line.socket)
         self._queues.adopt(
             fd=line.socket.detach(),

@@ -46,11 +46,7 @@ _log = logging.getLogger("headrace.agent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often to look.
-
-    Raises:
-        ValueError: the times are in no order, or the share is no share.
-    """
+    """How often to look; raises ValueError if the times are in no order, or the share is no share."""
 
     busy_s: float = 5.0
     """While jobs run: Prometheus asks about as often."""
@@ -207,22 +203,14 @@ class Agent:
         gpus = self._gpus.read()
         self._log_once("gpu", self._gpus.why)
         for gpu in gpus:
-            for name, value in (
-                ("gpu_busy", gpu.busy),
-                ("gpu_memory_bytes", gpu.memory_bytes),
-                ("gpu_power_w", gpu.power_w),
-            ):
-                if value is not None:
-                    self.ledger.gauges[name, str(gpu.index)] = value
+            for name in ("busy", "memory_bytes", "power_w"):
+                if (value := getattr(gpu, name)) is not None:
+                    self.ledger.gauges[f"gpu_{name}", str(gpu.index)] = value
         jobs = self._processes.look()
         node = Observation(
-            jobs,
-            job_groups(self._options.root) if jobs else {},
-            gpus,
-            self._processes.job_of,
-            grown.get(("io_pressure_s", "some")),
-            _busiest(grown),
-        )
+            jobs, job_groups(self._options.root) if jobs else {}, gpus, self._processes.job_of,
+            grown.get(("io_pressure_s", "some")), _busiest(grown),
+        )  # fmt: skip
         self._explain_node(now)
         self.accounts.observe(node, seconds, now)
         if mono_s - self._written_s >= WRITE_S:
@@ -441,8 +429,7 @@ def run(folder: RuntimeFolder, options: AgentOptions) -> None:
 def _node_stalls() -> dict[str, dict[Cause, float]]:
     """What this user's node daemon knows of each job's waiting, in seconds by cause.
 
-    Raises:
-        FileNotFoundError: none runs.
+    Raises FileNotFoundError if none runs.
     """
     from headrace.node.daemon import ask_status
     from headrace.runtime import runtime_folder

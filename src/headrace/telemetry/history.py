@@ -79,26 +79,19 @@ def catch_up(history: str, job: str = "") -> None:
 
 @dataclass(slots=True, kw_only=True)
 class JobRecord:
-    """A job within a stretch of time.
+    """A job within a stretch of time."""
 
-    Attributes:
-        job_id: the scheduler's number.
-        alias: how people write it, if otherwise ("17_3").
-        first_s, last_s: when it was seen first and last, in Unix seconds; also outside of the stretch.
-        measured: headrace reported how its steps fared; else their waiting was inferred.
-        figures: by name, label (a cause, a tier, "") and file system.
-    """
-
-    job_id: str
-    alias: str = ""
+    job_id: str  # the scheduler's number
+    alias: str = ""  # how people write it, if otherwise ("17_3")
     name: str = ""
     user: str = ""
     account: str = ""
     nodes: tuple[str, ...] = ()
-    first_s: float = 0.0
+    first_s: float = 0.0  # when it was seen first and last, in Unix seconds; also outside
     last_s: float = 0.0
-    measured: bool = False
+    measured: bool = False  # headrace reported how its steps fared; else their waiting was inferred
     figures: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    """By name, label (a cause, a tier, "") and file system."""
 
     def total(self, name: str) -> float:
         """A figure over all labels and file systems."""
@@ -171,11 +164,7 @@ class JobRecord:
 
 
 def open_history(place: Path | str) -> FileHistory | PrometheusHistory:
-    """Open a history to read it.
-
-    Raises:
-        TelemetryError: there is nothing.
-    """
+    """Open a history to read it; raises TelemetryError if there is none."""
     text = str(place)
     if text.startswith(("http://", "https://")):
         from headrace.telemetry.metrics import PrometheusHistory
@@ -367,11 +356,7 @@ def _written_s(file: Path) -> float:
 
 
 def check_whole(database: sqlite3.Connection) -> None:
-    """See that a file is whole.
-
-    Raises:
-        DatabaseError: of sqlite3: it is not.
-    """
+    """See that a file is whole; raises sqlite3.DatabaseError if it is not."""
     row = database.execute("PRAGMA quick_check(1)").fetchone()
     if row != ("ok",):
         raise sqlite3.DatabaseError(str(row[0]) if row else "it does not say whether it is whole")
@@ -444,11 +429,7 @@ def _records(
 
 
 def _jobs(database: sqlite3.Connection) -> tuple[str, dict[int, JobRecord]]:
-    """The node, and its jobs without their figures.
-
-    Raises:
-        ValueError: the file has another format.
-    """
+    """The node, and its jobs without their figures; raises ValueError if the file has another format."""
     meta = dict(database.execute("SELECT key, value FROM meta"))
     if meta.get("format") != FORMAT:
         raise ValueError(f"its format is {meta.get('format')!r}, expected {FORMAT!r}")

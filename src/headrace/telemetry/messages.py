@@ -57,11 +57,7 @@ class ProcessReport:
 
 
 def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
-    """Parse a message.
-
-    Raises:
-        ValueError: it is no report; says where it is wrong.
-    """
+    """Parse a message; raises ValueError, which says where it is wrong, if it is no report."""
     if len(message) > MESSAGE_BYTES_MAX:
         raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes")
     try:
@@ -95,32 +91,31 @@ def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
         consumer=document.get("consumer") is True,
         ended=document.get("ended") is True,
         began_s=_amount(document.get("began_s"), "began_s"),
-        local_ranks=int(min(1024, _amount(document.get("local_ranks", 0), "local_ranks"))),
+        local_ranks=_whole(document.get("local_ranks", 0), "local_ranks", 1024),
         figures=figures,
     )
 
 
 def _identity(value: Any) -> JobIdentity:
     job = _table(value, "job", 16)
-    texts = {
-        name: job.get(name, "") for name in ("job_id", "alias", "name", "user", "account", "node")
-    }
-    for name, text in texts.items():
-        if not isinstance(text, str):
+    values: dict[str, Any] = {}
+    for name in ("job_id", "alias", "name", "user", "account", "node"):
+        if not isinstance(text := job.get(name, ""), str):
             raise ValueError(f"job.{name} is no text")  # noqa: TRY004 - of a message, not of a caller
+        values[name] = clean(text)
+    if not values["job_id"]:
+        raise ValueError("job.job_id is empty")
+    for name, most in (("gpus", 1024), ("cpus", 1 << 16), ("restarts", 1 << 16)):
+        values[name] = _whole(job.get(name, 0), f"job.{name}", most)
     indices = job.get("gpu_indices", [])
     if not isinstance(indices, list) or len(indices) > 1024:
         raise ValueError("job.gpu_indices is no list of numbers")
-    if not clean(texts["job_id"]):
-        raise ValueError("job.job_id is empty")
-    values: dict[str, Any] = {name: clean(text) for name, text in texts.items()}
-    values |= {
-        name: int(min(most, _amount(job.get(name, 0), f"job.{name}")))
-        for name, most in (("gpus", 1024), ("cpus", 1 << 16), ("restarts", 1 << 16))
-    }
-    return JobIdentity(
-        **values, gpu_indices=tuple(int(min(1024, _amount(i, "job.gpu_indices"))) for i in indices)
-    )
+    indices = tuple(_whole(each, "job.gpu_indices", 1024) for each in indices)
+    return JobIdentity(**values, gpu_indices=indices)
+
+
+def _whole(value: Any, name: str, most: int) -> int:
+    return int(min(most, _amount(value, name)))
 
 
 def _table(value: Any, name: str, most: int) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def hint_of(record: JobRecord) -> str:
 
 
 _SHOWN = 6
+_FACTS: Final = ("job_id", "alias", "name", "user", "account", "first_s", "last_s")
+_TOTALS: Final = ("samples", "cpu_s", "memory_bytes", "read_bytes", "written_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,8 @@ class JobReport:
         record = self.record
         waited = record.waited
         return {
-            "job_id": record.job_id,
-            "alias": record.alias,
-            "name": record.name,
-            "user": record.user,
-            "account": record.account,
+            **{name: getattr(record, name) for name in _FACTS},
             "nodes": list(record.nodes),
-            "first_s": record.first_s,
-            "last_s": record.last_s,
             "seconds": self._wall_s,
             "quality": record.quality,
             "gpu_hours": record.gpu_hours,
@@ -104,11 +100,7 @@ class JobReport:
                 name: s / 3600 for name, s in record.lost_by_file_system.items()
             },
             "bytes_by_tier": record.by_label("tier_bytes"),
-            "samples": record.total("samples"),
-            "cpu_s": record.total("cpu_s"),
-            "memory_bytes": record.total("memory_bytes"),
-            "read_bytes": record.total("read_bytes"),
-            "written_bytes": record.total("written_bytes"),
+            **{name: record.total(name) for name in _TOTALS},
             "hint": hint_of(record),
             "skipped": list(self.skipped),
         }
@@ -141,16 +133,15 @@ class JobReport:
                 f"{hours_text(record.gpu_hours)} had, {hours_text(lost_h)} lost to waiting for data "
                 f"({share:.0%})"
             )
-        use, memory = record.gpu_use, record.total("gpu_memory_bytes")
-        gpus = (
-            ""
-            if use is None
-            else f"worked {use:.0%} of the time, {bytes_text(memory)} of memory at most"
-        )
+        gpus = ""
+        if record.gpu_use is not None:
+            memory = bytes_text(record.total("gpu_memory_bytes"))
+            gpus = f"worked {record.gpu_use:.0%} of the time, {memory} of memory at most"
         cpu = (
             f"{hours_text(record.total('cpu_s') / 3600)} hours, "
             f"{bytes_text(record.total('memory_bytes'))} of memory at most on a node"
         )
+        lost_on = {name or "?": s for name, s in record.lost_by_file_system.items()}
         return [
             ("GPU-hours", hours),
             ("GPUs", gpus),
@@ -158,10 +149,7 @@ class JobReport:
             ("steps", self._steps()),
             ("stall", _list(_shares(record.waited))),
             ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
-            (
-                "lost on",
-                _list(_shares({k or "?": v for k, v in record.lost_by_file_system.items()})),
-            ),
+            ("lost on", _list(_shares(lost_on))),
             ("hint", hint_of(record)),
         ]
 

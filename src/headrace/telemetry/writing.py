@@ -61,8 +61,7 @@ def open_database(path: Path, node: str) -> sqlite3.Connection:
 
     A file that is damaged is kept beside, under another name, and a new one is begun.
 
-    Raises:
-        TelemetryError: it cannot be made or written, or is of another version or node.
+    Raises TelemetryError if it cannot be made or written, or is of another version or node.
     """
     try:
         return _open(path, node)
@@ -155,8 +154,7 @@ def file_of(folder: Path, node: str, job: str = "") -> Path:
 class HistoryWriter:
     """Writes a history file, alone.
 
-    Raises:
-        TelemetryError: it cannot be written, or another agent writes it.
+    Raises TelemetryError if it cannot be written, or another agent writes it.
     """
 
     def __init__(
@@ -229,11 +227,10 @@ class HistoryWriter:
 
     def close(self) -> None:
         """Carry the log into the file, and let go of it."""
-        database, self._database = self._database, None
-        if database is not None:
+        if self._database is not None:
             with contextlib.suppress(sqlite3.Error):
-                database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            database.close()
+                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._let_go()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
@@ -380,8 +377,7 @@ def _remove_old(path: Path, age_s: float) -> None:
 def _locked(path: Path) -> int:
     """The lock beside a history file, held.
 
-    Raises:
-        TelemetryError: another agent holds it, or the folder cannot be written.
+    Raises TelemetryError if another agent holds it, or the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

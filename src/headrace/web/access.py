@@ -54,19 +54,10 @@ HEADERS: Final = {
 }
 """Of every answer that does not say otherwise."""
 
-_SECRETS: Final = frozenset(
-    [
-        "token",
-        "access_token",
-        "auth",
-        "authorization",
-        "key",
-        "api_key",
-        "password",
-        "secret",
-        "session",
-    ]
-)
+_SECRETS: Final = frozenset([
+    "token", "access_token", "auth", "authorization", "key", "api_key", "password", "secret", "session",
+])  # fmt: skip
+"""Names of what does not belong into an address."""
 QUERY_BYTES_MAX: Final = 4096
 _CHANGES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
@@ -161,8 +152,7 @@ def _name(host: str) -> str:
 class WebOptions:
     """How the pages are served.
 
-    Raises:
-        ValueError: the address is none, or others could look without a token.
+    Raises ValueError if the address is none, or others could look without a token.
     """
 
     listen: str = "127.0.0.1:8470"  # HOST:PORT; port 0 is any that is free.
@@ -259,11 +249,7 @@ class Sessions:
         return () if self.own is None else (self.own,)
 
     def by_header(self, authorization: str, peer: str) -> str:
-        """The role of who shows this header.
-
-        Raises:
-            Refused: the token is wrong or has expired.
-        """
+        """The role of who shows this header; raises Refused if the token is wrong or has expired."""
         scheme, _, secret = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise Refused(401, "the Authorization header is not understood, expected: Bearer TOKEN")
@@ -272,16 +258,14 @@ class Sessions:
     def sign_in(self, secret: str, peer: str) -> tuple[str, float]:
         """A session for a token: its secret name, and for how many seconds.
 
-        Raises:
-            Refused: the token is wrong or has expired.
+        Raises Refused if the token is wrong or has expired.
         """
         return self._open_session(self._known(secret.strip(), peer))
 
     def sign_in_once(self, secret: str, peer: str) -> tuple[str, float]:
         """A session for who has the link; nobody else has one for it any more.
 
-        Raises:
-            Refused: the link is wrong, or was used.
+        Raises Refused if the link is wrong, or was used.
         """
         self._expect_patience(peer)
         if self.own is None or not self.once or not hmac.compare_digest(self.once, secret):

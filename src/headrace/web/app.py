@@ -7,10 +7,7 @@ here do source, stores, policies and sessions meet.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import logging
-import signal
 import time
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -327,11 +324,7 @@ class Web:
         return self._access.by_session(request.cookies.get(self._cookie, ""))
 
     def _who(self, request: Request) -> str:
-        """The role of who asks; '' for anybody.
-
-        Raises:
-            Refused: a token is shown that is not good.
-        """
+        """The role of who asks, '' for anybody; raises Refused if a token is shown that is not good."""
         given = request.headers.get("authorization")
         if given is not None:
             return self._access.by_header(given, _peer(request))
@@ -388,8 +381,6 @@ def _index(request: Request) -> int:
 
 CONNECTIONS_MAX: Final = 1024
 
-_log = logging.getLogger("headrace.web")
-
 
 def serve(
     source: PageSource,
@@ -401,11 +392,7 @@ def serve(
     runs: TracedRuns | None = None,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until a signal ends it.
-
-    Raises:
-        ControlError: it cannot listen there.
-    """
+    """Serve until a signal ends it; raises ControlError if it cannot listen there."""
     host, port = options.address
     sock = listen_tcp(
         host,
@@ -426,26 +413,6 @@ def serve(
 async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) -> None:
     web.port = sock.getsockname()[1]
     server = HttpServer(web.app, [HttpListener(sock)], CONNECTIONS_MAX)
-
-    def end() -> None:
-        server.should_exit = True
-        web.live.close()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    looking = asyncio.create_task(web.live.run())
-    looking.add_done_callback(_log_failure)
     host = sock.getsockname()[0]
     ready(f"http://{f'[{host}]' if ':' in host else host}:{web.port}/")
-    try:
-        await server.serve()
-    finally:
-        looking.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await looking
-
-
-def _log_failure(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error("it looks no more", exc_info=task.exception())
+    await server.serve_beside(web.live.run(), web.live.close)

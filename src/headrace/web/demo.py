@@ -111,10 +111,8 @@ class DemoSource:
 
     # -- a moment ---------------------------------------------------------------------------------
 
-    def _stall(
-        self, jobs: NDArray[np.int64], at_s: NDArray[np.float64], *, smooth: bool = True
-    ) -> NDArray[np.float64]:
-        """[jobs, times] share of their time that steps wait; smooth over minutes, or as it is at once."""
+    def _stall(self, jobs: NDArray[np.int64], at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[jobs, times] share of their time that steps wait."""
         columns, t = self._columns, at_s[None, :]
         number = jobs[:, None] * 0.618034  # each job's own
         load = np.stack(
@@ -126,12 +124,11 @@ class DemoSource:
         on_file_system = columns["on_file_system"][jobs][:, None]
         felt = np.where(on_file_system, load[columns["file_system"][jobs]], 0.0)
         wave = np.sin(2 * np.pi * (t / (90.0 + 610.0 * (number % 1.0)) + number))
-        fast = 0.0 if smooth else np.sin(2 * np.pi * (t / 17.0 + number))
         age = np.maximum(0.0, t - self._began[jobs][:, None])
         tuned = columns["tuned"][jobs][:, None]
         learnt = np.where(tuned, 0.45 + 0.9 * np.exp(-age / _LEARNING_S), 1.0)
         stall: NDArray[np.float64] = (
-            self._stalls[jobs][:, None] * learnt * (1.0 + 0.18 * wave + 0.07 * fast + felt)
+            self._stalls[jobs][:, None] * learnt * (1.0 + 0.2 * wave + felt)
         )
         return stall.clip(0.0, 0.97)
 
@@ -142,13 +139,9 @@ class DemoSource:
         shares: NDArray[np.float64] = np.clip(
             stall * (1 + 0.1 * np.sin(job + 2.4 * ranks)), 0, 0.98
         )
-        if count > 1 and self._cause(job) == Cause.SLOW_RANK:
+        if count > 1 and self._named("cause", job) == Cause.SLOW_RANK:
             shares[job % count] = 0.04
         return shares
-
-    def _use(self, job: int) -> float:
-        """Share of the time in which its GPUs work, of that in which it does not wait."""
-        return 0.8 + 0.19 * (job * 0.618034 % 1.0)
 
     def _tiers(
         self, jobs: NDArray[np.int64], at_s: NDArray[np.float64], stall: NDArray[np.float64]
@@ -165,35 +158,38 @@ class DemoSource:
 
     # -- what is asked ----------------------------------------------------------------------------
 
-    def _cause(self, job: int) -> Cause:
-        return cause_of(str(self._columns["causes"][self._columns["cause"][job]]))
+    def _named(self, column: str, job: int) -> str:
+        """A job's cause, user and so on: a column has its number, another one the names."""
+        return str(self._columns[f"{column}s"][self._columns[column][job]])
 
     def _box(self, job: int) -> JobBox:
-        columns = self._columns
-        waits, gpus = self._stalls[job] >= 0.03, int(self._gpus[job])
-        system = str(columns["file_systems"][columns["file_system"][job]])
-        user = str(columns["users"][columns["user"][job]])
+        waits, gpus, user = (
+            self._stalls[job] >= 0.03,
+            int(self._gpus[job]),
+            self._named("user", job),
+        )
+        on_file_system = waits and self._columns["on_file_system"][job]
         return JobBox(
-            job_id=str(118_000 + job), name=str(columns["names"][columns["name"][job]]), user=user,
+            job_id=str(118_000 + job), name=self._named("name", job), user=user,
             account=f"proj-{user[:2]}", gpus=gpus, nodes=max(1, gpus // GPUS),
-            partition=str(columns["partitions"][columns["partition"][job]]),
-            cause=self._cause(job).value if waits else "",
-            file_system=system if waits and columns["on_file_system"][job] else "",
-            measured=bool(columns["measured"][job]), started_s=round(self._unix(self._began[job])),
+            partition=self._named("partition", job),
+            cause=cause_of(self._named("cause", job)).value if waits else "",
+            file_system=self._named("file_system", job) if on_file_system else "",
+            measured=bool(self._columns["measured"][job]), started_s=round(self._unix(self._began[job])),
         )  # fmt: skip
 
     def cluster(self) -> ClusterMoment:
         """Nodes, GPUs and running jobs at this moment of the recording."""
         now = self.now_s()
         running = np.flatnonzero(self._shown & (self._began <= now) & (now < self._ended))
-        stalls = self._stall(running, np.array([now]), smooth=False)[:, 0]
+        stalls = self._stall(running, np.array([now]))[:, 0]
         gpus = len(self._nodes) * GPUS
         holders = np.full(gpus, IDLE, np.int32)
         stall, busy = np.full(gpus, np.nan), np.full(gpus, np.nan)
         for place, (job, share) in enumerate(zip(running.tolist(), stalls.tolist(), strict=True)):
             ranks, places = self._on_ranks(job, share), self._places[job]
             holders[places], stall[places] = place, ranks
-            busy[places] = (1.0 - ranks) * self._use(job)
+            busy[places] = (1.0 - ranks) * _use(job)
         waiting = self._shown & (self._submitted <= now) & (now < self._began)
         return ClusterMoment(
             taken_s=self._clock(), nodes=self._nodes,
@@ -217,18 +213,18 @@ class DemoSource:
             ("seconds", "", ""): box.nodes * seconds,
             ("gpu_s", "", ""): gpu_s,
             ("gpu_watched_s", "", ""): gpu_s,
-            ("gpu_busy_s", "", ""): (gpu_s - lost_s) * self._use(job),
+            ("gpu_busy_s", "", ""): (gpu_s - lost_s) * _use(job),
             ("cpu_s", "", ""): gpu_s * 1.7,
             ("worked_s", "", ""): (gpu_s - lost_s) if box.measured else 0.0,
         }
-        waited, lost = ("stall_s", "lost_gpu_s")
-        if not box.measured:
-            waited, lost = "inferred_s", "inferred_gpu_s"
-        causes = {("other", ""): 0.1 if box.cause else 1.0}
+        waited, lost = (
+            ("stall_s", "lost_gpu_s") if box.measured else ("inferred_s", "inferred_gpu_s")
+        )
+        on = 1.0 if box.measured else box.gpus / box.nodes
+        causes = [("other", "", 1.0)]
         if box.cause:
-            causes = {(box.cause, box.file_system): 0.9, **causes}
-        for (cause, system), part in causes.items():
-            on = 1.0 if box.measured else box.gpus / box.nodes
+            causes = [(box.cause, box.file_system, 0.9), ("other", "", 0.1)]
+        for cause, system, part in causes:
             figures[waited, cause, system] = part * lost_s / on
             figures[lost, cause, system] = part * lost_s
         nodes = sorted({place // GPUS for place in self._places[job].tolist()})
@@ -261,13 +257,15 @@ class DemoSource:
                 file_system(
                     name,
                     [self._unix(t) for t in times.tolist()],
-                    [JobFlow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
-                     for i in mine.tolist()],
+                    [
+                        JobFlow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
+                        for i in mine.tolist()
+                    ],
                     capacity=capacity,
                     latency_s=(0.0015 + 0.03 * load**3 + 0.0002 * waiting).tolist(),
                     waiting_gpus=waiting.tolist(),
                 )
-            )  # fmt: skip
+            )
         return systems
 
     def job(self, job_id: str) -> dict[str, Any] | None:
@@ -290,7 +288,7 @@ class DemoSource:
         return job_page(
             self._record(job, now),
             [self._unix(t) for t in times.tolist()],
-            use=((1.0 - stall[0]) * self._use(job)).tolist(),
+            use=((1.0 - stall[0]) * _use(job)).tolist(),
             stall=stall[0].tolist(),
             tiers={name: line.tolist() for name, line in zip(TIERS, tiers, strict=True)},
             events=[
@@ -353,10 +351,8 @@ class DemoPolicies:
     def current(self) -> dict[str, Any]:
         """`version` and `text`."""
         with self._lock:
-            return {
-                "version": self._version,
-                "text": policy_yaml(policy_document(self._policy), ascii_only=True),
-            }
+            text = policy_yaml(policy_document(self._policy), ascii_only=True)
+            return {"version": self._version, "text": text}
 
     def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
         """What a policy changes."""
@@ -373,6 +369,11 @@ class DemoPolicies:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _use(job: int) -> float:
+    """Share of the time in which its GPUs work, of that in which it does not wait."""
+    return 0.8 + 0.19 * (job * 0.618034 % 1.0)
 
 
 def demo_store(path: Path) -> Path:

@@ -137,11 +137,7 @@ class Live:
             self.clients.discard(client)
 
     def join(self, client: LiveClient) -> None:
-        """Tell this browser, too.
-
-        Raises:
-            Full: there are too many.
-        """
+        """Tell this browser, too; raises Full if there are too many."""
         if client in self.clients:
             return
         if len(self.clients) >= self._clients_max:
@@ -202,8 +198,7 @@ class Live:
     async def ask(self, what: str, make: Callable[[], Any]) -> Any:
         """Something of the source, computed off the loop, and kept for a moment.
 
-        Raises:
-            HeadraceError: it cannot be seen.
+        Raises HeadraceError if it cannot be seen.
         """
         async with self._locks.setdefault(what, asyncio.Lock()):
             made_s, value = self._kept.get(what, (-1e9, None))

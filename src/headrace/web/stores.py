@@ -28,15 +28,15 @@ PREVIEW_BYTES: Final = 256
 def image_type(data: bytes | memoryview) -> str | None:
     """The type of a picture that browsers show safely, by its first bytes; None: it is none."""
     head = bytes(data[:16])
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    if head.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return "image/gif"
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
-    return None
+    return next((kind for start, kind in _IMAGES.items() if head.startswith(start)), None)
+
+
+_IMAGES: Final = {
+    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
+    b"GIF87a": "image/gif", b"GIF89a": "image/gif",
+}  # fmt: skip
 
 
 class StoreBrowser:
@@ -83,11 +83,8 @@ class StoreBrowser:
             store = self._store(number)
             if prefix:
                 matches = list(_with_prefix(store, os.fsencode(prefix), after))
-                more = (
-                    f"{matches[ROWS - 1][0]}:{matches[ROWS - 1][1] + 1}"
-                    if len(matches) > ROWS
-                    else ""
-                )
+                segment, rank, _ = matches[:ROWS][-1] if matches else (0, 0, 0)
+                more = f"{segment}:{rank + 1}" if len(matches) > ROWS else ""
                 indices = [index for _, _, index in matches[:ROWS]]
             else:
                 first = _number(after) if after else index or 0
@@ -153,18 +150,12 @@ class StoreBrowser:
         path = segment.volumes.paths[extent.volume]
         file = f"{path}/{os.fsdecode(extent.name)}" if volume.kind == "tree" else path
         part: dict[str, Any] = {
-            "part": plain(name),
-            "volume": plain(file),
-            "kind": volume.kind,
-            "offset": extent.offset,
-            "length": extent.length,
+            "part": plain(name), "volume": plain(file), "kind": volume.kind,
+            "offset": extent.offset, "length": extent.length,
             "crc32c": None if extent.crc is None else f"{extent.crc:08x}",
             "resident": None if volume.kind == "object" else _resident(file, extent),
-            "image": None,
-            "hex": "",
-            "text": "",
-            "trouble": "",
-        }
+            "image": None, "hex": "", "text": "", "trouble": "",
+        }  # fmt: skip
         try:
             head = bytes(store.read(extent.index, 0, PREVIEW_BYTES, part=name))
         except HeadraceError as e:

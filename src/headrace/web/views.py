@@ -152,8 +152,7 @@ def rows(
 ) -> dict[str, Any]:
     """The leaderboard as an address asks for it, as plain values.
 
-    Raises:
-        ValueError: the order or the limit is none.
+    Raises ValueError if the order or the limit is none.
     """
     sort, limit = given.get("sort", "lost"), given.get("limit", "50")
     if sort not in _SORTS:

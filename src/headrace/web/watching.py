@@ -78,11 +78,7 @@ class ClusterSource:
     # -- what is asked ----------------------------------------------------------------------------
 
     def cluster(self) -> ClusterMoment:
-        """Nodes, GPUs and running jobs now.
-
-        Raises:
-            HeadraceError: nothing can be seen.
-        """
+        """Nodes, GPUs and running jobs now; raises HeadraceError if nothing can be seen."""
         notes: list[str] = []
         now = self._clock()
         parts = self._try(notes, "history", HISTORY_S, lambda: self._parts(now - NOW_S, now))
@@ -269,11 +265,7 @@ class ControllerPolicies:
         self.where = f"at {client.endpoint.url}"
 
     def current(self) -> dict[str, Any]:
-        """`version` and `text`.
-
-        Raises:
-            ControlError: it cannot be had.
-        """
+        """`version` and `text`; raises ControlError if it cannot be had."""
         with self._lock:
             reply = self._client.document("GET", "/v1/policy")
         return {"version": reply["version"], "text": policy_yaml(reply["policy"], ascii_only=True)}

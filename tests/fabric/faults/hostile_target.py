@@ -146,7 +146,7 @@ class HostileTarget(Closing):
         while not connection.closing and (received := sock.recv(1 << 16)):
             form = Format(bool(connection.dgst & 1), bool(connection.dgst & 2))
             sqe = Sqe.unpack(received[8:72])
-            ready = connection.controller is not None and connection.controller.registers.ready
+            ready = connection.controller is not None and connection.controller.ready
             if self._admin and ready and not self.made and sqe.opcode == Admin.IDENTIFY:
                 self.made += 1
                 sock.sendall(self._admin(sqe, form))

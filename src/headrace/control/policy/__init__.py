@@ -41,11 +41,7 @@ _MAX: Final = 1e18
 
 
 def amount(value: object) -> float:
-    """Read a positive amount.
-
-    Raises:
-        ValueError: it is none; the message says what was expected.
-    """
+    """Read a positive amount; raises ValueError, which says what was expected, if it is none."""
     expected = "expected an amount above 0, as 500M, 1.5G, 2Gi or 20k"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(f"{value!r} is no amount, {expected}")  # noqa: TRY004 - the document's mistake

@@ -40,9 +40,8 @@ def problems_of(policy: Policy) -> list[str]:
         *_path_problems(policy),
         *([f"jobs.*: is for all other jobs, but has user {other.user!r}"]
           if other is not None and other.user is not None else []),
-        *(p for at, rule in _rules(policy) for p in _own(policy, at, rule)),
-        *_sums(policy),
-        *_job_against_user(policy),
+        *(problem for name in {OTHER: None, **policy.file_systems} for resource in RESOURCES
+          for problem in _impossible_guarantees(policy, name, resource)),
     ]  # fmt: skip
 
 
@@ -53,19 +52,16 @@ def unknown_names(policy: Policy, users: Container[str], jobs: Container[str]) -
     return sorted(text for text in unknown if ".*:" not in text)
 
 
-def _rules(policy: Policy) -> Iterator[tuple[str, Rule]]:
-    for kind, rules in (("users", policy.users), ("jobs", policy.jobs)):
-        for name, rule in rules.items():
-            yield f"{kind}.{name}", rule
-
-
 def _unknown_file_systems(policy: Policy) -> Iterator[str]:
     known = {*policy.file_systems, OTHER}
-    for at, rule in _rules(policy):
-        for name in rule.file_systems:
-            if name not in known:
-                declared = ", ".join(sorted(known))
-                yield f"{at}.file_systems.{name}: file system {name!r} is not known; there are {declared}"
+    declared = ", ".join(sorted(known))
+    for kind, rules in (("users", policy.users), ("jobs", policy.jobs)):
+        for who, rule in rules.items():
+            for name in sorted(rule.file_systems.keys() - known):
+                yield (
+                    f"{kind}.{who}.file_systems.{name}: file system {name!r} is not known; "
+                    f"there are {declared}"
+                )
 
 
 def _path_problems(policy: Policy) -> Iterator[str]:
@@ -81,68 +77,44 @@ def _path_problems(policy: Policy) -> Iterator[str]:
             owner[path] = name
 
 
-def _own(policy: Policy, at: str, rule: Rule) -> Iterator[str]:
-    """A guarantee above its own cap, or above what there is."""
-    for name in {OTHER, *policy.file_systems}:
-        guarantee, cap = rule.on(name).guarantee, rule.on(name).cap
-        system = policy.file_systems.get(name)
-        for resource in RESOURCES:
-            wanted, most = getattr(guarantee, resource), getattr(cap, resource)
+def _impossible_guarantees(policy: Policy, name: str, resource: str) -> Iterator[str]:
+    """Guarantees on a file system above a cap, or all together above what there is."""
+    there = getattr(policy.file_systems.get(name, SharedFileSystem()).capacity, resource)
+    of_users: dict[str, dict[str, float]] = {}
+    for kind, rules in (("users", policy.users), ("jobs", policy.jobs)):
+        all_wanted: dict[str, float] = {}
+        for who, rule in rules.items():
+            wanted = getattr(rule.on(name).guarantee, resource)
             if wanted is None:
                 continue
+            all_wanted[who] = wanted
+            if isinstance(rule, JobRule) and rule.user is not None:
+                of_users.setdefault(rule.user, {})[who] = wanted
+            most = getattr(rule.on(name).cap, resource)
             if most is not None and wanted > most * _SLACK:
                 yield (
-                    f"{at}: guarantee.{resource} of {amount_text(wanted)} contradicts its "
+                    f"{kind}.{who}: guarantee.{resource} of {amount_text(wanted)} contradicts its "
                     f"cap of {amount_text(most)} on {name!r}"
                 )
-            named = name in rule.file_systems and getattr(
-                rule.file_systems[name].guarantee, resource
-            )
-            if named and (system is None or getattr(system.capacity, resource) is None):
+            own = rule.file_systems.get(name, Override()).guarantee
+            if there is None and getattr(own, resource):
                 yield (
-                    f"{at}: guarantee.{resource} on {name!r} means nothing, because "
+                    f"{kind}.{who}: guarantee.{resource} on {name!r} means nothing, because "
                     f"file_systems.{name} has no capacity.{resource}"
                 )
-
-
-def _sums(policy: Policy) -> Iterator[str]:
-    """More guaranteed than there is, by users or by jobs."""
-    for name, system in policy.file_systems.items():
-        for resource in RESOURCES:
-            there = getattr(system.capacity, resource)
-            if there is None:
-                continue
-            for kind, rules in (("users", policy.users), ("jobs", policy.jobs)):
-                wanted = {
-                    who: value
-                    for who, rule in rules.items()
-                    if (value := getattr(rule.on(name).guarantee, resource)) is not None
-                }
-                if sum(wanted.values()) > there * _SLACK:
-                    who = ", ".join(sorted(wanted))
-                    yield (
-                        f"file_systems.{name}: capacity.{resource} of {amount_text(there)} is "
-                        f"less than the {amount_text(sum(wanted.values()))} guaranteed to {kind} {who}"
-                    )
-
-
-def _job_against_user(policy: Policy) -> Iterator[str]:
-    """Jobs that are guaranteed more than their user may have."""
-    for name in {OTHER, *policy.file_systems}:
-        for resource in RESOURCES:
-            wanted: dict[str, dict[str, float]] = {}
-            for job, rule in policy.jobs.items():
-                value = getattr(rule.on(name).guarantee, resource)
-                if rule.user is not None and value is not None:
-                    wanted.setdefault(rule.user, {})[job] = value
-            for user, jobs in wanted.items():
-                most = getattr(policy.user(user).on(name).cap, resource)
-                if most is not None and sum(jobs.values()) > most * _SLACK:
-                    yield (
-                        f"jobs {', '.join(sorted(jobs))}: {resource} of "
-                        f"{amount_text(sum(jobs.values()))} guaranteed on {name!r} contradicts "
-                        f"users.{user}, whose cap is {amount_text(most)}"
-                    )
+        total = sum(all_wanted.values())
+        if there is not None and total > there * _SLACK:
+            yield (
+                f"file_systems.{name}: capacity.{resource} of {amount_text(there)} is less than the "
+                f"{amount_text(total)} guaranteed to {kind} {', '.join(sorted(all_wanted))}"
+            )
+    for user, jobs in of_users.items():
+        most, total = getattr(policy.user(user).on(name).cap, resource), sum(jobs.values())
+        if most is not None and total > most * _SLACK:
+            yield (
+                f"jobs {', '.join(sorted(jobs))}: {resource} of {amount_text(total)} guaranteed on "
+                f"{name!r} contradicts users.{user}, whose cap is {amount_text(most)}"
+            )
 
 
 DOCUMENT_BYTES_MAX: Final = 1 << 20
@@ -155,11 +127,7 @@ WEIGHT: Final = (1e-3, 1e6)
 
 
 def parse_policy(text: str) -> Policy:
-    """Read a policy.
-
-    Raises:
-        PolicyError: something is wrong with it.
-    """
+    """Read a policy; raises PolicyError if something is wrong with it."""
     return parse_document(_load(text))
 
 
@@ -206,11 +174,7 @@ def _expect_plain(yaml: Any, text: str, loader: Any) -> None:
 
 
 def parse_document(document: Any) -> Policy:
-    """Read a policy from what YAML or JSON gave.
-
-    Raises:
-        PolicyError: something is wrong with it.
-    """
+    """Read a policy from what YAML or JSON gave; raises PolicyError if something is wrong with it."""
     reading = _Reading()
     policy: Policy = reading.policy(document, "")
     problems = reading.problems or problems_of(policy)
@@ -234,7 +198,10 @@ class _Reading:
         override = {"weight": weight, "cap": self._rates, "guarantee": self._rates}
         rule = {**override, "file_systems": self._named(self._object(Override, override))}
         job = {
-            **rule, "user": self._user, "priority": self._priority, "cache_bytes": self._cache_bytes,
+            **rule,
+            "user": self._checked("a user's name", lambda v: v is None or (isinstance(v, str) and v)),
+            "priority": self._checked("high, normal or low", ("high", "normal", "low").__contains__),
+            "cache_bytes": lambda value, at: _whole(self._amount(value, at)),
         }  # fmt: skip
         system = {"paths": self._paths, "capacity": self._rates}
         self.policy = self._object(
@@ -317,10 +284,6 @@ class _Reading:
             self._wrong(at, str(e))
             return None
 
-    def _cache_bytes(self, value: Any, at: str) -> int | None:
-        size = self._amount(value, at)
-        return None if size is None else max(1, int(size))
-
     def _version(self, value: Any, at: str) -> None:
         if value != 1 or value is True:
             self._wrong(at, f"{value!r} is not known, expected 1")
@@ -346,15 +309,17 @@ class _Reading:
                 self._wrong(at, f"{path!r} is no absolute path")
         return tuple(p.rstrip("/") or "/" for p in paths if isinstance(p, str))
 
-    def _user(self, value: Any, at: str) -> Any:
-        if value is not None and not (isinstance(value, str) and value):
-            self._wrong(at, f"is {value!r}, expected a user's name")
-        return value
+    def _checked(self, expected: str, good: Callable[[Any], object]) -> _Read:
+        def read(value: Any, at: str) -> Any:
+            if not good(value):
+                self._wrong(at, f"is {value!r}, expected {expected}")
+            return value
 
-    def _priority(self, value: Any, at: str) -> Any:
-        if value not in ("high", "normal", "low"):
-            self._wrong(at, f"is {value!r}, expected high, normal or low")
-        return value
+        return read
 
     def _wrong(self, at: str, what: str) -> None:
         self.problems.append(f"{at}: {what}" if at else f"the document {what}")
+
+
+def _whole(size: float | None) -> int | None:
+    return None if size is None else max(1, int(size))

@@ -15,7 +15,6 @@ import datetime as dt
 import json
 import logging
 import os
-import signal
 import socket
 import ssl
 import time
@@ -239,25 +238,16 @@ class ControlService:
 class ControlOptions:
     """How a controller is reached, and where it keeps what it must not forget.
 
-    Attributes:
-        listen: beside its own socket: `unix:PATH`, `tcp:HOST:PORT`.
-        token_file: tokens that are good over TCP.
-        tls_cert, tls_key: its certificate.
-        tls_ca: those who may connect show a certificate of this authority.
-        metrics: where Prometheus may ask: `[HOST:]PORT`; None: nowhere.
-        database: the SQLite file.
-
-    Raises:
-        ValueError: TCP without anything that says who asks, or half of what TLS takes.
+    Raises ValueError if nothing would say who asks over TCP, or half of what TLS takes is missing.
     """
 
-    database: Path
-    listen: tuple[str, ...] = ()
-    token_file: Path | None = None
-    tls_cert: Path | None = None
+    database: Path  # the SQLite file
+    listen: tuple[str, ...] = ()  # beside its own socket: `unix:PATH`, `tcp:HOST:PORT`
+    token_file: Path | None = None  # tokens that are good over TCP
+    tls_cert: Path | None = None  # its certificate, and the key
     tls_key: Path | None = None
-    tls_ca: Path | None = None
-    metrics: str | None = None
+    tls_ca: Path | None = None  # those who may connect show a certificate of this authority
+    metrics: str | None = None  # where Prometheus may ask: `[HOST:]PORT`; None: nowhere
 
     def __post_init__(self) -> None:
         if self.metrics is not None:
@@ -288,8 +278,7 @@ def default_database() -> Path:
 def run(folder: RuntimeFolder, options: ControlOptions) -> None:
     """Be the controller, until it is stopped.
 
-    Raises:
-        ControlError: another one rules, or something it needs cannot be used.
+    Raises ControlError if another one rules, or something it needs cannot be used.
     """
     tokens = None
     if options.token_file is not None:
@@ -322,29 +311,22 @@ async def _serve(
         database, tokens=tokens, certificates=options.tls_ca is not None, fenced=end
     )
     server = HttpServer(controller.app, listeners)
-    loop = asyncio.get_running_loop()
     metrics = None
     if options.metrics is not None:
         labels = JobLabels()
         metrics = serve_metrics(
             options.metrics,
-            loop.call_soon_threadsafe,
+            asyncio.get_running_loop().call_soon_threadsafe,
             controller.describe,
             lambda state: figures_of(state, labels),
         )
         controller.metrics = str(metrics.address)
         _log.info("serves metrics at http://%s/metrics", metrics.address)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    keeping = asyncio.create_task(controller.keep())
     try:
-        await server.serve()
+        await server.serve_beside(controller.keep())
     finally:
         if metrics is not None:
             metrics.close()
-        keeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeping
         with contextlib.suppress(ControlError):
             database.save_leases(controller.arbiter.outstanding(time.monotonic()))
 

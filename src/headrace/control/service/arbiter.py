@@ -56,27 +56,20 @@ RATE_MIN = 1.0
 
 @dataclass(slots=True, eq=False)
 class PlaneRecord:
-    """One plane.
+    """One plane."""
 
-    Attributes:
-        key: known to the plane alone.
-        number: names it for everybody else.
-        reported_s, until_s: when it was last heard and when its lease ends, on the caller's clock.
-        seen: when each of its flows last did something.
-    """
-
-    key: str
-    number: int
+    key: str  # known to the plane alone
+    number: int  # names it for everybody else
     name: str
     user: str
     pid: int
     instance: str
-    reported_s: float
-    until_s: float
+    reported_s: float  # when it was last heard, on the caller's clock
+    until_s: float  # when its lease ends
     sequence: int = 0
     reports: int = 0
     state: PlaneState = field(default_factory=PlaneState)
-    seen: dict[FlowKey, float] = field(default_factory=dict)
+    seen: dict[FlowKey, float] = field(default_factory=dict)  # when each flow last did something
     held_s: dict[FlowKey, float] = field(default_factory=dict)
 
 
@@ -103,11 +96,7 @@ class Arbiter:
     # -- planes -----------------------------------------------------------------------------------
 
     def register(self, message: Register, now: float) -> Lease:
-        """Register a plane, or one that comes again.
-
-        Raises:
-            Refused: there are too many.
-        """
+        """Register a plane, or one that comes again; raises Refused if there are too many."""
         before = self._instances.get(message.instance)
         if before is not None:
             self._remove(before)
@@ -139,8 +128,7 @@ class Arbiter:
     def report(self, key: str, message: Report, now: float) -> Lease:
         """Count a plane's report; returns what it may use.
 
-        Raises:
-            Refused: it is not known (404: register again), or says something twice (409).
+        Raises Refused if it is not known (404: register again), or says something twice (409).
         """
         plane = self._planes.get(key)
         if plane is None:
@@ -167,11 +155,7 @@ class Arbiter:
         return self._lease(plane, now)
 
     def leave(self, key: str) -> None:
-        """Forget a plane that ends; what it had is free.
-
-        Raises:
-            Refused: it is not known.
-        """
+        """Forget a plane that ends, and free what it had; raises Refused if it is not known."""
         plane = self._planes.get(key)
         if plane is None:
             raise Refused(404, "no such plane")

@@ -164,11 +164,7 @@ class Database:
         return int(row[0]), document
 
     def save_policy(self, document: dict[str, Any], who: str, at: str) -> int:
-        """Keep a policy; returns its version.
-
-        Raises:
-            ControlError: it cannot be kept, so it does not hold.
-        """
+        """Keep a policy and return its version; raises ControlError if it cannot be kept."""
         with self._writing() as connection:
             cursor = connection.execute(
                 "INSERT INTO policies (document, who, at) VALUES (?, ?, ?)",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import signal
 import socket
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,9 +25,11 @@ from headrace.errors import ControlError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
 
     from starlette.requests import Request
+
+_log = logging.getLogger("headrace")
 
 REQUEST_S: Final = 5.0
 """A request comes whole within this."""
@@ -110,16 +114,12 @@ class HttpConnection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _expect(self, seconds: float = REQUEST_S) -> None:
-        self._deadline = self.loop.call_later(seconds, self._overdue)
+        self._deadline = self.loop.call_later(seconds, self.hang_up)
 
     def _relax(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def _overdue(self) -> None:
-        self._deadline = None
-        self.hang_up()
 
 
 def _peer_of(transport: asyncio.Transport) -> Peer:
@@ -139,11 +139,7 @@ class HttpListener(NamedTuple):
 
 
 def listen_tcp(host: str, port: int, where: str, next_step: str = "") -> socket.socket:
-    """A socket that listens.
-
-    Raises:
-        ControlError: it cannot, at what people call `where`.
-    """
+    """A socket that listens at what people call `where`; raises ControlError if it cannot."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -218,3 +214,29 @@ class HttpServer(uvicorn.Server):
                 )
             )
         self.started = True
+
+    async def serve_beside(
+        self, work: Coroutine[Any, Any, None], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """Serve until a signal comes, which calls `ended`, while `work` is done beside."""
+
+        def end() -> None:
+            self.should_exit = True
+            ended()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end)
+        task = asyncio.create_task(work)
+        task.add_done_callback(_log_failure)
+        try:
+            await self.serve()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("what is done beside serving has failed", exc_info=task.exception())

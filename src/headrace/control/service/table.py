@@ -31,23 +31,13 @@ FlowKey = tuple[int, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Who is who, while nobody comes or goes.
+    """Who is who, while nobody comes or goes."""
 
-    Attributes:
-        rows: [flows] rows in use.
-        systems, users, jobs: names by number.
-        problem: what does not change from one decision to the next.
-        system_of_flow: [flows]
-        plane_of_flow: [flows] planes' numbers.
-    """
-
-    rows: NDArray[np.int64]
-    systems: list[str]
-    users: list[tuple[str, str]]
-    jobs: list[tuple[str, str, str]]
-    problem: SharingProblem
-    system_of_flow: NDArray[np.int64]
-    plane_of_flow: NDArray[np.int64]
+    rows: NDArray[np.int64]  # [flows] rows in use
+    systems: list[str]  # names by number
+    problem: SharingProblem  # what does not change from one decision to the next
+    system_of_flow: NDArray[np.int64]  # [flows]
+    plane_of_flow: NDArray[np.int64]  # [flows] planes' numbers
 
 
 class Table:
@@ -164,7 +154,7 @@ class Table:
             grant=np.zeros((flows, R)),
         )
         return _Numbers(
-            _integers(self._row[key] for key in keys), systems, users, jobs, problem,
+            _integers(self._row[key] for key in keys), systems, problem,
             _integers(number_of[key[3]] for key in keys), _integers(key[0] for key in keys),
         )  # fmt: skip
 

@@ -59,19 +59,14 @@ _READS_MOST: Final = 256
 def _action_for(main: Cause, case: _Case) -> _Action:
     """The one thing to do about the largest cause."""
     seconds = case.causes[main]
-    if main is Cause.PREFETCH:
-        return _prefetch(seconds, case.waits, case.reading, case.seen)
-    if main is Cause.LATENCY:
-        return _latency(seconds, case.waits, case.reading, case.seen)
-    if main is Cause.DECODE:
-        return _decode(seconds, case.waits, case.seen)
+    own = {Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode}.get(main)
+    if own is not None:
+        return own(seconds, case.waits, case.reading, case.seen)
     if main is Cause.SLOW_RANK:
-        who = case.slowest or "the slowest rank"
-        return (
-            f"look at the verdict of {who}: this one had its data",
-            seconds,
-            "what this rank waited beyond its own data, step by step",
+        action = (
+            f"look at the verdict of {case.slowest or 'the slowest rank'}: this one had its data"
         )
+        return action, seconds, "what this rank waited beyond its own data, step by step"
     if _is_staged(case.seen) and main in (Cause.METADATA, Cause.BANDWIDTH, Cause.NETWORK):
         return _STAGED, seconds, _STAGED_GAIN
     return main.remedy, 0.0 if main is Cause.OTHER else seconds, _GAINS[main]
@@ -111,14 +106,12 @@ def _prefetch(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Eviden
         most = seen.reads_possible or _READS_MOST
         wanted = max(2, min(most, math.ceil(seen.reads_allowed * _need(waits))))
         gain = seconds * (1.0 - seen.reads_allowed / wanted) if wanted else 0.0
-        return (
-            (
-                f"do not set reads_in_flight ({seen.reads_allowed}): headrace finds how many it takes, "
-                f"about {wanted} here"
-            ),
-            gain,
-            f"{wanted} reads at a time instead of {seen.reads_allowed}, each as fast as now",
+        action = (
+            f"do not set reads_in_flight ({seen.reads_allowed}): headrace finds how many it takes, "
+            f"about {wanted} here"
         )
+        how = f"{wanted} reads at a time instead of {seen.reads_allowed}, each as fast as now"
+        return action, gain, how
     given = f" (now {bytes_text(seen.buffer_bytes)})" if seen.buffer_bytes else ""
     return (
         f"give the loader more memory: a larger budget_bytes{given} lets reads begin earlier",
@@ -139,14 +132,14 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
     now = max(reading.in_flight, 1.0)
     wanted = min(float(possible), now * _need(waits))
     if seen.reads_allowed and wanted > 1.2 * now and possible > seen.reads_allowed:
-        return (
-            (
-                f"have about {wanted:.0f} reads in flight instead of {now:.0f}: leave tuning on "
-                "(tune=True), or give reads_in_flight"
-            ),
-            seconds * (1.0 - now / wanted),
-            f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)",
+        action = (
+            f"have about {wanted:.0f} reads in flight instead of {now:.0f}: leave tuning on "
+            "(tune=True), or give reads_in_flight"
         )
+        how = (
+            f"{wanted:.0f} reads at a time, each as slow as now ({reading.latency_s * 1e3:.3g} ms)"
+        )
+        return action, seconds * (1.0 - now / wanted), how
     if _is_staged(seen):
         return _STAGED, seconds, _STAGED_GAIN
     return (
@@ -156,20 +149,18 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
     )
 
 
-def _decode(seconds: float, waits: StepWaits, seen: Evidence) -> _Action:
+def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _Action:
     threads, cpus = seen.decode_threads, seen.cpus
     idle = cpus * (1.0 - seen.cpu_share) if cpus and math.isfinite(seen.cpu_share) else 0.0
     if threads and turns(waits, seen) >= TURNS_MANY:
         running = threads * min(1.0, float(waits.cpu_s.sum() / waits.work_s.sum()))
         if (workers := round(running + idle)) >= 2:
-            return (
-                (
-                    f"decode in {workers} worker processes (num_workers={workers}): decoding is Python "
-                    "code, which threads run one at a time"
-                ),
-                seconds * max(0.0, 1.0 - running / workers),
-                f"{workers} at a time instead of {running:.1f}",
+            action = (
+                f"decode in {workers} worker processes (num_workers={workers}): decoding is Python "
+                "code, which threads run one at a time"
             )
+            gain_s = seconds * max(0.0, 1.0 - running / workers)
+            return action, gain_s, f"{workers} at a time instead of {running:.1f}"
     if threads and idle >= 1.0:
         more = threads + math.floor(idle)
         return (
@@ -177,14 +168,11 @@ def _decode(seconds: float, waits: StepWaits, seen: Evidence) -> _Action:
             seconds * (1.0 - threads / more),
             f"{more} at a time instead of {threads}",
         )
-    return (
-        (
-            "make decoding cheaper: of pictures in a store, decode=headrace.Images(...) decodes only what a "
-            "crop needs; or store them smaller, or ask for more processors"
-        ),
-        0.5 * seconds,
-        "a decoder twice as fast",
+    action = (
+        "make decoding cheaper: of pictures in a store, decode=headrace.Images(...) decodes only what a "
+        "crop needs; or store them smaller, or ask for more processors"
     )
+    return action, 0.5 * seconds, "a decoder twice as fast"
 
 
 _READ_CAUSES: Final = frozenset(
@@ -260,11 +248,9 @@ def _reading_line(cause: Cause, waits: StepWaits, reading: ReadWaits, seen: Evid
         if near["ram"] + near["page_cache"] > 0.0:
             return "all bytes came out of memory, as fast as they are copied"
         return "how single reads went was not measured"
-    idle = (
-        f" ({reading.idle_latency_s * 1e3:.3g} ms while the storage was idle)"
-        if reading.idle_latency_s
-        else ""
-    )
+    idle = ""
+    if reading.idle_latency_s:
+        idle = f" ({reading.idle_latency_s * 1e3:.3g} ms while the storage was idle)"
     allowed = f" of {seen.reads_allowed} allowed" if seen.reads_allowed else ""
     where = f" from {seen.file_system}" if seen.file_system else ""
     line = (

@@ -47,44 +47,27 @@ STEP_MAX_S: Final = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class StepWaits:
-    """Waits of steps, and what their batches say for themselves.
+    """Waits of steps, and what their batches say for themselves: float64, shape (steps,), but for some."""
 
-    Attributes:
-        phases: float64, shape (steps, phases): seconds, as `PHASES`; none negative.
-        unknown_s: float64, shape (steps,): of the wait, what no phase accounts for.
-        room_s: float64, shape (steps,): reads waited for room in the buffer.
-        held_s: float64, shape (steps,): a limit on rates held them back.
-        serial: bool, shape (steps,).
-        bytes: float64, shape (steps, tiers), as `TIERS`.
-        reads: float64, shape (steps,), and seconds that they took: `read_s`; `depth`: those under way when
-            each began, added up; `quiet_reads`, `quiet_s`.
-        work_s: float64, shape (steps,), and `cpu_s`: of decoding.
-        looks: float64, shape (steps,), for the interpreter's lock; `contended`: those that found it taken;
-            `others_s`: processor time of others' Python threads meanwhile.
-        every_s: float64, shape (steps,): from the delivery before to this one.
-        seconds: from the first request to the last delivery.
-        dropped: rows that made no sense.
-    """
-
-    phases: NDArray[np.float64]
-    unknown_s: NDArray[np.float64]
-    room_s: NDArray[np.float64]
-    held_s: NDArray[np.float64]
+    phases: NDArray[np.float64]  # shape (steps, phases): seconds, as `PHASES`; none negative
+    unknown_s: NDArray[np.float64]  # of the wait, what no phase accounts for
+    room_s: NDArray[np.float64]  # reads waited for room in the buffer
+    held_s: NDArray[np.float64]  # a limit on rates held them back
     serial: NDArray[np.bool_]
-    bytes: NDArray[np.float64]
+    bytes: NDArray[np.float64]  # shape (steps, tiers), as `TIERS`
     reads: NDArray[np.float64]
-    read_s: NDArray[np.float64]
-    depth: NDArray[np.float64]
+    read_s: NDArray[np.float64]  # that they took
+    depth: NDArray[np.float64]  # those under way when each began, added up
     quiet_reads: NDArray[np.float64]
     quiet_s: NDArray[np.float64]
-    work_s: NDArray[np.float64]
+    work_s: NDArray[np.float64]  # of decoding
     cpu_s: NDArray[np.float64]
-    looks: NDArray[np.float64]
-    contended: NDArray[np.float64]
-    others_s: NDArray[np.float64]
-    every_s: NDArray[np.float64]
-    seconds: float
-    dropped: int
+    looks: NDArray[np.float64]  # for the interpreter's lock
+    contended: NDArray[np.float64]  # those that found it taken
+    others_s: NDArray[np.float64]  # processor time of others' Python threads meanwhile
+    every_s: NDArray[np.float64]  # from the delivery before to this one
+    seconds: float  # from the first request to the last delivery
+    dropped: int  # rows that made no sense
 
     @property
     def stall_s(self) -> float:
