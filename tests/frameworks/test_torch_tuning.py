@@ -79,7 +79,7 @@ def test_a_loader_over_a_store_is_watched_from_when_it_is_iterated(path, monkeyp
         assert plane in planes()[0]
         assert plane.enabled is turned
         assert 1 + len(list(batches)) == len(loader)
-        assert plane.now()[0].samples == SAMPLES
+        assert plane.now().consumer.samples == SAMPLES
     del batches, loader
     gc.collect()
     assert until(lambda: plane not in planes()[0])

@@ -18,11 +18,11 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import ismethod
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneWindow
+from headrace.control.history import Knobs, PlaneHistory, PlaneInterval, PlaneReading, PlaneWindow
 from headrace.control.limits import read_limits
 from headrace.plane.stage import KNOBS, LATENCY_BUCKETS, ConsumerStats, StageStats
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headrace.control.limits import Limits
     from headrace.control.publishing import Publisher
     from headrace.control.tuner import KnobDecision
-    from headrace.plane.batch_trace import StepLog
     from headrace.plane.loader import Loader
     from headrace.plane.stage import Stage
 
@@ -98,14 +97,6 @@ class PassEnded:
             from headrace.control.stalls.live import tell_epoch
 
             self._seen = tell_epoch(loader, self._seen, self._tuning.changes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    at: float
-    consumer: ConsumerStats
-    stages: tuple[StageStats, ...]
-    readers: frozenset[str]
 
 
 def _weakly(function: Callable[[], Any]) -> Callable[[], Callable[[], Any] | None]:
@@ -190,7 +181,7 @@ class Plane:
         return self._silent >= IDLE_AFTER
 
     @property
-    def stages(self) -> tuple[StageStats, ...]:
+    def stages(self) -> Sequence[StageStats]:
         """What the stages published at the last look."""
         return self._reading.stages if self._reading else ()
 
@@ -199,15 +190,11 @@ class Plane:
         """What the consumer had done at the last look."""
         return self._reading.consumer if self._reading else ConsumerStats()
 
-    @property
-    def steps(self) -> StepLog | None:
-        """The last deliveries to its consumer; None where they are not counted, or it is gone."""
-        return getattr(getattr(self._find_consumer(), "__self__", None), "steps", None)
-
-    def now(self) -> tuple[ConsumerStats, tuple[StageStats, ...]] | None:
-        """What consumer and stages have done so far, asked now; None: they are gone."""
+    def now(self) -> PlaneReading | None:
+        """What consumer and stages have done so far, asked now, and the steps; None: they are gone."""
         reading = self._read()
-        return None if reading is None else (reading.consumer, reading.stages)
+        steps = getattr(getattr(self._find_consumer(), "__self__", None), "steps", None)
+        return None if reading is None else replace(reading, steps=steps)
 
     def window(self, seconds: float = 5.0) -> PlaneWindow:
         """The last seconds taken together."""
@@ -290,14 +277,15 @@ class Plane:
         self._reading, self.knobs = now, self._current()  # somebody else may turn them
         return None if seconds > INTERVAL_MAX_S else _difference(before, now, self.knobs)
 
-    def _read(self) -> _Reading | None:
+    def _read(self) -> PlaneReading | None:
+        """The same without the steps, which live no longer than their loader."""
         consumer, stages = self._find_consumer(), self._stages_now()
         if consumer is None or stages is None:
             return None
         # Tiers read too, from what the first one has brought; only that one is tuned.
         readers = frozenset(stage.name for stage in stages if "reads_in_flight" in stage.knobs())
         published = tuple(stage.stats() for stage in stages)
-        return _Reading(time.monotonic(), consumer(), published, readers)
+        return PlaneReading(time.monotonic(), consumer(), published, readers)
 
     def _current(self) -> Knobs:
         values = dict[str, int]()
@@ -308,7 +296,7 @@ class Plane:
         return Knobs(**values)
 
 
-def _difference(before: _Reading, now: _Reading, knobs: Knobs) -> PlaneInterval | None:
+def _difference(before: PlaneReading, now: PlaneReading, knobs: Knobs) -> PlaneInterval | None:
     """The interval between two readings; None when nothing happened or a stage began anew."""
     seconds = now.at - before.at
     waited_s = now.consumer.waited_s - before.consumer.waited_s

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from headrace.plane.stage import LATENCY_BUCKETS, latency_percentile_s
+from headrace.plane.stage import LATENCY_BUCKETS, ConsumerStats, latency_percentile_s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.control.tuner import Memory
+    from headrace.plane.batch_trace import StepLog
+    from headrace.plane.stage import StageStats
 
 INTERVALS_KEPT = 300
 """A minute at the controller's pace: older evidence is about another plant."""
@@ -39,6 +41,17 @@ class Knobs:
         return {
             name: value for name, value in asdict(self).items() if value != getattr(other, name)
         }
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneReading:
+    """What the consumer and the stages of a plane had done at a moment."""
+
+    at: float = 0.0
+    consumer: ConsumerStats = field(default_factory=ConsumerStats)
+    stages: Sequence[StageStats] = ()
+    readers: frozenset[str] = frozenset()  # names of the stages whose reads are tuned
+    steps: StepLog | None = None  # the last deliveries; None: they are not counted, or not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,20 +115,12 @@ class PlaneWindow:
         histograms = [each.latency_us for each in intervals if each.reads] if histogram else []
         counts = tuple(map(sum, zip(*histograms, strict=True))) or (0,) * LATENCY_BUCKETS
         return cls(
-            seconds=sum(each.seconds for each in intervals),
-            waited_s=sum(each.waited_s for each in intervals),
-            worked_s=sum(each.worked_s for each in intervals),
-            batches=sum(each.batches for each in intervals),
-            samples=sum(each.samples for each in intervals),
-            bytes=sum(each.bytes for each in intervals),
-            reads=sum(each.reads for each in intervals),
+            **{name: sum(getattr(each, name) for each in intervals) for name in _ADDED_UP},
             in_flight=sum(held) / count,
             in_flight_min=min(held),
             ready_bytes=sum(each.ready_bytes for each in intervals) / count,
             ready_growth=intervals[-1].ready_bytes - intervals[0].ready_bytes if intervals else 0,
             latency_us=counts,
-            decode_busy_s=sum(each.decode_busy_s for each in intervals),
-            decode_wait_s=sum(each.decode_wait_s for each in intervals),
             stall_error=_error([each.waited_s / each.seconds for each in intervals]),
             rate_error=_relative_error(intervals),
         )
@@ -163,6 +168,12 @@ class PlaneWindow:
     def batch_bytes(self) -> float:
         """Mean bytes of a delivered batch; 0.0 when none was."""
         return self.bytes / self.batches if self.batches else 0.0
+
+
+_ADDED_UP: Final = (
+    "seconds", "waited_s", "worked_s", "batches", "samples", "bytes", "reads", "decode_busy_s",
+    "decode_wait_s",
+)  # fmt: skip
 
 
 def _error(values: Sequence[float]) -> float:

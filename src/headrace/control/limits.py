@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.control.history import Knobs
 from headrace.machine.host import byte_fields, cpu_quota, memory_usages
+from headrace.plane.stage import KNOBS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -61,11 +62,7 @@ class Limits:
 
     def clamped(self, knobs: Knobs) -> Knobs:
         """The nearest knobs within the limits."""
-        return Knobs(
-            self.reads_in_flight.clamped(knobs.reads_in_flight),
-            self.buffer_bytes.clamped(knobs.buffer_bytes),
-            self.decode_threads.clamped(knobs.decode_threads),
-        )
+        return Knobs(*(getattr(self, name).clamped(getattr(knobs, name)) for name in KNOBS))
 
     def frozen(self, knobs: Knobs, names: Iterable[str]) -> Limits:
         """These limits with some knobs held where they stand: somebody set them on purpose."""

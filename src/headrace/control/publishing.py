@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import Cause
 from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of
+from headrace.control.history import PlaneReading
 from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import verdict_of
 from headrace.machine.mounts import file_system_of
-from headrace.plane.stage import ConsumerStats, StageStats
+from headrace.plane.stage import StageStats
 from headrace.runtime import agent_sockets, checked
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
     from headrace.control.controller import Plane
     from headrace.control.stalls.verdict import Verdict
-    from headrace.plane.batch_trace import StepLog
 
 _SMALL: Final = 0.02
 """Causes of a smaller share are not told one by one."""
@@ -161,8 +161,8 @@ class Totals:
     def add(
         self,
         system: str,
-        look: _PlaneFigures,
-        before: _PlaneFigures,
+        look: PlaneReading,
+        before: PlaneReading,
         verdict: Verdict | None = None,
     ) -> None:
         """Add what happened between two looks at a plane; `verdict`: on the steps between."""
@@ -179,25 +179,17 @@ class Totals:
             _grow(self.tier_bytes, system, tier, count)
 
 
-@dataclass(frozen=True, slots=True)
-class _PlaneFigures:
-    consumer: ConsumerStats
-    stages: Sequence[StageStats]
-    steps: StepLog | None
-    """None: they are not counted, or not known."""
-
-
 @dataclass(slots=True)
 class _KnownPlane:
     """What was told of a plane so far."""
 
     system: str
     """File system that its source lies on."""
-    figures: _PlaneFigures
+    figures: PlaneReading
     steps: int = 0
 
 
-def _tiers(before: _PlaneFigures, look: _PlaneFigures) -> dict[str, float]:
+def _tiers(before: PlaneReading, look: PlaneReading) -> dict[str, float]:
     """Bytes by where they came from; what no stage accounts for came through the node daemon, or the source."""
     tiers: dict[str, float] = {**tier_bytes(tuple(_since(before.stages, look.stages).values()))}
     rest = max(0, look.consumer.bytes - before.consumer.bytes) - sum(tiers.values())
@@ -234,7 +226,7 @@ class Publisher:
         self._began_s = time.time()
         self._known: weakref.WeakKeyDictionary[Plane, _KnownPlane] = weakref.WeakKeyDictionary()
         # Of passes that have ended, which nobody was told of.
-        self._kept: deque[tuple[Plane, _PlaneFigures]] = deque()
+        self._kept: deque[tuple[Plane, PlaneReading]] = deque()
         self._teller = 0
         self._rested_s = -PERIOD_S
         self._next_s = 0.0
@@ -264,7 +256,7 @@ class Publisher:
     def _keep(self, planes: Iterable[Plane]) -> None:
         """Remember what planes did so far, for when they are told of."""
         for plane in planes:
-            if (look := _figures_of(plane)) is not None:
+            if (look := plane.now()) is not None:
                 self._kept.append((plane, look))
 
     def tell(self, planes: Sequence[Plane], *, ended: bool = False) -> None:
@@ -277,18 +269,18 @@ class Publisher:
             return
         self._teller = me
         try:
-            kept: dict[Plane, _PlaneFigures] = {}
+            kept: dict[Plane, PlaneReading] = {}
             while self._kept:
                 plane, look = self._kept.popleft()
                 kept[plane] = look
             for plane in dict.fromkeys([*kept, *planes]):
-                self._add(plane, _figures_of(plane) or kept.get(plane))
+                self._add(plane, plane.now() or kept.get(plane))
             self._send(ended=self._ended)
         finally:
             self._teller = 0
             self._lock.release()
 
-    def _add(self, plane: Plane, look: _PlaneFigures | None) -> None:
+    def _add(self, plane: Plane, look: PlaneReading | None) -> None:
         """Add what a plane did since the last look; nothing if it is gone."""
         if look is None:
             return
@@ -311,7 +303,7 @@ class Publisher:
         waited_s = max(before.consumer.waited_s, now.waited_s)
         worked_s = max(before.consumer.worked_s, now.worked_s)
         consumer = replace(now, waited_s=waited_s, worked_s=worked_s)
-        known.figures = _PlaneFigures(consumer, look.stages, None)
+        known.figures = PlaneReading(look.at, consumer, look.stages)
 
     def _send(self, *, ended: bool) -> None:
         if not self.totals.batches and not self.totals.stall_s:
@@ -359,13 +351,7 @@ class Publisher:
         }
 
 
-_NOTHING: Final = _PlaneFigures(ConsumerStats(), (), None)
-
-
-def _figures_of(plane: Plane) -> _PlaneFigures | None:
-    """What a plane did so far; None if it is gone."""
-    steps, figures = plane.steps, plane.now()
-    return None if figures is None else _PlaneFigures(*figures, steps)
+_NOTHING: Final = PlaneReading()
 
 
 def _no_job() -> JobIdentity:

@@ -48,14 +48,16 @@ def _look(plane: Plane, now: float) -> dict[str, Any] | None:
 
     Totals since the loader began, zeros left out: `consumer`, `stages` (by name) and `knobs`.
     """
-    sight = plane.now()
-    if sight is None:
+    reading = plane.now()
+    if reading is None:
         return None
-    consumer, stages = sight
     return {
-        "kind": "look", "at_s": round(now, _DIGITS), "consumer": _plain(asdict(consumer)),
-        "stages": {stage.name: _stage(stage) for stage in stages}, "knobs": _plain(asdict(plane.knobs)),
-    }  # fmt: skip
+        "kind": "look",
+        "at_s": round(now, _DIGITS),
+        "consumer": _plain(asdict(reading.consumer)),
+        "stages": {stage.name: _stage(stage) for stage in reading.stages},
+        "knobs": _plain(asdict(plane.knobs)),
+    }
 
 
 def _stage(stage: StageStats) -> dict[str, Any]:

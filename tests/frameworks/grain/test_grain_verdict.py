@@ -39,7 +39,7 @@ def test_it_is_watched_from_when_it_is_iterated(own):
     (plane,) = watched(own)
     assert plane.enabled
     assert len(list(batches)) == STEPS - 1
-    consumer, _ = plane.now()
+    consumer = plane.now().consumer
     assert consumer.batches == STEPS
     batches.close()
 
