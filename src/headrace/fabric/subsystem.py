@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -18,7 +19,7 @@ from headrace.fabric.identity import check_nqn
 from headrace.fabric.image import MANIFEST, CatalogEntry, files_of, pack_catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace.fabric.identity import HostSecret
     from headrace.fabric.image import StoreFiles
@@ -96,12 +97,8 @@ class Subsystem:
             ValueError: the NSID is taken, or out of bounds.
         """
         text = os.fspath(path)
-        fd = _open(text)
-        try:
-            with self._lock:
-                namespace = self._add(fd, text, _file_identity(fd, text), nsid or self._free(1)[0])
-        finally:
-            os.close(fd)
+        with _opened(text) as fd, self._lock:
+            namespace = self._add(fd, text, _file_identity(fd, text), nsid or self._free(1)[0])
         self._tell(namespace.nsid)
         return namespace
 
@@ -121,18 +118,12 @@ class Subsystem:
             added: list[Namespace] = []
             content = hashlib.sha256(files.manifest).hexdigest()
             try:
-                fd = _catalog_file(files, nsids)
-                try:
+                with _catalog_file(files, nsids) as fd:
                     added.append(self._add(fd, str(files.folder), f"{content} catalog", nsids[0]))
-                finally:
-                    os.close(fd)
                 for nsid, name in zip(nsids[1:], files.sizes, strict=True):
                     text = str(files.path(name))
-                    fd = _open(text)
-                    try:
+                    with _opened(text) as fd:
                         added.append(self._add(fd, text, f"{content} {name}", nsid))
-                    finally:
-                        os.close(fd)
             except BaseException:
                 for namespace in added:
                     del self._namespaces[namespace.nsid]
@@ -194,7 +185,8 @@ def _file_identity(fd: int, text: str) -> str:
     return f"{real} {status.st_ino} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else real
 
 
-def _catalog_file(files: StoreFiles, nsids: list[int]) -> int:
+@contextlib.contextmanager
+def _catalog_file(files: StoreFiles, nsids: list[int]) -> Iterator[int]:
     """A file in memory: the catalog, and the manifest behind it."""
     others = [
         CatalogEntry(name, nsid, 0, nbytes)
@@ -202,18 +194,15 @@ def _catalog_file(files: StoreFiles, nsids: list[int]) -> int:
     ]
     table = pack_catalog([CatalogEntry(MANIFEST, 0, 0, len(files.manifest)), *others])
     first = CatalogEntry(MANIFEST, 0, len(table), len(files.manifest))
-    fd = os.memfd_create("headrace-catalog", os.MFD_CLOEXEC)
-    try:
-        with open(fd, "wb", closefd=False) as file:
-            file.write(pack_catalog([first, *others]))
-            file.write(files.manifest)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    with os.fdopen(os.memfd_create("headrace-catalog", os.MFD_CLOEXEC), "wb") as file:
+        file.write(pack_catalog([first, *others]))
+        file.write(files.manifest)
+        file.flush()
+        yield file.fileno()
 
 
-def _open(path: str) -> int:
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
     try:
         # A FIFO must not hang the open.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -221,8 +210,10 @@ def _open(path: str) -> int:
         raise FabricError(
             f"{path} cannot be exported: {e.strerror}.", path=path, errno=e.errno
         ) from e
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
-        return fd
-    os.close(fd)
-    raise FabricError(f"{path} is neither a file nor a block device.", path=path)
+    try:
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            raise FabricError(f"{path} is neither a file nor a block device.", path=path)
+        yield fd
+    finally:
+        os.close(fd)
