@@ -236,11 +236,11 @@ class _Consumer:
     ended_s: float | None = None
 
 
-@dataclass(slots=True, eq=False)
-class _Account:
-    identity: JobIdentity
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Account(JobFacts):
+    """A job, and how it fares."""
+
     uid: int
-    facts: JobFacts
     until_s: float
     """Monotonic: the job's time is counted until here."""
     seen_s: float | None = None
@@ -260,9 +260,7 @@ class _Account:
 
     @property
     def gpus_per_consumer(self) -> float:
-        ranks = max(
-            len(self.consumers), *(consumer.ranks for consumer in self.consumers.values()), 0
-        )
+        ranks = max([len(self.consumers), *(each.ranks for each in self.consumers.values())])
         return self.gpus / ranks if ranks else 0.0
 
 
@@ -293,7 +291,7 @@ class Accounts:
 
     def facts(self) -> dict[str, JobFacts]:
         """What is known of the jobs, those that ended lately too."""
-        return {job: account.facts for job, account in self._accounts.items()}
+        return dict(self._accounts)
 
     def waiting_for_node(self) -> list[str]:
         """Jobs that waited for the node daemon since `explain_node` was called last."""
@@ -312,11 +310,11 @@ class Accounts:
             self._before.pop(next(iter(self._before)))
         self._before[report.instance] = report.figures
         self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, report.figures)
-        account.identity = account.facts.identity = fuller(account.identity, report.identity)
+        account.identity = fuller(account.identity, report.identity)
         account.ended_s = None
         account.reported_s = now.mono_s
         if report.consumer:
-            account.facts.measured = True
+            account.measured = True
             ended_s = now.mono_s if report.ended else None
             account.consumers[report.instance] = _Consumer(report.local_ranks, ended_s)
         self._count(account, now)
@@ -363,7 +361,7 @@ class Accounts:
             account = self._account(processes.identity, processes.uid, processes.began_s, now)
             if account is None:
                 continue
-            account.identity = account.facts.identity = fuller(account.identity, processes.identity)
+            account.identity = fuller(account.identity, processes.identity)
             fresh = account.seen_s is None
             account.seen_s, account.ended_s = now.mono_s, None
             self._count(account, now)
@@ -400,7 +398,7 @@ class Accounts:
         add(job, "memory_bytes", memory_bytes, now.unix_s)
         add(job, "io_pressure_s", min(seconds, pressure_s or 0.0), now.unix_s)
         busy = self._gpus(account, processes, node, min(seconds, STALE * self._usual_s), now)
-        if account.facts.measured or seconds <= 0.0:
+        if account.measured or seconds <= 0.0:
             return
         cpus = account.identity.cpus or os.cpu_count() or 1
         pressure = None if pressure_s is None else pressure_s / seconds
@@ -457,9 +455,10 @@ class Accounts:
         first_s = min(now.unix_s, max(began_s, now.unix_s - BEFORE_MAX_S))
         # What an agent before this one counted is in the history.
         counted_s = min(now.unix_s, max(first_s, known_until_s))
-        facts = JobFacts(identity, self._user_of(uid) or identity.user, first_s, counted_s)
-        account = _Account(identity, uid, facts, now.mono_s - (now.unix_s - counted_s))
-        self._accounts[identity.job_id] = account
+        account = self._accounts[identity.job_id] = _Account(
+            identity, self._user_of(uid) or identity.user, first_s, counted_s,
+            uid=uid, until_s=now.mono_s - (now.unix_s - counted_s),
+        )  # fmt: skip
         return account
 
     def _count(self, account: _Account, now: Now) -> None:
@@ -468,11 +467,11 @@ class Accounts:
         if seconds <= 0.0:
             return
         account.until_s = now.mono_s
-        account.facts.last_s = now.unix_s
+        account.last_s = now.unix_s
         job = account.identity.job_id
         self._ledger.add(job, "seconds", seconds, now.unix_s)
         self._ledger.add(job, "gpu_s", seconds * account.gpus, now.unix_s)
-        self._ledger.know(job, account.facts)
+        self._ledger.know(job, account)
 
     def _end(self, node: Observation, now: Now) -> None:
         """Jobs that are gone end; those that ended long ago are forgotten."""
@@ -491,6 +490,6 @@ class Accounts:
                 if now.mono_s - account.ended_s > KEPT_S:
                     forgotten.append(job)
         for job in forgotten:
-            self._last_seen[job] = self._accounts.pop(job).facts.last_s
+            self._last_seen[job] = self._accounts.pop(job).last_s
         if forgotten:
             self._ledger.forget(forgotten)
