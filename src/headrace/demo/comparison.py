@@ -40,11 +40,7 @@ class LoaderPass:
     """Seconds to the first batch, start of workers included."""
     stall_s: float
     """Seconds that the consumer waited for batches, the first one included."""
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples by seconds."""
-        return self.samples / self.seconds
+    samples_per_s: float
 
 
 class _Files(torch_data.Dataset[Any]):
@@ -135,4 +131,5 @@ def _measure(
             train(batch)
         samples += len(batch if train is None else batch[1])
         asked_at = time.perf_counter()
-    return LoaderPass(work, name, samples, asked_at - started, first_s, stall_s)
+    seconds = asked_at - started
+    return LoaderPass(work, name, samples, seconds, first_s, stall_s, samples / seconds)

@@ -35,11 +35,7 @@ class EpochResult:
     """Samples that were delivered more than once."""
     missing: int
     """Samples that were not delivered, unreadable ones not counted."""
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples by seconds of training."""
-        return self.samples / self.seconds
+    samples_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +53,8 @@ class Interruption:
     """Order hash of the epoch, across the kill."""
     hash_uninterrupted: str
     """Order hash of a pass over the same epoch without a kill."""
-
-    @property
-    def identical(self) -> bool:
-        """Whether the two orders are the same."""
-        return self.hash_resumed == self.hash_uninterrupted
+    identical: bool
+    """Whether the two orders are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +93,6 @@ class DemoReport:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))
-        for name in ("epochs", "comparison"):
-            for measured, values in zip(getattr(self, name), plain[name], strict=True):
-                values["samples_per_s"] = measured.samples_per_s
-        plain["interruption"]["identical"] = self.interruption.identical
         return plain | {
             "accuracy": self.accuracy,
             "exactly_once": self.exactly_once,

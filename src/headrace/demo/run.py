@@ -103,9 +103,10 @@ def _train(
             pass
         loader.close()
         uninterrupted = str(loader.last_order_hash)
+    resumed = epochs[KILLED_EPOCH].order_hash
     return epochs, Interruption(
-        KILLED_EPOCH, killed_at, resumed_at, killed_by,
-        epochs[KILLED_EPOCH].order_hash, uninterrupted,
+        KILLED_EPOCH, killed_at, resumed_at, killed_by, resumed, uninterrupted,
+        identical=resumed == uninterrupted,
     )  # fmt: skip
 
 

@@ -183,6 +183,7 @@ class Training:
             seconds=self.seconds,
             stall_s=self.stall_s,
             samples=len(delivered),
+            samples_per_s=len(delivered) / self.seconds,
             doubled=len(delivered) - len(once),
             missing=len(self.loader.dataset) - len(once | {s.index for s in self.loader.skipped}),
             order_hash=self.loader.last_order_hash,
