@@ -90,7 +90,7 @@ _GENERATION = 1
 
 
 @dataclass(eq=False)
-class _Line:
+class _HostSocket:
     """A connection and its socket."""
 
     socket: socket.socket
@@ -109,7 +109,7 @@ class _Joined:
     chap: ChapSetup | None
     peer: str  # whose it is (`headrace.base.peers`)
     settled: bool  # the host is who it says: before, its association stands in nobody's way
-    line: _Line | None = None  # the connection of its admin queue
+    line: _HostSocket | None = None  # the connection of its admin queue
     queues: set[int] = field(default_factory=set)  # numbers of its I/O queues
 
 
@@ -133,8 +133,8 @@ class Target(Closing):
     ) -> None:
         self.options = options or TargetOptions()
         self._subsystems = {subsystem.nqn: subsystem for subsystem in subsystems}
-        self._lines: dict[int, _Line] = {}  # by descriptor
-        self._shaking: dict[_Line, None] = {}  # those that are not admitted, the oldest first
+        self._lines: dict[int, _HostSocket] = {}  # by descriptor
+        self._shaking: dict[_HostSocket, None] = {}  # those that are not admitted, the oldest first
         self._joined: dict[int, _Joined] = {}  # by controller's number
         self._refused = 0  # Connects
         self._next_cntlid = 0
@@ -196,14 +196,14 @@ class Target(Closing):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         digests = HDGST | DDGST if self.options.digests else 0
         connection = HostConnection(partial(self._admit, sock), digests)
-        line = _Line(sock, connection, time.monotonic())
+        line = _HostSocket(sock, connection, time.monotonic())
         self._lines[sock.fileno()] = line
         self._loop.register(sock, partial(self._handle, line))
         self._shaking[line] = None
         if len(self._shaking) > self.options.handshakes_max:
             self._close(next(iter(self._shaking)))
 
-    def _handle(self, line: _Line, events: int) -> None:
+    def _handle(self, line: _HostSocket, events: int) -> None:
         if self._lines.get(line.socket.fileno()) is not line:
             return  # closed by an event before
         if events & EVENT_READ:
@@ -226,7 +226,7 @@ class Target(Closing):
                     return
         self._flush(line)
 
-    def _flush(self, line: _Line) -> None:
+    def _flush(self, line: _HostSocket) -> None:
         connection = line.connection
         try:
             while connection.output:
@@ -271,7 +271,7 @@ class Target(Closing):
                 joined.line.connection.why = "the keep-alive timer expired"
                 self._close(joined.line)
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: _HostSocket) -> None:
         """Ends a connection; an admin queue's ends its association."""
         if line.connection.why:
             _log.info("NVMe/TCP connection closed: %s", line.connection.why)
@@ -392,7 +392,7 @@ class Target(Closing):
         self._close(ended.line)
         return True
 
-    def _settle(self, line: _Line) -> bool:
+    def _settle(self, line: _HostSocket) -> bool:
         """Once a host has proved who it is, its association counts; False if there is no room for it."""
         joined = self._joined.get(line.cntlid)
         if joined is None or joined.line is not line or joined.settled:
@@ -406,7 +406,7 @@ class Target(Closing):
             line.connection.why = "meanwhile there is another host in its place"
         return joined.settled
 
-    def _joined_by(self, line: _Line) -> None:
+    def _joined_by(self, line: _HostSocket) -> None:
         """After a Connect: an admin queue's connection is the association's."""
         request, controller = line.connection.request, line.connection.controller
         if request is None or controller is None or line.cntlid:
@@ -415,7 +415,7 @@ class Target(Closing):
         if request.qid == 0:
             self._joined[line.cntlid].line = line
 
-    def _hand_over(self, line: _Line) -> None:
+    def _hand_over(self, line: _HostSocket) -> None:
         """An I/O queue is connected: from here on native threads have its socket."""
         connection = line.connection
         assert connection.request is not None
