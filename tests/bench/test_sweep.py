@@ -4,7 +4,7 @@ import pytest
 
 from headrace.bench.compare import condition_of
 from headrace.bench.run import SessionOptions
-from headrace.bench.sweep import Probe, Sweep, most_before, sweep
+from headrace.bench.session import Probe, Sweep, most_before, sweep
 from headrace.errors import BenchError, WorkloadError
 from headrace.io.simulation import Simulation
 

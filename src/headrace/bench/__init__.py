@@ -7,5 +7,5 @@
 * run, checkpoints, staging: from a workload to recorded timelines
 * metrics, summary, results: figures, and the files that a run leaves
 * compare, report, trace: what finished runs say
-* session, sweep: `headrace bench run` and `sweep`; storage: `headrace bench storage`; scaling: more ranks
+* session: `headrace bench run` and `sweep`; storage: `headrace bench storage`; scaling: more ranks
 """

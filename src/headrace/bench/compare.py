@@ -19,74 +19,57 @@ if TYPE_CHECKING:
     from headrace.bench.results import RunResult
 
 
-@dataclass(frozen=True, slots=True)
-class RunMeasure:
-    """A figure of a run.
-
-    Attributes:
-        name: in conditions and JSON.
-        title: in tables.
-        unit: of its value; `%`, `s`, `B` or a word; empty for counts.
-        better: which way is good; None where neither is.
-        path: where summary.json has it.
-        per: where summary.json has what it is divided by, for shares in percent.
-    """
+class RunMeasure(NamedTuple):
+    """A figure of a run."""
 
     name: str
+    """In conditions and JSON."""
     title: str
     unit: str
+    """Of its value; `%`, `s`, `B` or a word; empty for counts."""
     better: Literal["more", "less"] | None
+    """Which way is good; None where neither is."""
     path: str
+    """Where summary.json has it."""
     per: str = ""
+    """Where summary.json has what it is divided by, for shares in percent."""
 
 
-MEASURES: Final = (
-    RunMeasure("accelerators", "accelerators", "", None, "num_accelerators"),
-    RunMeasure("au", "AU", "%", "more", "metric.train_au_mean_percentage"),
-    RunMeasure("au_mlperf", "AU by MLPerf's formula", "%", "more", "headrace.au_mlperf_percent"),
-    RunMeasure("ceiling_au", "AU without storage", "%", "more", "headrace.ceiling_au_percent"),
-    RunMeasure("throughput", "throughput", "samples/s", "more",
-            "metric.train_throughput_mean_samples_per_second"),
-    RunMeasure("io", "throughput in bytes (nominal)", "MiB/s", "more",
-            "metric.train_io_mean_MB_per_second"),
-    RunMeasure("wait_share", "time waiting for data", "%", "less", "headrace.time.wait_s",
-            "headrace.time.total_s"),
-    RunMeasure("barrier_share", "time at the barrier", "%", "less", "headrace.time.barrier_s",
-            "headrace.time.total_s"),
-    RunMeasure("harness_share", "time lost by the harness", "%", "less", "headrace.time.harness_s",
-            "headrace.time.total_s"),
-    RunMeasure("wait_p50", "wait of a step, median", "s", "less", "headrace.wait_s.p50"),
-    RunMeasure("wait_p99", "wait of a step, 99 %", "s", "less", "headrace.wait_s.p99"),
-    RunMeasure("wait_max", "wait of a step, longest", "s", "less", "headrace.wait_s.max"),
-    RunMeasure("batch_p50", "read of a batch, median", "s", "less", "headrace.batch_wait_s.p50"),
-    RunMeasure("batch_p99", "read of a batch, 99 %", "s", "less", "headrace.batch_wait_s.p99"),
-    RunMeasure("late_p99", "ends of steps noticed late, 99 %", "s", "less", "headrace.late_s.p99"),
-    RunMeasure("time_to_solution", "time to solution", "s", "less",
-            "headrace.time_to_solution.total_s"),
-    RunMeasure("staging", "of it staging", "s", "less", "headrace.time_to_solution.staging_s"),
-    RunMeasure("training", "of it training", "s", "less", "headrace.time_to_solution.training_s"),
-    RunMeasure("evaluation", "of it evaluation", "s", "less",
-            "headrace.time_to_solution.evaluation_s"),
-    RunMeasure("checkpointing", "of it checkpointing", "s", "less",
-            "headrace.time_to_solution.checkpointing_s"),
-    RunMeasure("bytes", "bytes delivered", "B", None, "headrace.bytes"),
-    RunMeasure("device_bytes", "bytes from the device", "B", None, "headrace.device_bytes"),
-    RunMeasure("cpu_s_per_gb", "CPU s/GB", "", "less", "headrace.cpu_s_per_gb"),
-    RunMeasure("eval_au", "AU of evaluation", "%", "more", "metric.eval_au_mean_percentage"),
-    RunMeasure("eval_throughput", "throughput of evaluation", "samples/s", "more",
-            "metric.eval_throughput_mean_samples_per_second"),
-    RunMeasure("checkpoint_s", "a checkpoint's time", "s", "less",
-            "metric.save_checkpoint_duration_mean_seconds"),
-    RunMeasure("checkpoint_rate", "a checkpoint's rate", "GiB/s", "more",
-            "metric.save_checkpoint_io_mean_GB_per_second"),
-    RunMeasure("checkpoint_blocking", "training stood still for one", "s", "less",
-            "headrace.checkpoint.blocking_s.mean"),
-    RunMeasure("checkpoint_size", "a checkpoint's size", "GiB", None, "metric.checkpoint_size_GB"),
-    RunMeasure("load_s", "reading a checkpoint back", "s", "less",
-            "metric.load_checkpoint_duration_mean_seconds"),
-    RunMeasure("load_rate", "its rate", "GiB/s", "more",
-            "metric.load_checkpoint_io_mean_GB_per_second"),
-)  # fmt: skip
+MEASURES: Final = tuple(RunMeasure(*row) for row in (
+    ("accelerators", "accelerators", "", None, "num_accelerators"),
+    ("au", "AU", "%", "more", "metric.train_au_mean_percentage"),
+    ("au_mlperf", "AU by MLPerf's formula", "%", "more", "headrace.au_mlperf_percent"),
+    ("ceiling_au", "AU without storage", "%", "more", "headrace.ceiling_au_percent"),
+    ("throughput", "throughput", "samples/s", "more", "metric.train_throughput_mean_samples_per_second"),
+    ("io", "throughput in bytes (nominal)", "MiB/s", "more", "metric.train_io_mean_MB_per_second"),
+    ("wait_share", "time waiting for data", "%", "less", "headrace.time.wait_s", "headrace.time.total_s"),
+    ("barrier_share", "time at the barrier", "%", "less", "headrace.time.barrier_s", "headrace.time.total_s"),
+    ("harness_share", "time lost by the harness", "%", "less",
+     "headrace.time.harness_s", "headrace.time.total_s"),
+    ("wait_p50", "wait of a step, median", "s", "less", "headrace.wait_s.p50"),
+    ("wait_p99", "wait of a step, 99 %", "s", "less", "headrace.wait_s.p99"),
+    ("wait_max", "wait of a step, longest", "s", "less", "headrace.wait_s.max"),
+    ("batch_p50", "read of a batch, median", "s", "less", "headrace.batch_wait_s.p50"),
+    ("batch_p99", "read of a batch, 99 %", "s", "less", "headrace.batch_wait_s.p99"),
+    ("late_p99", "ends of steps noticed late, 99 %", "s", "less", "headrace.late_s.p99"),
+    ("time_to_solution", "time to solution", "s", "less", "headrace.time_to_solution.total_s"),
+    ("staging", "of it staging", "s", "less", "headrace.time_to_solution.staging_s"),
+    ("training", "of it training", "s", "less", "headrace.time_to_solution.training_s"),
+    ("evaluation", "of it evaluation", "s", "less", "headrace.time_to_solution.evaluation_s"),
+    ("checkpointing", "of it checkpointing", "s", "less", "headrace.time_to_solution.checkpointing_s"),
+    ("bytes", "bytes delivered", "B", None, "headrace.bytes"),
+    ("device_bytes", "bytes from the device", "B", None, "headrace.device_bytes"),
+    ("cpu_s_per_gb", "CPU s/GB", "", "less", "headrace.cpu_s_per_gb"),
+    ("eval_au", "AU of evaluation", "%", "more", "metric.eval_au_mean_percentage"),
+    ("eval_throughput", "throughput of evaluation", "samples/s", "more",
+     "metric.eval_throughput_mean_samples_per_second"),
+    ("checkpoint_s", "a checkpoint's time", "s", "less", "metric.save_checkpoint_duration_mean_seconds"),
+    ("checkpoint_rate", "a checkpoint's rate", "GiB/s", "more", "metric.save_checkpoint_io_mean_GB_per_second"),
+    ("checkpoint_blocking", "training stood still for one", "s", "less", "headrace.checkpoint.blocking_s.mean"),
+    ("checkpoint_size", "a checkpoint's size", "GiB", None, "metric.checkpoint_size_GB"),
+    ("load_s", "reading a checkpoint back", "s", "less", "metric.load_checkpoint_duration_mean_seconds"),
+    ("load_rate", "its rate", "GiB/s", "more", "metric.load_checkpoint_io_mean_GB_per_second"),
+))  # fmt: skip
 """In the order of tables."""
 
 
@@ -140,20 +123,15 @@ _SIGNS: Final[dict[str, Callable[[float, float], bool]]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """A measure, and what it is held against.
-
-    Attributes:
-        bound: in the measure's unit; of a change: as a fraction.
-        change: it is about the change from one result to another.
-        written: as it was given.
-    """
+class Condition(NamedTuple):
+    """A measure, and what it is held against."""
 
     measure: RunMeasure
     sign: str
     bound: float
+    """In the measure's unit; of a change: as a fraction."""
     change: bool
+    """It is about the change from one result to another."""
     written: str
 
     def holds(self, value: float) -> bool:

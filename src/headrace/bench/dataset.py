@@ -97,10 +97,8 @@ class Hdf5Spec:
 
     chunk_dims: tuple[int, ...] = key((), integers(1))
     """Shape of the chunks, with the samples' axis; empty for contiguous data."""
-
     num_dset_per_record: int = key(1, integer(1))
     """A record is spread over so many data sets, along its first dimension."""
-
     max_shape: tuple[int, ...] = key((), integers(1))
     """To what a record's shape could grow; empty for never."""
 
@@ -145,15 +143,12 @@ class ParquetSpec:
 
     columns: tuple[Column, ...] = key((), _columns)
     """Empty: one column `data` that holds a sample's bytes as a list."""
-
     row_group_size: int = key(1024, integer(1))
     """Rows of a row group."""
-
     partition_by: str | None = key(
         None, optional(text), only=(None,), reason="files would be named anew"
     )
     """DLIO's Hive-style folders."""
-
     generation_batch_size: int = key(0, integer(0))
     """Rows that are generated at a time; 0: a row group's."""
 
@@ -168,29 +163,22 @@ class DatasetSpec:
 
     data_folder: str = key("./data", _folder)
     """`train/` and `valid/` lie in it."""
-
     format: Format = key("tfrecord", _format)  # noqa: RUF009 - a field
     num_files_train: int = key(8, integer(0))
     num_files_eval: int = key(0, integer(0))
     num_samples_per_file: int = key(1, integer(1))
-
     record_length_bytes: float = key(65536, number(1, _BYTES_MAX))
     """Bytes of a sample, about: a square matrix of bytes with the root of this as its side."""
-
     record_length_bytes_stdev: float = key(0, number(0, _BYTES_MAX))
     """Standard deviation of `record_length_bytes` from file to file."""
-
     record_length_bytes_resize: float = key(
         0, number(0, _BYTES_MAX), unused=NO_TENSOR, engines=("torch", "tensorflow")
     )
     """Bytes of what is handed to the trainer; 0: as `record_length_bytes`."""
-
     record_dims: tuple[int, ...] = key((), integers(1))
     """The shape of all samples, instead of `record_length_bytes`."""
-
     record_element_type: str = key("uint8", _element_type)
     """numpy's name of the elements' type."""
-
     num_subfolders_train: int = key(0, integer(0))
     num_subfolders_eval: int = key(0, integer(0))
     file_prefix: str = key("img", _prefix)
@@ -198,18 +186,14 @@ class DatasetSpec:
     compression_level: int = key(4, integer(0))
     hdf5: Hdf5Spec = field(default_factory=Hdf5Spec)
     parquet: ParquetSpec = field(default_factory=ParquetSpec)
-
     generation_buffer_size: int = key(
         2 << 30, integer(1), unused="files of any size are streamed from small buffers"
     )
     """DLIO's buffer."""
-
     keep_files: bool = key(True, boolean)
     """Whether the data set stays when the run is over."""
-
     seed: int = 123
     """Of the samples' content. Sizes do not depend on it, as in DLIO."""
-
     requests: str | None = key(None, optional(text))
     """A recorded job's exact requests: the files have its names and sizes, and it says the order."""
 

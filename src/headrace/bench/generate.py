@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from headrace import _native
 from headrace.base.files import remove_leftovers
 from headrace.bench.content import Content
+from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import (
     DatasetManifest,
     differences,
@@ -36,7 +37,7 @@ from headrace.store.publish import check_free_space
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.bench.dataset import DatasetSpec, Split
+    from headrace.bench.dataset import Split
 
     Progress = Callable[[int, int | None, int, int | None], None]
 
@@ -125,21 +126,16 @@ class _Run:
         self._content = Content(spec.seed)
         self._estimate = int(spec.sample_bytes()[numbers.start :: numbers.step].sum())
         self._estimate *= spec.num_samples_per_file
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._todo = iter(numbers)
-        self._at_once = 1
-        self._sample_bytes = 0
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._todo, self._at_once, self._sample_bytes = iter(numbers), 1, 0
         self.report = GenerateReport(spec.data_folder)
 
     def write_all(self, threads: int) -> None:
         """Writes what is not there yet; the first error stops all."""
-        if self._numbers.start == 0:
-            done = sum(1 for n in self._numbers[:1] if self._is_there(self._job(n)))
-            if not done and self._spec.format != "synthetic":
-                check_free_space(Path(self._spec.data_folder), self._estimate * self._numbers.step)
-        threads = max(1, threads)
-        files = max(1, len(self._numbers))
+        begun = any(self._is_there(self._job(number)) for number in self._numbers[:1])
+        if self._numbers.start == 0 and not begun and self._spec.format != "synthetic":
+            check_free_space(Path(self._spec.data_folder), self._estimate * self._numbers.step)
+        threads, files = max(1, threads), max(1, len(self._numbers))
         fitting = _AT_ONCE_BYTES * files // max(1, self._estimate)
         self._at_once = max(1, min(_AT_ONCE_FILES, fitting, files // (4 * threads)))
         with ThreadPoolExecutor(threads, "generate") as pool:
@@ -250,8 +246,6 @@ def _prepare(spec: DatasetSpec, expected: DatasetManifest, *, overwrite: bool) -
 
 def _remove(folder: str, old: DatasetManifest) -> None:
     """Removes the files that an older manifest names, and no others. Its own goes last."""
-    from headrace.bench.dataset import DatasetSpec
-
     if "requests" in old.spec:
         raise SourceError(
             f"{folder}: holds the files of another recorded job.",

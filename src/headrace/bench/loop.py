@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -103,8 +103,7 @@ def _prctl(option: int, value: int) -> int:
     return int(call(option, ctypes.c_ulong(value), *[ctypes.c_ulong(0)] * 3))
 
 
-@dataclass(slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A batch that is there, or why there is none."""
 
     number: int
@@ -118,8 +117,7 @@ class Feeder:
     """Feeds one accelerator for one epoch."""
 
     def __init__(self, number: int, source: BatchSource, inbox: SimpleQueue[Arrival]) -> None:
-        self._number = number
-        self._source = source
+        self._number, self._source = number, source
         self._poll: Callable[[], Delivered | None] | None = getattr(source, "poll", None)
         self._inbox = inbox
         self._permits: SimpleQueue[bool] = SimpleQueue()
@@ -135,7 +133,7 @@ class Feeder:
         """
         asked_s = time.perf_counter()
         batch = None if self._poll is None else self._poll()
-        return None if batch is None else _arrival(self._number, asked_s, batch)
+        return None if batch is None else self._arrival(asked_s, batch)
 
     def permit(self) -> None:
         """Let it wait for one more batch."""
@@ -159,12 +157,11 @@ class Feeder:
             except BaseException as e:  # noqa: BLE001 - raised in the loop's thread
                 self._inbox.put(Arrival(self._number, asked_s, None, e, time.perf_counter()))
                 return
-            self._inbox.put(_arrival(self._number, asked_s, batch))
+            self._inbox.put(self._arrival(asked_s, batch))
 
-
-def _arrival(number: int, asked_s: float, batch: Delivered) -> Arrival:
-    at_s = time.perf_counter() if batch.at_s is None else batch.at_s
-    return Arrival(number, asked_s, batch, None, at_s)
+    def _arrival(self, asked_s: float, batch: Delivered) -> Arrival:
+        at_s = time.perf_counter() if batch.at_s is None else batch.at_s
+        return Arrival(self._number, asked_s, batch, None, at_s)
 
 
 class RealClock:
@@ -276,14 +273,11 @@ class _Running:
         compute_s: NDArray[np.float64],
     ) -> None:
         self._loop, self._clock = loop, loop.clock
-        self._compute_s = compute_s
-        self._count, self._total = compute_s.shape
+        self._compute_s, (self._count, self._total) = compute_s, compute_s.shape
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
         self._ends: list[tuple[float, int]] = []
         self._arrived: dict[int, Arrival] = {}
-        self._finished = 0
-        self._at_barrier = 0
-        self._barrier_s = 0.0
+        self._finished, self._at_barrier, self._barrier_s = 0, 0, 0.0
         if loop.meet is not None:
             loop.meet()
         self.start_s = self._clock.now()
@@ -291,21 +285,18 @@ class _Running:
         self._open = [True] * self._count
         """Which accelerators may begin their step once its batch is there."""
         self._feeders: list[Feeder] = []
+        asks: list[Callable[[], bool]] = []
         try:
-            self._open_sources(sources)
+            for number, source in enumerate(sources):
+                opened = source()
+                self._feeders.append(self._clock.feeder(number, opened, self._inbox))
+                if hasattr(opened, "ask"):
+                    asks.append(opened.ask)
+            while asks:  # in turns: a batch of each, then another
+                asks = [ask for ask in asks if ask()]
         except BaseException:
             self.close()
             raise
-
-    def _open_sources(self, sources: Sequence[Callable[[], BatchSource]]) -> None:
-        asks: list[Callable[[], bool]] = []
-        for number, source in enumerate(sources):
-            opened = source()
-            self._feeders.append(self._clock.feeder(number, opened, self._inbox))
-            if hasattr(opened, "ask"):
-                asks.append(opened.ask)
-        while asks:  # in turns: a batch of each, then another
-            asks = [ask for ask in asks if ask()]
 
     def run(self) -> None:
         if not self._total:

@@ -122,28 +122,20 @@ def block_throughput(block: Block, batch: int, window: StepWindow, formula: Form
     return steps / time * batch
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseFigures:
+class PhaseFigures(NamedTuple):
     """Training's or evaluation's figures, an entry an epoch; DLIO's statistics over them.
 
-    Attributes:
-        au_percent: the mean of all accelerators.
-        throughput: samples/s, the sum of all accelerators.
+    Deviations are the population's.
     """
 
     au_percent: tuple[float, ...]
+    """The mean of all accelerators."""
     au_mean_percent: float
     au_stdev_percent: float
     throughput: tuple[float, ...]
+    """Samples/s, the sum of all accelerators."""
     throughput_mean: float
     throughput_stdev: float
-
-
-def _over_epochs(values: Sequence[float]) -> tuple[tuple[float, ...], float, float]:
-    """The values, their mean and the population's standard deviation."""
-    if not values:
-        return (), 0.0, 0.0
-    return tuple(values), float(np.mean(values)), float(np.std(values))
 
 
 def phase_figures(
@@ -155,7 +147,7 @@ def phase_figures(
     window, as a last step after a checkpoint, says nothing and does not count; DLIO counts it as an AU of 0.
     """
     au: dict[int, list[float]] = {}
-    throughput: dict[int, list[float]] = {}
+    rate: dict[int, list[float]] = {}
     of_rank: dict[tuple[int, int], list[Block]] = {}
     for block in blocks:
         of_rank.setdefault((block.epoch, block.accelerator), []).append(block)
@@ -168,11 +160,15 @@ def phase_figures(
         aus = [block_au(part, window) for part in parts]
         rates = [block_throughput(part, batch, window, formula) for part in parts]
         au.setdefault(epoch, []).append(float(np.average(aus, weights=weights)))
-        throughput.setdefault(epoch, []).append(float(np.average(rates, weights=weights)))
+        rate.setdefault(epoch, []).append(float(np.average(rates, weights=weights)))
+    if not au:
+        return PhaseFigures((), 0.0, 0.0, (), 0.0, 0.0)
+    means = tuple(float(np.mean(of_epoch)) for of_epoch in au.values())
+    sums = tuple(float(np.sum(of_epoch)) for of_epoch in rate.values())
     return PhaseFigures(
-        *_over_epochs([float(np.mean(au[epoch])) for epoch in sorted(au)]),
-        *_over_epochs([float(np.sum(throughput[epoch])) for epoch in sorted(throughput)]),
-    )
+        means, float(np.mean(means)), float(np.std(means)),
+        sums, float(np.mean(sums)), float(np.std(sums)),
+    )  # fmt: skip
 
 
 def mlperf_au(blocks: Sequence[Block], step_s: float) -> float:
@@ -216,8 +212,7 @@ _STEPS_LEAST: Final = 8
 """Fewer steps say nothing about steadiness."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeShares:
+class TimeShares(NamedTuple):
     """Where the counted time of all accelerators went, in seconds; they add up to `total_s`."""
 
     total_s: float
@@ -255,13 +250,10 @@ def percentiles(values_s: ArrayLike) -> dict[str, float]:
 
 
 class Steadiness(NamedTuple):
-    """Whether the second half of a run went as the first; None where too few steps tell.
-
-    Attributes:
-        drift: change of the time of a step from the first half to the second, as a fraction.
-    """
+    """Whether the second half of a run went as the first; None where too few steps tell."""
 
     drift: float | None = None
+    """Change of the time of a step from the first half to the second, as a fraction."""
     steady: bool | None = None
 
 
@@ -277,16 +269,12 @@ def steadiness_of(blocks: Sequence[Block], window: StepWindow) -> Steadiness:
     return Steadiness(drift, abs(drift) <= _DRIFT_MOST)
 
 
-@dataclass(frozen=True, slots=True)
-class Confidence:
-    """A mean over repeats and its 95 % confidence interval.
-
-    Attributes:
-        half_width: None with a single run.
-    """
+class Confidence(NamedTuple):
+    """A mean over repeats and its 95 % confidence interval."""
 
     mean: float
     half_width: float | None
+    """None with a single run."""
     runs: int
 
     def document(self) -> Mapping[str, float | int | None]:

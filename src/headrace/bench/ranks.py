@@ -193,12 +193,10 @@ class RankGroup:
 
     def _error(self, rank: int, e: OSError, wait_s: float) -> BenchError:
         """What to raise; rank 0 tells the others, who would otherwise see only that rank 0 ended."""
+        error = _gone(f"rank {rank} is gone ({e}).")
         # A timeout with an errno is the network's: the host does not answer any more.
-        late = isinstance(e, TimeoutError) and e.errno is None
-        if late:
+        if isinstance(e, TimeoutError) and e.errno is None:
             error = BenchError(f"rank {rank} did not answer within {wait_s:g} s.")
-        else:
-            error = _gone(f"rank {rank} is gone ({e}).")
         if self.place.is_first:
             for other, connection in self._connections.items():
                 if other != rank:
@@ -245,39 +243,35 @@ def _listen(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     with socket.create_server(("", 0), backlog=place.world_size) as server:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
         replace_file(meeting, _ADDRESS.encode(address), sync=False)
-        try:
-            while len(connections) < place.world_size - 1:
-                server.settimeout(max(0.01, until - time.monotonic()))
-                try:
-                    peer, _ = server.accept()
-                except TimeoutError:
-                    missing = sorted(set(range(1, place.world_size)) - set(connections))
-                    raise _missing(missing, deadline_s) from None
-                connection = RankConnection(peer)
-                rank = _greet(connection, token)
-                if rank is None or not 0 < rank < place.world_size or rank in connections:
-                    connection.close()
-                else:
-                    connections[rank] = connection
-        except BaseException:
-            for connection in connections.values():
-                connection.close()
-            raise
-        finally:
-            meeting.unlink(missing_ok=True)
+        with contextlib.ExitStack() as closing:
+            try:
+                while missing := set(range(1, place.world_size)) - set(connections):
+                    server.settimeout(max(0.01, until - time.monotonic()))
+                    connection = RankConnection(server.accept()[0])
+                    closing.callback(connection.close)
+                    rank = _greet(connection, token)
+                    if rank in missing:
+                        connections[rank] = connection
+                    else:
+                        connection.close()
+                closing.pop_all()
+            except TimeoutError:
+                raise _missing(sorted(missing), deadline_s) from None
+            finally:
+                meeting.unlink(missing_ok=True)
     group = RankGroup(place, connections, deadline_s)
     group.broadcast("all here")
     return group
 
 
-def _greet(connection: RankConnection, token: str) -> int | None:
-    """The rank of who connects; None for a stranger."""
+def _greet(connection: RankConnection, token: str) -> int:
+    """The rank of who connects; -1 for a stranger."""
     with contextlib.suppress(OSError, ValueError, KeyError, BenchError):
         greeting = connection.receive(_GREETING_S, _GREETING_BYTES_MAX)
         if isinstance(greeting, dict) and greeting.get("token") == token:
             connection.send("welcome", _GREETING_S)
             return int(greeting["rank"])
-    return None
+    return -1
 
 
 def _connect(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
@@ -285,11 +279,9 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     while time.monotonic() < until:
         with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):
             address = _ADDRESS.decode(meeting.read_bytes(), str(meeting)).plain()
+            port, token = int(address["port"]), str(address["token"])
             for host in address["hosts"]:
-                connection = _reach(
-                    str(host), int(address["port"]), str(address["token"]), place.rank
-                )
-                if connection is None:
+                if (connection := _reach(str(host), port, token, place.rank)) is None:
                     continue
                 group = RankGroup(place, {0: connection}, deadline_s)
                 try:

@@ -251,27 +251,19 @@ class ScalingOptions:
 
     project: Path
     """The folder in which the script runs."""
-
     ranks: tuple[int, ...] = (1, 2, 4, 8)
-
     script: str = "job.sh"
     """In the project; it must hand its arguments on to the training script."""
-
     out: Path = Path("scaling")
     """A new folder for logs, checkpoints and the table."""
-
     ranks_per_node: int = 4
     """At most; a size that is no multiple of it takes the next smaller divisor."""
-
     gpus: bool = False
     """Ask for a GPU for each rank."""
-
     options: tuple[str, ...] = ()
     """More of sbatch's, as "--partition=gpu"."""
-
     arguments: tuple[str, ...] = ()
     """Of the script."""
-
     timeout_s: float | None = None
     """How long to wait for one job, queueing included; None: for ever."""
 

@@ -15,9 +15,8 @@ import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import BenchError
 from headrace.store.output_file import write_error
@@ -34,17 +33,13 @@ _COLD_SHARE_MOST = 0.02
 """More than this of the data still in the page cache is not a cold start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
-    """What of some files lies in the page cache.
-
-    Attributes:
-        resident_bytes: None where the kernel does not tell.
-    """
+class Residency(NamedTuple):
+    """What of some files lies in the page cache."""
 
     files: int
     nbytes: int
     resident_bytes: int | None
+    """None where the kernel does not tell."""
 
     @property
     def share(self) -> float | None:
@@ -67,17 +62,15 @@ def residency_of(paths: Iterable[str], most: int | None = None) -> Residency:
     chosen = list(paths)
     if most is not None and len(chosen) > most:
         chosen = [chosen[i * len(chosen) // most] for i in range(most)]
-    total, resident = 0, 0
+    total, resident = 0, list[int | None]()
     for path in chosen:
         try:
             total += os.stat(path).st_size
         except OSError as e:
             raise BenchError(f"{path} cannot be looked at: {e.strerror}.", path=path) from e
-        here = resident_bytes(path)
-        if here is None:
-            return Residency(len(chosen), total, None)
-        resident += here
-    return Residency(len(chosen), total, resident)
+        resident.append(resident_bytes(path))
+    known = [count for count in resident if count is not None]
+    return Residency(len(chosen), total, sum(known) if len(known) == len(chosen) else None)
 
 
 def evict(paths: Iterable[str]) -> None:
@@ -106,8 +99,8 @@ def make_cold(paths: Sequence[str], most: int, what: str, next_step: str) -> Res
     """Evict files, and see that they are gone, of at most so many. Raises BenchError if they are not."""
     evict(paths)
     residency = residency_of(paths, most)
-    if residency.share is None or residency.share > _COLD_SHARE_MOST:
-        share = residency.share
+    share = residency.share
+    if share is None or share > _COLD_SHARE_MOST:
         reason = "nobody can tell" if share is None else f"{share:.1%} is still there"
         raise BenchError(
             f"{what} cannot be put out of the page cache: {reason}.", next_step=next_step
@@ -115,8 +108,7 @@ def make_cold(paths: Sequence[str], most: int, what: str, next_step: str) -> Res
     return residency
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
+class Staged(NamedTuple):
     """A data set that was copied."""
 
     folder: str

@@ -10,7 +10,7 @@ import platform
 import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,7 +32,7 @@ from headrace.bench.metrics import (
     verdict_of,
 )
 from headrace.machine.host import read_text
-from headrace.machine.mounts import file_system_of, mounts
+from headrace.machine.mounts import mount_of, mounts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,29 +62,21 @@ def _pairs(path: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in lines if value.strip()}
 
 
-def mount_of(path: str) -> dict[str, str]:
-    """The mount that a path lies on: its place, type, source and options; empty if nobody tells."""
-    place = file_system_of(os.path.abspath(path))
-    for mount in reversed(mounts()):
-        if mount.point == place:
-            return {
-                "place": place, "type": mount.kind, "source": mount.source,
-                "options": ",".join(mount.options), "device": mount.device,
-            }  # fmt: skip
-    return {}
-
-
 def provenance(data_folder: str, command: list[str]) -> dict[str, Any]:
     """What one needs to know to believe a result, and to make it again."""
+    mount = mount_of(os.path.abspath(data_folder), mounts())
     return {
         "headrace": headrace.__version__,
         "python": sys.version.split()[0],
         "numpy": np.__version__,
         "kernel": platform.release(),
         "platform": platform.platform(),
-        "mount": mount_of(data_folder),
+        "mount": {} if mount is None else {
+            "place": mount.point, "type": mount.kind, "source": mount.source,
+            "options": ",".join(mount.options), "device": mount.device,
+        },
         "command": command,
-    }
+    }  # fmt: skip
 
 
 NOT_MLPERF: Final = "This is not an MLPerf result."
@@ -354,7 +346,7 @@ def _of_training(workload: Workload, run: RunRecord) -> dict[str, Any]:
         "bound_reason": verdict.reason,
         "repeats": run.repeats,
         "time_to_solution": time_to_solution(run.phases_s),
-        "time": asdict(shares),
+        "time": shares._asdict(),
         "wait_s": percentiles(
             [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
         ),

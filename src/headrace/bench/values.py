@@ -40,40 +40,23 @@ def boolean(value: Any) -> bool:
 
 def integer(least: int | None = None, most: int | None = None) -> Converter:
     """Whole numbers within bounds; 4.0 is one."""
-
-    def convert(value: Any) -> int:
-        whole = _numeric(value, least, most)
-        if whole is None or whole != int(whole):
-            raise ValueError(f"a whole number{_bounds(least, most)}")
-        return int(whole)
-
-    return convert
+    return lambda value: int(_numeric(value, least, most, "a whole number"))
 
 
 def number(least: float | None = None, most: float | None = None) -> Converter:
     """Finite numbers within bounds."""
-
-    def convert(value: Any) -> float:
-        finite = _numeric(value, least, most)
-        if finite is None:
-            raise ValueError(f"a number{_bounds(least, most)}")
-        return float(finite)
-
-    return convert
+    return lambda value: float(_numeric(value, least, most, "a number"))
 
 
-def _bounds(least: float | None, most: float | None) -> str:
-    at_least = "" if least is None else f" of at least {least:g}"
-    return at_least + ("" if most is None else f", at most {most:g}")
-
-
-def _numeric(value: Any, least: float | None, most: float | None) -> float | int | None:
+def _numeric(value: Any, least: float | None, most: float | None, what: str) -> float | int:
     if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    above = least is None or value >= least
-    return value if above and (most is None or value <= most) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        whole = what == "a number" or value == int(value)
+        if whole and (least is None or value >= least) and (most is None or value <= most):
+            return value
+    at_least = "" if least is None else f" of at least {least:g}"
+    raise ValueError(what + at_least + ("" if most is None else f", at most {most:g}"))
 
 
 def text(value: Any) -> str:

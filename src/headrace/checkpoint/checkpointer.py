@@ -67,15 +67,12 @@ class CheckpointOptions:
 
     keep: int | None = 3
     """Whole checkpoints to keep in each folder; None keeps all."""
-
     asynchronous: bool = True
     """Whether `save` returns when the copy in memory is made. False: when all is on the disk, and without
     the copy."""
-
     durability: Durability = "direct"
     """`direct` writes past the page cache, `fsync` through it; both wait for the disk. `none` does not: a
     power cut may lose checkpoints that seemed whole; checksums tell."""
-
     writers: int = 2
     """Shards that are written side by side. Two reach an NVMe's bandwidth; file systems over a network
     want more."""
@@ -269,8 +266,11 @@ class Checkpointer(Closing):
             path = str(place / shard_name(at.rank, at.world_size, number))
             return write_shard(path, groups[number], self.options.durability, self._buffers[number])
 
-        with ThreadPoolExecutor(len(groups), "shard") as pool:
-            shards = list(pool.map(write, range(len(groups))))
+        if len(groups) == 1:
+            shards = [write(0)]
+        else:
+            with ThreadPoolExecutor(len(groups), "shard") as pool:
+                shards = list(pool.map(write, range(len(groups))))
         sync_folder(place)
         record = RankRecord(at.rank, at.world_size, self._run, outline, tuple(shards))
         if commit(at.folder, step, record) is not None:

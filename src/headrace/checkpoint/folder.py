@@ -89,11 +89,10 @@ def _header(leaves: Sequence[Leaf]) -> bytes:
     described: dict[str, Any] = {}
     at = 0
     for leaf in leaves:
+        place = [at, at + leaf.nbytes]
         described[leaf.name] = {
-            "dtype": leaf.dtype,
-            "shape": list(leaf.shape),
-            "data_offsets": [at, at + leaf.nbytes],
-        }
+            "dtype": leaf.dtype, "shape": list(leaf.shape), "data_offsets": place,
+        }  # fmt: skip
         at += leaf.nbytes
     text = json.dumps(described, separators=(",", ":")).encode()
     padded = -(-(8 + len(text)) // _BLOCK) * _BLOCK - 8
@@ -263,11 +262,6 @@ class CheckpointManifest:
     files: dict[str, int]
     """Name and size of all that belongs to it."""
 
-    @property
-    def nbytes(self) -> int:
-        """Of all files."""
-        return sum(self.files.values())
-
 
 def step_folder(folder: str, step: int) -> Path:
     """Where a step's files are."""
@@ -351,14 +345,9 @@ def _record(fields: Fields, rank: int, world_size: int) -> RankRecord:
         name = shard.text("file", characters_max=255)
         if os.path.basename(name) != name:
             shard.refuse("file", "a name without a folder")
-        shards.append(
-            ShardRecord(
-                name,
-                shard.integer("nbytes", 0, _BYTES_MAX),
-                shard.integer("header_crc32c", 0, 0xFFFFFFFF),
-                shard.integers("crc32c", 0, 0xFFFFFFFF),
-            )
-        )
+        nbytes = shard.integer("nbytes", 0, _BYTES_MAX)
+        crc = shard.integer("header_crc32c", 0, 0xFFFFFFFF)
+        shards.append(ShardRecord(name, nbytes, crc, shard.integers("crc32c", 0, 0xFFFFFFFF)))
     return RankRecord(
         fields.integer("rank", rank, rank),
         fields.integer("world_size", world_size, world_size),

@@ -16,11 +16,10 @@ from headrace.cli.options import CommandGroup, FullOutput, JsonOutput, QuietOutp
 from headrace.cli.printing import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from headrace.bench.compare import Condition
-    from headrace.bench.session import SessionReport
-    from headrace.bench.sweep import Probe, Sweep
+    from headrace.bench.session import Probe, SessionReport, Sweep
 
 
 def storage(
@@ -106,7 +105,7 @@ def sweep(
     """Find how many accelerators the storage feeds: double their number, then bisect."""
     from headrace.bench.compare import condition_of
     from headrace.bench.run import SessionOptions
-    from headrace.bench.sweep import sweep as sweep_runs
+    from headrace.bench.session import sweep as sweep_runs
     from headrace.cli.progress import progress
     from headrace.pages.html import measure_text
 
@@ -124,27 +123,21 @@ def sweep(
         number = counted(probe.accelerators, "accelerator")
         output.remark(f"{number}: {condition.measure.name} {value}: {fed}")
 
+    before = last = 0
+
     with progress(output, "sweeping", "steps") as tell:
-        if tell is not None:
-            options = replace(options, progress=_Steps(tell).report)
+
+        def report_step(_: str, done: int, total: int | None) -> None:
+            """Steps of one run after the other as one work: each run counts from 0."""
+            nonlocal before, last
+            before, last = before + (last if done < last else 0), done
+            if tell is not None:
+                tell(before + done, None if total is None else before + total, 0, None)
+
+        options = replace(options, progress=report_step)
         result = sweep_runs(given, numbers, condition, options, report_probe)
     _print_sweep(output, result, condition, simulate)
     return exit_codes.FINDING if result.most is None else exit_codes.OK
-
-
-class _Steps:
-    """Steps of one run after the other, as the progress of one work: each run counts from 0."""
-
-    def __init__(self, tell: Callable[[int, int | None, int, int | None], None]) -> None:
-        self._tell = tell
-        self._before = 0
-        self._last = 0
-
-    def report(self, _: str, done: int, total: int | None) -> None:
-        if done < self._last:
-            self._before += self._last
-        self._last = done
-        self._tell(self._before + done, None if total is None else self._before + total, 0, None)
 
 
 def _numbers(text: str) -> tuple[int, int]:
@@ -294,19 +287,24 @@ def _print(output: Output, report: SessionReport, simulate: str | None) -> None:
         return
     for line in report.lines:
         output.line(line)
-    for line in _explained(report.summary):
+    for line in _explained(report.summary) if report.summary is not None else ():
         output.line(line)
     if simulate is not None:
         output.line(f"simulated {simulate}: the delays are not real")
     output.remark(f"results in {report.folder}")
 
 
-def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
+def _explained(summary: dict[str, Any]) -> Iterator[str]:
     """Our own figures, for people."""
-    if summary is None:
-        return
     own = summary["headrace"]
-    yield from _of_checkpoints(own.get("checkpoint"))
+    saved = own.get("checkpoint")
+    if saved and saved["save_s"]:
+        yield (
+            f"checkpoints by {saved['writer']}: {saved['save_s']['mean']:.3f} s each, training stood "
+            f"still for {saved['blocking_s']['mean']:.3f} s"
+        )
+    if saved and (share := saved["page_cache_share_before_loads"]) is not None:
+        yield f"in the page cache before checkpoints were read: {share:.0%} of their bytes"
     if "time" not in own:  # checkpoints alone
         yield own["not_mlperf"]
         return
@@ -315,8 +313,11 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
         parts = ("compute", "wait", "barrier", "harness")
         yield "time: " + ", ".join(f"{name} {time[f'{name}_s'] / total:.1%}" for name in parts)
     if split := own["time_to_solution"]:
-        phases = ("staging", "training", "evaluation", "checkpointing", "other")
-        spent = [f"{name} {split[f'{name}_s']:.2f} s" for name in phases if split[f"{name}_s"] > 0]
+        spent = [
+            f"{name.removesuffix('_s')} {seconds:.2f} s"
+            for name, seconds in split.items()
+            if name != "total_s" and seconds > 0
+        ]
         yield f"time to solution: {split['total_s']:.2f} s: {', '.join(spent)}"
     yield f"bound by: {own['bound']} ({own['bound_reason']})"
     if own["late_s"]:
@@ -333,19 +334,6 @@ def _explained(summary: dict[str, Any] | None) -> Iterator[str]:
         au = own["au_percent"]
         yield f"AU of {au['runs']} runs: {au['mean']:.2f} +- {au['confidence_95']:.2f} % (95 %)"
     yield own["not_mlperf"]
-
-
-def _of_checkpoints(own: dict[str, Any] | None) -> Iterator[str]:
-    if own is None:
-        return
-    if own["save_s"]:
-        yield (
-            f"checkpoints by {own['writer']}: {own['save_s']['mean']:.3f} s each, training stood still "
-            f"for {own['blocking_s']['mean']:.3f} s"
-        )
-    share = own["page_cache_share_before_loads"]
-    if share is not None:
-        yield f"in the page cache before checkpoints were read: {share:.0%} of their bytes"
 
 
 @bench_app.command("generate", context_settings=_PASS_ON)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from headrace.base.job import clean
 from headrace.machine.host import byte_fields, cpu_seconds, lines_of, number, pressure_of
@@ -73,15 +73,19 @@ class SensorReading:
     gauges: dict[SensorKey, float] = field(default_factory=dict)
 
 
-class _Values(NamedTuple):
-    """What a file says now."""
+@dataclass(slots=True)
+class _Values:
+    """What files say now."""
 
-    why: str
-    """Why there is nothing; '' if there is something."""
-    counters: dict[SensorKey, float]
-    gauges: dict[SensorKey, float]
-    milliseconds: dict[SensorKey, float]
+    counters: dict[SensorKey, float] = field(default_factory=dict)
+    gauges: dict[SensorKey, float] = field(default_factory=dict)
+    milliseconds: dict[SensorKey, float] = field(default_factory=dict)
     """Counters of times in 32 bits, which wrap after 49 days of work."""
+
+    def add(self, name: str, of: str, value: float | None) -> None:
+        """To a counter."""
+        if value is not None:
+            self.counters[name, of] = self.counters.get((name, of), 0.0) + value
 
 
 class Sensor:
@@ -90,68 +94,56 @@ class Sensor:
     def __init__(self, name: str, root: Path = Path("/")) -> None:
         self.name = name
         self.why = ""
-        self._values, self._root = _VALUES[name], root
+        self._look, self._root = _SENSORS[name], root
         self._counters, self._milliseconds = Growth(), Growth(bits=32)
 
     def read(self) -> SensorReading:
         """Read it now."""
-        self.why, counters, gauges, milliseconds = self._values(self._root)
-        times = self._milliseconds.since(milliseconds).items()
-        return SensorReading(
-            self._counters.since(counters) | {key: ms / 1e3 for key, ms in times}, gauges
-        )
+        values = _Values()
+        self.why = self._look(self._root, values)
+        times = self._milliseconds.since(values.milliseconds).items()
+        counted = self._counters.since(values.counters)
+        return SensorReading(counted | {key: ms / 1e3 for key, ms in times}, values.gauges)
 
 
 def all_sensors(root: Path = Path("/")) -> list[Sensor]:
     """One of each, except the GPUs' (see `headrace.machine.gpu`)."""
-    return [Sensor(name, root) for name in _VALUES]
+    return [Sensor(name, root) for name in _SENSORS]
 
 
-def _counted(counters: dict[SensorKey, float], why: str) -> _Values:
-    return _Values("" if counters else why, counters, {}, {})
+# Each of these takes what its files say, and returns why there is nothing; '' if there is something.
 
 
-def _add(counters: dict[SensorKey, float], name: str, of: str, value: float | None) -> None:
-    if value is not None:
-        counters[name, of] = counters.get((name, of), 0.0) + value
-
-
-def _cpu(root: Path) -> _Values:
+def _cpu(root: Path, values: _Values) -> str:
     """CPU seconds from /proc/stat: busy, waiting for I/O, and in all."""
     path = root / "proc/stat"
     if (seconds := cpu_seconds(path)) is None:
-        return _counted({}, f"{path} cannot be understood")
-    names = ("cpu_busy_s", "cpu_iowait_s", "cpu_s")
-    return _counted({(name, ""): s for name, s in zip(names, seconds, strict=True)}, "")
+        return f"{path} cannot be understood"
+    for name, each in zip(("cpu_busy_s", "cpu_iowait_s", "cpu_s"), seconds, strict=True):
+        values.counters[name, ""] = each
+    return ""
 
 
-def _memory(root: Path) -> _Values:
+def _memory(root: Path, values: _Values) -> str:
     """Bytes of memory from /proc/meminfo; what the kernel would give back counts as available."""
     path = root / "proc/meminfo"
     fields = byte_fields(path)
-    gauges: dict[SensorKey, float] = {
-        (name, ""): float(fields[field])
-        for field, name in (
-            ("MemTotal", "memory_bytes"),
-            ("MemAvailable", "memory_available_bytes"),
-        )
-        if field in fields
-    }
-    return _Values("" if gauges else f"{path} cannot be understood", {}, gauges, {})
+    for name, field_name in (("memory", "MemTotal"), ("memory_available", "MemAvailable")):
+        if field_name in fields:
+            values.gauges[f"{name}_bytes", ""] = float(fields[field_name])
+    return "" if values.gauges else f"{path} cannot be understood"
 
 
-def _psi(root: Path) -> _Values:
+def _psi(root: Path, values: _Values) -> str:
     """Seconds that tasks waited for CPU, memory and I/O, from /proc/pressure.
 
     Kernels since 4.20 have it, unless they were started without.
     """
     folder = root / "proc/pressure"
-    counters: dict[SensorKey, float] = {
-        (f"{kind}_pressure_s", share): seconds
-        for kind in ("cpu", "memory", "io")
-        for share, seconds in pressure_of(folder / kind).items()
-    }
-    return _counted(counters, f"{folder} is not there: this kernel tells no pressure")
+    for kind in ("cpu", "memory", "io"):
+        for share, seconds in pressure_of(folder / kind).items():
+            values.counters[f"{kind}_pressure_s", share] = seconds
+    return "" if values.counters else f"{folder} is not there: this kernel tells no pressure"
 
 
 _SECTOR_BYTES: Final = 512
@@ -160,7 +152,7 @@ _SECTOR_BYTES: Final = 512
 _VIRTUAL_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 
 
-def _disk(root: Path) -> _Values:
+def _disk(root: Path, values: _Values) -> str:
     """Bytes and seconds of each disk, from /proc/diskstats.
 
     Whole disks only: a partition's figures are its disk's too, and those of a RAID or a volume manager are
@@ -171,20 +163,18 @@ def _disk(root: Path) -> _Values:
         whole = {entry.name.replace("!", "/") for entry in (root / "sys/block").iterdir()}
     except OSError:
         whole = set()  # partitions are counted too
-    counters: dict[SensorKey, float] = {}
-    milliseconds: dict[SensorKey, float] = {}
-    disks = 0
+    counters, milliseconds, disks = values.counters, values.milliseconds, 0
     for line in lines_of(path):
         words = line.split()
         if len(words) < 14 or disks >= DEVICES_MAX or words[2].startswith(_VIRTUAL_DISKS):
             continue
-        values = [number(word) for word in words[3:14]]
-        if None in values or (whole and words[2] not in whole):
+        numbers = [number(word) for word in words[3:14]]
+        if None in numbers or (whole and words[2] not in whole):
             continue
         disks += 1
         disk = clean(words[2])
         reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms, _, busy_ms, _ = (
-            value or 0.0 for value in values
+            value or 0.0 for value in numbers
         )
         counters["disk_read_bytes", disk] = _SECTOR_BYTES * sectors_read
         counters["disk_written_bytes", disk] = _SECTOR_BYTES * sectors_written
@@ -193,7 +183,7 @@ def _disk(root: Path) -> _Values:
         milliseconds["disk_read_s", disk] = read_ms
         milliseconds["disk_write_s", disk] = write_ms
         milliseconds["disk_busy_s", disk] = busy_ms
-    return _Values("" if disks else f"{path} names no disk", counters, {}, milliseconds)
+    return "" if disks else f"{path} names no disk"
 
 
 _VIRTUAL_INTERFACES: Final = (
@@ -201,14 +191,13 @@ _VIRTUAL_INTERFACES: Final = (
 )  # fmt: skip
 
 
-def _network(root: Path) -> _Values:
+def _network(root: Path, values: _Values) -> str:
     """Bytes of each interface, from /proc/net/dev.
 
     Interfaces of containers and bridges are left out: their bytes pass a real one too, or no wire at all.
     RDMA passes none of these; its ports count in words of 4 bytes, below /sys/class/infiniband.
     """
-    path = root / "proc/net/dev"
-    counters: dict[SensorKey, float] = {}
+    path, counters = root / "proc/net/dev", values.counters
     for line in lines_of(path)[2:]:
         name, colon, rest = line.rpartition(":")
         words = rest.split()
@@ -227,17 +216,16 @@ def _network(root: Path) -> _Values:
             words_of_4 = number(next(iter(lines_of(folder / file)), ""))
             if words_of_4 is not None:
                 counters[f"network_{name}_bytes", port] = 4 * words_of_4
-    return _counted(counters, f"{path} names no interface with a wire")
+    return "" if counters else f"{path} names no interface with a wire"
 
 
-def _nfs(root: Path) -> _Values:
+def _nfs(root: Path, values: _Values) -> str:
     """Bytes, operations and seconds of each NFS mount, from /proc/self/mountstats.
 
     For each mount the kernel lists bytes (`bytes:`, the 5th and 6th number are what crossed the wire) and, by
     operation, requests, transmissions, timeouts, bytes sent and received, and milliseconds in the queue, on
     the wire and in all.
     """
-    counters: dict[SensorKey, float] = {}
     mount, in_operations, mounts = "", False, 0
     for line in lines_of(root / "proc/self/mountstats"):
         words = line.split()
@@ -248,21 +236,21 @@ def _nfs(root: Path) -> _Values:
         elif not mount:
             continue
         elif words[:1] == ["bytes:"] and len(words) >= 7:
-            _add(counters, "fs_read_bytes", mount, number(words[5]))
-            _add(counters, "fs_written_bytes", mount, number(words[6]))
+            values.add("fs_read_bytes", mount, number(words[5]))
+            values.add("fs_written_bytes", mount, number(words[6]))
         elif words[:2] == ["per-op", "statistics"]:
             in_operations = True
         elif in_operations and len(words) >= 9 and words[0].endswith(":"):
-            values = [number(word) for word in words[1:9]]
-            if None in values:
+            numbers = [number(word) for word in words[1:9]]
+            if None in numbers:
                 continue
             # A commit is the end of a write.
             kind = {"READ:": "read", "WRITE:": "write", "COMMIT:": "write"}.get(
                 words[0], "metadata"
             )
-            _add(counters, f"fs_{kind}_operations", mount, values[0])
-            _add(counters, f"fs_{kind}_s", mount, (values[7] or 0.0) / 1e3)
-    return _Values("" if mounts else "no NFS is mounted here", counters, {}, {})
+            values.add(f"fs_{kind}_operations", mount, numbers[0])
+            values.add(f"fs_{kind}_s", mount, (numbers[7] or 0.0) / 1e3)
+    return "" if mounts else "no NFS is mounted here"
 
 
 def _nfs_mount(words: list[str]) -> str:
@@ -284,7 +272,7 @@ _LUSTRE_METADATA: Final = frozenset(
 )  # fmt: skip
 
 
-def _lustre(root: Path) -> _Values:
+def _lustre(root: Path, values: _Values) -> str:
     """Bytes, operations and seconds of each Lustre mount, named as the file system, from llite's `stats`.
 
         read_bytes                1234 samples [bytes] 4096 4194304 5000000000
@@ -294,7 +282,6 @@ def _lustre(root: Path) -> _Values:
     /proc/fs, by version. Sums are there since 2.10; without them the mean is not known, and only operations
     are counted.
     """
-    counters: dict[SensorKey, float] = {}
     seen = False
     for folder in _LUSTRE_FOLDERS:
         try:
@@ -304,14 +291,13 @@ def _lustre(root: Path) -> _Values:
         for mount in mounts:
             lines = lines_of(mount / "stats")
             seen |= bool(lines)
-            _add_lustre(counters, clean(mount.name.rpartition("-")[0] or mount.name), lines)
+            _add_lustre(values, clean(mount.name.rpartition("-")[0] or mount.name), lines)
         if seen:
             break
-    why = "" if seen else "no Lustre client's counters can be read here"
-    return _Values(why, counters, {}, {})
+    return "" if seen else "no Lustre client's counters can be read here"
 
 
-def _add_lustre(counters: dict[SensorKey, float], mount: str, lines: list[str]) -> None:
+def _add_lustre(values: _Values, mount: str, lines: list[str]) -> None:
     for line in lines:
         words = line.split()
         if len(words) < 4 or words[2] != "samples":
@@ -323,16 +309,16 @@ def _add_lustre(counters: dict[SensorKey, float], mount: str, lines: list[str]) 
             continue
         if name in ("read_bytes", "write_bytes"):
             kind = name.removesuffix("_bytes")
-            _add(counters, f"fs_{kind}_operations", mount, count)
-            _add(counters, "fs_read_bytes" if kind == "read" else "fs_written_bytes", mount, total)
+            values.add(f"fs_{kind}_operations", mount, count)
+            values.add("fs_read_bytes" if kind == "read" else "fs_written_bytes", mount, total)
         elif name in ("read", "write"):
-            _add(counters, f"fs_{name}_s", mount, seconds)
+            values.add(f"fs_{name}_s", mount, seconds)
         elif name in _LUSTRE_METADATA:
-            _add(counters, "fs_metadata_operations", mount, count)
-            _add(counters, "fs_metadata_s", mount, seconds)
+            values.add("fs_metadata_operations", mount, count)
+            values.add("fs_metadata_s", mount, seconds)
 
 
-def _beegfs(root: Path) -> _Values:
+def _beegfs(root: Path, values: _Values) -> str:
     """That BeeGFS is mounted here: its client keeps no counters that can be read.
 
     Clients' figures are kept by BeeGFS's servers, and asking those from every node all the time would be a
@@ -341,14 +327,12 @@ def _beegfs(root: Path) -> _Values:
     try:
         clients = sorted(path.name for path in (root / "proc/fs/beegfs").iterdir())
     except OSError:
-        return _Values("no BeeGFS is mounted here", {}, {}, {})
-    gauges: dict[SensorKey, float] = {
-        ("fs_mounted", clean(name)): 1.0 for name in clients[:DEVICES_MAX]
-    }
-    return _Values("BeeGFS's client keeps no counters: its servers do", {}, gauges, {})
+        return "no BeeGFS is mounted here"
+    values.gauges |= {("fs_mounted", clean(name)): 1.0 for name in clients[:DEVICES_MAX]}
+    return "BeeGFS's client keeps no counters: its servers do"
 
 
-_VALUES: Final[dict[str, Callable[[Path], _Values]]] = {
+_SENSORS: Final[dict[str, Callable[[Path, _Values], str]]] = {
     "cpu": _cpu, "memory": _memory, "psi": _psi, "disk": _disk, "network": _network, "nfs": _nfs,
     "lustre": _lustre, "beegfs": _beegfs,
 }  # fmt: skip

@@ -317,12 +317,13 @@ class _ExtentsEngine(_NativeEngine):
         )
 
     def figures(self) -> dict[str, Any]:
-        names = ("reads", "read_bytes", "busy_s", "bytes_by_tier", "latency_us")
-        return {
-            split: {name: value for name, value in reader.stats().items() if name in names}
-            | {"engine": reader.engine[0]}
-            for split, (reader, _, _) in self._readers.items()
-        }
+        names, figures = ("reads", "read_bytes", "busy_s", "bytes_by_tier", "latency_us"), {}
+        for split, (reader, _, _) in self._readers.items():
+            stats = reader.stats()
+            figures[split] = {n: stats[n] for n in names if n in stats} | {
+                "engine": reader.engine[0]
+            }
+        return figures
 
     def close(self) -> None:
         for reader, _, _ in self._readers.values():
