@@ -36,7 +36,7 @@ def test_resnets_record_is_a_square_of_338():
         num_files_train=1024, num_samples_per_file=1251, record_length_bytes=114660.07
     )
     assert set(spec.sample_bytes().tolist()) == {338 * 338}
-    assert spec.total_bytes() == 1024 * 1251 * 338 * 338
+    assert spec.sample_bytes().sum() * spec.num_samples_per_file == 1024 * 1251 * 338 * 338
     assert spec.nominal_bytes == 114660.07
 
 
@@ -63,7 +63,7 @@ def test_dims_and_element_type_replace_the_length():
     spec = DatasetSpec(format="hdf5", record_dims=(4, 3, 2), record_element_type="float32",
                        num_files_train=2, num_samples_per_file=3)  # fmt: skip
     assert spec.sample_shapes().tolist() == [[4, 3, 2]] * 2
-    assert spec.total_bytes() == 2 * 3 * 96
+    assert spec.sample_bytes().sum() * spec.num_samples_per_file == 2 * 3 * 96
     assert spec.resized_shape == (9, 9)
 
 

@@ -22,6 +22,13 @@ from headrace.errors import SourceError
 from headrace.store.sources.tfrecord import mask
 
 
+def extents_of(extents, sample):
+    """Offsets and lengths of what must be read for a sample."""
+    group = extents.group[sample]
+    part = slice(extents.first[group], extents.first[group + 1])
+    return extents.offset[part], extents.length[part]
+
+
 def generated(tmp_path, *, direct=True, **section):
     """A spec of 3 samples a file, unless said otherwise, and its files."""
     image = section["format"] in ("jpeg", "png")
@@ -44,7 +51,7 @@ def content_of(spec, index, count=None):
 def extent_bytes(path, spec, sample):
     extents = format_of(spec).sample_extents(path, spec)
     data = Path(path).read_bytes()
-    return b"".join(data[o : o + n] for o, n in zip(*extents.of(sample), strict=True))
+    return b"".join(data[o : o + n] for o, n in zip(*extents_of(extents, sample), strict=True))
 
 
 @pytest.mark.parametrize("section", [
@@ -290,7 +297,7 @@ def test_pyarrow_reads_parquet_columns(tmp_path):
     group = file.metadata.row_group(1)
     chunks = [group.column(i) for i in range(7)]
     wanted = sum(c.total_compressed_size for c in chunks if c.path_in_schema != "skipped")
-    assert extents.of(5)[1].sum() == wanted
+    assert extents_of(extents, 5)[1].sum() == wanted
     row = format_of(spec).read_sample(paths[0], spec, 9)
     assert row[:12].tobytes() == np.array(table["x"][9].as_py(), np.float32).tobytes()
     assert table["word"][9].as_py().encode() in row.tobytes()

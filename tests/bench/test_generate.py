@@ -204,7 +204,7 @@ def test_progress_counts_all_samples(tmp_path):
     seen = []
     generate(spec_in(tmp_path, num_samples_per_file=5), progress=lambda *a: seen.append(a))
     assert max(seen)[:2] == (50, 50)
-    assert max(s[2] for s in seen) == spec_in(tmp_path, num_samples_per_file=5).total_bytes()
+    assert max(s[2] for s in seen) == 5 * spec_in(tmp_path).sample_bytes().sum()
 
 
 def test_too_few_files_are_counted(tmp_path):

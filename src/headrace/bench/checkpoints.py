@@ -159,10 +159,6 @@ class ModelSpec:
             share.optimizer[name] = groups
         return share
 
-    def total_bytes(self, world_size: int) -> int:
-        """Of the whole checkpoint, over the ranks that write it."""
-        return sum(self.share(rank, world_size).nbytes for rank in range(world_size))
-
     def _layers(self, stage: int, data: int) -> dict[int, list[int]]:
         """Array sizes of a pipeline stage's layers; 0 is the embedding, the last two are output and norm."""
         model, layers = self.model, max(self.model.num_layers, 0)

@@ -10,6 +10,7 @@ file, around the root of `record_length_bytes`; the draw is seeded, so it needs 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from dataclasses import dataclass, field
@@ -82,13 +83,10 @@ def _prefix(value: Any) -> str:
 
 
 def _element_type(value: Any) -> str:
-    try:
-        known = np.dtype(text(value)).kind in "iufc"
-    except TypeError:
-        known = False
-    if not known:
-        raise ValueError("a numpy number type")
-    return text(value)
+    with contextlib.suppress(TypeError):
+        if np.dtype(text(value)).kind in "iufc":
+            return text(value)
+    raise ValueError("a numpy number type")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,10 +341,6 @@ class DatasetSpec:
         """Bytes of one sample of each file, as an array of its type; int64 (files,)."""
         sizes: NDArray[np.int64] = self.sample_shapes().prod(axis=1) * self.dtype.itemsize
         return sizes if self.requests is None else sizes // self.num_samples_per_file
-
-    def total_bytes(self) -> int:
-        """Bytes of all samples, without what formats add or compression takes away."""
-        return int(self.sample_bytes().sum()) * self.num_samples_per_file
 
 
 def _refuse_unknown(kind: type[Any], values: Mapping[str, Any], where: str = "") -> None:

@@ -39,8 +39,6 @@ class EpochLine:
     """One epoch, of all ranks together.
 
     Attributes:
-        epoch: its number.
-        samples: that were trained on.
         seconds: from its first request for a batch to the end of its last step.
         accuracy: the share of held-out samples that are right, 0 to 1.
         waited_s: of the seconds, those in which a rank waited for data; the mean of all ranks.

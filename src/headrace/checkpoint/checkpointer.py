@@ -418,11 +418,6 @@ class TreeSnapshot:
         with ThreadPoolExecutor(_THREADS, "snapshot") as pool:
             return list(pool.map(_copied, leaves, places))
 
-    @property
-    def nbytes(self) -> int:
-        """Memory it holds."""
-        return self._memory.size
-
 
 def _copied(leaf: Leaf, place: NDArray[np.uint8]) -> Leaf:
     """Copies a leaf's bytes into the snapshot. Of types that numpy lacks the bytes are enough."""

@@ -199,7 +199,11 @@ class Resharding:
     def _replicated(
         self, kind: str, names: Mapping[int, str], like: Any, path: tuple[str, ...]
     ) -> Any:
-        facts = {r: (self._headers[r][name], self._crc32c(r, name)) for r, name in names.items()}
+        facts = {}
+        for r, name in names.items():
+            shards = self._records[r].shards
+            crc = next(shard.crc32c[name] for shard in shards if name in shard.crc32c)
+            facts[r] = (self._headers[r][name], crc)
         if len(set(self._voices(facts))) != 1:
             raise self._differs(path)
         # Ranks that load read from several that saved.
@@ -214,10 +218,6 @@ class Resharding:
         if data is not None and key not in self._built:
             self._built[key] = array_of(kind, data, dtype, shape)
         return self._built.get(key)
-
-    def _crc32c(self, rank: int, name: str) -> int:
-        shards = self._records[rank].shards
-        return next(shard.crc32c[name] for shard in shards if name in shard.crc32c)
 
     def _array(self, rank: int, name: str) -> NDArray[np.uint8] | None:
         if self._arrays is None:

@@ -16,7 +16,7 @@ from headrace.cli.printing import Output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.bench.compare import ComparisonRow, ConditionResult, RunComparison
+    from headrace.bench.compare import ConditionResult, RunComparison
 
 _Folder = Annotated[
     str, typer.Argument(help="A run's folder, or one with repeats of a run in it.", metavar="DIR")
@@ -122,10 +122,8 @@ def compare(
             "failed": failed, "not_mlperf": NOT_MLPERF,
         })  # fmt: skip
     else:
-        for name, folder, folder_runs in zip("AB", (a, b), runs, strict=True):
-            output.line(
-                f"{name}: {folder}" + (f", {len(folder_runs)} runs" if len(folder_runs) > 1 else "")
-            )
+        for name, folder, repeats in zip("AB", (a, b), map(len, runs), strict=True):
+            output.line(f"{name}: {folder}" + (f", {repeats} runs" if repeats > 1 else ""))
         _print_comparison(output, comparison, verdicts)
         output.line(NOT_MLPERF)
     return exit_codes.FINDING if failed else exit_codes.OK
@@ -138,11 +136,16 @@ def _print_comparison(
 
     cells = [("", "A", "B", "change", "")]
     for row in comparison.rows:
-        unit = row.measure.unit
+        unit, width = row.measure.unit, row.change_half_width
+        change = "from 0" if row.change is None else f"{row.change:+.2%}"
+        if row.change is not None and width is not None:
+            change += f" ± {width:.2%}"
+        judgement = {None: "", True: "worse", False: "better"}[row.worse]
+        if row.worse is not None and row.clear is False:
+            judgement = "within the noise"
         cells.append((
             row.measure.title, with_confidence(row.a, unit, brief=True),
-            with_confidence(row.b, unit, brief=True),
-            _change_text(row), _judgement(row),
+            with_confidence(row.b, unit, brief=True), change, judgement,
         ))  # fmt: skip
     for line in aligned(cells, "<>>><"):
         output.line(line)
@@ -172,22 +175,6 @@ def aligned(rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def _change_text(row: ComparisonRow) -> str:
-    if row.change is None:
-        return "from 0"
-    change = f"{row.change:+.2%}"
-    width = row.change_half_width
-    return change if width is None else f"{change} ± {width:.2%}"
-
-
-def _judgement(row: ComparisonRow) -> str:
-    if row.worse is None:
-        return ""
-    if row.clear is False:
-        return "within the noise"
-    return "worse" if row.worse else "better"
 
 
 def _write(path: str, text: str) -> None:

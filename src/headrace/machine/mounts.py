@@ -72,7 +72,7 @@ def mount_of(path: str, table: Sequence[Mount]) -> Mount | None:
         table: `mounts()`; of several at one point the last one is on top.
     """
     real = os.path.realpath(path)
-    below = [mount for mount in table if _is_below(real, mount.point)]
+    below = [m for m in table if real == m.point or real.startswith(m.point.rstrip("/") + "/")]
     return max(reversed(below), key=lambda mount: len(mount.point), default=None)
 
 
@@ -89,10 +89,6 @@ def is_remote(path: str) -> bool:
     """Whether files there lie on another machine, or behind a program: slow to open, whatever is cached."""
     mount = mount_of(path, mounts())
     return mount is not None and (mount.kind.startswith("fuse") or is_network(mount.kind))
-
-
-def _is_below(path: str, point: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def _mount_of(line: str) -> Mount | None:

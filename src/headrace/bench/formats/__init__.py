@@ -97,12 +97,6 @@ class SampleExtents:
         """One extent for all samples."""
         return cls.of_groups(np.zeros(samples), [0, 1], [offset], [length])
 
-    def of(self, sample: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Offsets and lengths of what must be read for a sample."""
-        group = int(self.group[sample])
-        part = slice(int(self.first[group]), int(self.first[group + 1]))
-        return self.offset[part], self.length[part]
-
 
 class DatasetFormat(ABC):
     """A format of data sets. Optional libraries are imported on use."""
