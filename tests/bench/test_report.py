@@ -19,9 +19,15 @@ from headrace.bench.compare import (
     measured,
     value_of,
 )
-from headrace.bench.report import report_page, with_confidence
+from headrace.bench.report import (
+    phases_of,
+    report_page,
+    slowest_steps,
+    trace_events,
+    trace_text,
+    with_confidence,
+)
 from headrace.bench.results import load_run, load_runs, rank_blocks
-from headrace.bench.trace import phases_of, slowest_steps, trace_events, trace_text
 from headrace.errors import BenchError
 from headrace.pages.html import safe
 

@@ -6,6 +6,6 @@
 * engines: what reads; loop: accelerators that compute by the clock; ranks: how processes find each other
 * run, checkpoints, staging: from a workload to recorded timelines
 * metrics, summary, results: figures, and the files that a run leaves
-* compare, report, trace: what finished runs say
+* compare, report: what finished runs say
 * session: `headrace bench run` and `sweep`; storage: `headrace bench storage`; scaling: more ranks
 """

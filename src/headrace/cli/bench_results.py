@@ -68,8 +68,8 @@ def trace(
     output: QuietOutput,
 ) -> int:
     """Write the slowest steps for trace viewers (Perfetto, chrome://tracing)."""
+    from headrace.bench.report import trace_events, trace_text
     from headrace.bench.results import load_run, rank_blocks
-    from headrace.bench.trace import trace_events, trace_text
     from headrace.errors import BenchError
 
     result = load_run(folder)
