@@ -15,7 +15,7 @@ import inspect
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.utils import data as torch_data
 
@@ -26,6 +26,7 @@ from headrace.control.stalls.live import verdict_on
 from headrace.control.stalls.verdict import verdict_line
 from headrace.errors import RankError, StateMismatch
 from headrace.frameworks.torch.dropin.iterators import InProcess, InWorkers
+from headrace.frameworks.torch.dropin.pictures import NativePictures
 from headrace.frameworks.torch.dropin.position import DataPosition, DataState, is_stateful
 from headrace.frameworks.torch.dropin.progress import (
     Beginning,
@@ -90,15 +91,20 @@ class DataLoader(torch_data.DataLoader[T_co]):
         memory_bytes: memory for batches that workers hand over and for files that were read ahead,
             half for each, over all workers. None: `HEADRACE_MEMORY_BYTES`, else 256 MiB for the former
             and the read-ahead's own default for the latter. What does not fit travels torch's way.
+        decode: `native`: pictures of torchvision's ImageFolder are decoded, cropped, resized, flipped and
+            normalised by native code, by the data set's own transforms and torch's own random numbers;
+            `explain()` says which transforms that are. None: as the data set does it.
         newer: arguments that a newer torch has.
 
     Attributes:
         stats: what was delivered so far, and what was waited for.
         epochs_begun: by this object.
+        pictures: how native code decodes; None: it does not.
 
     Raises:
         ValueError, TypeError: as torch raises them.
-        ValueError: snapshot_every_n_steps is negative.
+        ValueError: snapshot_every_n_steps is negative; or `decode` is `native` and the data set is none
+            whose decoding is known.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -116,6 +122,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         ours = cls is DataLoader and _is_a(dataset, "headrace.frameworks.torch.dataset", "Dataset")
         if not is_store and (not ours or means_torch):
             return super().__new__(cls)
+        if kwargs.get("decode") == "native":
+            raise ValueError(
+                "decode is \"native\", which is for torchvision's data sets of pictures: give a store's loader "
+                "decode=headrace.Images(...)"
+            )
         from headrace.frameworks.torch.store_loader import StoreLoader
 
         return StoreLoader(*args, **kwargs)
@@ -142,6 +153,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         in_order: bool = True,
         snapshot_every_n_steps: int | None = 1,
         memory_bytes: int | None = None,
+        decode: Literal["native"] | None = None,
         **newer: Any,
     ) -> None:
         if _TORCH_HAS_IN_ORDER:
@@ -151,6 +163,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if snapshot_every_n_steps is not None and snapshot_every_n_steps < 0:
             raise ValueError(
                 f"snapshot_every_n_steps is {snapshot_every_n_steps}, expected 0 or more"
+            )
+        if decode not in {None, "native"}:
+            raise ValueError(
+                f"decode is {decode!r}, expected 'native', or None over a torch data set"
             )
         policy = memory_policy(memory_bytes)
         # By name: Lightning makes the loader again from what it saw here, with a sampler of its own.
@@ -173,6 +189,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **newer,
         )
+        self.decode = decode
+        self.pictures = None if decode is None else NativePictures(dataset)
         self.memory_bytes = memory_bytes
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._arena_bytes = policy[0] // 2 if policy else ARENA_BYTES
@@ -261,6 +279,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if self._starting is not None and self._starting.under_way:
             beginning = self._starting.progress.beginning
         reading = self._get_reading()
+        if self.pictures is not None and self.epochs_begun == 1:
+            off = isinstance(self.pictures.plan, str)
+            log.log(
+                logging.WARNING if off else logging.INFO, self.pictures.explain(self.num_workers)
+            )
         iterator: InProcess | InWorkers
         if self.num_workers == 0:
             if reading is not None and self._watcher is None:
@@ -276,6 +299,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 reading,
                 every=max(1, steps // self.num_workers) if steps else 0,
                 announced=self.worker_init_fn is not None or is_stateful(self.dataset),
+                pictures=self.pictures,
             )
             iterator = InWorkers(self, beginning, self._starting, self._context)
         self._progress = iterator.progress
@@ -434,7 +458,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def explain(self) -> str:
         """Say in a few lines what is sped up and how, what is not and why, and what was waited for."""
-        lines = []
+        lines = [] if self.pictures is None else [self.pictures.explain(self.num_workers)]
         reason = nothing_to_read(self.dataset, map_style=self._map_style)
         if reason is not None:
             lines.append(f"reading ahead: off, because {reason}")
@@ -483,15 +507,19 @@ def adopt(loader: Any) -> Any:
     Raises:
         TypeError: it is no loader of torch's.
     """
+    return _adopt(loader, {})
+
+
+def _adopt(loader: Any, options: dict[str, Any]) -> Any:
     if isinstance(vars(loader).get("base_dataloader"), torch_data.DataLoader):
-        loader.base_dataloader = adopt(loader.base_dataloader)
+        loader.base_dataloader = _adopt(loader.base_dataloader, options)
         loader.dl_state_dict = loader.base_dataloader.state_dict()
         return loader
     if not isinstance(loader, torch_data.DataLoader):
         raise TypeError(f"loader is a {type(loader).__name__}, expected a torch DataLoader")
     if isinstance(loader, DataLoader):
         return loader
-    return DataLoader(**_arguments(loader))
+    return DataLoader(**_arguments(loader), **options)
 
 
 def keep_through_accelerate() -> None:
@@ -514,7 +542,9 @@ def keep_through_accelerate() -> None:
     @functools.wraps(prepare)
     def kept(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         prepared = prepare(dataloader, *args, **kwargs)
-        return adopt(prepared) if isinstance(dataloader, DataLoader) else prepared
+        if not isinstance(dataloader, DataLoader):
+            return prepared
+        return _adopt(prepared, {"decode": dataloader.decode})
 
     kept._keeps_headrace = True  # type: ignore[attr-defined] # noqa: SLF001
     theirs.prepare_data_loader = kept

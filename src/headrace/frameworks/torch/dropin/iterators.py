@@ -200,7 +200,9 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         self.position.attach(fetcher)
         if resumption is not None and resumption.under_way and resumption.data is not None:
             self.position.load_after(resumption.data)
-        self._making = fetcher.collate_fn = Making(fetcher.collate_fn, watcher)
+        if loader.pictures is not None:
+            fetcher.dataset = loader.pictures
+        self._making = fetcher.collate_fn = Making(fetcher.collate_fn, watcher, loader.pictures)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self.progress = Progress(beginning, map_style, [])
         if resumption is not None and resumption.under_way:

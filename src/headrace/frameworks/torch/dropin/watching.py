@@ -26,6 +26,7 @@ from headrace.plane.read_ahead import ReadAhead
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from headrace.frameworks.torch.dropin.pictures import NativePictures
     from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
 
 
@@ -91,11 +92,19 @@ class Making:
     Args:
         watcher: knows how long opens of files that were read ahead had to wait; None: nobody does.
         collate: torch's `collate_fn`.
+        pictures: whose native threads decode; None: nobody's do.
     """
 
-    def __init__(self, collate: Callable[[Any], Any], watcher: Watcher | None = None) -> None:
+    def __init__(
+        self,
+        collate: Callable[[Any], Any],
+        watcher: Watcher | None = None,
+        pictures: NativePictures | None = None,
+    ) -> None:
         self.collate = collate
         self.watcher = watcher
+        self.pictures = pictures
+        self._decoding = 0.0, 0.0
         self._begun_s = self._collating_s = self._collated_s = 0.0
         self._cpu_s = self._collating_cpu_s = 0.0
         self._queued_ns = 0
@@ -105,6 +114,8 @@ class Making:
         """A batch is begun."""
         self._collating_s = 0.0
         self._waited_s = 0.0 if self.watcher is None else self.watcher.waited_s
+        if self.pictures is not None:
+            self._decoding = self.pictures.waited_s, self.pictures.cpu_s
         self._cpu_s = time.thread_time()
         self._begun_s = time.perf_counter()
 
@@ -128,6 +139,9 @@ class Making:
         ahead_s = 0.0 if self.watcher is None else self.watcher.waited_s - self._waited_s
         # What neither ran nor waited for a processor waited for something else: for files, here.
         stopped_s = self._collating_s - begun_s - cpu_s
+        if self.pictures is not None:  # whose threads worked while this one stood still
+            stopped_s -= self.pictures.waited_s - self._decoding[0]
+            cpu_s += self.pictures.cpu_s - self._decoding[1]
         if self.watcher is not None:
             self.watcher.fetched(max(ahead_s, stopped_s), self._collating_s - begun_s)
         if stopped_s > _LONG_S:

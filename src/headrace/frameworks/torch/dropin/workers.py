@@ -45,6 +45,7 @@ from headrace.frameworks.torch.dropin.watching import READS_AHEAD, Coming, Makin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.frameworks.torch.dropin.pictures import NativePictures
     from headrace.frameworks.torch.dropin.watching import FileReading
     from headrace.plane.batch_trace import BatchTrace
 
@@ -97,6 +98,9 @@ class WorkerPlan:
     """Tasks done after the mark whose batches were delivered: done again, for the generators' and
     iterators' sake, and not sent."""
 
+    pictures: NativePictures | None
+    """Fetched from in the data set's place."""
+
 
 class WorkerContext:
     """Stands in for a multiprocessing context while torch's iterator is made.
@@ -107,6 +111,7 @@ class WorkerContext:
         reading: how files are read ahead, None for not at all.
         every: tasks of a worker after which its data set is asked where it stands, if it can say so.
         announced: workers say when they have begun.
+        pictures: what workers fetch from in the data set's place; None: from the data set.
     """
 
     def __init__(
@@ -117,7 +122,9 @@ class WorkerContext:
         *,
         every: int = 1,
         announced: bool = False,
+        pictures: NativePictures | None = None,
     ) -> None:
+        self._pictures = pictures
         self._given = torch.multiprocessing if given is None else given
         self._arena_bytes = arena_bytes
         self._reading = reading
@@ -141,8 +148,9 @@ class WorkerContext:
         self.arenas.append(self._new_arena())
         mark, replay = (None, []) if self.beginnings is None else self.beginnings[worker]
         plan = WorkerPlan(
-            worker, self.arenas[-1], self._reading, mark, self._every, self.announced, replay
-        )
+            worker, self.arenas[-1], self._reading, mark, self._every, self.announced, replay,
+            self._pictures,
+        )  # fmt: skip
         arguments = inspect.signature(target).bind(*args).arguments
         arguments["data_queue"] = self.results.inner
         arguments["index_queue"] = arguments["index_queue"].inner
@@ -301,7 +309,7 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
     iterable = arguments["dataset_kind"] != 0
     if iterable:
         position.follow(plan.mark)
-    making = Making(arguments["collate_fn"], watcher)
+    making = Making(arguments["collate_fn"], watcher, plan.pictures)
     answers = AnswerQueue(arguments["data_queue"], plan, regions, position, watcher, making)
     tasks = TaskQueue(arguments["index_queue"], answers, plan.replay, watcher)
     init_fn = arguments["init_fn"]
@@ -309,6 +317,9 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
         init_fn = functools.partial(
             _begin, init_fn, plan.mark, None if iterable else position, answers
         )
+    if plan.pictures is not None:
+        init_fn = functools.partial(_show_dataset, init_fn, dataset)
+        arguments["dataset"] = plan.pictures
     try:
         loop(
             **{
@@ -324,6 +335,14 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
     finally:
         if watcher is not None:
             watcher.close()
+
+
+def _show_dataset(init_fn: Callable[[int], None] | None, dataset: Any, worker_id: int) -> None:
+    """Let `get_worker_info()` have the user's data set, whoever is fetched from."""
+    info = torch_worker._worker_info  # noqa: SLF001
+    object.__setattr__(info, "dataset", dataset)  # it is frozen
+    if init_fn is not None:
+        init_fn(worker_id)
 
 
 def _begin(

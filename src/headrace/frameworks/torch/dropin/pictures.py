@@ -1,0 +1,531 @@
+"""Pictures: `decode="native"` over torchvision's ImageFolder and its transforms, which stay the user's objects.
+
+`plan_of` reads the user's transforms: those at the beginning that are known become one native pass over
+each picture (`Plan`), the rest runs in Python on what comes out. `NativePictures` stands where torch fetches
+samples. Random numbers are drawn by torchvision's own `get_params` and `make_params` and by `torch.rand(1)`, in
+its order, from the generator that torch uses in the process that fetches: crops and flips are torch's.
+
+torchvision is never imported. Its classes are known by their modules and names; whatever is derived from them
+is not known, as nobody can tell what it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from headrace import _native
+from headrace.plane.images import Images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+log = logging.getLogger("headrace.torch")
+
+_FOLDER: Final = "torchvision.datasets.folder"
+
+_FLIPS: Final = {"RandomHorizontalFlip": 0, "RandomVerticalFlip": 1}
+"""And their axes: columns, rows."""
+
+_GEOMETRY: Final = (*_FLIPS, "Resize", "CenterCrop", "RandomCrop", "RandomResizedCrop")
+
+# torchvision's InterpolationMode, and Pillow's numbers for the same.
+_FILTERS: Final[dict[Any, Any]] = {
+    **{name: name for name in ("box", "bilinear", "hamming", "bicubic", "lanczos")},
+    1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming",
+}  # fmt: skip
+
+_PIXELS_MAX: Final = 2 * 89_478_485
+"""Pillow refuses pictures with more, unless it is told otherwise: it is asked about them."""
+
+
+# -- what is recognised ----------------------------------------------------------------------------
+
+
+def folder_of(dataset: Any) -> Any:
+    """Return the ImageFolder (or DatasetFolder) that a data set is, or is a Subset of.
+
+    Raises:
+        ValueError: it is none, or one that makes its samples in a way of its own; says what to do.
+    """
+    folder = dataset
+    while type(folder) is torch_data.Subset:
+        folder = folder.dataset
+    kind, loader = type(folder), getattr(folder, "loader", None)
+    get = getattr(kind, "__getitem__", None)
+    why = None
+    if isinstance(folder, torch_data.IterableDataset):
+        why = "is iterable"
+    elif not all(hasattr(folder, name) for name in ("samples", "transform", "target_transform")):
+        why = "has no samples, transform and target_transform as torchvision's ImageFolder has them"
+    elif getattr(get, "__module__", "") != _FOLDER or hasattr(kind, "__getitems__"):
+        why = "makes its samples by a __getitem__ that is not torchvision's"
+    elif getattr(loader, "__module__", "") != _FOLDER or getattr(loader, "__name__", "") not in (
+        "default_loader",
+        "pil_loader",
+    ):
+        why = f"loads its files by {getattr(loader, '__qualname__', loader)}"
+    if why is not None:
+        raise ValueError(
+            f'decode="native": the data set is a {kind.__qualname__}, which {why}. Give torchvision\'s '
+            "ImageFolder or DatasetFolder with its default loader, or a torch Subset of one; or pack the "
+            "pictures (headrace.pack) and give the store, with decode=headrace.Images(...); or leave "
+            "decode= out."
+        )
+    return folder
+
+
+class Plan(NamedTuple):
+    """What native code does with each picture, and what Python does afterwards."""
+
+    images: Images
+    geometry: list[tuple[str, Any]]
+    """Transforms that say which pixels are taken, by name, in their order."""
+    pil: bool
+    """What comes out is a PIL picture; otherwise a tensor."""
+    wrap: Any
+    """torchvision's ToImage, which gives tensors the class that it would have given them; or None."""
+    taken: list[str]
+    after: list[Any]
+    """Transforms that run in Python."""
+
+
+@dataclass
+class _Prefix:
+    """The known transforms so far."""
+
+    form: Literal["pil", "uint8", "float32"] = "pil"
+    size: tuple[int, int] | None = None
+    """Height and width of every picture; None: they differ."""
+    flipped: bool = False
+    resized: bool = False
+    filter: Any = "bilinear"
+    normal: dict[str, Any] = field(default_factory=dict)
+    wrap: Any = None
+
+    def takes(self, name: str, one: Any) -> bool:  # noqa: PLR0911, PLR0912, C901 - a table
+        """Whether native code does what this transform would do at this place; if so, it counts as taken."""
+        match name:
+            case "RandomHorizontalFlip" | "RandomVerticalFlip":
+                self.flipped = True
+            case "Identity":
+                pass
+            case "CenterCrop":
+                if self.normal:  # it pads with zeros, which are no longer black
+                    return False
+                self.size = _sides(one.size)
+            case "RandomCrop":
+                if one.padding or one.pad_if_needed:
+                    return False
+                self.size = _sides(one.size)
+            case "Resize" | "RandomResizedCrop":
+                return self._resizes(one)
+            case "ToTensor" | "PILToTensor":
+                if self.form != "pil":
+                    return False
+                self.form = "float32" if name == "ToTensor" else "uint8"
+            case "ToImage":
+                self.form = "uint8" if self.form == "pil" else self.form
+                self.wrap = one
+            case "ToPureTensor":
+                self.wrap = None
+            case "ToDtype" | "ConvertImageDtype":
+                scaled = name == "ConvertImageDtype" or one.scale
+                if self.form == "uint8" and one.dtype is torch.float32 and scaled:
+                    self.form = "float32"
+                return self.form != "pil" and one.dtype is getattr(torch, self.form)
+            case "Normalize":
+                mean, std = (
+                    tuple(torch.as_tensor(each, dtype=torch.float64).flatten().tolist())
+                    for each in (one.mean, one.std)
+                )
+                fits = len(mean) == len(std) == 3 and min(std) > 0
+                if self.form != "float32" or self.normal or not fits:
+                    return False
+                self.normal = {"mean": mean, "std": std}
+            case _:
+                return False
+        return True
+
+    def _resizes(self, one: Any) -> bool:
+        kernel = _FILTERS.get(getattr(one.interpolation, "value", one.interpolation))
+        # Tensors are resized in the same way only where that is asked for, and by two filters.
+        alike = self.form == "pil" or (
+            self.form == "uint8" and one.antialias is True and kernel in {"bilinear", "bicubic"}
+        )
+        limited = one.size is None or getattr(one, "max_size", None) is not None
+        # What was mirrored is resized to the mirrored result, but by a box, which is open at one end.
+        one_sided = self.flipped and kernel == "box"
+        if self.resized or kernel is None or not alike or limited or one_sided:
+            return False
+        self.resized, self.filter = True, kernel
+        short_alone = _name(one) == "Resize" and (isinstance(one.size, int) or len(one.size) == 1)
+        self.size = None if short_alone else _sides(one.size)
+        return True
+
+
+def plan_of(transform: Any) -> Plan | str:
+    """Return what native code can take over of a data set's transform; or why nothing."""
+    waiting = list(_flat(transform))
+    prefix, geometry, taken = _Prefix(), [], []
+    while waiting and prefix.takes(name := _name(waiting[0]), waiting[0]):
+        one = waiting.pop(0)
+        taken.append(_label(one))
+        if name in _GEOMETRY:
+            geometry.append((name, one))
+    if prefix.size is None:
+        if waiting:
+            return (
+                f"{_label(waiting[0])}, which it does not know, comes before pictures have one size"
+            )
+        return "the transforms give pictures of different sizes"
+    images = Images(
+        size=prefix.size, crop="stretch", filter=prefix.filter, exact=True, max_pixels=_PIXELS_MAX,
+        dtype="float32" if prefix.form == "float32" else "uint8",
+        layout="nhwc" if prefix.form == "pil" else "nchw", **prefix.normal,
+    )  # fmt: skip
+    return Plan(images, geometry, prefix.form == "pil", prefix.wrap, taken, waiting)
+
+
+def _flat(transform: Any) -> Iterator[Any]:
+    """The transforms of Composes within one another, in their order."""
+    if _name(transform) == "Compose" or type(transform) is torch.nn.Sequential:
+        for one in getattr(transform, "transforms", transform):
+            yield from _flat(one)
+    elif transform is not None:
+        yield transform
+
+
+def _name(transform: Any) -> str:
+    """Of a class of torchvision's; empty: it is none."""
+    kind = type(transform)
+    return kind.__name__ if kind.__module__.startswith("torchvision.transforms") else ""
+
+
+def _label(transform: Any) -> str:
+    name = getattr(transform, "__name__", type(transform).__name__)
+    if _name(transform) not in _GEOMETRY or not hasattr(transform, "size"):
+        return str(name)
+    height, width = _sides(transform.size)
+    return f"{name}({height})" if height == width else f"{name}({height}, {width})"
+
+
+def _sides(size: Any) -> tuple[int, int]:
+    """Height and width as torchvision means them: one number, a list of one, or two."""
+    sides = [size] if isinstance(size, int) else list(size)
+    return int(sides[0]), int(sides[-1])
+
+
+# -- where a picture is cut ------------------------------------------------------------------------
+
+
+class Cut:
+    """One picture's way through the geometry. Pairs are of columns and rows.
+
+    Attributes:
+        given: the cut as native code takes it.
+        steps: the same in Pillow's words: methods of a picture, and what they are given.
+        outside: it reaches beyond the picture, where torchvision pads.
+    """
+
+    def __init__(self, plan: Plan, width: int, height: int) -> None:
+        self.steps: list[tuple[str, tuple[Any, ...]]] = []
+        self._size = [width, height]
+        self._start, self._length = [0, 0], [width, height]
+        self._resized: list[int] | None = None
+        self._first = [0, 0]
+        self._flip = [0, 0]
+        for name, one in plan.geometry:
+            self._take(plan, name, one)
+        whole, resized = [width, height], self._resized or self._length
+        self.outside = any(
+            start < 0 or start + length > side
+            for start, length, side in (
+                *zip(self._start, self._length, whole, strict=True),
+                *zip(self._first, self._size, resized, strict=True),
+            )
+        )
+        self.given = [
+            *whole, *self._start, *self._length, *resized, *self._first, *self._flip,
+        ]  # fmt: skip
+
+    def _take(self, plan: Plan, name: str, one: Any) -> None:
+        """Draw what a transform draws, and do to the pairs what it would do to the picture."""
+        width, height = self._size
+        if name in _FLIPS:
+            if bool(torch.rand(1) < one.p):
+                self._flip[_FLIPS[name]] ^= 1
+                self.steps.append(("transpose", (_FLIPS[name],)))
+        elif name == "Resize":
+            self._resize(plan, _resized(one.size, width, height))
+        elif name == "CenterCrop":
+            rows, columns = _sides(one.size)
+            self._crop(_middle(width, columns), _middle(height, rows), columns, rows)
+        else:
+            top, left, rows, columns = _drawn(name, one, height, width)
+            self._crop(left, top, columns, rows)
+            if name == "RandomResizedCrop":
+                self._resize(plan, _sides(one.size)[::-1])
+
+    def _crop(self, left: int, top: int, columns: int, rows: int) -> None:
+        begin = self._start if self._resized is None else self._first
+        for axis, (start, length) in enumerate(((left, columns), (top, rows))):
+            # Where the picture was mirrored before, the cut lies at the other end.
+            begin[axis] += self._size[axis] - start - length if self._flip[axis] else start
+        self._size = [columns, rows]
+        if self._resized is None:
+            self._length = [columns, rows]
+        self.steps.append(("crop", ((left, top, left + columns, top + rows),)))
+
+    def _resize(self, plan: Plan, size: tuple[int, int]) -> None:
+        self._resized, self._size = list(size), list(size)
+        self.steps.append(("resize", (size, _FILTERS_OF_PILLOW[plan.images.filter])))
+
+
+_FILTERS_OF_PILLOW: Final = {name: value for value, name in _FILTERS.items() if value != name}
+
+
+def _drawn(name: str, one: Any, height: int, width: int) -> tuple[int, int, int, int]:
+    """Top, left, height and width of a random crop, by torchvision's own function for it.
+
+    It asks a tensor for its sizes and nothing else; this one has no pixels of its own.
+    """
+    blank = torch.empty(1).expand(3, height, width)
+    make = getattr(one, "make_params", getattr(one, "_get_params", None))  # v2, and v2 before 0.21
+    if make is not None:
+        given = make([blank])
+        return given["top"], given["left"], given["height"], given["width"]
+    bounds = (one.size,) if name == "RandomCrop" else (one.scale, one.ratio)
+    top, left, rows, columns = one.get_params(blank, *bounds)
+    return top, left, rows, columns
+
+
+def _resized(size: Any, width: int, height: int) -> tuple[int, int]:
+    """Width and height after a Resize; of one that names the short side, the long one is cut off to a pixel."""
+    if not isinstance(size, int) and len(size) == 2:
+        return int(size[1]), int(size[0])
+    short = _sides(size)[0]
+    long = int(short * max(width, height) / min(width, height))
+    return (short, long) if width <= height else (long, short)
+
+
+def _middle(side: int, part: int) -> int:
+    """Where a CenterCrop begins; negative where it pads."""
+    return -((part - side) // 2) if part > side else round((side - part) / 2.0)
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Source:
+    """One sample that was read."""
+
+    path: str
+    target: Any
+    encoded: bytes
+    size: tuple[int, int]
+    loaded: Any = None
+    """The picture by the data set's own loader, where native code cannot read the header."""
+
+
+class NativePictures:
+    """A data set of pictures as torch's fetcher sees it. Made for one process, or pickled to it.
+
+    Attributes:
+        dataset: the user's.
+        waited_s: how long the fetching thread has waited for threads that decode.
+        cpu_s: their processor time.
+
+    Raises:
+        ValueError: the data set is not recognised.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.waited_s = self.cpu_s = 0.0
+        self._folder = folder_of(dataset)
+        self._recipe: tuple[Images, _native.PictureRecipe] | None = None
+        self._pool: _native.DecodePool | None = None
+        self._pid = 0
+        self._after_draws = False
+        self._fallbacks = 0
+
+    @property
+    def plan(self) -> Plan | str:
+        """What native code does, or why nothing. Anew each time: transforms may be changed between batches."""
+        return plan_of(self._folder.transform)
+
+    def explain(self, num_workers: int) -> str:
+        """One line: what was taken over, and what was not."""
+        plan = self.plan
+        if isinstance(plan, str):
+            return f'decode="native": off, because {plan}; torch decodes as before'
+        threads = _threads(num_workers)
+        count = f"{threads} native thread{'s' if threads > 1 else ''}"
+        where = f"{num_workers} workers, {count} each" if num_workers else count
+        text = f'decode="native": {", ".join(plan.taken)} run in {where}'
+        if plan.after:
+            runs = "runs" if len(plan.after) == 1 else "run"
+            text += f"; {', '.join(map(_label, plan.after))} {runs} after them in Python"
+        return text
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[Any]) -> list[Any]:
+        """Return the samples of a batch; an error is raised where, and as, the data set would raise it."""
+        plan = self.plan
+        if isinstance(plan, str):
+            return [self.dataset[index] for index in indices]
+        sources: list[_Source] = []
+        failure = None
+        try:
+            for index in indices:
+                sources.append(self._read(index))  # noqa: PERF401 - those before an error count
+        except Exception as e:  # noqa: BLE001 - raised once the samples before it were made
+            failure = e
+        samples: list[Any] = []
+        while len(samples) < len(sources):
+            rest = sources[len(samples) :]
+            samples += self._made(plan, rest[:1] if self._after_draws else rest)
+        if failure is not None:
+            raise failure
+        return samples
+
+    def _read(self, index: Any) -> _Source:
+        dataset = self.dataset
+        while type(dataset) is torch_data.Subset:
+            index, dataset = dataset.indices[index], dataset.dataset
+        path, target = dataset.samples[index]
+        with open(path, "rb") as f:  # noqa: PTH123 - as torchvision opens it, which read-ahead serves
+            encoded = f.read()
+        size = _native.picture_size(encoded)
+        if size is not None:
+            return _Source(path, target, encoded, size)
+        picture = self._load(path, "its header cannot be read")
+        return _Source(path, target, encoded, picture.size, picture)
+
+    def _made(self, plan: Plan, sources: list[_Source]) -> list[Any]:
+        """Make the first samples of these, at least one.
+
+        All are drawn before the first is decoded. Where something that runs in Python afterwards draws from
+        the same generator, what was drawn for the next ones is void: they are drawn again, and from then on
+        one after the other.
+        """
+        states, cuts = [torch.get_rng_state()], []
+        for source in sources:
+            try:
+                cuts.append(Cut(plan, *source.size))
+            except Exception:
+                if not cuts:
+                    raise
+                torch.set_rng_state(states[-1])  # its turn comes when those before it were made
+                break
+            states.append(torch.get_rng_state())
+        job = self._decoded(plan, sources, cuts)
+        refused = dict(job.failures)
+        pixels = job.pixels.view(plan.images.numpy_dtype).reshape(-1, *plan.images.shape)
+        tensors = () if plan.pil else torch.from_numpy(pixels).unbind()
+        samples: list[Any] = []
+        serial = bool(plan.after) or self._folder.target_transform is not None
+        for i, cut in enumerate(cuts):
+            if i in refused:
+                try:
+                    job.replace(i, self._loaded(sources[i], cut, refused[i]))
+                except Exception:
+                    torch.set_rng_state(states[i])  # torch draws for a picture once it was loaded
+                    raise
+            if serial:
+                torch.set_rng_state(states[i + 1])
+            sample = _picture(pixels[i]) if plan.pil else tensors[i]
+            samples.append((self._finished(plan, sample), self._target(sources[i].target)))
+            if serial and not torch.equal(torch.get_rng_state(), states[i + 1]):
+                self._after_draws = True
+                break
+        return samples
+
+    def _finished(self, plan: Plan, sample: Any) -> Any:
+        if plan.wrap is not None:
+            sample = plan.wrap(sample)
+        for transform in plan.after:
+            sample = transform(sample)
+        return sample
+
+    def _target(self, target: Any) -> Any:
+        transform = self._folder.target_transform
+        return target if transform is None else transform(target)
+
+    def _decoded(self, plan: Plan, sources: list[_Source], cuts: list[Cut]) -> _native.DecodeJob:
+        if self._recipe is None or self._recipe[0] != plan.images:
+            self._recipe = plan.images, plan.images.recipe()
+        recipe = self._recipe[1]
+        if self._pool is None or self._pid != os.getpid():
+            info = torch_data.get_worker_info()
+            kept = 4 * len(cuts) * recipe.output_bytes
+            self._pool = _native.DecodePool(_threads(0 if info is None else info.num_workers), kept)
+            self._pid = os.getpid()
+        height, width = _sides(plan.images.size)
+        whole = [*(width, height), 0, 0, *(width, height) * 2, 0, 0, 0, 0]
+        encoded = tuple(
+            b"" if cut.outside else source.encoded
+            for source, cut in zip(sources, cuts, strict=False)
+        )
+        given = np.array([whole if cut.outside else cut.given for cut in cuts], np.int32)
+        begun_s = time.perf_counter()
+        job = self._pool.submit_given(recipe, encoded, given)
+        while not job.wait(1.0):  # signals are handled in between
+            pass
+        self.waited_s += time.perf_counter() - begun_s
+        self.cpu_s += job.times[3]
+        return job
+
+    def _loaded(self, source: _Source, cut: Cut, reason: str) -> Any:
+        """What native code did not decode, by the data set's own loader, which may raise anything.
+
+        Returns:
+            uint8, shape (height, width, 3): the picture; or, where it is padded, what is cut out of it.
+        """
+        picture = source.loaded or self._load(source.path, reason)
+        if cut.outside:
+            for method, arguments in cut.steps:
+                picture = getattr(picture, method)(*arguments)
+        else:
+            self._fallbacks += 1
+            if self._fallbacks == 1:
+                log.warning(
+                    'decode="native": Pillow decodes what headrace\'s own decoders do not, %s first (%s)',
+                    source.path, reason,
+                )  # fmt: skip
+        return np.ascontiguousarray(np.asarray(picture, np.uint8))
+
+    def _load(self, path: Any, reason: str) -> Any:
+        try:
+            return self._folder.loader(path)
+        except Exception as e:
+            e.add_note(f"headrace could not decode {path} either: {reason}")
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_recipe": None, "_pool": None}
+
+
+def _threads(num_workers: int) -> int:
+    """Of each process that fetches: its share of the processors."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
+
+
+def _picture(pixels: Any) -> Any:
+    from PIL import Image  # what comes out is a picture of Pillow's: it is there
+
+    return Image.fromarray(pixels)

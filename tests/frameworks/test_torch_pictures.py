@@ -1,0 +1,362 @@
+"""`decode="native"` over an ImageFolder: torch's batches, crops, flips and errors, by other pixels' makers.
+
+torchvision cannot be installed here: `standins` has classes of its names, written from its documentation.
+"""
+
+import logging
+import pickle
+import sys
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.plane.test_images import KINDS, encoded, picture
+from torch.utils import data as torch_data
+
+from headrace import _native
+from headrace.frameworks.torch.dropin.pictures import Cut, NativePictures, plan_of
+from headrace.torch import DataLoader
+
+from .dropin_compare import epochs, randomness, seed
+
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+MAKERS = [
+    KINDS["jpeg 4:2:0"], KINDS["png"], KINDS["webp"], KINDS["jpeg, grey"], KINDS["png, alpha"],
+    lambda im: encoded(im, "BMP"),  # which native code does not decode
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torchvision():
+    assert "torchvision" not in sys.modules
+    folder = str(Path(__file__).parent / "standins")
+    sys.path.insert(0, folder)
+    try:
+        from torchvision.transforms import v2  # noqa: F401
+
+        yield sys.modules["torchvision"]
+    finally:
+        sys.path.remove(folder)
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures")
+    for i in range(26):
+        (folder / f"class{i % 3}").mkdir(exist_ok=True)
+        data = MAKERS[i % len(MAKERS)](picture(60 + 7 * i, 150 - 4 * i, i))
+        (folder / f"class{i % 3}" / f"{i:02d}.img").write_bytes(data)
+    return folder
+
+
+def pipelines(torchvision):
+    t, v2 = torchvision.transforms, torchvision.transforms.v2
+    bicubic = t.InterpolationMode.BICUBIC
+    return {
+        "train": [
+            t.RandomResizedCrop(32), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD),
+        ],
+        "evaluate": [t.Resize(48), t.CenterCrop(40), t.PILToTensor()],
+        "flips first": [
+            t.RandomVerticalFlip(0.6), t.RandomHorizontalFlip(0.4), t.Resize([40, 30], bicubic),
+            t.RandomCrop((20, 24)), t.ToTensor(),
+        ],
+        "v2": [
+            v2.ToImage(), v2.ToDtype(torch.uint8, scale=True), v2.RandomResizedCrop((24, 30)),
+            v2.RandomHorizontalFlip(0.7), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD),
+        ],
+        "v2, crops": [
+            t.CenterCrop((50, 44)), v2.RandomCrop((44, 40)), v2.ToImage(), v2.ToPureTensor(),
+            t.ConvertImageDtype(torch.float32), t.RandomVerticalFlip(),
+        ],
+        "padded": [t.CenterCrop(120), t.RandomHorizontalFlip(), t.ToTensor()],
+        "nested": [t.Compose([t.Resize((30, 30))]), torch.nn.Sequential(t.RandomVerticalFlip()), t.ToTensor()],
+        "jitter": [t.RandomResizedCrop(32), t.RandomHorizontalFlip(), t.ColorJitter(0.4), t.ToTensor()],
+        "jitter, tensor": [t.RandomResizedCrop(32), t.ToTensor(), t.ColorJitter(0.4), t.Normalize(MEAN, STD)],
+        "calm function": [t.Resize((30, 30)), t.RandomHorizontalFlip(), np.array],
+    }  # fmt: skip
+
+
+NAMES = (
+    "train", "evaluate", "flips first", "v2", "v2, crops", "padded", "nested", "jitter",
+    "jitter, tensor", "calm function",
+)  # fmt: skip
+
+
+def drawing_target(target):
+    return target + torch.rand(1).item()
+
+
+def levels_apart(a, b):
+    """Levels of 255 between two tensors; by the smallest deviation of a Normalize, if they have one."""
+    scale = 1 if a.dtype == torch.uint8 else 255 * (min(STD) if a.min() < 0 else 1)
+    return ((a.double() - b.double()).abs() * scale).max().item()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_are_those_of_torchs_own_loader(torchvision, photos, name, num_workers):
+    """In labels, order, crops and flips, which noise would tell from others; and the generators go on alike."""
+    transform = torchvision.transforms.Compose(pipelines(torchvision)[name])
+    target = drawing_target if name in ("v2", "calm function") else str
+
+    def case():
+        return torchvision.datasets.ImageFolder(photos, transform, target), {}
+
+    options = {"batch_size": 8, "shuffle": True, "num_workers": num_workers}
+    expected, theirs = epochs(torch_data.DataLoader, case, **options)
+    got, ours = epochs(DataLoader, case, **options, decode="native")
+    assert ours == theirs
+    most = 2 if name.startswith("jitter") else 1  # brightness makes more of a level
+    for (pixels, labels), (expected_pixels, expected_labels) in zip(
+        chain(*got), chain(*expected), strict=True
+    ):
+        assert type(pixels) is type(expected_pixels)
+        assert pixels.dtype == expected_pixels.dtype
+        assert pixels.shape == expected_pixels.shape
+        assert (
+            torch.equal(torch.as_tensor(labels), torch.as_tensor(expected_labels))
+            if (torch.is_tensor(labels))
+            else labels == expected_labels
+        )
+        assert levels_apart(pixels, expected_pixels) <= most + 1e-4
+
+
+def test_cuts_are_pillows_crop_and_resize(torchvision):
+    """For every filter, order of crops and flips, and size of picture."""
+    t = torchvision.transforms
+    pool = _native.DecodePool(1, 0)
+    seed()
+    for i in range(100):
+        mode = list(t.InterpolationMode)[1 + i % 5]
+        sizes = ([90, 77], 85, (200, 60))
+        steps = [
+            [t.RandomCrop((60, 50)), t.CenterCrop(50), t.RandomHorizontalFlip()][: i % 4],
+            [t.Resize(sizes[i % 3], mode), t.RandomResizedCrop((70, 60), interpolation=mode)][i % 2],
+            [t.RandomVerticalFlip(), t.RandomCrop((50, 40)), t.RandomHorizontalFlip(), t.CenterCrop(33)],
+        ]  # fmt: skip
+        if mode is t.InterpolationMode.BOX:  # what was mirrored before is not taken over
+            steps[0] = steps[0][:2]
+        plan = plan_of(t.Compose([*steps[0], steps[1], *steps[2]]))
+        assert not plan.after
+        im = picture(60 + 3 * i, 300 - 2 * i, i)
+        cut = Cut(plan, *im.size)
+        expected = im
+        for method, arguments in cut.steps:
+            expected = getattr(expected, method)(*arguments)
+        job = pool.submit_given(
+            plan.images.recipe(), (encoded(im, "PNG"),), np.array([cut.given], np.int32)
+        )
+        assert job.wait(30)
+        assert not job.failures
+        ours = job.pixels.reshape(plan.images.shape).astype(int)
+        assert np.abs(ours - np.asarray(expected)).max() <= 1
+
+
+def loaders(torchvision, folder, transform, **options):
+    dataset = torchvision.datasets.ImageFolder(folder, torchvision.transforms.Compose(transform))
+    return (
+        torch_data.DataLoader(dataset, **options),
+        DataLoader(dataset, **options, decode="native"),
+    )
+
+
+def outcomes(loader):
+    """Its batches, and errors in their places; then where the generators stand."""
+    seed()
+    batches, iterator = [], iter(loader)
+    while True:
+        try:
+            batches.append([each.tolist() for each in next(iterator)])
+        except StopIteration:
+            return batches, randomness()
+        except Exception as e:  # noqa: BLE001
+            batches.append(type(e))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_bad_files_are_torchs_errors_and_the_epoch_goes_on(torchvision, tmp_path, num_workers):
+    """Unreadable, cut off, missing: the same exceptions, and the batches after them are torch's, too."""
+    t = torchvision.transforms
+    (tmp_path / "one").mkdir()
+    for i in range(24):
+        (tmp_path / "one" / f"{i:02d}.jpg").write_bytes(
+            encoded(Image.new("RGB", (90, 80), (i, 9, 9)), "PNG")
+        )
+    files = sorted((tmp_path / "one").iterdir())
+    files[2].write_bytes(b"no picture")
+    files[9].write_bytes(encoded(picture(90, 80), "JPEG")[:-300])
+    files[18].write_bytes(b"")
+    transform = [t.RandomCrop(64), t.RandomHorizontalFlip(), t.ToTensor()]
+    theirs, ours = loaders(torchvision, tmp_path, transform, batch_size=4, num_workers=num_workers)
+    files[20].unlink()
+    expected = outcomes(theirs)
+    assert sum(isinstance(batch, type) for batch in expected[0]) == 4
+    assert outcomes(ours) == expected
+    with pytest.raises(OSError) as e:
+        NativePictures(ours.dataset).__getitems__([8, 9])
+    assert "09.jpg either: the file is cut off" in e.value.__notes__[0]
+
+
+def test_a_file_that_pillow_forgives_is_decoded_by_it(torchvision, tmp_path, caplog, monkeypatch):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "a.jpg").write_bytes(encoded(picture(90, 80), "JPEG")[:-400])
+    monkeypatch.setattr("PIL.ImageFile.LOAD_TRUNCATED_IMAGES", True)
+    t = torchvision.transforms
+    theirs, ours = loaders(torchvision, tmp_path, [t.Resize((50, 40)), t.PILToTensor()])
+    ((expected, _),), ((pixels, _),) = list(theirs), list(ours)
+    assert levels_apart(pixels, expected) <= 1
+    assert "Pillow decodes what" in caplog.text
+
+
+def test_what_was_taken_over_is_said_once_and_explained(torchvision, photos, caplog):
+    t = torchvision.transforms
+    caplog.set_level(logging.INFO, "headrace.torch")
+    transform = [*pipelines(torchvision)["train"][:3], t.ColorJitter(0.1), t.Normalize(MEAN, STD)]
+    _, loader = loaders(torchvision, photos, transform, batch_size=13)
+    list(loader), list(loader)
+    (line,) = [each.message for each in caplog.records if " run in " in each.message]
+    assert line in loader.explain()
+    first, _, rest = line.partition(" native thread")
+    assert first.rpartition(" ")[0] == (
+        'decode="native": RandomResizedCrop(32), RandomHorizontalFlip, ToTensor run in'
+    )
+    assert rest.endswith("; ColorJitter, Normalize run after them in Python")
+    with_workers = DataLoader(loader.dataset, 4, num_workers=2, decode="native")
+    assert "run in 2 workers, " in with_workers.explain()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda t: [t.ColorJitter(0.1), t.CenterCrop(9)], "ColorJitter, which it does not know, comes before"),
+        (lambda t: [t.Resize(20), lambda im: im, t.CenterCrop(9)], "<lambda>, which it does not know"),
+        (lambda t: [t.RandomCrop(40, padding=2), t.ToTensor()], r"RandomCrop\(40\), which"),
+        (lambda t: [t.Resize((9, 9), t.InterpolationMode.NEAREST)], r"Resize\(9\), which"),
+        (lambda t: [t.PILToTensor(), t.Resize((9, 9), antialias=False)], r"Resize\(9\), which"),
+        (lambda t: [t.RandomVerticalFlip(), t.Resize((9, 9), t.InterpolationMode.BOX)], r"Resize\(9\), which"),
+        (lambda t: [t.ToTensor()], "different sizes"),
+        (lambda t: [t.Resize(30), t.ToTensor()], "different sizes"),
+        (lambda _: [], "different sizes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_taken_over_stays_off_and_says_why(torchvision, photos, change, why, caplog):
+    t = torchvision.transforms
+    dataset = torchvision.datasets.ImageFolder(photos, t.Compose(change(t)))
+    loader = DataLoader(dataset, 1, decode="native", collate_fn=len)
+    assert list(loader) == [1] * 26
+    assert caplog.text.count('decode="native": off, because') == 1
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(loader.explain())
+
+
+def test_data_sets_that_are_not_recognised_are_refused(torchvision, photos, tmp_path):
+    folder = torchvision.datasets.ImageFolder
+
+    class Mine(folder):
+        def __getitem__(self, index):
+            return index
+
+    class Several(folder):
+        def __getitems__(self, indices):
+            return indices
+
+    class Odd(torch_data.Subset):
+        pass
+
+    class Stream(torch_data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    def load(path):
+        return Image.open(path)
+
+    for dataset, why in [
+        (
+            Mine(photos),
+            "is a .*Mine, which makes its samples by a __getitem__ that is not torchvision",
+        ),
+        (Several(photos), "which makes its samples"),
+        (folder(photos, loader=load), "loads its files by .*load"),
+        (Odd(folder(photos), [1]), "has no samples"),
+        (torch_data.TensorDataset(torch.zeros(3)), "has no samples.*or leave decode= out"),
+        (Stream(), "is iterable"),
+    ]:
+        with pytest.raises(ValueError, match=f'decode="native": .*{why}'):
+            DataLoader(dataset, decode="native")
+    with pytest.raises(ValueError, match="decode is 'fast', expected 'native'"):
+        DataLoader(folder(photos), decode="fast")
+    with pytest.raises(ValueError, match=r"give a store's loader decode=headrace.Images"):
+        DataLoader(photos, 4, decode="native")
+
+
+def test_subsets_samplers_single_samples_and_own_collate(torchvision, photos):
+    t = torchvision.transforms
+    whole = torchvision.datasets.ImageFolder(photos, t.Compose([t.Resize((20, 20)), t.ToTensor()]))
+    part = torch_data.Subset(torch_data.Subset(whole, range(3, 20)), [5, 2, 11])
+    for options in (
+        {"batch_size": 2}, {"batch_size": None}, {"sampler": [2, 0]}, {"collate_fn": lambda each: each},
+    ):  # fmt: skip
+        theirs = list(torch_data.DataLoader(part, **options))
+        ours = list(DataLoader(part, **options, decode="native"))
+        assert str(ours)[:20] == str(theirs)[:20]
+        flat = torch.utils._pytree.tree_leaves
+        for a, b in zip(flat(ours), flat(theirs), strict=True):
+            assert (
+                a == b
+                if isinstance(a, int)
+                else torch.allclose(a.double(), b.double(), atol=1.01 / 255)
+            )
+
+
+def test_transforms_may_be_changed_between_epochs(torchvision, photos):
+    t = torchvision.transforms
+    dataset = torchvision.datasets.ImageFolder(
+        photos, t.Compose([t.Resize((20, 20)), t.ToTensor()])
+    )
+    loader = DataLoader(dataset, 26, decode="native")
+    ((before, _),) = loader
+    dataset.transform.transforms[0].size = (30, 10)
+    ((after, _),) = loader
+    dataset.transform = t.Compose([t.CenterCrop(12), t.PILToTensor()])
+    ((other, _),) = loader
+    assert [x.shape[2:] for x in (before, after, other)] == [(20, 20), (30, 10), (12, 12)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_epoch_goes_on_with_the_same_crops(torchvision, photos, num_workers):
+    options = {"batch_size": 4, "shuffle": True, "num_workers": num_workers}
+    seed()
+    _, first = loaders(torchvision, photos, pipelines(torchvision)["jitter"], **options)
+    iterator = iter(first)
+    next(iterator), next(iterator)
+    state = first.state_dict()
+    rest = list(iterator)
+    seed(99)
+    _, second = loaders(torchvision, photos, pipelines(torchvision)["jitter"], **options)
+    second.load_state_dict(state)
+    for (a, labels), (b, expected) in zip(second, rest, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(labels, expected)
+
+
+def seen_dataset(worker_id):
+    assert type(torch_data.get_worker_info().dataset).__name__ == "ImageFolder"
+
+
+def test_workers_see_the_users_data_set_and_it_travels_by_pickle(torchvision, photos):
+    _, loader = loaders(
+        torchvision, photos, pipelines(torchvision)["evaluate"], batch_size=9, num_workers=1,
+        worker_init_fn=seen_dataset,
+    )  # fmt: skip
+    assert sum(len(labels) for _, labels in loader) == 26
+    assert type(loader.dataset).__name__ == "ImageFolder"
+    pictures = NativePictures(loader.dataset)
+    ((pixels, _),) = pictures.__getitems__([4])
+    copy = pickle.loads(pickle.dumps(pictures))
+    assert torch.equal(copy[4][0], pixels)
