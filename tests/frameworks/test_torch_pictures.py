@@ -360,3 +360,13 @@ def test_workers_see_the_users_data_set_and_it_travels_by_pickle(torchvision, ph
     ((pixels, _),) = pictures.__getitems__([4])
     copy = pickle.loads(pickle.dumps(pictures))
     assert torch.equal(copy[4][0], pixels)
+
+
+def test_accelerate_keeps_it(torchvision, photos):
+    accelerate = pytest.importorskip("accelerate")
+    _, loader = loaders(
+        torchvision, photos, pipelines(torchvision)["train"], batch_size=13, shuffle=True
+    )
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader)
+    assert prepared.base_dataloader.explain().startswith('decode="native": RandomResizedCrop(32)')
+    assert [tuple(pixels.shape) for pixels, _ in prepared] == [(13, 3, 32, 32)] * 2
