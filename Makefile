@@ -146,12 +146,12 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 
 # -- tests -----------------------------------------------------------------------------------------
 
-# The images of the demo are those of the examples' tests too. In this order, so that pytest's closing lines come last.
-test: $(DONE)/debian-test $(DONE)/debian-demo $(DONE)/debian-cluster $(DONE)/debian-browser $(DONE)/test $(DONE)/docs $(DONE)/frameworks $(DONE)/build
-	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory native-test
-	@$(MAKE) --no-print-directory test-frameworks
-	@$(MAKE) --no-print-directory test-peers
+# The images of the demo are those of the examples' tests too. What uses one processor at a time runs beside the rest,
+# each with its output in one piece; the Python tests come last, with pytest's closing lines. Packages are installed
+# before: two installations at once would wait for each other, or fail.
+APART := check test-frameworks native-test test-peers
+test: $(addprefix $(DONE)/debian-,test demo cluster browser check peers) $(DONE)/test $(DONE)/docs $(DONE)/frameworks $(DONE)/build
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target $(APART)
 	@$(MAKE) --no-print-directory test-python
 
 # What is judged by a clock runs by itself, at the end; 5 says that PYTEST selects none of it.

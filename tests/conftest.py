@@ -26,9 +26,9 @@ TESTS = Path(__file__).parent
 # time that they take, then these folders.
 LONG = (
     "recipes/test_torch_recipes.py", "repository/test_documents.py", "cluster/launch/test_endings.py",
-    "job/test_nodes.py", "frameworks/test_torch_identical.py", "insight/test_examples.py",
-    "repository/test_built_pages.py", "frameworks/test_torch_resume.py",
-    "cluster", "frameworks", "insight", "demo", "node", "posix", "control",
+    "job/test_nodes.py", "cluster/test_documents.py", "repository/test_built_pages.py", "soak",
+    "frameworks/test_torch_identical.py", "insight/test_examples.py", "frameworks/test_torch_resume.py",
+    "cluster", "frameworks", "insight", "launchers", "web", "demo", "node", "posix", "control",
 )  # fmt: skip
 
 
