@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,10 @@ def pytest_collection() -> Generator[None, object, object]:
     """What is imported and collected stays to the end: the collector need not look at it time and again."""
     gc.disable()
     result = yield
+    if entropy := sys.modules.get("hypothesis.internal.entropy"):
+        # At its first use it looks for who refers to its generators, and does not see what is frozen.
+        with entropy.deterministic_PRNG():
+            pass
     gc.collect()
     gc.freeze()
     gc.enable()
