@@ -7,10 +7,10 @@ import os
 import random
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis  # noqa: F401
 import pytest
 
 import headrace as hr
@@ -42,13 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays to the end: the collector need not look at it time and again."""
+    """What is imported and collected stays to the end: the collector need not look at it time and again.
+
+    Hypothesis is imported before: it looks for who refers to other libraries' generators, trio's for one.
+    """
     gc.disable()
     result = yield
-    if entropy := sys.modules.get("hypothesis.internal.entropy"):
-        # At its first use it looks for who refers to its generators, and does not see what is frozen.
-        with entropy.deterministic_PRNG():
-            pass
     gc.collect()
     gc.freeze()
     gc.enable()
