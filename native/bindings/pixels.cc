@@ -57,7 +57,7 @@ struct PoolHandle {
 Recipe make_recipe(int height, int width, const std::string& crop, int short_side,
                    std::pair<double, double> area, std::pair<double, double> aspect, double flip,
                    double flip_vertical, const std::string& filter, const std::string& type,
-                   bool planar, bool scaled, bool orient, uint64_t max_pixels,
+                   bool planar, bool scaled, bool orient, int32_t background, uint64_t max_pixels,
                    const std::vector<float>& mean, const std::vector<float>& std) {
   Recipe recipe;
   recipe.height = height;
@@ -87,6 +87,7 @@ Recipe make_recipe(int height, int width, const std::string& crop, int short_sid
   recipe.planar = planar;
   recipe.scaled = scaled;
   recipe.orient = orient;
+  recipe.background = background;
   recipe.pixels_max = max_pixels;
   if (mean.size() != 3 || std.size() != 3) {
     throw Error(ErrorKind::kInvalidArgument, "mean and std are not three numbers each");
@@ -208,7 +209,8 @@ void register_pixels(nb::module_& m) {
   nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
       .def_static("make", &make_recipe, nb::kw_only(), "height"_a, "width"_a, "crop"_a,
                   "short_side"_a, "area"_a, "aspect"_a, "flip"_a, "flip_vertical"_a, "filter"_a,
-                  "dtype"_a, "planar"_a, "scaled"_a, "orient"_a, "max_pixels"_a, "mean"_a, "std"_a)
+                  "dtype"_a, "planar"_a, "scaled"_a, "orient"_a, "background"_a, "max_pixels"_a,
+                  "mean"_a, "std"_a)
       .def_prop_ro("output_bytes", &Recipe::output_bytes)
       .def(
           "draw",

@@ -28,6 +28,23 @@ Plan in_file(Plan plan, int orientation, int width, int height) {
   return plan;
 }
 
+// Blends pixels with what lies behind them, rounded to the nearest.
+void lay_over(uint32_t background, Picture* picture) {
+  const std::array<int, 3> behind = {static_cast<int>(background >> 16 & 255),
+                                     static_cast<int>(background >> 8 & 255),
+                                     static_cast<int>(background & 255)};
+  for (int y = picture->top; y < picture->top + picture->height; ++y) {
+    uint8_t* p = picture->row(y);
+    for (int x = 0; x < picture->width; ++x, p += kPixelBytes) {
+      const int alpha = p[3];
+      for (size_t c = 0; c < behind.size(); ++c) {
+        const int sum = p[c] * alpha + behind[c] * (255 - alpha) + 128;
+        p[c] = static_cast<uint8_t>((sum + (sum >> 8)) >> 8);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Decoder& Worker::decoder_of(Format format) {
@@ -98,6 +115,9 @@ Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const u
     return "it has " + std::to_string(header.width) + " x " + std::to_string(header.height) +
            " pixels, more than the " + std::to_string(recipe.pixels_max) + " of max_pixels";
   }
+  if (recipe.background >= 0 && header.alpha == Alpha::kColour) {
+    return "one of its colours is transparent";
+  }
   int width = header.width, height = header.height;
   if (header.orientation >= 5) std::swap(width, height);
   if (!recipe.fits(width, height, what.index)) return "its size is not the one that was given";
@@ -113,6 +133,9 @@ Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const u
   Picture picture;
   const Region region{columns[0], rows[0], columns[1], rows[1]};
   if (Reason reason = decoder.decode(region, shift, &picture); !reason.empty()) return reason;
+  if (recipe.background >= 0 && header.alpha == Alpha::kPixels) {
+    lay_over(static_cast<uint32_t>(recipe.background), &picture);
+  }
   resizer_.run(recipe, plan, header.orientation, picture, out);
   return {};
 }

@@ -23,6 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   recipe.scaled = (data[0] & 128) != 0;
   recipe.flip = recipe.flip_vertical = 0.5;
   recipe.pixels_max = 1 << 20;
+  if ((data[0] & 1) != 0) recipe.background = 0x20ff80;
   recipe.check();
   std::vector<uint8_t> out(recipe.output_bytes(), 0xee);
   const Reason reason = worker->decode(recipe, {1, 2, data[0]}, {data + 2, size - 2}, out.data());

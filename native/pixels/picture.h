@@ -1,8 +1,8 @@
 // Picture: the pixels of a part of a picture, as decoders give them and the resize takes them.
 //
-// Four bytes a pixel: red, green, blue and one that nobody looks at. Four fit a vector register
-// where three do not. Rows have `kSlack` readable bytes behind their end. The memory is kept from
-// picture to picture: fresh memory costs more than a small picture's decoding.
+// Four bytes a pixel: red, green, blue and one that is alpha or that nobody looks at. Four fit a
+// vector register where three do not. Rows have `kSlack` readable bytes behind their end. The
+// memory is kept from picture to picture: fresh memory costs more than a small picture's decoding.
 #pragma once
 
 #include <cstddef>
@@ -48,11 +48,15 @@ enum class Format : int { kUnknown, kJpeg, kPng, kWebp };
 // The formats that this build can decode, by the first bytes.
 Format format_of(std::span<const uint8_t> bytes);
 
+// How a picture says what is transparent: by the fourth byte of its pixels, or by a colour.
+enum class Alpha { kNone, kPixels, kColour };
+
 // What a header says.
 struct Header {
   int width = 0;
   int height = 0;
   int orientation = 1;  // EXIF's; 1 where it is not asked for, or not there
+  Alpha alpha = Alpha::kNone;
 };
 
 // Which part is needed, in pixels of the whole picture.

@@ -2,8 +2,7 @@
 // becomes pixels.
 //
 // All colour types, depths and interlaced files, but for grey with 16 bits, whose conversion Pillow
-// has definitions of its own for. Alpha and transparency are left out, as Pillow's convert("RGB")
-// does.
+// has definitions of its own for. The fourth byte of a pixel is its alpha where there is one.
 #if HEADRACE_HAVE_DEFLATE
 
 #include <libdeflate.h>
@@ -215,12 +214,17 @@ class PngDecoder final : public Decoder {
 
   Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header) override {
     colours_ = 0;
+    transparent_ = false;
     data_.clear();
     exif_ = {};
     if (Reason reason = read_chunks(bytes); !reason.empty()) return reason;
     header->width = static_cast<int>(width_);
     header->height = static_cast<int>(height_);
     header->orientation = orientation ? exif_orientation(exif_) : 1;
+    const bool channel = colour_ == kGreyAlpha || colour_ == kTrueAlpha;
+    header->alpha = channel || (transparent_ && colour_ == kPalette) ? Alpha::kPixels
+                    : transparent_                                   ? Alpha::kColour
+                                                                     : Alpha::kNone;
     return {};
   }
 
@@ -278,8 +282,11 @@ class PngDecoder final : public Decoder {
         if (Reason reason = read_header(body); !reason.empty()) return reason;
       } else if (type == tag("PLTE")) {
         colours_ = std::min<size_t>(length / 3, 256);
-        for (auto& colour : palette_) colour = {0, 0, 0, 0};
+        for (auto& colour : palette_) colour = {0, 0, 0, 255};
         for (size_t i = 0; i < colours_; ++i) std::memcpy(palette_[i].data(), &body[3 * i], 3);
+      } else if (type == tag("tRNS")) {
+        transparent_ = true;
+        for (size_t i = 0; i < std::min(length, palette_.size()); ++i) palette_[i][3] = body[i];
       } else if (type == tag("IDAT")) {
         data_.push_back(body);
       } else if (type == tag("eXIf")) {
@@ -407,12 +414,14 @@ class PngDecoder final : public Decoder {
         }
         each([&](uint32_t x, uint8_t* o) {
           const uint8_t* p = row + x * pixel;
-          o[0] = p[0], o[1] = p[wide], o[2] = p[2 * wide];
+          o[0] = p[0], o[1] = p[wide], o[2] = p[2 * wide], o[3] = p[3 * wide];
         });
         return;
       }
       case kGreyAlpha:
-        each([&](uint32_t x, uint8_t* o) { o[0] = o[1] = o[2] = row[2 * x]; });
+        each([&](uint32_t x, uint8_t* o) {
+          o[0] = o[1] = o[2] = row[2 * x], o[3] = row[2 * x + 1];
+        });
         return;
       case kGrey:
         if (wide != 0) {
@@ -447,7 +456,7 @@ class PngDecoder final : public Decoder {
   uint32_t width_ = 0, height_ = 0;
   size_t bits_ = 0, depth_ = 0;
   int colour_ = 0;
-  bool interlaced_ = false;
+  bool interlaced_ = false, transparent_ = false;
 };
 
 }  // namespace

@@ -56,6 +56,8 @@ struct Recipe {
   bool planar = true;   // channel, row, column; else row, column, channel
   bool scaled = true;   // a JPEG may be decoded at 1/2, 1/4 or 1/8 where the region is large enough
   bool orient = false;  // as EXIF says
+  // What shines through transparent pixels, 0xRRGGBB; -1: transparency is left out.
+  int32_t background = -1;
   uint64_t pixels_max = 89'478'485;
   // (value / 255 - mean) / deviation, of all types but kUint8.
   std::array<float, 3> mean{0, 0, 0};

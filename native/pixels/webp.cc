@@ -23,6 +23,7 @@ class WebpDecoder final : public Decoder {
     if (features.has_animation) return "it is an animation";
     header->width = width_ = features.width;
     header->height = height_ = features.height;
+    header->alpha = features.has_alpha ? Alpha::kPixels : Alpha::kNone;
     return {};
   }
 

@@ -134,6 +134,9 @@ def by_pillow(images: hr.Images, data: bytes, index: int, seed=7, epoch=1) -> np
     im = Image.open(io.BytesIO(data))
     if images.orient:
         im = ImageOps.exif_transpose(im)
+    if images.background is not None:
+        behind = Image.new("RGBA", im.size, (*images.background, 255))
+        im = Image.alpha_composite(behind, im.convert("RGBA"))
     im = im.convert("RGB")
     drawn = images.recipe().draw(im.width, im.height, seed, epoch, index)
     left, top, scale_x, scale_y, first_x, first_y, flip, flip_vertical = drawn
@@ -558,6 +561,38 @@ def test_pillow_decodes_what_the_native_decoders_refuse_and_it_is_said_once(tmp_
     loader.close()
 
 
+def translucent(mode: str) -> Image.Image:
+    """A picture whose alpha slopes from nothing to all."""
+    im = picture(90, 70).convert("RGBA")
+    im.putalpha(Image.linear_gradient("L").resize(im.size))
+    return im.convert(mode)
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+def test_what_lies_behind_shines_through_transparent_pixels(tmp_path):
+    few = translucent("RGBA").quantize(30)
+    grey = translucent("L")
+    samples = {
+        "rgba": encoded(translucent("RGBA"), "PNG"),
+        "grey": encoded(translucent("LA"), "PNG"),
+        "palette": encoded(few, "PNG", transparency=bytes(range(0, 240, 8))),
+        "webp": encoded(translucent("RGBA"), "WEBP", lossless=True, exact=True),
+        "opaque": encoded(picture(90, 70), "PNG"),
+        "jpeg": encoded(picture(90, 70), "JPEG"),
+        "a colour": encoded(grey, "PNG", transparency=grey.getpixel((4, 5))),  # by Pillow
+    }
+    images = hr.Images(size=48, crop="stretch", layout="nhwc", background=(250, 100, 0))
+    loader = hr.loader(store_of(tmp_path, samples), 7, order="sequential", decode=images)
+    (batch,) = loader
+    for i, (name, data) in enumerate(samples.items()):
+        expected = by_pillow(images, data, i, 0, 0)
+        assert np.abs(batch.pixels[i].astype(int) - expected).max() <= 1, name
+        plain = by_pillow(dataclasses.replace(images, background=None), data, i, 0, 0)
+        assert (plain == expected).all() == (name in ("opaque", "jpeg"))
+    assert loader.decoding.fallbacks == 1
+    loader.close()
+
+
 def test_samples_of_several_parts_say_which_is_the_picture(tmp_path):
     samples = [(f"{i}", {"jpg": GOOD, "cls": b"%d" % i}) for i in range(5)]
     hr.pack(samples, tmp_path / "parts.hr")
@@ -594,6 +629,7 @@ def test_images_is_a_value():
         ({"filter": "nearest"}, "filter is 'nearest'"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"layout": "chw"}, "layout is 'chw'"),
+        ({"background": (0, 0, 256)}, "background is"),
         ({"mean": IMAGENET_MEAN}, "give a float dtype"),
         ({"dtype": "float32", "std": (1, 0, 1)}, "deviation not positive"),
     ],

@@ -105,6 +105,10 @@ class Images:
     orient: bool = False
     """Turn pictures upright as their EXIF data say. Pillow and torchvision do not unless they are told."""
 
+    background: tuple[int, int, int] | None = None
+    """Red, green and blue of what shines through transparent pixels; None: transparency is left out, as
+    Pillow's `convert("RGB")` does."""
+
     exact: bool = False
     """Decode JPEGs at their full size always."""
 
@@ -153,6 +157,7 @@ class Images:
             planar=self.layout == "nchw",
             scaled=not self.exact,
             orient=self.orient,
+            background=-1 if self.background is None else _packed(self.background),
             max_pixels=self.max_pixels,
             mean=self.mean,
             std=self.std,
@@ -178,6 +183,12 @@ class Images:
                 f"the samples have the parts {list(names)}: say Images(part=...), which is the picture"
             )
         return known[0]
+
+
+def _packed(colour: tuple[int, int, int]) -> int:
+    if len(colour) != 3 or not all(0 <= level <= 255 for level in colour):
+        raise ValueError(f"background is {colour}, expected three levels of 0 to 255")
+    return colour[0] << 16 | colour[1] << 8 | colour[2]
 
 
 def _probability(flip: bool | float) -> float:
@@ -447,4 +458,7 @@ def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
         if picture.width * picture.height > images.max_pixels:
             raise ValueError(f"{picture.width} x {picture.height} pixels are more than max_pixels")
         upright = ImageOps.exif_transpose(picture) if images.orient else picture
+        if images.background is not None and upright.has_transparency_data:
+            behind = Image.new("RGBA", upright.size, (*images.background, 255))
+            upright = Image.alpha_composite(behind, upright.convert("RGBA"))
         return np.ascontiguousarray(np.asarray(upright.convert("RGB"), np.uint8))
