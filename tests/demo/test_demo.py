@@ -67,6 +67,7 @@ def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(option
     assert report.passed
     assert {(m.work, m.loader.split(",")[0]) for m in report.comparison} == {
         ("training", "headrace"), ("training", "torch"),
+        ("decoding", "headrace"), ("decoding", "torch"),
         ("delivery", "headrace"), ("delivery", "torch"), ("delivery", "open and read"),
     }  # fmt: skip
     saved = json.loads((options.out / "report.json").read_text())
@@ -77,7 +78,7 @@ def test_the_demo_trains_is_killed_resumes_in_the_same_order_and_compares(option
 
     show(report)
     shown = capsys.readouterr().out
-    for text in ("identical", "headrace, threads", "held-out accuracy", "#####"):
+    for text in ("identical", "headrace, Images", "held-out accuracy", "#####"):
         assert text in shown
 
 

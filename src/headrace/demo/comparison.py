@@ -1,7 +1,7 @@
 """Comparison: headrace beside torch's own DataLoader, over the same images.
 
-Twice: training, where each loader feeds the same steps of the same network with the same decode
-function, and delivery alone, where nothing is decoded and the loaders' own cost is what is left.
+Three times: training, where each loader feeds the same steps of the same network; decoded images alone;
+and files alone, where nothing is decoded and the loaders' own cost is what is left.
 Everything is in the page cache, for every loader: the demo has just written or read it.
 """
 
@@ -18,7 +18,14 @@ from torch.utils import data as torch_data
 
 from headrace import api
 from headrace.demo.images import SEED
-from headrace.demo.training import IMAGE_PIXELS, decode, make_model, take_step, training_threads
+from headrace.demo.training import (
+    IMAGE_PIXELS,
+    IMAGES,
+    decode,
+    make_model,
+    take_step,
+    training_threads,
+)
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ class LoaderPass:
     """One loader's pass."""
 
     work: str
-    """`training` or `delivery`."""
+    """`training`, `decoding` or `delivery`."""
     loader: str
     samples: int
     seconds: float
@@ -85,9 +92,16 @@ def compare(
             yield [Path(paths[i]).read_bytes() for i in order[at : at + batch_size]]
 
     loaders: list[tuple[str, str, Callable[[], Iterable[Any]]]] = [
-        ("training", "headrace, threads", lambda: headrace(decode)),
-        ("training", "torch, 0 workers", lambda: torch_loader(0, decoded=True)),
-        ("training", "torch, 2 workers", lambda: torch_loader(2, decoded=True)),
+        *(
+            (work, name, make)
+            for work in ("training", "decoding")
+            for name, make in (
+                ("headrace, Images", lambda: headrace(IMAGES)),
+                ("headrace, PIL in threads", lambda: headrace(decode)),
+                ("torch, 0 workers", lambda: torch_loader(0, decoded=True)),
+                ("torch, 2 workers", lambda: torch_loader(2, decoded=True)),
+            )
+        ),
         ("delivery", "headrace", lambda: headrace(None)),
         ("delivery", "open and read", open_and_read),
         ("delivery", "torch, 0 workers", lambda: torch_loader(0, decoded=False)),
@@ -101,7 +115,7 @@ def compare(
         for work, name, make in loaders:
             progress(f"{work}: {name}")
             step = _train_step(len(packed.classes), batch_size) if work == "training" else None
-            batches = make() if step is None else islice(make(), steps)
+            batches = make() if work == "delivery" else islice(make(), steps)
             passes.append(_measure(work, name, batches, step))
     finally:
         torch.set_num_threads(threads)
@@ -129,7 +143,7 @@ def _measure(
         first_s = first_s or got_at - started
         if train is not None:
             train(batch)
-        samples += len(batch if train is None else batch[1])
+        samples += len(batch if work == "delivery" else batch[1])
         asked_at = time.perf_counter()
     seconds = asked_at - started
     return LoaderPass(work, name, samples, seconds, first_s, stall_s, samples / seconds)

@@ -21,10 +21,13 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headrace.torch import StoreLoader
+from headrace import api
+from headrace.plane.images import ImageBatch, Images
 
 if TYPE_CHECKING:
-    from headrace.torch import Sample
+    from collections.abc import Iterable
+
+    from headrace.plane.batch import Batch
 
 IMAGE_PIXELS = 48
 """Width and height of the network's input."""
@@ -34,9 +37,12 @@ CHECKPOINT_EVERY = 10
 
 LEARNING_RATE = 0.01
 
+IMAGES = Images(size=IMAGE_PIXELS, crop="stretch", background=(255, 255, 255))
+"""What native threads make of an image."""
+
 
 def decode(data: memoryview | bytes) -> Tensor:
-    """Decode an image onto white: uint8, shape (3, 48, 48)."""
+    """Decode an image onto white with PIL, as people do: uint8, shape (3, 48, 48)."""
     size = (IMAGE_PIXELS, IMAGE_PIXELS)
     with Image.open(io.BytesIO(data)) as image:
         image.draft("RGB", (2 * IMAGE_PIXELS, 2 * IMAGE_PIXELS))  # JPEG decodes smaller, faster
@@ -46,11 +52,6 @@ def decode(data: memoryview | bytes) -> Tensor:
     white.alpha_composite(small)
     pixels = np.asarray(white)[:, :, :3]
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-
-
-def decode_indexed(data: memoryview, sample: Sample) -> tuple[Tensor, int]:
-    """Decode an image, and say which sample it is: the demo proves what was delivered."""
-    return decode(data), sample.index
 
 
 def make_model(classes: int, seed: int) -> nn.Module:
@@ -110,18 +111,26 @@ def report(event: str, **fields: Any) -> None:
     sys.stdout.flush()
 
 
+def _tensors(batches: Iterable[Batch]) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+    """Images, labels, and which samples they are: the demo proves what was delivered."""
+    for batch in batches:
+        assert isinstance(batch, ImageBatch)
+        assert batch.labels is not None
+        # Labels and indices are the batch's own and cannot be written to.
+        labels, indices = (torch.tensor(numbers) for numbers in (batch.labels, batch.indices))
+        yield torch.from_numpy(batch.pixels), labels, indices
+
+
 class Training:
     """A model, a loader, and where both stand."""
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
-        self.loader = StoreLoader(
-            job.train, job.batch_size, seed=job.seed, decode=decode_indexed, on_error="skip"
+        self.loader = api.loader(
+            job.train, job.batch_size, seed=job.seed, decode=IMAGES, on_error="skip"
         )
-        held_out = StoreLoader(
-            job.held_out, 256, order="sequential", decode=decode_indexed, on_error="skip"
-        )
-        self.held_out = [(images, labels) for (images, _), labels in held_out]
+        held_out = api.loader(job.held_out, 256, order="sequential", decode=IMAGES, on_error="skip")
+        self.held_out = list(_tensors(held_out))
         self.model = make_model(job.classes, job.seed)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -156,7 +165,7 @@ class Training:
         """Train the rest of the epoch under way, then look at the held-out images."""
         epoch = self.loader.epoch
         asked_at = time.perf_counter()
-        for (images, indices), labels in self.loader:
+        for images, labels, indices in _tensors(self.loader):
             got_at = time.perf_counter()
             self.model.train()
             loss = take_step(self.model, self.optimizer, images, labels)
@@ -185,7 +194,7 @@ class Training:
             samples=len(delivered),
             samples_per_s=len(delivered) / self.seconds,
             doubled=len(delivered) - len(once),
-            missing=len(self.loader.dataset) - len(once | {s.index for s in self.loader.skipped}),
+            missing=self.loader.order.samples - len(once | {s.index for s in self.loader.skipped}),
             order_hash=self.loader.last_order_hash,
         )
         self.delivered = []
@@ -195,8 +204,8 @@ class Training:
         """Return the share of held-out images that are right, and the mean over classes of it."""
         self.model.eval()
         with torch.no_grad():
-            guesses = [scores(self.model, images).argmax(1) for images, _ in self.held_out]
-        labels = torch.cat([labels for _, labels in self.held_out])
+            guesses = [scores(self.model, images).argmax(1) for images, _, _ in self.held_out]
+        labels = torch.cat([labels for _, labels, _ in self.held_out])
         right = torch.cat(guesses) == labels
         recalls = [right[labels == label].float().mean() for label in set(labels.tolist())]
         return right.float().mean().item(), torch.stack(recalls).mean().item()
