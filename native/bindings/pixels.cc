@@ -187,12 +187,13 @@ nb::dict pool_stats(const PoolHandle& handle) {
 
 nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t seed, uint64_t epoch,
                      uint64_t index) {
+  thread_local pixels::Worker worker;  // its memory is kept, as a pool's threads keep theirs
   std::vector<uint8_t> out(recipe.output_bytes());
   const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(encoded.data()), encoded.size());
   pixels::Reason reason;
   {
     const WithoutGil released;
-    reason = pixels::Worker().decode(recipe, {seed, epoch, index}, bytes, out.data());
+    reason = worker.decode(recipe, {seed, epoch, index}, bytes, out.data());
   }
   if (!reason.empty()) throw Error(ErrorKind::kInvalidArgument, reason);
   return nb::bytes(out.data(), out.size());

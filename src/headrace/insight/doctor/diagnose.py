@@ -136,6 +136,10 @@ _STORED_SIDE: Final = 256
 _STEP: Final = "headrace doctor {name} --batch 256 --step-ms 100"
 _PROVE: Final = "headrace ab --drop-in -- python train.py"
 _CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.utils.data"
+_IMAGES: Final = """\
+from headrace.torch import DataLoader
+DataLoader(dataset, ..., decode="native")  # an ImageFolder with its transforms, or without one:
+DataLoader({path!r}, ..., shuffle=True, decode=headrace.Images(size=224))"""
 _DRAFT: Final = """\
 def load(path):  # for ImageFolder(..., loader=load)
     image = Image.open(path)
@@ -276,6 +280,19 @@ class _Gains:
 
     def _decode(self, decode: Decode) -> Iterator[Advice]:
         """Where the processors are the limit: less to decode."""
+        data = self.findings.data
+        if decode.native_s is not None and data is not None:
+            # Threads that share nothing with the interpreter, into memory that is used again.
+            native = replace(self.work, decode_s=decode.native_s, read_s=0.0, ahead_collate_s=0.0)
+            rate = ahead_rate(native, max(1, int(native.cpus)))
+            if rate >= WORTH * max(self.torch.per_s, self.ahead.per_s):
+                yield Advice(
+                    key="images", do="Let headrace's native threads decode: one line.",
+                    because=f"measured here: {duration_text(decode.sample_s)} of a core an image by "
+                    f"{decode.decoder}, {duration_text(decode.native_s)} by headrace.Images",
+                    gain=self._from_to(rate), command=_IMAGES.format(path=data.path), python=True,
+                    factor=self._factor(rate),
+                )  # fmt: skip
         if decode.draft_s is not None:
             factor = self._torch_factor(decode_s=decode.draft_s)
             if factor >= WORTH:

@@ -121,6 +121,8 @@ class Decode:
     """Without scaling."""
     draft_s: float | None = None
     """With the decoder scaling down itself (JPEG), where it can."""
+    native_s: float | None = None
+    """By headrace's own decoders, a random crop of `side`; None: they do not decode this."""
     side: int = 0
     out_bytes: float = 0.0
     """Of a sample that is ready for a batch."""

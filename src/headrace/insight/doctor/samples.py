@@ -1,8 +1,9 @@
 """Samples: some at random that stand for the data set, their formats, and how one core decodes them.
 
 Images are decoded to RGB and scaled to 224 x 224, which is what most training on images does first;
-random crops, flips and normalising come on top. npy and npz are loaded by numpy. What nothing here can
-decode is delivered as bytes, and `Decode.why` says so.
+random crops, flips and normalising come on top. JPEG, PNG and WebP are decoded by `headrace.Images`,
+too. npy and npz are loaded by numpy. What nothing here can decode is delivered as bytes, and
+`Decode.why` says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace import _native
 from headrace.insight.doctor.findings import Decode
+from headrace.plane.images import Images
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,6 +129,7 @@ def family_of(name: str) -> str:
 # -- decoding ----------------------------------------------------------------------------------------
 
 SIDE: Final = 224
+_NATIVE: Final = frozenset({"jpeg", "png", "webp"})
 _PIXELS_MAX: Final = 100_000_000
 
 
@@ -145,7 +149,8 @@ def measure_decoding(
     name = Counter(format_of_bytes(data[:16]) for data in samples).most_common(1)[0][0]
     samples = [data for data in samples if format_of_bytes(data[:16]) == name]
     pixels: list[int] = []
-    decoder, stages = _decoder_of(name, pixels)
+    refused: list[str] = []
+    decoder, stages = _decoder_of(name, pixels, refused)
     if not stages:
         mean_bytes = sum(map(len, samples)) / len(samples)
         return Decode(format=name, decoder="", out_bytes=mean_bytes, why=decoder)
@@ -170,29 +175,40 @@ def measure_decoding(
                 break
     got = (time.thread_time() - begun_cpu_s) / max(1e-9, time.monotonic() - begun_s)
     full_s, *scaled_s = (cpu_s / max(1, good)).tolist()
+    by_key = dict(zip(("scaled", "native", "draft"), scaled_s, strict=False)) if good else {}
     return Decode(
         format=name, decoder=decoder, samples=good + failed, failed=failed, first_failed=first_failed,
-        got=min(1.0, got), full_s=full_s, sample_s=full_s + sum(scaled_s[:1]),
-        draft_s=scaled_s[1] if len(scaled_s) > 1 and good else None, side=SIDE if scaled_s else 0,
+        got=min(1.0, got), full_s=full_s, sample_s=full_s + by_key.get("scaled", 0.0),
+        draft_s=by_key.get("draft"), native_s=None if refused else by_key.get("native"),
+        side=SIDE if scaled_s else 0,
         out_bytes=3.0 * SIDE * SIDE if scaled_s else out_bytes / max(1, good),
         pixels=sum(pixels) / max(1, len(pixels)),
     )  # fmt: skip
 
 
-def _decoder_of(name: str, pixels: list[int]) -> tuple[str, list[_Stage]]:
-    """What decodes a format, and its stages: to RGB, then to `SIDE`; without stages, why. Fills `pixels`."""
+def _decoder_of(name: str, pixels: list[int], refused: list[str]) -> tuple[str, list[_Stage]]:
+    """What decodes a format, and its stages: to RGB, then to `SIDE`; without stages, why.
+
+    Fills `pixels` of each image, and `refused` with why headrace's own decoders do not decode one.
+    """
     if name in ("npy", "npz"):
         return "numpy", [_load_numpy]
     if family_of(name) != "image":
         return "the samples are no images, npy or npz: decoding is not looked at", []
     try:
-        from PIL import Image
+        import PIL  # noqa: F401
     except ImportError:
         if name == "jpeg" and (version := version_of("simplejpeg")):
             import simplejpeg
 
             return f"simplejpeg {version}", [lambda data, _: simplejpeg.decode_jpeg(data)]
         return "Pillow is not installed, so decoding is not looked at (pip install pillow)", []
+
+    return f"Pillow {version_of('pillow')}".strip(), _image_stages(name, pixels, refused)
+
+
+def _image_stages(name: str, pixels: list[int], refused: list[str]) -> list[_Stage]:
+    from PIL import Image
 
     def opened(data: bytes) -> Any:
         image = Image.open(io.BytesIO(data))
@@ -213,8 +229,21 @@ def _decoder_of(name: str, pixels: list[int]) -> tuple[str, list[_Stage]]:
         image.draft("RGB", (SIDE, SIDE))
         return scaled(data, image.convert("RGB"))
 
-    stages: list[_Stage] = [full, scaled, drafted] if name == "jpeg" else [full, scaled]
-    return f"Pillow {version_of('pillow')}".strip(), stages
+    recipe = Images(size=SIDE).recipe()
+
+    def native(data: bytes, decoded: Any) -> Any:
+        try:
+            _native.decode_picture(recipe, data, 0, 0, len(pixels))  # a crop of its own each time
+        except ValueError as e:
+            refused.append(str(e))
+        return decoded
+
+    stages: list[_Stage] = [full, scaled]
+    if name in _NATIVE:
+        stages.append(native)
+    if name == "jpeg":
+        stages.append(drafted)
+    return stages
 
 
 def _load_numpy(data: bytes, _: Any) -> SimpleNamespace:
