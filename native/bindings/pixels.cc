@@ -39,8 +39,8 @@ struct PoolHandle {
   std::unique_ptr<DecodePool> pool;
   std::shared_ptr<Arena> encoded;  // of pictures that come one by one
   const pid_t owner = getpid();
-  PoolHandle(unsigned threads, uint64_t retained_bytes)
-      : pool(std::make_unique<DecodePool>(threads, retained_bytes)),
+  PoolHandle(unsigned threads, uint64_t retained_bytes, uint64_t kept_bytes)
+      : pool(std::make_unique<DecodePool>(threads, retained_bytes, kept_bytes)),
         encoded(Arena::make(retained_bytes)) {}
   ~PoolHandle() {
     if (getpid() != owner) {
@@ -57,8 +57,9 @@ struct PoolHandle {
 Recipe make_recipe(int height, int width, const std::string& crop, int short_side,
                    std::pair<double, double> area, std::pair<double, double> aspect, double flip,
                    double flip_vertical, const std::string& filter, const std::string& type,
-                   bool planar, bool scaled, bool orient, int32_t background, uint64_t max_pixels,
-                   const std::vector<float>& mean, const std::vector<float>& std) {
+                   bool planar, bool scaled, bool orient, int keep_short, int32_t background,
+                   uint64_t max_pixels, const std::vector<float>& mean,
+                   const std::vector<float>& std) {
   Recipe recipe;
   recipe.height = height;
   recipe.width = width;
@@ -87,6 +88,7 @@ Recipe make_recipe(int height, int width, const std::string& crop, int short_sid
   recipe.planar = planar;
   recipe.scaled = scaled;
   recipe.orient = orient;
+  recipe.keep_short = keep_short;
   recipe.background = background;
   recipe.pixels_max = max_pixels;
   if (mean.size() != 3 || std.size() != 3) {
@@ -210,8 +212,8 @@ void register_pixels(nb::module_& m) {
   nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
       .def_static("make", &make_recipe, nb::kw_only(), "height"_a, "width"_a, "crop"_a,
                   "short_side"_a, "area"_a, "aspect"_a, "flip"_a, "flip_vertical"_a, "filter"_a,
-                  "dtype"_a, "planar"_a, "scaled"_a, "orient"_a, "background"_a, "max_pixels"_a,
-                  "mean"_a, "std"_a)
+                  "dtype"_a, "planar"_a, "scaled"_a, "orient"_a, "keep_short"_a, "background"_a,
+                  "max_pixels"_a, "mean"_a, "std"_a)
       .def_prop_ro("output_bytes", &Recipe::output_bytes)
       .def(
           "draw",
@@ -253,7 +255,11 @@ void register_pixels(nb::module_& m) {
           nb::sig("def times(self, /) -> tuple[float, float, float, float]"),
           "When it began and ended, monotonic; seconds of threads and of processors that it took.");
   nb::class_<PoolHandle>(m, "DecodePool", "Threads that decode pictures.")
-      .def(nb::init<unsigned, uint64_t>(), "threads"_a, "retained_bytes"_a)
+      .def(nb::init<unsigned, uint64_t, uint64_t>(), "threads"_a, "retained_bytes"_a,
+           "kept_bytes"_a = 0)
+      .def_prop_ro(
+          "kept", [](const PoolHandle& handle) { return handle.pool->kept(); },
+          "Pictures that are kept decoded, and their bytes.")
       .def(
           "submit",
           [](PoolHandle& handle, const Recipe& recipe, uint64_t seed, uint64_t epoch,

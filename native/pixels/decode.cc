@@ -28,6 +28,15 @@ Plan in_file(Plan plan, int orientation, int width, int height) {
   return plan;
 }
 
+Reason too_large(const Recipe& recipe, const Header& header) {
+  if (static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height) <=
+      recipe.pixels_max) {
+    return {};
+  }
+  return "it has " + std::to_string(header.width) + " x " + std::to_string(header.height) +
+         " pixels, more than the " + std::to_string(recipe.pixels_max) + " of max_pixels";
+}
+
 // Blends pixels with what lies behind them, rounded to the nearest.
 void lay_over(uint32_t background, Picture* picture) {
   const std::array<int, 3> behind = {static_cast<int>(background >> 16 & 255),
@@ -46,6 +55,24 @@ void lay_over(uint32_t background, Picture* picture) {
 }
 
 }  // namespace
+
+std::shared_ptr<const KeptPictures::Kept> KeptPictures::find(uint64_t index) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = pictures_.find(index);
+  return at == pictures_.end() ? nullptr : at->second;
+}
+
+void KeptPictures::add(uint64_t index, std::shared_ptr<const Kept> picture) {
+  const std::lock_guard lock(mutex_);
+  const size_t bytes = picture->rgb.size();
+  if (bytes > budget_ - bytes_) return;
+  if (pictures_.emplace(index, std::move(picture)).second) bytes_ += bytes;
+}
+
+std::pair<size_t, size_t> KeptPictures::held() const {
+  const std::lock_guard lock(mutex_);
+  return {pictures_.size(), bytes_};
+}
 
 Decoder& Worker::decoder_of(Format format) {
   std::unique_ptr<Decoder>& decoder = decoders_[static_cast<size_t>(format)];
@@ -73,10 +100,19 @@ Decoder& Worker::decoder_of(Format format) {
 }
 
 Reason Worker::decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes,
-                      void* out) {
+                      void* out, KeptPictures* kept) {
   Reason reason;
   try {
-    reason = decoded(recipe, draw, bytes, out);
+    if (recipe.keep_short == 0) {
+      reason = decoded(recipe, draw, bytes, out);
+    } else {
+      auto picture = kept == nullptr ? nullptr : kept->find(draw.index);
+      if (!picture) {
+        reason = reduced(recipe, bytes, &picture);
+        if (picture && kept != nullptr) kept->add(draw.index, picture);
+      }
+      if (picture) resize(recipe, draw, picture->rgb.data(), picture->width, picture->height, out);
+    }
   } catch (const std::bad_alloc&) {
     reason = "there is no memory for it";
   }
@@ -102,6 +138,26 @@ Reason Worker::opened(std::span<const uint8_t> bytes, bool orientation, Header* 
   return (*decoder)->open(bytes, orientation, header);
 }
 
+Reason Worker::reduced(const Recipe& recipe, std::span<const uint8_t> bytes,
+                       std::shared_ptr<const KeptPictures::Kept>* picture) {
+  Header header;
+  Decoder* decoder = nullptr;
+  if (Reason reason = opened(bytes, recipe.orient, &header, &decoder); !reason.empty())
+    return reason;
+  if (Reason reason = too_large(recipe, header); !reason.empty()) return reason;
+  if (header.orientation >= 5) std::swap(header.width, header.height);
+  const auto sides = recipe.kept_sides(header.width, header.height);
+  const Recipe reduction = recipe.reduction(sides);
+  auto made = std::make_shared<KeptPictures::Kept>();
+  made->width = sides[0];
+  made->height = sides[1];
+  made->rgb.resize(reduction.output_bytes());
+  if (Reason reason = decoded(reduction, {}, bytes, made->rgb.data()); !reason.empty())
+    return reason;
+  *picture = std::move(made);
+  return {};
+}
+
 Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const uint8_t> bytes,
                        void* out) {
   Header header;
@@ -109,12 +165,7 @@ Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const u
   Reason unread = opened(bytes, recipe.orient, &header, &opened_by);
   if (!unread.empty()) return unread;
   Decoder& decoder = *opened_by;
-  const uint64_t pixels =
-      static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height);
-  if (pixels > recipe.pixels_max) {
-    return "it has " + std::to_string(header.width) + " x " + std::to_string(header.height) +
-           " pixels, more than the " + std::to_string(recipe.pixels_max) + " of max_pixels";
-  }
+  if (Reason reason = too_large(recipe, header); !reason.empty()) return reason;
   if (recipe.background >= 0 && header.alpha == Alpha::kColour) {
     return "one of its colours is transparent";
   }
@@ -142,15 +193,34 @@ Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const u
 
 void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, int width,
                     int height, void* out) {
-  Picture picture;
-  picture.width = picture.whole_width = width;
-  picture.height = picture.whole_height = height;
-  picture.allocate(memory_);
-  for (int y = 0; y < height; ++y) {
-    uint8_t* row = picture.row(y);
-    for (int x = 0; x < width; ++x, rgb += 3, row += kPixelBytes) std::memcpy(row, rgb, 3);
+  std::vector<uint8_t> small;
+  if (const auto sides = recipe.kept_sides(width, height);
+      recipe.keep_short != 0 && sides != std::array{width, height}) {
+    const Recipe reduction = recipe.reduction(sides);
+    small.resize(reduction.output_bytes());
+    resize(reduction, {}, rgb, width, height, small.data());
+    rgb = small.data();
+    width = sides[0], height = sides[1];
   }
-  resizer_.run(recipe, draw(recipe, width, height, what), 1, picture, out);
+  const Plan plan = draw(recipe, width, height, what);
+  const auto columns = plan.x.inputs(recipe.filter), rows = plan.y.inputs(recipe.filter);
+  Picture picture;
+  picture.whole_width = width;
+  picture.whole_height = height;
+  picture.left = columns[0];
+  picture.top = rows[0];
+  picture.width = columns[1] - columns[0];
+  picture.height = rows[1] - rows[0];
+  picture.allocate(memory_);
+  for (int y = rows[0]; y < rows[1]; ++y) {
+    uint8_t* row = picture.row(y);
+    const uint8_t* from = rgb + 3 * (static_cast<size_t>(y) * static_cast<size_t>(width) +
+                                     static_cast<size_t>(columns[0]));
+    for (int x = columns[0]; x < columns[1]; ++x, from += 3, row += kPixelBytes) {
+      std::memcpy(row, from, 3);
+    }
+  }
+  resizer_.run(recipe, plan, 1, picture, out);
 }
 
 }  // namespace headrace::pixels

@@ -6,7 +6,11 @@
 
 #include <array>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "pixels/picture.h"
 #include "pixels/recipe.h"
@@ -14,11 +18,35 @@
 
 namespace headrace::pixels {
 
+// Pictures that are kept decoded for later epochs, as many as a budget holds. Thread-safe.
+class KeptPictures {
+ public:
+  struct Kept {
+    int width, height;
+    std::vector<uint8_t> rgb;  // rows of red, green, blue
+  };
+
+  explicit KeptPictures(size_t budget_bytes) : budget_(budget_bytes) {}
+
+  std::shared_ptr<const Kept> find(uint64_t index) const;
+  // Where the budget is spent, nothing happens.
+  void add(uint64_t index, std::shared_ptr<const Kept> picture);
+  // How many, and their bytes.
+  std::pair<size_t, size_t> held() const;
+
+ private:
+  const size_t budget_;
+  mutable std::mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<const Kept>> pictures_;
+  size_t bytes_ = 0;
+};
+
 class Worker {
  public:
   // Writes `recipe.output_bytes()` bytes to `out`, or says why not; then `out` is zeros, not what
-  // was there before.
-  Reason decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out);
+  // was there before. With `keep_short`, begins with what `kept` has, and leaves it there.
+  Reason decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out,
+                KeptPictures* kept = nullptr);
 
   // The header alone.
   Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header);
@@ -30,6 +58,8 @@ class Worker {
 
  private:
   Reason decoded(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out);
+  Reason reduced(const Recipe& recipe, std::span<const uint8_t> bytes,
+                 std::shared_ptr<const KeptPictures::Kept>* picture);
   Reason opened(std::span<const uint8_t> bytes, bool orientation, Header* header,
                 Decoder** decoder);
   Decoder& decoder_of(Format format);

@@ -34,8 +34,8 @@ Draw DecodeJob::draw(uint64_t sample) const {
   return {seed, epoch, static_cast<uint64_t>(batch->indices[sample])};
 }
 
-DecodePool::DecodePool(unsigned threads, size_t retained_bytes)
-    : arena_(Arena::make(retained_bytes)) {
+DecodePool::DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes)
+    : arena_(Arena::make(retained_bytes)), kept_(kept_bytes) {
   turn(threads);
 }
 
@@ -115,7 +115,7 @@ void DecodePool::work(unsigned number) {
     lock.unlock();
     const double begun_s = seconds_of(CLOCK_MONOTONIC), cpu_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     const auto encoded = job->encoded(sample);
-    Reason reason = worker.decode(job->recipe, job->draw(sample), encoded, job->at(sample));
+    Reason reason = worker.decode(job->recipe, job->draw(sample), encoded, job->at(sample), &kept_);
     const double ended_s = seconds_of(CLOCK_MONOTONIC);
     const double used_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu_s;
     lock.lock();

@@ -22,6 +22,7 @@
 
 #include "core/arena.h"
 #include "io/batch.h"
+#include "pixels/decode.h"
 #include "pixels/recipe.h"
 
 namespace headrace::pixels {
@@ -75,8 +76,9 @@ class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
 
 class DecodePool {
  public:
-  // `retained_bytes`: of free buffers that are kept.
-  DecodePool(unsigned threads, size_t retained_bytes);
+  // `retained_bytes`: of free buffers that are kept. `kept_bytes`: of decoded pictures, by recipes
+  // with `keep_short`; they must all be the same recipe's, and indices the same pictures'.
+  DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes = 0);
   // Ends the threads; pictures that are under way are finished, other jobs end as failed.
   ~DecodePool();
   DecodePool(const DecodePool&) = delete;
@@ -88,7 +90,9 @@ class DecodePool {
                                     std::shared_ptr<io::Batch> batch, uint64_t part);
   void turn(unsigned threads);
   DecodeStats stats() const;
-  size_t mapped_bytes() const { return arena_->mapped_bytes(); }
+  size_t mapped_bytes() const { return arena_->mapped_bytes() + kept_.held().second; }
+  // Pictures that are kept decoded, and their bytes.
+  std::pair<size_t, size_t> kept() const { return kept_.held(); }
 
  private:
   void work(unsigned number);
@@ -102,6 +106,7 @@ class DecodePool {
   bool closed_ = false;
   DecodeStats stats_;
   std::shared_ptr<Arena> arena_;
+  KeptPictures kept_;
 };
 
 }  // namespace headrace::pixels

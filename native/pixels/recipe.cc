@@ -105,11 +105,37 @@ double sinc(double x) {
 
 }  // namespace
 
+std::array<int, 2> Recipe::kept_sides(int picture_width, int picture_height) const {
+  const int shorter = std::min(picture_width, picture_height);
+  if (shorter <= keep_short) return {picture_width, picture_height};
+  const auto reduced = [&](int side) {
+    return std::max(1, static_cast<int>(std::lround(1.0 * keep_short * side / shorter)));
+  };
+  return {reduced(picture_width), reduced(picture_height)};
+}
+
+Recipe Recipe::reduction(std::array<int, 2> sides) const {
+  Recipe whole;
+  whole.width = sides[0];
+  whole.height = sides[1];
+  whole.crop = Crop::kStretch;
+  whole.filter = filter;
+  whole.planar = false;
+  whole.scaled = scaled;
+  whole.orient = orient;
+  whole.background = background;
+  whole.pixels_max = pixels_max;
+  return whole;
+}
+
 void Recipe::check() const {
   expect(width >= 1 && width <= kSideMax && height >= 1 && height <= kSideMax,
          "a side of the output is not between 1 and 16,384 pixels");
   expect(crop != Crop::kCenter || short_side >= std::max(width, height),
          "the short side is smaller than the output that is cut out of its middle");
+  expect(keep_short == 0 || keep_short >= std::max(width, height),
+         "keep_short is smaller than the output that is cut out");
+  expect(keep_short <= kSideMax, "keep_short is larger than 16,384 pixels");
   expect(short_side <= kSideMax, "the short side is larger than 16,384 pixels");
   expect(area[0] > 0 && area[0] <= area[1] && area[1] <= 1,
          "the areas are not 0 < low <= high <= 1");

@@ -56,6 +56,9 @@ struct Recipe {
   bool planar = true;   // channel, row, column; else row, column, channel
   bool scaled = true;   // a JPEG may be decoded at 1/2, 1/4 or 1/8 where the region is large enough
   bool orient = false;  // as EXIF says
+  // Pictures are first reduced until their short side has so many pixels, and that may be kept for
+  // later epochs; 0: they are not.
+  int keep_short = 0;
   // What shines through transparent pixels, 0xRRGGBB; -1: transparency is left out.
   int32_t background = -1;
   uint64_t pixels_max = 89'478'485;
@@ -66,6 +69,9 @@ struct Recipe {
 
   // Throws Error(kInvalidArgument).
   void check() const;
+  // Of `keep_short`: what a picture is reduced to, before this recipe. Width and height.
+  std::array<int, 2> kept_sides(int picture_width, int picture_height) const;
+  Recipe reduction(std::array<int, 2> sides) const;
   // False: the cut that was given for this picture is of one with another size.
   bool fits(int picture_width, int picture_height, uint64_t index) const;
   size_t output_bytes() const {

@@ -607,7 +607,7 @@ class PictureRecipe:
     """What pictures become: see recipe.h."""
 
     @staticmethod
-    def make(*, height: int, width: int, crop: str, short_side: int, area: tuple[float, float], aspect: tuple[float, float], flip: float, flip_vertical: float, filter: str, dtype: str, planar: bool, scaled: bool, orient: bool, background: int, max_pixels: int, mean: Sequence[float], std: Sequence[float]) -> PictureRecipe: ...
+    def make(*, height: int, width: int, crop: str, short_side: int, area: tuple[float, float], aspect: tuple[float, float], flip: float, flip_vertical: float, filter: str, dtype: str, planar: bool, scaled: bool, orient: bool, keep_short: int, background: int, max_pixels: int, mean: Sequence[float], std: Sequence[float]) -> PictureRecipe: ...
 
     @property
     def output_bytes(self) -> int: ...
@@ -648,7 +648,11 @@ class DecodeJob:
 class DecodePool:
     """Threads that decode pictures."""
 
-    def __init__(self, threads: int, retained_bytes: int) -> None: ...
+    def __init__(self, threads: int, retained_bytes: int, kept_bytes: int = 0) -> None: ...
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Pictures that are kept decoded, and their bytes."""
 
     def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int) -> DecodeJob:
         """Queues one batch; returns at once."""

@@ -607,6 +607,52 @@ def test_samples_of_several_parts_say_which_is_the_picture(tmp_path):
         hr.Images().part_of(("left.png", "right.png"))
 
 
+@pytest.mark.parametrize("budget", [None, 400_000, 1])
+def test_kept_pictures_give_the_same_pixels_in_any_epoch_and_within_their_budget(
+    photo_store, pictures, budget
+):
+    images = hr.Images(
+        size=64, flip=True, keep="decoded", keep_short=80, keep_bytes=budget, layout="nhwc"
+    )
+    files = list(pictures.values())
+    loader = hr.loader(photo_store, 4, seed=3, decode=images)
+    for epoch in range(3):
+        for batch in loader:
+            for i, pixels in zip(batch.indices.tolist(), batch.pixels, strict=True):
+                im = Image.open(io.BytesIO(files[i])).convert("RGB")
+                short = min(im.size)
+                if short > 80:
+                    im = im.resize(
+                        [round(80 * side / short) for side in im.size], FILTERS["bilinear"]
+                    )
+                small = encoded(im, "PNG")
+                once = dataclasses.replace(images, keep=None, keep_short=None, keep_bytes=None)
+                expected = by_pillow(once, small, i, 3, epoch)
+                # A JPEG that was scaled while it was decoded differs by a few levels.
+                assert np.abs(pixels.astype(int) - expected).mean() < 2
+                assert (pixels == decoded(images, files[i], i, 3, epoch)).all()
+        count, nbytes = loader.decoding.kept
+        if budget is None:
+            assert count == len(pictures)
+        else:
+            assert nbytes <= budget
+            assert (count > 0) == (budget > 1)
+        assert loader.decoding.mapped_bytes >= nbytes
+    loader.close()
+    assert loader.decoding.kept == (0, 0)
+
+
+def test_what_pillow_decodes_is_reduced_likewise(tmp_path):
+    im = picture(200, 150)
+    images = hr.Images(size=64, crop="center", keep="decoded", layout="nhwc", keep_bytes=1 << 20)
+    samples = {"bmp": encoded(im, "BMP"), "png": encoded(im, "PNG")}
+    loader = hr.loader(store_of(tmp_path, samples), 2, order="sequential", decode=images)
+    (batch,) = loader
+    assert (batch.pixels[0] == batch.pixels[1]).all()
+    assert loader.decoding.fallbacks == 1
+    loader.close()
+
+
 def test_images_is_a_value():
     images = hr.Images(
         size=(160, 224), crop="center", short=256, dtype="float32", mean=IMAGENET_MEAN
@@ -630,6 +676,10 @@ def test_images_is_a_value():
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"layout": "chw"}, "layout is 'chw'"),
         ({"background": (0, 0, 256)}, "background is"),
+        ({"keep": "pixels"}, "keep is 'pixels'"),
+        ({"keep_short": 256}, "without keep='decoded'"),
+        ({"keep": "decoded", "keep_bytes": 0}, "keep_bytes is 0"),
+        ({"keep": "decoded", "keep_short": 200}, "keep_short is smaller"),
         ({"mean": IMAGENET_MEAN}, "give a float dtype"),
         ({"dtype": "float32", "std": (1, 0, 1)}, "deviation not positive"),
     ],

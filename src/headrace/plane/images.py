@@ -109,6 +109,17 @@ class Images:
     """Red, green and blue of what shines through transparent pixels; None: transparency is left out, as
     Pillow's `convert("RGB")` does."""
 
+    keep: Literal["decoded"] | None = None
+    """`decoded`: pictures are reduced until their short side has `keep_short` pixels, and are cut from that; it
+    is kept in this process's memory, where later epochs begin. What does not fit is decoded anew, to the same
+    pixels. A crop of a small part is less sharp than one of the original."""
+
+    keep_short: int | None = None
+    """Pixels of the short side; None: 8/7 of the larger side of the output (256 for 224)."""
+
+    keep_bytes: int | None = None
+    """Memory for pictures that are kept; None: half of what is available, and 2 GiB less than all of it."""
+
     exact: bool = False
     """Decode JPEGs at their full size always."""
 
@@ -142,12 +153,21 @@ class Images:
             raise ValueError(f"layout is {self.layout!r}, expected 'nchw' or 'nhwc'")
         if self.dtype == "uint8" and (self.mean != (0, 0, 0) or self.std != (1, 1, 1)):
             raise ValueError("mean and std are given and dtype is 'uint8': give a float dtype")
+        if self.keep not in (None, "decoded"):
+            raise ValueError(f"keep is {self.keep!r}, expected 'decoded' or None")
+        if self.keep is None and (self.keep_short, self.keep_bytes) != (None, None):
+            raise ValueError("keep_short or keep_bytes is given without keep='decoded'")
+        if self.keep_bytes is not None and self.keep_bytes < 1:
+            raise ValueError(f"keep_bytes is {self.keep_bytes}, expected at least 1")
         height, width = self._height_width
+        usual_short = round(max(height, width) * 8 / 7)
+        keep_short = usual_short if self.keep_short is None else self.keep_short
         return _native.PictureRecipe.make(
             height=height,
             width=width,
             crop=self.crop,
-            short_side=round(max(height, width) * 8 / 7) if self.short is None else self.short,
+            short_side=usual_short if self.short is None else self.short,
+            keep_short=0 if self.keep is None else max(1, keep_short),
             area=self.scale,
             aspect=self.ratio,
             flip=_probability(self.flip),
@@ -333,6 +353,12 @@ class Decoding:
         return 0 if pool is None else pool.mapped_bytes
 
     @property
+    def kept(self) -> tuple[int, int]:
+        """How many pictures this process keeps decoded, and their bytes."""
+        pool = self._own_pool
+        return (0, 0) if pool is None else pool.kept
+
+    @property
     def _own_pool(self) -> _native.DecodePool | None:
         """Of this process: over a fork, threads are not inherited."""
         return self._pool if self._pid == os.getpid() else None
@@ -343,10 +369,20 @@ class Decoding:
         """Have a batch decoded that was read; returns at once."""
         pool = self._own_pool
         if pool is None:
-            kept = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
-            self._pool = pool = _native.DecodePool(self._threads, kept)
+            free = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
+            self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
             self._pid = os.getpid()
         return pool.submit(self._recipe, self._seed, epoch, native, self._part)
+
+    def _keep_bytes(self) -> int:
+        if self.images.keep is None or self.images.keep_bytes is not None:
+            return self.images.keep_bytes or 0
+        from headrace.machine.host import available_memory
+        from headrace.plane.tiers import memory_quota
+
+        return memory_quota(
+            "auto", far=False, data_bytes=1 << 60, available_bytes=available_memory()
+        )
 
     def pending(self, reads: PendingReads | _native.Batch, epoch: int) -> PendingPixels:
         """A batch that will be decoded once it was read."""
