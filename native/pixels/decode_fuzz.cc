@@ -22,6 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   recipe.orient = (data[1] & 128) != 0;
   recipe.scaled = (data[0] & 128) != 0;
   recipe.flip = recipe.flip_vertical = 0.5;
+  if (data[1] % 3 == 0) recipe.keep_short = 40;
   recipe.pixels_max = 1 << 20;
   if ((data[0] & 1) != 0) recipe.background = 0x20ff80;
   recipe.check();
