@@ -71,7 +71,7 @@ def one_input(data: bytes) -> str:
         if connection.closing or connection.handed_over:
             break
     assert not (guarded and connection.admitted)
-    assert not (guarded and connection.controller and connection.controller.registers.ready)
+    assert not (guarded and connection.controller and connection.controller.ready)
     most = (len(rest) // COMMAND_BYTES + 2) * (MESSAGE_BYTES_MAX + 128)
     # A log page may be longer than a message: as long as the host has room for.
     assert len(connection.output) <= most or not guarded

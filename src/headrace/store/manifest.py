@@ -77,7 +77,11 @@ class Segment:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `store.json`: without what is None."""
-        return asdict(self, dict_factory=lambda items: {k: v for k, v in items if v is not None})
+
+        def known(items: list[tuple[str, Any]]) -> dict[str, Any]:
+            return {k: list(v) if isinstance(v, tuple) else v for k, v in items if v is not None}
+
+        return asdict(self, dict_factory=known)
 
 
 @dataclass(frozen=True, slots=True)
