@@ -45,7 +45,8 @@ SETS = {
 }
 """Width, height, format, options and the share of `--pictures` that is made."""
 
-ENGINES = ("torch + Pillow", "headrace", "headrace, exact", "headrace, float32")
+ENGINES = ("torch + Pillow", "headrace", "headrace, exact", "headrace, float32", "headrace, kept")
+"""Of the last, the second epoch is measured."""
 
 
 def _write(job: tuple[Path, int, int, int, str, dict[str, Any]]) -> None:
@@ -134,8 +135,15 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
             count += len(images)
     else:
         exact, dtype = engine.endswith("exact"), "float32" if engine.endswith("32") else "uint8"
-        images = hr.Images(size=224, flip=True, exact=exact, dtype=dtype)
+        kept = engine.endswith("kept")
+        images = hr.Images(
+            size=224, flip=True, exact=exact, dtype=dtype, keep="decoded" if kept else None
+        )
         loader = hr.loader(store, BATCH, seed=7, decode=images, decode_threads=threads)
+        if kept:
+            for _ in loader:
+                pass
+            begin, cpu = time.perf_counter(), _cpu_seconds()
         for batch in loader:
             count += len(batch.pixels)
         loader.close()
