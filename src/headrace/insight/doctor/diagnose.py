@@ -138,8 +138,8 @@ _PROVE: Final = "headrace ab --drop-in -- python train.py"
 _CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.utils.data"
 _IMAGES: Final = """\
 from headrace.torch import DataLoader
-DataLoader(dataset, ..., decode="native")  # an ImageFolder with its transforms, or without one:
-DataLoader({path!r}, ..., shuffle=True, decode=headrace.Images(size=224))"""
+DataLoader(dataset, ..., decode="native")  # an ImageFolder; or:
+DataLoader({path!r}, shuffle=True, decode=headrace.Images(size=224))"""
 _DRAFT: Final = """\
 def load(path):  # for ImageFolder(..., loader=load)
     image = Image.open(path)
