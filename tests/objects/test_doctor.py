@@ -39,7 +39,7 @@ def test_plain_objects(
     images = [png(i, side=32) for i in range(20)]
     for i, data in enumerate(images):
         write(data, f"{bucket}/photos/{i}.png", direct, create=True)
-    found = examine(f"{bucket}{pattern}", ExamineOptions(seconds=2.0, storage_options=options))
+    found = examine(f"{bucket}{pattern}", ExamineOptions(seconds=5.0, storage_options=options))
     assert found.data is not None
     assert found.storage is not None
     assert found.decode is not None
