@@ -100,6 +100,13 @@ Recipe make_recipe(int height, int width, const std::string& crop, int short_sid
   return recipe;
 }
 
+// For pictures that come one by one, in the calling thread; its memory is kept, as a pool's threads
+// keep theirs.
+pixels::Worker& own_worker() {
+  thread_local pixels::Worker worker;
+  return worker;
+}
+
 using PixelBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 
 // Writable: the buffer is this batch's alone, until its last array goes.
@@ -126,8 +133,8 @@ void replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
     throw Error(ErrorKind::kInvalidArgument, "the picture's size is not the one that was given");
   }
   const WithoutGil released;
-  pixels::Worker().resize(job.recipe, job.draw(sample), rgb.data(), static_cast<int>(rgb.shape(1)),
-                          static_cast<int>(rgb.shape(0)), job.at(sample));
+  own_worker().resize(job.recipe, job.draw(sample), rgb.data(), static_cast<int>(rgb.shape(1)),
+                      static_cast<int>(rgb.shape(0)), job.at(sample));
 }
 
 using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / sizeof(int32_t)>,
@@ -168,11 +175,10 @@ std::shared_ptr<DecodeJob> submit_given(
 }
 
 std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
-  static thread_local pixels::Worker worker;
   pixels::Header header;
   const auto* first = static_cast<const uint8_t*>(encoded.data());
   const WithoutGil released;
-  if (!worker.open({first, encoded.size()}, false, &header).empty()) return std::nullopt;
+  if (!own_worker().open({first, encoded.size()}, false, &header).empty()) return std::nullopt;
   return std::pair(header.width, header.height);
 }
 
@@ -189,13 +195,12 @@ nb::dict pool_stats(const PoolHandle& handle) {
 
 nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t seed, uint64_t epoch,
                      uint64_t index) {
-  thread_local pixels::Worker worker;  // its memory is kept, as a pool's threads keep theirs
   std::vector<uint8_t> out(recipe.output_bytes());
   const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(encoded.data()), encoded.size());
   pixels::Reason reason;
   {
     const WithoutGil released;
-    reason = worker.decode(recipe, {seed, epoch, index}, bytes, out.data());
+    reason = own_worker().decode(recipe, {seed, epoch, index}, bytes, out.data());
   }
   if (!reason.empty()) throw Error(ErrorKind::kInvalidArgument, reason);
   return nb::bytes(out.data(), out.size());

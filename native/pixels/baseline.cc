@@ -195,8 +195,7 @@ HEADRACE_INLINE bool read_dc(Bits& bits, const Table& table, int look, int* diff
   return true;
 }
 
-// -- inverse transforms
-// ----------------------------------------------------------------------------
+// -- inverse transforms -------------------------------------------------------------------------
 
 HEADRACE_INLINE __m128i load(const void* p) {
   return _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -216,8 +215,23 @@ HEADRACE_INLINE __m256i weighed(__m256i pairs, int16_t a, int16_t b) {
   return _mm256_madd_epi16(pairs, _mm256_broadcastsi128_si256(weights(a, b)));
 }
 
-// The eight sums and differences of a pass, rounded: `out` gets rows 0 and 1, 2 and 3, ... in its
-// halves.
+HEADRACE_INLINE void dequantise(const int16_t* block, const uint16_t* quantisers, __m128i rows[8]) {
+  for (int i = 0; i < 8; ++i) {
+    rows[i] = _mm_mullo_epi16(load(block + 8 * i), load(quantisers + 8 * i));
+  }
+}
+
+// What even and odd coefficients give together, for a row and for its mirror image.
+template <int kShift>
+HEADRACE_INLINE void mirrored(__m256i even, __m256i odd, __m128i* row, __m128i* image) {
+  const __m256i sum = _mm256_srai_epi32(_mm256_add_epi32(even, odd), kShift);
+  const __m256i difference = _mm256_srai_epi32(_mm256_sub_epi32(even, odd), kShift);
+  const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(sum, difference), 0b11011000);
+  *row = _mm256_castsi256_si128(both);
+  *image = _mm256_extracti128_si256(both, 1);
+}
+
+// One pass over eight columns; the halves of its sums are rounded up.
 template <int kShift>
 HEADRACE_INLINE void pass(const __m128i in[8], __m128i out[8]) {
   // Loeffler, Ligtenberg, Moschytz 1989, as libjpeg's accurate integer transform has it, with the
@@ -235,11 +249,7 @@ HEADRACE_INLINE void pass(const __m128i in[8], __m128i out[8]) {
                         _mm256_add_epi32(weighed(high, 9633, 2261), weighed(low, -11362, 6437)),
                         _mm256_add_epi32(weighed(high, -11363, 9633), weighed(low, -6436, 2260))};
   for (int i = 0; i < 4; ++i) {
-    const __m256i sum = _mm256_srai_epi32(_mm256_add_epi32(e[i], o[i]), kShift);
-    const __m256i difference = _mm256_srai_epi32(_mm256_sub_epi32(e[i], o[i]), kShift);
-    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(sum, difference), 0b11011000);
-    out[i] = _mm256_castsi256_si128(both);
-    out[7 - i] = _mm256_extracti128_si256(both, 1);
+    mirrored<kShift>(e[i], o[i], &out[i], &out[7 - i]);
   }
 }
 
@@ -264,9 +274,7 @@ HEADRACE_INLINE void transpose(__m128i rows[8]) {
 HEADRACE_AVX2 void inverse_8(const int16_t* block, const uint16_t* quantisers, uint8_t* out,
                              size_t stride) {
   __m128i rows[8];
-  for (int i = 0; i < 8; ++i) {
-    rows[i] = _mm_mullo_epi16(load(block + 8 * i), load(quantisers + 8 * i));
-  }
+  dequantise(block, quantisers, rows);
   __m128i columns[8];
   pass<11>(rows, columns);
   transpose(columns);
@@ -297,9 +305,7 @@ template <int kSide>
 HEADRACE_AVX2 void inverse_means(const int16_t* block, const uint16_t* quantisers, uint8_t* out,
                                  size_t stride) {
   __m128i in[8];
-  for (int i = 0; i < 8; ++i) {
-    in[i] = _mm_mullo_epi16(load(block + 8 * i), load(quantisers + 8 * i));
-  }
+  dequantise(block, quantisers, in);
   const __m256i pairs[4] = {paired(in[0], in[2]), paired(in[4], in[6]), paired(in[1], in[3]),
                             paired(in[5], in[7])};
   __m128i rows[4] = {_mm_setzero_si128(), _mm_setzero_si128(), _mm_setzero_si128(),
@@ -311,11 +317,7 @@ HEADRACE_AVX2 void inverse_means(const int16_t* block, const uint16_t* quantiser
         half, _mm256_add_epi32(weighed(pairs[0], w[0], w[2]), weighed(pairs[1], w[4], w[6])));
     const __m256i odd =
         _mm256_add_epi32(weighed(pairs[2], w[1], w[3]), weighed(pairs[3], w[5], w[7]));
-    const __m256i sum = _mm256_srai_epi32(_mm256_add_epi32(even, odd), 13);
-    const __m256i difference = _mm256_srai_epi32(_mm256_sub_epi32(even, odd), 13);
-    const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(sum, difference), 0b11011000);
-    rows[i] = _mm256_castsi256_si128(both);
-    rows[kSide - 1 - i] = _mm256_extracti128_si256(both, 1);
+    mirrored<13>(even, odd, &rows[i], &rows[kSide - 1 - i]);
   }
   // Columns two by two, four rows each.
   const __m128i a = _mm_unpacklo_epi16(rows[0], rows[1]), b = _mm_unpackhi_epi16(rows[0], rows[1]);
@@ -347,8 +349,7 @@ HEADRACE_AVX2 void inverse_means(const int16_t* block, const uint16_t* quantiser
   for (size_t i = 0; i < kSide; ++i) std::memcpy(out + i * stride, pixels + 4 * i, kSide);
 }
 
-// -- rows
-// ------------------------------------------------------------------------------------------
+// -- rows ---------------------------------------------------------------------------------------
 
 // Twice as many columns, as libjpeg's fancy upsampling has them: three parts of the nearer, one of
 // the other. `sums` has `count` values and room for one on either side.

@@ -28,6 +28,12 @@ Plan in_file(Plan plan, int orientation, int width, int height) {
   return plan;
 }
 
+// Width and height as the picture is looked at.
+std::pair<int, int> upright(const Header& header) {
+  if (header.orientation >= 5) return {header.height, header.width};
+  return {header.width, header.height};
+}
+
 Reason too_large(const Recipe& recipe, const Header& header) {
   if (static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height) <=
       recipe.pixels_max) {
@@ -103,16 +109,21 @@ Reason Worker::decode(const Recipe& recipe, const Draw& draw, std::span<const ui
                       void* out, KeptPictures* kept) {
   Reason reason;
   try {
-    if (recipe.keep_short == 0) {
-      reason = decoded(recipe, draw, bytes, out);
-    } else {
-      auto picture = kept == nullptr ? nullptr : kept->find(draw.index);
-      if (!picture) {
-        reason = reduced(recipe, bytes, &picture);
+    std::shared_ptr<const KeptPictures::Kept> picture;
+    if (recipe.keep_short != 0 && kept != nullptr) picture = kept->find(draw.index);
+    if (!picture) {
+      Header header;
+      Decoder* decoder = nullptr;
+      reason = opened(bytes, recipe.orient, &header, &decoder);
+      if (reason.empty()) reason = too_large(recipe, header);
+      if (reason.empty() && recipe.keep_short == 0) {
+        reason = decoded(recipe, draw, header, *decoder, out);
+      } else if (reason.empty()) {
+        reason = reduced(recipe, header, *decoder, &picture);
         if (picture && kept != nullptr) kept->add(draw.index, picture);
       }
-      if (picture) resize(recipe, draw, picture->rgb.data(), picture->width, picture->height, out);
     }
+    if (picture) resize(recipe, draw, picture->rgb.data(), picture->width, picture->height, out);
   } catch (const std::bad_alloc&) {
     reason = "there is no memory for it";
   }
@@ -138,39 +149,27 @@ Reason Worker::opened(std::span<const uint8_t> bytes, bool orientation, Header* 
   return (*decoder)->open(bytes, orientation, header);
 }
 
-Reason Worker::reduced(const Recipe& recipe, std::span<const uint8_t> bytes,
+Reason Worker::reduced(const Recipe& recipe, const Header& header, Decoder& decoder,
                        std::shared_ptr<const KeptPictures::Kept>* picture) {
-  Header header;
-  Decoder* decoder = nullptr;
-  if (Reason reason = opened(bytes, recipe.orient, &header, &decoder); !reason.empty())
-    return reason;
-  if (Reason reason = too_large(recipe, header); !reason.empty()) return reason;
-  if (header.orientation >= 5) std::swap(header.width, header.height);
-  const auto sides = recipe.kept_sides(header.width, header.height);
+  const auto [width, height] = upright(header);
+  const auto sides = recipe.kept_sides(width, height);
   const Recipe reduction = recipe.reduction(sides);
   auto made = std::make_shared<KeptPictures::Kept>();
   made->width = sides[0];
   made->height = sides[1];
   made->rgb.resize(reduction.output_bytes());
-  if (Reason reason = decoded(reduction, {}, bytes, made->rgb.data()); !reason.empty())
-    return reason;
+  Reason reason = decoded(reduction, {}, header, decoder, made->rgb.data());
+  if (!reason.empty()) return reason;
   *picture = std::move(made);
   return {};
 }
 
-Reason Worker::decoded(const Recipe& recipe, const Draw& what, std::span<const uint8_t> bytes,
-                       void* out) {
-  Header header;
-  Decoder* opened_by = nullptr;
-  Reason unread = opened(bytes, recipe.orient, &header, &opened_by);
-  if (!unread.empty()) return unread;
-  Decoder& decoder = *opened_by;
-  if (Reason reason = too_large(recipe, header); !reason.empty()) return reason;
+Reason Worker::decoded(const Recipe& recipe, const Draw& what, const Header& header,
+                       Decoder& decoder, void* out) {
   if (recipe.background >= 0 && header.alpha == Alpha::kColour) {
     return "one of its colours is transparent";
   }
-  int width = header.width, height = header.height;
-  if (header.orientation >= 5) std::swap(width, height);
+  const auto [width, height] = upright(header);
   if (!recipe.fits(width, height, what.index)) return "its size is not the one that was given";
   Plan plan = draw(recipe, width, height, what);
   // Axes are mirrored while they are still the upright picture's.

@@ -57,8 +57,9 @@ class Worker {
               void* out);
 
  private:
-  Reason decoded(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out);
-  Reason reduced(const Recipe& recipe, std::span<const uint8_t> bytes,
+  Reason decoded(const Recipe& recipe, const Draw& draw, const Header& header, Decoder& decoder,
+                 void* out);
+  Reason reduced(const Recipe& recipe, const Header& header, Decoder& decoder,
                  std::shared_ptr<const KeptPictures::Kept>* picture);
   Reason opened(std::span<const uint8_t> bytes, bool orientation, Header* header,
                 Decoder** decoder);

@@ -1,7 +1,7 @@
 """Pictures: `decode="native"` over torchvision's ImageFolder and its transforms, which stay the user's objects.
 
-`plan_of` reads the user's transforms: those at the beginning that are known become one native pass over
-each picture (`Plan`), the rest runs in Python on what comes out. `NativePictures` stands where torch fetches
+`plan_of` reads the user's transforms: those at the beginning that are known become one `NativePass` over
+each picture, the rest runs in Python on what comes out. `NativePictures` stands where torch fetches
 samples. Random numbers are drawn by torchvision's own `get_params` and `make_params` and by `torch.rand(1)`, in
 its order, from the generator that torch uses in the process that fetches: crops and flips are torch's.
 
@@ -82,7 +82,7 @@ def folder_of(dataset: Any) -> Any:
     return folder
 
 
-class Plan(NamedTuple):
+class NativePass(NamedTuple):
     """What native code does with each picture, and what Python does afterwards."""
 
     images: Images
@@ -171,7 +171,7 @@ class _Prefix:
         return True
 
 
-def plan_of(transform: Any) -> Plan | str:
+def plan_of(transform: Any) -> NativePass | str:
     """Return what native code can take over of a data set's transform; or why nothing."""
     waiting = list(_flat(transform))
     prefix, geometry, taken = _Prefix(), [], []
@@ -191,7 +191,7 @@ def plan_of(transform: Any) -> Plan | str:
         dtype="float32" if prefix.form == "float32" else "uint8",
         layout="nhwc" if prefix.form == "pil" else "nchw", **prefix.normal,
     )  # fmt: skip
-    return Plan(images, geometry, prefix.form == "pil", prefix.wrap, taken, waiting)
+    return NativePass(images, geometry, prefix.form == "pil", prefix.wrap, taken, waiting)
 
 
 def _flat(transform: Any) -> Iterator[Any]:
@@ -235,7 +235,7 @@ class Cut:
         outside: it reaches beyond the picture, where torchvision pads.
     """
 
-    def __init__(self, plan: Plan, width: int, height: int) -> None:
+    def __init__(self, plan: NativePass, width: int, height: int) -> None:
         self.steps: list[tuple[str, tuple[Any, ...]]] = []
         self._size = [width, height]
         self._start, self._length = [0, 0], [width, height]
@@ -256,7 +256,7 @@ class Cut:
             *whole, *self._start, *self._length, *resized, *self._first, *self._flip,
         ]  # fmt: skip
 
-    def _take(self, plan: Plan, name: str, one: Any) -> None:
+    def _take(self, plan: NativePass, name: str, one: Any) -> None:
         """Draw what a transform draws, and do to the pairs what it would do to the picture."""
         width, height = self._size
         if name in _FLIPS:
@@ -284,7 +284,7 @@ class Cut:
             self._length = [columns, rows]
         self.steps.append(("crop", ((left, top, left + columns, top + rows),)))
 
-    def _resize(self, plan: Plan, size: tuple[int, int]) -> None:
+    def _resize(self, plan: NativePass, size: tuple[int, int]) -> None:
         self._resized, self._size = list(size), list(size)
         self.steps.append(("resize", (size, _FILTERS_OF_PILLOW[plan.images.filter])))
 
@@ -359,7 +359,7 @@ class NativePictures:
         self._fallbacks = 0
 
     @property
-    def plan(self) -> Plan | str:
+    def plan(self) -> NativePass | str:
         """What native code does, or why nothing. Anew each time: transforms may be changed between batches."""
         return plan_of(self._folder.transform)
 
@@ -416,7 +416,7 @@ class NativePictures:
         picture = self._load(path, "its header cannot be read")
         return _Source(path, target, encoded, picture.size, picture)
 
-    def _made(self, plan: Plan, sources: list[_Source]) -> list[Any]:
+    def _made(self, plan: NativePass, sources: list[_Source]) -> list[Any]:
         """Make the first samples of these, at least one.
 
         All are drawn before the first is decoded. Where something that runs in Python afterwards draws from
@@ -455,7 +455,7 @@ class NativePictures:
                 break
         return samples
 
-    def _finished(self, plan: Plan, sample: Any) -> Any:
+    def _finished(self, plan: NativePass, sample: Any) -> Any:
         if plan.wrap is not None:
             sample = plan.wrap(sample)
         for transform in plan.after:
@@ -466,7 +466,9 @@ class NativePictures:
         transform = self._folder.target_transform
         return target if transform is None else transform(target)
 
-    def _decoded(self, plan: Plan, sources: list[_Source], cuts: list[Cut]) -> _native.DecodeJob:
+    def _decoded(
+        self, plan: NativePass, sources: list[_Source], cuts: list[Cut]
+    ) -> _native.DecodeJob:
         if self._recipe is None or self._recipe[0] != plan.images:
             self._recipe = plan.images, plan.images.recipe()
         recipe = self._recipe[1]
