@@ -62,6 +62,7 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
     reference: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
+    format: str | None = None,  # noqa: A002 - as for `index`
     storage_options: Mapping[str, Any] | None = None,
     trust: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
 ) -> Store:
@@ -74,6 +75,7 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
         reference: use the plain-Python directory and reader.
         column: sources that are tables or arrays: as for `index`.
         label: the same.
+        format: what a folder holds, where that is not plain: as for `index`.
         storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md.
         trust: folders, files or URLs outside the store's folder that an index from elsewhere may read.
             This is asked once; what was indexed on this machine needs none. See docs/howto/trust.md.
@@ -92,8 +94,8 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
 
         return open_job(path, reference=reference, storage_options=storage_options)
     return open_store(
-        path, reference=reference, column=column, label=label, storage_options=storage_options,
-        trust=trust,
+        path, reference=reference, column=column, label=label, format=format,
+        storage_options=storage_options, trust=trust,
     )  # fmt: skip
 
 

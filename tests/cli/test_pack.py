@@ -11,7 +11,7 @@ import headrace as hr
 def test_a_folder_becomes_a_store(run, photos, tmp_path, command):
     ended = run(command, photos, tmp_path / "new.hr")
     assert ended.code == 0
-    assert re.match(rf"{command}ed 36 samples, [\d.]+ kB, in ", ended.out)
+    assert re.match(rf"{command}ed 36 samples \(files\), [\d.]+ kB, in ", ended.out)
     with hr.open(tmp_path / "new.hr") as store:
         assert len(store) == 36
         assert bytes(store.read("cats/7.png")) == (photos / "cats/7.png").read_bytes()

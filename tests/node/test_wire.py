@@ -37,7 +37,14 @@ from headrace.node.wire import (
 REQUESTS = [
     Hello(wire.PROTOCOL, "job"),
     Open(1, b"/data", 3, "ab" * 16, [""], None),
-    Open(2, b"/data/*.tar", 1, "cd", ["jpg", "cls"], Direct([".png"], False, ["image"], "label")),
+    Open(
+        2,
+        b"/data/*.tar",
+        1,
+        "cd",
+        ["jpg", "cls"],
+        Direct([".png"], False, ["image"], "label", "files"),
+    ),
     Ask(3, 1, bytes(80), [1, 2]),
     Hurry(3),
     Release([3, 4]),

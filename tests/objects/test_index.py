@@ -74,6 +74,40 @@ def test_tar_shards_are_indexed_and_read_in_place(
         assert hr.verify(tmp_path / "i.hr", storage_options=options).ok
 
 
+def test_a_prefix_of_shards_is_what_is_in_them(
+    shards: str, direct: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    prefix = shards.removesuffix("*.tar")
+    write(b"shards", f"{prefix}README.md", direct, create=True)
+    report = hr.index(prefix, tmp_path / "i.hr", storage_options=options)
+    assert (report.samples, report.kind) == (120, "3 tar files")
+    assert report.notes == ["left out, as they are no samples: README.md"]
+
+
+def test_a_prefix_of_pictures_is_a_folder_of_them(
+    bucket: str, direct: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    for i in range(6):
+        write(content(i), f"{bucket}/pets/{'cd'[i % 2]}/{i}.jpg", direct, create=True)
+    write(b"{}", f"{bucket}/pets/c/.hidden.jpg", direct, create=True)
+    report = hr.index(f"{bucket}/pets/", tmp_path / "i.hr", storage_options=options)
+    assert report.samples == 6
+    with (
+        hr.open(tmp_path / "i.hr", storage_options=options) as store,
+        hr.open(f"{bucket}/pets/", storage_options=options) as opened,
+    ):
+        for each in (store, opened):
+            assert bytes(each.read("d/3.jpg")) == content(3)
+            assert each.classes == ["c", "d"]
+        assert hr.verify(tmp_path / "i.hr", storage_options=options).ok
+    assert hr.pack(f"{bucket}/pets/", tmp_path / "p.hr", storage_options=options).samples == 6
+    write(b"x", f"{bucket}/pets/more.tar", direct, create=True)
+    with pytest.raises(SourceError, match="several kinds"):
+        hr.index(f"{bucket}/pets/", tmp_path / "o.hr", storage_options=options)
+    with pytest.raises(SourceError, match="there are no objects"):
+        hr.index(f"{bucket}/nothing/", tmp_path / "o.hr", storage_options=options)
+
+
 def test_an_index_may_itself_stand_in_the_object_store(
     shards: str, bucket: str, options: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ def test_sub_folders_are_classes(folder):
 
 def test_a_file_at_the_top_means_no_labels(folder):
     root, _ = folder
-    (root / "readme.txt").write_bytes(b"x")
+    (root / "notes.txt").write_bytes(b"x")
     scan = scan_folder(root)
     assert scan.columns.labels is None
     assert scan.columns.class_names is None

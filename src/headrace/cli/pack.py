@@ -25,7 +25,7 @@ _ROWS_SHOWN = 20
 Sources = Annotated[
     list[str],
     typer.Argument(
-        help="A folder or an MDS data set; or tar, TFRecord, npy, HDF5, Parquet, Arrow files.",
+        help="A folder of files or shards; or tar, TFRecord, npy, HDF5, Parquet, Arrow, JSONL, CSV files.",
         metavar="SOURCE...",
     ),
 ]
@@ -61,6 +61,13 @@ _READING: dict[str, Any] = {
     "label": Annotated[
         str | None,
         typer.Option("--label", help="The same: what holds integer labels; '' for none."),
+    ],
+    "format": Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            help="What a folder holds: files, image, audio, video, or shards: tar, jsonl, parquet, ...",
+        ),
     ],
     "volume_bytes": Annotated[
         int | None, typer.Option(min=8192, help="Begin a new file before one grows beyond this.")
@@ -187,11 +194,13 @@ def _print_written(output: Output, report: WriteReport, done: str) -> int:
     else:
         rate = report.bytes / max(report.seconds, 1e-9)
         output.line(
-            f"{done} {count_text(report.samples)} samples, {bytes_text(report.bytes)}, "
+            f"{done} {count_text(report.samples)} samples ({report.kind}), {bytes_text(report.bytes)}, "
             f"in {duration_text(report.seconds)} ({bytes_text(rate)}/s): {report.path}"
         )
         if report.resumed_samples:
             output.remark(f"{count_text(report.resumed_samples)} of them by an interrupted run")
+        for note in report.notes:
+            output.remark(note)
         for problem in report.skipped[:_ROWS_SHOWN]:
             output.remark(f"left out: {problem}")
         _remark_hidden(output, len(report.skipped) - _ROWS_SHOWN)

@@ -147,6 +147,7 @@ class OpenDatasets:
                     prefix_names=direct.prefix_names,
                     column=None if direct.column is None else tuple(direct.column),
                     label=direct.label,
+                    format=direct.format,
                 )
             path = os.fsdecode(request.path)
             store = reopen(path, request.segments, request.fingerprint, options)

@@ -498,6 +498,7 @@ class Attaching:
                 source.prefix_names,
                 None if source.column is None else list(source.column),
                 source.label,
+                source.format,
             )
         link.send(
             Open(

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of the protocol. Both sides must have the same."""
 
 HELLO_BYTES_MAX = 4096
@@ -91,6 +91,7 @@ class Direct(_Message, frozen=True):
     prefix_names: bool
     column: Annotated[list[Text], Meta(max_length=64)] | None
     label: Text | None
+    format: Text | None
 
 
 class Open(_Message, frozen=True, tag="open"):

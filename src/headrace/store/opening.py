@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import mmap
 import os
 from dataclasses import dataclass, replace
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
     RemoteEngine: TypeAlias = ObjectEngine | NamespaceEngine
     """What reads volumes that are no files."""
+
+log = logging.getLogger("headrace")
 
 _NAMESPACE = "nvme+tcp"
 
@@ -113,6 +116,7 @@ def open_store(
     reference: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
+    format: str | None = None,  # noqa: A002 - as for `index`
     storage_options: Mapping[str, Any] | None = None,
     trust: Trust = None,
 ) -> Store:
@@ -125,6 +129,7 @@ def open_store(
         reference: use the plain-Python directory and reader.
         column: sources that are tables or arrays: as for `index`.
         label: the same.
+        format: what a folder holds, where that is not plain: as for `index`.
         storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md and
             docs/howto/fabric.md.
         trust: folders, files or URLs outside the store's folder that an index from elsewhere may read;
@@ -138,7 +143,7 @@ def open_store(
         StoreError: its volumes lie outside its folder, and nobody on this machine has agreed to that.
         VolumeError: an object cannot be read.
     """
-    chosen = source_options(column=column, label=label)
+    chosen = source_options(column=column, label=label, format=format)
     where = local_path(path)
     if is_namespace(where):
         engine = engine_for(where, storage_options)
@@ -150,7 +155,7 @@ def open_store(
         return open_folder(
             where, None, reference=reference, storage_options=storage_options, trust=trust
         )
-    if not os.path.lexists(where) and not glob.has_magic(where):
+    if not os.path.lexists(where) and not glob.has_magic(where) and "{" not in where:
         raise StoreNotFound(
             f"{where}: there is no store and no data.",
             path=where,
@@ -166,7 +171,8 @@ def _open_url(
         try:
             return open_folder(url, None, reference=reference, engine=engine, trust=trust)
         except StoreNotFound:
-            if not os.path.splitext(base_name(url))[1] or base_name(url).endswith(".hr"):
+            name = base_name(url)
+            if not url.endswith("/") and (not os.path.splitext(name)[1] or name.endswith(".hr")):
                 raise  # a store's name; it would be confusing to be told that it is no tar
     return open_directly(url, options, reference=reference, engine=engine)
 
@@ -213,6 +219,8 @@ def open_directly(
             path=where,
             next_step="Pack it: headrace.pack(source, target).",
         )
+    for note in scan.notes:
+        log.warning("%s: %s", where, note)
     return store_of_scan(where, scan, reference=reference, direct=options)
 
 

@@ -31,7 +31,7 @@ from headrace.store.manifest import (
     segment_of_header,
 )
 from headrace.store.opening import object_engine
-from headrace.store.packing import PackingJob, PackOptions, WriteReport, fit_to_store
+from headrace.store.packing import PackingJob, PackOptions, WriteReport, fit_to_store, kind_of
 from headrace.store.publish import (
     Partial,
     check_target,
@@ -77,6 +77,7 @@ def pack(
     prefix_names: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
+    format: str | None = None,  # noqa: A002 - what users call it
     progress: Progress | None = None,
     options: PackOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -99,6 +100,8 @@ def pack(
             samples, or several, which become parts.
         label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
             empty string means none.
+        format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
+            `video`, or a kind of shards, such as `tar`.
         progress: called with (samples done, samples, bytes done, bytes); totals may be None.
         options: everything else.
         storage_options: for URLs; see docs/howto/object-stores.md.
@@ -112,7 +115,7 @@ def pack(
     options = _options(options, volume_bytes, workers)
     chosen = source_options(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
-        column=column, label=label,
+        column=column, label=label, format=format,
     )  # fmt: skip
     engine = object_engine(storage_options) if storage_options is not None else None
 
@@ -181,6 +184,7 @@ def append(
     prefix_names: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
+    format: str | None = None,  # noqa: A002 - what users call it
     progress: Progress | None = None,
     options: PackOptions | None = None,
 ) -> WriteReport:
@@ -202,7 +206,7 @@ def append(
         manifest = load_manifest(place)
         chosen = source_options(
             extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
-            column=column, label=label,
+            column=column, label=label, format=format,
         )  # fmt: skip
         listed = open_source(source, chosen)
         if isinstance(listed, Scan):
@@ -282,6 +286,7 @@ def index(
     prefix_names: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
+    format: str | None = None,  # noqa: A002 - what users call it
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> WriteReport:
@@ -302,6 +307,8 @@ def index(
             samples, or several, which become parts.
         label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
             empty string means none.
+        format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
+            `video`, or a kind of shards, such as `tar`.
         progress: called with (samples done, samples, bytes done, bytes).
         storage_options: for URLs; see docs/howto/object-stores.md.
 
@@ -314,7 +321,7 @@ def index(
     threads = workers or min(8, 2 * (os.cpu_count() or 1))
     options = source_options(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=threads,
-        column=column, label=label,
+        column=column, label=label, format=format,
     )  # fmt: skip
 
     def build(place: Path, overwrite: bool) -> WriteReport:
@@ -323,8 +330,9 @@ def index(
         engine = object_engine(storage_options) if storage_options is not None else None
         scan = open_source(source, options, engine)
         if not isinstance(scan, Scan):
+            where = scan.source.get("paths") or [scan.source.get("path", "the iterable")]
             raise SourceError(
-                f"{scan.source.get('paths', ['the iterable'])[0]} can only be read front to back, so "
+                f"{where[0]} can only be read front to back, so "
                 f"its samples have no place that could be indexed{because(scan)}.",
                 next_step="Pack it instead, or decompress it first.",
             )
@@ -353,7 +361,9 @@ def index(
                     scan.objects.close()
         seconds = time.monotonic() - started
         size = int(columns.length.sum())
-        return WriteReport(str(place), columns.samples, size, 0, skipped, seconds)
+        return WriteReport(
+            str(place), columns.samples, size, 0, skipped, seconds, scan.notes, kind_of(scan.source)
+        )
 
     return _publish_at(target, build, storage_options, overwrite=overwrite)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from headrace.store.sources.extents import BATCH_BYTES, ScanReader, plan_batches
 from headrace.store.sources.scan import Problem, Scan, Stream, StreamItem, no_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from headrace.store.manifest import Segment
@@ -79,6 +79,8 @@ class WriteReport:
         resumed_samples: how many of them an interrupted run had packed already.
         skipped: what was left out (only with `on_error="skip"`).
         seconds: how long it took.
+        notes: what was left out because it is no sample.
+        kind: what the source was taken for: `files`, `3 tar files`, `zarr`, ...
     """
 
     path: str
@@ -87,6 +89,16 @@ class WriteReport:
     resumed_samples: int
     skipped: list[Problem]
     seconds: float
+    notes: list[str] = field(default_factory=list)
+    kind: str = ""
+
+
+def kind_of(source: Mapping[str, Any]) -> str:
+    """What a source was taken for, as a message shows it."""
+    kind, paths = str(source.get("kind", "")), source.get("paths")
+    if kind == "folder":
+        return "files"
+    return f"{len(paths):,} {kind} file{'s' * (len(paths) > 1)}" if paths else kind
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,7 +152,10 @@ class PackingJob:
 
     def report(self, path: str, seconds: float) -> WriteReport:
         """What was done."""
-        return WriteReport(path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds)
+        return WriteReport(
+            path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds, self.source.notes,
+            kind_of(self.source.source),
+        )  # fmt: skip
 
     def _fitted(self, columns: DirectoryColumns) -> DirectoryColumns:
         if not columns.samples:

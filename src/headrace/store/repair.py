@@ -223,6 +223,7 @@ def _open_again(source: dict[str, Any]) -> Scan | Stream:
         on_error="skip",
         column=tuple(source["column"]) if source.get("column") else None,
         label=source.get("label"),
+        format=source.get("format"),
     )
     return open_source(where, options)
 

@@ -22,7 +22,7 @@ def test_everything_is_counted(tmp_path):
     found = walk(tmp_path, 10.0)
     assert (found.files, found.folders, found.complete) == (13, 3, True)
     assert found.files_estimated == 13
-    assert found.suffixes == Counter({".jpg": 12, ".txt": 1})
+    assert found.formats == Counter(jpeg=12, text=1)
     assert found.tops == {b"cats", b"dogs"}
     assert len(set(found.drawn)) == 13
     assert all((tmp_path / os.fsdecode(name)).is_file() for name in found.drawn)

@@ -24,6 +24,7 @@ import numpy as np
 from headrace import _native
 from headrace.insight.doctor.findings import Decode
 from headrace.plane.images import Images
+from headrace.store.sources.contents import family_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,21 +83,6 @@ def quantiles(sizes: NDArray[np.int64]) -> dict[str, Any]:
 
 # -- formats -----------------------------------------------------------------------------------------
 
-_SUFFIXES: Final = {
-    ".jpg": "jpeg", ".jpeg": "jpeg", ".jpe": "jpeg", ".jfif": "jpeg", ".png": "png", ".gif": "gif",
-    ".webp": "webp", ".bmp": "bmp", ".tif": "tiff", ".tiff": "tiff", ".ppm": "ppm", ".pgm": "ppm",
-    ".npy": "npy", ".npz": "npz",
-    ".tar": "tar", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord", ".parquet": "parquet",
-    ".arrow": "arrow", ".feather": "arrow", ".mds": "mds", ".array_record": "array_record",
-    ".arrayrecord": "array_record", ".h5": "hdf5", ".hdf5": "hdf5",
-    ".txt": "text", ".json": "text", ".jsonl": "text", ".csv": "text", ".xml": "text", ".md": "text",
-    ".wav": "audio", ".flac": "audio", ".mp3": "audio", ".ogg": "audio",
-    ".mp4": "video", ".avi": "video", ".mkv": "video", ".webm": "video",
-    ".pt": "torch", ".pth": "torch",
-}  # fmt: skip
-
-_IMAGES: Final = frozenset({"jpeg", "png", "gif", "webp", "bmp", "tiff", "ppm"})
-
 _MAGICS: Final = (
     (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
     (b"II*\x00", "tiff"), (b"MM\x00*", "tiff"), (b"P6", "ppm"), (b"P5", "ppm"),
@@ -104,26 +90,11 @@ _MAGICS: Final = (
 )  # fmt: skip
 
 
-def format_of(name: str) -> str:
-    """By a name's end: `jpeg`, `tar`, ...; `bytes` where it says nothing."""
-    lower = name.lower()
-    dot = lower.rfind(".")
-    by_suffix = _SUFFIXES.get(lower[dot:]) if dot >= 0 else None
-    if by_suffix is None and ".tfrecord" in lower:  # train.tfrecord-00001-of-00100
-        return "tfrecord"
-    return by_suffix or "bytes"
-
-
 def format_of_bytes(head: bytes) -> str:
     """By a sample's first bytes; `bytes` where they say nothing."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "webp"
     return next((name for magic, name in _MAGICS if head.startswith(magic)), "bytes")
-
-
-def family_of(name: str) -> str:
-    """`image`, or the format itself."""
-    return "image" if name in _IMAGES else name
 
 
 # -- decoding ----------------------------------------------------------------------------------------

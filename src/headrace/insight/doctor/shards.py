@@ -18,7 +18,9 @@ import numpy as np
 from headrace.base.text import printable
 from headrace.errors import HeadraceError, SourceError
 from headrace.insight.doctor.findings import DataSet
-from headrace.insight.doctor.samples import POOL_MAX, Piece, SamplePool, format_of, quantiles
+from headrace.insight.doctor.samples import POOL_MAX, Piece, SamplePool, quantiles
+from headrace.store.directory import split_names
+from headrace.store.sources.contents import SHARD_KINDS, format_of
 from headrace.store.sources.detect import is_compressed, open_source
 from headrace.store.sources.scan import Scan, SourceOptions
 from headrace.store.sources.shards import Window, read_head
@@ -82,9 +84,6 @@ def _of_tar(window: Window) -> Iterator[tuple[int, int, int, str]]:
 
 _HOPPERS: Final = {"tar": _of_tar, "tfrecord": _of_tfrecord}
 
-SHARD_KINDS: Final = frozenset(
-    {"tar", "tfrecord", "parquet", "arrow", "mds", "array_record", "hdf5"}
-)
 _BLOCK_BYTES: Final = 128 << 10
 _FILES_MAX: Final = 64
 _FIRST: Final = 64
@@ -142,16 +141,17 @@ def survey_shards(
         )  # fmt: skip
     if given.kind in _HOPPERS and not is_compressed(read_head(given.names[0], 8)):
         sampled = _hopped(given, seconds, stop)
-        why = ""
+        why, rows = "", None
     else:
-        sampled, why = _indexed(given)
+        sampled, why, rows = _indexed(given)
     kind = "shards" if given.kind in SHARD_KINDS else "file"
     if sampled is None:
         pieces = _blocks(given)
         lengths = np.array([p.length for p in pieces], np.int64)
+        blocks = max(1, round(given.nbytes / float(lengths.mean())))
         data = DataSet(
-            path=given.path, kind=kind, format=given.kind, exact=False, in_place=False,
-            samples=max(1, round(given.nbytes / float(lengths.mean()))), files=given.files,
+            path=given.path, kind=kind, format=given.kind, in_place=False, files=given.files,
+            samples=blocks if rows is None else rows, exact=rows is not None and given.exact,
             nbytes=given.nbytes, **quantiles(lengths),
             notes=tuple(note for note in (*given.notes, why) if note),
         )  # fmt: skip
@@ -211,28 +211,38 @@ def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
     ]
 
 
-def _indexed(given: Shards) -> tuple[_Sampled | None, str]:
-    """Files that say themselves where their samples lie; else why not."""
+def _indexed(given: Shards) -> tuple[_Sampled | None, str, int | None]:
+    """Files that say themselves where their samples lie; else why not, and their rows if they say that."""
     before = np.cumsum(given.sizes) <= _INDEXED_BYTES_MAX
     names = given.names[: min(int(before.sum()), _FILES_MAX)]
     if not names:
-        return None, f"its {given.kind} files are too large to be listed here: looked at in blocks"
+        return (
+            None,
+            f"its {given.kind} files are too large to be listed here: looked at in blocks",
+            None,
+        )
     try:
         scan = open_source(names, SourceOptions())
     except (HeadraceError, ImportError, OSError, ValueError) as e:
         message = (e.message if isinstance(e, HeadraceError) else str(e)) or type(e).__name__
         reason = printable(message.splitlines()[0][:120])
-        return None, f"its samples cannot be listed ({reason}): looked at in blocks"
+        return None, f"its samples cannot be listed ({reason}): looked at in blocks", None
     if not isinstance(scan, Scan):
-        return None, "it can only be read front to back: looked at in blocks"
+        rows = None if scan.count is None else round(scan.count * given.files / len(names))
+        return None, "it can only be read front to back: looked at in blocks", rows
     columns = scan.columns
     drawn = np.random.default_rng(3).permutation(columns.extents)[:POOL_MAX]
-    places = (c[drawn].tolist() for c in (columns.volume, columns.offset, columns.length))
-    pieces = [Piece(scan.volumes[v].path, at, n) for v, at, n in zip(*places, strict=True) if n]
+    places = [c[drawn].tolist() for c in (columns.volume, columns.offset, columns.length)]
+    paths = [volume.path for volume in scan.volumes]
+    if scan.volumes[0].kind == "tree":  # a list of files: each is its own
+        listed = split_names(columns.names, columns.name_offsets)
+        paths = [os.path.join(paths[0], os.fsdecode(name)) for name in listed]
+        places[0] = drawn.tolist()
+    pieces = [Piece(paths[v], at, n) for v, at, n in zip(*places, strict=True) if n]
     if not pieces:
-        return None, "its samples are empty: looked at in blocks"
+        return None, "its samples are empty: looked at in blocks", None
     seen = int(given.sizes[: len(names)].sum())
-    return _Sampled(pieces, columns.samples, seen, len(names) == len(given.names)), ""
+    return _Sampled(pieces, columns.samples, seen, len(names) == len(given.names)), "", None
 
 
 def _blocks(given: Shards) -> list[Piece]:

@@ -23,11 +23,9 @@ from headrace.insight.doctor.samples import (
     POOL_MAX,
     Piece,
     SamplePool,
-    family_of,
-    format_of,
     quantiles,
 )
-from headrace.insight.doctor.shards import SHARD_KINDS, Shards, survey_shards
+from headrace.insight.doctor.shards import Shards, survey_shards
 from headrace.insight.doctor.walk import Walk, walk
 from headrace.io.objects.location import (
     HTTP,
@@ -41,6 +39,14 @@ from headrace.io.objects.location import (
 from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
 from headrace.store.opening import store_of_scan
+from headrace.store.sources.contents import (
+    SHARD_KINDS,
+    LibraryFolder,
+    Verdict,
+    format_of,
+    judge,
+    library_folder,
+)
 from headrace.store.sources.detect import detect_file
 from headrace.store.sources.scan import Scan
 
@@ -254,24 +260,34 @@ def _objects(
 
 
 def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
+    made = library_folder(path)
+    if made is not None:
+        return _library(made, path, seconds, stop)
     seen = walk(path, 0.6 * seconds, stop=stop)
     if not seen.files:
         raise _no_files(path, seen)
-    kind, share = _majority(seen)
-    drawn = [os.fsdecode(name) for name in seen.drawn]
     notes = _notes(seen)
-    if kind in SHARD_KINDS and share > _MAJORITY:
-        names = [os.path.join(path, name) for name in drawn if format_of(name) == kind]
-        files = round(seen.files_estimated * len(names) / max(1, len(drawn)))
+    try:
+        verdict = judge(path, seen.formats)
+    except SourceError as e:
+        verdict = Verdict("files")
+        notes.append(f"{e.message.removeprefix(path).lstrip(': ')} Each file is taken for one here")
+    drawn = [name for each in seen.drawn if verdict.takes(format_of(name := os.fsdecode(each)))]
+    # Of what there is, those that are samples or shards.
+    counted = sum(count for name, count in seen.formats.items() if verdict.takes(name))
+    files = seen.files_estimated * counted / seen.files
+    if verdict.kind in SHARD_KINDS:
+        names = [os.path.join(path, name) for name in drawn]
         return _shards(
-            names, seconds, stop, path=path, kind=kind, files=files, notes=tuple(notes),
-            exact=seen.complete and files == len(names),
+            names, seconds, stop, path=path, kind=verdict.kind, files=round(files), notes=tuple(notes),
+            exact=seen.complete and round(files) == len(names),
         )  # fmt: skip
-    samples = seen.files_estimated
-    if family_of(kind) == "image" and _MAJORITY < share < 1.0:
-        drawn = [name for name in drawn if family_of(format_of(name)) == "image"]
-        notes.append(f"{1 - share:.1%} of the files are no images; they are left out here")
-        samples *= share
+    if counted < seen.files:
+        notes.append(
+            f"{1 - counted / seen.files:.1%} of the files are no {verdict.family}s; they are left out"
+        )
+    kind, most = seen.formats.most_common(1)[0]
+    samples = files
     random.Random(1).shuffle(drawn)  # noqa: S311 - a draw, no secret
     names = [os.path.join(path, name) for name in drawn]
     sized, sizes = _sizes(names[:POOL_MAX], 0.25 * seconds, stop)
@@ -284,8 +300,8 @@ def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool
         what = f": all of {len(sizes):,} files that were looked at are empty"
         raise _refused(path, what, "Check that the data were copied.")
     data = DataSet(
-        path=path, kind="folder", format=kind if share > _MAJORITY else "mixed", samples=round(samples),
-        exact=seen.complete and samples == seen.files, at_least=seen.cut,
+        path=path, kind="folder", format=kind if most > _MAJORITY * seen.files else "mixed",
+        samples=round(samples), exact=seen.complete, at_least=seen.cut,
         files=round(seen.files_estimated), folders=seen.folders,
         nbytes=_total(sizes, samples), **quantiles(sizes),
         classes=len(seen.tops) if not seen.loose else 0, notes=tuple(notes),
@@ -303,19 +319,20 @@ def _no_files(path: str, seen: Walk) -> SourceError:
     return _refused(path, f": {what}", "Give the folder with the samples: headrace doctor FOLDER.")
 
 
-def _majority(seen: Walk) -> tuple[str, float]:
-    """The format of most files, and what share of them has it; images count as one family."""
-    formats, images = Counter[str](), Counter[str]()
-    for suffix, count in seen.suffixes.items():
-        name = format_of("x" + suffix)
-        formats[name] += count
-        if family_of(name) == "image":
-            images[name] += count
-    total = formats.total()
-    if images.total() > _MAJORITY * total:
-        return images.most_common(1)[0][0], images.total() / total
-    best, count = formats.most_common(1)[0]
-    return best, count / total
+def _library(
+    made: LibraryFolder, path: str, seconds: float, stop: _Stop
+) -> tuple[DataSet, SamplePool]:
+    """What a library wrote."""
+    if made.kind == "folder":
+        return _folder(made.paths[0], seconds, stop)
+    if made.kind not in SHARD_KINDS:
+        raise _refused(
+            path, f" is a data set of {made.kind}, which headrace reads by packing it",
+            f"Pack it, and examine the store: headrace pack {path} STORE",
+        )  # fmt: skip
+    return _shards(
+        made.paths, seconds, stop, path=path, kind=made.kind, files=len(made.paths), exact=True
+    )
 
 
 def _notes(seen: Walk) -> list[str]:

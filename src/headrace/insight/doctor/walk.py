@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from headrace.store.sources.contents import format_of, is_companion
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -25,7 +27,6 @@ DRAWN_MAX: Final = 4096
 _FOLDERS_MAX: Final = 1_000_000
 """Folders that wait to be entered; the rest are counted, and no more."""
 
-_SUFFIXES_MAX: Final = 256
 _LOOK_EVERY: Final = 256
 _DEPTH_MAX: Final = 64
 
@@ -42,6 +43,8 @@ class Walk:
         cut: whether the walk ended within one folder, of which nobody knows how long it goes on.
         tops: first-level folders with files in them.
         loose: files that lie in no folder.
+        formats: how many files have each, by the ends of their names.
+        companions: READMEs, checksums and the like, which are no samples; not among `files`.
         loops: links back to a folder above.
         unreadable: folders that could not be listed, and why the first one.
         odd: what is no regular file: sockets, devices, links to nothing; and the first one.
@@ -51,13 +54,14 @@ class Walk:
     folders: int = 0
     entered: int = 0
     drawn: list[bytes] = field(default_factory=list)
-    suffixes: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = field(default_factory=Counter)
     complete: bool = False
     cut: bool = False
     pending: int = 0
     tops: set[bytes] = field(default_factory=set)
     loose: int = 0
     hidden: int = 0
+    companions: int = 0
     loops: int = 0
     unreadable: int = 0
     first_unreadable: str = ""
@@ -73,9 +77,7 @@ class Walk:
 
     def note_file(self, path: bytes, dice: random.Random) -> None:
         """Count a file; of all, `DRAWN_MAX` are kept, each with the same chance."""
-        suffix = os.fsdecode(os.path.splitext(path)[1]).lower()
-        if len(self.suffixes) < _SUFFIXES_MAX or suffix in self.suffixes:
-            self.suffixes[suffix] += 1
+        self.formats[format_of(os.fsdecode(os.path.basename(path)))] += 1
         self.files += 1
         if len(self.drawn) < DRAWN_MAX:
             self.drawn.append(path)
@@ -151,6 +153,8 @@ def _list(
                 pending.append((path, below))
             else:
                 walk.pending += 1
+        elif is_file and is_companion(entry.name):
+            walk.companions += 1
         elif is_file:
             walk.note_file(path, dice)
         else:

@@ -12,20 +12,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import SourceError, VolumeError
-from headrace.io.objects.location import base_name, is_url, shown
-from headrace.store.sources.scan import Stream, StreamItem, refused, unreadable
+from headrace.io.objects.location import base_name, expand_numbers, is_url, shown
+from headrace.store.sources.scan import Scan, Stream, StreamItem, refused, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from headrace.io.objects.engine import ObjectEngine
-    from headrace.store.sources.scan import Scan, SourceOptions
+    from headrace.store.sources.scan import SourceOptions
 
 
 _SUPPORTED = (
     "a folder of files, tar files (.tar; .tar.gz, .tar.bz2, .tar.xz for packing), TFRecord files, "
-    ".npy and .npz files, HDF5, Parquet and Arrow files, MDS shards, ArrayRecord files (for packing), "
-    "a data set of Hugging Face's, or an iterable of samples"
+    ".npy and .npz files, HDF5, Parquet and Arrow files, MDS shards, JSON Lines, a CSV file that lists files; "
+    "for packing ArrayRecord files, Zarr, LMDB and Lance; a data set of Hugging Face's, or an iterable of "
+    "samples"
 )
 
 _OPENERS = {
@@ -36,13 +37,21 @@ _OPENERS = {
     "arrow": ("arrow", "open_arrow"),
     "mds": ("mds", "scan_mds"),
     "array_record": ("tfrecord", "stream_array_record"),
+    "jsonl": ("text", "open_jsonl"),
+    "manifest": ("text", "open_manifest"),
+    "zarr": ("libraries", "open_zarr"),
+    "lmdb": ("libraries", "open_lmdb"),
+    "lance": ("libraries", "open_lance"),
 }
 """Kinds of which several files make one source: the module, and the function in it that opens them."""
 
-_IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet"}
+_LIBRARIES = {"zarr", "lmdb", "lance"}
+"""Of which one folder is a data set."""
+
+_IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet", "jsonl"}
 """Kinds that are read where they lie in an object store."""
 
-_WITH_COLUMNS = {"hdf5", "parquet", "arrow", "mds"}
+_WITH_COLUMNS = {"hdf5", "parquet", "arrow", "mds", "jsonl", "manifest", "zarr", "lmdb", "lance"}
 
 
 def open_source(
@@ -101,27 +110,43 @@ def _all_paths(items: Sequence[Any]) -> bool:
 
 def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
     if os.path.isdir(path):
-        if os.path.isfile(os.path.join(path, "store.json")):
-            what = f"{path} is a headrace store, expected {_SUPPORTED}."
-            raise SourceError(what, path=path, next_step="Open it, or copy its folder.")
-        if os.path.isfile(os.path.join(path, "index.json")):
-            from headrace.store.sources.mds import is_mds_folder, list_mds_folder
-
-            if is_mds_folder(path):
-                return _open_files(list_mds_folder(path), options)
-        from headrace.store.sources.folder import scan_folder
-
-        _refuse_columns("a folder of files", options)
-        return scan_folder(path, options)
+        return _open_folder(path, options)
     if os.path.lexists(path):
         return _open_files([path], options)
-    files = sorted(glob.glob(path)) if glob.has_magic(path) else []
+    numbered = expand_numbers(path) if "{" in path else []
+    files = (
+        numbered if len(numbered) > 1 else sorted(glob.glob(path)) if glob.has_magic(path) else []
+    )
     if not files:
         raise refused(path, "there is no such file or folder.", "Check the path.")
     return _open_files(files, options)
 
 
+def _open_folder(path: str, options: SourceOptions) -> Scan | Stream:
+    """A folder of samples, of shards, or of a library's data set."""
+    from headrace.store.sources.contents import library_folder
+    from headrace.store.sources.folder import scan_folder
+
+    if os.path.isfile(os.path.join(path, "store.json")):
+        what = f"{path} is a headrace store, expected {_SUPPORTED}."
+        raise SourceError(what, path=path, next_step="Open it, or copy its folder.")
+    made = library_folder(path) if options.format is None and not options.extensions else None
+    if made is None:
+        scan = scan_folder(path, options)
+        if isinstance(scan, Scan):
+            _refuse_columns("a folder of files", options)
+            return scan
+        opened = _open_kind(scan.kind, scan.paths, options)
+        opened.notes.extend(scan.notes)
+        return opened
+    if made.kind == "folder":
+        return _open_folder(made.paths[0], options)
+    return _open_kind(made.kind, made.paths, options)
+
+
 def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
+    if options.format in _OPENERS:
+        return _open_kind(options.format, paths, options)
     kinds = {path: detect_file(path) for path in paths}
     if len(set(kinds.values())) > 1:
         other = next(p for p in paths if kinds[p] != kinds[paths[0]])
@@ -131,7 +156,11 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
             path=other,
             next_step="Name files of one kind.",
         )
-    kind = kinds[paths[0]]
+    return _open_kind(kinds[paths[0]], paths, options)
+
+
+def _open_kind(kind: str, paths: list[str], options: SourceOptions) -> Scan | Stream:
+    """Files of one kind, or a library's folder."""
     if kind not in _IN_OBJECTS and is_url(paths[0]):
         what = f"files of the kind {kind} in an object store cannot be read where it lies."
         raise refused(str(paths[0]), what, "Copy it to a disk first.")
@@ -140,7 +169,10 @@ def _open_files(paths: list[str], options: SourceOptions) -> Scan | Stream:
     if kind in _OPENERS:
         name, function = _OPENERS[kind]
         module = import_module(f"headrace.store.sources.{name}")
-        opened: Scan | Stream = getattr(module, function)(paths, options)
+        given = paths[0] if kind in _LIBRARIES else paths
+        if kind in _LIBRARIES and len(paths) > 1:
+            raise refused(paths[1], f"is a second {kind} data set, expected one.", "Append stores.")
+        opened: Scan | Stream = getattr(module, function)(given, options)
         return opened
     if len(paths) > 1:
         what = f"{len(paths)} {kind} files were given, expected one."
@@ -155,6 +187,9 @@ _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
 """How each Riegeli file begins: the header of its first block, and where its first chunk ends."""
+
+_LMDB_MAGIC = bytes.fromhex("dec0efbe")
+"""Behind the header of an LMDB's first page."""
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
@@ -173,9 +208,9 @@ def is_compressed(head: bytes) -> bool:
 
 
 def detect_file(path: str) -> str:
-    """`tar`, `tfrecord`, `npy`, `npz`, `hdf5`, `parquet`, `arrow`, `mds` or `array_record`."""
+    """What a file is: a key of `_OPENERS`, `npy` or `npz`."""
+    from headrace.store.sources.contents import format_of
     from headrace.store.sources.shards import read_head
-    from headrace.store.sources.tfrecord import looks_like_tfrecord
 
     try:
         head = read_head(path, 1024)
@@ -184,24 +219,39 @@ def detect_file(path: str) -> str:
             raise
         raise unreadable(path, e, "Check the path.") from e
     name = (base_name(path) if is_url(path) else os.path.basename(path)).lower()
+    kind = (
+        _detect_array(head, name) or _detect_table(head, name)
+        # A file's own name counts before its content, so that a damaged tar is called that.
+        or _BY_NAME.get(format_of(name)) or _detect_shard(head, name)
+    )  # fmt: skip
+    if kind is None:
+        raise refused(
+            path, f"begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
+            "Turn it into one of these, or pack it from an iterable.",
+        )  # fmt: skip
+    return kind
+
+
+_BY_NAME = {kind: kind for kind in ("tar", "tfrecord", "jsonl")}
+
+
+def _detect_array(head: bytes, name: str) -> str | None:
     if head[:6] == b"\x93NUMPY" or name.endswith(".npy"):
         return "npy"
-    if name.endswith(".npz"):
-        return "npz"
-    table = _detect_table(head, name)
-    if table:
-        return table
-    # A file's own name counts before its content, so that a damaged tar is called that.
-    if name.endswith((".tar", ".tgz", ".tbz2", ".txz")) or ".tar." in name:
+    return "npz" if name.endswith(".npz") else None
+
+
+def _detect_shard(head: bytes, name: str) -> str | None:
+    from headrace.store.sources.tfrecord import looks_like_tfrecord
+
+    if name.endswith((".csv", ".tsv")):
+        return "manifest"
+    if ".tar." in name:
         return "tar"
-    if ".tfrecord" in name or looks_like_tfrecord(head):
+    if looks_like_tfrecord(head):
         return "tfrecord"
-    if head[257:262] == b"ustar" or (is_compressed(head) and name.endswith((".gz", ".bz2", ".xz"))):
-        return "tar"
-    raise refused(
-        path, f"begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
-        "Turn it into one of these, or pack it from an iterable.",
-    )  # fmt: skip
+    packed = is_compressed(head) and name.endswith((".gz", ".bz2", ".xz"))
+    return "tar" if packed or head[257:262] == b"ustar" else None
 
 
 def _detect_table(head: bytes, name: str) -> str | None:
@@ -211,6 +261,8 @@ def _detect_table(head: bytes, name: str) -> str | None:
             return kind
     if head[512:520] == _HDF5_MAGIC:
         return "hdf5"
+    if head[16:20] == _LMDB_MAGIC:
+        return "lmdb"
     # An Arrow stream begins with a message's frame: a flatbuffer of some size, whose root lies inside it.
     if len(head) < 16 or head[:4] != b"\xff\xff\xff\xff":
         return None

@@ -2,8 +2,9 @@
 
 If every file lies below a first-level sub-folder, the sorted sub-folders are the classes and label
 their files; otherwise there are no labels. Names are the paths below the folder, as bytes, in
-bytewise order. Files and folders whose name begins with a dot are left out. Symbolic links are
-followed; a link back to a folder above itself is not entered again, which loses nothing.
+bytewise order. Files and folders whose name begins with a dot are left out, and so are files that lie beside
+samples and are none (`contents`). Symbolic links are followed; a link back to a folder above itself is not
+entered again, which loses nothing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import os
 import stat
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
+from headrace.store.sources.contents import labels_of, sort_files
 from headrace.store.sources.scan import (
     Problem,
     Scan,
@@ -31,6 +34,14 @@ _FOLDERS_PER_TASK = 16
 Ancestors = tuple[tuple[int, int], ...]
 
 
+class Shards(NamedTuple):
+    """Files with many samples each that a folder holds, by path, and what was left out."""
+
+    kind: str
+    paths: list[str]
+    notes: list[str]
+
+
 @dataclass(slots=True)
 class _Listing:
     """What some folders contain: (name below the root, size, mtime) of files."""
@@ -41,8 +52,14 @@ class _Listing:
     modes: set[tuple[int, int]] = field(default_factory=set)
 
 
-def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = None) -> Scan:
-    """Lists a folder."""
+def scan_folder(
+    path: str | os.PathLike[str], options: SourceOptions | None = None
+) -> Scan | Shards:
+    """Lists a folder, and decides what its files are.
+
+    Raises:
+        SourceError: it has no samples, something in it cannot be one, or what they are is not to be told.
+    """
     options = options or SourceOptions()
     root = os.path.abspath(os.fspath(path))
     listing = _list_tree(os.fsencode(root), options)
@@ -51,7 +68,12 @@ def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = No
     if not listing.files:
         raise no_samples(root, f" that end in {options.extensions}" if options.extensions else "")
     files = sorted(listing.files)
-    labels, classes = _label(files)
+    verdict, left, notes = sort_files(root, [name for name, _, _ in files], options.format)
+    if left:
+        files = [file for file in files if file[0] not in left]
+    if verdict.kind != "files":
+        return Shards(verdict.kind, [os.path.join(root, os.fsdecode(f[0])) for f in files], notes)
+    labels, classes = labels_of([name for name, _, _ in files])
     n = len(files)
     zeros = np.zeros(n, np.uint8)
     columns = columns_of(
@@ -62,7 +84,7 @@ def scan_folder(path: str | os.PathLike[str], options: SourceOptions | None = No
     )  # fmt: skip
     source = {"kind": "folder", "path": root, **options.to_json()}
     return Scan(
-        columns, (VolumeEntry("tree", root),), source, listing.problems, modes=listing.modes
+        columns, (VolumeEntry("tree", root),), source, listing.problems, notes, modes=listing.modes
     )
 
 
@@ -141,16 +163,3 @@ def _obstacle(entry: os.DirEntry[bytes], status: os.stat_result) -> str:
         what = {"p": "a FIFO", "s": "a socket", "c": "a device", "b": "a device"}.get(kind, kind)
         return f"{what}, not a regular file"
     return "" if os.access(entry.path, os.R_OK) else "not readable for this user"
-
-
-def _label(
-    files: list[tuple[bytes, int, int]],
-) -> tuple[np.ndarray[tuple[int], np.dtype[np.int32]] | None, tuple[bytes, ...] | None]:
-    """ImageFolder's rule. `files` are sorted by name."""
-    folders = [name.partition(b"/") for name, _, _ in files]
-    if not all(slash for _, slash, _ in folders):
-        return None, None
-    classes = sorted({first for first, _, _ in folders})
-    number = {name: i for i, name in enumerate(classes)}
-    labels = np.fromiter((number[first] for first, _, _ in folders), np.int32, len(files))
-    return labels, tuple(classes)

@@ -17,7 +17,6 @@ import numpy as np
 
 from headrace.errors import SourceError
 from headrace.store.directory import columns_of
-from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
@@ -27,7 +26,6 @@ from headrace.store.sources.arrow import (
 )
 from headrace.store.sources.scan import (
     NotInPlace,
-    Problem,
     Scan,
     SourceOptions,
     Stream,
@@ -40,11 +38,14 @@ from headrace.store.sources.scan import (
     row_names,
     unreadable,
 )
+from headrace.store.sources.text import scan_listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from headrace.store.manifest import VolumeEntry
 
 
 class _Mapping(NamedTuple):
@@ -259,35 +260,7 @@ def _scan_files(
     view: _View, paths: list[str], source: dict[str, Any], options: SourceOptions
 ) -> Scan:
     root = os.path.commonpath([os.path.dirname(p) for p in paths])
-    kept: dict[int, os.stat_result] = {}
-    problems: list[Problem] = []
-    for i, path in enumerate(paths):
-        try:
-            kept[i] = os.stat(path)
-        except OSError as e:
-            problems.append(Problem(path, f"row {i} cannot be read: {e.strerror}"))
-    if options.on_error == "raise":
-        raise_problems(_WHAT, problems)
-    if not kept:
-        raise no_samples(_WHAT)
-    names = [os.fsencode(os.path.relpath(paths[i], root)) for i in kept]
-    if len(set(names)) < len(names):
-        raise SourceError(
-            f"{_WHAT} shows a file twice ({len(names) - len(set(names)):,} times in all), expected "
-            "each once: a file's path is its sample's name.",
-            next_step="Give an order that repeats samples to the loader instead.",
-        )
-    labels, classes = view.labels()
-    zeros = np.zeros(len(names), np.uint64)
-    columns = columns_of(
-        names, zeros, zeros, np.array([s.st_size for s in kept.values()], np.uint64),
-        mtime=np.array([s.st_mtime_ns for s in kept.values()], np.int64),
-        labels=None if labels is None else labels[list(kept)],
-        class_names=classes,
-    )  # fmt: skip
-    modes = {(s.st_mode, s.st_gid) for s in kept.values()}
-    volumes = (VolumeEntry("tree", root),)
-    return Scan(columns, volumes, {**source, "path": root}, problems, modes=modes)
+    return scan_listed(_WHAT, paths, view.labels(), {**source, "path": root}, options)
 
 
 # -- values in memory -----------------------------------------------------------------------------

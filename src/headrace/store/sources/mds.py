@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.errors import SourceError
 from headrace.store.sources.scan import (
     Rows,
     SourceOptions,
@@ -34,6 +33,7 @@ from headrace.store.sources.shards import Window, map_files
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from headrace.errors import SourceError
     from headrace.store.sources.scan import Scan
 
 _CONFIG_BYTES_MAX = 1 << 20
@@ -56,14 +56,6 @@ class _Column:
     @property
     def is_number(self) -> bool:
         return self.encoding in _SCALARS or self.encoding in _TEXT_SCALARS
-
-
-def is_mds_folder(path: str) -> bool:
-    """Whether a folder holds an `index.json` of MDS shards."""
-    try:
-        return any(s.get("format") == "mds" for s in _load_index(path)["shards"])
-    except (SourceError, OSError, ValueError, LookupError, TypeError, AttributeError):
-        return False  # a folder of files, one of which has that name
 
 
 def list_mds_folder(path: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -342,12 +342,18 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     try:
         files = map_files(paths, lambda path: _list_rows(path, columns), options.workers)
     except NotInPlace as e:
-        return stream_table(paths, columns, _stream, source, options, reason=str(e))
+        stream = stream_table(paths, columns, _stream, source, options, reason=str(e))
+        return replace(stream, count=sum(map_files(paths, _count_rows, options.workers)))
     if columns.label:
         for path, file in zip(paths, files, strict=True):
             # One after the other, so that words are numbered alike each time.
             file.labels = _read_labels(path, file.count, columns, labels)
     return scan_rows(paths, files, source, options, labels.class_names)
+
+
+def _count_rows(path: str) -> int:
+    with _File(path) as file:
+        return int(file.metadata.num_rows)
 
 
 class _File:

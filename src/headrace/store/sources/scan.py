@@ -36,6 +36,12 @@ if TYPE_CHECKING:
 
 PROBLEMS_SHOWN = 10
 
+FORMATS = (
+    None, "files", "image", "audio", "video", "tar", "tfrecord", "parquet", "arrow", "mds", "array_record",
+    "hdf5", "jsonl", "manifest",
+)  # fmt: skip
+"""What `SourceOptions.format` may be."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
@@ -48,6 +54,8 @@ class SourceOptions:
         workers: threads that scan.
         column: tables and arrays: names of the columns or data sets that hold the samples' bytes.
         label: tables and arrays: the name of the one that holds integer labels; empty for none.
+        format: what the source is, where it does not say so itself: `files` (each file of a folder is a
+            sample), `image`, `audio`, `video`, or a kind of shards (`tar`, `jsonl`, ...).
     """
 
     extensions: tuple[str, ...] | None = None
@@ -56,8 +64,12 @@ class SourceOptions:
     workers: int = 8
     column: tuple[str, ...] | None = None
     label: str | None = None
+    format: str | None = None
 
     def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            expected = ", ".join(filter(None, FORMATS))
+            raise ValueError(f"format is {self.format!r}, expected one of {expected}")
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {self.on_error!r}, expected 'raise' or 'skip'")
         if self.workers < 1:
@@ -76,7 +88,7 @@ class SourceOptions:
         """What `repair` needs to scan alike again."""
         given = {
             "extensions": self.extensions, "prefix_names": self.prefix_names or None,
-            "column": self.column, "label": self.label,
+            "column": self.column, "label": self.label, "format": self.format,
         }  # fmt: skip
         lists = ((k, list(v) if isinstance(v, tuple) else v) for k, v in given.items())
         return {k: v for k, v in lists if v is not None}
@@ -120,6 +132,7 @@ class Scan:
         volumes: what `columns.volume` counts.
         source: how to scan this again; goes into the manifest.
         skipped: what was left out (only with `on_error="skip"`).
+        notes: what was left out because it is no sample.
         objects: reads volumes that are objects.
         modes: st_mode and st_gid of a tree's files and folders, each once.
     """
@@ -128,6 +141,7 @@ class Scan:
     volumes: tuple[VolumeEntry, ...]
     source: dict[str, Any]
     skipped: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     objects: ObjectEngine | None = None
     modes: set[tuple[int, int]] = field(default_factory=set)
 
@@ -176,12 +190,16 @@ class Stream:
         source: what it was; goes into the manifest.
         reason: why its samples have no places that could be indexed.
         class_names: gives the names of labels 0, 1, ..., once all items were read.
+        notes: what was left out because it is no sample.
+        count: rows, where that is known without reading them.
     """
 
     items: Callable[[], Iterator[StreamItem]]
     source: dict[str, Any]
     reason: str = ""
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None
+    notes: list[str] = field(default_factory=list)
+    count: int | None = None
 
     def readers(self) -> int:
         """Who may read all of it, as the mode of a folder that holds a copy."""

@@ -12,11 +12,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import numpy as np
+
 from headrace.errors import SourceError
 from headrace.io.objects.faults import Failure
-from headrace.io.objects.location import shown
-from headrace.store.directory import read_fully
+from headrace.io.objects.location import has_magic, shown
+from headrace.store.directory import columns_of, read_fully
 from headrace.store.manifest import VolumeEntry
+from headrace.store.sources.contents import labels_of, sort_files
 from headrace.store.sources.scan import (
     Scan,
     absolute_path,
@@ -280,7 +283,14 @@ def open_objects(
     from headrace.io.objects.reading import RemoteObject
 
     engine = objects or ObjectEngine()
-    names = [url for pattern in urls for url in expand(pattern, engine.client_options)]
+    notes: list[str] = []
+    if len(urls) == 1 and urls[0].endswith("/") and not has_magic(urls[0]):
+        below = _open_prefix(urls[0], engine, options)
+        if isinstance(below, Scan):
+            return below
+        names, notes = below
+    else:
+        names = [url for pattern in urls for url in expand(pattern, engine.client_options)]
     if not names:
         raise refused(shown(urls[0]), "there is no such object.", "Check the URL and the pattern.")
     heads = [memoryview(bytearray(HEAD_BYTES)) for _ in names]
@@ -301,4 +311,41 @@ def open_objects(
             next_step="Copy it to a disk and pack it there, or decompress it.",
         )
     listed.objects = engine
+    listed.notes += notes
     return listed
+
+
+def _open_prefix(
+    url: str, engine: ObjectEngine, options: SourceOptions
+) -> Scan | tuple[list[str], list[str]]:
+    """What lies below a prefix: objects that are samples; or the URLs of shards, and what was left out."""
+    from headrace.io.objects.listing import list_objects
+
+    endings = tuple(each.lower() for each in options.extensions or ())
+    below: dict[bytes, RemoteObject] = {}
+    for remote in list_objects(url, engine.client_options):
+        key = remote.url.removeprefix(url)
+        hidden = any(part.startswith(".") for part in key.split("/"))
+        if not key or key.endswith("/") or hidden or not key.lower().endswith(endings or ("",)):
+            continue
+        below[os.fsencode(key)] = remote
+    names = sorted(below)
+    if not names:
+        raise refused(shown(url), "there are no objects.", "Check the URL: nothing lies below it.")
+    verdict, left, notes = sort_files(shown(url), names, options.format)
+    remotes = [below[name] for name in names if name not in left]
+    if verdict.kind != "files":
+        return [remote.url for remote in remotes], notes
+    engine.register(remotes)
+    engine.looked_at.update(remote.url for remote in remotes)
+    kept = [name for name in names if name not in left]
+    labels, classes = labels_of(kept)
+    numbers = np.arange(len(kept), dtype=np.uint32)
+    sizes = np.array([remote.size for remote in remotes], np.uint64)
+    columns = columns_of(kept, numbers, 0 * sizes, sizes, labels=labels, class_names=classes)
+    volumes = tuple(
+        VolumeEntry("object", each.url, each.size, each.modified_ns, etag=each.etag)
+        for each in remotes
+    )
+    source = {"kind": "objects", "path": url, **options.to_json()}
+    return Scan(columns, volumes, source, notes=notes, objects=engine)

@@ -1,0 +1,216 @@
+"""Data sets that are read through the library that wrote them: Zarr arrays, LMDB and Lance.
+
+Their bytes are compressed, or lie where the library alone knows, so they can only be packed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.store.sources.arrow import LabelReader, choose_columns, stream_batch, stream_table
+from headrace.store.sources.scan import (
+    SourceOptions,
+    Stream,
+    StreamItem,
+    choose_label,
+    import_extra,
+    label_array,
+    listed,
+    no_samples,
+    refused,
+    row_names,
+    unsound,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from headrace.store.sources.arrow import ArrowColumns
+    from headrace.store.sources.scan import StreamedRow
+
+_READ_BYTES: Final = 8 << 20
+_ARRAYS_MAX: Final = 10_000
+
+
+def _source(kind: str, path: str, options: SourceOptions, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "path": os.path.abspath(path), **options.to_json(), **more}
+
+
+# -- Zarr --------------------------------------------------------------------------------------------
+
+
+def open_zarr(path: str, options: SourceOptions) -> Stream:
+    """The rows of a Zarr array, or of the arrays of a group, which are parts; versions 2 and 3."""
+    zarr = import_extra("zarr", "zarr", path)
+    try:
+        node = zarr.open(path, mode="r")
+        arrays = _arrays(zarr, node)
+    except Exception as e:  # whatever its codecs raise over damaged metadata
+        raise unsound(path, "Zarr", e) from e
+    rows = {name: array for name, array in arrays.items() if array.shape}
+    if not rows:
+        raise no_samples(path, " in an array with rows")
+    names, label = _choose_arrays(path, rows, options)
+    count = rows[names[0]].shape[0]
+    parts = sorted(names, key=os.fsencode)
+    shapes = {
+        name: {"shape": list(rows[name].shape), "dtype": str(rows[name].dtype)} for name in names
+    }
+
+    def items() -> Iterator[StreamItem]:
+        labels = None if label is None else label_array(_read(rows[label], 0, count), path, label)
+        row_bytes = sum(
+            int(np.prod(rows[n].shape[1:], dtype=object)) * np.dtype(rows[n].dtype).itemsize for n in parts
+        )  # fmt: skip
+        # Whole chunks, as each is decompressed whole.
+        chunk = max(rows[name].chunks[0] for name in parts)
+        step = max(1, _READ_BYTES // max(1, row_bytes) // chunk) * chunk
+        for first in range(0, count, step):
+            end = min(count, first + step)
+            blocks = [np.ascontiguousarray(_read(rows[name], first, end)) for name in parts]
+            for i, name in enumerate(row_names(count, rows=range(first, end))):
+                yield StreamItem(
+                    name,
+                    tuple(
+                        (os.fsencode(p), b[i].tobytes()) for p, b in zip(parts, blocks, strict=True)
+                    ),
+                    -1 if labels is None else int(labels[first + i]),
+                )
+
+    def _read(array: Any, first: int, end: int) -> NDArray[Any]:
+        try:
+            return np.asarray(array[first:end])
+        except Exception as e:
+            raise unsound(path, "Zarr", e) from e
+
+    source = _source("zarr", path, options, arrays=shapes)
+    return Stream(items, source, reason="Zarr's chunks are compressed", count=count)
+
+
+def _arrays(zarr: Any, node: Any) -> dict[str, Any]:
+    """Of a group, by path; of an array, itself without a name."""
+    if isinstance(node, zarr.Array):
+        return {"": node}
+    arrays = {}
+    for name, member in node.members(max_depth=None):
+        if isinstance(member, zarr.Array):
+            arrays[name] = member
+        if len(arrays) > _ARRAYS_MAX:
+            break
+    return arrays
+
+
+def _choose_arrays(
+    path: str, rows: dict[str, Any], options: SourceOptions
+) -> tuple[tuple[str, ...], str | None]:
+    """The arrays that are parts, and the one of labels, all of one number of rows."""
+    label = choose_label(list(rows.items()), _is_label, options, path, "one integer a row")
+    names = options.column or tuple(name for name in rows if name != label) or tuple(rows)
+    label = None if label in names else label
+    counts = {name: rows[name].shape[0] for name in (*names, *filter(None, [label]))}
+    if len(set(counts.values())) > 1:
+        raise refused(
+            path, f"its arrays differ in their rows: {listed([f'{n} {c}' for n, c in counts.items()])}.",
+            "Name those that belong together: column=('image', 'mask').",
+        )  # fmt: skip
+    for name in names:
+        if np.dtype(rows[name].dtype).kind not in "biufcSV":
+            raise refused(
+                path, f"array {name!r} holds {rows[name].dtype}, expected numbers or bytes of one length.",
+                "Name other arrays: column='image'.",
+            )  # fmt: skip
+    if not counts[names[0]]:
+        raise no_samples(path)
+    return names, label
+
+
+def _is_label(array: Any) -> bool:
+    return len(array.shape) == 1 and np.dtype(array.dtype).kind in "iu"
+
+
+# -- LMDB --------------------------------------------------------------------------------------------
+
+_COUNTS: Final = frozenset({b"__len__", b"__keys__", b"length", b"num-samples", b"num_samples"})
+"""Keys under which data sets in LMDB keep their length, by habit; no samples."""
+
+_SUBDATABASE_BYTES: Final = 48
+
+
+def open_lmdb(path: str, options: SourceOptions) -> Stream:
+    """The entries of an LMDB: each key is a sample's name, its value the bytes. There are no labels."""
+    if options.column is not None or options.label is not None:
+        raise ValueError("column and label are for tables, the source is an LMDB")
+    lmdb = import_extra("lmdb", "lmdb", path)
+
+    @contextlib.contextmanager
+    def entries() -> Iterator[Iterator[tuple[bytes, bytes]]]:
+        try:
+            with (
+                lmdb.open(
+                    path,
+                    readonly=True,
+                    lock=False,
+                    subdir=os.path.isdir(path),
+                    readahead=False,
+                    max_dbs=1,
+                ) as environment,
+                environment.begin(buffers=False) as transaction,
+                transaction.cursor() as cursor,
+            ):
+                yield iter(cursor)
+        except lmdb.Error as e:
+            raise unsound(path, "LMDB", e) from e
+
+    with entries() as first:
+        some = [value for _, value in zip(range(65), (v for _, v in first), strict=False)]
+    if some and len(some) < 65 and all(len(value) == _SUBDATABASE_BYTES for value in some):
+        raise refused(
+            path, f"its {len(some)} entries look like named databases, not samples.",
+            "Pack an iterable over the one that is meant.",
+        )  # fmt: skip
+
+    def items() -> Iterator[StreamItem]:
+        with entries() as every:
+            for key, value in every:
+                if key not in _COUNTS:
+                    yield StreamItem(key, ((b"", value),))
+
+    return Stream(items, _source("lmdb", path, options), reason="LMDB's pages may move")
+
+
+# -- Lance -------------------------------------------------------------------------------------------
+
+
+def open_lance(path: str, options: SourceOptions) -> Stream:
+    """The rows of a Lance data set, its latest version."""
+    lance = import_extra("lance", "lance", path)
+    try:
+        table = lance.dataset(path)
+        count, schema, version = table.count_rows(), table.schema, table.version
+    except Exception as e:  # its errors are of many kinds
+        raise unsound(path, "Lance", e) from e
+    columns = choose_columns(schema, options, path)
+    if not count:
+        raise no_samples(path)
+
+    def read(
+        where: str, columns: ArrowColumns, labels: LabelReader
+    ) -> Iterator[tuple[int, StreamedRow]]:
+        names = [*columns.data, *filter(None, [columns.label])]
+        row = 0
+        try:
+            for batch in lance.dataset(path, version=version).to_batches(columns=names):
+                for streamed in stream_batch(batch, columns, labels, where, row):
+                    yield count, streamed
+                row += batch.num_rows
+        except OSError as e:
+            raise unsound(path, "Lance", e) from e
+
+    source = _source("lance", path, options, columns=list(columns.data), version=version)
+    return stream_table([path], columns, read, source, options, reason="Lance's pages are encoded")

@@ -1,0 +1,288 @@
+"""Lines and lists: JSON Lines, whose every line is a sample, and tables whose rows name files.
+
+A JSON Lines file is used in place: each sample is a line's bytes without its end. A manifest (CSV, TSV) has a
+column of paths, relative to itself, and may have one of labels; the samples are the files.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import operator
+import os
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.store.directory import columns_of
+from headrace.store.manifest import VolumeEntry
+from headrace.store.sources.scan import (
+    LABEL_NAMES,
+    Problem,
+    Rows,
+    Scan,
+    SourceOptions,
+    Stream,
+    StreamedRow,
+    import_extra,
+    listed,
+    no_samples,
+    raise_problems,
+    refused,
+    scan_rows,
+    source_entry,
+    stream_rows,
+    unreadable,
+    unsound,
+)
+from headrace.store.sources.shards import Window, map_files, read_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+# -- JSON Lines --------------------------------------------------------------------------------------
+
+_BLOCK: Final = 4 << 20
+_LINE_BYTES_MAX: Final = 1 << 30
+_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+
+
+def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
+    """The lines of JSON Lines files that hold something; a stream where a file is compressed."""
+    if options.column is not None:
+        raise ValueError(
+            f"column={options.column!r} is for tables; a sample of JSON Lines is its line"
+        )
+    source = source_entry("jsonl", paths, options)
+    if any(read_head(path, 4).startswith((b"\x1f\x8b", _ZSTD)) for path in paths):
+        return stream_rows(
+            paths, lambda path: _stream(path, options.label), source, options,
+            reason=f"{paths[0]}: it is compressed",
+        )  # fmt: skip
+    files = map_files(paths, lambda path: _list_lines(path, options.label), options.workers)
+    return scan_rows(paths, files, source, options)
+
+
+def _list_lines(path: str, label: str | None) -> Rows:
+    with Window(path) as window:
+        breaks = [np.array([-1])]
+        for at in range(0, window.size, _BLOCK):
+            block = np.frombuffer(window.read(at, min(_BLOCK, window.size - at)), np.uint8)
+            breaks.append(np.flatnonzero(block == ord("\n")) + at)
+        if window.size and window.read(window.size - 1, 1) != b"\n":
+            breaks.append(np.array([window.size]))
+        ends = np.concatenate(breaks).astype(np.int64)
+        start, length = ends[:-1] + 1, np.diff(ends) - 1
+        kept = np.flatnonzero(length > 0)
+        for row in kept[:1].tolist():
+            _check(path, row, window.read(int(start[row]), int(length[row])))
+        labels = None
+        if label:
+            numbers = (
+                _label(path, row, window.read(int(start[row]), int(length[row])), label)
+                for row in kept.tolist()
+            )
+            labels = np.fromiter(numbers, np.int64, len(kept))
+        place = (start[kept].astype(np.uint64), length[kept].astype(np.uint64))
+        everything = len(kept) == len(start)
+        return Rows(
+            window.volume(), len(start), {b"": place}, labels, kept=None if everything else kept
+        )
+
+
+def _check(path: str, row: int, line: bytes) -> dict[str, Any]:
+    """What a line says; the first one of each file is looked at, and all that a label is taken from."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise refused(
+            path, f"line {row + 1} is no JSON: {e}.",
+            "Mend it; or take the file as it is: --as files (in Python format='files').",
+        ) from e  # fmt: skip
+    return value if isinstance(value, dict) else {}
+
+
+def _label(path: str, row: int, line: bytes, name: str) -> int:
+    value = _check(path, row, line).get(name)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # what it is not, it raises
+    except TypeError:
+        raise refused(
+            path, f"{name!r} of line {row + 1} is {value!r}, expected an integer.", "Mend the line."
+        ) from None
+    if not -1 <= number < 1 << 63:
+        raise refused(
+            path,
+            f"{name!r} of line {row + 1} is {number}, expected -1 to 2^63-1.",
+            "Mend the line.",
+        )
+    return number
+
+
+def _stream(path: str, label: str | None) -> Iterator[tuple[int, StreamedRow]]:
+    row = -1
+    try:
+        with _decompressed(path) as f:
+            while line := f.readline(_LINE_BYTES_MAX):
+                row += 1
+                line = line.removesuffix(b"\n")
+                if line:
+                    if not row:
+                        _check(path, row, line)
+                    number = _label(path, row, line, label) if label else -1
+                    # How many there are is known at the end only: names have room for a billion.
+                    yield 10**9, StreamedRow(row, ((b"", line),), number)
+    except (EOFError, OSError, ValueError) as e:
+        if hasattr(e, "next_step"):
+            raise
+        raise unsound(path, "compressed", e) from e
+
+
+def _decompressed(path: str) -> Any:
+    if read_head(path, 4) != _ZSTD:
+        return gzip.open(path, "rb")
+    zstandard = import_extra("zstandard", "text", path)
+    return zstandard.open(path, "rb")
+
+
+# -- manifests ---------------------------------------------------------------------------------------
+
+_PATH_NAMES: Final = (
+    "path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img_path",
+    "audio",
+)  # fmt: skip
+_FIELD_BYTES_MAX: Final = 1 << 20
+
+
+def open_manifest(paths: list[str], options: SourceOptions) -> Scan:
+    """The files that the rows of a CSV or TSV file name, each a sample."""
+    if len(paths) > 1:
+        raise refused(
+            paths[1], "is a second manifest, expected one.", "Join them, or append stores."
+        )
+    path = paths[0]
+    names, labels, classes = _read_manifest(path, options)
+    root = os.path.dirname(os.path.abspath(path))
+    source = {"kind": "manifest", "path": os.path.abspath(path), **options.to_json()}
+    files = [os.path.join(root, name) for name in names]
+    return scan_listed(path, files, (labels, classes), source, options)
+
+
+def _read_manifest(
+    path: str, options: SourceOptions
+) -> tuple[list[str], NDArray[np.int64] | None, tuple[bytes, ...] | None]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as f:
+            first = f.readline(_FIELD_BYTES_MAX)
+            rows = csv.reader(
+                chain([first], f), delimiter="\t" if "\t" in first else ",", strict=True
+            )
+            header = next(rows, [])
+            at, label = _choose_columns(path, header, options)
+            table = [row for row in rows if row]
+    except OSError as e:
+        raise unreadable(path, e, "Check the path.") from e
+    except (csv.Error, UnicodeDecodeError) as e:
+        raise unsound(path, "CSV", e) from e
+    for number, row in enumerate(table, 2):
+        if len(row) != len(header):
+            raise refused(
+                path,
+                f"row {number} has {len(row)} fields, the header {len(header)}.",
+                "Mend the row.",
+            )
+    if not table:
+        raise no_samples(path)
+    names = [row[at] for row in table]
+    if label is None:
+        return names, None, None
+    words = [row[label] for row in table]
+    try:
+        return names, np.array([int(word) if word else -1 for word in words], np.int64), None
+    except (ValueError, OverflowError):
+        classes = sorted({word for word in words if word})
+        numbers = {word: i for i, word in enumerate(classes)}
+        values = np.array([numbers.get(word, -1) for word in words], np.int64)
+        return names, values, tuple(word.encode() for word in classes)
+
+
+def _choose_columns(
+    path: str, header: Sequence[str], options: SourceOptions
+) -> tuple[int, int | None]:
+    """Numbers of the column of paths and of that of labels."""
+    lower = [name.strip().lower() for name in header]
+    if options.column is not None and (len(options.column) > 1 or options.column[0] not in header):
+        raise refused(
+            path, f"its columns are {listed(header)}.", "Name the one of paths: column='path'."
+        )
+    if options.column is not None:
+        at = list(header).index(options.column[0])
+    else:
+        known = [name for name in _PATH_NAMES if name in lower]
+        if not known:
+            raise refused(
+                path, f"is a table without a column of paths (its columns are {listed(header)}).",
+                "Name it: column='...'; or pack an iterable over the rows.",
+            )  # fmt: skip
+        at = lower.index(known[0])
+    if options.label:
+        if options.label not in header:
+            raise refused(
+                path, f"there is no column {options.label!r}: {listed(header)}.", "Name another."
+            )
+        return at, list(header).index(options.label)
+    named = () if options.label == "" else (*LABEL_NAMES, "class", "target")
+    return at, next((lower.index(name) for name in named if name in lower), None)
+
+
+def scan_listed(
+    where: str,
+    paths: Sequence[str],
+    labels: tuple[NDArray[np.int64] | None, tuple[bytes, ...] | None],
+    source: dict[str, Any],
+    options: SourceOptions,
+) -> Scan:
+    """Files that somebody listed, each a sample, in this order.
+
+    Args:
+        where: the list, for errors.
+        paths: absolute paths.
+        labels: (paths,) int64, -1 for none, or None; and the names of labels 0, 1, ..., or None.
+        source: for the manifest of the store.
+        options: what to do with files that cannot be read.
+    """
+    root = os.path.commonpath([os.path.dirname(os.path.normpath(path)) for path in paths])
+    kept: dict[int, os.stat_result] = {}
+    problems: list[Problem] = []
+    for i, path in enumerate(paths):
+        try:
+            kept[i] = os.stat(path)
+        except OSError as e:
+            problems.append(Problem(path, f"row {i} cannot be read: {e.strerror}"))
+        except ValueError as e:  # a NUL in its name
+            problems.append(Problem(repr(path), f"row {i} names no file: {e}"))
+    if options.on_error == "raise":
+        raise_problems(where, problems)
+    if not kept:
+        raise no_samples(where)
+    names = [os.fsencode(os.path.relpath(paths[i], root)) for i in kept]
+    if len(set(names)) < len(names):
+        raise refused(
+            where,
+            f"shows a file twice ({len(names) - len(set(names)):,} times in all), expected each once: a "
+            "file's path is its sample's name.",
+            "Give an order that repeats samples to the loader instead.",
+        )
+    zeros = np.zeros(len(names), np.uint64)
+    columns = columns_of(
+        names, zeros, zeros, np.array([s.st_size for s in kept.values()], np.uint64),
+        mtime=np.array([s.st_mtime_ns for s in kept.values()], np.int64),
+        labels=None if labels[0] is None else labels[0][list(kept)],
+        class_names=labels[1],
+    )  # fmt: skip
+    modes = {(s.st_mode, s.st_gid) for s in kept.values()}
+    return Scan(columns, (VolumeEntry("tree", root),), source, problems, modes=modes)
