@@ -59,7 +59,7 @@ def twins(module_mounts, tmp_path_factory) -> tuple[bytes, bytes]:
         path = os.path.join(os.fsencode(folder), name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         Path(os.fsdecode(path)).write_bytes(noise.randbytes(size))
-    hr.pack(folder, base / "store.hr")
+    hr.pack(folder, base / "store.hr", format="files")
     mounted = module_mounts(base / "store.hr")
     return os.fsencode(folder), os.fsencode(mounted)
 
