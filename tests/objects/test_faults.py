@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import subprocess
 import sys
 import threading
@@ -74,6 +75,23 @@ def test_a_fault_that_stays_is_an_error_that_says_all(
         assert part in message
     assert caught.value.attempts == 3  # type: ignore[attr-defined]
     assert engine.stats().failures == 1
+
+
+def test_a_server_that_was_never_there_is_given_up_soon_and_named(options: dict[str, Any]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+    engine = ObjectEngine(options | {"endpoint": f"http://{place}", "deadline_s": 3600.0})
+    try:
+        with pytest.raises(
+            VolumeError, match=f"connect failed: {place}: Connection refused"
+        ) as caught:
+            engine.fetch("s3://bucket/blob", 0, memoryview(bytearray(10)))
+    finally:
+        engine.close()
+    assert caught.value.errno == errno.ECONNREFUSED
+    assert caught.value.attempts > 1  # type: ignore[attr-defined]
+    assert "endpoint" in str(caught.value.next_step)
 
 
 @pytest.mark.parametrize("fault", ["stall", "endless_head"])
@@ -226,6 +244,34 @@ def test_a_server_without_ranges_is_refused(proxy: FaultyProxy, blob: str, fetch
     with pytest.raises(VolumeError, match="ranges ignored"):
         fetch(blob)
     assert proxy.injected == {"no_range": 1}
+
+
+_LEFT_OPEN = """
+import sys
+from headrace.io.objects.engine import ObjectEngine
+url, endpoint = sys.argv[1:]
+engine = ObjectEngine({"endpoint": endpoint, "region": "us-east-1", "access_key_id": "key",
+                       "secret_access_key": "secret"})
+try:
+    engine.fetch("s3://no-such-bucket/blob", 0, memoryview(bytearray(10)))
+except Exception as e:
+    e.engine = engine
+    sys.last_value = e  # as an uncaught error is kept until the interpreter ends
+"""
+
+
+def test_an_engine_that_nobody_closed_does_not_hold_the_process_up(
+    proxy: FaultyProxy, blob: str
+) -> None:
+    script = _LEFT_OPEN + "import faulthandler; faulthandler.dump_traceback_later(4, exit=True)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script, blob, proxy.url],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 _FEW = """

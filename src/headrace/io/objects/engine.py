@@ -12,6 +12,7 @@ import errno
 import math
 import os
 import re
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -170,8 +171,9 @@ class ObjectEngine(RangeEngine):
             loop.close()
 
     def __del__(self) -> None:
-        # A half-made engine has no lock, and one in a forked child no thread to end.
-        if getattr(self, "_loop", None) is not None:
+        # A half-made engine has no lock, one in a forked child no thread to end, and when the interpreter
+        # ends its threads have stood still before.
+        if getattr(self, "_loop", None) is not None and not sys.is_finalizing():
             self.close()
 
     def _running(self) -> _Loop:

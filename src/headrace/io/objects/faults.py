@@ -13,10 +13,13 @@ from headrace.io.objects.location import shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FaultKind = Literal["transient", "expired", "changed", "missing", "refused", "descriptors", "final"]
+FaultKind = Literal[
+    "transient", "unreachable", "expired", "changed", "missing", "refused", "descriptors", "final"
+]
 
 ERRNO: dict[FaultKind, int] = {
     "transient": errno.EIO,
+    "unreachable": errno.ECONNREFUSED,
     "expired": errno.EACCES,
     "changed": errno.ESTALE,
     "missing": errno.ENOENT,
@@ -30,11 +33,16 @@ _TRANSIENT = (408, 425, 429)
 _EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired", "RequestTimeTooSkewed")
 
 
+UNREACHABLE_S = 3.0
+"""How long a server is tried that has never answered: a wrong address is known soon."""
+
+
 class Fault(Exception):
     """One attempt failed.
 
     Args:
-        kind: `transient` (again, later), `expired` (again, with fresh credentials), `changed` (another
+        kind: `transient` (again, later), `unreachable` (nobody has answered there yet: again, for
+            `UNREACHABLE_S` at most), `expired` (again, with fresh credentials), `changed` (another
             object stands there), `missing`, `refused`, `descriptors` (none were left), `final`.
         reason: what happened, in words.
         status: the HTTP status, where there was one.
@@ -58,7 +66,11 @@ class Fault(Exception):
     @property
     def again(self) -> bool:
         """Whether the same request may succeed later."""
-        return self.kind in ("transient", "descriptors")
+        return self.kind in ("transient", "unreachable", "descriptors")
+
+    def budget_s(self, deadline_s: float) -> float:
+        """How long a read that met this may go on, of the time that it has."""
+        return min(deadline_s, UNREACHABLE_S) if self.kind == "unreachable" else deadline_s
 
 
 def status_fault(status: int, body: str, retry_after_s: float | None = None) -> Fault:
@@ -85,6 +97,7 @@ _NEXT_STEPS = {
     "expired": "Check the credentials: docs/howto/object-stores.md says where they come from.",
     "refused": "Check the credentials: docs/howto/object-stores.md says where they come from.",
     "descriptors": "Raise the limit of open files (ulimit -n).",
+    "unreachable": "Start the server, or correct the URL or the endpoint (storage_options, AWS_ENDPOINT_URL).",
     "final": "Check the URL and the server.",
     "transient": "Look at the object store, or give a larger deadline_s in storage_options.",
 }

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
 import ssl
 import urllib.parse
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from headrace.io.objects.faults import Fault
+
+if TYPE_CHECKING:
+    from headrace.io.objects.faults import FaultKind
 
 _HEAD_BYTES_MAX = 32 << 10
 _TEXT_BYTES_MAX = 16 << 10
@@ -259,6 +264,7 @@ class Pool:
     def __init__(self, stall_s: float) -> None:
         self._stall_s = stall_s
         self._idle: dict[tuple[str, str, int], list[Connection]] = {}
+        self._reached: set[tuple[str, str, int]] = set()
         self._tls: ssl.SSLContext | None = None
 
     async def get(self, url: str, headers: dict[str, str], dest: memoryview) -> Response:
@@ -319,7 +325,11 @@ class Pool:
             if e.errno in (errno.EMFILE, errno.ENFILE):
                 self.close()  # descriptors that rest with other servers
                 raise Fault("descriptors", f"no file descriptor was left: {e.strerror}") from e
-            raise Fault("transient", f"connect failed: {host}:{port}: {e.strerror or e}") from e
+            # A server that has answered may be starting anew; one that never has is a wrong address.
+            kind: FaultKind = "transient" if address in self._reached else "unreachable"
+            why = os.strerror(e.errno) if e.errno and e.errno > 0 else e.strerror or e
+            raise Fault(kind, f"connect failed: {host}:{port}: {why}") from e
+        self._reached.add(address)
         return connection
 
 

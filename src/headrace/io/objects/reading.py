@@ -184,8 +184,8 @@ class Reading:
                 pause = None
                 if fault.again and attempts != policy.attempts_max:
                     pause = self._backoff.pause_s(
-                        attempts, loop.time() - started, policy.deadline_s, self._luck.random(),
-                        fault.retry_after_s,
+                        attempts, loop.time() - started, fault.budget_s(policy.deadline_s),
+                        self._luck.random(), fault.retry_after_s,
                     )  # fmt: skip
                 elif fault.kind == "expired" and not refreshed:
                     refreshed = True
