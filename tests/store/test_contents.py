@@ -350,6 +350,36 @@ def test_what_is_left_out_is_said(written, tmp_path):
     assert headrace.index(written("tars")[0], tmp_path / "out2").kind == "3 tar files"
 
 
+def test_columns_that_are_left_out_are_said(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    import datasets
+
+    rows = {
+        "image": PICTURES[:3],
+        "width": [1, 2, 3],
+        "caption": ["a", "b", "c"],
+        "label": [0, 1, 0],
+    }
+    arrow, parquet, table = tmp_path / "t.arrow", tmp_path / "t.parquet", pa.table(rows)
+    pq.write_table(table, parquet)
+    with pa.OSFile(str(arrow), "wb") as f, pa.ipc.new_file(f, table.schema) as writer:
+        writer.write_table(table)
+    left = "columns left out: 'width', 'caption'; --column takes those of bytes or text"
+    for at, source in enumerate((arrow, parquet, datasets.Dataset(table))):
+        assert headrace.pack(source, tmp_path / f"out{at}").notes == [left]
+    both = headrace.pack(parquet, tmp_path / "both", column=("image", "caption"))
+    assert both.notes == []
+    with headrace.open(tmp_path / "both") as store:
+        parts = [bytes(store.read(1, part=part)) for part in ("caption", "image")]
+    assert parts == [b"b", PICTURES[1]]
+    put(tmp_path / "files", "a.jpg")
+    (tmp_path / "files" / "list.csv").write_text("path,split,label\na.jpg,train,cat\n")
+    listed = headrace.index(tmp_path / "files" / "list.csv", tmp_path / "listed")
+    assert listed.notes == ["columns left out: 'split'"]
+
+
 REFUSED = {
     "pictures with as many texts": (["1.jpg", "2.jpg", "1.txt", "2.txt"], "several kinds"),
     "a tar among pictures": (["1.jpg", "2.jpg", "more.tar"], "several kinds"),

@@ -54,11 +54,19 @@ class ArrowColumns:
         data: names of the columns whose values are the samples' parts.
         label: the name of the column of labels, or None.
         class_names: what the schema says labels 0, 1, ... are called, or None.
+        left: names of the columns that are not used.
     """
 
     data: tuple[str, ...]
     label: str | None
     class_names: tuple[bytes, ...] | None
+    left: tuple[str, ...] = ()
+
+    def notes(self, options: SourceOptions) -> list[str]:
+        """What is left out without the user having said so."""
+        if options.column or not self.left:
+            return []
+        return [f"columns left out: {listed(self.left)}; --column takes those of bytes or text"]
 
 
 def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColumns:
@@ -66,7 +74,8 @@ def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColum
     types = list(zip(schema.names, schema.types, strict=True))
     label = choose_label(types, _is_label, options, path, "integers or a dictionary of strings")
     data = _choose_data(dict(types), options, path)
-    return ArrowColumns(data, label, _names(schema, label))
+    left = tuple(name for name, _ in types if name not in (*data, label))
+    return ArrowColumns(data, label, _names(schema, label), left)
 
 
 def require_columns(schema: Any, columns: ArrowColumns, path: str) -> None:
@@ -85,10 +94,11 @@ def stream_table(
 ) -> Stream:
     """The rows of tables that can only be read, whose labels are numbered in the order of reading."""
     labels = LabelReader(columns, paths[0])
-    return stream_rows(
+    stream = stream_rows(
         paths, lambda path: read(path, columns, labels), source, options,
         reason=reason, class_names=lambda: labels.class_names,
     )  # fmt: skip
+    return replace(stream, notes=[*stream.notes, *columns.notes(options)])
 
 
 def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tuple[str, ...]:
@@ -328,7 +338,9 @@ def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:
         files = [_list_rows(path, columns, labels) for path in paths]
     except NotInPlace as e:
         return stream_table(paths, columns, _stream, source, options, reason=str(e))
-    return scan_rows(paths, files, source, options, labels.class_names)
+    scan = scan_rows(paths, files, source, options, labels.class_names)
+    scan.notes.extend(columns.notes(options))
+    return scan
 
 
 class _Table:

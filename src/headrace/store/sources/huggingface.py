@@ -110,12 +110,16 @@ def open_dataset(dataset: Any, options: SourceOptions) -> Scan | Stream:
         raise no_samples(_WHAT)
     source = {"kind": "huggingface", "columns": list(view.columns.data), **options.to_json()}
     paths = view.paths()
+    opened: Scan | Stream
     if paths is not None:
-        return _scan_files(view, paths, source, options)
-    try:
-        return _scan_values(view, source, options)
-    except NotInPlace as e:
-        return _stream(view, source, options, str(e))
+        opened = _scan_files(view, paths, source, options)
+    else:
+        try:
+            opened = _scan_values(view, source, options)
+        except NotInPlace as e:
+            opened = _stream(view, source, options, str(e))
+    opened.notes.extend(view.columns.notes(options))
+    return opened
 
 
 class _View:

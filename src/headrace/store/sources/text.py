@@ -27,6 +27,7 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     import_extra,
+    label_array,
     listed,
     no_samples,
     raise_problems,
@@ -165,16 +166,22 @@ def open_manifest(paths: list[str], options: SourceOptions) -> Scan:
             paths[1], "is a second manifest, expected one.", "Join them, or append stores."
         )
     path = paths[0]
-    names, labels, classes = _read_manifest(path, options)
+    (names, labels, classes), left = _read_manifest(path, options)
     root = os.path.dirname(os.path.abspath(path))
     source = {"kind": "manifest", "path": os.path.abspath(path), **options.to_json()}
     files = [os.path.join(root, name) for name in names]
-    return scan_listed(path, files, (labels, classes), source, options)
+    scan = scan_listed(path, files, (labels, classes), source, options)
+    if left:
+        scan.notes.append(f"columns left out: {listed(left)}")
+    return scan
 
 
 def _read_manifest(
     path: str, options: SourceOptions
-) -> tuple[list[str], NDArray[np.int64] | None, tuple[bytes, ...] | None]:
+) -> tuple[
+    tuple[list[str], NDArray[np.int64] | None, tuple[bytes, ...] | None], list[str]
+]:  # fmt: skip
+    """Paths, labels and classes; and the names of the columns that are neither."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as f:
             first = f.readline(_FIELD_BYTES_MAX)
@@ -198,16 +205,18 @@ def _read_manifest(
     if not table:
         raise no_samples(path)
     names = [row[at] for row in table]
+    left = [name for i, name in enumerate(header) if i not in (at, label)]
     if label is None:
-        return names, None, None
+        return (names, None, None), left
     words = [row[label] for row in table]
     try:
-        return names, np.array([int(word) if word else -1 for word in words], np.int64), None
+        numbers = np.array([int(word) if word else -1 for word in words], np.int64)
+        return (names, label_array(numbers, path, header[label]), None), left
     except (ValueError, OverflowError):
         classes = sorted({word for word in words if word})
-        numbers = {word: i for i, word in enumerate(classes)}
-        values = np.array([numbers.get(word, -1) for word in words], np.int64)
-        return names, values, tuple(word.encode() for word in classes)
+        known = {word: i for i, word in enumerate(classes)}
+        values = np.array([known.get(word, -1) for word in words], np.int64)
+        return (names, values, tuple(word.encode() for word in classes)), left
 
 
 def _choose_columns(
