@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import random
+import re
 import tarfile
 from pathlib import Path
 
@@ -437,6 +438,90 @@ def test_megatron_and_litdata_and_dataset_dict_are_named(tmp_path):
     with pytest.raises(SourceError, match="with the splits train, test") as error:
         headrace.pack(root, tmp_path / "out")
     assert error.value.next_step == f"Name one: {root}/train"
+
+
+def coco(root):
+    """As COCO lays it out: `val2017` beside `annotations`; two categories whose ids have gaps."""
+    images, annotations = [], []
+    for i in range(9):
+        put(root / "val2017", f"{i:012d}.jpg")
+        images.append({"id": 1000 - i, "file_name": f"{i:012d}.jpg", "width": 8, "height": 8})
+        for k in range(i % 3):
+            category = (90, 7)[(i + k) % 2]
+            box = {"id": 9 * i + k, "image_id": 1000 - i, "category_id": category}
+            annotations.append(box | {"bbox": [0, 1, 2.5, k]})
+    categories = [{"id": 90, "name": "dog"}, {"id": 7, "name": "cat"}]
+    path = root / "annotations" / "instances_val2017.json"
+    path.parent.mkdir()
+    document = {"images": images, "annotations": annotations, "categories": categories}
+    path.write_text(json.dumps(document))
+    return path, document
+
+
+def test_pictures_of_coco_come_with_their_annotations(tmp_path):
+    path, document = coco(tmp_path / "coco")
+    report = headrace.pack(path, tmp_path / "out")
+    assert (report.samples, report.skipped) == (9, [])
+    with headrace.open(tmp_path / "out") as store:
+        assert store.classes == ["cat", "dog"]
+        assert store.labels.tolist() == [-1, 0, -1, -1, 1, -1, -1, 0, -1]
+        for i, image in enumerate(document["images"]):
+            sample = store.find(image["file_name"])
+            assert bytes(store.read(sample, part="image")) == PICTURES[0]
+            boxes = json.loads(bytes(store.read(sample, part="annotations")))
+            assert boxes == [a for a in document["annotations"] if a["image_id"] == 1000 - i]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.pop("images"), "JSON without COCO's images"),
+        (lambda d: d["images"].append(d["images"][0]), "2 images have the id 1000"),
+        (lambda d: d["annotations"][0].update(image_id=[1]), "image None, which is not listed"),
+        (lambda d: d["images"][0].update(file_name="gone.jpg"), "gone.jpg, lies in none of"),
+        (lambda d: d["images"][1].update(file_name="gone.jpg"), "gone.jpg: cannot be read"),
+        (lambda d: d["images"].clear(), "no samples"),
+    ],
+)
+def test_a_coco_file_that_contradicts_itself_is_refused(change, message, tmp_path):
+    path, document = coco(tmp_path / "coco")
+    change(document)
+    path.write_text(json.dumps(document))
+    with pytest.raises(SourceError, match=message):
+        headrace.pack(path, tmp_path / "out")
+
+
+def test_what_a_stream_leaves_out_is_reported(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    import datasets
+
+    table = pa.table({"image": [PICTURES[0], None, PICTURES[1]]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with tarfile.open(tmp_path / "t.tar.gz", "w:gz") as tar:
+        for i in range(2):
+            info = tarfile.TarInfo(f"{i}.jpg")
+            info.size = len(PICTURES[i])
+            tar.addfile(info, io.BytesIO(PICTURES[i]))
+        link = tarfile.TarInfo("2.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "0.jpg"
+        tar.addfile(link)
+    coco_file, document = coco(tmp_path / "coco")
+    (tmp_path / "coco/val2017" / document["images"][4]["file_name"]).unlink()
+    rows = datasets.Dataset.from_dict({"image": [PICTURES[0], None, PICTURES[1]]})
+    for source, kept, reason in (
+        (tmp_path / "t.parquet", 2, "row 1: 'image' is null"),
+        (rows, 2, "row 1 of 'image' is null"),
+        (tmp_path / "t.tar.gz", 2, "'2.jpg' is no regular file"),
+        (coco_file, 8, "cannot be read: .* No such file"),
+    ):
+        with pytest.raises(SourceError, match=reason):
+            headrace.pack(source, tmp_path / "out", overwrite=True)
+        report = headrace.pack(source, tmp_path / "out", on_error="skip", overwrite=True)
+        assert report.samples == kept
+        assert len(report.skipped) == 1
+        assert re.search(reason, str(report.skipped[0]))
 
 
 def test_numbers_in_braces_stand_for_files(written, tmp_path):

@@ -423,4 +423,4 @@ def _copy_to_memory(stream: Stream, memory: MemoryVolume) -> Scan:
     columns.offset, columns.length, crc = np.array(extents, np.uint64).T.copy()
     columns.crc = crc.astype(np.uint32)
     columns.class_names = None if stream.class_names is None else stream.class_names()
-    return Scan(columns, (memory.volume(),), stream.source)
+    return Scan(columns, (memory.volume(),), stream.source, stream.skipped, stream.notes)

@@ -228,6 +228,7 @@ class PackingJob:
             )  # fmt: skip
         if batch:
             self._append_items(batch, writer)
+        self.skipped += stream.skipped
         columns = metadata.columns()
         if stream.class_names is not None:
             columns.class_names = stream.class_names()

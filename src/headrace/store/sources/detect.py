@@ -39,6 +39,7 @@ _OPENERS = {
     "array_record": ("tfrecord", "stream_array_record"),
     "jsonl": ("text", "open_jsonl"),
     "manifest": ("text", "open_manifest"),
+    "coco": ("text", "open_coco"),
     "zarr": ("libraries", "open_zarr"),
     "lmdb": ("libraries", "open_lmdb"),
     "lance": ("libraries", "open_lance"),
@@ -246,6 +247,8 @@ def _detect_shard(head: bytes, name: str) -> str | None:
 
     if name.endswith((".csv", ".tsv")):
         return "manifest"
+    if name.endswith(".json"):
+        return "coco"
     if ".tar." in name:
         return "tar"
     if looks_like_tfrecord(head):

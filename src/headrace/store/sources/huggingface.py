@@ -26,6 +26,7 @@ from headrace.store.sources.arrow import (
 )
 from headrace.store.sources.scan import (
     NotInPlace,
+    Problem,
     Scan,
     SourceOptions,
     Stream,
@@ -271,7 +272,10 @@ def _scan_files(
 
 
 def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason: str) -> Stream:
+    skipped: list[Problem] = []
+
     def items() -> Iterator[StreamItem]:
+        skipped.clear()
         columns = [view.values(name) for name in view.parts]
         views = [[memoryview(v.buffer or b"") for v in chunks] for chunks in columns]
         ends = [np.cumsum([len(v.start) for v in chunks]) for chunks in columns]
@@ -289,8 +293,12 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                 parts.append((os.fsencode(name), bytes_of[c][at : at + int(values.length[k])]))
             if len(parts) == len(view.parts):
                 yield StreamItem(names[i], tuple(parts), -1 if labels is None else int(labels[i]))
-            elif options.on_error == "raise":
+            else:
                 problems = null_problems(_WHAT, view.parts[len(parts)], np.array([i]))
-                raise_problems(_WHAT, problems)
+                if options.on_error == "raise":
+                    raise_problems(_WHAT, problems)
+                skipped.extend(problems)
 
-    return Stream(items, source, reason=reason, class_names=lambda: view.labels()[1])
+    return Stream(
+        items, source, reason=reason, class_names=lambda: view.labels()[1], skipped=skipped
+    )

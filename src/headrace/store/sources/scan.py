@@ -38,7 +38,7 @@ PROBLEMS_SHOWN = 10
 
 FORMATS = (
     None, "files", "image", "audio", "video", "tar", "tfrecord", "parquet", "arrow", "mds", "array_record",
-    "hdf5", "jsonl", "manifest",
+    "hdf5", "jsonl", "manifest", "coco",
 )  # fmt: skip
 """What `SourceOptions.format` may be."""
 
@@ -192,6 +192,7 @@ class Stream:
         class_names: gives the names of labels 0, 1, ..., once all items were read.
         notes: what was left out because it is no sample.
         count: rows, where that is known without reading them.
+        skipped: what could not be used, as far as was iterated (only with `on_error="skip"`).
     """
 
     items: Callable[[], Iterator[StreamItem]]
@@ -200,6 +201,7 @@ class Stream:
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None
     notes: list[str] = field(default_factory=list)
     count: int | None = None
+    skipped: list[Problem] = field(default_factory=list)
 
     def readers(self) -> int:
         """Who may read all of it, as the mode of a folder that holds a copy."""
@@ -527,19 +529,24 @@ def stream_rows(
     """
     labels = dict(zip(paths, shard_labels(list(paths)), strict=True))
 
+    skipped: list[Problem] = []
+
     def items() -> Iterator[StreamItem]:
+        skipped.clear()
         for path in paths:
             for count, row in read(path):
                 if row.problem:
+                    problem = Problem(path, f"row {row.row}: {row.problem}")
                     if options.on_error == "raise":
-                        raise_problems(path, [Problem(path, f"row {row.row}: {row.problem}")])
+                        raise_problems(path, [problem])
+                    skipped.append(problem)
                     continue
                 (name,) = row_names(count, labels[path], [row.row])
                 yield StreamItem(name, row.parts, row.label)
 
     # The message that quotes the reason begins with the first file already.
     reason = reason.removeprefix(f"{paths[0]}: ")
-    return Stream(items, source, reason=reason, class_names=class_names)
+    return Stream(items, source, reason=reason, class_names=class_names, skipped=skipped)
 
 
 def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:

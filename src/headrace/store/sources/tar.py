@@ -350,20 +350,24 @@ def _join(shards: list[_Listing]) -> DirectoryColumns:
 
 def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     source = source_entry("compressed tar", paths, options)
+    skipped: list[Problem] = []
 
     def items() -> Iterator[StreamItem]:
+        skipped.clear()
         prefix = _prefixes(paths, options)
         for path in paths:
-            members = ((name, None, data) for name, data in _stream_members(path, options))
+            members = ((name, None, data) for name, data in _stream_members(path, options, skipped))
             for key, parts in grouped(path, members):
                 text = dict(parts).get(_LABEL_PART)
                 label = None if text is None else _parse_label(text)
                 yield StreamItem(prefix[path] + key, tuple(parts), -1 if label is None else label)
 
-    return Stream(items, source)
+    return Stream(items, source, skipped=skipped)
 
 
-def _stream_members(path: str, options: SourceOptions) -> Iterator[tuple[bytes, bytes]]:
+def _stream_members(
+    path: str, options: SourceOptions, skipped: list[Problem]
+) -> Iterator[tuple[bytes, bytes]]:
     try:
         with tarfile.open(path, "r|*", encoding="utf-8", errors="surrogateescape") as tar:
             for member in tar:
@@ -373,8 +377,10 @@ def _stream_members(path: str, options: SourceOptions) -> Iterator[tuple[bytes, 
                 file = tar.extractfile(member) if member.isreg() and not member.issparse() else None
                 if file is not None:
                     yield name, file.read()
-                elif options.on_error == "raise":
-                    raise_problems(path, [Problem(path, f"{printable(name)} is no regular file")])
+                else:
+                    skipped.append(Problem(path, f"{printable(name)} is no regular file"))
+                    if options.on_error == "raise":
+                        raise_problems(path, skipped)
     except (tarfile.TarError, EOFError, OSError, ValueError) as e:
         if isinstance(e, SourceError):
             raise

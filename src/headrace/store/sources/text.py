@@ -1,7 +1,8 @@
-"""Lines and lists: JSON Lines, whose every line is a sample, and tables whose rows name files.
+"""Lines and lists: JSON Lines, whose every line is a sample, tables whose rows name files, COCO's annotations.
 
 A JSON Lines file is used in place: each sample is a line's bytes without its end. A manifest (CSV, TSV) has a
-column of paths, relative to itself, and may have one of labels; the samples are the files.
+column of paths, relative to itself, and may have one of labels; the samples are the files. A COCO file lists
+pictures and what is to be seen on each; a sample is a picture and its annotations.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gzip
 import json
 import operator
 import os
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +28,7 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamedRow,
+    StreamItem,
     import_extra,
     label_array,
     listed,
@@ -295,3 +298,120 @@ def scan_listed(
     )  # fmt: skip
     modes = {(s.st_mode, s.st_gid) for s in kept.values()}
     return Scan(columns, (VolumeEntry("tree", root),), source, problems, modes=modes)
+
+
+# -- COCO --------------------------------------------------------------------------------------------
+
+_COCO_BYTES_MAX: Final = 4 << 30
+
+
+def open_coco(paths: list[str], options: SourceOptions) -> Stream:
+    """The pictures of a COCO file with their annotations, to be packed.
+
+    Each sample is named as its picture and has two parts: `annotations`, the JSON list of what the file says of
+    the picture, unchanged, and `image`. Its label is its category, numbered in the order of the categories'
+    ids, where all its annotations have the same; else none.
+    """
+    if len(paths) > 1:
+        raise refused(paths[1], "is a second COCO file, expected one.", "Append stores.")
+    path = paths[0]
+    images, annotations, categories = _read_coco(path)
+    root = _folder_of_pictures(path, [str(image["file_name"]) for image in images[:1]])
+    of_image: dict[int | str | None, list[dict[str, Any]]] = {image["id"]: [] for image in images}
+    for annotation in annotations:
+        image_id = _id(annotation, "image_id")
+        if image_id not in of_image:
+            raise refused(
+                path, f"an annotation is of the image {image_id!r}, which is not listed.",
+                "Fetch the data set again.",
+            )  # fmt: skip
+        of_image[image_id].append(annotation)
+    number: dict[Any, int] = {category: i for i, category in enumerate(sorted(categories))}
+
+    skipped: list[Problem] = []
+
+    def items() -> Iterator[StreamItem]:
+        skipped.clear()
+        for image in images:
+            file = os.path.join(root, image["file_name"])
+            try:
+                with open(file, "rb") as f:
+                    data = f.read()
+            except (OSError, ValueError) as e:
+                problem = Problem(file, f"cannot be read: {e}")
+                if options.on_error == "raise":
+                    raise_problems(path, [problem])
+                skipped.append(problem)
+                continue
+            listed_here = of_image[image["id"]]
+            labels = {number.get(_id(a, "category_id"), -1) for a in listed_here}
+            text = json.dumps(listed_here, ensure_ascii=False, separators=(",", ":")).encode()
+            yield StreamItem(
+                os.fsencode(image["file_name"]), ((b"annotations", text), (b"image", data)),
+                labels.pop() if len(labels) == 1 else -1,
+            )  # fmt: skip
+
+    names = tuple(categories[category].encode() for category in sorted(categories))
+    source = {"kind": "coco", "path": os.path.abspath(path), "pictures": root}
+    return Stream(
+        items, source, reason="annotations are spread over a JSON file",
+        class_names=lambda: names or None, count=len(images), skipped=skipped,
+    )  # fmt: skip
+
+
+def _read_coco(
+    path: str,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[int, str]]:
+    """Images, annotations, and the categories' names by their ids."""
+    try:
+        with open(path, "rb") as f:
+            document = json.loads(f.read(_COCO_BYTES_MAX))
+    except (OSError, ValueError, RecursionError) as e:
+        raise unsound(path, "JSON", e) from e
+    lists: list[Any] = [
+        document.get(key) if isinstance(document, dict) else None for key in _COCO_KEYS
+    ]
+    good = all(isinstance(x, list) and all(isinstance(y, dict) for y in x) for x in lists)
+    images, annotations, categories = lists
+    if not good or not all(
+        isinstance(image.get("file_name"), str) and _id(image, "id") is not None for image in images
+    ):
+        raise refused(
+            path, f"is JSON without COCO's {', '.join(_COCO_KEYS)}: lists of objects, images with an id and a "
+            "file_name.", "Name the folder that it belongs to, or pack an iterable over it.",
+        )  # fmt: skip
+    if not images:
+        raise no_samples(path)
+    ids = Counter(image["id"] for image in images).most_common(1)
+    if ids[0][1] > 1:
+        raise refused(path, f"{ids[0][1]} images have the id {ids[0][0]!r}.", "Mend the file.")
+    names = {_id(c, "id"): str(c.get("name", _id(c, "id"))) for c in categories}
+    return (
+        images,
+        annotations,
+        {number: name for number, name in names.items() if isinstance(number, int)},
+    )
+
+
+def _id(entry: dict[str, Any], key: str) -> int | str | None:
+    value = entry.get(key)
+    return value if isinstance(value, (int, str)) else None
+
+
+_COCO_KEYS: Final = ("images", "annotations", "categories")
+
+
+def _folder_of_pictures(path: str, first: list[str]) -> str:
+    """Where COCO's pictures lie: beside the file, or beside its folder, as `images` or by the split's name."""
+    here = os.path.dirname(os.path.abspath(path))
+    above = os.path.dirname(here)
+    split = os.path.splitext(os.path.basename(path))[0].rpartition("_")[2]
+    tried = [here, *(os.path.join(base, *rest) for base in (here, above)
+                     for rest in ((split,), ("images", split), ("images",)))]  # fmt: skip
+    for folder in tried:
+        if all(os.path.isfile(os.path.join(folder, name)) for name in first):
+            return folder
+    raise refused(
+        path, f"its first picture, {first[0]}, lies in none of {', '.join(tried)}.",
+        "Put the pictures there, or a link to them.",
+    )  # fmt: skip
