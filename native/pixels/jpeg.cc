@@ -77,10 +77,7 @@ class JpegDecoder final : public Decoder {
     errors_.base.emit_message = note;
     errors_.base.output_message = [](j_common_ptr) {};
     errors_.message[0] = 0;
-    if (setjmp(errors_.escape) != 0) throw std::bad_alloc();
-    jpeg_create_decompress(&info_);
     progress_.progress_monitor = count_scans;
-    info_.progress = &progress_;
   }
   ~JpegDecoder() override { jpeg_destroy_decompress(&info_); }
   JpegDecoder(const JpegDecoder&) = delete;
@@ -93,7 +90,10 @@ class JpegDecoder final : public Decoder {
     errors_.message[0] = 0;
     errors_.damaged = false;
     if (setjmp(errors_.escape) != 0) return reason();
-    jpeg_abort_decompress(&info_);
+    // Tables of the picture before would be taken for those that this one lacks.
+    jpeg_destroy_decompress(&info_);
+    jpeg_create_decompress(&info_);
+    info_.progress = &progress_;
     jpeg_mem_src(&info_, bytes.data(), bytes.size());
     jpeg_save_markers(&info_, JPEG_APP0 + 1, orientation ? 0xffff : 0);
     jpeg_read_header(&info_, TRUE);

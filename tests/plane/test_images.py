@@ -533,6 +533,33 @@ def test_damaged_scans_are_refused_although_libjpeg_goes_on():
         _native.decode_picture(hr.Images(crop="stretch").recipe(), bytes(data), 0, 0, 0)
 
 
+def segments_of(data: bytes) -> list[tuple[int, bytes]]:
+    """A JPEG's markers in front of its scan, with what follows them, and the rest as one."""
+    segments, at = [(data[1], data[:2])], 2
+    while data[at + 1] != 0xDA:
+        size = 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        segments.append((data[at + 1], data[at : at + size]))
+        at += size
+    return [*segments, (0xDA, data[at:])]
+
+
+def test_no_picture_is_decoded_with_the_tables_of_the_one_before():
+    """Motion JPEG leaves out the standard Huffman codes; without quantisers there is no picture."""
+    images = hr.Images(size=64, crop="stretch", exact=True, layout="nhwc")
+    im = picture(200, 150)
+    for progressive in (False, True):
+        before = encoded(im, "JPEG", quality=30, optimize=True, progressive=progressive)
+        segments = segments_of(encoded(im, "JPEG", quality=95))
+        bare = b"".join(each for marker, each in segments if marker != 0xC4)
+        decoded(images, before, 0)
+        ours, pillows = decoded(images, bare, 0), by_pillow(images, bare, 0)
+        assert np.abs(ours.astype(int) - pillows).max() <= 1
+        lacking = b"".join(each for marker, each in segments if marker != 0xDB)
+        decoded(images, before, 0)
+        with pytest.raises(ValueError, match="uantization table"):
+            decoded(images, lacking, 0)
+
+
 def test_max_pixels_is_asked_before_memory_is_taken():
     images = hr.Images(max_pixels=4799)
     with pytest.raises(ValueError, match="80 x 60 pixels, more than the 4799"):
