@@ -2,8 +2,7 @@
 
 * images: what to run it on, which images, and their stores
 * training: the network, and the process that trains it
-* comparison: headrace beside torch's own loader
-* run: all of it; report: the results
+* run: all of it, and headrace beside torch's own loader; report: the results
 """
 
 from headrace.demo.images import DemoOptions

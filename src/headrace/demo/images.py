@@ -63,17 +63,20 @@ UNCLASSIFIED = "unsorted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What to run the demo on; raises ValueError if a number is out of bounds."""
+    """What to run the demo on; raises ValueError if a number is out of bounds.
+
+    Attributes:
+        data: a folder of images with a folder per class; None: Debian's clip art.
+        out: where stores, checkpoints and the report go. Packed stores are used again.
+        epochs: at least 2, because the run is interrupted in the second.
+        compare_samples: that each loader trains on in the comparison.
+    """
 
     data: Path | None = None
-    """A folder of images with a folder per class; None: Debian's clip art."""
     out: Path = Path("build/demo")
-    """Where stores, checkpoints and the report go. Packed stores are used again."""
     epochs: int = 3
-    """Epochs to train; at least 2, because the run is interrupted in the second."""
     batch_size: int = 64
     compare_samples: int = 2048
-    """Samples that each loader trains on in the comparison."""
 
     def __post_init__(self) -> None:
         for name, low in {"epochs": 2, "batch_size": 1, "compare_samples": 1}.items():
@@ -87,10 +90,9 @@ class DemoOptions:
 
 
 class ImageFile(NamedTuple):
-    """A file that may become a sample."""
+    """A file that may become a sample; `name` is its path below the folder: `animals/cat.png`."""
 
     name: str
-    """The path below the folder: `animals/cat.png`."""
     path: Path
     size_bytes: int
     mtime_ns: int
@@ -127,7 +129,7 @@ class PackedImages:
     nbytes: int
     left_out: dict[str, int]
     seconds: float
-    reused: bool
+    reused: bool = False
 
 
 def list_images(folder: Path) -> list[ImageFile]:
@@ -220,7 +222,7 @@ def pack_images(
     packed = PackedImages(
         *stores, options.source, choice.classes, counts[0], counts[1],
         sum(image.size_bytes for image in choice.images), choice.left_out,
-        time.perf_counter() - started, reused=False,
+        time.perf_counter() - started,
     )  # fmt: skip
     paths = {name: str(getattr(packed, name)) for name in _PATHS}
     record.write_bytes(_NOTE.encode({"digest": digest, **asdict(packed), **paths}, indent=2))

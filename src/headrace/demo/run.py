@@ -1,4 +1,10 @@
-"""Run: pack, train, kill, resume, prove, compare; with progress on stderr and the result on stdout."""
+"""Run: pack, train, kill, resume, prove, compare; with progress on stderr and the result on stdout.
+
+headrace is compared with torch's own DataLoader over the same images, three times: training, where each
+loader feeds the same steps of the same network; decoded images alone; and files alone, where nothing is
+decoded and the loaders' own cost is what is left. Everything is in the page cache, for every loader: the
+demo has just written or read it.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +13,31 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch.utils import data as torch_data
 
 from headrace import api
-from headrace.demo.comparison import compare
 from headrace.demo.images import SEED, pack_images
-from headrace.demo.report import DemoReport, EpochResult, Interruption, show
-from headrace.demo.training import TrainingJob
+from headrace.demo.report import DemoReport, EpochResult, Interruption, LoaderPass, show
+from headrace.demo.training import (
+    IMAGE_PIXELS,
+    IMAGES,
+    TrainingJob,
+    decode,
+    make_model,
+    take_step,
+    training_threads,
+)
 from headrace.errors import HeadraceError
+from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace.demo.images import DemoOptions, PackedImages
 
@@ -29,94 +47,6 @@ KILLED_EPOCH = 1
 """The second epoch: the first has shown that training works, and others follow."""
 
 _TRAIN = "import sys; from headrace.demo.training import run_training; run_training(sys.argv[1])"
-
-
-def run(options: DemoOptions, progress: Progress = lambda _what, _done, _of: None) -> DemoReport:
-    """Run the whole demo.
-
-    Raises:
-        SourceError: the images cannot be used.
-        HeadraceError: the training process failed.
-    """
-    started = time.perf_counter()
-    packed = pack_images(options, lambda done, of: progress("packing", done, of))
-    epochs, interruption = _train(packed, options, progress)
-    with api.open(packed.held_out) as store:
-        assert store.labels is not None
-        chance = float(np.bincount(store.labels).max() / len(store))
-    measured = compare(packed, options, lambda what: progress(what, 0, 0))
-    seconds = time.perf_counter() - started
-    report = DemoReport(packed, epochs, interruption, chance, measured, seconds)
-    (options.out / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
-    return report
-
-
-def _train(
-    packed: PackedImages, options: DemoOptions, progress: Progress
-) -> tuple[list[EpochResult], Interruption]:
-    """Train in a process that is killed in the second epoch, and to the end in another."""
-    checkpoint = options.out / "checkpoint.pt"
-    checkpoint.unlink(missing_ok=True)
-    job = TrainingJob(
-        str(packed.train), str(packed.held_out), len(packed.classes), options.epochs,
-        options.batch_size, SEED, str(checkpoint),
-    )  # fmt: skip
-    epochs: list[EpochResult] = []
-    resumed_at = 0
-
-    def train(*, kill: bool) -> tuple[int, int]:
-        """Follow a process; where and by which signal it was killed."""
-        nonlocal resumed_at
-        with subprocess.Popen(  # noqa: S603 - our own module
-            [sys.executable, "-c", _TRAIN, json.dumps(job)], stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for event in map(json.loads, process.stdout):
-                    kind, position = event.pop("event"), event.get("position", 0)
-                    if kind == "epoch":
-                        epochs.append(EpochResult(**event))
-                    elif kind == "resumed":
-                        resumed_at = position
-                    elif kind == "step":
-                        progress(
-                            f"training, epoch {event['epoch']}", position, packed.train_samples
-                        )
-                        if kill and _is_kill_point(event, packed.train_samples):
-                            process.send_signal(signal.SIGKILL)  # as a crash of the machine would
-                            return position, -process.wait()
-                if code := process.wait():
-                    raise HeadraceError(
-                        f"the training process ended with status {code}.",
-                        next_step="Its own error stands above.",
-                    )
-            finally:
-                process.kill()
-        return 0, 0
-
-    killed_at, killed_by = train(kill=True)
-    train(kill=False)
-    with api.open(packed.train) as store:  # the same epoch in one go
-        loader = api.loader(store, options.batch_size, seed=SEED, rank=0, world_size=1)
-        loader.set_epoch(KILLED_EPOCH)
-        for _ in loader:
-            pass
-        loader.close()
-        uninterrupted = str(loader.last_order_hash)
-    resumed = epochs[KILLED_EPOCH].order_hash
-    return epochs, Interruption(
-        KILLED_EPOCH, killed_at, resumed_at, killed_by, resumed, uninterrupted,
-        identical=resumed == uninterrupted,
-    )  # fmt: skip
-
-
-def _is_kill_point(step: dict[str, Any], samples: int) -> bool:
-    """In the middle of the second epoch, after a step that no checkpoint knows of."""
-    return bool(
-        step["epoch"] == KILLED_EPOCH and step["position"] * 2 > samples and not step["saved"]
-    )
-
-
 _PROGRESS_S = 0.2
 
 
@@ -150,3 +80,180 @@ def main(options: DemoOptions, *, as_json: bool = False) -> int:
     else:
         show(report)
     return 0 if report.passed else 1
+
+
+def run(options: DemoOptions, progress: Progress = lambda _what, _done, _of: None) -> DemoReport:
+    """Run the whole demo.
+
+    Raises:
+        SourceError: the images cannot be used.
+        HeadraceError: the training process failed.
+    """
+    started = time.perf_counter()
+    packed = pack_images(options, lambda done, of: progress("packing", done, of))
+    epochs, interruption = _train(packed, options, progress)
+    with api.open(packed.held_out) as store:
+        assert store.labels is not None
+        chance = float(np.bincount(store.labels).max() / len(store))
+    measured = _compare(packed, options, progress)
+    seconds = time.perf_counter() - started
+    report = DemoReport(packed, epochs, interruption, chance, measured, seconds)
+    (options.out / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
+    return report
+
+
+def _train(
+    packed: PackedImages, options: DemoOptions, progress: Progress
+) -> tuple[list[EpochResult], Interruption]:
+    """Train in a process that is killed in the second epoch, and to the end in another."""
+    checkpoint = options.out / "checkpoint.pt"
+    checkpoint.unlink(missing_ok=True)
+    job = TrainingJob(
+        str(packed.train), str(packed.held_out), len(packed.classes), options.epochs,
+        options.batch_size, SEED, str(checkpoint),
+    )  # fmt: skip
+    samples = packed.train_samples
+    epochs: list[EpochResult] = []
+    resumed_at = 0
+
+    def train(*, kill: bool) -> tuple[int, int]:
+        """Follow a process; where and by which signal it was killed."""
+        nonlocal resumed_at
+        with subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-c", _TRAIN, json.dumps(job)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for event in map(json.loads, process.stdout):
+                    kind, position = event.pop("event"), event.get("position", 0)
+                    if kind == "epoch":
+                        epochs.append(EpochResult(**event))
+                    elif kind == "resumed":
+                        resumed_at = position
+                    elif kind == "step":
+                        progress(f"training, epoch {event['epoch']}", position, samples)
+                        # In the middle of the epoch, after a step that no checkpoint knows of.
+                        middle = event["epoch"] == KILLED_EPOCH and position * 2 > samples
+                        if kill and middle and not event["saved"]:
+                            process.send_signal(signal.SIGKILL)  # as a crash of the machine would
+                            return position, -process.wait()
+                if code := process.wait():
+                    raise HeadraceError(
+                        f"the training process ended with status {code}.",
+                        next_step="Its own error stands above.",
+                    )
+            finally:
+                process.kill()
+        return 0, 0
+
+    killed_at, killed_by = train(kill=True)
+    train(kill=False)
+    with api.open(packed.train) as store:  # the same epoch in one go
+        loader = api.loader(store, options.batch_size, seed=SEED, rank=0, world_size=1)
+        loader.set_epoch(KILLED_EPOCH)
+        for _ in loader:
+            pass
+        loader.close()
+        uninterrupted = str(loader.last_order_hash)
+    resumed = epochs[KILLED_EPOCH].order_hash
+    return epochs, Interruption(
+        KILLED_EPOCH, killed_at, resumed_at, killed_by, resumed, uninterrupted,
+        identical=resumed == uninterrupted,
+    )  # fmt: skip
+
+
+# -- beside torch's own loader -------------------------------------------------------------------------
+
+
+class _Files(torch_data.Dataset[Any]):
+    """What a PyTorch user writes today: a list of files, opened one by one."""
+
+    def __init__(self, samples: list[tuple[str, int]], *, decoded: bool) -> None:
+        self._samples = samples
+        self._decoded = decoded
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self._samples[index]
+        data = Path(path).read_bytes()
+        return (decode(data) if self._decoded else data), label
+
+
+def _compare(packed: PackedImages, options: DemoOptions, progress: Progress) -> list[LoaderPass]:
+    """Measure each loader once; the first pass of each kind is headrace's."""
+    batch_size = options.batch_size
+    with api.open(packed.train) as store:
+        paths = [str(packed.source / name) for name in store.names]
+        assert store.labels is not None
+        samples = list(zip(paths, map(int, store.labels), strict=True))
+
+    def headrace(function: Any) -> Iterable[Any]:
+        return StoreLoader(packed.train, batch_size, seed=SEED, decode=function)
+
+    def torch_loader(workers: int, *, decoded: bool) -> Iterable[Any]:
+        return torch_data.DataLoader(
+            _Files(samples, decoded=decoded), batch_size, shuffle=True,
+            num_workers=workers, collate_fn=None if decoded else list,
+        )  # fmt: skip
+
+    def open_and_read() -> Iterator[list[bytes]]:
+        """The least that Python can do: no loader at all."""
+        order = torch.randperm(len(paths)).tolist()
+        for at in range(0, len(order), batch_size):
+            yield [Path(paths[i]).read_bytes() for i in order[at : at + batch_size]]
+
+    pictures: dict[str, Callable[[], Iterable[Any]]] = {
+        "headrace, Images": lambda: headrace(IMAGES),
+        "headrace, PIL in threads": lambda: headrace(decode),
+        "torch, 0 workers": lambda: torch_loader(0, decoded=True),
+        "torch, 2 workers": lambda: torch_loader(2, decoded=True),
+    }
+    files: dict[str, Callable[[], Iterable[Any]]] = {
+        "headrace": lambda: headrace(None),
+        "open and read": open_and_read,
+        "torch, 0 workers": lambda: torch_loader(0, decoded=False),
+        "torch, 2 workers": lambda: torch_loader(2, decoded=False),
+    }
+    steps = -(-options.compare_samples // batch_size)
+    passes = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(training_threads())
+    try:
+        for work, loaders in (("training", pictures), ("decoding", pictures), ("delivery", files)):
+            for name, make in loaders.items():
+                progress(f"{work}: {name}", 0, 0)
+                step = _train_step(len(packed.classes), batch_size) if work == "training" else None
+                batches = make() if work == "delivery" else islice(make(), steps)
+                passes.append(_measure(work, name, batches, step))
+    finally:
+        torch.set_num_threads(threads)
+    return passes
+
+
+def _train_step(classes: int, batch_size: int) -> Callable[[Any], object]:
+    model = make_model(classes, SEED)
+    optimizer = torch.optim.AdamW(model.parameters())
+    # The first step of a process makes kernels and buffers: no loader should pay for that.
+    size = (batch_size, 3, IMAGE_PIXELS, IMAGE_PIXELS)
+    nothing = torch.zeros(size, dtype=torch.uint8), torch.zeros(batch_size, dtype=torch.int64)
+    take_step(model, optimizer, *nothing)
+    return lambda batch: take_step(model, optimizer, *batch)
+
+
+def _measure(
+    work: str, name: str, batches: Iterable[Any], train: Callable[[Any], object] | None
+) -> LoaderPass:
+    samples, stall_s, first_s = 0, 0.0, 0.0
+    started = asked_at = time.perf_counter()
+    for batch in batches:
+        got_at = time.perf_counter()
+        stall_s += got_at - asked_at
+        first_s = first_s or got_at - started
+        if train is not None:
+            train(batch)
+        samples += len(batch if work == "delivery" else batch[1])
+        asked_at = time.perf_counter()
+    seconds = asked_at - started
+    return LoaderPass(work, name, samples, seconds, first_s, stall_s, samples / seconds)

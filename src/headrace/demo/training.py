@@ -184,19 +184,12 @@ class Training:
         once = set(delivered.tolist())
         accuracy, recall = self._evaluate()
         report(
-            "epoch",
-            epoch=epoch,
-            loss=self.loss_sum / len(delivered),
-            accuracy=accuracy,
-            recall=recall,
-            seconds=self.seconds,
-            stall_s=self.stall_s,
-            samples=len(delivered),
-            samples_per_s=len(delivered) / self.seconds,
-            doubled=len(delivered) - len(once),
+            "epoch", epoch=epoch, loss=self.loss_sum / len(delivered), accuracy=accuracy, recall=recall,
+            seconds=self.seconds, stall_s=self.stall_s, samples=len(delivered),
+            samples_per_s=len(delivered) / self.seconds, doubled=len(delivered) - len(once),
             missing=self.loader.order.samples - len(once | {s.index for s in self.loader.skipped}),
             order_hash=self.loader.last_order_hash,
-        )
+        )  # fmt: skip
         self.delivered = []
         self.loss_sum = self.seconds = self.stall_s = 0.0
 
