@@ -16,7 +16,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers
@@ -213,8 +213,7 @@ SESSION_S: Final = 8 * 3600.0
 SESSIONS_MAX: Final = 1024
 
 
-@dataclass(slots=True)
-class _Session:
+class _Session(NamedTuple):
     token: bytes
     until_s: float
 
@@ -288,14 +287,11 @@ class Sessions:
 
     def by_session(self, name: str) -> str | None:
         """The role of a session; None: it is over, or never was."""
-        session = self._sessions.get(_key(name))
-        if session is None or session.until_s <= self._clock():
+        session, now = self._sessions.get(_key(name)), self._clock()
+        if session is None or session.until_s <= now:
             return None
-        now = self._clock()
-        for token in self.tokens():
-            if token.key == session.token and (token.until_s is None or token.until_s > now):
-                return token.role
-        return None
+        good = (t for t in self.tokens() if t.until_s is None or t.until_s > now)
+        return next((token.role for token in good if token.key == session.token), None)
 
     def sign_out(self, name: str) -> None:
         """End a session."""

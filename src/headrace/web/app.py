@@ -301,13 +301,10 @@ class Web:
         return JSONResponse(sample)
 
     async def _image(self, request: Request) -> Response:
-        part = request.query_params.get("part")
-        data, kind = await self._read(
-            self._browser.image, request, index=_index(request), part=part
-        )
-        return Response(data, media_type=kind, headers={
-            "content-security-policy": IMAGE_POLICY, "content-disposition": "inline",
-        })  # fmt: skip
+        index, part = _index(request), request.query_params.get("part")
+        data, kind = await self._read(self._browser.image, request, index=index, part=part)
+        headers = {"content-security-policy": IMAGE_POLICY, "content-disposition": "inline"}
+        return Response(data, media_type=kind, headers=headers)
 
     async def _read(self, read: Callable[..., _T], request: Request, **given: Any) -> _T:
         """What a store holds, read off the loop, some at a time."""
@@ -394,12 +391,8 @@ def serve(
 ) -> None:
     """Serve until a signal ends it; raises ControlError if it cannot listen there."""
     host, port = options.address
-    sock = listen_tcp(
-        host,
-        port,
-        options.listen,
-        "Name another port: --listen 127.0.0.1:0 takes any that is free.",
-    )
+    next_step = "Name another port: --listen 127.0.0.1:0 takes any that is free."
+    sock = listen_tcp(host, port, options.listen, next_step)
     web = Web(source, sessions, options, stores=stores, policies=policies, runs=runs)
     try:
         asyncio.run(_serve(web, sock, ready))

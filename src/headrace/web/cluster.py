@@ -7,6 +7,7 @@ number that holds while the job runs, which a GPU's holder names.
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -137,12 +138,10 @@ class ClusterMoment:
             return []
         lost = self.stall[known].astype(np.float64) / LEVELS
         of_job = np.bincount(self.holders[known], lost, len(self.jobs))
-        lost_by_cause: dict[str, float] = {}
+        lost_by_cause = Counter[str]()
         for job, amount in zip(self.jobs, of_job.tolist(), strict=True):
-            lost_by_cause[job.cause or "other"] = (
-                lost_by_cause.get(job.cause or "other", 0.0) + amount
-            )
-        ranked = sorted(lost_by_cause.items(), key=lambda item: -item[1])
+            lost_by_cause[job.cause or "other"] += amount
+        ranked = lost_by_cause.most_common()
         return [[plain(cause), round(amount, 1)] for cause, amount in ranked if amount >= 0.05]
 
 
@@ -168,16 +167,12 @@ class Wire:
         places = self._place(cluster.jobs)
         holders = np.where(cluster.holders >= 0, places[cluster.holders], IDLE).astype("<i4")
         nodes = _nodes(cluster.nodes)
+        cells = {"holders": holders, "stall": cluster.stall, "busy": cluster.busy}
         whole = {
             "taken_s": cluster.taken_s,
             "totals": cluster.totals(),
-            **{
-                name: base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
-                for name, values in (
-                    ("holders", holders), ("stall", cluster.stall), ("busy", cluster.busy),
-                )
-            },
-        }  # fmt: skip
+            **{name: base64.b64encode(v.tobytes()).decode() for name, v in cells.items()},
+        }
         changes = dict(whole)
         if self._last.get("holders") == changes["holders"]:
             del changes["holders"]

@@ -4,7 +4,7 @@
 one array for each column, a row for each job, and the places of all jobs' GPUs one after the other. It was
 made once by a seeded model; names, users and figures are nobody's. The player shows its last two hours as if
 they were now, over and over. How long a job waits on the average is recorded; how that changes from moment to
-moment is computed from bursts on the file systems, a wave of each job's own, and what its tuner learns.
+moment is computed from bursts on the file systems and a wave of each job's own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.base.causes import Cause, cause_of
+from headrace.base.causes import cause_of
 from headrace.control.policy import changes, policy_document, policy_yaml
 from headrace.control.policy.parse import parse_policy
 from headrace.telemetry.history import JobRecord
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 RECORDING: Final = Path(__file__).parent / "static/demo.npz"
 PICTURES: Final = Path(__file__).parent / "static/pictures.npz"
+POLICY: Final = Path(__file__).parent / "static/demo.yaml"
 DAY_S: Final = 86400.0
 PLAYED_S: Final = 2 * 3600.0
 NEVER: Final = 0xFFFFFFFF
@@ -46,9 +47,6 @@ TIERS: Final = ("ram", "disk", "peer", "source")
 
 _BURSTS: Final = ((660.0, 55.0, 1.2), (430.0, 30.0, 0.7), (910.0, 80.0, 0.5), (370.0, 20.0, 0.9))
 """Of each file system: how often it is overrun, for how long, and how much longer jobs wait then."""
-
-_LEARNING_S: Final = 240.0
-"""The tuner of a job that reads through headrace takes so long."""
 
 
 class DemoSource:
@@ -89,12 +87,10 @@ class DemoSource:
         )
         self._gpus = columns["gpus"].astype(np.int64)
         self._stalls = columns["stall"] / 1e4
+        of_nodes = (columns[name][chosen] for name in ("nodes", "node_partition", "away"))
         self._nodes = tuple(
-            NodeBox(str(name), str(columns["partitions"][partition]), GPUS, str(away))
-            for name, partition, away in zip(
-                *(columns[name][chosen] for name in ("nodes", "node_partition", "away")),
-                strict=True,
-            )
+            NodeBox(str(name), str(columns["partitions"][place]), GPUS, str(away))
+            for name, place, away in zip(*of_nodes, strict=True)
         )
 
     def close(self) -> None:
@@ -115,33 +111,20 @@ class DemoSource:
         """[jobs, times] share of their time that steps wait."""
         columns, t = self._columns, at_s[None, :]
         number = jobs[:, None] * 0.618034  # each job's own
-        load = np.stack(
-            [
-                height * np.exp(-((((at_s + every / 3) % every - every / 2) / seconds) ** 2))
-                for every, seconds, height in _BURSTS
-            ]
+        every, seconds, height = (
+            np.array(column)[:, None] for column in zip(*_BURSTS, strict=True)
         )
+        load = height * np.exp(-((((t + every / 3) % every - every / 2) / seconds) ** 2))
         on_file_system = columns["on_file_system"][jobs][:, None]
         felt = np.where(on_file_system, load[columns["file_system"][jobs]], 0.0)
         wave = np.sin(2 * np.pi * (t / (90.0 + 610.0 * (number % 1.0)) + number))
-        age = np.maximum(0.0, t - self._began[jobs][:, None])
-        tuned = columns["tuned"][jobs][:, None]
-        learnt = np.where(tuned, 0.45 + 0.9 * np.exp(-age / _LEARNING_S), 1.0)
-        stall: NDArray[np.float64] = (
-            self._stalls[jobs][:, None] * learnt * (1.0 + 0.2 * wave + felt)
-        )
+        stall: NDArray[np.float64] = self._stalls[jobs][:, None] * (1.0 + 0.2 * wave + felt)
         return stall.clip(0.0, 0.97)
 
     def _on_ranks(self, job: int, stall: float) -> NDArray[np.float64]:
-        """The stall of each rank: one may be slow, and the others wait for it."""
-        count = int(self._gpus[job])
-        ranks = np.arange(count)
-        shares: NDArray[np.float64] = np.clip(
-            stall * (1 + 0.1 * np.sin(job + 2.4 * ranks)), 0, 0.98
-        )
-        if count > 1 and self._named("cause", job) == Cause.SLOW_RANK:
-            shares[job % count] = 0.04
-        return shares
+        """The stall of each rank."""
+        own = np.sin(job + 2.4 * np.arange(int(self._gpus[job]), dtype=np.float64))
+        return (stall * (1 + 0.1 * own)).clip(0, 0.98)
 
     def _tiers(
         self, jobs: NDArray[np.int64], at_s: NDArray[np.float64], stall: NDArray[np.float64]
@@ -163,11 +146,8 @@ class DemoSource:
         return str(self._columns[f"{column}s"][self._columns[column][job]])
 
     def _box(self, job: int) -> JobBox:
-        waits, gpus, user = (
-            self._stalls[job] >= 0.03,
-            int(self._gpus[job]),
-            self._named("user", job),
-        )
+        waits, gpus = self._stalls[job] >= 0.03, int(self._gpus[job])
+        user = self._named("user", job)
         on_file_system = waits and self._columns["on_file_system"][job]
         return JobBox(
             job_id=str(118_000 + job), name=self._named("name", job), user=user,
@@ -206,9 +186,8 @@ class DemoSource:
     def _record(self, job: int, now: float) -> JobRecord:
         box, began_s, ended_s = self._box(job), self._began[job], min(now, self._ended[job])
         seconds = float(ended_s - max(began_s, now - DAY_S))
-        share = self._stalls[job] * (0.7 if self._columns["tuned"][job] else 1.05)
         gpu_s = box.gpus * seconds
-        lost_s = float(min(0.95, share)) * gpu_s
+        lost_s = float(min(0.95, self._stalls[job])) * gpu_s
         figures = {
             ("seconds", "", ""): box.nodes * seconds,
             ("gpu_s", "", ""): gpu_s,
@@ -217,9 +196,8 @@ class DemoSource:
             ("cpu_s", "", ""): gpu_s * 1.7,
             ("worked_s", "", ""): (gpu_s - lost_s) if box.measured else 0.0,
         }
-        waited, lost = (
-            ("stall_s", "lost_gpu_s") if box.measured else ("inferred_s", "inferred_gpu_s")
-        )
+        names = ("stall_s", "lost_gpu_s") if box.measured else ("inferred_s", "inferred_gpu_s")
+        waited, lost = names
         on = 1.0 if box.measured else box.gpus / box.nodes
         causes = [("other", "", 1.0)]
         if box.cause:
@@ -253,19 +231,15 @@ class DemoSource:
             capacity = float(self._columns["capacities"][at]) * len(self._nodes) / 1000
             mine = np.flatnonzero(self._columns["file_system"][jobs] == at)
             load, waiting = flow[mine].sum(axis=0) / capacity, lost[mine].sum(axis=0)
-            systems.append(
-                file_system(
-                    name,
-                    [self._unix(t) for t in times.tolist()],
-                    [
-                        JobFlow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
-                        for i in mine.tolist()
-                    ],
-                    capacity=capacity,
-                    latency_s=(0.0015 + 0.03 * load**3 + 0.0002 * waiting).tolist(),
-                    waiting_gpus=waiting.tolist(),
-                )
-            )
+            latency_s = 0.0015 + 0.03 * load**3 + 0.0002 * waiting
+            flows = [
+                JobFlow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
+                for i in mine.tolist()
+            ]
+            systems.append(file_system(
+                name, [self._unix(t) for t in times.tolist()], flows, capacity=capacity,
+                latency_s=latency_s.tolist(), waiting_gpus=waiting.tolist(),
+            ))  # fmt: skip
         return systems
 
     def job(self, job_id: str) -> dict[str, Any] | None:
@@ -291,51 +265,15 @@ class DemoSource:
             use=((1.0 - stall[0]) * _use(job)).tolist(),
             stall=stall[0].tolist(),
             tiers={name: line.tolist() for name, line in zip(TIERS, tiers, strict=True)},
-            events=[
-                {**event, "at_s": self._unix(event["at_s"])}
-                for event in self._decisions(job) if since_s <= event["at_s"] <= until_s
-            ],
             ranks=list(zip(range(box.gpus), places, ranks, strict=True)),
             running=bool(now < self._ended[job]),
             partition=box.partition,
             gpus=box.gpus,
             now=float(stall[0, -3:].mean()),
-        )  # fmt: skip
-
-    def _decisions(self, job: int) -> list[dict[str, Any]]:
-        """What the job's tuner did, in seconds of the recording."""
-        if not self._columns["tuned"][job]:
-            return []
-        began_s, pace = float(self._began[job]) + 15.0, (40.0 + job % 60) / 40.0
-        return [
-            {
-                "at_s": began_s + pace * after_s, "kept": kept, "knob": knob, "before": before,
-                "after": after, "why": _WHY[knob],
-            }
-            for after_s, knob, before, after, kept in _DECISIONS
-        ]  # fmt: skip
-
-
-_WHY: Final = {
-    "reads_in_flight": "the storage answered more at a time",
-    "buffer_batches": "the buffer ran empty before steps asked",
-}
-_DECISIONS: Final = (
-    (0.0, "reads_in_flight", 8, 16, True),
-    (40.0, "reads_in_flight", 16, 32, True),
-    (98.0, "buffer_batches", 4, 5, True),
-    (182.0, "reads_in_flight", 32, 64, True),
-    (304.0, "reads_in_flight", 64, 128, False),
-    (481.0, "buffer_batches", 5, 6, True),
-    (737.0, "buffer_batches", 6, 7, False),
-    (1109.0, "reads_in_flight", 64, 96, True),
-)
-"""Of the tuner of a job that reads through headrace: when, what it turned, and whether that was kept."""
+        )
 
 
 # -- what goes with it ------------------------------------------------------------------------------
-
-_DEMO_POLICY: Final = Path(__file__).parent / "static/demo.yaml"
 
 
 class DemoPolicies:
@@ -344,7 +282,7 @@ class DemoPolicies:
     where = "in the recorded demo"
 
     def __init__(self) -> None:
-        self._policy = parse_policy(_DEMO_POLICY.read_text(encoding="utf-8"))
+        self._policy = parse_policy(POLICY.read_text(encoding="utf-8"))
         self._version = 7
         self._lock = threading.Lock()
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace import __version__
 from headrace.base.causes import Cause
@@ -21,17 +20,17 @@ _TYPES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WebPage:
-    """A page: its file of HTML in `static` is what stands in the middle."""
+class WebPage(NamedTuple):
+    """A page: its file of HTML in `static` is what stands in the middle.
+
+    `loads` are other scripts that it loads, so that a browser need not find out one by one.
+    """
 
     path: str
     title: str
     file: str
     script: str
     loads: tuple[str, ...] = ("core.js",)
-    """Other scripts that it loads, so that a browser need not find out one by one."""
-
     in_menu: bool = True
 
     @property
@@ -102,12 +101,9 @@ def document(page: WebPage, *, label: str, who: str, problem: str = "", runs: bo
     if page.script:
         loads = (f'<link rel="modulepreload" href="/static/{name}">' for name in page.loads)
         scripts = "".join((*loads, f'<script type="module" src="/static/{page.script}"></script>'))
-    body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", _alert(problem))
+    alert = f'<p class="problem" role="alert">{safe(problem)}</p>' if problem else ""
+    body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", alert)
     return Template((_FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
         title=page.title, path=page.path, who=safe(who), menu=menu, door=door, banner=banner,
         scripts=scripts, body=body, version=safe(__version__),
     )  # fmt: skip
-
-
-def _alert(text: str) -> str:
-    return f'<p class="problem" role="alert">{safe(text)}</p>' if text else ""

@@ -6,6 +6,7 @@ it is shown as a picture only if its first bytes are those of one, with the type
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Final
@@ -107,12 +108,9 @@ class StoreBrowser:
             segment = store.segment_of(index)
             parts = [self._part(store, segment, extent) for extent in segment.extents(index)]
             columns = {plain(name): plain(values[index]) for name, values in store.columns.items()}
-            return {
-                **_row(store, index),
-                "parts": parts,
-                "columns": columns,
-                "path": plain(store.path),
-            }
+            return _row(store, index) | {
+                "parts": parts, "columns": columns, "path": plain(store.path),
+            }  # fmt: skip
 
     def image(self, number: int, index: int, part: str | None) -> tuple[bytes, str]:
         """A picture and its type.
@@ -170,16 +168,13 @@ class StoreBrowser:
 
 def _resident(path: str, extent: Extent) -> int | None:
     """Bytes of an extent in the page cache."""
-    try:
+    with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return resident_range(fd, extent.offset, extent.length)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+        try:
+            return resident_range(fd, extent.offset, extent.length)
+        finally:
+            os.close(fd)
+    return None
 
 
 def _row(store: Store, index: int) -> dict[str, Any]:

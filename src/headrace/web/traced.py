@@ -6,6 +6,7 @@ the report (`headrace.insight.report.curves`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,7 +48,9 @@ class TracedRuns:
         """What there is now, by id."""
         by_id: dict[str, Path] = {}
         for folder in self._folders:
-            inside = [] if _is_run(folder) else sorted(p for p in _listed(folder) if _is_run(p))
+            inside: list[Path] = []
+            with contextlib.suppress(OSError):
+                inside = [] if _is_run(folder) else sorted(filter(_is_run, folder.iterdir()))
             for path in inside or [folder]:
                 name, number = f"{PREFIX}{plain(path.name)}", 2
                 while name in by_id:
@@ -64,13 +67,6 @@ class TracedRuns:
         """
         path = self.by_id().get(name)
         return None if path is None else _page(read_run(path), name, now_s)
-
-
-def _listed(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _is_run(path: Path) -> bool:
@@ -150,13 +146,10 @@ def _decisions(rank: RankTrace) -> Iterator[dict[str, Any]]:
         for knob, value in after.items():
             if before.get(knob) != value:
                 yield {
-                    "at_s": rank.unix_s(float(event["at_s"])),
-                    "knob": str(knob),
-                    "before": _value(before.get(knob)),
-                    "after": _value(value),
-                    "why": str(event.get("reason", "")),
-                    "kept": event.get("action") != "roll back",
-                }
+                    "at_s": rank.unix_s(float(event["at_s"])), "knob": str(knob),
+                    "before": _value(before.get(knob)), "after": _value(value),
+                    "why": str(event.get("reason", "")), "kept": event.get("action") != "roll back",
+                }  # fmt: skip
 
 
 def _value(value: object) -> object:

@@ -112,9 +112,7 @@ def file_system(
         "jobs": len(ranked),
         "top": [
             {
-                "job_id": plain(flow.job_id),
-                "name": plain(flow.name),
-                "user": plain(flow.user),
+                **{key: plain(getattr(flow, key)) for key in ("job_id", "name", "user")},
                 "share": sum(flow.values) / most if most else 0.0,
                 "values": _short(flow.values),
             }
@@ -160,14 +158,12 @@ def rows(
     if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= ROWS_MAX):
         raise ValueError(f"limit is {limit!r}, expected 1 to {ROWS_MAX}")
     text = given.get("job", "").lower()
+    user, cause, on = (given.get(name, "") for name in ("user", "cause", "on"))
     wanted = [
-        job
-        for job in starving.jobs
-        if given.get("user", "") in ("", job.user)
-        and given.get("cause", "") in ("", job.cause)
-        and given.get("on", "") in ("", job.file_system)
-        and (not text or text in job.job_id.lower() or text in job.name.lower())
-    ]
+        job for job in starving.jobs
+        if user in ("", job.user) and cause in ("", job.cause) and on in ("", job.file_system)
+        and (text in job.job_id.lower() or text in job.name.lower())
+    ]  # fmt: skip
     wanted.sort(key=_SORTS[sort], reverse=given.get("reverse") == "1")
     return {
         "answer": _sentence(starving.answer),

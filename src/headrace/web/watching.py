@@ -80,9 +80,8 @@ class ClusterSource:
     def cluster(self) -> ClusterMoment:
         """Nodes, GPUs and running jobs now; raises HeadraceError if nothing can be seen."""
         notes: list[str] = []
-        now = self._clock()
+        now, seen = self._clock(), None
         parts = self._try(notes, "history", HISTORY_S, lambda: self._parts(now - NOW_S, now))
-        seen = None
         if self._snapshot is not None:
             seen = self._try(notes, "snapshot", SNAPSHOT_S, self._snapshot)
         if self._client is not None:
@@ -115,7 +114,12 @@ class ClusterSource:
         if not records:
             return None
         record = max(records, key=lambda each: each.last_s)
-        minutes = self._minutes(max(record.first_s, record.last_s - JOB_S), record.last_s, job_id)
+        since_s = max(record.first_s, record.last_s - JOB_S)
+        minutes = [
+            (at, merged([("", each) for each in records])[0], seconds)
+            for at, records, seconds in self._over_time(since_s, record.last_s, job_id)
+            if records
+        ]
         nodes = [part for part in self._parts(now - NOW_S, now, job_id) if part[0]]
         tiers = sorted({tier for _, r, _ in minutes for tier in r.by_label("tier_bytes")})
         running = now - record.last_s < NOW_S
@@ -154,19 +158,10 @@ class ClusterSource:
         records = open_history(self._history).records(since_s, until_s, job_id)
         return [record for record in records if record.job_id]
 
-    def _minutes(
-        self, since_s: float, until_s: float, job_id: str
-    ) -> list[tuple[float, JobRecord, float]]:
-        """One job over time: when, its figures then, and over how many seconds."""
-        return [
-            (at, merged([("", record) for record in records])[0], seconds)
-            for at, records, seconds in self._over_time(since_s, until_s, job_id)
-            if records
-        ]
-
     def _over_time(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[float, list[JobRecord], float]]:
+        """Records over time: when, all that are known of then, and over how many seconds."""
         history = open_history(self._history)
         if isinstance(history, FileHistory):
             by_minute = history.minutes(since_s, until_s, job_id).items()
@@ -191,14 +186,13 @@ class ClusterSource:
                     line = jobs.setdefault(record.job_id, (record, [0.0] * len(rows)))[1]
                     line[place] += waited_s / seconds
         times = [at for at, _, _ in rows]
-        return [
-            file_system(
-                name or "not known",
-                times,
-                [JobFlow(r.shown_id, r.name, r.user, line) for r, line in jobs.values()],
-                unit="processes that wait",
-            )
+        flows = {
+            name: [JobFlow(r.shown_id, r.name, r.user, line) for r, line in jobs.values()]
             for name, jobs in sorted(by_system.items())
+        }
+        return [
+            file_system(name or "not known", times, of, unit="processes that wait")
+            for name, of in flows.items()
         ]
 
     def _flows(self) -> list[dict[str, Any]]:
@@ -215,15 +209,13 @@ class ClusterSource:
                     line = jobs.setdefault((flow["job"], plane["user"]), [0.0] * len(states))
                     line[place] += flow["used"]["bytes_per_s"] or 0.0
         times = [at for at, _ in states]
-        return [
-            file_system(
-                name,
-                times,
-                [JobFlow(job, "", user, line) for (job, user), line in lines.get(name, {}).items()],
-                capacity=capacity.get(name),
-            )
+        flows = {
+            name: [
+                JobFlow(job, "", user, line) for (job, user), line in lines.get(name, {}).items()
+            ]
             for name in sorted({*capacity, *lines})
-        ]
+        }
+        return [file_system(n, times, of, capacity=capacity.get(n)) for n, of in flows.items()]
 
     def _ask_controller(self, notes: list[str]) -> None:
         assert self._client is not None
