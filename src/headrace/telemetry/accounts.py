@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.base.causes import Cause
 from headrace.machine.sensors import grown
@@ -57,20 +57,15 @@ def infer(
         io_pressure: share of time in which at least one task waited for I/O.
         cpu_share: of its CPUs, in use.
     """
-    pressure = _share(io_pressure)
-    cpu = cpu_share if cpu_share is not None else 0.0
+    pressure, cpu = min(1.0, max(0.0, io_pressure or 0.0)), cpu_share or 0.0
     if gpu_busy is None:
         free = max(0.0, 1.0 - cpu) if cpu < CPU_LITTLE else 0.0
         shares = {Cause.STORAGE: min(pressure, free)}
     else:
-        idle = 1.0 - _share(gpu_busy)
+        idle = 1.0 - min(1.0, max(0.0, gpu_busy))
         storage = min(idle, pressure)
         shares = {Cause.STORAGE: storage, Cause.DECODE: idle - storage if cpu > CPU_BUSY else 0.0}
     return {cause: share * seconds for cause, share in shares.items() if share > 0.0}
-
-
-def _share(value: float | None) -> float:
-    return 0.0 if value is None else min(1.0, max(0.0, value))
 
 
 BUCKET_S: Final = 60
@@ -204,54 +199,56 @@ STALE: Final = 3.0
 """What is seen at a moment speaks for so many usual intervals at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(NamedTuple):
     """A moment."""
 
     mono_s: float
     unix_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The node at a moment."""
+class Observation(NamedTuple):
+    """The node at a moment.
+
+    Attributes:
+        job_of: the job of a process.
+        io_pressure_s: grown since the last look, of the node; None: the kernel does not say.
+        busiest: file system that the node waited for most since the last look; ''.
+    """
 
     jobs: Mapping[str, JobProcesses]
     groups: Mapping[str, GroupUse]
     gpus: list[GPU]
     job_of: Callable[[int], str]
-    """Of a process."""
     io_pressure_s: float | None
-    """Grown since the last look, of the node; None: the kernel does not say."""
     busiest: str
-    """File system that the node waited for most since the last look; ''."""
 
 
-@dataclass(slots=True)
-class _Consumer:
-    """A process with training steps."""
+class _Consumer(NamedTuple):
+    """A process with training steps; `ranks` like it are on this node, as its launcher said (0: it did not)."""
 
     ranks: int
-    """Processes like it on this node, as its launcher said; 0: it did not."""
     ended_s: float | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Account(JobFacts):
-    """A job, and how it fares."""
+    """A job, and how it fares; times are monotonic ones.
+
+    Attributes:
+        until_s: its time is counted until here.
+        seen_s: when its processes were seen last.
+        consumers: processes with training steps, by instance.
+        node_waits: seconds that its processes waited for the node daemon, by file system: it may know why.
+    """
 
     uid: int
     until_s: float
-    """Monotonic: the job's time is counted until here."""
     seen_s: float | None = None
-    """Monotonic: when its processes were seen last."""
     reported_s: float = 0.0
     consumers: dict[str, _Consumer] = field(default_factory=dict)
-    """Processes with training steps, by instance."""
     ended_s: float | None = None
     group: GroupUse | None = None
     node_waits: dict[str, float] = field(default_factory=dict)
-    """Seconds that its processes waited for the node daemon, by file system: it may know why."""
     seen_gpus: int = 0
 
     @property
@@ -344,9 +341,8 @@ class Accounts:
         """
         for job, account in self._accounts.items():
             waits, account.node_waits = account.node_waits, {}
-            causes = {c: s for c, s in shares.get(job, {}).items() if s > 0.0} or {
-                Cause.STORAGE: 1.0
-            }
+            known = {c: s for c, s in shares.get(job, {}).items() if s > 0.0}
+            causes = known or {Cause.STORAGE: 1.0}
             total = sum(causes.values())
             for system, seconds in waits.items():
                 for cause, share in causes.items():
@@ -392,11 +388,11 @@ class Accounts:
                 then = before.io_pressure_s
                 pressure_s = grown(then, group.io_pressure_s) if then is not None else 0.0
             account.group = group
-        add(job, "cpu_s", cpu_s, now.unix_s)
-        add(job, "read_bytes", use.read_bytes, now.unix_s)
-        add(job, "written_bytes", use.written_bytes, now.unix_s)
-        add(job, "memory_bytes", memory_bytes, now.unix_s)
-        add(job, "io_pressure_s", min(seconds, pressure_s or 0.0), now.unix_s)
+        for name, amount in (
+            ("cpu_s", cpu_s), ("memory_bytes", memory_bytes), ("read_bytes", use.read_bytes),
+            ("written_bytes", use.written_bytes), ("io_pressure_s", min(seconds, pressure_s or 0.0)),
+        ):  # fmt: skip
+            add(job, name, amount, now.unix_s)
         busy = self._gpus(account, processes, node, min(seconds, STALE * self._usual_s), now)
         if account.measured or seconds <= 0.0:
             return
@@ -417,7 +413,7 @@ class Accounts:
         now: Now,
     ) -> float | None:
         """Count what its GPUs did; how busy they were, None if that is not known."""
-        indices = set(account.identity.gpu_indices)
+        indices, add = set(account.identity.gpu_indices), self._ledger.add
         job = account.identity.job_id
         mine = [
             gpu
@@ -427,17 +423,15 @@ class Accounts:
             or any(node.job_of(pid) == job for pid in gpu.processes)
         ]
         account.seen_gpus = max(account.seen_gpus, len(mine))
-        self._ledger.add(job, "gpus", account.gpus, now.unix_s)
-        self._ledger.add(
-            job, "gpu_memory_bytes", sum(gpu.memory_bytes or 0.0 for gpu in mine), now.unix_s
-        )
+        add(job, "gpus", account.gpus, now.unix_s)
+        add(job, "gpu_memory_bytes", sum(gpu.memory_bytes or 0.0 for gpu in mine), now.unix_s)
         known = [gpu.busy for gpu in mine if gpu.busy is not None]
         if not known:
             return None
         # A GPU that it has and does not use is idle, not unknown.
         count = max(len(known), account.gpus)
-        self._ledger.add(job, "gpu_watched_s", count * seconds, now.unix_s)
-        self._ledger.add(job, "gpu_busy_s", sum(known) * seconds, now.unix_s)
+        add(job, "gpu_watched_s", count * seconds, now.unix_s)
+        add(job, "gpu_busy_s", sum(known) * seconds, now.unix_s)
         return sum(known) / count
 
     # -- accounts ---------------------------------------------------------------------------------

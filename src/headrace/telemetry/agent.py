@@ -46,19 +46,19 @@ _log = logging.getLogger("headrace.agent")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often to look; raises ValueError if the times are in no order, or the share is no share."""
+    """How often to look; raises ValueError if the times are in no order, or the share is no share.
+
+    Attributes:
+        busy_s: while jobs run: Prometheus asks about as often.
+        idle_s: while none does.
+        most_s: however much a look costs.
+        cpu_share: of one core, for looking; with receiving, writing and serving it stays below 0.5 %.
+    """
 
     busy_s: float = 5.0
-    """While jobs run: Prometheus asks about as often."""
-
     idle_s: float = 30.0
-    """While none does."""
-
     most_s: float = 60.0
-    """However much a look costs."""
-
     cpu_share: float = 0.003
-    """Of one core, for looking; with receiving, writing and serving it stays below 0.5 %."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.busy_s <= self.idle_s <= self.most_s:
@@ -98,23 +98,26 @@ def node_name(environment: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """What an agent looks at, and how it runs: the options of `headrace agent start`."""
+    """What an agent looks at, and how it runs: the options of `headrace agent start`.
+
+    Attributes:
+        node: what this node is called.
+        job: the one job to look at; '': all that can be seen.
+        root: where `proc` and `sys` are.
+        history: folder of history files; None: no history is kept.
+        site: for all users: listens where everybody can.
+        metrics: where Prometheus is served; None: nowhere.
+    """
 
     node: str = field(default_factory=node_name)
-    """What this node is called."""
     job: str = ""
-    """The one job to look at; '': all that can be seen."""
     pace: Pace = field(default_factory=Pace)
     root: Path = Path("/")
-    """Where `proc` and `sys` are."""
     history: Path | None = None
-    """Folder of history files; None: no history is kept."""
     age_s: float = AGE_S
     bytes_max: int = BYTES_MAX
     site: bool = False
-    """For all users: listens where everybody can."""
     metrics: str | None = None
-    """Where Prometheus is served; None: nowhere."""
 
 
 class Agent:
@@ -140,19 +143,17 @@ class Agent:
         self._sensors: list[Sensor] = all_sensors(options.root)
         self._processes = Processes(options.root, options.job, options.node)
         self.ledger = Ledger()
+        reports, last_seen = (
+            (None, None) if writer is None else (writer.reports(), writer.last_seen())
+        )
         self.accounts = Accounts(
-            self.ledger,
-            functools.cache(user_name),
-            writer.reports() if writer is not None else None,
-            writer.last_seen() if writer is not None else None,
-            options.pace.busy_s,
+            self.ledger, functools.cache(user_name), reports, last_seen, options.pace.busy_s
         )
         self._labels = JobLabels()
         listener.state = self.state
         self._logged: set[str] = set()
         self.loop = loop or Loop()
-        self._looked_s = time.monotonic()
-        self._written_s = time.monotonic()
+        self._looked_s = self._written_s = time.monotonic()
         self._look_cpu_s = 0.0
         self.interval_s = options.pace.busy_s
         self.looks = self.messages = self.refused = 0
@@ -286,14 +287,12 @@ class Agent:
         except Exception as e:  # noqa: BLE001 - whatever ails the daemon, the agent goes on
             self._log_once("node", f"the node daemon does not say why jobs wait: {e}")
             stalls = {}
+        before = self._node_stalls
         shares = {
-            job: {
-                cause: max(0.0, total - self._node_stalls.get(job, {}).get(cause, 0.0))
-                for cause, total in causes.items()
-            }
+            job: {c: max(0.0, s - before.get(job, {}).get(c, 0.0)) for c, s in causes.items()}
             for job, causes in stalls.items()
         }
-        self._node_stalls = stalls or self._node_stalls
+        self._node_stalls = stalls or before
         self.accounts.explain_node(shares, now)
 
     def _log_once(self, name: str, why: str) -> None:
@@ -307,36 +306,26 @@ class Agent:
     def figures(self) -> Figures:
         """For Prometheus. In the loop's thread."""
         state = {
-            "jobs": float(self.accounts.running),
-            "look_seconds": self._look_cpu_s,
-            "interval_seconds": self.interval_s,
-            "messages_total": float(self.messages),
-            "refused_total": float(self.refused + self.accounts.refused),
-            "waiting_entries": float(self.ledger.waiting),
-        }
-        return figures_of(
-            self.ledger, self.accounts.facts(), state, self._options.node, self._labels
-        )
+            "jobs": self.accounts.running, "look_seconds": self._look_cpu_s,
+            "interval_seconds": self.interval_s, "messages_total": self.messages,
+            "refused_total": self.refused + self.accounts.refused,
+            "waiting_entries": self.ledger.waiting,
+        }  # fmt: skip
+        facts, labels = self.accounts.facts(), self._labels
+        return figures_of(self.ledger, facts, state, self._options.node, labels)
 
     def state(self) -> dict[str, Any]:
         """For whoever asks. In the loop's thread."""
-        writer = self._writer
+        writer, accounts = self._writer, self.accounts
         return {
-            "pid": os.getpid(),
-            "node": self._options.node,
-            "job": self._options.job,
-            "metrics": self.metrics,
-            "history": str(writer.path) if writer is not None else "",
-            "history_error": writer.why if writer is not None else "",
-            "looks": self.looks,
-            "interval_s": self.interval_s,
-            "look_cpu_s": round(self._look_cpu_s, 6),
-            "jobs": sorted(self.accounts.facts())[:64],
-            "running": self.accounts.running,
-            "messages": self.messages,
-            "refused": self.refused + self.accounts.refused,
+            "pid": os.getpid(), "node": self._options.node, "job": self._options.job,
+            "metrics": self.metrics, "history": str(writer.path) if writer is not None else "",
+            "history_error": writer.why if writer is not None else "", "looks": self.looks,
+            "interval_s": self.interval_s, "look_cpu_s": round(self._look_cpu_s, 6),
+            "jobs": sorted(accounts.facts())[:64], "running": accounts.running,
+            "messages": self.messages, "refused": self.refused + accounts.refused,
             "without": sorted(self._logged),
-        }
+        }  # fmt: skip
 
 
 def _busiest(grown: dict[SensorKey, float]) -> str:
@@ -385,12 +374,8 @@ def run(folder: RuntimeFolder, options: AgentOptions) -> None:
         TelemetryError: another agent is there already, or keeps this history.
         HeadraceError: metrics cannot be served.
     """
-    loop = Loop()
-
-    def end(*_: object) -> None:
-        loop.stop()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    loop, ends = Loop(), (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: loop.stop()) for number in ends}
     try:
         with contextlib.ExitStack() as stack:
             stack.callback(folder.claim().release)
@@ -434,11 +419,8 @@ def _node_stalls() -> dict[str, dict[Cause, float]]:
     from headrace.node.daemon import ask_status
     from headrace.runtime import runtime_folder
 
-    state = ask_status(runtime_folder())
+    jobs = (job for job in ask_status(runtime_folder())["jobs"] if job["totals"] is not None)
     return {
-        job["name"]: {
-            cause_of(word, by_node=True): s for word, s in job["totals"]["stall_s"].items()
-        }
-        for job in state["jobs"]
-        if job["totals"] is not None
+        job["name"]: {cause_of(w, by_node=True): s for w, s in job["totals"]["stall_s"].items()}
+        for job in jobs
     }

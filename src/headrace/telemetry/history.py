@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean
@@ -171,10 +171,9 @@ def open_history(place: Path | str) -> FileHistory | PrometheusHistory:
 
         return PrometheusHistory(text)
 
-    path = Path(text)
-    if not path.exists():
-        raise TelemetryError(f"{path}: there is no history.", path=text, next_step=_START)
-    return FileHistory(path)
+    if not Path(text).exists():
+        raise TelemetryError(f"{text}: there is no history.", path=text, next_step=_START)
+    return FileHistory(Path(text))
 
 
 def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
@@ -186,9 +185,7 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
     """
     best: dict[tuple[str, str], JobRecord] = {}
     for node, record in records:
-        other = best.get((record.job_id, node))
-        if other is None or _knows(record) > _knows(other):
-            best[record.job_id, node] = record
+        best[record.job_id, node] = max(best.get((record.job_id, node), record), record, key=_knows)
     jobs: dict[str, JobRecord] = {}
     for (job_id, node), record in sorted(best.items()):
         job = jobs.setdefault(job_id, JobRecord(job_id=job_id, first_s=record.first_s))
@@ -199,8 +196,7 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
         job.measured = job.measured or record.measured
         for key, value in record.figures.items():
             before = job.figures.get(key, 0.0)
-            largest = key[0] in _LARGEST
-            job.figures[key] = max(before, value) if largest else before + value
+            job.figures[key] = max(before, value) if key[0] in _LARGEST else before + value
     return list(jobs.values())
 
 
@@ -219,16 +215,18 @@ FILES_MAX: Final = 256
 """A view of the queue must not wait for thousands of files to be copied: there a Prometheus answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """How much a job waits for data."""
+class Stall(NamedTuple):
+    """How much a job waits for data.
+
+    Attributes:
+        share: of their time that its steps waited, 0 to 1.
+        cause: what they waited for most; '' where they hardly waited.
+        measured: headrace reported it; else it is inferred.
+    """
 
     share: float
-    """Of their time that its steps waited, 0 to 1."""
     cause: str
-    """What they waited for most; '' where they hardly waited."""
     measured: bool
-    """headrace reported it; else it is inferred."""
 
 
 def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
@@ -291,25 +289,17 @@ class FileHistory:
     def parts(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[str, JobRecord]]:
-        """The same, node by node: jobs on several nodes come as several records, each with its node.
-
-        Raises:
-            TelemetryError: as for `records`.
-        """
+        """The same, node by node: jobs on several nodes come as several records, each with its node."""
         rows = self._rows(since_s, until_s, job_id, by_minute=False)
         return [(node, record) for node, _, record in rows]
 
     def minutes(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> dict[float, list[JobRecord]]:
-        """The same as `records`, minute by minute, by the minute's beginning.
-
-        Raises:
-            TelemetryError: as for `records`.
-        """
-        by_minute: dict[float, list[tuple[str, JobRecord]]] = {}
+        """The same as `records`, minute by minute, by the minute's beginning."""
+        by_minute: dict[float, list[tuple[str, JobRecord]]] = defaultdict(list)
         for node, minute, record in self._rows(since_s, until_s, job_id, by_minute=True):
-            by_minute.setdefault(minute, []).append((node, record))
+            by_minute[minute].append((node, record))
         return {minute: merged(by_minute[minute]) for minute in sorted(by_minute)}
 
     def _rows(
@@ -368,23 +358,17 @@ def _copied(file: Path) -> Iterator[sqlite3.Connection]:
         copy = Path(folder) / "history"
         for attempt in range(ATTEMPTS):
             last = attempt == ATTEMPTS - 1
-            if not _copy(file, copy) and not last:
-                time.sleep(PAUSE_S)
-                continue
-            database = sqlite3.connect(copy)
-            try:
-                check_whole(database)
-            except sqlite3.DatabaseError:
-                database.close()
-                if last:
-                    raise
-                time.sleep(PAUSE_S)
-                continue
-            try:
-                yield database
-            finally:
-                database.close()
-            return
+            if _copy(file, copy) or last:
+                with contextlib.closing(sqlite3.connect(copy)) as database:
+                    try:
+                        check_whole(database)
+                    except sqlite3.DatabaseError:
+                        if last:
+                            raise
+                    else:
+                        yield database
+                        return
+            time.sleep(PAUSE_S)
 
 
 def _copy(file: Path, copy: Path) -> bool:
@@ -415,17 +399,13 @@ def _records(
     records: dict[tuple[float, int], JobRecord] = {}
     query = _FIGURES.format(minute="f.minute" if by_minute else "0.0")
     # A minute belongs to the stretch in which it begins, but for the first: a window ends within one.
-    for minute, job, name, label, system, total, most in database.execute(
-        query, (since_s - 59, until_s, job_id)
-    ):
+    rows = database.execute(query, (since_s - 59, until_s, job_id))
+    for minute, job, name, label, system, total, most in rows:
         if job in jobs:
             record = records.setdefault((float(minute), job), replace(jobs[job], figures={}))
             value = most if name in PEAKS else total
             record.figures[clean(name), clean(label), clean(system)] = float(value)
-    return [
-        (node, minute, record)
-        for (minute, _), record in sorted(records.items(), key=lambda item: item[0])
-    ]
+    return [(node, at[0], records[at]) for at in sorted(records)]
 
 
 def _jobs(database: sqlite3.Connection) -> tuple[str, dict[int, JobRecord]]:

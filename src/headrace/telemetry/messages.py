@@ -18,7 +18,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.base.causes import cause_of
 from headrace.base.job import JobIdentity, clean
@@ -41,18 +41,21 @@ _MOST: Final = 1e18
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What a process and its loaders have done since it began."""
+    """What a process and its loaders have done since it began.
+
+    Attributes:
+        consumer: training steps run in it; else it works for a process where they do.
+        local_ranks: processes like it on this node, as its launcher said; 0: it did not.
+    """
 
     instance: str
     pid: int
     uid: int
     identity: JobIdentity
     consumer: bool
-    """Training steps run in it; else it works for a process where they do."""
     ended: bool
     began_s: float
     local_ranks: int
-    """Processes like it on this node, as its launcher said; 0: it did not."""
     figures: dict[FigureKey, float]
 
 
@@ -84,16 +87,11 @@ def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
                 key = name, word, clean(system)
                 figures[key] = figures.get(key, 0.0) + _amount(amount, name)
     return ProcessReport(
-        instance=instance,
-        pid=pid,
-        uid=uid,
-        identity=_identity(document.get("job")),
-        consumer=document.get("consumer") is True,
-        ended=document.get("ended") is True,
+        instance, pid, uid, _identity(document.get("job")), figures=figures,
+        consumer=document.get("consumer") is True, ended=document.get("ended") is True,
         began_s=_amount(document.get("began_s"), "began_s"),
         local_ranks=_whole(document.get("local_ranks", 0), "local_ranks", 1024),
-        figures=figures,
-    )
+    )  # fmt: skip
 
 
 def _identity(value: Any) -> JobIdentity:
@@ -143,8 +141,7 @@ _ASK_WRITTEN: Final = b'{"ask":"written"}'
 ASKING_MAX: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Datagram:
+class Datagram(NamedTuple):
     """A message and who sent it."""
 
     message: bytes
@@ -186,17 +183,15 @@ class Listener:
                 )
             except OSError:  # BlockingIOError too: that was all
                 return
-            if message == _ASK:
-                self._answer(sender)
-                continue
-            if message == _ASK_WRITTEN:
-                if len(self._asking) < ASKING_MAX:
-                    self._asking.append(sender)
-                continue
             pid, uid = _sender(ancillary)
             # A process may come after another of the same number; its instance is in the message.
             key = (pid, message[:64])
-            if key in self._newest or len(self._newest) < SENDERS_MAX:
+            if message == _ASK:
+                self._answer(sender)
+            elif message == _ASK_WRITTEN:
+                if len(self._asking) < ASKING_MAX:
+                    self._asking.append(sender)
+            elif key in self._newest or len(self._newest) < SENDERS_MAX:
                 self._newest[key] = Datagram(message, pid, uid, time.monotonic(), time.time())
                 self.urgent = self.urgent or _LAST in message
             else:

@@ -67,15 +67,15 @@ _NODE: Final = (
 
 
 class _JobRow(NamedTuple):
-    """A figure of jobs."""
+    """A figure of jobs: the ledger's name, that after `headrace_agent_job_`, and what it is.
+
+    `label` is what the ledger's label is; such figures are by file system, too.
+    """
 
     figure: str
-    """The ledger's."""
     metric: str
-    """Its name after `headrace_agent_job_`."""
     help: str
     label: str = ""
-    """What the ledger's label is; such figures are by file system, too."""
     quality: str = ""
 
     @property
@@ -133,12 +133,9 @@ TABLE: Final = (
 
 
 def figures_of(
-    ledger: Ledger,
-    facts: Mapping[str, JobFacts],
-    state: Mapping[str, float],
-    node: str,
+    ledger: Ledger, facts: Mapping[str, JobFacts], state: Mapping[str, float], node: str,
     labels: JobLabels,
-) -> Figures:
+) -> Figures:  # fmt: skip
     """The figures of an agent."""
     figures = Figures(TABLE)
     labels.jobs.update(facts)
@@ -249,16 +246,11 @@ class PrometheusHistory:
         self, since_s: float, until_s: float, job_id: str
     ) -> dict[tuple[str, str], dict[str, str]]:
         """What jobs are called, by instance and job; what was told last counts."""
-        queries = [f"{_PREFIX}job_info"]
-        if job_id:
-            quoted = _quoted(job_id)
-            queries = [
-                f"{_PREFIX}job_info{{job_name={quoted}}}",
-                f"{_PREFIX}job_info{{alias={quoted}}}",
-            ]
+        names = ("job_name", "alias")
+        matching = [f"{{{name}={_quoted(job_id)}}}" for name in names] if job_id else [""]
         latest: dict[tuple[str, str], tuple[float, dict[str, str]]] = {}
-        for query in queries:
-            for labels, values in self._range(query, since_s, until_s):
+        for part in matching:
+            for labels, values in self._range(f"{_PREFIX}job_info{part}", since_s, until_s):
                 key = labels.get("instance", ""), clean(labels.get("job_name", ""))
                 if key not in latest or values[-1][0] >= latest[key][0]:
                     latest[key] = values[-1][0], labels
@@ -268,16 +260,11 @@ class PrometheusHistory:
         self, query: str, since_s: float, until_s: float
     ) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
         step_s = max(STEP_S, math.ceil((until_s - since_s) / POINTS_MAX))
-        answer = self._ask(
-            "query_range", query=query, start=f"{since_s:.3f}", end=f"{until_s:.3f}", step=step_s
-        )
+        times = {"start": f"{since_s:.3f}", "end": f"{until_s:.3f}", "step": step_s}
         series_list = []
-        for series in answer:
-            values = [
-                (float(at), float(value))
-                for at, value in series.get("values", ())
-                if math.isfinite(float(value))
-            ]
+        for series in self._ask("query_range", query=query, **times):
+            points = ((float(at), float(value)) for at, value in series.get("values", ()))
+            values = [(at, value) for at, value in points if math.isfinite(value)]
             labels = {str(k): str(v) for k, v in series.get("metric", {}).items()}
             if values and labels.get("job_name"):
                 series_list.append((labels, values))
@@ -299,12 +286,9 @@ class PrometheusHistory:
 
 
 def _put(
-    record: JobRecord,
-    metric: str,
-    labels: dict[str, str],
-    values: list[tuple[float, float]],
+    record: JobRecord, metric: str, labels: dict[str, str], values: list[tuple[float, float]],
     since_s: float,
-) -> None:
+) -> None:  # fmt: skip
     row = _BY_METRIC.get((metric, labels.get("quality", "")))
     if row is None:
         return

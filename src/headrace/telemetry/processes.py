@@ -43,11 +43,8 @@ def job_of_group(path: str) -> str:
 
 def job_of_groups(text: str) -> str:
     """The Slurm job of a process, from its `/proc/PID/cgroup`: `4:memory:/slurm/uid_0/job_17/step_0`."""
-    for line in text.splitlines():
-        job = job_of_group(line.partition(":")[2].partition(":")[2])
-        if job:
-            return job
-    return ""
+    groups = (line.split(":", 2)[-1] for line in text.splitlines() if line.count(":") > 1)
+    return next(filter(None, map(job_of_group, groups)), "")
 
 
 def environment_of(block: str) -> Mapping[str, str]:
@@ -65,30 +62,29 @@ JOBS_MAX: Final = 1024
 
 @dataclass(slots=True)
 class GroupUse:
-    """What a job's group counted; None where it does not say."""
+    """What a job's group counted; None where it does not say.
+
+    Attributes:
+        memory_bytes: without page cache, which the kernel takes back before it kills.
+        io_pressure_s: time in which at least one of its tasks waited for I/O.
+    """
 
     cpu_s: float | None = None
     memory_bytes: float | None = None
-    """Without page cache, which the kernel takes back before it kills."""
     io_pressure_s: float | None = None
-    """Time in which at least one of its tasks waited for I/O."""
 
 
 def job_groups(root: Path) -> dict[str, GroupUse]:
     """What the groups of all jobs say now, by job. {} without Slurm, or where it has no cgroup plugins."""
     uses: dict[str, GroupUse] = {}
     mount = root / "sys/fs/cgroup"
-    patterns = [
-        (base, "system.slice/*slurmstepd.scope/job_*") for base in (mount, mount / "unified")
-    ] + [
-        (mount / controller, "slurm*/uid_*/job_*")
-        for controller in ("cpuacct", "cpu,cpuacct", "memory")
-    ]
-    for base, pattern in patterns:
-        for folder in base.glob(pattern):
-            job = job_of_group(str(folder.relative_to(root)))
-            if job and (job in uses or len(uses) < JOBS_MAX):
-                _add_group(uses.setdefault(job, GroupUse()), folder)
+    second, first = "system.slice/*slurmstepd.scope/job_*", "slurm*/uid_*/job_*"
+    patterns = [second, f"unified/{second}"]
+    patterns += [f"{controller}/{first}" for controller in ("cpuacct", "cpu,cpuacct", "memory")]
+    for folder in (folder for pattern in patterns for folder in mount.glob(pattern)):
+        job = job_of_group(str(folder.relative_to(root)))
+        if job and (job in uses or len(uses) < JOBS_MAX):
+            _add_group(uses.setdefault(job, GroupUse()), folder)
     return uses
 
 
@@ -96,19 +92,14 @@ def _add_group(use: GroupUse, folder: Path) -> None:
     fields = fields_of(folder / "cpu.stat")
     if "usage_usec" in fields:
         use.cpu_s = fields["usage_usec"] / 1e6
-    usage = _value(folder / "cpuacct.usage")
-    if usage is not None:
+    if (usage := _value(folder / "cpuacct.usage")) is not None:
         use.cpu_s = usage / 1e9
-    for name, cache in (
-        ("memory.current", "inactive_file"),
-        ("memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        memory = _value(folder / name)
-        if memory is not None:
+    caches = {"memory.current": "inactive_file", "memory.usage_in_bytes": "total_inactive_file"}
+    for name, cache in caches.items():
+        if (memory := _value(folder / name)) is not None:
             cached = fields_of(folder / "memory.stat").get(cache, 0.0)
             use.memory_bytes = max(0.0, memory - cached)
-    pressure = pressure_of(folder / "io.pressure").get("some")
-    if pressure is not None:
+    if (pressure := pressure_of(folder / "io.pressure").get("some")) is not None:
         use.io_pressure_s = pressure
 
 
@@ -150,15 +141,13 @@ class JobProcesses:
 
 @dataclass(slots=True)
 class _Known:
-    """A process that was looked at."""
+    """A process that was looked at, and what it had used then (CPU s, bytes read and written)."""
 
     began_ticks: int
     job: str = ""
     identity: JobIdentity | None = None
     uid: int = 0
-    cpu_s: float = 0.0
-    read_bytes: float = 0.0
-    written_bytes: float = 0.0
+    used: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 class Processes:
@@ -182,8 +171,7 @@ class Processes:
 
     def job_of(self, pid: int) -> str:
         """The job of a process that was seen at the last look; ''."""
-        known = self._known.get(pid)
-        return known.job if known is not None else ""
+        return self._known[pid].job if pid in self._known else ""
 
     def look(self) -> dict[str, JobProcesses]:
         """The jobs that have processes here now, by their ids."""
@@ -195,9 +183,8 @@ class Processes:
         jobs: dict[str, JobProcesses] = {}
         counted = 0
         for pid in pids:
-            known = self._known.get(pid)
-            if known is None:
-                known = self._known[pid] = self._meet(pid)
+            known = self._known.get(pid) or self._meet(pid)
+            self._known[pid] = known
             if known.job and counted < PROCESSES_MAX:
                 counted += 1
                 self._use(pid, known, jobs)
@@ -236,8 +223,7 @@ class Processes:
             return
         assert known.identity is not None
         began_s = self._boot_s + began_ticks / _TICKS_PER_S
-        job = jobs.get(known.job)
-        if job is None:
+        if (job := jobs.get(known.job)) is None:
             job = jobs[known.job] = JobProcesses(known.identity, known.uid, began_s)
         job.identity = fuller(job.identity, known.identity)
         job.uid = max(job.uid, known.uid)  # a step's root process speaks for its user
@@ -245,15 +231,14 @@ class Processes:
         job.pids.add(pid)
         lines = (line.partition(":") for line in self._read(pid, "io").splitlines())
         counts = {name: number(value) or 0.0 for name, _, value in lines}
-        # What others' processes read and write is not ours to know.
-        read_bytes, written_bytes = counts.get("read_bytes", 0.0), counts.get("write_bytes", 0.0)
-        use = job.use
+        # What others' processes read and write is not ours to know. A new process's whole use is new.
+        used = (cpu_s, counts.get("read_bytes", 0.0), counts.get("write_bytes", 0.0))
+        use, (cpu_new, read_new, written_new) = job.use, map(grown, known.used, used)
+        use.cpu_s += cpu_new
+        use.read_bytes += read_new
+        use.written_bytes += written_new
         use.memory_bytes += memory_bytes
-        # A new process's whole use is new.
-        use.cpu_s += grown(known.cpu_s, cpu_s)
-        use.read_bytes += grown(known.read_bytes, read_bytes)
-        use.written_bytes += grown(known.written_bytes, written_bytes)
-        known.cpu_s, known.read_bytes, known.written_bytes = cpu_s, read_bytes, written_bytes
+        known.used = used
 
     def _read(self, pid: int, name: str, most: int = 1 << 14) -> str:
         return read_text(self._proc / str(pid) / name, most)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import Cause
-from headrace.base.text import bytes_text, duration_text
+from headrace.base.text import bytes_text, counted, duration_text
 from headrace.errors import TelemetryError
 from headrace.telemetry.history import JobRecord, open_history
 
@@ -97,7 +97,7 @@ class JobReport:
             "worked_s": record.total("worked_s"),
             "gpu_hours_lost_by_cause": {c: s / 3600 for c, s in record.lost.items()},
             "gpu_hours_lost_by_file_system": {
-                name: s / 3600 for name, s in record.lost_by_file_system.items()
+                n: s / 3600 for n, s in record.lost_by_file_system.items()
             },
             "bytes_by_tier": record.by_label("tier_bytes"),
             **{name: record.total(name) for name in _TOTALS},
@@ -114,33 +114,24 @@ class JobReport:
         record = self.record
         job = f"job {record.shown_id}" + (f" ({record.name})" if record.name else "")
         user = f" of {record.user}" if record.user else ""
-        count = len(record.nodes)
-        nodes = f"{count} node{'s' if count != 1 else ''}"
-        lines = [
-            f"headrace: {job}{user}, {nodes}, {duration_text(self._wall_s)}, stalls {record.quality}"
-        ]
+        nodes, took = counted(len(record.nodes), "node"), duration_text(self._wall_s)
+        lines = [f"headrace: {job}{user}, {nodes}, {took}, stalls {record.quality}"]
         lines += [f"  {label:<12} {text}" for label, text in self._rows() if text]
         lines += [f"  {'not read':<12} {name}" for name in self.skipped]
         return "\n".join(lines)
 
     def _rows(self) -> list[tuple[str, str]]:
         record = self.record
-        lost_h = sum(record.lost.values()) / 3600
-        hours = ""
-        if record.gpu_hours:
-            share = lost_h / record.gpu_hours
-            hours = (
-                f"{hours_text(record.gpu_hours)} had, {hours_text(lost_h)} lost to waiting for data "
-                f"({share:.0%})"
-            )
-        gpus = ""
+        lost_h, had_h = sum(record.lost.values()) / 3600, record.gpu_hours
+        hours = gpus = ""
+        if had_h:
+            lost = f"{hours_text(lost_h)} lost to waiting for data ({lost_h / had_h:.0%})"
+            hours = f"{hours_text(had_h)} had, {lost}"
         if record.gpu_use is not None:
             memory = bytes_text(record.total("gpu_memory_bytes"))
             gpus = f"worked {record.gpu_use:.0%} of the time, {memory} of memory at most"
-        cpu = (
-            f"{hours_text(record.total('cpu_s') / 3600)} hours, "
-            f"{bytes_text(record.total('memory_bytes'))} of memory at most on a node"
-        )
+        memory = bytes_text(record.total("memory_bytes"))
+        cpu = f"{hours_text(record.total('cpu_s') / 3600)} hours, {memory} of memory at most on a node"
         lost_on = {name or "?": s for name, s in record.lost_by_file_system.items()}
         return [
             ("GPU-hours", hours),
@@ -199,10 +190,8 @@ def hours_text(hours: float) -> str:
 
 
 def _shares(seconds: Mapping[Cause, float] | Mapping[str, float]) -> list[str]:
-    total = sum(seconds.values())
-    return [
-        f"{name} {s / total:.0%}" for name, s in seconds.items() if total and s / total >= 0.005
-    ]
+    total = sum(seconds.values()) or 1.0
+    return [f"{name} {s / total:.0%}" for name, s in seconds.items() if s / total >= 0.005]
 
 
 def _sizes(amounts: dict[str, float]) -> list[str]:

@@ -72,8 +72,7 @@ def open_database(path: Path, node: str) -> sqlite3.Connection:
         _log.error("%s is damaged (%s): it is kept as %s, and a new one is begun", path, e, aside)
         path.rename(aside)
         for suffix in ("-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                Path(f"{path}{suffix}").unlink()
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
         try:
             return _open(path, node)
         except sqlite3.Error as again:
@@ -312,14 +311,11 @@ class HistoryWriter:
             database.execute("DELETE FROM tellers WHERE at_s < ?", (unix_s - REPORTS_S,))
         while self._bytes(database) > self._bytes_max:
             # A tenth of the minutes at a time, the oldest first.
-            row = database.execute(
-                "SELECT minute FROM figures GROUP BY minute ORDER BY minute "
-                "LIMIT 1 OFFSET (SELECT count(DISTINCT minute) / 10 FROM figures)"
-            ).fetchone()
-            if (
-                row is None
-                or not database.execute("DELETE FROM figures WHERE minute <= ?", (row[0],)).rowcount
-            ):
+            removed = database.execute(
+                "DELETE FROM figures WHERE minute <= (SELECT minute FROM figures GROUP BY minute "
+                "ORDER BY minute LIMIT 1 OFFSET (SELECT count(DISTINCT minute) / 10 FROM figures))"
+            )
+            if not removed.rowcount:
                 break
         database.execute(
             "DELETE FROM jobs WHERE last_s < ? AND job NOT IN (SELECT DISTINCT job FROM figures)",
@@ -331,10 +327,8 @@ class HistoryWriter:
     @staticmethod
     def _bytes(database: sqlite3.Connection) -> int:
         """Of what is in use; pages that are free will be used again."""
-        size, pages, free = (
-            database.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_size", "page_count", "freelist_count")
-        )
+        names = ("page_size", "page_count", "freelist_count")
+        size, pages, free = (database.execute(f"PRAGMA {n}").fetchone()[0] for n in names)
         return int(size * (pages - free))
 
     def _failed(self, error: Exception, mono_s: float) -> None:
@@ -343,11 +337,9 @@ class HistoryWriter:
         self.why = str(error)
         self._pause_s = min(RETRY_MAX_S, 2 * self._pause_s or RETRY_S)
         self._next_s = mono_s + self._pause_s
-        damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(
-            error, sqlite3.OperationalError | sqlite3.IntegrityError
-        )
-        if damaged:
-            self._let_go()
+        harmless = sqlite3.OperationalError | sqlite3.IntegrityError
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, harmless):
+            self._let_go()  # it is damaged
 
 
 _INSERT: Final = """
