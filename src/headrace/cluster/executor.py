@@ -327,11 +327,8 @@ EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
 
 def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
     """Which one `executor` gives."""
-    named = (
-        name
-        or os.environ.get(EXECUTOR_VARIABLE)
-        or ("slurm" if shutil.which("sbatch") else "local")
-    )
+    default = "slurm" if shutil.which("sbatch") else "local"
+    named = name or os.environ.get(EXECUTOR_VARIABLE) or default
     if named not in {"slurm", "local"}:
         raise ClusterRequestError(f"there is no executor {named!r}, expected slurm or local.")
     return "slurm" if named == "slurm" else "local"

@@ -11,9 +11,10 @@ import dataclasses
 import difflib
 import re
 from bisect import bisect_left
+from collections import defaultdict
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.cluster.notation import read_minutes, slurm_time, time_text
 from headrace.cluster.request import Shorthand, apply_shorthand, read_shorthand
@@ -40,17 +41,16 @@ ARCHITECTURES: Final = {
 _FEATURES = re.compile(r"[\w.+-]+(?:[&,][\w.+-]+)*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(NamedTuple):
     """How a job lies on nodes.
 
     Attributes:
         gpus_per_node: on each; where `even` is false, at most.
         even: all nodes have as many.
-        nodes: all that could be taken, `count` or more.
+        nodes: all that could be taken, `size` or more.
     """
 
-    count: int
+    size: int
     gpus_per_node: int
     even: bool
     gpu_type: str
@@ -101,20 +101,13 @@ def _fit_gpus(
 
 def _most_gpus(nodes: Sequence[Node], below: int, count: int | None, count_max: int | None) -> int:
     """The most GPUs, fewer than `below`, that one job can have; 0: none."""
-    limit = count or count_max or len(nodes)
-    top = 0
-    for gpu_type in {node.gpu_type for node in nodes}:
-        sizes = sorted((n.gpus for n in nodes if n.gpu_type == gpu_type), reverse=True)[:limit]
-        top = max(top, sum(sizes))
+    limit, sizes = count or count_max or len(nodes), defaultdict[str, list[int]](list)
+    for node in nodes:
+        sizes[node.gpu_type].append(node.gpus)
+    tops = [sum(sorted(same, reverse=True)[:limit]) for same in sizes.values()]
+    top = max(tops, default=0)
     sizes_down = range(min(top, below - 1), 0, -1)
     return next((g for g in sizes_down if _fit_gpus(nodes, g, count, count_max)), 0)
-
-
-def _fit_nodes(nodes: Sequence[Node], count: int) -> _Fit | None:
-    """Nodes without regard to GPUs: those without any where there are enough of them."""
-    plain = [node for node in nodes if not node.gpus]
-    able = plain if len(plain) >= count else list(nodes)
-    return _Fit(count, 0, True, "", tuple(able)) if len(able) >= count else None
 
 
 # -- which partition, and for how long -----------------------------------------------------------------
@@ -150,8 +143,7 @@ def candidates(
 
 
 def _named(known: dict[str, Partition], name: str) -> Partition:
-    partition = known.get(name)
-    if partition is None:
+    if (partition := known.get(name)) is None:
         close = difflib.get_close_matches(name, known, 1)
         hint = f"Did you mean {close[0]}? " if close else ""
         raise ClusterRequestError(
@@ -333,9 +325,9 @@ class _Inside:
         )
         sizes = self._with_gpus() if request.gpus else self._without_gpus(short)
         up = sum(not is_away(node) for node in fit.nodes)
-        if up < fit.count:
+        if up < fit.size:
             self.remarks.append(
-                f"{up} of the {len(fit.nodes)} nodes that could take it are up, it needs {fit.count}: "
+                f"{up} of the {len(fit.nodes)} nodes that could take it are up, it needs {fit.size}: "
                 "it waits for the others."
             )
         # A type is said where it is asked for, or where Slurm could take others too.
@@ -343,7 +335,7 @@ class _Inside:
         is_said = fit.gpus_per_node and (request.gpu_type or len(types) > 1)
         constraint, exclude = self._kind_of_node()
         layout = JobLayout(
-            partition=self.partition.name, nodes=fit.count, gpus=request.gpus or 0,
+            partition=self.partition.name, nodes=fit.size, gpus=request.gpus or 0,
             gpu_type=fit.gpu_type if is_said else "", time=time, constraint=constraint, exclude=exclude,
             remarks=tuple(self.remarks), **sizes,
         )  # fmt: skip
@@ -359,23 +351,21 @@ class _Inside:
         if not self.able:
             raise self._nothing_eligible()
         if gpus is None:
-            fit = (
-                _fit_nodes(self.able, count or 1) if (count or 1) <= (most or count or 1) else None
-            )
-            if fit is None:
-                can = min(len(self.able), most or len(self.able))
+            size, can = count or 1, min(len(self.able), most or len(self.able))
+            if size > can:
                 raise self._refusal(
                     f"{count} nodes are asked for, a job can have {can}.",
                     f"The nearest that can be: --nodes {can}.", can,
                 )  # fmt: skip
-            return fit
+            # Those without GPUs, where there are enough of them.
+            plain = [node for node in self.able if not node.gpus]
+            return _Fit(size, 0, True, "", tuple(plain if len(plain) >= size else self.able))
         if count is not None and count > gpus:
             raise self._refusal(
                 f"{gpus} GPUs cannot lie on {count} nodes.",
                 f"Ask for --nodes {gpus} or fewer, or leave --nodes out.",
             )
-        fit = _fit_gpus(self.able, gpus, count, most)
-        if fit is None:
+        if (fit := _fit_gpus(self.able, gpus, count, most)) is None:
             raise self._too_many_gpus(gpus, count, most)
         return fit
 
@@ -402,7 +392,7 @@ class _Inside:
         kind = f" of type {self.request.gpu_type}" if self.request.gpu_type else ""
         other = ""
         if count and (free := _fit_gpus(self.able, gpus, None, most)) is not None:
-            other = f", or --gpus {gpus} on --nodes {free.count}"
+            other = f", or --gpus {gpus} on --nodes {free.size}"
         return self._refusal(
             f"{gpus} GPUs{kind}{on} are asked for; "
             f"it has {having} nodes with GPUs, up to {biggest} each{limit}.",
@@ -426,22 +416,22 @@ class _Inside:
 
     def _least(self, amount: Callable[[Node], int]) -> int:
         """What each of as many nodes as are needed has, at least."""
-        return sorted(map(amount, self.fit.nodes), reverse=True)[self.fit.count - 1]
+        return sorted(map(amount, self.fit.nodes), reverse=True)[self.fit.size - 1]
 
     def _with_gpus(self) -> dict[str, Any]:
         request, fit = self.request, self.fit
         gpus, tasks, per_gpu = request.gpus or 0, request.tasks_per_node, self._cpus_per_gpu()
         if not fit.even:
-            fewer = gpus - gpus % fit.count
+            fewer = gpus - gpus % fit.size
             if tasks is not None:
                 raise self._refusal(
-                    f"{gpus} GPUs are not the same number on each of {fit.count} nodes, "
+                    f"{gpus} GPUs are not the same number on each of {fit.size} nodes, "
                     f"--tasks-per-node {tasks} cannot be.",
                     f"Ask for --gpus {fewer}, or leave --tasks-per-node out.",
                 )
             self.remarks.append(
-                f"{gpus} GPUs on {fit.count} nodes: not the same number on each; "
-                f"{fewer} or {fewer + fit.count} would be."
+                f"{gpus} GPUs on {fit.size} nodes: not the same number on each; "
+                f"{fewer} or {fewer + fit.size} would be."
             )
         memory = self._memory_per_gpu(per_gpu)
         on_node = memory and memory * fit.gpus_per_node
@@ -454,7 +444,7 @@ class _Inside:
             sizes["gpus_per_node"] = fit.gpus_per_node
             sizes["memory_per_node"] = on_node if request.memory is None else request.memory
         if tasks is not None:
-            sizes["tasks"] = tasks * fit.count
+            sizes["tasks"] = tasks * fit.size
             sizes["cpus_per_task"] = max(1, per_gpu * fit.gpus_per_node // tasks)
         return sizes
 
@@ -517,7 +507,7 @@ class _Inside:
             cpus = max(1, (min(self.site.mini_cpus, can) if short.mini else can) // tasks)
         if cpus is not None and cpus * tasks > can:
             raise self._refusal(
-                f"{cpus * tasks} CPUs a node are asked for, {fit.count} of its nodes have {can}.",
+                f"{cpus * tasks} CPUs a node are asked for, {fit.size} of its nodes have {can}.",
                 f"The nearest that can be: --cpus {max(1, can // tasks)}.",
             )
         most = self._least(lambda node: node.memory_mib)
@@ -528,7 +518,7 @@ class _Inside:
             if limit := self.partition.max_memory_per_cpu_mib:
                 memory = min(memory, limit * cpus * tasks)
         return {
-            "tasks": tasks * fit.count, "tasks_per_node": tasks, "cpus_per_task": cpus,
+            "tasks": tasks * fit.size, "tasks_per_node": tasks, "cpus_per_task": cpus,
             "memory_per_node": memory,
         }  # fmt: skip
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headrace.base.documents import DocumentKind
 from headrace.base.files import replace_file
+from headrace.base.text import counted
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.stop_page import StopPhase
 from headrace.errors import LaunchError
@@ -107,22 +108,18 @@ def versions() -> dict[str, str]:
     """Of Python and of the packages that make a difference, as installed; nothing is imported."""
     out = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             out[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return out
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that may change what a run computes, without secrets and without what every run has anew."""
+    names = (name for name in sorted(environment) if _matches(name, _VARIABLES))
     return {
-        name: environment[name]
-        for name in sorted(environment)
-        if _matches(name, _VARIABLES)
-        and not _matches(name.upper(), _SECRETS)
-        and not _matches(name, _OF_ONE_RUN)
-    }
+        name: environment[name] for name in names
+        if not _matches(name.upper(), _SECRETS) and not _matches(name, _OF_ONE_RUN)
+    }  # fmt: skip
 
 
 def script_facts(words: Sequence[str]) -> dict[str, Any]:
@@ -212,12 +209,10 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[ManifestDifferen
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        out: dict[str, Any] = {}
-        for name, part in value.items():
-            out.update(_flat(part, f"{key}.{name}" if key else str(name)))
-        return out
-    return {key: value}
+    if not isinstance(value, dict):
+        return {key: value}
+    parts = (_flat(part, f"{key}.{name}" if key else str(name)) for name, part in value.items())
+    return {name: leaf for part in parts for name, leaf in part.items()}
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -279,7 +274,7 @@ class LaunchReport:
         who = f"job {self.job}" if self.job else "this machine"
         if self.restarts:
             who += f", restart {self.restarts}"
-        nodes = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
+        nodes = counted(len(self.nodes), "node")
         text = f"{who}: {self.outcome}, {nodes}, {self.ranks} ranks, {self.wall_s:.1f} s"
         if self.staged_samples:
             text += f"; {self.staged_samples:,} samples staged"
@@ -405,10 +400,8 @@ class RunRecord:
         known = {str(n.index): n.hardware for n in nodes if n.hardware is not None}
         # Nodes that are alike are one entry: a thousand equal ones say nothing more.
         unlike = {i: h for i, h in known.items() if h != known.get("0")}
-        self._document["hardware"] = {
-            "0": known.get("0", self._document["hardware"]["0"]),
-            **unlike,
-        }
+        first = known.get("0", self._document["hardware"]["0"])
+        self._document["hardware"] = {"0": first, **unlike}
         self._document["order"] = {
             "seed": report.seed, "epoch": report.epoch, "position": report.position,
             "hash": report.order_hash, "steps": report.steps,

@@ -86,8 +86,8 @@ _SIZED: Final = _SIZES - _IN_GPUS | PARTS
 
 _SIZE_FIELDS: Final = frozenset(option.field for option in JOB_OPTIONS if option.slurm in _SIZES)
 _LAID_OUT: Final = _SIZE_FIELDS | {"partition", "time", "node_type", "gpu_type"}
-_VARIABLES: Final = {option.slurm: option.variable for option in JOB_OPTIONS if option.variable} | {
-    "gres": "SBATCH_GRES"
+_VARIABLES: Final = {"gres": "SBATCH_GRES"} | {
+    o.slurm: o.variable for o in JOB_OPTIONS if o.variable
 }
 
 
@@ -159,9 +159,8 @@ def plan_batch(
             ours = request_of_words(each.words, where, ours=True).over(ours)
         else:
             lines = request_of_words(each.words, where).over(lines)
-    variables = {
-        o.field: cluster.environment.get(o.variable, "") for o in JOB_OPTIONS if o.variable
-    }
+    given = cluster.environment
+    variables = {o.field: given.get(o.variable, "") for o in JOB_OPTIONS if o.variable}
     env = read_request(variables, "SBATCH_ variables")
     site = JobRequest(account=cluster.site.account, qos=cluster.site.qos)
     nearer = asked.over(env).over(ours)
@@ -172,11 +171,8 @@ def plan_batch(
         )
         remarks.append(f"{name} sizes its job itself; the size asked for nearer holds instead.")
     request = nearer.over(lines).over(site)
-    if (
-        nearer.said() & {"gpus", "nodes"}
-        and not nearer.partition
-        and cluster.is_short(lines.partition)
-    ):
+    is_sized = nearer.said() & {"gpus", "nodes"}
+    if is_sized and not nearer.partition and cluster.is_short(lines.partition):
         # A short word of the script gives way to GPUs or nodes that are asked for nearer.
         request = dataclasses.replace(request, partition="")
     layout = None
@@ -189,8 +185,8 @@ def plan_batch(
         text = _wrapped(script, words, preamble, disabled)
     else:
         text = script.with_lines(words, preamble, disabled=disabled)
-    options = [str(w) for w in words if cluster.environment.get(_VARIABLES.get(w.name, ""))]
-    if layout and cluster.environment.get("SBATCH_GPUS"):
+    options = [str(w) for w in words if given.get(_VARIABLES.get(w.name, ""))]
+    if layout and given.get("SBATCH_GPUS"):
         options.append(f"--gpus={layout.gpus}")
     submission = Submission(
         text, (*options, *_passed_on(asked)), tuple(arguments),
@@ -295,12 +291,9 @@ def _limits(
 
 
 def _preamble(
-    request: JobRequest,
-    script: Script,
-    layout: JobLayout | None,
-    cluster: Cluster,
+    request: JobRequest, script: Script, layout: JobLayout | None, cluster: Cluster,
     remarks: list[str],
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     lines = environment_lines(request, cluster.site)
     if request.venv and not Path(request.venv, "bin/activate").exists():
         remarks.append(f"{request.venv} has no bin/activate here; it must have one on the nodes.")
@@ -321,9 +314,8 @@ def _preamble(
     nodes = layout.nodes if layout is not None else request.nodes or 1
     if nodes > 1:
         raise ClusterRequestError(
-            f"{script.name}: the script starts nothing with srun, so all of it would run "
-            f"in the container on the first "
-            f"of {nodes} nodes.",
+            f"{script.name}: the script starts nothing with srun, so all of it would run in the "
+            f"container on the first of {nodes} nodes.",
             path=script.name, next_step="Start the work with srun: then each step runs inside, on all nodes.",
         )  # fmt: skip
     remarks.append(f"container {container.image}: the whole script runs inside.")
@@ -333,17 +325,14 @@ def _preamble(
 def _container(request: JobRequest, layout: JobLayout | None, cluster: Cluster) -> Container:
     is_amd = layout is not None and layout.gpu_type.lower().startswith("mi")
     kind = "" if layout is not None and not layout.gpus else "rocm" if is_amd else "nv"
-    return find_container(
-        request.container, cluster.site, gpus=kind, environment=cluster.environment
-    )
+    given = cluster.environment
+    return find_container(request.container, cluster.site, gpus=kind, environment=given)
 
 
 def _wrapped(script: Script, words: list[Word], preamble: list[str], disabled: set[int]) -> bytes:
     """A script that is no shell's, behind a shell that makes its environment ready. Its bytes are kept."""
-    own = [
-        word for d in script.directives if not d.ours and d.line not in disabled for word in d.words
-    ]
-    names = {word.name for word in words}
+    names, slurms = {word.name for word in words}, (d for d in script.directives if not d.ours)
+    own = [word for d in slurms if d.line not in disabled for word in d.words]
     head = dataclasses.replace(script, lines=(b"#!/bin/bash\n",), insert_at=1)
     mark = "HEADRACE_SCRIPT"
     while mark.encode() in script.data:

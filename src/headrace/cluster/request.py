@@ -12,7 +12,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.cluster.notation import memory_mib
 from headrace.errors import ClusterRequestError
@@ -178,7 +178,7 @@ NOT_IN_THE_FOREGROUND: Final = frozenset({"array", "output", "error", "requeue"}
 WORDS_OF_OURS: Final = frozenset(word for option in JOB_OPTIONS for word in option.words)
 """What may stand in `#SBATCH` lines as HAL has them, though `sbatch` refuses it."""
 
-_GPUS = re.compile(r"(?:([\w.\-]+):)?(\d+)", re.ASCII)
+_GPUS = re.compile(r"(?:([\w.\-]+):)?(\d{1,7})", re.ASCII)
 _COUNT_MAX: Final = 10**6
 
 
@@ -189,11 +189,8 @@ def _is_said(value: object) -> bool:
 
 def read_request(values: Mapping[str, Any], where: str) -> JobRequest:
     """A request from texts by field; `where` they come from is for messages."""
-    read = {
-        field: _read(_BY_FIELD[field], value, where)
-        for field, value in values.items()
-        if _is_said(value)
-    }
+    said = {field: value for field, value in values.items() if _is_said(value)}
+    read = {field: _read(_BY_FIELD[field], value, where) for field, value in said.items()}
     if isinstance(gpus := read.get("gpus"), tuple):
         read["gpus"] = gpus[1]
         if gpus[0] and read.setdefault("gpu_type", gpus[0]) != gpus[0]:
@@ -217,13 +214,11 @@ def request_of_words(words: Iterable[Word], where: str, *, ours: bool = False) -
         option = known.get(word.name)
         if option is None and ours:
             close = difflib.get_close_matches(word.name, _BY_FLAG, 1)
-            meant = (
-                f"did you mean --{close[0]}?" if close else "see `headrace cluster batch --help`"
-            )
+            see = "see `headrace cluster batch --help`"
+            meant = f"did you mean --{close[0]}?" if close else see
             raise ClusterRequestError(f"{where}: --{word.name} is no option of ours; {meant}")
-        if option is None or not (
-            ours or word.name in option.words or _is_ours(option, word, where)
-        ):
+        is_read = option and (ours or word.name in option.words or _is_ours(option, word, where))
+        if option is None or not is_read:
             continue
         if option.kind is OptionKind.FLAG:
             values[option.field] = True
@@ -272,14 +267,8 @@ def _read(option: JobOption, value: Any, where: str) -> Any:
                     f"{where}: {option.flag} is {text!r}: more than one type of GPU in one job.",
                     next_step="Ask for one type, or size the job in Slurm's own words (--gres).",
                 )
-        match = _GPUS.fullmatch(text)
-        typed = kind is OptionKind.GPUS
-        if (
-            match
-            and len(match[2]) < 8
-            and 1 <= int(match[2]) <= _COUNT_MAX
-            and (typed or not match[1])
-        ):
+        match, typed = _GPUS.fullmatch(text), kind is OptionKind.GPUS
+        if match and 1 <= int(match[2]) <= _COUNT_MAX and (typed or not match[1]):
             return (match[1] or "", int(match[2])) if typed else int(match[2])
     raise ClusterRequestError(f"{where}: {option.flag} is {value!r}, expected {expected}.")
 
@@ -289,8 +278,7 @@ def _read(option: JobOption, value: Any, where: str) -> Any:
 _SHORT = re.compile(r"(gpux|cpun|cpux)(\d{1,6})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Shorthand:
+class Shorthand(NamedTuple):
     """What a short word asks for."""
 
     text: str
@@ -305,11 +293,9 @@ def read_shorthand(text: str, partitions: Collection[str]) -> Shorthand | None:
         return None
     if text == "cpu_mini":
         return Shorthand(text, nodes=1, mini=True)
-    match = _SHORT.fullmatch(text)
-    if match is None:
+    if (match := _SHORT.fullmatch(text)) is None:
         return None
-    count = int(match[2])
-    if count == 0:
+    if (count := int(match[2])) == 0:
         raise ClusterRequestError(
             f"partition {text!r} asks for none.", next_step=f"{match[1]}1 is the least."
         )
@@ -331,9 +317,6 @@ def apply_shorthand(request: JobRequest, short: Shorthand) -> tuple[JobRequest, 
             f"partition {short.text} stands for {short.nodes} nodes, --nodes asks for {request.nodes}.",
             next_step="Give one of them.",
         )
-    remarks = []
-    if request.cpus_per_gpu is not None:
-        remarks.append(
-            f"{short.text} has no GPUs: {request.cpus_per_gpu} CPUs per GPU are ignored."
-        )
+    remark = f"{short.text} has no GPUs: {request.cpus_per_gpu} CPUs per GPU are ignored."
+    remarks = [] if request.cpus_per_gpu is None else [remark]
     return dataclasses.replace(plain, nodes=short.nodes, cpus_per_gpu=None), remarks

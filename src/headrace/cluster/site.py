@@ -227,10 +227,8 @@ def _mapping(value: Any, where: str, path: Path) -> dict[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        place = where or "the file"
-        raise ClusterRequestError(
-            f"{path}: {place} is {type(value).__name__}, expected keys and values.", path=str(path)
-        )
+        text = f"{where or 'the file'} is {type(value).__name__}, expected keys and values"
+        raise ClusterRequestError(f"{path}: {text}.", path=str(path))
     return dict(value)
 
 
@@ -257,9 +255,8 @@ def _read(
         try:
             values[name] = known[name].read(value)
         except ValueError as e:
-            raise ClusterRequestError(
-                f"{path}: {prefix}{name} is {value!r}: {e}.", path=str(path)
-            ) from None
+            text = f"{path}: {prefix}{name} is {value!r}: {e}."
+            raise ClusterRequestError(text, path=str(path)) from None
     return values
 
 
@@ -312,9 +309,8 @@ def _scalar(text: str) -> str:
 def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:
     with_gpus = {node.name for node in snapshot.nodes if node.gpus}
     usable = [p for p in snapshot.partitions if p.state == "up"]
-    gpu = sorted(
-        (p for p in usable if with_gpus.intersection(p.nodes)), key=lambda p: not p.is_default
-    )
+    gpu = [p for p in usable if with_gpus.intersection(p.nodes)]
+    gpu.sort(key=lambda p: not p.is_default)
     cpu = [p for p in usable if not with_gpus.intersection(p.nodes)]
     cpu = cpu or [p for p in usable if "cpu" in p.name.lower()]
     named = {"gpu_partition": gpu, "cpu_partition": cpu}
@@ -323,14 +319,11 @@ def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:
 
 
 def _fact_lines(snapshot: ClusterSnapshot) -> list[str]:
-    lines = [
-        f"# Cluster {snapshot.cluster or '-'}, Slurm {snapshot.version or '-'}, when this file was written:"
-    ]
+    cluster, version = snapshot.cluster or "-", snapshot.version or "-"
+    lines = [f"# Cluster {cluster}, Slurm {version}, when this file was written:"]
     for partition in snapshot.partitions:
-        default, names = (
-            ", the default" if partition.is_default else "",
-            compress_hosts(partition.nodes),
-        )
+        default = ", the default" if partition.is_default else ""
+        names = compress_hosts(partition.nodes)
         shown = names if len(names) <= 60 else f"{names[:60]}..."
         limit = time_text(partition.max_minutes)
         lines.append(f"#   {partition.name}{default}: {shown}, {limit} at most")

@@ -168,28 +168,19 @@ def snapshot_to_json(snapshot: ClusterSnapshot) -> bytes:
 def snapshot_from_json(data: bytes, name: str = "the snapshot") -> ClusterSnapshot:
     """From text; `name` is for messages."""
     msgspec = _msgspec()
-    sums = unseal(data)
-    if sums is not None and sums[0] != sums[1]:
-        raise ClusterError(
-            f"{name}: the snapshot is damaged: its checksum is {sums[0]}, expected {sums[1]}.",
-            path=name, next_step=_WRITE_ONE,
-        )  # fmt: skip
-    written = ""
+    sums, written, why = unseal(data), "", ""
     try:
-        with contextlib.suppress(msgspec.ValidationError):
-            written = msgspec.json.decode(data, type=_Head).format
-        if sums is None and written == FORMAT:
-            raise ClusterError(
-                f"{name}: the snapshot's checksum is missing or damaged.",
-                path=name,
-                next_step=_WRITE_ONE,
-            )
-        if written != (FORMAT if sums is not None else _UNCHECKED):
-            raise ClusterError(
-                f"{name}: format is {written!r}, expected {FORMAT!r}.",
-                path=name,
-                next_step=_WRITE_ONE,
-            )
+        if sums is None or sums[0] == sums[1]:
+            with contextlib.suppress(msgspec.ValidationError):
+                written = msgspec.json.decode(data, type=_Head).format
+        if sums is not None and sums[0] != sums[1]:
+            why = f"the snapshot is damaged: its checksum is {sums[0]}, expected {sums[1]}"
+        elif sums is None and written == FORMAT:
+            why = "the snapshot's checksum is missing or damaged"
+        elif written != (FORMAT if sums is not None else _UNCHECKED):
+            why = f"format is {written!r}, expected {FORMAT!r}"
+        if why:
+            raise ClusterError(f"{name}: {why}.", path=name, next_step=_WRITE_ONE)
         content: _File = msgspec.json.decode(data, type=_File)
     except msgspec.ValidationError as e:
         raise ClusterError(f"{name}: {e}.", path=name) from e
@@ -202,9 +193,8 @@ def _msgspec() -> ModuleType:
     try:
         import msgspec.json
     except ModuleNotFoundError as e:
-        raise ClusterError(
-            "snapshot files need msgspec.", next_step="pip install 'headrace[cluster]'"
-        ) from e
+        next_step = "pip install 'headrace[cluster]'"
+        raise ClusterError("snapshot files need msgspec.", next_step=next_step) from e
     return msgspec
 
 
