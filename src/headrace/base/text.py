@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import os
 import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _SHIFTS = {"K": 10, "M": 20, "G": 30, "T": 40}
@@ -115,6 +119,16 @@ def labelled(label: str, text: str, *, margin: int = 10, width: int = 80) -> lis
             subsequent_indent="  " if part[:1] == " " else "",
         ) or [""]  # fmt: skip
     return [f"{label if i == 0 else '':<{margin}}{line}".rstrip() for i, line in enumerate(lines)]
+
+
+def aligned(rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
+    """Rows as columns of text; `sides` has a < or > for each, to which its cells are: without, all >."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shapes = list(zip(sides or ">" * len(widths), widths, strict=True))
+    return [
+        "  ".join(f"{cell:{side}{width}}" for cell, (side, width) in zip(row, shapes, strict=True)).rstrip()
+        for row in rows
+    ]  # fmt: skip
 
 
 def printable(text: str, *, lines: bool = False) -> str:

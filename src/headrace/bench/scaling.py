@@ -21,6 +21,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.text import aligned, counted
 from headrace.cluster.executor import Submission
 from headrace.errors import BenchError
 
@@ -187,7 +188,7 @@ def scaling_table(runs: Sequence[ScalingRun], tolerance: float = TOLERANCE) -> S
     done = [r for r in runs if r.state == "COMPLETED" and len(r.epochs) == epochs > 0]
     rows, findings = list[ScalingRow](), list[str]()
     for run in runs:
-        where = f"{run.ranks} rank{'s' if run.ranks > 1 else ''}"
+        where = counted(run.ranks, "rank")
         row = ScalingRow(run.ranks, run.nodes, run.state, run.wall_s, log=run.log)
         if run in done:
             row, best = _measured(run, done[0], tolerance), done[0].epochs[-1].accuracy
@@ -359,13 +360,9 @@ _HEAD = (
 
 def table_text(table: ScalingTable) -> str:
     """The table, what its columns are, and the findings; ends with a line break."""
-    cells = [_HEAD, *map(_cells, table.rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+    lines = aligned([_HEAD, *map(_cells, table.rows)])
     lines += [
+        "",
         "",
         f"samples/s: over the whole wall time. training/s: median of {table.epochs} epochs.",
         "efficiency: training/s for each rank, against the first row.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer import Argument, Option
 
-from headrace.base.text import binary_text, bytes_of, bytes_text, counted
+from headrace.base.text import aligned, binary_text, bytes_of, bytes_text, counted
 from headrace.cli import bench_results, exit_codes
 from headrace.cli.options import CommandGroup, FullOutput, JsonOutput, QuietOutput
 from headrace.cli.printing import Output
@@ -168,7 +168,7 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
         cells.append((
             str(probe.accelerators), *values, probe.bound, "too many" if probe.over else "fed",
         ))  # fmt: skip
-    for line in bench_results.aligned(cells):
+    for line in aligned(cells):
         output.line(line)
     over = [probe for probe in result.probes if probe.over]
     if over:

@@ -9,6 +9,7 @@ import typer
 from typer import Argument, Option
 
 from headrace.base.files import replace_file
+from headrace.base.text import aligned
 from headrace.cli import exit_codes
 from headrace.cli.options import QuietOutput
 from headrace.cli.printing import Output
@@ -163,18 +164,6 @@ def _print_comparison(
         output.line(
             f"{verdict.condition.written}: {held} ({verdict.condition.measure.name} {value})"
         )
-
-
-def aligned(rows: Sequence[Sequence[str]], sides: str = "") -> list[str]:
-    """Rows as columns of text; a side is < or >, to which it is, for each column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sides = sides or ">" * len(widths)
-    return [
-        "  ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _write(path: str, text: str) -> None:

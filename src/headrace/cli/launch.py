@@ -169,15 +169,14 @@ def scaling(
     timeout_s: float | None = Option(
         None, min=1.0, help="Wait for each job so long. [default: for ever]"
     ),
-    out: Path = Option(Path("scaling"), help="A new folder: scaling.json, scaling.svg, logs."),
+    out: Path = Option(Path("scaling"), help="A new folder: scaling.json, scaling.txt, logs."),
     output: QuietOutput,
 ) -> int:
     """Run a project on 1, 2, 4, 8 ranks, one job after the other, and put them beside each other.
 
-    Writes a table (text, JSON) and its figure. Ends with 1 if a size failed, or learned less than the first.
+    Writes a table (text, JSON). Ends with 1 if a size failed, or learned less than the first.
     """
     from headrace.bench.scaling import ScalingOptions, measure, scaling_table, table_text
-    from headrace.bench.scaling_figure import figure_svg
     from headrace.cluster.executor import executor as executor_named
 
     runs_on, sizes = executor_named(executor), _numbers(ranks)
@@ -199,13 +198,11 @@ def scaling(
     runs = list(measure(runs_on, options, tell))
     table = scaling_table(runs, tolerance / 100)
     document, text = asdict(table), table_text(table)
-    title = f"{project.absolute().name}: {table.epochs} epochs"
     (out / "scaling.json").write_text(json.dumps(document, indent=2, default=plain) + "\n", "utf-8")
-    (out / "scaling.svg").write_text(figure_svg(table, title), "utf-8")
     (out / "scaling.txt").write_text(text, "utf-8")
-    output.result(document | {"figure": out / "scaling.svg"}, text.rstrip("\n"))
+    output.result(document, text.rstrip("\n"))
     if not output.as_json:
-        output.remark(f"{out}/scaling.svg, scaling.json, scaling.txt")
+        output.remark(f"{out}/scaling.json, scaling.txt")
     return exit_codes.FINDING if table.findings else exit_codes.OK
 
 
