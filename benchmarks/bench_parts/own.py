@@ -22,8 +22,7 @@ from benchmarks.bench_parts.truth import SETTINGS, truth
 from headrace.base.job import Rank
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import find_files
-from headrace.bench.generate import generate
+from headrace.bench.dataset_files import find_files, generate
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, run_epochs
 

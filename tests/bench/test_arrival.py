@@ -5,9 +5,8 @@ import time
 import pytest
 
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.dataset_files import find_files
+from headrace.bench.dataset_files import find_files, generate
 from headrace.bench.engines import EngineContext, make_engine
-from headrace.bench.generate import generate
 from headrace.bench.run import plans_of
 from tests_shared import until
 

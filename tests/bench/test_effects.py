@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.dataset_files import find_files
+from headrace.bench.dataset_files import find_files, generate
 from headrace.bench.engines import Delivered
 from headrace.bench.engines import native as preprocessing
-from headrace.bench.generate import generate
 from headrace.bench.session import notes_of
 from headrace.bench.values import TimeDistribution
 from headrace.errors import BenchError, SourceError

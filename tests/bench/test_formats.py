@@ -16,8 +16,8 @@ import headrace as hr
 from headrace.base.checksum import crc32c
 from headrace.bench.content import BLOCK_BYTES, LARGEST_CODE, Checksum, Content, PieceKind
 from headrace.bench.dataset import DatasetSpec
+from headrace.bench.dataset_files import generate
 from headrace.bench.formats import FileJob, format_of, layout_of
-from headrace.bench.generate import generate
 from headrace.errors import SourceError
 from headrace.store.sources.tfrecord import mask
 

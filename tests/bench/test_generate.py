@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import FILE_NAME, find_files, read_manifest
-from headrace.bench.generate import generate
+from headrace.bench.dataset_files import FILE_NAME, find_files, generate, read_manifest
 from headrace.errors import SourceError, VolumeError
 from headrace.store import output_file
 
@@ -77,7 +76,7 @@ def test_a_name_without_its_bytes_is_written_again(tmp_path):
 _PROGRAM = """
 import sys
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.generate import generate
+from headrace.bench.dataset_files import generate
 spec = DatasetSpec(data_folder=sys.argv[1], format=sys.argv[2], num_files_train=60,
                    record_length_bytes=600_000, num_samples_per_file=int(sys.argv[3]))
 print("begun", flush=True)
@@ -131,7 +130,7 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_fills_up_stops_all(small_disk, monkeypatch):
-    monkeypatch.setattr("headrace.bench.generate.check_free_space", lambda *_: None)
+    monkeypatch.setattr("headrace.bench.dataset_files.check_free_space", lambda *_: None)
     spec = spec_in(small_disk, num_files_train=30)
     with pytest.raises(VolumeError, match=r"img_\d+_of_30.npz: the disk is full") as raised:
         generate(spec)
@@ -195,7 +194,7 @@ def test_another_data_set_is_replaced_only_when_asked(tmp_path):
 
 
 def test_a_rank_without_a_leader_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.bench.generate._RANK_0_DEADLINE_S", 0.1)
+    monkeypatch.setattr("headrace.bench.dataset_files._RANK_0_DEADLINE_S", 0.1)
     with pytest.raises(SourceError, match="rank 0 has not begun"):
         generate(spec_in(tmp_path), rank=1, world_size=2)
 

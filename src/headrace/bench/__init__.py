@@ -1,8 +1,8 @@
 """Measures storage the way training uses it: DLIO's workloads, data sets and checkpoints.
 
 * config, schema, values: workloads and command lines; every key of DLIO and what becomes of it
-* dataset, dataset_files, content, generate, formats: what a data set is, and how it is written and found
-* plan: which samples each accelerator reads in each step, also those of a recorded job
+* dataset: what a data set is, and which samples each accelerator reads in each step, also of a recorded job
+* dataset_files, content, formats: how its files are written, found and read
 * engines: what reads; loop: accelerators that compute by the clock; ranks: how processes find each other
 * run, checkpoints, staging: from a workload to recorded timelines
 * metrics, summary, results: figures, and the files that a run leaves

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from headrace.bench.checkpoints import RunCheckpointer
+from headrace.bench.dataset import plan_of
 from headrace.bench.engines import EngineContext, engine_name, make_engine
 from headrace.bench.loop import StepLoop
-from headrace.bench.plan import plan_of
 from headrace.bench.summary import RunRecord
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import read_text
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from headrace.bench.config import LoadedWorkload
+    from headrace.bench.dataset import StepPlan
     from headrace.bench.engines import BatchSource, Engine
     from headrace.bench.metrics import Block, Formula
-    from headrace.bench.plan import StepPlan
     from headrace.bench.ranks import RankGroup
     from headrace.bench.values import TimeDistribution
 

@@ -311,7 +311,7 @@ class _Session:
         return replace(self._report, summary=summary, lines=tuple(lines))
 
     def _generate(self) -> int:
-        from headrace.bench.generate import generate
+        from headrace.bench.dataset_files import generate
 
         def progress(done: int, total: int | None, *_: Any) -> None:
             if self._options.progress is not None:

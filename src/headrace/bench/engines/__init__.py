@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.bench.plan import StepPlan
+    from headrace.bench.dataset import StepPlan
     from headrace.bench.schema import Workload
 
 

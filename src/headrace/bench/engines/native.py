@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace import _native
+from headrace.bench.dataset import replay_of
 from headrace.bench.dataset_files import AT_REST_S
 from headrace.bench.engines import Delivered, Engine, batches_ahead
 from headrace.bench.formats import format_of
-from headrace.bench.plan import replay_of
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader

@@ -1,7 +1,6 @@
 """The formats of data sets: how a file is written, where a sample's bytes lie in it, and how it is decoded.
 
-* arrays: npy, npz, csv, indexed_binary, recorded and synthetic files
-* images: jpeg and png
+* arrays: npy, npz, csv, indexed_binary, jpeg, png, recorded and synthetic files
 * records: tfrecord, parquet and hdf5
 """
 
@@ -132,9 +131,9 @@ class DatasetFormat(ABC):
 
 @cache
 def _formats() -> dict[str, DatasetFormat]:
-    from headrace.bench.formats import arrays, images, records
+    from headrace.bench.formats import arrays, records
 
-    return arrays.FORMATS | images.FORMATS | records.FORMATS
+    return arrays.FORMATS | records.FORMATS
 
 
 def format_of(spec: DatasetSpec) -> DatasetFormat:
