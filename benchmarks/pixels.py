@@ -3,9 +3,10 @@
     python -m benchmarks.pixels            # two sizes of JPEG, and PNG; median of 5
     python -m benchmarks.pixels --rounds 1 --pictures 200
 
-Engines take turns, round after round, each run in a fresh process over hot files; ratios are formed
-inside a round. The limits are plain libjpeg-turbo in as many threads (`pixel_probe`): Huffman decoding
-alone, and a random region without a resize. Pictures are made here: noise with the spectrum of
+Engines take turns, round after round, each run in a fresh process over files in the page cache (but for
+the row that says cold); ratios are formed inside a round. The peers are in `pixel_peers`. The limits are
+plain libjpeg-turbo in as many threads (`pixel_probe`): Huffman decoding alone, and a random region without
+a resize. Pictures are made here: noise with the spectrum of
 photographs. Writes raw runs to benchmarks/results/.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import importlib
 import json
 import os
 import resource
@@ -34,10 +36,10 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 
 import numpy as np
 
-from benchmarks import machine
+from benchmarks import machine, pixel_peers
+from benchmarks.pixel_peers import BATCH
 
 RESULTS = ROOT / "benchmarks/results"
-BATCH = 64
 SETS = {
     "small JPEG": (500, 375, "JPEG", {"quality": 90}, 1.0),
     "large JPEG": (2000, 1500, "JPEG", {"quality": 88}, 0.1),
@@ -45,8 +47,15 @@ SETS = {
 }
 """Width, height, format, options and the share of `--pictures` that is made."""
 
-ENGINES = ("torch + Pillow", "headrace", "headrace, exact", "headrace, float32", "headrace, kept")
-"""Of the last, the second epoch is measured."""
+OWN: dict[str, dict[str, Any]] = {
+    "headrace": {},
+    "headrace, cold": {},
+    "headrace, 1 thread": {},
+    "headrace, exact": {"exact": True},
+    "headrace, float32": {"dtype": "float32"},
+    "headrace, kept": {"keep": "decoded"},
+}
+"""What differs from the plain recipe. Of what is kept, the second epoch is measured."""
 
 
 def _write(job: tuple[Path, int, int, int, str, dict[str, Any]]) -> None:
@@ -85,75 +94,49 @@ def make(folder: Path, name: str, pictures: int) -> list[Path]:
 # -- one run, in a process of its own ---------------------------------------------------------------
 
 
-def _box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    for _ in range(10):
-        area = width * height * rng.uniform(0.08, 1)
-        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
-        w, h = round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))
-        if 0 < w <= width and 0 < h <= height:
-            left, top = rng.integers(width - w + 1), rng.integers(height - h + 1)
-            return int(left), int(top), int(left) + w, int(top) + h
-    return 0, 0, width, height
-
-
-class PillowFolder:
-    """A map-style data set, as people write it."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, i: int) -> Any:
-        import torch
-        from PIL import Image
-
-        rng = np.random.default_rng(i)
-        with Image.open(self.paths[i]) as picture:
-            rgb = picture.convert("RGB")
-        cut = rgb.crop(_box(*rgb.size, rng)).resize((224, 224), Image.Resampling.BILINEAR)
-        if rng.random() < 0.5:
-            cut = cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.asarray(cut).copy()).permute(2, 0, 1), i % 10
-
-
 def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
     """One epoch: pictures a second, CPU seconds for each thousand, peak memory."""
-    import torch  # noqa: F401 - both have what they need before the clock starts
-    from PIL import Image  # noqa: F401
-    from torch.utils.data import DataLoader
-
-    import headrace as hr
-
-    begin, cpu, count = time.perf_counter(), _cpu_seconds(), 0
-    if engine == "torch + Pillow":
-        paths = sorted(str(path) for path in Path(folder).glob("*/*"))
-        for images, _ in DataLoader(
-            PillowFolder(paths), batch_size=BATCH, shuffle=True, num_workers=threads
-        ):
-            count += len(images)
+    paths = sorted(str(path) for path in Path(folder).glob("*/*"))
+    if engine in pixel_peers.installed():
+        epoch = pixel_peers.installed()[engine]
+        importlib.import_module(pixel_peers.PEERS[engine][0])  # before the clock starts
+        begin, cpu = time.perf_counter(), _cpu_seconds()
+        count = sum(epoch(paths, threads))
     else:
-        exact, dtype = engine.endswith("exact"), "float32" if engine.endswith("32") else "uint8"
-        kept = engine.endswith("kept")
-        images = hr.Images(
-            size=224, flip=True, exact=exact, dtype=dtype, keep="decoded" if kept else None
-        )
-        loader = hr.loader(store, BATCH, seed=7, decode=images, decode_threads=threads)
-        if kept:
+        import headrace as hr
+
+        recipe, threads = dict(OWN[engine]), 1 if engine.endswith("1 thread") else threads
+        rewritten = recipe.pop("rewritten", False)
+        source = f"{store}-rewritten" if rewritten else store
+        if engine.endswith("cold"):
+            _evict(Path(source))
+        begin, cpu = time.perf_counter(), _cpu_seconds()
+        images = hr.Images(size=224, flip=True, **recipe)
+        loader = hr.loader(source, BATCH, seed=7, decode=images, decode_threads=threads)
+        if images.keep:
             for _ in loader:
                 pass
             begin, cpu = time.perf_counter(), _cpu_seconds()
-        for batch in loader:
-            count += len(batch.pixels)
+        count = sum(len(batch.pixels) for batch in loader)
         loader.close()
     seconds = time.perf_counter() - begin
-    peaks = [resource.getrusage(who).ru_maxrss for who in _EVERYBODY]
+    status = Path("/proc/self/status").read_text()
+    own_kb = int(status.partition("VmHWM:")[2].split()[0])  # rusage's begins with the parent's
+    peak_kb = max(own_kb, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
     return {
         "pictures_per_s": count / seconds,
         "cpu_s_per_1000": 1000 * (_cpu_seconds() - cpu) / count,
-        "peak_mb": max(peaks) / 1024,
+        "peak_mb": peak_kb / 1024,
     }
+
+
+def _evict(store: Path) -> None:
+    """Drops a store's files from the page cache."""
+    os.sync()
+    for path in store.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as f:
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 _EVERYBODY = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -197,6 +180,9 @@ def main() -> None:
         return
     import headrace as hr
 
+    for peer in pixel_peers.missing():
+        print(f"{peer} is not installed: left out (benchmarks/requirements-pixels.txt)")
+    engines = [*pixel_peers.installed(), *OWN]
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
@@ -211,14 +197,9 @@ def main() -> None:
             )
             for number in range(options.rounds):
                 figures = limits(program, paths, options.threads) if "JPEG" in name else {}
-                for engine in ENGINES:
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "benchmarks.pixels",
-                        "--threads",
-                        str(options.threads),
-                    ]
+                for engine in engines:
+                    command = [sys.executable, "-m", "benchmarks.pixels"]
+                    command += ["--threads", str(options.threads)]
                     command += ["--one", engine, str(folder), str(store)]
                     done = subprocess.run(
                         command, check=True, capture_output=True, text=True, cwd=ROOT
@@ -238,7 +219,9 @@ def main() -> None:
 def table(name: str, runs: list[dict[str, Any]]) -> None:
     """Print medians of a set, and how many times torch's figure each is."""
     here = [run for run in runs if run["set"] == name]
-    torch = {run["round"]: run["pictures_per_s"] for run in here if run["engine"] == ENGINES[0]}
+    torch = {
+        run["round"]: run["pictures_per_s"] for run in here if run["engine"] == "torch + Pillow"
+    }
     for engine in dict.fromkeys(run["engine"] for run in here):
         own = [run for run in here if run["engine"] == engine]
         rate = statistics.median(run["pictures_per_s"] for run in own)
