@@ -17,8 +17,7 @@ import os
 import threading
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -50,24 +49,21 @@ _CHUNK_BYTES = 32 << 20
 _CHUNK_RANGES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class SharePart:
+class SharePart(NamedTuple):
     """A segment of the job, as the source has it: its directory and its first sample there."""
 
     directory: Directory
     base: int
 
 
-@dataclass(slots=True)
-class _Range:
-    """A range that somebody waits for."""
+class _Range(NamedTuple):
+    """A range that somebody waits for; `begin` to `end - 1` are the share's samples that may lie in it."""
 
     number: int
     share: SharePart
     offset: int
     length: int
     begin: int
-    """The first sample that may lie in it, of the share."""
     end: int
 
 
@@ -110,15 +106,13 @@ class SourceReads:
     def close(self) -> None:
         """Ends the threads."""
         with self._lock:
-            pool, self._pool = self._pool, None
-            reader, self._reader = self._reader, None
-            store, self._store = self._store, None
+            pool, reader, store = self._pool, self._reader, self._store
+            self._pool = self._reader = self._store = None
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
-        if reader is not None:
-            reader.close()
-        if store is not None:
-            store.close()
+        for opened in (reader, store):
+            if opened is not None:
+                opened.close()
 
     def _serve(self, requests: Any, ranges: list[_Range]) -> None:
         """Reads what a chunk of ranges needs, and hands it over."""
@@ -139,16 +133,11 @@ class SourceReads:
                 parts = list(range(len(self._store.parts)))
                 self._reader = BatchReader(self._store.catalog, parts, ReaderOptions())
             store, reader = self._store, self._reader
-        wanted = np.unique(
-            np.concatenate(
-                [np.arange(r.begin, r.end, dtype=np.int64) + r.share.base for r in ranges]
-            )
-        )
+        pieces = [np.arange(r.begin, r.end, dtype=np.int64) + r.share.base for r in ranges]
+        wanted = np.unique(np.concatenate(pieces))
         batch = reader.submit(wanted).take() if len(wanted) else None
-        bad: dict[int, int] = {}
-        if batch is not None and batch.failed:
-            for failure in store.catalog.failures(batch):
-                bad[failure["slot"]] = failure["errno"] or errno.EIO
+        failures = store.catalog.failures(batch) if batch is not None and batch.failed else ()
+        bad = {failure["slot"]: failure["errno"] or errno.EIO for failure in failures}
         for each in ranges:
             if not requests.open(each.number):
                 continue
@@ -226,6 +215,13 @@ def identity_of(session: str) -> HostIdentity:
     return HostIdentity(f"nqn.2026-11.io.headrace:job:{session}", own)
 
 
+def host_options(kato_ms: int) -> HostOptions:
+    """How a job's targets are spoken to: they ask for no secret, whatever others are given."""
+    return HostOptions(
+        timeout_s=1.0, kato_ms=kato_ms, dhchap_secret=None, dhchap_controller_secret=None
+    )
+
+
 def connect_options() -> EngineOptions:
     """How a job's targets are read: one that is gone is given up soon, for there is another way.
 
@@ -233,13 +229,7 @@ def connect_options() -> EngineOptions:
     waits stalls for less than 3 s.
     """
     return EngineOptions(
-        # A job's targets ask for no secret, whatever the environment has for other targets.
-        host=HostOptions(
-            timeout_s=1.0, kato_ms=10_000, dhchap_secret=None, dhchap_controller_secret=None
-        ),
-        command_timeout_s=1.5,
-        give_up_s=0.3,
-        read_deadline_s=60.0,
+        host=host_options(10_000), command_timeout_s=1.5, give_up_s=0.3, read_deadline_s=60.0
     )
 
 
@@ -289,12 +279,7 @@ class _Live:
         self.opened: set[str] = set()
 
     def open(self, url: str, silent: set[str]) -> bool:
-        """Makes a place readable; False while its node does not answer.
-
-        Args:
-            url: the place.
-            silent: targets that did not answer just now are not asked again; added to.
-        """
+        """Makes a place readable; False while its node does not answer, which is then not asked again."""
         target = url.partition("?")[0]
         if url not in self.opened and target not in silent:
             try:
@@ -359,12 +344,8 @@ class JobEngine(Closing):
         if not len(dest):
             return 0
         live = self._running()
-        got = int(
-            live.native.read_many(
-                name, np.array([offset], np.int64), np.array([len(dest)], np.int64),
-                np.frombuffer(dest, np.uint8), 300.0,
-            )[0]
-        )  # fmt: skip
+        where = np.array([offset], np.int64), np.array([len(dest)], np.int64)
+        got = int(live.native.read_many(name, *where, np.frombuffer(dest, np.uint8), 300.0)[0])
         if got < 0:
             why = f" ({live.source.failure.message})" if live.source.failure else ""
             raise VolumeError(
@@ -382,8 +363,7 @@ class JobEngine(Closing):
         `reads` and `bytes`: the first place that was asked. `*_elsewhere`: another node. `*_last`: the
         source. `unwritten`: reads that a node did not have yet.
         """
-        with self._lock:
-            live = self._live if self._live is not None and self._live.pid == os.getpid() else None
+        live = self._own_live()
         return {} if live is None else live.native.figures()
 
     def stats(self) -> RemoteStats:
@@ -403,8 +383,7 @@ class JobEngine(Closing):
     def turn(self, reads_in_flight: int) -> None:
         """Sets how many commands are in flight at once."""
         self.reads_in_flight = reads_in_flight
-        live = self._live
-        if live is not None and live.pid == os.getpid():
+        if (live := self._own_live()) is not None:
             live.fabric.native.turn(reads_in_flight)
 
     def close(self) -> None:
@@ -412,8 +391,8 @@ class JobEngine(Closing):
         self._stop.set()
         with self._lock:
             self._closed = True
-            live, self._live = self._live, None
-            follower, self._follower = self._follower, None
+            live, follower = self._live, self._follower
+            self._live = self._follower = None
         if live is None:
             return
         if live.pid != os.getpid():
@@ -425,6 +404,10 @@ class JobEngine(Closing):
             follower.join(_FOLLOWER_S)
 
     # -- this process's own -----------------------------------------------------------------------
+
+    def _own_live(self) -> _Live | None:
+        live = self._live
+        return live if live is not None and live.pid == os.getpid() else None
 
     def _running(self) -> _Live:
         if self._live is not None and self._live.pid != os.getpid():

@@ -102,8 +102,8 @@ class Directories(Closing):
         self._lock = -1
         self._pid = os.getpid()
         for _ in range(_TRIES):
-            self._lock = _enter(self.folder)
-            if self._lock >= 0:
+            with contextlib.suppress(FileNotFoundError):  # the last one has just left
+                self._lock = _enter(self.folder)
                 return
         raise JobError(f"{self.folder}: cannot be entered.", path=str(self.folder))
 
@@ -166,24 +166,19 @@ def sweep(local: Path) -> list[Path]:
 
 
 def _enter(folder: Path) -> int:
-    """Makes the folder if need be and takes its lock; -1 if it was removed meanwhile."""
+    """Makes the folder if need be and takes its lock; FileNotFoundError if it was removed meanwhile."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     try:
         status = folder.lstat()
-        if (
-            not stat.S_ISDIR(status.st_mode)
-            or status.st_uid != os.geteuid()
-            or status.st_mode & 0o077
-        ):
+        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if not ours or status.st_mode & 0o077:
             raise JobError(
                 f"{folder}: expected a folder of mode 0700 of user {os.geteuid()}.",
                 path=str(folder),
                 next_step="Remove it.",
             )
         fd = lock_path(folder / "lock", shared=True, wait_s=None)
-    except FileNotFoundError:
-        return -1
     except OSError:
         with contextlib.suppress(OSError):
             folder.rmdir()  # if nothing is in it

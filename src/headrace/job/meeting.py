@@ -177,12 +177,11 @@ class JobDocument:
     def to_bytes(self) -> bytes:
         """The file's content."""
         out = {f.name: getattr(self, f.name) for f in fields_of(self) if f.name != "segments"}
-        out["samples"] = self.samples
-        out["segments"] = [
+        segments = [
             {"entry": s.entry.to_json(), "places": [asdict(p) for p in s.places]}
             for s in self.segments
         ]
-        return KIND.encode(out, indent=1)
+        return KIND.encode({**out, "samples": self.samples, "segments": segments}, indent=1)
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
@@ -200,11 +199,9 @@ class JobDocument:
             )
             for s in fields.each("segments")
         )
+        texts = ("session", "job", "fingerprint", "source", "listing")
         return cls(
-            **{
-                name: fields.text(name)
-                for name in ("session", "job", "fingerprint", "source", "listing")
-            },
+            **{name: fields.text(name) for name in texts},
             generation=fields.integer("generation", 0, 1 << 62),
             nodes=fields.integer("nodes", 1, NODES_MAX),
             state=fields.one_of("state", ("staging", "staged")),
@@ -410,15 +407,15 @@ class Meeting:
     def ended(self, session: str) -> bool:
         """Whether somebody said so; also when the folder is gone, or another session has it."""
         ended = self._read("ended")
-        if ended is not None and ended.get("session") == session:
-            return True
+        return (ended or {}).get("session") == session or not self._is_ours(session)
+
+    def _is_ours(self, session: str) -> bool:
         head = self.head()
-        return head is None or head.get("session") != session
+        return head is not None and head.get("session") == session
 
     def leave(self, node: int, session: str, alive: Callable[[NodeDocument], bool]) -> None:
         """Removes what node `node` wrote; the last one that lives removes the rest, the folder too."""
-        head = self.head()
-        if head is None or head.get("session") != session:
+        if not self._is_ours(session):
             return
         for name in (f"node-{node}.json", f"hello-{node}.json"):
             (self.folder / name).unlink(missing_ok=True)

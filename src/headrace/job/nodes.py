@@ -11,15 +11,15 @@ import contextlib
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.job import job_id
 from headrace.closing import Closing
 from headrace.errors import FabricError, HeadraceError, JobError
-from headrace.fabric.host import Host, HostOptions
-from headrace.job.engine import identity_of
-from headrace.job.meeting import POLL_S, JobDocument, SegmentPlaces, SharePlace
+from headrace.fabric.host import Host
+from headrace.job.engine import host_options, identity_of
+from headrace.job.meeting import POLL_S, JobDocument, SegmentPlaces
 from headrace.store.manifest import segment_from_json
 
 if TYPE_CHECKING:
@@ -60,19 +60,12 @@ def _from(toward: str) -> str | None:
     return None
 
 
-_TIMEOUT_S = 1.0
-
-
 def answers(document: NodeDocument) -> bool:
     """Whether the server that a document speaks of, and no other, listens at its address."""
     host, _, port = document.address.rpartition(":")
+    identity, options = identity_of(document.session), host_options(0)
     try:
-        options = HostOptions(
-            timeout_s=_TIMEOUT_S, kato_ms=0, dhchap_secret=None, dhchap_controller_secret=None
-        )
-        with Host(
-            (host.strip("[]"), int(port)), document.nqn, identity_of(document.session), options
-        ):
+        with Host((host.strip("[]"), int(port)), document.nqn, identity, options):
             return True
     except (FabricError, ValueError):
         return False
@@ -116,11 +109,10 @@ class Registrar(Closing):
         generation = 1 if self._last is None else self._last.generation
         document = compose(self._session, self._nodes, self._head, there, generation)
         if self._last is not None:
-            if len(document.segments) < len(self._last.segments):
-                return  # a node has left: its replicas and the source serve its share
-            if document == self._last:
+            # If there are fewer, a node has left: its replicas and the source serve its share.
+            if document == self._last or len(document.segments) < len(self._last.segments):
                 return
-            document = compose(self._session, self._nodes, self._head, there, generation + 1)
+            document = replace(document, generation=generation + 1)
         self._meeting.publish_job(document)
         self._last = document
 
@@ -138,26 +130,20 @@ def compose(
         own = there[node]
         if own.segment is None or own.place is None:
             continue
-        places = [own.place]
-        for other in there.values():
-            places += [
-                SharePlace(other.node, copy.directory, copy.volumes)
-                for copy in other.replicas
-                if copy.node == node
-            ]
-        segments.append(SegmentPlaces(segment_from_json(own.segment, session), tuple(places)))
+        copies = [
+            replace(copy, node=other.node)
+            for other in there.values()
+            for copy in other.replicas
+            if copy.node == node
+        ]
+        entry = segment_from_json(own.segment, session)
+        segments.append(SegmentPlaces(entry, (own.place, *copies)))
     staged = len(there) == nodes and all(n.state == "staged" for n in there.values())
     return JobDocument(
-        session=session,
-        job=job_id() or session,
-        generation=generation,
-        state="staged" if staged else "staging",
-        nodes=nodes,
-        fingerprint=str(head["fingerprint"]),
-        source=str(head["source"]),
-        listing=str(head["listing"]),
-        segments=tuple(segments),
-    )
+        session=session, job=job_id() or session, generation=generation, nodes=nodes,
+        state="staged" if staged else "staging", fingerprint=str(head["fingerprint"]),
+        source=str(head["source"]), listing=str(head["listing"]), segments=tuple(segments),
+    )  # fmt: skip
 
 
 _AT_ONCE = 32
@@ -225,18 +211,14 @@ def job_status(meeting: Meeting) -> StagingStatus:
     there = meeting.nodes(session)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         alive = dict(zip(there, pool.map(answers, there.values()), strict=True))
-    nodes = []
-    for rank in range(int(head["nodes"])):
-        node = there.get(rank)
-        if node is None:
-            nodes.append(NodeStatus(rank, "missing"))
-            continue
-        nodes.append(
-            NodeStatus(
-                rank, node.state if alive[rank] else "gone", node.host, node.address, node.samples,
-                node.volume_bytes, node.written, node.source_bytes,
-                tuple(p.node for p in node.replicas), node.why,
-            )
+    nodes = [NodeStatus(rank, "missing") for rank in range(int(head["nodes"]))]
+    for rank, node in there.items():
+        if rank >= len(nodes):
+            continue  # of a folder that somebody else has written in
+        nodes[rank] = NodeStatus(
+            rank, node.state if alive[rank] else "gone", node.host, node.address, node.samples,
+            node.volume_bytes, node.written, node.source_bytes,
+            tuple(p.node for p in node.replicas), node.why,
         )  # fmt: skip
     document = meeting.job()
     state = "meeting" if document is None else document.state

@@ -26,11 +26,18 @@ from headrace.closing import Closing
 from headrace.config import reader_options
 from headrace.errors import HeadraceError, JobError, StoreNotFound
 from headrace.io.objects.location import is_url, local_path
-from headrace.job.exports import NodeExports, copy_share
 from headrace.job.local_files import Directories, LocalFile, sweep
 from headrace.job.meeting import POLL_S, Meeting, NodeDocument, SharePlace, meeting_folder
 from headrace.job.nodes import Registrar, answers, own_address
-from headrace.job.share import NodeShare, Stager, cut_shares, plan_share, write_share_directory
+from headrace.job.share import (
+    NodeExports,
+    NodeShare,
+    Stager,
+    copy_share,
+    cut_shares,
+    plan_share,
+    write_share_directory,
+)
 from headrace.latch import Latch
 from headrace.store import Store, open_store
 from headrace.store.directory import write_all
@@ -41,11 +48,9 @@ from headrace.store.pack import index
 from headrace.store.publish import disk_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     Progress = Callable[[int, int | None, int, int | None], None]
-    Say = Callable[[str], object]
-    from collections.abc import Iterator
 
 _Step = TypeVar("_Step", bound="Callable[..., Any]")
 
@@ -113,7 +118,7 @@ class NodeServer(Closing):
         meeting: Meeting,
         place: NodePlace,
         options: StageOptions | None = None,
-        say: Say = len,
+        say: Callable[[str], object] = len,
     ) -> None:
         self.place = place
         self.meeting = meeting
@@ -185,14 +190,8 @@ class NodeServer(Closing):
         if share is None or volume is None:
             self._publish(replace(self.document, state="staged"))
             return
-        stager = Stager(
-            self._listing,
-            share,
-            volume.fd,
-            lambda end: exports.set_written(self._nsid, end),
-            reader_options({})[0],
-        )
-
+        move_mark = functools.partial(exports.set_written, self._nsid)
+        stager = Stager(self._listing, share, volume.fd, move_mark, reader_options({})[0])
         started_s = time.monotonic()
 
         def go_on() -> bool:
@@ -234,10 +233,8 @@ class NodeServer(Closing):
             return
         entry = segment_from_json(theirs.segment, str(self.meeting.folder))
         try:
-            copies = copy_share(
-                self._session, theirs.place, entry, str(self._local),
-                go_on=lambda: not self.ended(),
-            )  # fmt: skip
+            local, go_on = str(self._local), lambda: not self.ended()
+            copies = copy_share(self._session, theirs.place, entry, local, go_on=go_on)
         except HeadraceError as e:
             self._say(f"node {of}'s share is not copied: {e.message}")
             return
@@ -342,9 +339,8 @@ class NodeServer(Closing):
     def _export_share(self, planned: NodeDocument, share: NodeShare) -> NodeDocument:
         assert self._exports is not None
         if self.options.keep:
-            self._kept = (
-                self._local / f"headrace-share-{self.place.rank:04d}-of-{self.place.nodes}.hr"
-            )
+            name = f"headrace-share-{self.place.rank:04d}-of-{self.place.nodes}.hr"
+            self._kept = self._local / name
             if self._kept.exists():
                 raise JobError(
                     f"{self._kept}: stands already, expected room for the share that is to be kept.",
@@ -385,13 +381,10 @@ class NodeServer(Closing):
             page = read_file(self._kept / entry.directory, PAGE_BYTES)
             Manifest(secrets.token_hex(16), fingerprint_of([page]), (entry,)).save(self._kept)
             self._kept_whole = True
-        self._publish(
-            replace(
-                self.document, state="staged", written=share.volume_bytes,
-                ready=share.samples, segment=segment,
-                place=place, files=(volume.path,), source_bytes=stager.source_bytes,
-            )
-        )  # fmt: skip
+        self._publish(replace(
+            self.document, state="staged", written=share.volume_bytes, ready=share.samples,
+            segment=segment, place=place, files=(volume.path,), source_bytes=stager.source_bytes,
+        ))  # fmt: skip
         self._say(
             f"node {self.place.rank}: staged {share.samples:,} samples, {stager.bytes_done:,} bytes; "
             f"{stager.source_bytes:,} bytes read from the source"
@@ -406,13 +399,10 @@ class NodeServer(Closing):
 
     def _publish_progress(self, stager: Stager, state: str, why: str = "") -> None:
         assert self.document is not None
-        self._publish(
-            replace(
-                self.document, state=state, why=why, source_bytes=stager.source_bytes,
-                written=stager.bytes_done,
-                ready=stager.samples_done,
-            )
-        )  # fmt: skip
+        self._publish(replace(
+            self.document, state=state, why=why, source_bytes=stager.source_bytes,
+            written=stager.bytes_done, ready=stager.samples_done,
+        ))  # fmt: skip
 
     def _publish(self, document: NodeDocument) -> None:
         self.document = document

@@ -1,4 +1,4 @@
-"""Share: which samples a node stages, how they lie in its volume, and the copy from the source.
+"""Share: which samples a node stages, how they lie in its volume, the copy from the source, and the exports.
 
 Shares are contiguous ranges of the source's order, as equal in bytes as samples allow, so the global
 order is the source's. A share is one packed segment of one volume, whose layout follows from sizes
@@ -8,12 +8,16 @@ published before a byte is copied; what it lacks is checksums, unless the source
 The copy (`Stager`) reads batches ahead natively and writes them one behind the other, so one mark says what
 is there: it is moved after each batch, and the target answers reads beyond it as unwritten. Checksums are
 taken on the way where the source has none.
+
+A node exports its share's directory and volume (`NodeExports`), and perhaps a checked copy of a neighbour's.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,12 +25,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.closing import Closing
 from headrace.config import ReaderOptions
 from headrace.errors import CorruptSample
+from headrace.fabric.engine import FabricEngine
+from headrace.fabric.subsystem import Subsystem
+from headrace.fabric.target import Target, TargetOptions
 from headrace.io.batch_reader import BatchReader
+from headrace.job.engine import connect_options, copy_namespace, identity_of
+from headrace.job.local_files import LocalFile
 from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import VolumeEntry, segment_of_header
+from headrace.store.segment import directory_class
 from headrace.store.segment_writer import Placer
 from headrace.store.summary import sample_sizes
 
@@ -37,6 +48,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.io.batch_reader import PendingBatch
+    from headrace.job.meeting import SharePlace
     from headrace.store import Store
     from headrace.store.manifest import Segment
 
@@ -81,8 +93,7 @@ def cut_shares(store: Store, nodes: int) -> list[tuple[int, int]]:
 
 def plan_share(store: Store, begin: int, end: int) -> NodeShare:
     """Lays out the samples `begin` to `end - 1` of an open source."""
-    pieces = [_piece(store, s, begin, end) for s in store.segments]
-    kept = [p for p in pieces if p is not None]
+    kept = [p for s in store.segments if (p := _piece(store, s, begin, end)) is not None]
     names, offsets = join_names([name for p in kept for name in p["names"]])
     length = np.concatenate([p["length"] for p in kept]).astype(np.uint64)
     counts = np.concatenate([p["counts"] for p in kept])
@@ -204,9 +215,8 @@ class Stager:
                 else:
                     self._copy(begin, end, pending.take())
                 extents, columns = int(self._firsts[end]), self._share.columns
-                written = 0
-                if extents:
-                    written = int(columns.offset[extents - 1] + columns.length[extents - 1])
+                last = extents - 1
+                written = int(columns.offset[last] + columns.length[last]) if extents else 0
                 self._move_mark(written // _BLOCK_BYTES * _BLOCK_BYTES)
                 if not go_on():
                     return False
@@ -261,10 +271,8 @@ class Stager:
             return np.zeros(0, np.uint8)
         if np.array_equal(starts[1:], starts[:-1] + lengths[:-1]):
             return batch.data[int(starts[0]) : int(starts[0]) + int(lengths.sum())]
-        stops = (starts + lengths).tolist()
-        return np.concatenate(
-            [batch.data[a:b] for a, b in zip(starts.tolist(), stops, strict=True)]
-        )
+        ranges = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+        return np.concatenate([batch.data[a:b] for a, b in ranges])
 
     def _copy_large(self, sample: int) -> None:
         columns = self._share.columns
@@ -290,3 +298,97 @@ class Stager:
                 )
             self.crc[extent] = value
         self.samples_done = sample + 1
+
+
+# -- what a node exports -------------------------------------------------------------------------------
+
+_ASSOCIATIONS_MAX = 4096
+"""Each process of each node has one with every target."""
+
+
+class NodeExports(Closing):
+    """A target with one subsystem, for this session's hosts only.
+
+    Raises:
+        FabricError: the address cannot be listened on.
+    """
+
+    def __init__(self, session: str, node: int, host: str, port: int = 0) -> None:
+        # A server that is started again is another subsystem: nobody must take its files for the old.
+        self.nqn = f"nqn.2026-11.io.headrace:job:{session}:node-{node}:{secrets.token_hex(4)}"
+        self.subsystem = Subsystem(self.nqn, hosts=[identity_of(session).nqn])
+        self.target = Target(
+            [self.subsystem], (host, port), TargetOptions(associations_max=_ASSOCIATIONS_MAX)
+        )
+
+    @property
+    def address(self) -> str:
+        """`host:port` as URLs have it."""
+        host, port = self.target.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def add(self, file: LocalFile, written: int | None = None) -> tuple[int, str]:
+        """Exports a file; only its first `written` bytes if given. Returns its NSID and URL."""
+        namespace = self.subsystem.add(file.path)
+        if written is not None:
+            self.subsystem.exports.set_written(namespace.nsid, written)
+        return namespace.nsid, f"nvme+tcp://{self.address}/{self.nqn}?ns={namespace.nsid}"
+
+    def set_written(self, nsid: int, nbytes: int) -> None:
+        """Moves a namespace's mark."""
+        self.subsystem.exports.set_written(nsid, nbytes)
+
+    def close(self) -> None:
+        """Serves no longer."""
+        self.target.close()
+        self.subsystem.close()
+
+
+def copy_share(
+    session: str,
+    place: SharePlace,
+    entry: Segment,
+    local: str,
+    *,
+    go_on: Callable[[], bool] = lambda: True,
+) -> tuple[LocalFile, LocalFile] | None:
+    """Copies a staged share from its owner: the directory and the volume; None if `go_on` says stop.
+
+    Raises:
+        FabricError: the owner does not answer any more.
+        CorruptSample: what came is not what the directory says.
+    """
+    urls = (place.directory, place.volumes[0])
+    sizes = (entry.directory_bytes, int(entry.volumes[0].bytes or 0))
+    what = "the share cannot be copied"
+    with FabricEngine(identity_of(session), connect_options()) as fabric, ExitStack() as undo:
+        directory, volume = (undo.enter_context(LocalFile(local, size)) for size in sizes)
+        for url, size, file in zip(urls, sizes, (directory, volume), strict=True):
+            if not copy_namespace(fabric, url, size, file.fd, what=what, go_on=go_on):
+                return None
+        _check(directory, volume)
+        undo.pop_all()
+    return directory, volume
+
+
+def _check(directory_file: LocalFile, volume: LocalFile) -> None:
+    """Compares every sample with its checksum: a copy must not be trusted less than its owner."""
+    directory = directory_class().from_fd(directory_file.fd, directory_file.path)
+    if not directory.has_crc:
+        return
+    for start in range(0, directory.samples, BATCH_SAMPLES):
+        stop = min(start + BATCH_SAMPLES, directory.samples)
+        extents = directory.extents_of(np.arange(start, stop, dtype=np.int64))
+        for sample, offset, length, crc in zip(
+            extents["sample"].tolist(), extents["offset"].tolist(), extents["length"].tolist(),
+            extents["crc"].tolist(), strict=True,
+        ):  # fmt: skip
+            value = crc32c(os.pread(volume.fd, length, offset)) if length else 0
+            if value != crc:
+                raise CorruptSample(
+                    f"{volume.path}: sample {sample} of the copy has the checksum {value:08x}, "
+                    f"expected {crc:08x}.",
+                    path=volume.path,
+                    offset_bytes=offset,
+                    next_step="The network or a disk flips bits: look at both nodes.",
+                )

@@ -13,6 +13,7 @@ import socket
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,10 +147,10 @@ class JobStore(Store):
 def _reopen_job(where: str, fingerprint: str) -> JobStore:
     store = open_job(where)
     if store.fingerprint != fingerprint:
-        other = store.fingerprint
         store.close()
         raise SourceChanged(
-            f"{where}: the fingerprint is {other}, expected {fingerprint}: another job meets there.",
+            f"{where}: the fingerprint is {store.fingerprint}, expected {fingerprint}: another job meets "
+            "there.",
             path=where,
             next_step="Open it again in the main process.",
         )
@@ -192,33 +193,24 @@ class _Opening:
                     self.listing.close()
 
     def _store(self, directories: Directories, own: NodeDocument | None) -> JobStore:
+        document = self.document
         entries: list[Segment] = []
         parts: list[SharePart] = []
         base = 0
-        for segment in self.document.segments:
+        for segment in document.segments:
             entry, directory = self._directory(directories, segment, base)
             entries.append(entry)
             parts.append(SharePart(directory, base))
             base += entry.samples
-        engine = JobEngine(self.meeting, self.document, self.own, parts, self._open_source)
+        engine = JobEngine(self.meeting, document, self.own, parts, self._open_source)
         opened = []
         for k, (entry, part) in enumerate(zip(entries, parts, strict=True)):
-            fd = self._local_volume(own, entry)
-            volumes = JobVolumes(self.document.session, k, entry, engine, fd)
+            volumes = JobVolumes(document.session, k, entry, engine, _local_volume(own, entry))
             opened.append(OpenSegment(entry, part.base, part.directory, volumes))
-        manifest = Manifest(
-            f"{self.document.session:0>32}", self.document.fingerprint,
-            tuple(entries),
-        )  # fmt: skip
-        store = JobStore(
-            self.where,
-            manifest,
-            opened,
-            reference=self.reference,
-            objects=engine,  # type: ignore[arg-type]
-        )
-        store.document, store.directories = self.document, directories
-        store.meeting = self.meeting
+        manifest = Manifest(f"{document.session:0>32}", document.fingerprint, tuple(entries))
+        objects: Any = engine
+        store = JobStore(self.where, manifest, opened, reference=self.reference, objects=objects)
+        store.document, store.directories, store.meeting = document, directories, self.meeting
         return store
 
     def _open_source(self) -> Store:
@@ -230,13 +222,11 @@ class _Opening:
         self, directories: Directories, segment: SegmentPlaces, base: int
     ) -> tuple[Segment, Directory]:
         """A segment's directory, from whoever has it; made anew from the listing if nobody answers."""
+        entry, fetch = segment.entry, partial(self._fetch, segment)
         try:
-            directory = directories.open(
-                segment.entry, lambda fd: self._fetch(segment, fd), reference=self.reference
-            )
+            return entry, directories.open(entry, fetch, reference=self.reference)
         except VolumeError:
-            return self._planned(base, segment.entry.samples)
-        return segment.entry, directory
+            return self._planned(base, entry.samples)
 
     def _fetch(self, segment: SegmentPlaces, fd: int) -> None:
         failure: VolumeError | None = None
@@ -262,29 +252,24 @@ class _Opening:
         if self.listing is None:
             self.listing = self._open_source()
         share = plan_share(self.listing, base, base + samples)
+        kind = directory_class(reference=self.reference)
         with memory_file() as fd:
             entry, _ = write_share_directory(share, fd)
-            directory: Directory = directory_class(reference=self.reference).from_fd(
-                fd, f"{self.where} (planned)"
-            )
-        return entry, directory
+            return entry, kind.from_fd(fd, f"{self.where} (planned)")
 
-    # -- this node --------------------------------------------------------------------------------
 
-    def _local_volume(self, own: NodeDocument | None, entry: Segment) -> int | None:
-        """A descriptor of this node's own volume, if this is it, whole and reachable."""
-        if own is None or own.state != "staged" or own.segment is None or not own.files:
-            return None
-        if own.segment["uuid"] != entry.uuid:
-            return None
-        try:
-            fd = os.open(own.files[0], os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a server in another container: the fabric's way is open
-            return None
+def _local_volume(own: NodeDocument | None, entry: Segment) -> int | None:
+    """A descriptor of this node's own volume, if this is it, whole and reachable."""
+    if own is None or own.state != "staged" or own.segment is None or not own.files:
+        return None
+    if own.segment["uuid"] != entry.uuid:
+        return None
+    with contextlib.suppress(OSError):  # a server in another container: the fabric's way is open
+        fd = os.open(own.files[0], os.O_RDONLY | os.O_CLOEXEC)
         if os.fstat(fd).st_size == entry.volumes[0].bytes:
             return fd
         os.close(fd)
-        return None
+    return None
 
 
 def own_node(document: JobDocument, nodes: Mapping[int, NodeDocument]) -> int | None:
