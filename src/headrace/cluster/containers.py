@@ -68,7 +68,7 @@ class Container:
 
     def srun_options(self) -> list[str]:
         """What pyxis adds to `srun`; GPUs come by enroot's own hook."""
-        mounts = ",".join(_both_sides(mount) for mount in self.mounts)
+        mounts = ",".join(map(_both_sides, self.mounts))
         inside = [f"--container-mounts={mounts}"] if mounts else []
         return [f"--container-image={self.image}", *inside]
 
@@ -186,7 +186,7 @@ def _in_registry(name: str, folders: Sequence[Path]) -> Path:
         for suffix in _SUFFIXES:
             if (folder / (name + suffix)).is_file():
                 return folder / (name + suffix)
-        for path in islice(sorted(islice(folder.rglob("*"), _FILES_MAX)), _FILES_MAX):
+        for path in sorted(islice(folder.rglob("*"), _FILES_MAX)):
             if path.name in wanted and path.is_file():
                 return path
             if path.suffix in _SUFFIXES[:-1]:

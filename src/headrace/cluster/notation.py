@@ -71,10 +71,8 @@ def compress_hosts(names: Iterable[str]) -> str:
         width = len(digits) if (head, tail, len(digits)) in padded else 0
         groups.setdefault((head, tail, width), []).append(int(digits))
     for (head, tail, width), numbers in groups.items():
-        ranges = [
-            f"{a:0{width}d}" if a == b else f"{a:0{width}d}-{b:0{width}d}"
-            for a, b in _ranges(sorted(numbers))
-        ]
+        spans = _ranges(sorted(numbers))
+        ranges = ["-".join(f"{n:0{width}d}" for n in sorted({a, b})) for a, b in spans]
         inner = ranges[0] if len(numbers) == 1 else f"[{','.join(ranges)}]"
         plain.append(f"{head}{inner}{tail}")
     return ",".join(plain)
@@ -141,9 +139,14 @@ def _seconds(text: str, bare_s: int = 60) -> int | None:
     if len(text) > 40:  # whatever it is: int() takes a while over a million digits
         return None
     if match := _DAYS.fullmatch(text) or (_CLOCK.fullmatch(text) if ":" in text else None):
-        days, hours, minutes, seconds = (0, *(int(p or 0) for p in match.groups()))[-4:]
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        return _added(match)
     return int(text) * bare_s if _CLOCK.fullmatch(text) else None
+
+
+def _added(match: re.Match[str]) -> int:
+    """Seconds of days, hours, minutes and seconds, or of the last three."""
+    days, hours, minutes, seconds = (0, *(int(part or 0) for part in match.groups()))[-4:]
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def seconds(text: str, bare_s: int = 60) -> int | None:
@@ -158,8 +161,7 @@ def seconds(text: str, bare_s: int = 60) -> int | None:
 @functools.lru_cache(maxsize=4096)
 def minutes(text: str) -> int | None:
     """`seconds`, in minutes, rounded up."""
-    duration = seconds(text)
-    return None if duration is None else -(-duration // 60)
+    return None if (duration := seconds(text)) is None else -(-duration // 60)
 
 
 def read_minutes(text: str, *, bare_hours: bool = False) -> int | None:
@@ -176,8 +178,7 @@ def read_minutes(text: str, *, bare_hours: bool = False) -> int | None:
         return None
     duration = _seconds(written, 3600 if bare_hours else 60)
     if duration is None and 0 < len(written) <= 40 and (match := _TIME_WORDS.fullmatch(written)):
-        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        duration = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        duration = _added(match)
     if duration is None:
         raise ClusterRequestError(f"{text!r} is no time limit.", next_step=f"Expected {FORMS}.")
     if duration > _MINUTES_MAX * 60:

@@ -112,11 +112,8 @@ def reap() -> dict[int, int]:
     """Takes the status of all children that have ended: by process id, as `waitpid` gives it."""
     ended = {}
     with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            ended[pid] = status
+        while (end := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[end[0]] = end[1]
     return ended
 
 
@@ -137,20 +134,16 @@ def end_descendants(
     return _end(lambda: descendants(except_for=spared), grace_s, each)
 
 
-def marked(mark: str, except_for: Iterable[int] = ()) -> dict[int, int]:
+def marked(mark: str) -> dict[int, int]:
     """Living processes of this user that inherited `mark` ("NAME=value") in their environment."""
-    left_out = {os.getpid(), *except_for}
-    wanted = os.fsencode(mark)
     processes = {}
     for pid in _all():
-        if pid in left_out:
-            continue
         with contextlib.suppress(OSError):
             process = Path(f"/proc/{pid}")
-            if process.stat().st_uid != os.geteuid():
+            if pid == os.getpid() or process.stat().st_uid != os.geteuid():
                 continue
             inherited = (process / "environ").read_bytes().split(b"\0")
-            if wanted in inherited and (began := start_time(pid)) is not None:
+            if os.fsencode(mark) in inherited and (began := start_time(pid)) is not None:
                 processes[pid] = began
     return processes
 

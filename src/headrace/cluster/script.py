@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.errors import ClusterRequestError
 
@@ -67,8 +67,7 @@ _PLAIN = re.compile(r"[\w@%+=:,./\[\]{}*?!&|~^<>();$-]+")
 """Needs no quotes in a directive: Slurm knows no variables and no globs there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """One option as it was meant: `name` is long and whole, `value` None where there is none."""
 
     name: str
@@ -121,16 +120,15 @@ def read_words(words: Sequence[str], also: Collection[str] = ()) -> list[Word]:
         if word == "--":
             break
         if word.startswith("--"):
-            written, equals, value = word[2:].partition("=")
-            name = written
-            if written not in SBATCH_OPTIONS and written not in also:
+            value: str | None
+            name, equals, value = word[2:].partition("=")
+            if name not in SBATCH_OPTIONS and name not in also:
                 # It may be cut short where no other of Slurm's begins like it.
-                meant = [each for each in SBATCH_OPTIONS if each.startswith(written)]
-                name = meant[0] if len(meant) == 1 else written
-            takes_next = not equals and (name in _VALUED or name in also)
-            options.append(
-                Word(name, value if equals else next(rest, None) if takes_next else None)
-            )
+                meant = [each for each in SBATCH_OPTIONS if each.startswith(name)]
+                name = meant[0] if len(meant) == 1 else name
+            if not equals:
+                value = next(rest, None) if name in _VALUED or name in also else None
+            options.append(Word(name, value))
         elif word.startswith("-") and len(word) > 1:
             options += _short(word[1:], rest)
         elif word in PARTS:
@@ -156,10 +154,8 @@ def _short(letters: str, rest: Iterator[str]) -> Iterator[Word]:
 
 def quoted(word: Word) -> str:
     """As it is written in a directive, so that `split` gives the same value back."""
-    if word.value is None:
-        return f"--{word.name}"
-    if _PLAIN.fullmatch(word.value):
-        return f"--{word.name}={word.value}"
+    if word.value is None or _PLAIN.fullmatch(word.value):
+        return str(word)
     inner = word.value.replace("\\", "\\\\").replace('"', '\\"')
     return f'--{word.name}="{inner}"'
 
@@ -174,8 +170,7 @@ _BYTES_MAX: Final = 4 << 20
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 
 
-@dataclass(frozen=True, slots=True)
-class Directive:
+class Directive(NamedTuple):
     """One line of options."""
 
     line: int
@@ -224,10 +219,8 @@ class Script:
         disabled: Collection[int] = (),
     ) -> bytes:
         """The text with our directives behind its own, then shell lines; without those that are disabled."""
-        before = [
-            b"#" + line if number in disabled else line
-            for number, line in enumerate(self.lines[: self.insert_at], 1)
-        ]
+        own = enumerate(self.lines[: self.insert_at], 1)
+        before = [b"#" + line if number in disabled else line for number, line in own]
         if before and not before[-1].endswith(b"\n"):
             before[-1] += b"\n"
         ours = [f"#SBATCH {quoted(word)}" for word in directives] + list(preamble)
@@ -268,30 +261,26 @@ def read_script(data: bytes, name: str, also: Collection[str] = ()) -> Script:
 
 
 def _refuse(data: bytes, name: str) -> None:
+    why, next_step = "", None
     if not data.strip():
-        raise ClusterRequestError(f"{name}: the script is empty.", path=name)
-    if len(data) > _BYTES_MAX:
-        raise ClusterRequestError(
-            f"{name}: the script has {len(data):,} bytes, Slurm takes {_BYTES_MAX:,}.", path=name,
-            next_step="Keep data in files of their own.",
-        )  # fmt: skip
-    if b"\0" in data:
-        raise ClusterRequestError(
-            f"{name}: byte {data.index(0):,} is zero; Slurm takes text only.", path=name,
-            next_step="Submit a script that starts this program.",
-        )  # fmt: skip
-    if not data.startswith(b"#!"):
+        why = "the script is empty"
+    elif len(data) > _BYTES_MAX:
+        why = f"the script has {len(data):,} bytes, Slurm takes {_BYTES_MAX:,}"
+        next_step = "Keep data in files of their own."
+    elif b"\0" in data:
+        why = f"byte {data.index(0):,} is zero; Slurm takes text only"
+        next_step = "Submit a script that starts this program."
+    elif not data.startswith(b"#!"):
         first = data.split(b"\n", 1)[0][:40].decode(errors="replace")
         mark = "It begins with a byte order mark. " if data.startswith(b"\xef\xbb\xbf") else ""
-        raise ClusterRequestError(
-            f"{name}: line 1 is {first!r}, expected #! and an interpreter.", path=name,
-            next_step=f"{mark}Begin it with #!/bin/bash.",
-        )  # fmt: skip
+        why = f"line 1 is {first!r}, expected #! and an interpreter"
+        next_step = f"{mark}Begin it with #!/bin/bash."
+    if why:
+        raise ClusterRequestError(f"{name}: {why}.", path=name, next_step=next_step)
 
 
 def _directive(line: bytes, number: int, name: str, also: Collection[str]) -> Directive | None:
-    marker = next((m for m in (_SLURM, _OURS) if line.startswith(m)), None)
-    if marker is None:
+    if (marker := next((m for m in (_SLURM, _OURS) if line.startswith(m)), None)) is None:
         return None
     try:
         words = split(line[len(marker) :].decode(errors="surrogateescape"))

@@ -53,14 +53,13 @@ class _Asked:
         self._stopped = False
         self._signalled = False
         address = os.environ.get(PAGE_VARIABLE)
-        if address:
-            self.slot = RankSlot(address, local_rank())
-        else:
-            try:
-                if which_rank().world_size > 1:
-                    return  # nobody could make the ranks agree
-            except RankError:  # not known which, so not alone
-                return
+        try:
+            if address:
+                self.slot = RankSlot(address, local_rank())
+            elif which_rank().world_size > 1:
+                return  # nobody could make the ranks agree
+        except RankError:  # not known which, so not alone
+            return
         if threading.current_thread() is not threading.main_thread():
             return
         # The scheduler signals every process of a job. Under a launcher that is the launcher's to answer;
@@ -131,10 +130,7 @@ class Resumed:
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        save_every: int | None,
-        parts: Mapping[str, Stateful],
+        self, folder: str | os.PathLike[str], save_every: int | None, parts: Mapping[str, Stateful]
     ) -> None:
         if save_every is not None and save_every < 1:
             raise ValueError(f"save_every is {save_every}, expected 1 or more")
@@ -170,13 +166,10 @@ class Resumed:
             True: everything is saved and on the disk; leave now.
         """
         self.steps += 1
-        for part in self._parts.values():
+        slot = _state().slot
+        for part in self._parts.values() if slot else ():
             # Where this rank's loader stands, for the run's manifest.
-            if (
-                (slot := _state().slot)
-                and hasattr(part, "order_hash")
-                and hasattr(part, "position")
-            ):
+            if slot and hasattr(part, "order_hash") and hasattr(part, "position"):
                 state = part.state_dict()
                 slot.note(
                     epoch=int(state["epoch"]), position=int(state["position"]),
@@ -193,11 +186,8 @@ class Resumed:
         """Saves now, in the background; to be called by all ranks at the same step."""
         if self._saved == self.steps:
             return
-        tree = {
-            "steps": self.steps,
-            "parts": {name: _plain(part.state_dict()) for name, part in self._parts.items()},
-        }
-        checkpoint.save(tree, self.folder, self.steps)
+        parts = {name: _plain(part.state_dict()) for name, part in self._parts.items()}
+        checkpoint.save({"steps": self.steps, "parts": parts}, self.folder, self.steps)
         self._saved = self.steps
 
 

@@ -77,7 +77,6 @@ def read_accounting(
     until_s: float | None = None,
     *,
     users: Sequence[str] = (),
-    accounts: Sequence[str] = (),
     job_ids: Sequence[str] = (),
 ) -> list[AccountedJob]:
     """Jobs that ran, or waited, at any time between two moments, from sacct or the list of jobs completed.
@@ -87,7 +86,6 @@ def read_accounting(
         since_s: Unix seconds; by default a day ago, with `job_ids` any time.
         until_s: by default now.
         users: only theirs; by default all that this user may see.
-        accounts: only theirs.
         job_ids: only these; of an array all tasks.
 
     Raises:
@@ -104,8 +102,6 @@ def read_accounting(
         if until_s is not None:
             options.append(f"--endtime={_local(until_s)}")
         options.append(f"--user={','.join(users)}" if users else "--allusers")
-    if accounts:
-        options.append(f"--accounts={','.join(accounts)}")
     try:
         return _sacct(commands, options)
     except NoAccounting:
@@ -117,7 +113,6 @@ def read_accounting(
         job
         for job in jobs
         if (not users or job.user in users)
-        and (not accounts or job.account in accounts)
         and (not wanted or job.job_id in wanted or job.job_id.partition("_")[0] in wanted)
         and (job.ended_s or end) >= begin
         and (job.submitted_s or begin) <= end

@@ -60,9 +60,8 @@ class Commands:
         """Run a program that only asks; its output."""
         own = os.environ if self.environment is None else self.environment
         environment = {k: v for k, v in own.items() if not _NOT_OURS.match(k)} | _QUERY
-        return self.run(*command, environment=environment, deadline_s=deadline_s)[0].decode(
-            errors="replace"
-        )
+        output, _ = self.run(*command, environment=environment, deadline_s=deadline_s)
+        return output.decode(errors="replace")
 
     def run(
         self,
@@ -87,9 +86,8 @@ class Commands:
             )  # fmt: skip
         except FileNotFoundError as e:
             if directory is not None and not os.path.isdir(directory):  # noqa: PTH112 - as given
-                raise ClusterRequestError(
-                    f"{directory}: the job's working directory does not exist", path=directory
-                ) from e
+                text = f"{directory}: the job's working directory does not exist"
+                raise ClusterRequestError(text, path=directory) from e
             raise ClusterError(
                 f"{command[0]} is not installed here, or not on PATH.",
                 next_step="Run this where Slurm's commands are, or use the local executor "
@@ -105,9 +103,8 @@ class Commands:
             ) from e
         message = ended.stderr.decode(errors="replace").strip()
         if ended.returncode != 0:
-            raise refusal(
-                command[0], ended.returncode, message or ended.stdout.decode(errors="replace")
-            )
+            message = message or ended.stdout.decode(errors="replace")
+            raise refusal(command[0], ended.returncode, message)
         return ended.stdout, message
 
 

@@ -90,14 +90,11 @@ class SlurmExecutor(Executor):
         asked = {job_id: split_id(job_id) for job_id in job_ids}
         numbers = {number for number, _ in asked.values()}
         known = self._known(numbers)
-        for statuses in known.values():
-            for status in statuses:
-                self._seen[status.job_id] = status
+        self._seen |= {status.job_id: status for each in known.values() for status in each}
         lost = sorted(number for number in known if self._misses_some(number, known[number]))
-        if lost:
-            for number, statuses in self._remembered(lost).items():
-                have = {status.job_id for status in known[number]}
-                known[number] += [status for status in statuses if status.job_id not in have]
+        for number, statuses in (self._remembered(lost) if lost else {}).items():
+            have = {status.job_id for status in known[number]}
+            known[number] += [status for status in statuses if status.job_id not in have]
         return {
             job_id: [status for status in known[number] if status.job_id == job_id]
             if task and task.isdigit()
@@ -148,13 +145,12 @@ class SlurmExecutor(Executor):
 
         remembered: dict[str, dict[str, JobStatus]] = {number: {} for number in numbers}
         try:
-            books = read_accounting(self.commands, job_ids=numbers)
+            for job in read_accounting(self.commands, job_ids=numbers):
+                remembered.get(job.job_id.partition("_")[0], {})[job.job_id] = job
         except (SchedulerUnavailable, ClusterTimeout):
             raise
         except ClusterError:  # there are none, or this user may not read them
-            books = []
-        for job in books:
-            remembered.get(job.job_id.partition("_")[0], {})[job.job_id] = job
+            pass
         for job_id, seen in self._seen.items():
             kept = remembered.get(job_id.partition("_")[0])
             if kept is None or "[" in job_id:

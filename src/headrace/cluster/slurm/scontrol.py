@@ -248,9 +248,8 @@ def _resources(lines: str) -> tuple[int, int, int, int]:
     is had.
     """
     fields = dict(_WORD.findall(f"NumNodes={lines}"))
-    tres = next(
-        (t for t in map(fields.get, ("AllocTRES", "TRES", "ReqTRES")) if t and t != "(null)"), ""
-    )
+    kinds = map(fields.get, ("AllocTRES", "TRES", "ReqTRES"))
+    tres = next((t for t in kinds if t and t != "(null)"), "")
     memory = _MEMORY.search(tres)
     nodes = int(fields["NumNodes"].partition("-")[0])
     cpus = int(fields.get("NumCPUs", "0").partition("-")[0])
@@ -264,9 +263,8 @@ def _allocations(text: str, begin: int, end: int) -> tuple[Allocation, ...]:
         indices = gpus[0].indices if len(gpus) == 1 else _joined(gpus)
         count = sum([gpu.number for gpu in gpus])
         cpus = len(expand_indices(cpu_ids))
-        allocations += [
-            Allocation(host, cpus, int(memory), count, indices) for host in expand_hosts(hosts)
-        ]
+        part = (cpus, int(memory), count, indices)
+        allocations += [Allocation(host, *part) for host in expand_hosts(hosts)]
     return tuple(allocations)
 
 
@@ -394,14 +392,9 @@ class ScontrolOutput(NamedTuple):
         finally:
             if collected:
                 gc.enable()
-        return ClusterSnapshot(
-            cluster=config.get("ClusterName", "").strip(),
-            version=config.get("SLURM_VERSION", "").strip(),
-            taken_s=self.taken_s,
-            nodes=nodes,
-            partitions=partitions,
-            jobs=tuple(job for job in jobs if not job.state.is_over),
-        )
+        cluster, version = (config.get(key, "").strip() for key in ("ClusterName", "SLURM_VERSION"))
+        jobs = tuple(job for job in jobs if not job.state.is_over)
+        return ClusterSnapshot(cluster, version, self.taken_s, nodes, partitions, jobs)
 
 
 def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOutput:
@@ -413,9 +406,7 @@ def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOu
     with ThreadPoolExecutor() as pool:
         texts = {words[-1]: pool.submit(query, "scontrol", *words) for words in show}
     text = {what: future.result() for what, future in texts.items()}
-    return ScontrolOutput(
-        text["nodes"], text.get("jobs", ""), text["partitions"], text["config"], taken_s
-    )
+    return ScontrolOutput(**{"jobs": "", **text}, taken_s=taken_s)
 
 
 def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
