@@ -16,7 +16,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import headrace
 from headrace.errors import ClusterError, ClusterRequestError
@@ -140,9 +140,7 @@ _SUMMARY = "feeds deep-learning training, and runs it on Slurm"
 
 def _filled(name: str, **values: object) -> str:
     text = (_TEMPLATES / name).read_text("utf-8")
-    for place, value in values.items():
-        text = text.replace(f"@{place.upper()}@", str(value))
-    return text
+    return re.sub("@([A-Z_]+)@", lambda place: str(values.get(place[1].lower(), place[0])), text)
 
 
 def modulefiles(facts: SiteFacts) -> dict[str, str]:
@@ -189,105 +187,42 @@ def _tcl(text: str) -> str:
 _NO_LIMIT_HOURS = 168
 """A week, where a partition has no limit: a form wants one."""
 
-_TRAIN_QUESTIONS = {
-    "project": {
-        "label": "Project", "widget": "text_field", "required": True,
-        "help": "The folder that `headrace init NAME` made, or any with a batch script.",
-    },
-    "batch_script": {"label": "Batch script", "widget": "text_field", "value": "job.sh", "required": True},
-    "script_arguments": {
-        "label": "Arguments", "widget": "text_field", "value": "", "required": False,
-        "help": "As on the command line: --epochs 90",
-    },
-}  # fmt: skip
-
-_JUPYTER_QUESTIONS = {
-    "folder": {
-        "label": "Folder", "widget": "text_field", "value": "~", "required": True,
-        "help": "Where JupyterLab begins.",
-    },
-}  # fmt: skip
-
-
-_APPS: tuple[tuple[str, str, str, Mapping[str, Mapping[str, Any]], list[str]], ...] = (
-    ("headrace_train", "Train (headrace)", "Run a training project on the cluster's GPUs.",
-     _TRAIN_QUESTIONS, ["log_file"]),
-    ("headrace_jupyter", "Jupyter (headrace)", "JupyterLab on a node of the cluster.",
-     _JUPYTER_QUESTIONS, []),
-)  # fmt: skip
-"""Folder, title, description, questions of its own, and what its page is told."""
+_APPS = {"headrace_train": ["log_file"], "headrace_jupyter": list[str]()}
+"""The portal's apps, and what their pages are told. Their menus and questions are among the templates."""
 
 
 def ondemand_files(facts: SiteFacts) -> dict[str, str]:
     """Text of each file of the portal's apps, by its name below the folder of apps."""
-    gpus = json.dumps({p.name: p.gpus_per_node for p in facts.partitions}, separators=(",", ":"))
-    cpus = json.dumps({p.name: p.cpus_per_node for p in facts.partitions}, separators=(",", ":"))
+    partitions, first = facts.partitions, facts.default_partition
+    gpus = json.dumps({p.name: p.gpus_per_node for p in partitions}, separators=(",", ":"))
+    cpus = json.dumps({p.name: p.cpus_per_node for p in partitions}, separators=(",", ":"))
     # Shell lines that put headrace's environment first.
     path = f'export PATH={shlex.quote(str(facts.prefix / "bin"))}:"$PATH"\n'
     if facts.site_file is not None:
         path += f"export HEADRACE_SITE={shlex.quote(str(facts.site_file))}\n"
+    options = []
+    for p in partitions:
+        sizes = f"{p.gpus_per_node} GPUs a node" if p.gpus_per_node else "no GPUs"
+        limit = f", up to {p.hours_max} h" if p.hours_max else ""
+        options.append([f"{p.name} ({p.nodes} nodes, {sizes}{limit})", p.name])
+    values = {
+        "path_lines": path, "cluster": json.dumps(facts.cluster), "options": json.dumps(options),
+        "partition": json.dumps(first.name), "gpus": min(1, first.gpus_max),
+        "gpus_max": max(p.gpus_max for p in partitions),
+        "hours_max": max(p.hours_max or _NO_LIMIT_HOURS for p in partitions),
+    }  # fmt: skip
     files = {
         "README.md": _filled("ondemand/README.md", cluster=facts.cluster, bin=facts.prefix / "bin")
     }
-    for app, title, description, questions, conn_params in _APPS:
-        own = _form_files(facts, title, description, questions)
-        own["submit.yml.erb"] = _filled(
+    for app, conn_params in _APPS.items():
+        files[f"{app}/submit.yml.erb"] = _filled(
             "submit.yml.erb", gpus_per_node=_ruby(gpus), cpus_per_node=_ruby(cpus),
             conn_params=json.dumps(conn_params), job_name=json.dumps(app.replace("_", "-")),
         )  # fmt: skip
-        for name in ("template/before.sh.erb", "template/script.sh.erb", "view.html.erb"):
-            own[name] = _filled(f"ondemand/{app}/{name}", path_lines=path)
-        files |= {f"{app}/{name}": text for name, text in own.items()}
+        templates = (p for p in sorted((_TEMPLATES / "ondemand" / app).rglob("*")) if p.is_file())
+        for name in (str(template.relative_to(_TEMPLATES)) for template in templates):
+            files[name.removeprefix("ondemand/")] = _filled(name, **values)
     return files
-
-
-def _form_files(
-    facts: SiteFacts, name: str, description: str, own: Mapping[str, Mapping[str, Any]]
-) -> dict[str, str]:
-    """The portal's menu, and the questions: an app's own, then partition, GPUs, hours and account."""
-    first = facts.default_partition
-    options = []
-    for p in facts.partitions:
-        gpus = f"{p.gpus_per_node} GPUs a node" if p.gpus_per_node else "no GPUs"
-        limit = f", up to {p.hours_max} h" if p.hours_max else ""
-        options.append([f"{p.name} ({p.nodes} nodes, {gpus}{limit})", p.name])
-    attributes: dict[str, Mapping[str, Any]] = {
-        **own,
-        "partition": {
-            "label": "Partition", "widget": "select", "value": first.name, "options": options,
-        },
-        "gpus": {
-            "label": "GPUs", "widget": "number_field", "value": min(1, first.gpus_max), "min": 0,
-            "max": max(p.gpus_max for p in facts.partitions), "step": 1,
-            "help": "In all; nodes and CPUs follow from it. 0: CPUs only.",
-        },
-        "hours": {
-            "label": "Hours", "widget": "number_field", "value": 1, "min": 1,
-            "max": max(p.hours_max or _NO_LIMIT_HOURS for p in facts.partitions), "step": 1,
-        },
-        "account": {
-            "label": "Account", "widget": "text_field", "value": "", "required": False,
-            "help": "Empty: your default one.",
-        },
-    }  # fmt: skip
-    menu = {
-        "name": name, "category": "Interactive Apps", "subcategory": "Machine Learning",
-        "role": "batch_connect", "description": description,
-    }  # fmt: skip
-    form = {"cluster": facts.cluster, "form": list(attributes), "attributes": attributes}
-    return {"manifest.yml": _yaml(menu), "form.yml": _yaml(form)}
-
-
-def _yaml(value: Mapping[str, Any]) -> str:
-    """A document: each key's value as JSON on a line of its own."""
-    lines = ["---"]
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            lines.append(f"{key}:")
-            lines += [f"  {name}: {json.dumps(one)}" for name, one in inner.items()]
-        else:
-            lines.append(f"{key}: {json.dumps(inner)}")
-    return "\n".join(lines) + "\n"
 
 
 def _ruby(text: str) -> str:

@@ -87,10 +87,8 @@ class Conductor:
         # An array's task by the number that Slurm counts with, as everybody else in the job knows it.
         is_slurm = self.place.scheduler == "slurm"
         number = os.environ.get("SLURM_JOB_ID") if is_slurm else self.place.job_id
-        self.job = number or self._token[:12]
-        self._common = {
-            "HEADRACE_JOB_ID": self.job, "HEADRACE_RESTARTS": str(self.place.restarts + restarts),
-        }  # fmt: skip
+        self.job, starts = number or self._token[:12], str(self.place.restarts + restarts)
+        self._common = {"HEADRACE_JOB_ID": self.job, "HEADRACE_RESTARTS": starts}
         self._signals: list[int] = []
         self._agreement: Agreement | None = None
         self._failure: RankFailure | None = None
@@ -121,9 +119,8 @@ class Conductor:
                     self._start_ranks()
                     self._watch()
                 except BaseException as e:
-                    with contextlib.suppress(
-                        Exception
-                    ):  # that goes wrong now must not hide the error
+                    # What goes wrong now must not hide the error.
+                    with contextlib.suppress(Exception):
                         self._end()
                     if not isinstance(e, _NodesLost):
                         raise
@@ -344,9 +341,8 @@ class Conductor:
         if agreement.counted([n.held for n in self.nodes.all if n.there], now_s):
             self.nodes.send("stop_at", check=agreement.check)
             if agreement.phase is StopPhase.LEAVING:
-                self._say(
-                    f"{reason.text}: all ranks save and leave at their check {agreement.check:,}"
-                )
+                at = f"{agreement.check:,}"
+                self._say(f"{reason.text}: all ranks save and leave at their check {at}")
             # The script asks nobody whether to stop: it gets the signal itself, if it knows what that is.
             elif reason.number == signal.SIGUSR1:
                 self.nodes.send("forward", number=int(signal.SIGUSR1))
@@ -397,8 +393,7 @@ class Conductor:
         """Waits for all nodes that can be spoken to."""
         until_s = time.monotonic() + seconds
         while any(n.there and not done(n) for n in self.nodes.all) and time.monotonic() < until_s:
-            for _ in self.nodes.receive(_TICK_S):
-                pass
+            list(self.nodes.receive(_TICK_S))
 
     def _conclude(self) -> None:
         """What became of it, and a new start if that is wanted."""
@@ -412,15 +407,13 @@ class Conductor:
             judge(self.report, self.nodes.all, self._failure, self._agreement)
             if self.report.outcome != "stopped" or reason is None or not reason.requeue:
                 return
-        if not self.options.requeue:
-            return
-        if not self.place.is_requeued_when_asked():
+        if self.options.requeue and self.place.is_requeued_when_asked():
+            self.report.outcome = "requeued"
+        elif self.options.requeue:
             self.report.next_step = (
                 "Submit the job again: it goes on from its checkpoint. With sbatch --requeue it does so "
                 "by itself."
             )
-            return
-        self.report.outcome = "requeued"
 
     def _go_on_with_survivors(self) -> bool:
         """Gives the lost nodes up; whether the script may go on with those that are left."""

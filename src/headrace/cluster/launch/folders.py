@@ -33,6 +33,7 @@ from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path
 from headrace.cluster.processes import end_marked, start_time
 from headrace.errors import ClusterError, LaunchError
+from headrace.runtime import SOCKET_PATH_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 _NEW_S = 3600.0
 _GRACE_S = 2.0
-_SOCKET_PATH_BYTES_MAX = 107
 
 
 def own_folder(path: Path, error: type[ClusterError], next_step: str) -> Path:
@@ -62,10 +62,8 @@ def own_folder(path: Path, error: type[ClusterError], next_step: str) -> Path:
 
 def _base_folder(local: Path) -> Path:
     """The folder of all of this user's launches on this node."""
-    return own_folder(
-        local / f"headrace-launch-{os.geteuid()}", LaunchError,
-        "Remove it, or name another local folder: --local.",
-    )  # fmt: skip
+    next_step = "Remove it, or name another local folder: --local."
+    return own_folder(local / f"headrace-launch-{os.geteuid()}", LaunchError, next_step)
 
 
 class NodeFolder:
@@ -95,7 +93,7 @@ class NodeFolder:
     @property
     def socket_fits(self) -> bool:
         """Whether the system takes the path of the daemon's socket."""
-        return len(os.fsencode(self.path / "run/socket")) <= _SOCKET_PATH_BYTES_MAX
+        return len(os.fsencode(self.path / "run/socket")) <= SOCKET_PATH_BYTES_MAX
 
     def remove(self) -> None:
         """Removes all of it; the base too if it was the last one."""
@@ -115,13 +113,19 @@ def sweep(local: Path) -> list[dict[str, Any]]:
                     folder.unlink()
                     os.close(fd)
                 continue
-            if not folder.is_dir() or folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            if not _is_own(folder):
                 continue
             if folder.name.startswith(".new-") and time.time() - folder.stat().st_mtime < _NEW_S:
                 continue  # about to be locked
             if (leftover := _sweep_one(folder)) is not None:
                 removed.append(leftover)
     return removed
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder of this user's, and no way to another."""
+    is_folder = folder.is_dir() and not folder.is_symlink()
+    return is_folder and folder.stat().st_uid == os.geteuid()
 
 
 def _sweep_one(folder: Path) -> dict[str, Any] | None:
@@ -199,9 +203,7 @@ def _sweep_meetings(parent: Path, place: JobPlace) -> list[str]:
     removed = []
     with contextlib.suppress(OSError):
         for folder in sorted(parent.glob(f"{_PREFIX}*")):
-            if folder.is_symlink() or not folder.is_dir() or folder.stat().st_uid != os.geteuid():
-                continue
-            if _dead(folder, place):
+            if _is_own(folder) and _dead(folder, place):
                 shutil.rmtree(folder, ignore_errors=True)
                 removed.append(str(folder))
     return removed
@@ -238,11 +240,10 @@ class GpuClaim:
                 self.gpus.append(gpu)
                 self._held.append((base / f"{name}.lock", fd))
         if len(self.gpus) < wanted:
-            free = len(self.gpus)
             self.close()
             another = ": another `headrace launch` of this job has the others" if there else ""
             raise LaunchError(
-                f"{free} of this node's {len(there)} GPUs are free, expected {wanted}{another}.",
+                f"{len(self.gpus)} of this node's {len(there)} GPUs are free, expected {wanted}{another}.",
                 next_step="Wait for it, or give each launch its share: --gpus.",
             )
 

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import headrace
 from headrace.cluster.launch.folders import GpuClaim, NodeFolder, sweep
-from headrace.cluster.launch.nodes import MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
+from headrace.cluster.launch.nodes import BEAT_S, MARK_VARIABLE, SPEC_VARIABLE, NodeSpec, connect
 from headrace.cluster.launch.place import GPU_VARIABLES, visible_gpus
 from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
 from headrace.cluster.manifest import hardware
@@ -94,7 +94,6 @@ def interface_of(address: str) -> str | None:
 GUARD_GONE = signal.SIGUSR2
 _HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _TICK_S = 0.05
-_BEAT_S = 2.0
 _HELPERS_S = 5.0
 _ALONE_S = 1.0
 _LOG_BYTES = 2000
@@ -107,10 +106,7 @@ class Supervisor:
         self, spec: NodeSpec, index: int, folder: NodeFolder, left: list[dict[str, Any]]
     ) -> None:
         self.guard_gone = False
-        self._spec = spec
-        self._index = index
-        self._folder = folder
-        self._left = left
+        self._spec, self._index, self._folder, self._left = spec, index, folder, left
         self._signals: list[int] = []
         self._connection: NodeConnection
         self._page = StopPage(spec.ranks)
@@ -200,7 +196,7 @@ class Supervisor:
         )  # fmt: skip
 
     def _beat(self) -> None:
-        if time.monotonic() - self._beat_s > _BEAT_S:
+        if time.monotonic() - self._beat_s > BEAT_S:
             self._beat_s = time.monotonic()
             self._connection.send("beat")
 
@@ -235,9 +231,8 @@ class Supervisor:
         common = message["common"] | self._gpus
         if message["page"]:
             common[PAGE_VARIABLE] = self._page.address
-        for number, (command, own) in enumerate(
-            zip(message["commands"], message["environments"], strict=True)
-        ):
+        ranks = zip(message["commands"], message["environments"], strict=True)
+        for number, (command, own) in enumerate(ranks):
             try:
                 self._ranks[_start(command, {**common, **own})] = number
             except OSError as e:
@@ -373,18 +368,16 @@ def _supervise(
 
 def _say_failure(spec: NodeSpec, index: int, error: LaunchError) -> int:
     """Tells the first node why this one cannot take part."""
-    connection = connect(spec)
-    if connection is not None:
-        connection.send(
-            "hello", token=spec.token, node=index, failure=error.message, next=error.next_step
-        )
-        until_s = time.monotonic() + 5.0
-        while not connection.gone and time.monotonic() < until_s:  # until it has been read
-            connection.receive()
-            time.sleep(_TICK_S)
-        connection.close()
-    else:
+    if (connection := connect(spec)) is None:
         sys.stderr.write(f"headrace launch: node {spec.nodes[index]}: {error}\n")
+        return 3
+    why = {"failure": error.message, "next": error.next_step}
+    connection.send("hello", token=spec.token, node=index, **why)
+    until_s = time.monotonic() + 5.0
+    while not connection.gone and time.monotonic() < until_s:  # until it has been read
+        connection.receive()
+        time.sleep(_TICK_S)
+    connection.close()
     return 3
 
 

@@ -194,7 +194,7 @@ def connect(spec: NodeSpec) -> NodeConnection | None:
 
 # -- all nodes, as the first one knows them ------------------------------------------------------------
 
-_BEAT_S = 2.0
+BEAT_S = 2.0
 _STRANGERS_MAX = 64
 _STRANGER_S = 10.0
 
@@ -291,7 +291,7 @@ class LaunchNodes:
                     node.lost = node.connection.gone
                 elif node.silent_s > self._silence_s:
                     node.lost = f"it has said nothing for {self._silence_s:g} s"
-        if time.monotonic() - self._beat_s > _BEAT_S:
+        if time.monotonic() - self._beat_s > BEAT_S:
             self._beat_s = time.monotonic()
             self.send("beat")
 
@@ -316,15 +316,12 @@ class LaunchNodes:
 
     def _known(self, hello: Message) -> NodeState | None:
         """The node that a first message is of, if it knows the secret and has not come before."""
-        if hello["kind"] != "hello" or not hmac.compare_digest(
-            str(hello.get("token", "")), self._token
-        ):
+        token, index = str(hello.get("token", "")), hello.get("node")
+        if hello["kind"] != "hello" or not hmac.compare_digest(token, self._token):
             return None
-        index = hello.get("node")
         if not isinstance(index, int) or not 0 <= index < len(self.all):
             return None
-        node = self.all[index]
-        return node if node.connection is None else None
+        return self.all[index] if self.all[index].connection is None else None
 
     def _note(self, node: NodeState, message: Message) -> None:
         match message["kind"]:
@@ -386,11 +383,9 @@ class NodeStarts:
 
     def _start(self, command: list[str], environment: dict[str, str]) -> None:
         # In a session of its own: Ctrl-C is for us, we tell the nodes what it means.
-        self._processes.append(
-            subprocess.Popen(  # noqa: S603
-                command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-            )
-        )  # fmt: skip
+        self._processes.append(subprocess.Popen(  # noqa: S603
+            command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+        ))  # fmt: skip
 
     def ended(self) -> list[int]:
         """The exit statuses of those that have ended."""

@@ -99,9 +99,8 @@ class JobPlace:
         if self.scheduler != "slurm":
             return bool(self.can_requeue)
         # An interactive allocation has nothing that could be started again.
-        return {"Requeue=1", "BatchFlag=1"} <= set(
-            _ask("scontrol", "show", "job", _slurm_id()).split()
-        )
+        facts = _ask("scontrol", "show", "job", _slurm_id()).split()
+        return {"Requeue=1", "BatchFlag=1"} <= set(facts)
 
     def silent_nodes(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those nodes that the scheduler cannot reach either, by its last look."""
@@ -109,9 +108,8 @@ class JobPlace:
             return ()
         text = _ask("sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N %T")
         states = dict(line.split() for line in text.splitlines())
-        return tuple(
-            n for n in names if states.get(n, "").endswith("*") or "down" in states.get(n, "")
-        )
+        silent = {node for node, state in states.items() if state.endswith("*") or "down" in state}
+        return tuple(name for name in names if name in silent)
 
     def keep_nodes(self, keep: Sequence[str]) -> str:
         """Takes all other nodes out of the running job; why that cannot be done, "" if it is.

@@ -180,10 +180,9 @@ def _gpus(place: JobPlace, options: LaunchOptions) -> tuple[tuple[str, ...], int
         )
     for count in range(1, len(nodes) + 1):
         if wanted % count == 0 and wanted // count <= each:
-            remark = (
-                f"{count} of the job's {len(nodes)} nodes take part: {wanted} GPUs are asked for."
-            )
-            return nodes[:count], wanted // count, (remark,) if count < len(nodes) else ()
+            some = f"{count} of the job's {len(nodes)} nodes take part"
+            remarks = (f"{some}: {wanted} GPUs are asked for.",) if count < len(nodes) else ()
+            return nodes[:count], wanted // count, remarks
     fits = [
         n for n in range(1, have + 1)
         if any(n % c == 0 and n // c <= each for c in range(1, len(nodes) + 1))
@@ -298,22 +297,22 @@ def commands_for(  # noqa: PLR0917 - who, where, and what
         )  # fmt: skip
         return NodeCommands((torchrun,), ({},))
     if framework == "mpi":
-        return _mpirun(node, plan, facts, program, common or {})
-    environments = []
-    for local in range(plan.ranks_per_node):
-        rank = node * plan.ranks_per_node + local
-        environments.append(_rank_variables(framework, rank, local, plan, facts))
-    return NodeCommands(((*start, *program),) * plan.ranks_per_node, tuple(environments))
+        names = [each.name for each in facts]
+        return NodeCommands(()) if node else _mpirun(plan, names, program, common or {})
+    each = plan.ranks_per_node
+    environments = (_rank_variables(framework, node, i, plan, facts) for i in range(each))
+    return NodeCommands(((*start, *program),) * each, tuple(environments))
 
 
 def _rank_variables(
-    framework: str, rank: int, local: int, plan: LaunchPlan, facts: Sequence[NodeFacts]
+    framework: str, node: int, local: int, plan: LaunchPlan, facts: Sequence[NodeFacts]
 ) -> dict[str, str]:
     """Under torchrun's names, which most programs know, and under those of the framework."""
     first, each = facts[0], plan.ranks_per_node
+    rank = node * each + local
     values = {
         "RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": plan.ranks, "LOCAL_WORLD_SIZE": each,
-        "GROUP_RANK": rank // each, "GROUP_WORLD_SIZE": len(plan.nodes),
+        "GROUP_RANK": node, "GROUP_WORLD_SIZE": len(plan.nodes),
         "MASTER_ADDR": first.address, "MASTER_PORT": first.ports[0],
     }  # fmt: skip
     if framework == "jax":
@@ -327,23 +326,16 @@ def _rank_variables(
             values["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(begin, begin + share)))
     elif framework == "tensorflow":
         # MultiWorkerMirroredStrategy: every rank is a worker with a port of its own.
-        workers = [f"{node.address}:{port}" for node in facts for port in node.ports[1 : each + 1]]
+        workers = [f"{n.address}:{port}" for n in facts for port in n.ports[1 : each + 1]]
         cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
         values["TF_CONFIG"] = json.dumps(cluster)
     return {name: str(value) for name, value in values.items()}
 
 
 def _mpirun(
-    node: int,
-    plan: LaunchPlan,
-    facts: Sequence[NodeFacts],
-    program: Sequence[str],
-    common: Mapping[str, str],
+    plan: LaunchPlan, names: Sequence[str], program: Sequence[str], common: Mapping[str, str]
 ) -> NodeCommands:
     """One mpirun, on the first node; by srun or ssh it starts its own daemons on the others."""
-    if node:
-        return NodeCommands(())
-    names = [f.name for f in facts]
     n = str(plan.ranks)
     if not _is_hydra():
         hosts = ",".join(f"{name}:{plan.ranks_per_node}" for name in names)
@@ -409,8 +401,7 @@ class Preview:
             f"# {len(plan.nodes)} nodes, {plan.ranks_per_node} ranks and {plan.gpus_per_node} GPUs on each, "
             f"{plan.cpus_per_rank} CPUs for each rank"
         )
-        lines = [shape]
-        lines += [f"# {remark}" for remark in plan.remarks]
+        lines = [shape, *(f"# {remark}" for remark in plan.remarks)]
         lines += ["", "# once: a launcher on each node", shlex.join(self.starter)]
         if self.helpers:
             lines += ["", "# on each node, beside the ranks", *self.helpers]
@@ -431,19 +422,14 @@ def preview(launch: Launch, environment: Mapping[str, str]) -> Preview:
     interface = None if len(plan.nodes) > 1 else "lo"
     settings = settings_for(plan, options.framework, interface, environment)
     common = {s.name: s.value for s in settings if not s.kept}
-    starter = (
-        srun_command(place, plan.nodes) if place.scheduler == "slurm" else node_command()
-    )  # fmt: skip
+    is_slurm = place.scheduler == "slurm"
+    starter = srun_command(place, plan.nodes) if is_slurm else node_command()
     helpers = []
     if options.stage:
         helpers.append(f"headrace stage {shlex.join(options.stage)} --replicas {options.replicas}")
     if options.daemon:
         helpers.append("headrace node start --foreground")
-    program = program_of(words)
-    return Preview(
-        plan, tuple(starter), tuple(helpers), settings,
-        tuple(
-            commands_for(options.framework, node, plan, facts, program, common)
-            for node in range(len(plan.nodes))
-        ),
-    )  # fmt: skip
+    parts = (plan, facts, program_of(words), common)
+    nodes = range(len(plan.nodes))
+    commands = tuple(commands_for(options.framework, node, *parts) for node in nodes)
+    return Preview(plan, tuple(starter), tuple(helpers), settings, commands)

@@ -128,8 +128,7 @@ class RankSlot:
                 next_step="The launcher that started this process is gone, or another user's.",
             ) from e
         try:
-            size = os.fstat(fd).st_size
-            header = os.pread(fd, 24, 0)
+            size, header = os.fstat(fd).st_size, os.pread(fd, 24, 0)
             if len(header) < 24 or struct.unpack("=QQ", header[:16]) != (_MAGIC, _VERSION):
                 raise LaunchError(
                     f"{PAGE_VARIABLE} is {address!r}, which is no page of this version of headrace.",

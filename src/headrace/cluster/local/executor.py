@@ -87,8 +87,8 @@ class LocalExecutor(Executor):
             if state.is_over:
                 return
             if signal is not None:
-                began = start_time(state.script) if state.script else None
-                if began is not None and keeper_lives(state):
+                began = start_time(state.script) if state.script and keeper_lives(state) else None
+                if began is not None:
                     send(state.script, began, signal)
             elif state.state == JobState.PENDING:
                 state.state, state.reason, state.ended_s = JobState.CANCELLED, "", time.time()
@@ -170,18 +170,14 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
             are processes here, so that a job can be tried on a laptop.
         nodes: so many that all are this machine, for the same reason.
     """
-    cpus = len(os.sched_getaffinity(0))
+    cpus, own, names = len(os.sched_getaffinity(0)), machine_gpus(), node_names(nodes)
     memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
-    own = machine_gpus()
-    names = node_names(nodes)
-    alike = tuple(
-        Node(
-            name=name, states=("idle",), cpus=cpus if own else max(cpus, gpus), sockets=1,
-            cores_per_socket=cpus, threads_per_core=1, memory_mib=memory_mib, gpus=own or gpus,
-            partitions=("local",), architecture=platform.machine(),
-        )
-        for name in names
+    node = Node(
+        name="", states=("idle",), cpus=cpus if own else max(cpus, gpus), sockets=1,
+        cores_per_socket=cpus, threads_per_core=1, memory_mib=memory_mib, gpus=own or gpus,
+        partitions=("local",), architecture=platform.machine(),
     )  # fmt: skip
+    alike = tuple(dataclasses.replace(node, name=name) for name in names)
     partition = Partition("local", names, is_default=True)
     return ClusterSnapshot("local", "", time.time(), alike, (partition,), ())
 

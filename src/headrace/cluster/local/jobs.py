@@ -110,9 +110,8 @@ def read_request(script: bytes, options: tuple[str, ...]) -> LocalRequest:
                 next_step="Leave it out, or use Slurm (HEADRACE_EXECUTOR=slurm).",
             )
         if word.name not in SBATCH_OPTIONS:
-            raise ClusterRequestError(
-                f"sbatch has no option --{word.name}.", next_step="See `man sbatch`."
-            )
+            text, next_step = f"sbatch has no option --{word.name}.", "See `man sbatch`."
+            raise ClusterRequestError(text, next_step=next_step)
         options_by_name[word.name] = word.value
     try:
         return _request(options_by_name)
@@ -142,31 +141,18 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
     array, tasks_at_once = _array(options.get("array"))
     dependencies, all_of = _dependencies(text("dependency"))
     warn_script, warn_signal, warn_s = _warning(text("signal"))
+    node_gpus = gpus("gpus-per-node") or gpu_count(text("gres")) or -(-gpus("gpus") // nodes)
     return LocalRequest(
-        name=text("job-name"),
-        output=text("output"),
-        error=text("error"),
-        input=text("input"),
-        append=text("open-mode") in {"append", "a"},
-        tasks=array,
-        tasks_at_once=tasks_at_once,
-        dependencies=dependencies,
-        all_of=all_of,
+        name=text("job-name"), output=text("output"), error=text("error"), input=text("input"),
+        append=text("open-mode") in {"append", "a"}, tasks=array, tasks_at_once=tasks_at_once,
+        dependencies=dependencies, all_of=all_of,
         kill_on_invalid_dependency=text("kill-on-invalid-dep") in {"yes", "y"},
-        time_s=seconds(text("time")) or None,
-        warn_signal=warn_signal,
-        warn_s=warn_s,
-        warn_script=warn_script,
-        requeue="requeue" in options and "no-requeue" not in options,
-        directory=text("chdir"),
-        nodes=nodes,
-        gpus_per_node=gpus("gpus-per-node")
-        or gpu_count(text("gres"))
-        or -(-gpus("gpus") // nodes)
-        or gpus("gpus-per-task") * per_node,
-        tasks_per_node=per_node,
+        time_s=seconds(text("time")) or None, warn_signal=warn_signal, warn_s=warn_s,
+        warn_script=warn_script, requeue="requeue" in options and "no-requeue" not in options,
+        directory=text("chdir"), nodes=nodes,
+        gpus_per_node=node_gpus or gpus("gpus-per-task") * per_node, tasks_per_node=per_node,
         cpus_per_task=count("cpus-per-task") or 1,
-    )
+    )  # fmt: skip
 
 
 def _array(text: str | None) -> tuple[tuple[int, ...] | None, int]:
@@ -304,12 +290,8 @@ class LocalJob:
 
     def save(self) -> None:
         """Write how far its tasks are; `locked`."""
-        waiting = TaskState()
-        tasks = {
-            "_" if task is None else str(task): asdict(state)
-            for task, state in self.tasks.items()
-            if state != waiting
-        }
+        begun = {task: state for task, state in self.tasks.items() if state != TaskState()}
+        tasks = {"_" if task is None else str(task): asdict(state) for task, state in begun.items()}
         _replace(self.folder / "state.json", _KIND.encode({"tasks": tasks}))
 
     @classmethod
@@ -355,9 +337,8 @@ class JobsFolder:
         """This user's on this machine; home folders are often shared between machines, processes are not."""
         if given := environment.get(FOLDER_VARIABLE):
             return cls(Path(given))
-        state = environment.get("XDG_STATE_HOME")
-        base = Path(state) if state else Path.home() / ".local/state"
-        return cls(base / "headrace/jobs" / socket.gethostname())
+        state = environment.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+        return cls(Path(state, "headrace/jobs", socket.gethostname()))
 
     def open(self) -> None:
         """Makes it, and sees that it is ours alone: jobs' environments lie in it."""
@@ -394,17 +375,15 @@ class JobsFolder:
     def jobs(self) -> list[LocalJob]:
         """All that are not over, oldest first."""
         jobs = []
-        for number in self._numbers():
-            if not (self.path / str(number) / "over").exists():
-                with contextlib.suppress(FileNotFoundError):
-                    jobs.append(LocalJob.load(self.path / str(number)))
+        for folder in (self.path / str(number) for number in self._numbers()):
+            with contextlib.suppress(FileNotFoundError):
+                jobs += [] if (folder / "over").exists() else [LocalJob.load(folder)]
         return jobs
 
     def clean(self) -> None:
         """Remove jobs that were over long ago; `locked`."""
         limit = time.time() - KEPT_S
-        for number in self._numbers():
-            folder = self.path / str(number)
+        for folder in (self.path / str(number) for number in self._numbers()):
             with contextlib.suppress(OSError):
                 if (folder / "over").stat().st_mtime < limit:
                     shutil.rmtree(folder, ignore_errors=True)

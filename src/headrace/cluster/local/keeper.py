@@ -119,9 +119,7 @@ def _start_some(folder: JobsFolder, jobs: list[LocalJob], changed: set[int]) -> 
 
 def _waits_for(folder: JobsFolder, jobs: list[LocalJob], job: LocalJob, task: int | None) -> str:
     """Slurm's word for what a task waits for beside CPUs and GPUs; "" if for nothing."""
-    verdicts = [
-        _holds(folder, jobs, job, task, kind, job_id) for kind, job_id in job.request.dependencies
-    ]
+    verdicts = [_holds(folder, jobs, job, task, *each) for each in job.request.dependencies]
     hold, never = (all, any) if job.request.all_of else (any, all)
     if verdicts and never(verdict is None for verdict in verdicts):
         return "DependencyNeverSatisfied"
@@ -141,6 +139,7 @@ def _holds(  # noqa: PLR0911, PLR0917 - a table of sbatch's words
     kind: str,
     job_id: str,
 ) -> bool | None:
+    """Whether a dependency holds now; None: it never will."""
     if kind == "singleton":
         same = [j for j in jobs if j.name == job.name and j.number < job.number]
         return all(state.is_over for j in same for state in j.tasks.values())
@@ -152,20 +151,19 @@ def _holds(  # noqa: PLR0911, PLR0917 - a table of sbatch's words
         other = other or LocalJob.load(folder.path / number)
     except FileNotFoundError:
         return None
-    states = [state for t, state in other.tasks.items() if not wanted or str(t) == wanted]
+    states = [s.state for t, s in other.tasks.items() if not wanted or str(t) == wanted]
     if not states:
         return None
     over = all(state.is_over for state in states)
-    well = all(state.state == JobState.COMPLETED for state in states)
+    well = all(state is JobState.COMPLETED for state in states)
     if kind == "after":
-        return all(state.state != JobState.PENDING for state in states)
+        return JobState.PENDING not in states
     if kind == "afterany":
         return over
     if kind == "afternotok":
         return (not well or None) if over else False
-    if any(state.is_over and state.state != JobState.COMPLETED for state in states):
-        return None
-    return well
+    failed = any(state.is_over and state is not JobState.COMPLETED for state in states)
+    return None if failed else well
 
 
 def _start(job: LocalJob, task: int | None, state: TaskState) -> None:
@@ -234,9 +232,8 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
 
     def where(pattern: str) -> Path:
         number, node = str(job.number), node_names(job.request.nodes)[0]
-        name = fill_pattern(
-            pattern, number, job.name, job.user, array_id=number, task=task, node=node
-        )
+        facts = (number, job.name, job.user)
+        name = fill_pattern(pattern, *facts, array_id=number, task=task, node=node)
         return Path(job.directory, name)
 
     output = where(job.request.output or ("slurm-%j.out" if task is None else "slurm-%A_%a.out"))
@@ -245,9 +242,8 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
         script = _start_script(job, task, where, output)
     except OSError as e:
         reason = f"{e.filename or job.script}: {e.strerror}"
-        update(
-            state=JobState.FAILED, reason=reason, exit_code=127, signal=None, ended_s=time.time()
-        )
+        now_s = time.time()
+        update(state=JobState.FAILED, reason=reason, exit_code=127, signal=None, ended_s=now_s)
         return
     update(script=script)
     ending, status = _watch(job, task, script)

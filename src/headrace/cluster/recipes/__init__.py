@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from headrace.base.files import temporary_name
 from headrace.errors import ClusterError, ClusterRequestError
 
 __all__ = ["RECIPES", "Project", "TrainingRecipe", "make_project", "recipe_named", "recipes_folder"]
@@ -96,19 +96,16 @@ def make_project(recipe: TrainingRecipe, folder: str | os.PathLike[str]) -> Proj
             next_step="Name another folder.",
         )
     files = recipe.files
-    temporary: Path | None = None
+    temporary = Path(temporary_name(target))
     os.umask(mask := os.umask(0o022))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+        temporary.mkdir(parents=True)
         for name, source in files.items():
             shutil.copyfile(source, temporary / name)
             (temporary / name).chmod((0o777 if name.endswith(".sh") else 0o666) & ~mask)
-        temporary.chmod(0o777 & ~mask)  # mkdtemp keeps others out
         temporary.rename(target)  # refuses a folder that got files meanwhile
     except OSError as e:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise ClusterError(
             f"{target}: the project cannot be written: {e.strerror or e}.",
             path=str(target),
