@@ -34,7 +34,7 @@ from torch.utils.data import Dataset
 
 from benchmarks import machine
 from headrace.insight.doctor import ExamineOptions, diagnose, examine
-from headrace.insight.doctor.predict import AHEAD, TORCH
+from headrace.insight.doctor.findings import AHEAD, TORCH
 from headrace.testing import SlowVolume, simulated_files
 from headrace.torch import DataLoader
 

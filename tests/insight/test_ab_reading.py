@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.insight.ab.comparison import Agreement, Match, compare_orders, worst
 from headrace.insight.ab.running import ROOTS_MAX, folders_of, reading_of
-from headrace.insight.record.data import is_data
+from headrace.insight.record.job import is_data
 from headrace.posix.opens import FileOpen
 
 

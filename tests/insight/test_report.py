@@ -10,8 +10,15 @@ from typer.testing import CliRunner
 from bench.test_report_page import LOOKS, TEXTS
 from headrace.base.causes import Cause
 from headrace.cli.app import app
-from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of, stall_of
-from headrace.insight.report.figures import cause_colours, phases_of, run_figures
+from headrace.insight.report.figures import (
+    CAUSES,
+    COLUMNS,
+    cause_colours,
+    columns_of,
+    phases_of,
+    run_figures,
+    stall_of,
+)
 from headrace.insight.report.page import report_document, report_lines, report_page
 from headrace.pages.html import STYLE
 from headrace.plane.batch_trace import PHASES, STEP

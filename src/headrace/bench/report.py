@@ -25,7 +25,7 @@ from headrace.bench.compare import MEASURES, measure_named, measured, value_of
 from headrace.bench.results import flat, number_at, number_of
 from headrace.bench.summary import NOT_MLPERF
 from headrace.pages.charts import Part, bars, columns, figure, stacked, table
-from headrace.pages.html import axis_text, document, measure_text, safe
+from headrace.pages.html import axis_text, card_list, document, measure_text, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -323,9 +323,8 @@ def _cards(runs: Sequence[RunResult]) -> str:
             met = value.mean >= target
             below += f"; {'✓ meets' if met else '✗ below'} {number_text(target)} %"
         number, _, unit = measure_text(value.mean, measure.unit).partition(" ")
-        shown = f"<b>{safe(number)} <small>{safe(unit)}</small></b>"
-        cards.append(f"<li>{shown}<span>{safe(below)}</span></li>")
-    return f'<ul class="cards">{"".join(cards)}</ul>' if cards else ""
+        cards.append((number, unit, below))
+    return card_list(cards)
 
 
 def _provenance(run: RunResult) -> Iterator[str]:
@@ -337,17 +336,13 @@ def _provenance(run: RunResult) -> Iterator[str]:
         ("results", run.folder),
     ]
     yield "<h2>Where and how it ran</h2>"
-    yield _words(["what", "value"], rows)
+    yield table(["what", "value"], rows, words=True)
     if run.workload:
-        keys = _words(["key", "value"], list(_rows(run.workload)))
+        keys = table(["key", "value"], list(_rows(run.workload)), words=True)
         yield f"<h2>The workload</h2><details><summary>All keys</summary>{keys}</details>"
     notes = run.own.get("notes")
     if isinstance(notes, list) and notes:
         yield "<h2>Notes</h2><ul>" + "".join(f"<li>{safe(note)}</li>" for note in notes) + "</ul>"
-
-
-def _words(head: Sequence[str], rows: Sequence[tuple[str, object]]) -> str:
-    return table(head, rows).replace("<table>", '<table class="words">', 1)
 
 
 _LISTED_MOST: Final = 12

@@ -87,6 +87,15 @@ _BAR: Final = (
 )
 
 
+def card_list(cards: Iterable[tuple[str, str, str]]) -> str:
+    """A page's figures that matter most: (value, unit, what it is); nothing without."""
+    drawn = "".join(
+        f"<li><b>{safe(value)}{unit and f' <small>{safe(unit)}</small>'}</b><span>{safe(what)}</span></li>"
+        for value, unit, what in cards
+    )
+    return f'<ul class="cards">{drawn}</ul>' if drawn else ""
+
+
 def card(
     title: str, rows: Sequence[tuple[str, object]], *, waited: float | None = None, note: str = ""
 ) -> str:

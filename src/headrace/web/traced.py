@@ -1,7 +1,7 @@
 """Traced: runs that wrote a trace, as job pages: their tuners' decisions, their ranks, every step.
 
 A trace may be written still: what is there is shown. `TracedRuns` knows folders by name; the sums are those of
-the report (`headrace.insight.report.curves`).
+the report (`headrace.insight.report.figures`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
+from headrace.insight.report.figures import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
 from headrace.plane.stage import TIERS
 from headrace.telemetry.history import JobRecord
 from headrace.trace import read_run

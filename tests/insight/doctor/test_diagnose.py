@@ -7,8 +7,7 @@ import pytest
 
 from headrace.base.causes import Cause
 from headrace.insight.doctor import diagnose, lines_of
-from headrace.insight.doctor.findings import Findings
-from headrace.insight.doctor.predict import AHEAD, LATER, TORCH, UNCACHED
+from headrace.insight.doctor.findings import AHEAD, LATER, TORCH, UNCACHED, Findings
 
 from .findings_shared import findings, point
 

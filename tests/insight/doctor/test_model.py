@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.insight.doctor.predict import (
+from headrace.insight.doctor.findings import (
     Curve,
     Work,
     ahead_rate,

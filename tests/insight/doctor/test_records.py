@@ -10,7 +10,7 @@ import pytest
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceError
-from headrace.insight.doctor.shards import hop
+from headrace.insight.doctor.samples import hop
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import SourceOptions
 from headrace.store.sources.tfrecord import mask

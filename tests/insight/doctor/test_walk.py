@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from headrace.insight.doctor import walk as module
-from headrace.insight.doctor.walk import walk
+from headrace.insight.doctor import survey as module
+from headrace.insight.doctor.survey import walk
 
 
 def fill(folder, count, suffix=".jpg"):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.cluster.processes import descendants
 from headrace.errors import ProgramError
 from headrace.insight.ab.one_run import HANDED_OVER, Ran, Task
-from headrace.insight.record.data import is_data, is_system
+from headrace.insight.record.job import is_data, is_system
 from headrace.posix.opens import OpenLog
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.causes import Cause, cause_of
 from headrace.base.text import bytes_text, counted, duration_text, rough_text
-from headrace.insight.doctor.findings import Advice, Diagnosis
-from headrace.insight.doctor.predict import (
+from headrace.insight.doctor.findings import (
+    Advice,
     Curve,
+    Diagnosis,
     Work,
     ahead_rate,
     expected_of,

@@ -1,11 +1,36 @@
-"""Findings: what an examination measured, as plain values. What could not be measured is None, or said.
+"""Findings: what an examination measured, as plain values, and the rate of a data loader that follows. Pure.
 
-Rates are per second, times in seconds, sizes in bytes. Shares are 0 to 1.
+What could not be measured is None, or said. Rates are per second, times in seconds, sizes in bytes. Shares are
+0 to 1.
+
+A rate is predicted from what one read, one core and one copy take. A loader's workers are customers of two
+servers. The storage answers `rate(q)` reads a second with q in flight, as was measured; the processors share
+themselves among the workers. A worker of torch's does one thing after the other: it waits for its sample,
+decodes it, and copies it into the batch. So with W workers and R samples a second
+
+    R x (processor time, stretched where there are fewer processors than workers)
+        + R x (wait for what lies in memory) + (reads in flight that give R)  =  W
+
+whose left side grows with R: one R solves it. headrace reads ahead: the storage works while the workers
+do, at any depth, and the slower of the two is the rate.
+
+What is left out: the variance of sizes and times, the training process's own load on the processors, and
+what a batch's transfer to the device takes. `benchmarks/doctor.py` compares with loaders that run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from headrace.base.causes import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,3 +274,315 @@ class Diagnosis:
     cause: str
     advice: tuple[Advice, ...]
     """The first one first; never empty once something was found out."""
+
+
+MODEL_ERROR: Final = 0.6
+"""Either way, of nine in ten. On a quiet machine 38 predictions were off by a factor of 1.10 in the middle,
+1.49 at the 90th percentile, 1.93 at most (`benchmarks/results/doctor-2026-11-22.json`)."""
+
+_STEPS: Final = 100
+_RATE_MAX: Final = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Reads a second by reads in flight: never falling, straight between what was measured, flat behind it."""
+
+    depths: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float]]) -> Curve:
+        """A curve through (depth, rate).
+
+        Raises:
+            ValueError: there is no point, or one is not positive.
+        """
+        if not points or any(
+            not (d > 0 and r > 0 and math.isfinite(d) and math.isfinite(r)) for d, r in points
+        ):
+            raise ValueError(f"points are {list(points)!r}, expected positive depths and rates")
+        ordered = sorted(points)
+        rates = np.maximum.accumulate([rate for _, rate in ordered])
+        return cls(tuple(float(d) for d, _ in ordered), tuple(float(r) for r in rates))
+
+    @property
+    def most(self) -> float:
+        """The rate at the deepest."""
+        return self.rates[-1]
+
+    def rate(self, depth: float) -> float:
+        """With `depth` in flight; in proportion below the first point."""
+        return float(np.interp(depth, (0.0, *self.depths), (0.0, *self.rates)))
+
+    def depth(self, rate: float) -> float:
+        """The least depth that gives a rate; infinite beyond the most."""
+        if rate > self.most:
+            return math.inf
+        depths, rates = (0.0, *self.depths), (0.0, *self.rates)
+        at = max(1, bisect_left(rates, rate))
+        share = (rate - rates[at - 1]) / (rates[at] - rates[at - 1])
+        return depths[at - 1] + share * (depths[at] - depths[at - 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a sample takes, and who does it.
+
+    Attributes:
+        curve: samples a second from the device.
+        cold: share of samples that come from the device; the others lie in memory.
+        wait_factor: how much longer a plain read waits than those of the curve.
+        read_s: processor time of opening and reading a sample in Python, out of memory.
+        cold_read_s: the same of one that comes from the device, through the page cache.
+        ahead_s: processor time of headrace's reading a sample from the device.
+        collate_s: of copying a sample into a new batch.
+        ahead_collate_s: into a recycled one.
+        cpus: that may be used.
+        others: CPUs that others use.
+    """
+
+    curve: Curve
+    cold: float = 1.0
+    wait_factor: float = 1.0
+    read_s: float = 0.0
+    cold_read_s: float = 0.0
+    ahead_s: float = 0.0
+    decode_s: float = 0.0
+    collate_s: float = 0.0
+    ahead_collate_s: float = 0.0
+    cpus: float = 1.0
+    others: float = 0.0
+
+    @property
+    def torch_cpu_s(self) -> float:
+        """Processor time of a sample in a worker of torch's."""
+        read_s = self.cold * max(self.cold_read_s, self.read_s) + (1 - self.cold) * self.read_s
+        return read_s + self.decode_s + self.collate_s
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """Processor time of a sample in a worker whose files were read ahead."""
+        return self.read_s + self.decode_s + self.ahead_collate_s
+
+    def share_of_cpus(self, wanted: float) -> float:
+        """CPUs that so many busy workers get, beside what others want."""
+        if wanted <= 0:
+            return 0.0
+        return min(wanted, self.cpus * wanted / max(self.cpus, wanted + self.others))
+
+
+class Shares(NamedTuple):
+    """What a worker of torch's does with its time; adds up to 1."""
+
+    wait: float
+    read: float
+    decode: float
+    collate: float
+
+
+def torch_rate(work: Work, workers: int) -> float:
+    """Samples a second of torch's DataLoader, if nobody waits with taking them; 0: the training itself."""
+    customers = max(1, workers)
+    stretch = customers / work.share_of_cpus(customers)
+
+    def busy(rate: float) -> float:
+        """Workers that are busy at a rate."""
+        reading = 0.0
+        if work.cold > 0:
+            reading = work.curve.depth(rate * work.cold) * work.wait_factor
+        return rate * work.torch_cpu_s * stretch + reading
+
+    low, high = 0.0, _RATE_MAX
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if busy(middle) <= customers else (low, middle)
+    return low
+
+
+def torch_shares(work: Work, workers: int) -> Shares:
+    """What the workers do at `torch_rate`."""
+    customers = max(1, workers)
+    stretch = customers / work.share_of_cpus(customers)
+    rate = torch_rate(work, workers)
+    read_s = work.torch_cpu_s - work.decode_s - work.collate_s
+    parts = [rate * s * stretch / customers for s in (read_s, work.decode_s, work.collate_s)]
+    return Shares(max(0.0, 1.0 - sum(parts)), *parts)
+
+
+def ahead_rate(work: Work, workers: int) -> float:
+    """Samples a second of headrace's DataLoader with the same workers, if nobody waits with taking them.
+
+    The readers want processor time too: all of it together must fit into what there is.
+    """
+    customers = max(1, workers)
+    by_workers = work.share_of_cpus(customers) / max(1e-9, work.worker_cpu_s)
+    total_s = work.worker_cpu_s + work.cold * work.ahead_s
+    threads = customers + (1.0 if work.cold > 0 else 0.0)
+    by_cpus = work.share_of_cpus(max(threads, work.cpus)) / max(1e-9, total_s)
+    by_storage = work.curve.most / work.cold if work.cold > 0 else _RATE_MAX
+    return max(min(by_workers, by_cpus, by_storage), min(by_storage, torch_rate(work, workers)))
+
+
+def stall_of(rate: float, wanted: float, *, in_turn: bool = False) -> float:
+    """Share of the training's time that it waits; `in_turn`: loading and training take turns."""
+    if rate <= 0:
+        return 1.0
+    if in_turn:
+        return wanted / (wanted + rate)
+    return max(0.0, 1.0 - rate / wanted)
+
+
+# -- predict -----------------------------------------------------------------------------------------
+
+TORCH: Final = "torch DataLoader"
+AHEAD: Final = "headrace.torch.DataLoader"
+LATER: Final = "later epochs"
+"""From memory, where the data will lie then."""
+UNCACHED: Final = "uncached"
+"""From the device, though the data lie in memory now."""
+
+_SAMPLE_S: Final = 8e-6
+"""Processor time of torch's own code for a sample: the data set's `__getitem__`, lists, the fetcher."""
+
+_FEW_READS: Final = 30
+_FEW_ERROR: Final = 1.0
+_MEMORY_SHARE: Final = 0.7
+"""Of free memory: a data set that is larger pushes itself out of the page cache."""
+
+
+def work_of(findings: Findings) -> Work | None:
+    """What a sample takes; None where the storage was not measured."""
+    storage, plain, decode, cpu = findings.storage, findings.plain, findings.decode, findings.cpu
+    if storage is None or not storage.points:
+        return None
+    curve = Curve.through([(float(p.depth), p.per_s) for p in storage.points])
+    first = storage.points[0]
+    read_s = plain.again_cpu_s if plain is not None else 0.0
+    cold_read_s = max(read_s, plain.first_cpu_s if plain is not None else 0.0)
+    out_bytes = decode.out_bytes if decode is not None else 0.0
+    environment = findings.environment
+    return Work(
+        curve=curve, cold=1.0 - (findings.resident or 0.0), wait_factor=_wait_factor(findings),
+        read_s=read_s + _SAMPLE_S, cold_read_s=cold_read_s + _SAMPLE_S,
+        ahead_s=min(storage.points[-1].cpu_s, first.cpu_s) if storage.cold else 0.0,
+        decode_s=decode.sample_s if decode is not None else 0.0,
+        collate_s=out_bytes / cpu.fresh_bytes_per_s if cpu is not None else 0.0,
+        ahead_collate_s=out_bytes / cpu.used_bytes_per_s if cpu is not None else 0.0,
+        cpus=environment.cpus if environment is not None else 1.0,
+        others=cpu.others if cpu is not None else 0.0,
+    )  # fmt: skip
+
+
+def _wait_factor(findings: Findings) -> float:
+    """Plain reads wait longer than direct ones where they go to the device in several requests."""
+    plain, storage = findings.plain, findings.storage
+    if plain is None or storage is None or not storage.cold or (findings.resident or 0.0) > 0.1:
+        return 1.0
+    point = storage.points[0]
+    if point.depth != 1 or plain.reads < 8:
+        return 1.0
+    plain_wait_s = plain.first_s - plain.first_cpu_s
+    wait_s = 1.0 / point.per_s
+    return min(2.0, max(0.5, plain_wait_s / wait_s))
+
+
+def fits_in_memory(findings: Findings) -> bool:
+    """Whether the page cache will hold all of the data once they were read."""
+    if findings.data is None or findings.environment is None:
+        return False
+    return 0 < findings.data.nbytes < _MEMORY_SHARE * findings.environment.memory_free_bytes
+
+
+def expected_of(
+    findings: Findings, workers: int, wanted_per_s: float | None
+) -> tuple[Expected, ...]:
+    """Both loaders as things are now; from memory, if the data will lie there; from the device, if they do."""
+    work = work_of(findings)
+    if work is None:
+        return ()
+    scenes = {"": work}
+    if work.cold > 0.1 and fits_in_memory(findings):
+        scenes[LATER] = replace(work, cold=0.0)
+    if work.cold < 0.9 and findings.storage is not None and findings.storage.cold:
+        scenes[UNCACHED] = replace(work, cold=1.0)
+    assert findings.storage is not None
+    few = min(point.reads for point in findings.storage.points) < _FEW_READS
+    error = _FEW_ERROR if few else MODEL_ERROR
+
+    def of(loader: str, when: str, work: Work) -> Expected:
+        rate = (torch_rate if loader == TORCH else ahead_rate)(work, workers)
+        in_turn = workers == 0 and loader == TORCH
+        stall = None if wanted_per_s is None else stall_of(rate, wanted_per_s, in_turn=in_turn)
+        return Expected(
+            loader=loader, when=when, workers=workers, per_s=rate,
+            low_per_s=rate / (1 + error), high_per_s=rate * (1 + error),
+            cause=_cause(findings, work, loader, workers, rate), stall=stall,
+        )  # fmt: skip
+
+    return tuple(
+        of(loader, when, work) for when, work in scenes.items() for loader in (TORCH, AHEAD)
+    )
+
+
+def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: float) -> str:
+    """What holds a loader back."""
+    if loader == TORCH:
+        shares = torch_shares(work, workers)
+        parts = {
+            Cause.DECODE: shares.decode, Cause.COLLATE: shares.collate, Cause.PYTHON: shares.read,
+        }  # fmt: skip
+        if shares.wait >= 0.5 or (work.cold > 0 and shares.wait > max(parts.values())):
+            return storage_cause(findings, work.curve.depth(rate * work.cold))
+    else:
+        parts = {
+            Cause.DECODE: work.decode_s, Cause.COLLATE: work.ahead_collate_s,
+            Cause.PYTHON: work.read_s + work.cold * work.ahead_s,
+        }  # fmt: skip
+        if work.cold > 0 and rate >= 0.98 * work.curve.most / work.cold:
+            return storage_cause(findings, work.curve.depths[-1])
+    return max(parts, key=lambda cause: parts[cause]).value
+
+
+def storage_cause(findings: Findings, depth: float) -> str:
+    """Why the storage is slow, with so many reads in flight: opens, bytes, or each answer.
+
+    OpenRates: what is left when files are open already. Bytes: what is left when only 4 KiB are read, of
+    importance only where more reads in flight bring no more.
+    """
+    storage, data = findings.storage, findings.data
+    assert storage is not None
+    if data is not None and data.kind == "object":
+        return Cause.NETWORK.value
+    if metadata_share(findings) > 0.5:
+        return Cause.METADATA.value
+    curve = Curve.through([(float(p.depth), p.per_s) for p in storage.points])
+    full = curve.rate(max(1.0, depth)) >= 0.7 * curve.most
+    if full and byte_share(findings) > 0.5:
+        return Cause.BANDWIDTH.value
+    return Cause.LATENCY.value
+
+
+def metadata_share(findings: Findings) -> float:
+    """Share of a read's time that looking up and opening take.
+
+    By how long an open takes, and by how much faster files are read that are open: a look-up may cost more
+    than the open that follows it.
+    """
+    storage, opens = findings.storage, findings.opens
+    if storage is None or opens is None or not storage.points:
+        return 0.0
+    first = storage.points[0]
+    shares = [first.per_s / max(1, first.depth) / opens.one_per_s]
+    if storage.opened is not None:
+        same = [p.per_s for p in storage.points if p.depth == storage.opened.depth]
+        shares += [1.0 - rate / storage.opened.per_s for rate in same]
+    return min(1.0, max(0.0, *shares))
+
+
+def byte_share(findings: Findings) -> float:
+    """Share of a read's time at the deepest that depends on how many bytes it has."""
+    storage = findings.storage
+    if storage is None or storage.opened is None or storage.small is None:
+        return 0.0
+    return max(0.0, 1.0 - storage.opened.per_s / storage.small.per_s)

@@ -18,9 +18,9 @@ from headrace.base.text import (
     rough_text,
 )
 from headrace.insight.doctor.diagnose import unit_of
-from headrace.insight.doctor.predict import AHEAD, LATER, TORCH, UNCACHED
+from headrace.insight.doctor.findings import AHEAD, LATER, TORCH, UNCACHED
 from headrace.pages.charts import Part, bars, columns, figure, table
-from headrace.pages.html import document, marked, safe
+from headrace.pages.html import card_list, document, marked, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -283,27 +283,23 @@ def doctor_page(diagnosis: Diagnosis) -> str:
         parts += _page_storage(findings, data)
         # Of the storage there is a picture, and a table behind it.
         facts = [(name, text) for name, text in facts_of(diagnosis) if name != "storage"]
-        facts_table = table(["what", "found"], facts)
-        parts += [
-            "<h2>What was found</h2>", facts_table.replace("<table>", '<table class="words">', 1)
-        ]  # fmt: skip
+        parts += ["<h2>What was found</h2>", table(["what", "found"], facts, words=True)]
     return document(f"Doctor: {name}", parts)
 
 
 def _cards(diagnosis: Diagnosis, data: DataSet | None) -> str:
     unit = unit_of(diagnosis.findings)
-    cards: list[tuple[str, str]] = []
+    cards: list[tuple[str, str, str]] = []
     if data is not None:
         many = f"{'' if data.exact else '~'}{count_text(data.samples)}"
-        cards += [(many, "samples"), (bytes_text(data.nbytes), "in all")]
+        cards += [(many, "", "samples"), (bytes_text(data.nbytes), "", "in all")]
     for each in diagnosis.expected:
         if not each.when:
             what = f"{unit} expected now, with {_LOADERS[each.loader][0]}"
-            cards.append((f"{rough_text(each.per_s)}/s", what))
+            cards.append((f"{rough_text(each.per_s)}/s", "", what))
     if (wanted := diagnosis.wanted_per_s) is not None:
-        cards.append((f"{rough_text(wanted)}/s", f"{unit} that your model asks for"))
-    drawn = "".join(f"<li><b>{safe(v)}</b><span>{safe(what)}</span></li>" for v, what in cards)
-    return f'<ul class="cards">{drawn}</ul>' if drawn else ""
+        cards.append((f"{rough_text(wanted)}/s", "", f"{unit} that your model asks for"))
+    return card_list(cards)
 
 
 def _page_expected(diagnosis: Diagnosis) -> Iterator[str]:
@@ -322,14 +318,8 @@ def _page_expected(diagnosis: Diagnosis) -> Iterator[str]:
             ))  # fmt: skip
         if (wanted := diagnosis.wanted_per_s) is not None:
             parts.append(Part("your model", wanted, f"{rough_text(wanted)}/s", "c2"))
-        head = [
-            "loader",
-            f"{unit}/s",
-            "at least",
-            "at most",
-            "your model would wait",
-            "held back by",
-        ]
+        wait = "your model would wait"
+        head = ["loader", f"{unit}/s", "at least", "at most", wait, "held back by"]
         title, scene = _TITLES[when]
         caption = f"{unit.capitalize()} a second with {workers}; computed, not tried. {scene}"
         drawn = bars(f"{title}, {unit} a second", parts, words=210)

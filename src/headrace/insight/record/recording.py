@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.insight.record.data import Saves
-    from headrace.insight.record.job import RecordedJob
+    from headrace.insight.record.job import RecordedJob, Saves
 
 _LOG_BYTES: Final = 1 << 30
 _NUMBER_MAX: Final = 1 << 32

@@ -1,32 +1,348 @@
-"""Page: a run as one HTML file, as lines for a terminal, and as plain values for JSON.
+"""Page: a run as one HTML file with its pictures, as lines for a terminal, and as plain values for JSON.
 
-The page has no script and no address: it works offline, prints, and nothing in it acts.
+The page has no script and no address: it works offline, prints, and nothing in it acts. Each picture says what
+to see in it, and has its table behind it.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
 
-from headrace.base.text import bytes_text, counted, duration_text, percent_text, seconds_text
-from headrace.insight.report.curves import stall_of
+import numpy as np
+
+from headrace.base.causes import Cause
+from headrace.base.text import (
+    bytes_text,
+    counted,
+    duration_text,
+    number_text,
+    percent_text,
+    seconds_text,
+)
 from headrace.insight.report.figures import (
+    CAUSES,
     PHASE_WORDS,
+    TIER_COLOURS,
     TIER_WORDS,
     cause_colours,
     cause_word,
+    causes_of,
+    columns_of,
     phases_of,
+    stall_of,
     tiers_of,
 )
-from headrace.insight.report.pictures import pictures, slowest
-from headrace.pages.charts import Part, behind, stacked, table
-from headrace.pages.html import axis_text, document, marked, safe
+from headrace.pages import charts
+from headrace.pages.html import axis_text, card_list, document, marked, safe
+from headrace.plane.batch_trace import PHASES
+from headrace.plane.stage import LATENCY_BUCKETS
 from headrace.trace.format import finite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from headrace.insight.report.figures import TraceFigures
+    from numpy.typing import NDArray
+
+    from headrace.insight.report.figures import Decision, EpochSum, TraceFigures
+
+STEP_BINS: Final = 180
+TIME_BINS: Final = 150
+ROWS_MOST: Final = 64
+EPOCHS_MOST: Final = 60
+TABLE_ROWS: Final = 30
+_CAUSE_SEEN: Final = 0.0005
+"""Causes of a smaller share of the wait are not drawn."""
+_EPOCHS_MARKED: Final = 8
+_READS_SHARES: Final = np.array([0.0, 0.02, 0.08, 0.2, 0.5, 1.0])
+_STALL_SHARES: Final = np.array([0.01, 0.05, 0.15, 0.3, 0.6])
+_MARKS_MOST: Final = 400
+_DECISIONS_LISTED: Final = 100
+_RANKS_LISTED: Final = 256
+
+
+def pictures(run: TraceFigures) -> list[str]:
+    """All that there is something to draw for, from the most telling on."""
+    drawn = [
+        draw(run) for draw in (stall_strip, rank_map, bytes_by_tier, latency_map, decisions, epochs)
+    ]
+    return [picture for picture in drawn if picture]
+
+
+def stall_strip(run: TraceFigures) -> str:
+    """Share of each step that was waited, by its cause."""
+    if run.main is None:
+        return ""
+    edges, sums = run.main.by_step(STEP_BINS)
+    total = run.main.total
+    whole = float(columns_of(total, "waited_s")[0])
+    spent = {c: seconds for c, seconds in causes_of(total).items() if seconds > _CAUSE_SEEN * whole}
+    if not spent:
+        return ""
+    names, colours = [cause_word(cause) for cause in spent], cause_colours(run.causes)
+    parts = [
+        charts.Part(cause_word(cause), seconds, "", colours[cause])
+        for cause, seconds in spent.items()
+    ]
+    shares = _cause_shares(sums, spent)
+    most = float(shares.sum(axis=1).max())
+    top = next((top for top in (0.02, 0.05, 0.1, 0.2, 0.5) if most <= top), 1.0)
+    titles = []
+    for steps, row in zip(_stretches(edges), shares, strict=True):
+        of = [
+            f", {name} {percent_text(share)}"
+            for name, share in zip(names, row, strict=True)
+            if share >= _CAUSE_SEEN
+        ]
+        titles.append(f"steps {steps}: {percent_text(row.sum())} waited" + "".join(of[:4]))
+    ranks = len({curve.rank for curve in run.main.curves})
+    epochs = run.main.epochs()
+    begins = np.cumsum([one.of("steps") for one in epochs])
+    marks = [
+        (float(before / begins[-1]), f"epoch {one.epoch}")
+        for before, one in zip(begins[:-1], epochs[1:], strict=True)
+    ]
+    drawn = charts.areas(
+        "Share of each step's time that went to waiting for data, by cause", parts, shares.T / top,
+        charts.count_axis(float(edges[-1]), "step of the run"), charts.share_axis("of a step's time", top),
+        titles, marks if len(epochs) <= _EPOCHS_MARKED else (),
+    )  # fmt: skip
+    # The tables: by cause over the steps, and what batches were doing meanwhile.
+    begin = np.arange(0, len(sums), -(-len(sums) // TABLE_ROWS))
+    by_step = _cause_shares(np.add.reduceat(sums, begin), spent)
+    rows = [
+        (at, percent_text(row.sum()), *map(percent_text, row))
+        for at, row in zip(_stretches(np.append(edges[begin], edges[-1])), by_step, strict=True)
+    ]
+    phases = [
+        (PHASE_WORDS[phase], seconds_text(seconds), percent_text(seconds / whole))
+        for phase, seconds in phases_of(total).items()
+        if seconds > 0
+    ]
+    tables = charts.table(["steps", "waited", *names], rows)
+    tables += charts.table(["what the batch was doing", "waited, all ranks", "of the wait"], phases)
+    caption = (
+        f"Of each step's time, over {counted(ranks, 'rank')}, by why it waited: the rest is the "
+        "training's own work."
+    )
+    if Cause.SLOW_RANK in run.causes:
+        caption += " Waiting for a slower rank is part of that work here: it comes after the batch."
+    return charts.figure("Stall by step", drawn, tables, caption)
+
+
+def _cause_shares(sums: NDArray[np.float64], causes: Iterable[Cause]) -> NDArray[np.float64]:
+    """Of each stretch's time, shape (stretches, causes)."""
+    seconds = columns_of(sums, "worked_s", "waited_s").sum(axis=1)[:, None]
+    waited = columns_of(sums, *(CAUSES[cause] for cause in causes))
+    shares: NDArray[np.float64] = np.divide(
+        waited, seconds, out=np.zeros_like(waited), where=seconds > 0
+    )
+    return shares
+
+
+def _stretches(edges: NDArray[np.float64]) -> list[str]:
+    return [
+        f"{begin:,.0f} to {end - 1:,.0f}" if end - begin > 1 else f"{begin:,.0f}"
+        for begin, end in pairwise(edges)
+    ]
+
+
+def bytes_by_tier(run: TraceFigures) -> str:
+    """Rate at which bytes came, by where from, over time."""
+    edges, sums = run.over_time(TIME_BINS)
+    total = tiers_of(run.total)
+    if not total or run.seconds <= 0:
+        return ""
+    rates = columns_of(sums, *total).sum(axis=0).T / np.diff(edges)
+    top = charts.round_up(float(rates.sum(axis=0).max()))
+    whole = sum(total.values())
+    rows = [(TIER_WORDS[t], bytes_text(n), percent_text(n / whole)) for t, n in total.items()]
+    parts = [
+        charts.Part(name, n, f"{size}, {share}", TIER_COLOURS[t])
+        for (t, n), (name, size, share) in zip(total.items(), rows, strict=True)
+    ]
+    times = [duration_text(edge - edges[0]) for edge in edges[:-1]]
+    drawn = charts.areas(
+        "Bytes delivered per second, by where they came from", parts, rates / top,
+        charts.time_axis(run.seconds),
+        charts.Axis("", [(at, f"{bytes_text(at * top)}/s") for at in (0.0, 0.5, 1.0)]),
+        [f"{at}: {bytes_text(n)}/s" for at, n in zip(times, rates.sum(axis=0), strict=True)],
+    )  # fmt: skip
+    every = TIME_BINS // TABLE_ROWS
+    over_time = [
+        (times[at], *(f"{bytes_text(n)}/s" for n in rates[:, at : at + every].mean(axis=1)))
+        for at in range(0, TIME_BINS, every)
+    ]
+    tables = charts.table(["came from", "bytes", "of all"], rows)
+    tables += charts.table(["from", *(TIER_WORDS[tier] for tier in total)], over_time)
+    return charts.figure(
+        "Bytes by where they came from", drawn, tables, "All ranks together, over time."
+    )
+
+
+def latency_map(run: TraceFigures) -> str:
+    """How long reads took, over time."""
+    counts = run.latency_map(TIME_BINS)
+    seen = np.flatnonzero(counts.sum(axis=0))
+    if not len(seen):
+        return ""
+    low, high = max(0, int(seen[0]) - 1), min(LATENCY_BUCKETS, int(seen[-1]) + 2)
+    begins = [seconds_text(2.0 ** (bucket / 2) * 1e-6) for bucket in range(low, high + 1)]
+    counts = counts[:, low:high]
+    whole = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, whole, out=np.zeros_like(counts), where=whole > 0)
+    shades = np.where(whole > 0, np.searchsorted(_READS_SHARES, shares, side="left"), -1)
+    legend = ["none", *(f"up to {100 * to:g} %" for to in _READS_SHARES[1:-1]), "more"]
+    marks = [
+        ((high - bucket) / (high - low), begins[bucket - low])  # the first row is the highest
+        for bucket in range(low, high + 1)
+        if bucket % 4 == 0
+    ]
+    drawn = charts.heat(
+        "Reads by how long they took, over time", np.flipud(shades.T).astype(np.int64),
+        charts.time_axis(run.seconds), charts.Axis("", marks, crowded=True), legend,
+        height=min(300.0, max(90.0, 12.0 * (high - low))),
+    )  # fmt: skip
+    total = counts.sum(axis=0)
+    rows = [
+        (f"{begin} to {end}", f"{count:,.0f}", percent_text(count / total.sum()))
+        for (begin, end), count in zip(pairwise(begins), total, strict=True)
+        if count
+    ]
+    tables = charts.table(["latency of a read", "reads", "of all"], rows)
+    caption = "Each column is a stretch of time: the stronger the colour, the more of its reads took that long."
+    return charts.figure("Latency of reads", drawn, tables, caption)
+
+
+def decisions(run: TraceFigures) -> str:
+    """Where knobs stood over time, and when the tuner decided something."""
+    if not run.decisions and not run.knobs:
+        return ""
+    first, last = run.span_s
+    seconds = max(last - first, 1e-9)
+
+    def place(at_s: float) -> float:
+        return min(1.0, max(0.0, (at_s - first) / seconds))
+
+    knob_lines = []
+    for colour, (name, points) in zip(("l1", "l2", "l3"), sorted(run.knobs.items()), strict=False):
+        most = max(value for _, value in points)
+        top = bytes_text(most) if name.endswith("bytes") else number_text(most)
+        before = [None, *(value for _, value in points)]
+        shown = [  # only where a line goes up or down
+            (place(at_s), value / most)
+            for (at_s, value), last_value in zip(points, before, strict=False)
+            if value != last_value
+        ]
+        knob_lines.append(charts.StepLine(f"{name.replace('_', ' ')} (top: {top})", shown, colour))
+    marks = [
+        (place(one.at_unix_s), f"rank {one.rank}: {one.action} {one.change}: {one.reason}")
+        for one in run.decisions[:_MARKS_MOST]
+    ]
+    drawn = charts.lines(
+        "Knobs over time, and decisions of the tuner", knob_lines, marks, charts.time_axis(seconds),
+        charts.Axis("", [(0.0, "0"), (1.0, "top")]),
+    )  # fmt: skip
+    rows = [
+        (duration_text(max(0.0, at_s - first)), *of)
+        for at_s, *of in run.decisions[:_DECISIONS_LISTED]
+    ]
+    heads = ["after", "rank", "decision", "what it turned", "why", "evidence"]
+    caption = (
+        f"{counted(len(run.decisions), 'decision')}, upright bars; knobs are those of one rank."
+    )
+    if len(run.decisions) > len(rows):
+        caption += f" The table has the first {len(rows)}."
+    return charts.figure(
+        "What the tuner did", drawn, charts.table(heads, rows, words=True), caption
+    )
+
+
+def rank_map(run: TraceFigures) -> str:
+    """Share of each rank's time that was waited, over time."""
+    if not run.ranks or run.seconds <= 0:
+        return ""
+    _, sums = run.over_time(TIME_BINS)
+    waited = columns_of(sums, "waited_s")[..., 0]
+    seconds = columns_of(sums, "worked_s", "waited_s").sum(axis=2)
+    shares = np.divide(waited, seconds, out=np.full_like(waited, -1.0), where=seconds > 1e-9)
+    together = -(-len(shares) // ROWS_MOST)
+    grid = np.maximum.reduceat(shares, np.arange(0, len(shares), together))
+    shades = np.where(grid < 0, -1, np.searchsorted(_STALL_SHARES, grid, side="left")).clip(
+        -1, charts.SHADES - 1
+    )
+    names = [rank.about.rank for rank in run.ranks[::together]]
+    every = max(1, -(-len(names) // 16))
+    ticks = [((at + 0.5) / len(names), f"rank {names[at]}") for at in range(0, len(names), every)]
+    legend = ["under 1 %", "to 5 %", "to 15 %", "to 30 %", "to 60 %", "more"]
+    drawn = charts.heat(
+        "Share of each rank's time that was waited, over time", shades.astype(np.int64),
+        charts.time_axis(run.seconds), charts.Axis("rank", ticks, crowded=len(names) > charts.FEW_ROWS), legend,
+    )  # fmt: skip
+    order = sorted(run.ranks, key=lambda rank: -stall_of(rank.total))[:_RANKS_LISTED]
+    rows = []
+    for rank in order:
+        waited_s, steps = columns_of(rank.total, "waited_s", "steps").tolist()
+        share = percent_text(stall_of(rank.total))
+        name, host = f"rank {rank.about.rank}", rank.about.host or "-"
+        rows.append((name, host, share, duration_text(waited_s), f"{steps:,.0f}"))
+    note = "A row for each rank"
+    if together > 1:
+        note = f"A row for {together} ranks, that of the one that waited most"
+    note += ": the stronger the colour, the more of the time it waited."
+    if len(run.ranks) > len(rows):
+        note += f" The table has the {len(rows)} that waited most."
+    tables = charts.table(["rank", "host", "waited", "seconds", "steps"], rows)
+    return charts.figure("Which ranks waited, and when", drawn, tables, note)
+
+
+def epochs(run: TraceFigures) -> str:
+    """Epoch over epoch."""
+    epochs = run.main.epochs() if run.main is not None else []
+    if len(epochs) < 2:
+        return ""
+    chosen = np.linspace(0, len(epochs) - 1, min(len(epochs), EPOCHS_MOST)).round().astype(int)
+    shown = [epochs[at] for at in chosen]
+    parts = [
+        charts.Part(str(one.epoch), 100 * one.stall, percent_text(one.stall), "h4") for one in shown
+    ]
+    drawn = charts.columns(
+        "Share of each epoch that was waited", parts, lambda value: f"{value:.1f} %", below="epoch"
+    )
+    rows = [
+        (
+            one.epoch, duration_text(one.seconds), percent_text(one.stall),
+            f"{one.of('samples') / one.seconds:,.0f}" if one.seconds > 0 else "-",
+            ", ".join(f"{TIER_WORDS[t]} {bytes_text(n)}" for t, n in tiers_of(one.sums).items()) or "-",
+        )
+        for one in shown
+    ]  # fmt: skip
+    caption = "Share of all ranks' time that went to waiting for data."
+    if len(shown) < len(epochs):
+        caption += f" {len(shown)} of {len(epochs):,} epochs, evenly chosen."
+    tables = charts.table(["epoch", "took", "waited", "samples/s", "bytes from"], rows)
+    return charts.figure("Epoch over epoch", drawn, tables, caption)
+
+
+def slowest(run: TraceFigures) -> str:
+    """The longest waits, as a table."""
+    curves = run.main.curves if run.main is not None else []
+    waits = [
+        (float(row["delivered_s"] - row["asked_s"]), curve.rank, row)
+        for curve in curves
+        for row in curve.slowest
+    ]
+    waits.sort(key=lambda one: -one[0])
+    rows = [
+        (
+            int(row["epoch"]), f"{int(row['step']):,}", rank, seconds_text(waited_s),
+            PHASE_WORDS[PHASES[int(np.argmax(row["waited_s"]))]], bytes_text(float(row["bytes"].sum())),
+        )
+        for waited_s, rank, row in waits[:12] if waited_s > 0
+    ]  # fmt: skip
+    heads = ["epoch", "step", "rank", "waited", "its batch was mostly", "bytes"]
+    return "<h2>The longest waits</h2>" + charts.table(heads, rows) if rows else ""
 
 
 def report_page(run: TraceFigures) -> str:
@@ -37,7 +353,7 @@ def report_page(run: TraceFigures) -> str:
         f"<h1>{safe(title)}</h1>",
         f'<p class="soft">{safe(_subtitle(run))}</p>',
         f"<p><strong>{safe(headline(run))}</strong></p>",
-        _cards(run),
+        card_list(cards(run)),
         *_verdict(run),
         *pictures(run),
         slowest(run),
@@ -95,14 +411,6 @@ def _value(text: str) -> tuple[str, str]:
     return number, unit
 
 
-def _cards(run: TraceFigures) -> str:
-    drawn = "".join(
-        f"<li><b>{safe(value)} <small>{safe(unit)}</small></b><span>{safe(what)}</span></li>"
-        for value, unit, what in cards(run)
-    )
-    return f'<ul class="cards">{drawn}</ul>' if drawn else ""
-
-
 def _verdict(run: TraceFigures) -> Iterator[str]:
     """Why it waited, and what to do."""
     verdict, waited_s = run.verdict, run.of("waited_s")
@@ -114,8 +422,8 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
         for cause, seconds in run.causes.items()
         if seconds >= 0.0005 * waited_s
     ]
-    parts = [Part(cause_word(cause), s, share, colours[cause]) for cause, s, share in named]
-    yield "<h2>Why it waited</h2>" + stacked("What was waited for, by cause", parts)
+    parts = [charts.Part(cause_word(cause), s, share, colours[cause]) for cause, s, share in named]
+    yield "<h2>Why it waited</h2>" + charts.stacked("What was waited for, by cause", parts)
     yield f"<p>{safe(next(iter(run.causes)).sentence)}</p>"
     if verdict.evidence:
         yield "<ul>" + "".join(f"<li>{safe(one)}</li>" for one in verdict.evidence) + "</ul>"
@@ -134,7 +442,7 @@ def _verdict(run: TraceFigures) -> Iterator[str]:
         (cause_word(cause), duration_text(s), share, cause.sentence) for cause, s, share in named
     ]
     heads = ["cause", "waited", "of the wait", "what that means"]
-    yield behind(table(heads, rows, words=True))
+    yield charts.behind(charts.table(heads, rows, words=True))
 
 
 def _about(run: TraceFigures) -> Iterator[str]:
@@ -159,7 +467,7 @@ def _about(run: TraceFigures) -> Iterator[str]:
         rows.append((f"loader {number} waited", phases or "not at all"))
     rows.append(("data", f"fingerprint {run.main.about.fingerprint or '-'}" if run.main else "-"))
     rows.append(("traces", f"{run.traces} files"))
-    yield table(["what", "value"], rows, words=True)
+    yield charts.table(["what", "value"], rows, words=True)
 
 
 def _order(order: Any) -> str:
@@ -183,76 +491,67 @@ _DECISIONS_SHOWN = 5
 
 
 def report_lines(run: TraceFigures) -> Iterator[str]:
-    """The report in lines."""
+    """The report in lines, of blocks with an empty line between."""
     yield headline(run)
-    if run.main is None:
-        return
-    yield ""
-    for value, unit, what in cards(run):
-        yield f"  {value + (' ' + unit if unit else ''):<14} {what}"
-    waited_s = run.of("waited_s")
-    if waited_s > 0:
-        yield from _waits(run, waited_s)
-    if tiers := tiers_of(run.total):
-        yield ""
-        yield "Bytes came from: " + ", ".join(
-            f"{TIER_WORDS[t]} {bytes_text(n)}" for t, n in tiers.items()
-        )
-    yield from _epochs(run)
-    yield from _ranks(run)
-    if run.decisions:
-        yield ""
-        yield f"The tuner made {counted(len(run.decisions), 'decision')}; the last:"
-        first, _ = run.span_s
-        for one in run.decisions[-_DECISIONS_SHOWN:]:
-            at = duration_text(max(0.0, one.at_unix_s - first))
-            yield f"  after {at}, rank {one.rank}: {one.action} {one.change}: {one.reason}".replace(
-                " : ", ": "
-            )
-    if run.notes:
-        yield ""
-        for note in run.notes:
-            yield f"! {note}"
+    for block in _blocks(run) if run.main is not None else ():
+        yield from ("", *block)
 
 
-def _waits(run: TraceFigures, waited_s: float) -> Iterator[str]:
-    yield ""
-    yield "What was waited for:"
-    for cause, seconds in run.causes.items():
-        if seconds >= 0.01 * waited_s:
-            yield f"  {percent_text(seconds / waited_s):>7}  {cause_word(cause):<10} {cause.sentence}"
-    phases = [
-        f"{PHASE_WORDS[p]} {percent_text(s / waited_s)}"
-        for p, s in phases_of(run.total).items()
-        if s > 0
-    ]
-    yield "What the awaited batches were doing: " + ", ".join(phases)
-    verdict = run.verdict
-    if verdict is not None and verdict.action:
-        yield ""
-        yield f"What to do: {verdict.action}"
-        if verdict.gain_s > 0:
-            saved = f"{seconds_text(verdict.gain_s)} of {seconds_text(verdict.stall_s)}"
-            yield f"  expected to save {saved} ({verdict.gain_from})"
-
-
-def _epochs(run: TraceFigures) -> Iterator[str]:
+def _blocks(run: TraceFigures) -> Iterator[Iterable[str]]:
     assert run.main is not None
+    yield (f"  {value + (unit and ' ' + unit):<14} {what}" for value, unit, what in cards(run))
+    waited_s, verdict = run.of("waited_s"), run.verdict
+    if waited_s > 0:
+        share = {
+            cause: percent_text(s / waited_s)
+            for cause, s in run.causes.items()
+            if s >= 0.01 * waited_s
+        }
+        phases = [(PHASE_WORDS[p], s) for p, s in phases_of(run.total).items() if s > 0]
+        doing = ", ".join(f"{phase} {percent_text(s / waited_s)}" for phase, s in phases)
+        yield (
+            "What was waited for:",
+            *(f"  {s:>7}  {cause_word(cause):<10} {cause.sentence}" for cause, s in share.items()),
+            f"What the awaited batches were doing: {doing}",
+        )
+        if verdict is not None and verdict.action:
+            saved = f"{seconds_text(verdict.gain_s)} of {seconds_text(verdict.stall_s)}"
+            gain = f"  expected to save {saved} ({verdict.gain_from})"
+            yield f"What to do: {verdict.action}", *((gain,) if verdict.gain_s > 0 else ())
+    if tiers := tiers_of(run.total):
+        each = (f"{TIER_WORDS[tier]} {bytes_text(count)}" for tier, count in tiers.items())
+        yield (f"Bytes came from: {', '.join(each)}",)
     epochs = run.main.epochs()
     if len(epochs) > 1:
-        yield ""
-        yield "  epoch  took        waited   samples/s"
-        for one in epochs[-_EPOCHS_SHOWN:]:
-            rate = f"{one.of('samples') / one.seconds:,.0f}" if one.seconds > 0 else "-"
-            yield f"  {one.epoch:>5}  {duration_text(one.seconds):<10} {percent_text(one.stall):>7} {rate:>11}"
-
-
-def _ranks(run: TraceFigures) -> Iterator[str]:
+        yield (
+            "  epoch  took        waited   samples/s",
+            *map(_epoch_line, epochs[-_EPOCHS_SHOWN:]),
+        )
     if len(run.ranks) > 1:
-        yield ""
-        yield "Ranks that waited most:"
-        for rank in sorted(run.ranks, key=lambda rank: -stall_of(rank.total))[:_RANKS_SHOWN]:
-            yield f"  rank {rank.about.rank:<5} {percent_text(stall_of(rank.total)):>7}  {rank.about.host}"
+        worst = sorted(((stall_of(r.total), r.about) for r in run.ranks), key=lambda one: -one[0])
+        yield (
+            "Ranks that waited most:",
+            *(f"  rank {r.rank:<5} {percent_text(stall):>7}  {r.host}" for stall, r in worst[:_RANKS_SHOWN]),
+        )  # fmt: skip
+    if run.decisions:
+        last = run.decisions[-_DECISIONS_SHOWN:]
+        yield (
+            f"The tuner made {counted(len(run.decisions), 'decision')}; the last:",
+            *(_decision_line(one, run.span_s[0]) for one in last),
+        )
+    if run.notes:
+        yield (f"! {note}" for note in run.notes)
+
+
+def _decision_line(one: Decision, first_s: float) -> str:
+    at = duration_text(max(0.0, one.at_unix_s - first_s))
+    line = f"  after {at}, rank {one.rank}: {one.action} {one.change}: {one.reason}"
+    return line.replace(" : ", ": ")
+
+
+def _epoch_line(one: EpochSum) -> str:
+    rate = f"{one.of('samples') / one.seconds:,.0f}" if one.seconds > 0 else "-"
+    return f"  {one.epoch:>5}  {duration_text(one.seconds):<10} {percent_text(one.stall):>7} {rate:>11}"
 
 
 def report_document(run: TraceFigures) -> dict[str, Any]:
