@@ -54,19 +54,9 @@ class RankShare(NamedTuple):
     optimizer: dict[str, list[int]]
 
     @property
-    def model_bytes(self) -> int:
-        """Of the model's states."""
-        return sum(map(sum, self.model.values()))
-
-    @property
-    def optimizer_bytes(self) -> int:
-        """Of the optimizer's."""
-        return sum(map(sum, self.optimizer.values()))
-
-    @property
     def nbytes(self) -> int:
         """Of both."""
-        return self.model_bytes + self.optimizer_bytes
+        return sum(map(sum, (*self.model.values(), *self.optimizer.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,16 +312,12 @@ def _count_bytes(path: Path, size: int) -> int:
                 done += count
     except FileNotFoundError as e:
         raise CheckpointNotFound(
-            f"{path}: there is no such file of a checkpoint.",
-            path=str(path),
+            f"{path}: there is no such file of a checkpoint.", path=str(path),
             next_step="Check checkpoint_folder, and that the same number of ranks wrote it.",
-        ) from e
+        ) from e  # fmt: skip
     if done != size:
-        raise CorruptCheckpoint(
-            f"{path}: has {done:,} bytes, expected {size:,}.",
-            path=str(path),
-            next_step="Write the checkpoint again.",
-        )
+        what, again = f"has {done:,} bytes, expected {size:,}", "Write the checkpoint again."
+        raise CorruptCheckpoint(f"{path}: {what}.", path=str(path), next_step=again)
     return done
 
 
@@ -561,12 +547,13 @@ def require_checkpoints(loaded: LoadedWorkload) -> None:
     for step in range(max(0, options.num_checkpoints_write) + 1, options.num_checkpoints_read + 1):
         place = Path(options.checkpoint_folder) / f"global_epoch1_step{step}"
         if not place.is_dir():
-            raise BenchError(
-                f"{place}: there is no such checkpoint, and {loaded.at('checkpoint.num_checkpoints_read')} "
-                f"is {options.num_checkpoints_read}.",
-                path=str(place),
-                next_step="Write as many as are read, or correct checkpoint.checkpoint_folder.",
+            asked = (
+                f"{loaded.at('checkpoint.num_checkpoints_read')} is {options.num_checkpoints_read}"
             )
+            raise BenchError(
+                f"{place}: there is no such checkpoint, and {asked}.", path=str(place),
+                next_step="Write as many as are read, or correct checkpoint.checkpoint_folder.",
+            )  # fmt: skip
 
 
 _RESIDENCY_FILES: Final = 500
@@ -605,11 +592,8 @@ def run_checkpoints(
         group.barrier(_DEADLINE_S)
         if reads:
             readers = checkpointer.shifted()
-            paths = [
-                os.path.join(place, name)
-                for place, _, names in os.walk(options.checkpoint_folder)
-                for name in names
-            ]
+            folders = os.walk(options.checkpoint_folder)
+            paths = [os.path.join(place, name) for place, _, names in folders for name in names]
             if cold:
                 advice = "On tmpfs it is impossible. Run without --cold."
                 make_cold(paths, _RESIDENCY_FILES, "the checkpoints", advice)

@@ -301,14 +301,10 @@ def load_workload(line: CommandLine) -> LoadedWorkload:
         raise WorkloadError("\n".join(problems), path=str(path))
     assert workload is not None
     return LoadedWorkload(
-        name=line.workload,
-        source=str(path),
-        workload=workload,
-        document=merging.document(),
+        name=line.workload, source=str(path), workload=workload, document=merging.document(),
         origins={name: s.where for name, s in merging.settings.items()},
-        notes=tuple(merging.notes),
-        listing_interval=merging.listing_interval,
-    )
+        notes=tuple(merging.notes), listing_interval=merging.listing_interval,
+    )  # fmt: skip
 
 
 def _find(name: str, config_dir: str | None) -> Path:
@@ -476,11 +472,7 @@ def closest_key(name: str) -> str:
     if name.partition(".")[0] in ("defaults", "hydra"):
         return f"{name}: files are not composed of others here; write all keys into one"
     known = [*KEYS, *ALIASES, *(name.partition(".")[0] for name in KEYS)]
-    meant = difflib.get_close_matches(name, known, 1, 0.6)
-    if not meant:  # in another section
-        tails = {key.rpartition(".")[2]: key for key in reversed(KEYS)}
-        near = difflib.get_close_matches(name.rpartition(".")[2], tails, 1, 0.75)
-        meant = [tails[tail] for tail in near]
+    meant = difflib.get_close_matches(name, known, 1)
     return f"{name} is not known" + (f"; did you mean {meant[0]}?" if meant else "")
 
 

@@ -147,9 +147,7 @@ def run_epochs(
     engine = make_engine(engine_name(loaded), context)
     with contextlib.ExitStack() as closing:
         closing.callback(engine.close)
-        epochs = _Epochs(
-            loaded, options, group, engine, plans=plans, times=times, progress=progress
-        )
+        epochs = _Epochs(loaded, options, group, engine, plans, times, progress)
         if loaded.workload.workflow.checkpoint:
             epochs.checkpointer = RunCheckpointer(loaded, group, options.accelerators)
             closing.callback(epochs.checkpointer.close)
@@ -164,41 +162,29 @@ def run_ceiling(
     times = loaded.workload.train.computation_time
     steps = int(_CEILING_S / times.mean_s) if times.mean_s > 0 else plan.steps
     steps = min(plan.steps, max(_CEILING_STEPS_LEAST, steps), 10_000)
-    engine = make_engine(
-        "null", EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
-    )
-    epochs = _Epochs(loaded, options, group, engine, plans={"train": plan}, times=PhaseTimes())
+    context = EngineContext(loaded.workload, {"train": plan}, {}, options.accelerators)
+    engine = make_engine("null", context)
+    epochs = _Epochs(loaded, options, group, engine, {"train": plan}, PhaseTimes())
     return epochs.block("train", 1, steps, times)
 
 
 class _Epochs:
     """One run's epochs, with one loop and one engine."""
 
-    def __init__(
-        self,
-        loaded: LoadedWorkload,
-        options: SessionOptions,
-        group: RankGroup,
-        engine: Engine,
-        *,
-        plans: dict[str, StepPlan],
-        times: PhaseTimes,
+    def __init__(  # noqa: PLR0917 - all that a run is made of
+        self, loaded: LoadedWorkload, options: SessionOptions, group: RankGroup, engine: Engine,
+        plans: dict[str, StepPlan], times: PhaseTimes,
         progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        self._workload, self._engine, self._plans, self._times = (
-            loaded.workload,
-            engine,
-            plans,
-            times,
-        )
+    ) -> None:  # fmt: skip
+        self._workload, self._engine = loaded.workload, engine
+        self._plans, self._times = plans, times
         self._count, self._first = options.accelerators, options.accelerators * group.place.rank
         self._done = 0
         self.checkpointer: RunCheckpointer | None = None
         deadline_s, alone = options.deadline_s + 30, group.place.world_size == 1
         self._meet = functools.partial(group.barrier, deadline_s)
-        total = (
-            sum(plan.steps for plan in plans.values()) * self._count * self._workload.train.epochs
-        )
+        steps_each = sum(plan.steps for plan in plans.values())
+        total = steps_each * self._count * self._workload.train.epochs
 
         def report(steps: int) -> None:
             if progress is not None:
@@ -219,15 +205,10 @@ class _Epochs:
             with self._times.of("training"):
                 blocks += self.block("train", epoch, steps, train.computation_time)
             since = epoch - evaluation.eval_after_epoch
-            if (
-                "valid" in self._plans
-                and since >= 0
-                and not since % evaluation.epochs_between_evals
-            ):
+            due = since >= 0 and not since % evaluation.epochs_between_evals
+            if due and (plan := self._plans.get("valid")) is not None:
                 with self._times.of("evaluation"):
-                    blocks += self.block(
-                        "valid", epoch, self._plans["valid"].steps, evaluation.eval_time
-                    )
+                    blocks += self.block("valid", epoch, plan.steps, evaluation.eval_time)
             if self.checkpointer is not None and self.checkpointer.due(epoch):
                 with self._times.of("checkpointing"):
                     self.checkpointer.save(epoch, steps)
@@ -292,8 +273,7 @@ class _Epochs:
 def used() -> tuple[float, int]:
     """CPU seconds, and bytes from devices, of this process and the children that ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    nbytes = re.search(
-        r"^read_bytes: (\d+)", read_text(Path(f"/proc/{os.getpid()}/io")), re.MULTILINE
-    )
+    io = read_text(Path(f"/proc/{os.getpid()}/io"))
+    nbytes = re.search(r"^read_bytes: (\d+)", io, re.MULTILINE)
     cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     return cpu_s, int(nbytes[1]) if nbytes else 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import which_rank
+from headrace.bench import results
 from headrace.bench.checkpoints import (
     checkpoint_problems,
     require_checkpoints,
@@ -25,14 +26,6 @@ from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files
 from headrace.bench.engines import engine_name
 from headrace.bench.ranks import join
-from headrace.bench.results import (
-    default_folder,
-    repeat_folder,
-    write_configuration,
-    write_json,
-    write_log,
-    write_rank_files,
-)
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
 from headrace.bench.schema import KEYS
 from headrace.bench.staging import Staged, make_cold, residency_of, stage_files
@@ -90,7 +83,7 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     place = which_rank()
     world = options.accelerators * place.world_size
     check_supported(loaded, world)
-    folder = default_folder(line, loaded)
+    folder = results.default_folder(line, loaded)
     if place.world_size > 1 and not (line.run_dir or loaded.workload.output.folder):
         raise BenchError(
             f"{place.world_size} ranks need one folder for their results.",
@@ -105,7 +98,7 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     group = join(place, folder)
     try:
         if place.is_first:
-            write_configuration(folder, line, loaded)
+            results.write_configuration(folder, line, loaded)
         return _Session(words, loaded, options, group, folder).run()
     finally:
         group.close()
@@ -269,11 +262,11 @@ class _Session:
             gathered = self._gather(record, started)
             self._write_ranks(self._folder, own)
             if options.repeats > 1:  # at once: what a later repeat meets does not take it away
-                folder = repeat_folder(self._folder, number)
+                folder = results.repeat_folder(self._folder, number)
                 self._write_ranks(folder, own)
                 if gathered:
                     summary = summary_document(self._workload, record)
-                    write_json(folder / "summary.json", summary)
+                    results.write_json(folder / "summary.json", summary)
             if gathered:
                 runs.append(record)
         return runs
@@ -304,10 +297,10 @@ class _Session:
         summary = None
         if record is not None:
             summary = summary_document(self._workload, record)
-            write_json(self._folder / "summary.json", summary)
+            results.write_json(self._folder / "summary.json", summary)
             lines = metric_lines(summary)
         if self._group.place.is_first:
-            write_log(self._folder, self._workload.output.log_file, lines)
+            results.write_log(self._folder, self._workload.output.log_file, lines)
         return replace(self._report, summary=summary, lines=tuple(lines))
 
     def _generate(self) -> int:
@@ -360,7 +353,7 @@ class _Session:
         host, reader = host_document(), self._workload.reader
         first = self._options.accelerators * self._group.place.rank
         for rank in range(first, first + self._options.accelerators):
-            write_rank_files(
+            results.write_rank_files(
                 folder, rank, [b for b in record.blocks if b.accelerator == rank],
                 offset_s=time.time() - time.perf_counter(),
                 batches=(reader.batch_size, reader.batch_size_eval), window=window_of(self._workload),
@@ -495,7 +488,7 @@ def sweep(
     if not loaded.workload.workflow.train:
         raise WorkloadError(f"workload={line.workload} does not train: there is nothing to sweep.")
     _check_steps(loaded, greatest)
-    folder = default_folder(line, loaded)
+    folder = results.default_folder(line, loaded)
     probes: list[Probe] = []
 
     def over(accelerators: int) -> bool:

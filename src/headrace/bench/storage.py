@@ -6,7 +6,6 @@ All measurements run one after the other in a folder of their own, of which noth
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import shutil
@@ -33,9 +32,12 @@ from headrace.config import ReaderOptions
 from headrace.errors import BenchError
 from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
+from headrace.store.residency import can_read_direct
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from headrace.io.batch_reader import PendingBatch
 
@@ -166,7 +168,7 @@ def _measured(
         write[str(streams)] = _write_bytes_per_s(paths, options.size_bytes // streams)
         for path in paths if streams > 1 else ():
             os.unlink(path)
-    direct = _can_read_direct(large)
+    direct = can_read_direct(large)
     evict([large])
     share, notes = residency_of([large]).share, []
     if share is not None and share > _CACHED_MOST:
@@ -217,24 +219,6 @@ def _measured(
 
 
 # -- one file, many streams -----------------------------------------------------------------------
-
-
-def _can_read_direct(path: str) -> bool:
-    """Whether a file can be read past the page cache."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-        return False
-    try:
-        with mmap.mmap(-1, 4096) as buffer:
-            os.preadv(fd, [buffer], 0)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _write_bytes_per_s(paths: Sequence[str], nbytes: int) -> float:
@@ -354,8 +338,22 @@ def _latencies_s(path: str, *, direct: bool, seconds: float) -> dict[str, float]
 # -- batches --------------------------------------------------------------------------------------
 
 
-def _rate(samples: int, nbytes: int, seconds: float, waits: Sequence[float]) -> dict[str, Any]:
-    """What was read, and how long each batch took."""
+def _batches(
+    batches: Iterator[Any], submit: Callable[[Any], Any], take: Callable[[Any], int]
+) -> dict[str, Any]:
+    """Rates of reading batches, some of them at a time, and how long each took; `take` returns its bytes."""
+    pending: deque[tuple[float, Any]] = deque()
+    waits, samples, nbytes = list[float](), 0, 0
+    begin, batch = time.perf_counter(), next(batches, None)
+    while pending or batch is not None:
+        if batch is not None and len(pending) < _AHEAD:
+            pending.append((time.perf_counter(), submit(batch)))
+            samples, batch = samples + len(batch), next(batches, None)
+            continue
+        asked_s, job = pending.popleft()
+        nbytes += take(job)
+        waits.append(time.perf_counter() - asked_s)
+    seconds = time.perf_counter() - begin
     return {
         "per_s": samples / seconds, "bytes_per_s": nbytes / seconds, "batch_s": percentiles(waits),
     }  # fmt: skip
@@ -380,20 +378,17 @@ class _BlockReader:
 
     def rate(self, depth: int, seconds: float) -> dict[str, Any]:
         self._reader.turn(reads_in_flight=depth)
-        pending: deque[tuple[float, PendingBatch]] = deque()
-        waits: list[float] = []
-        begin = time.perf_counter()
-        while (now := time.perf_counter()) < begin + seconds or pending:
-            if now < begin + seconds and len(pending) < _AHEAD:
-                indices = self._random.choice(self._count, self._batch, replace=False)
-                pending.append((now, self._reader.submit(np.sort(indices))))
-                continue
-            asked_s, job = pending.popleft()
-            if job.take().failed:
-                raise BenchError("a block of the test's own file cannot be read.")
-            waits.append(time.perf_counter() - asked_s)
-        samples = len(waits) * self._batch
-        return _rate(samples, samples * self._block_bytes, time.perf_counter() - begin, waits)
+        return _batches(self._drawn(seconds), self._reader.submit, self._take)
+
+    def _drawn(self, seconds: float) -> Iterator[NDArray[np.int64]]:
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            yield np.sort(self._random.choice(self._count, self._batch, replace=False))
+
+    def _take(self, job: PendingBatch) -> int:
+        if job.take().failed:
+            raise BenchError("a block of the test's own file cannot be read.")
+        return self._batch * self._block_bytes
 
 
 def _small_files(folder: str, count: int) -> list[str]:
@@ -413,27 +408,19 @@ def _file_rate(paths: Sequence[str]) -> dict[str, Any]:
     """Read whole files once, in random order and in batches, past the page cache where possible."""
     time.sleep(_TICK_S)
     order = [os.fsencode(paths[i]) for i in np.random.default_rng(0).permutation(len(paths))]
-    batches = deque(order[at : at + _BATCH] for at in range(0, len(order), _BATCH))
     reader = _native.FileReader(
         reads_in_flight=_SAMPLE_DEPTH, buffer_bytes=_BUDGET_BYTES, cold="direct"
     )
-    waits, nbytes = [], 0
-    jobs: deque[tuple[float, _native.FileJob]] = deque()
-    begin = time.perf_counter()
-    try:
-        while batches or jobs:
-            if batches and len(jobs) < _AHEAD:
-                jobs.append((time.perf_counter(), reader.submit(batches.popleft())))
-                continue
-            asked_s, job = jobs.popleft()
-            done = job.wait(_DEADLINE_S)
-            if done is None or done.errors.any():
-                raise BenchError("a file of the test's own cannot be read.")
-            nbytes += int(done.lengths.sum())
-            waits.append(time.perf_counter() - asked_s)
-        return _rate(len(order), nbytes, time.perf_counter() - begin, waits)
-    finally:
-        reader.close()
+
+    def take(job: _native.FileJob) -> int:
+        done = job.wait(_DEADLINE_S)
+        if done is None or done.errors.any():
+            raise BenchError("a file of the test's own cannot be read.")
+        return int(done.lengths.sum())
+
+    with contextlib.closing(reader):
+        batches = (order[at : at + _BATCH] for at in range(0, len(order), _BATCH))
+        return _batches(batches, reader.submit, take)
 
 
 # -- advice ---------------------------------------------------------------------------------------

@@ -18,19 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 import headrace
-from headrace.bench.metrics import (
-    Block,
-    CheckpointTimes,
-    Formula,
-    StepWindow,
-    confidence,
-    mlperf_au,
-    percentiles,
-    phase_figures,
-    shares_of,
-    steadiness_of,
-    verdict_of,
-)
+from headrace.bench import metrics
 from headrace.machine.host import read_text
 from headrace.machine.mounts import mount_of, mounts
 
@@ -102,20 +90,20 @@ class RunRecord:
     """
 
     engine: str
-    formula: Formula = "mlcommons"
+    formula: metrics.Formula = "mlcommons"
     start_s: float = 0.0
     accelerators: int = 1
     end_s: float = 0.0
-    blocks: Sequence[Block] = ()
+    blocks: Sequence[metrics.Block] = ()
     repeats: int = 1
-    ceiling: Sequence[Block] = ()
+    ceiling: Sequence[metrics.Block] = ()
     hosts: Sequence[dict[str, Any]] = ()
     nbytes: int = 0
     device_bytes: int = 0
     cpu_s: float = 0.0
     batch_waits_s: Sequence[float] | NDArray[np.float64] = ()
-    checkpoints: Sequence[CheckpointTimes] = ()
-    restores: Sequence[CheckpointTimes] = ()
+    checkpoints: Sequence[metrics.CheckpointTimes] = ()
+    restores: Sequence[metrics.CheckpointTimes] = ()
     checkpoint_writer: str | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     restore_residency: float | None = None
@@ -162,24 +150,24 @@ def gather_run(group: RankGroup, record: RunRecord) -> bool:
     return True
 
 
-def _plain_block(block: Block) -> dict[str, Any]:
+def _plain_block(block: metrics.Block) -> dict[str, Any]:
     values = {entry.name: getattr(block, entry.name) for entry in fields(block)}
     return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in values.items()}
 
 
-def _block_of(plain: dict[str, Any]) -> Block:
+def _block_of(plain: dict[str, Any]) -> metrics.Block:
     values: dict[str, Any] = {
         name: np.array(value, np.float64) if isinstance(value, list) else value
         for name, value in plain.items()
     }
-    return Block(**values)
+    return metrics.Block(**values)
 
 
-def _slowest(ranks: Sequence[Sequence[Any]]) -> list[CheckpointTimes]:
+def _slowest(ranks: Sequence[Sequence[Any]]) -> list[metrics.CheckpointTimes]:
     """Each checkpoint of all ranks, of which each has its own as plain values."""
     checkpoints = []
     for of_ranks in zip(*ranks, strict=True):
-        parts = [CheckpointTimes(*part) for part in of_ranks]
+        parts = [metrics.CheckpointTimes(*part) for part in of_ranks]
         checkpoints.append(parts[0]._replace(
             duration_s=max(part.duration_s for part in parts),
             blocking_s=max(part.blocking_s for part in parts),
@@ -194,7 +182,7 @@ def together(runs: Sequence[RunRecord]) -> RunRecord:
     Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
     """
     first = runs[0]
-    blocks: list[Block] = []
+    blocks: list[metrics.Block] = []
     for run in runs:
         before = max((block.epoch for block in blocks), default=0)
         blocks += [replace(block, epoch=block.epoch + before) for block in run.blocks]
@@ -219,10 +207,10 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
-def window_of(workload: Workload) -> StepWindow:
+def window_of(workload: Workload) -> metrics.StepWindow:
     """The steps that count."""
     output = workload.output
-    return StepWindow(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
+    return metrics.StepWindow(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
 
 
 def summary_document(workload: Workload, run: RunRecord) -> dict[str, Any]:
@@ -239,9 +227,9 @@ def summary_document(workload: Workload, run: RunRecord) -> dict[str, Any]:
         loads = [each.duration_s for each in run.restores]
         own["checkpoint"] = {
             "writer": run.checkpoint_writer, "saves_s": saves, "loads_s": loads,
-            "save_s": percentiles(saves),
-            "blocking_s": percentiles([each.blocking_s for each in run.checkpoints]),
-            "load_s": percentiles(loads), "page_cache_share_before_loads": run.restore_residency,
+            "save_s": metrics.percentiles(saves),
+            "blocking_s": metrics.percentiles([each.blocking_s for each in run.checkpoints]),
+            "load_s": metrics.percentiles(loads), "page_cache_share_before_loads": run.restore_residency,
         }  # fmt: skip
     return {
         "start": timestamp(run.start_s),
@@ -280,7 +268,7 @@ def _metric(workload: Workload, run: RunRecord) -> dict[str, Any]:
         blocks = [block for block in run.blocks if block.kind == kind]
         if not blocks:
             continue
-        phase = phase_figures(blocks, batch, window_of(workload), run.formula)
+        phase = metrics.phase_figures(blocks, batch, window_of(workload), run.formula)
         metric |= {
             f"{kind}_au_percentage": list(phase.au_percent),
             f"{kind}_au_mean_percentage": phase.au_mean_percent,
@@ -313,44 +301,46 @@ def _of_training(workload: Workload, run: RunRecord) -> dict[str, Any]:
     window, batch = window_of(workload), workload.reader.batch_size
     train = [block for block in run.blocks if block.kind == "train"]
     step_s = workload.train.computation_time.mean_s
-    shares = shares_of(train, window)
-    late = percentiles(np.concatenate([b.late_s for b in run.blocks])) if train else {}
-    steady = steadiness_of(train, window)
+    shares = metrics.shares_of(train, window)
+    late = metrics.percentiles(np.concatenate([b.late_s for b in run.blocks])) if train else {}
+    steady = metrics.steadiness_of(train, window)
     # All repeats have as many epochs.
     epochs = max((block.epoch for block in train), default=0) // run.repeats
     repeats = [
         [block for block in train if n * epochs < block.epoch <= (n + 1) * epochs]
         for n in range(run.repeats)
     ]
-    aus = [phase_figures(r, batch, window, run.formula).au_mean_percent for r in repeats]
-    au_mlperf = float(np.mean([mlperf_au(each, step_s) for each in repeats]))
+    aus = [metrics.phase_figures(r, batch, window, run.formula).au_mean_percent for r in repeats]
+    au_mlperf = float(np.mean([metrics.mlperf_au(each, step_s) for each in repeats]))
     ceiling_au = None
     if run.ceiling:
-        ceiling_au = phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
-    verdict = verdict_of(float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s)
-    formulas: tuple[Formula, ...] = ("upstream", "mlcommons")
+        ceiling_au = metrics.phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
+    verdict = metrics.verdict_of(
+        float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s
+    )
+    formulas: tuple[metrics.Formula, ...] = ("upstream", "mlcommons")
     return {
         "engine": run.engine,
         "data_loader": workload.reader.data_loader,
         "not_mlperf": NOT_MLPERF,
         "throughput_formula": run.formula,
         "throughput_by_formula_samples_per_s": {
-            formula: phase_figures(train, batch, window, formula).throughput_mean
+            formula: metrics.phase_figures(train, batch, window, formula).throughput_mean
             for formula in formulas
         },
         "au_mlperf_percent": au_mlperf,
         "au_mlperf_meet_expectation": _mark(au_mlperf, workload),
-        "au_percent": confidence(aus).document(),
+        "au_percent": metrics.confidence(aus).document(),
         "ceiling_au_percent": ceiling_au,
         "bound": verdict.bound,
         "bound_reason": verdict.reason,
         "repeats": run.repeats,
         "time_to_solution": time_to_solution(run.phases_s),
         "time": shares._asdict(),
-        "wait_s": percentiles(
+        "wait_s": metrics.percentiles(
             [wait for b in train for wait in b.load_s[window.bounds(b.steps)].tolist()]
         ),
-        "batch_wait_s": percentiles(run.batch_waits_s),
+        "batch_wait_s": metrics.percentiles(run.batch_waits_s),
         "late_s": late,
         "steady": steady.steady,
         "drift": steady.drift,

@@ -55,7 +55,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "report": ("reports", "Show where a run's time went: what its steps waited for, on which rank, when, and what to do."),
         "top": ("top", "Show live who starves and why, and where bytes come from."),
         "record": ("programs", "Run a program as it is, and write its reads as a workload: files, sizes, order, step times."),
-        "whatif": ("whatif", "Predict how long a job's steps take, and how much of that is waiting for data, elsewhere."),
+        "whatif": ("experiments", "Predict how long a job's steps take, and how much of that is waiting for data, elsewhere."),
         "ab": ("experiments", "Run a command with and without headrace in turn; say how much faster it is, and how sure that is."),
         "verify-epoch": ("reports", "Prove from a run's traces that every sample came exactly once over all ranks, in each epoch."),
         "compare-runs": ("reports", "Tell what differs between two runs: versions, seeds, order, data, hardware, settings."),

@@ -111,3 +111,18 @@ def ranges_of(flags: NDArray[np.bool_], base: int = 0) -> list[tuple[int, int]]:
     """The ranges in which flags are set, each number `base` higher."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
     return [(int(a) + base, int(b) + base) for a, b in edges.reshape(-1, 2)]
+
+
+def can_read_direct(path: str) -> bool:
+    """Whether a file can be read past the page cache."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, 4096) as buffer:
+            return os.preadv(fd, [buffer], 0) >= 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

@@ -149,14 +149,9 @@ def load(path):  # for ImageFolder(..., loader=load)
 
 
 def _advice_of(
-    findings: Findings,
-    expected: tuple[Expected, ...],
-    *,
-    batch: int,
-    workers: int,
-    wanted: float | None,
-    target: str,
-) -> tuple[Advice, ...]:
+    findings: Findings, expected: tuple[Expected, ...], *, batch: int, workers: int,
+    wanted: float | None, target: str,
+) -> tuple[Advice, ...]:  # fmt: skip
     """What to do, the most important first; () where nothing is known."""
     if findings.data is None:
         return ()
@@ -166,28 +161,23 @@ def _advice_of(
     torch, ahead = expected[:2] or (None, None)  # of both loaders, as things are now
     work = work_of(findings)
     if work is not None and torch is not None and ahead is not None:
-        gains = sorted(
-            _Gains(findings, work, torch, ahead, name).all(), key=lambda advice: -advice.factor
-        )
+        gains = sorted(_Gains(findings, work, torch, ahead, name).all(), key=lambda g: -g.factor)
+        rate = rough_text(torch.per_s)
         if torch.stall is not None and torch.stall < _ENOUGH_STALL:
-            given.append(
-                Advice(
-                    key="train", do="Train. The data are not what your model waits for.",
-                    because=f"it asks for {rough_text(wanted or 0.0)}/s, and torch's DataLoader gives about "
-                    f"{rough_text(torch.per_s)}/s",
-                    gain="none to be had from loading", command="python train.py",
-                )
-            )  # fmt: skip
+            given += [Advice(
+                key="train", do="Train. The data are not what your model waits for.",
+                because=f"it asks for {rough_text(wanted or 0.0)}/s, and torch's DataLoader gives about "
+                f"{rate}/s",
+                gain="none to be had from loading", command="python train.py",
+            )]  # fmt: skip
         elif not gains:
-            given.append(
-                Advice(
-                    key="step", do="Leave the loading as it is, and tell the doctor what a step of your "
-                    "model takes.",
-                    because=f"nothing that is known here would change the {rough_text(torch.per_s)}/s much; "
-                    "whether they are enough depends on your model",
-                    gain="to know whether your GPU waits", command=_STEP.format(name=name),
-                )
-            )  # fmt: skip
+            given += [Advice(
+                key="step",
+                do="Leave the loading as it is, and tell the doctor what a step of your model takes.",
+                because=f"nothing that is known here would change the {rate}/s much; whether they are enough "
+                "depends on your model",
+                gain="to know whether your GPU waits", command=_STEP.format(name=name),
+            )]  # fmt: skip
         given += gains
     given += (advice for advice in failing if not advice.blocking)
     known = {advice.key for advice in given}

@@ -29,7 +29,6 @@ from headrace.insight.doctor.reads import (
     FileReads,
     PieceReads,
     StoreReads,
-    can_read_direct,
     copy_speeds,
     open_rates,
     plain_reads,
@@ -40,6 +39,7 @@ from headrace.insight.doctor.survey import survey
 from headrace.io.objects.location import is_url, root_of, scheme_of, shown
 from headrace.machine.host import available_memory, byte_fields, cpu_quota, memory_usages, read_text
 from headrace.machine.mounts import is_network, mount_of, mounts
+from headrace.store.residency import can_read_direct
 from headrace.testing import SlowVolume, simulated_files
 
 if TYPE_CHECKING:

@@ -191,21 +191,6 @@ _AHEAD: Final = 4
 """Jobs under way at a time, beside what keeps the depth."""
 
 
-def can_read_direct(path: str) -> bool:
-    """Whether a file can be read past the page cache."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT)
-    except OSError:
-        return False
-    try:
-        with mmap.mmap(-1, 4096) as buffer:
-            return os.preadv(fd, [buffer], 0) >= 0
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-
-
 class RandomReads:
     """Reads samples at random, so many at a time.
 

@@ -431,11 +431,8 @@ def _indexed(given: Shards) -> tuple[_Sampled | None, str, int | None]:
     before = np.cumsum(given.sizes) <= _INDEXED_BYTES_MAX
     names = given.names[: min(int(before.sum()), _FILES_MAX)]
     if not names:
-        return (
-            None,
-            f"its {given.kind} files are too large to be listed here: looked at in blocks",
-            None,
-        )
+        why = f"its {given.kind} files are too large to be listed here: looked at in blocks"
+        return None, why, None
     try:
         scan = open_source(names, SourceOptions())
     except (HeadraceError, ImportError, OSError, ValueError) as e:

@@ -224,12 +224,9 @@ _Stop = Callable[[], bool]
 
 
 def survey(
-    target: str | os.PathLike[str],
-    seconds: float,
-    *,
-    stop: Callable[[], bool] = lambda: False,
+    target: str | os.PathLike[str], seconds: float, *, stop: _Stop = lambda: False,
     storage_options: Mapping[str, Any] | None = None,
-) -> tuple[DataSet, SamplePool]:
+) -> tuple[DataSet, SamplePool]:  # fmt: skip
     """Find out what is at a path, a pattern or a URL, in about so many seconds.
 
     Returns:
