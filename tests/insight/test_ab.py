@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ProgramError
-from headrace.insight.ab.comparison import Agreement, EndReason
+from headrace.insight.ab.comparison import COLUMNS, EndReason, report
 from headrace.insight.ab.experiment import compare, prepare, recording_cost
-from headrace.insight.ab.running import AbOptions
-from headrace.insight.ab.text import COLUMNS, report
+from headrace.insight.ab.running import AbOptions, Agreement
 from tests_shared import until, write_real_images
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]

@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.insight.ab.comparison import Agreement, Match, compare_orders, worst
-from headrace.insight.ab.running import ROOTS_MAX, folders_of, reading_of
+from headrace.insight.ab.running import (
+    ROOTS_MAX,
+    Agreement,
+    Match,
+    compare_orders,
+    folders_of,
+    reading_of,
+    worst,
+)
 from headrace.insight.record.job import is_data
 from headrace.posix.opens import FileOpen
 

@@ -7,11 +7,17 @@ import re
 
 import pytest
 
-from headrace.insight.ab.comparison import Comparison, EndReason
+from headrace.insight.ab.comparison import (
+    COLUMNS,
+    Comparison,
+    EndReason,
+    command_text,
+    report,
+    sentence,
+)
 from headrace.insight.ab.experiment import Cached
 from headrace.insight.ab.one_run import Ran
 from headrace.insight.ab.running import AbOptions, MeasuredRun, Outcome, RunReads, Side
-from headrace.insight.ab.text import COLUMNS, command_text, report, sentence
 
 FILES = (b"/data/1.png", b"/data/2.png")
 

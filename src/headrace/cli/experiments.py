@@ -161,10 +161,9 @@ def ab(
 ) -> int:
     """Run a command with and without headrace in turn; say how much faster it is, and how sure that is."""
     from headrace.errors import ProgramError
-    from headrace.insight.ab.comparison import Comparison, EndReason
+    from headrace.insight.ab.comparison import Comparison, EndReason, report
     from headrace.insight.ab.experiment import compare as run_both
     from headrace.insight.ab.running import AbOptions
-    from headrace.insight.ab.text import report
 
     if compare is not None:
         try:

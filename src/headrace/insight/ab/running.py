@@ -2,6 +2,10 @@
 
 A Python program opens thousands of files before its first sample: modules, libraries, the time zone. None of
 these is data. What remains, and was not written by the run itself, is.
+
+A program with several processes that read opens files in an order that depends on which of them was quicker:
+then each process's own order is compared. A loader that reads ahead opens files when it likes, and some twice:
+then only which files they are can be compared.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -230,6 +234,83 @@ def _common(folders: dict[bytes, int], avoid: Collection[bytes]) -> bytes | None
 
 def _is_below(path: bytes, folder: bytes) -> bool:
     return path.startswith(folder.rstrip(b"/") + b"/")
+
+
+# -- order check -------------------------------------------------------------------------------------
+
+
+class Agreement(StrEnum):
+    """How much two runs agree, best first."""
+
+    SAME = "same order"
+    BY_PROCESS = "same order in each process"
+    AHEAD = "same files, read ahead"
+    OTHER_ORDER = "same files, another order"
+    OTHER_FILES = "other files"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What two runs have in common.
+
+    Attributes:
+        opens: of the first run.
+        moved: how far an open is from its place in the first run, at most; 0 in the same order.
+        only_first: files that the second did not open as often, a few of them.
+        only_second: files that the first did not open as often, a few of them.
+    """
+
+    sameness: Agreement
+    opens: int
+    moved: int = 0
+    only_first: tuple[bytes, ...] = ()
+    only_second: tuple[bytes, ...] = ()
+
+    @property
+    def in_order(self) -> bool:
+        """Whether each process opened the same files in the same order."""
+        return self.sameness in (Agreement.SAME, Agreement.BY_PROCESS)
+
+
+_NAMES_MAX = 3
+
+
+def compare_orders(
+    first: Sequence[tuple[int, bytes]], second: Sequence[tuple[int, bytes]], *, ahead: bool = False
+) -> Match:
+    """Compare the opens of two runs: (process, path) by time; `ahead`: one reads ahead, only files count."""
+    paths, others = [path for _, path in first], [path for _, path in second]
+    if ahead:
+        paths, others = sorted(set(paths)), sorted(set(others))
+    if paths == others:
+        return Match(Agreement.AHEAD if ahead else Agreement.SAME, len(first))
+    counts, other_counts = Counter(paths), Counter(others)
+    if counts != other_counts:
+        some = [
+            tuple(sorted(more)[:_NAMES_MAX])
+            for more in (counts - other_counts, other_counts - counts)
+        ]
+        return Match(Agreement.OTHER_FILES, len(first), 0, *some)
+    places = defaultdict[bytes, deque[int]](deque)
+    for place, path in enumerate(others):
+        places[path].append(place)
+    moved = max(abs(place - places[path].popleft()) for place, path in enumerate(paths))
+    same = _by_process(first) == _by_process(second)
+    return Match(Agreement.BY_PROCESS if same else Agreement.OTHER_ORDER, len(paths), moved)
+
+
+def _by_process(opens: Sequence[tuple[int, bytes]]) -> Counter[tuple[bytes, ...]]:
+    """What each process opened; their numbers differ from run to run."""
+    paths = defaultdict[int, list[bytes]](list)
+    for process, path in opens:
+        paths[process].append(path)
+    return Counter(map(tuple, paths.values()))
+
+
+def worst(matches: Iterable[Match]) -> Match | None:
+    """The one that agrees least; None of none."""
+    ranks = list(Agreement)
+    return max(matches, key=lambda m: (ranks.index(m.sameness), m.moved), default=None)
 
 
 # -- running -----------------------------------------------------------------------------------------
