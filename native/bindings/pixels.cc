@@ -2,6 +2,7 @@
 // meanwhile.
 #include "bindings/pixels.h"
 
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -22,6 +23,7 @@
 #include "core/error.h"
 #include "pixels/decode.h"
 #include "pixels/pool.h"
+#include "pixels/rewrite.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -182,6 +184,35 @@ std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
   return std::pair(header.width, header.height);
 }
 
+// Pictures back to back, of `lengths` bytes each.
+nb::tuple rewrite_pictures(const ArrayIn<uint8_t>& pictures, const ArrayIn<uint64_t>& lengths,
+                           int short_side, int quality) {
+  const pixels::Rewriter::Recipe recipe{short_side, quality};
+  recipe.check();
+  std::vector<uint8_t> all;
+  std::vector<uint64_t> sizes;
+  std::vector<uint8_t> outcomes;
+  {
+    const WithoutGil released;
+    thread_local pixels::Rewriter rewriter;
+    const std::span<const uint8_t> bytes = view(pictures);
+    size_t at = 0;
+    all.reserve(bytes.size());
+    for (const uint64_t length : view(lengths)) {
+      if (length > bytes.size() - at) break;
+      std::span<const uint8_t> picture = bytes.subspan(at, length);
+      at += length;
+      outcomes.push_back(static_cast<uint8_t>(rewriter.rewrite(recipe, picture, &picture)));
+      sizes.push_back(picture.size());
+      all.insert(all.end(), picture.begin(), picture.end());
+    }
+    if (at != bytes.size() || sizes.size() != lengths.size()) {
+      throw Error(ErrorKind::kInvalidArgument, "the lengths do not add up to the pictures' bytes");
+    }
+  }
+  return nb::make_tuple(own(std::move(all)), own(std::move(sizes)), own(std::move(outcomes)));
+}
+
 nb::dict pool_stats(const PoolHandle& handle) {
   const pixels::DecodeStats stats = handle.pool->stats();
   nb::dict d;
@@ -214,6 +245,15 @@ void register_pixels(nb::module_& m) {
         "One picture, in the calling thread. ValueError: why it cannot be decoded.");
   m.def("picture_size", &picture_size, "encoded"_a,
         "Width and height, as the header says; None: it cannot be read here.");
+  m.def("rewrite_pictures", &rewrite_pictures, "pictures"_a, "lengths"_a, "short_side"_a,
+        "quality"_a,
+        nb::sig("def rewrite_pictures(pictures: bytes | bytearray | memoryview, lengths: "
+                "numpy.typing.NDArray[numpy.uint64], short_side: int, quality: int) -> "
+                "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint64], "
+                "numpy.typing.NDArray[numpy.uint8]]"),
+        "JPEGs as they are quicker to decode, everything else as it is: their bytes back to back, "
+        "their lengths, and an index into `rewrite_outcomes` of each. See rewrite.h.");
+  m.attr("rewrite_outcomes") = nb::tuple(nb::cast(pixels::kOutcomeNames));
   nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
       .def_static("make", &make_recipe, nb::kw_only(), "height"_a, "width"_a, "crop"_a,
                   "short_side"_a, "area"_a, "aspect"_a, "flip"_a, "flip_vertical"_a, "filter"_a,

@@ -2,5 +2,8 @@
 headrace._native.build_type:
     build_type: str
 
+headrace._native.rewrite_outcomes:
+    rewrite_outcomes: tuple[str, ...]
+
 headrace._native.crc32c_implementation:
     crc32c_implementation: str

@@ -5,104 +5,19 @@
 #include "pixels/baseline.h"
 
 #include <doctest/doctest.h>
-#include <stdio.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <cstring>
 #include <random>
-#include <vector>
 
-// After <stdio.h>, which it needs.
-// clang-format off
-#include <jpeglib.h>
-// clang-format on
+#include "testing/jpeg.h"
 
 using namespace headrace::pixels;
+using headrace::testing::Bytes;
+using headrace::testing::encoded;
+using File = headrace::testing::JpegFile;
+using Kind = headrace::testing::JpegKind;
 
 namespace {
-
-using Bytes = std::vector<uint8_t>;
-
-struct Kind {
-  int width, height, columns = 2, rows = 2, quality = 90, interval = 0;
-  bool grey = false, progressive = false, optimised = false;
-};
-
-[[noreturn]] void fail(j_common_ptr) { throw std::bad_alloc(); }
-
-// Waves, edges and noise.
-Bytes encoded(const Kind& kind, unsigned seed) {
-  jpeg_compress_struct info;
-  jpeg_error_mgr errors;
-  info.err = jpeg_std_error(&errors);
-  jpeg_create_compress(&info);
-  unsigned char* out = nullptr;
-  unsigned long size = 0;
-  jpeg_mem_dest(&info, &out, &size);
-  info.image_width = static_cast<JDIMENSION>(kind.width);
-  info.image_height = static_cast<JDIMENSION>(kind.height);
-  info.input_components = kind.grey ? 1 : 3;
-  info.in_color_space = kind.grey ? JCS_GRAYSCALE : JCS_RGB;
-  jpeg_set_defaults(&info);
-  jpeg_set_quality(&info, kind.quality, TRUE);
-  info.comp_info[0].h_samp_factor = kind.columns;
-  info.comp_info[0].v_samp_factor = kind.rows;
-  info.restart_interval = static_cast<unsigned>(kind.interval);
-  info.optimize_coding = kind.optimised ? TRUE : FALSE;
-  if (kind.progressive) jpeg_simple_progression(&info);
-  jpeg_start_compress(&info, TRUE);
-  std::mt19937 random(seed);
-  Bytes row(static_cast<size_t>(kind.width * info.input_components));
-  for (int y = 0; y < kind.height; ++y) {
-    for (size_t x = 0; x < row.size(); ++x) {
-      const auto wave = static_cast<int>(100 + (x * 7 + static_cast<size_t>(y) * 3) % 97);
-      const int edge = (x / 40 + static_cast<size_t>(y) / 30) % 2 != 0 ? 90 : -60;
-      row[x] =
-          static_cast<uint8_t>(std::clamp(wave + edge + static_cast<int>(random() % 25), 0, 255));
-    }
-    JSAMPROW at = row.data();
-    jpeg_write_scanlines(&info, &at, 1);
-  }
-  jpeg_finish_compress(&info);
-  jpeg_destroy_compress(&info);
-  Bytes bytes(out, out + size);
-  std::free(out);
-  return bytes;
-}
-
-// A file whose header was read.
-struct File {
-  jpeg_decompress_struct info;
-  jpeg_error_mgr errors;
-  explicit File(const Bytes& bytes) {
-    info.err = jpeg_std_error(&errors);
-    errors.error_exit = fail;
-    errors.emit_message = [](j_common_ptr, int) {};
-    jpeg_create_decompress(&info);
-    jpeg_mem_src(&info, bytes.data(), bytes.size());
-    jpeg_read_header(&info, TRUE);
-  }
-  ~File() { jpeg_destroy_decompress(&info); }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  // The whole picture, by libjpeg.
-  Bytes whole(int shift, int* width, int* height) {
-    info.out_color_space = JCS_EXT_RGBX;
-    info.scale_num = 1;
-    info.scale_denom = 1u << shift;
-    jpeg_start_decompress(&info);
-    *width = static_cast<int>(info.output_width);
-    *height = static_cast<int>(info.output_height);
-    Bytes pixels(size_t{4} * info.output_width * info.output_height);
-    while (info.output_scanline < info.output_height) {
-      JSAMPROW row = &pixels[size_t{4} * info.output_width * info.output_scanline];
-      jpeg_read_scanlines(&info, &row, 1);
-    }
-    return pixels;
-  }
-};
 
 // The largest difference of a region from libjpeg's pixels; -1: the file was left alone.
 int difference(BaselineJpeg& decoder, const Bytes& bytes, const Region& region, int shift) {

@@ -1,10 +1,12 @@
 // Any bytes as a picture: the first two choose the recipe. No crash, nothing read or written
-// outside, and what cannot be decoded leaves zeros.
+// outside, and what cannot be decoded leaves zeros. What can be rewritten without loss has the same
+// pixels afterwards, and is not rewritten twice.
 #include <cstdint>
 #include <cstdlib>
 #include <vector>
 
 #include "pixels/decode.h"
+#include "pixels/rewrite.h"
 
 using namespace headrace::pixels;
 
@@ -26,12 +28,26 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   recipe.pixels_max = 1 << 20;
   if ((data[0] & 1) != 0) recipe.background = 0x20ff80;
   recipe.check();
+  const std::span<const uint8_t> bytes(data + 2, size - 2);
   std::vector<uint8_t> out(recipe.output_bytes(), 0xee);
-  const Reason reason = worker->decode(recipe, {1, 2, data[0]}, {data + 2, size - 2}, out.data());
+  const Reason reason = worker->decode(recipe, {1, 2, data[0]}, bytes, out.data());
   if (!reason.empty()) {
     for (const uint8_t byte : out) {
       if (byte != 0) std::abort();
     }
   }
+  static Rewriter* const rewriter = new Rewriter;
+  std::span<const uint8_t> result;
+  const bool reduce = (data[0] & 2) != 0;
+  const Outcome outcome = rewriter->rewrite({reduce ? 1 + data[1] % 40 : 0, 80}, bytes, &result);
+  if (outcome != Outcome::kRewritten || reduce) return 0;
+  const std::vector<uint8_t> after(result.begin(), result.end());
+  recipe.scaled = false;
+  if (worker->decode(recipe, {1, 2, data[0]}, bytes, out.data()).empty()) {
+    std::vector<uint8_t> again(out.size());
+    if (!worker->decode(recipe, {1, 2, data[0]}, after, again.data()).empty()) std::abort();
+    if (again != out) std::abort();
+  }
+  if (rewriter->rewrite({}, after, &result) != Outcome::kAlready) std::abort();
   return 0;
 }

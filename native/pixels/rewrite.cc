@@ -1,0 +1,297 @@
+#include "pixels/rewrite.h"
+
+#include "core/error.h"
+
+#if HEADRACE_HAVE_JPEG
+
+#include <algorithm>
+#include <csetjmp>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <new>
+
+// After <cstdio>, which it needs.
+// clang-format off
+#include <jpeglib.h>
+// clang-format on
+
+namespace headrace::pixels {
+namespace {
+
+constexpr int kScansMax = 200;
+// Pictures that take more are rewritten one at a time, by all threads together.
+constexpr size_t kAloneBytes = size_t{64} << 20;
+// What a file may grow by without loss: a progressive one says that a large area is flat in fewer
+// bits than there are blocks.
+constexpr size_t bound_of(size_t bytes) { return 2 * bytes + (size_t{64} << 10); }
+
+struct Errors {
+  jpeg_error_mgr base;  // first: libjpeg knows no more
+  std::jmp_buf escape;
+  bool warned;
+  bool full;
+};
+
+Errors& errors_of(j_common_ptr common) { return *reinterpret_cast<Errors*>(common->err); }
+
+[[noreturn]] void give_up(j_common_ptr common) { std::longjmp(errors_of(common).escape, 1); }
+
+void note(j_common_ptr common, int level) {
+  if (level < 0) errors_of(common).warned = true;
+}
+
+void count_scans(j_common_ptr common) {
+  if (reinterpret_cast<j_decompress_ptr>(common)->input_scan_number > kScansMax) give_up(common);
+}
+
+boolean out_of_room(j_compress_ptr info) {
+  auto* common = reinterpret_cast<j_common_ptr>(info);
+  errors_of(common).full = true;
+  give_up(common);
+}
+
+bool begins(const jpeg_marker_struct& marker, const char* magic, size_t size) {
+  return marker.data_length >= size && std::memcmp(marker.data, magic, size) == 0;
+}
+
+}  // namespace
+
+struct Rewriter::Files {
+  jpeg_decompress_struct in{};
+  jpeg_compress_struct out{};
+  jpeg_progress_mgr progress{};
+  jpeg_destination_mgr destination{};
+  Errors errors{};
+  Scratch memory;
+  size_t capacity = 0;
+
+  Files() {
+    in.err = out.err = jpeg_std_error(&errors.base);
+    errors.base.error_exit = give_up;
+    errors.base.emit_message = note;
+    errors.base.output_message = [](j_common_ptr) {};
+    destination.init_destination = [](j_compress_ptr) {};
+    destination.empty_output_buffer = out_of_room;
+    destination.term_destination = [](j_compress_ptr) {};
+    progress.progress_monitor = count_scans;
+  }
+  ~Files() { close(); }
+  Files(const Files&) = delete;
+  Files& operator=(const Files&) = delete;
+
+  // Nothing of one picture, be it tables that the next one lacks, or memory, is kept for the next.
+  void close() {
+    jpeg_destroy_compress(&out);
+    jpeg_destroy_decompress(&in);
+  }
+
+  Outcome failure() const { return errors.full ? Outcome::kGrows : Outcome::kDamaged; }
+
+  // Reads the header. kRewritten: nothing was odd so far.
+  Outcome open(std::span<const uint8_t> bytes) {
+    errors.warned = errors.full = false;
+    if (setjmp(errors.escape) != 0) return failure();
+    close();
+    jpeg_create_compress(&out);
+    out.dest = &destination;
+    jpeg_create_decompress(&in);
+    in.progress = &progress;
+    jpeg_save_markers(&in, JPEG_COM, 0xffff);
+    for (int i = 0; i < 16; ++i) jpeg_save_markers(&in, JPEG_APP0 + i, 0xffff);
+    jpeg_mem_src(&in, bytes.data(), bytes.size());
+    jpeg_read_header(&in, TRUE);
+    if (errors.warned) return Outcome::kDamaged;
+    if (in.arith_code || in.data_precision != 8) return Outcome::kUnusual;
+    for (const jpeg_marker_struct* m = in.marker_list; m != nullptr; m = m->next) {
+      if (m->marker == JPEG_APP0 + 2 && begins(*m, "MPF", 4)) return Outcome::kMore;
+    }
+    if (coefficient_bytes() > kCoefficientBytesMax) return Outcome::kTooLarge;
+    return Outcome::kRewritten;
+  }
+
+  size_t coefficient_bytes() const {
+    size_t bytes = 0;
+    for (int i = 0; i < in.num_components; ++i) {
+      const jpeg_component_info& c = in.comp_info[i];
+      const auto columns =
+                     static_cast<size_t>(c.width_in_blocks) + static_cast<size_t>(c.h_samp_factor),
+                 rows =
+                     static_cast<size_t>(c.height_in_blocks) + static_cast<size_t>(c.v_samp_factor);
+      bytes += columns * rows * sizeof(JBLOCK);
+    }
+    return bytes;
+  }
+
+  void write_to(uint8_t* room, size_t bytes) {
+    capacity = bytes;
+    destination.next_output_byte = room;
+    destination.free_in_buffer = bytes;
+  }
+  size_t written() const { return capacity - destination.free_in_buffer; }
+
+  // Behind jpeg_write_coefficients or jpeg_start_compress. libjpeg's own JFIF and Adobe markers are
+  // off: which colours these are is said as it was.
+  void write_markers(bool adobe) {
+    for (const jpeg_marker_struct* m = in.marker_list; m != nullptr; m = m->next) {
+      if (!adobe && m->marker == JPEG_APP0 + 14 && begins(*m, "Adobe", 5)) continue;
+      jpeg_write_marker(&out, m->marker, m->data, m->data_length);
+    }
+  }
+
+  void baseline_scan() {
+    out.optimize_coding = TRUE;
+    out.restart_in_rows = 1;
+    out.write_JFIF_header = FALSE;
+    out.write_Adobe_marker = FALSE;
+  }
+
+  // Of an open file.
+  Outcome transcode(uint8_t* room, size_t bytes) {
+    if (setjmp(errors.escape) != 0) return failure();
+    const jpeg_marker_struct* last = last_marker();
+    jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&in);
+    // libjpeg goes on after damage, with coefficients that the file does not say.
+    if (errors.warned) return Outcome::kDamaged;
+    if (in.src->bytes_in_buffer != 0) return Outcome::kMore;
+    // A marker between scans would stand before them all, and may mean another thing there.
+    if (last_marker() != last || !complete()) return Outcome::kUnusual;
+    write_to(room, bytes);
+    jpeg_copy_critical_parameters(&in, &out);
+    baseline_scan();
+    jpeg_write_coefficients(&out, coefficients);
+    write_markers(true);
+    jpeg_finish_compress(&out);
+    return errors.warned ? Outcome::kDamaged : Outcome::kRewritten;
+  }
+
+  const jpeg_marker_struct* last_marker() const {
+    const jpeg_marker_struct* m = in.marker_list;
+    while (m != nullptr && m->next != nullptr) m = m->next;
+    return m;
+  }
+
+  // Whether all bits of all coefficients were there. Of progressive files that lack some, libjpeg
+  // guesses smooth pixels, which it would not for baseline.
+  bool complete() const {
+    if (!in.progressive_mode) return true;
+    for (int i = 0; i < in.num_components; ++i) {
+      const int* bits = in.coef_bits[i];
+      if (std::any_of(bits, bits + DCTSIZE2, [](int missing) { return missing != 0; }))
+        return false;
+    }
+    return true;
+  }
+
+  // Of an open file, whose reduced pixels are rows of red, green, blue.
+  Outcome compress(uint8_t* rgb, int width, int height, int quality, uint8_t* room, size_t bytes) {
+    if (setjmp(errors.escape) != 0) return failure();
+    const bool grey = in.jpeg_color_space == JCS_GRAYSCALE;
+    write_to(room, bytes);
+    out.image_width = static_cast<JDIMENSION>(width);
+    out.image_height = static_cast<JDIMENSION>(height);
+    out.input_components = grey ? 1 : 3;
+    out.in_color_space = grey ? JCS_GRAYSCALE : JCS_RGB;
+    jpeg_set_defaults(&out);
+    jpeg_set_quality(&out, quality, TRUE);
+    baseline_scan();
+    jpeg_start_compress(&out, TRUE);
+    write_markers(false);
+    const size_t row_bytes = 3 * static_cast<size_t>(width);
+    while (out.next_scanline < out.image_height) {
+      uint8_t* row = rgb + row_bytes * out.next_scanline;
+      for (size_t i = 1; grey && i < static_cast<size_t>(width); ++i) row[i] = row[3 * i];
+      jpeg_write_scanlines(&out, &row, 1);
+    }
+    jpeg_finish_compress(&out);
+    return Outcome::kRewritten;
+  }
+};
+
+Rewriter::Rewriter() : files_(std::make_unique<Files>()) {}
+Rewriter::~Rewriter() = default;
+
+Outcome Rewriter::rewrite(const Recipe& recipe, std::span<const uint8_t> bytes,
+                          std::span<const uint8_t>* result) {
+  if (format_of(bytes) != Format::kJpeg) return Outcome::kOther;
+  Files& files = *files_;
+  Outcome outcome = files.open(bytes);
+  {
+    // Until the memory is given back.
+    static std::mutex large_ones;
+    std::unique_lock alone(large_ones, std::defer_lock);
+    const bool usual = outcome == Outcome::kRewritten;
+    if (usual && files.coefficient_bytes() > kAloneBytes) alone.lock();
+    if (usual && recipe.short_side != 0) {
+      outcome = reduced(recipe, bytes);
+    } else if (usual) {
+      const size_t room = bound_of(bytes.size());
+      outcome = files.transcode(files.memory.get(room), room);
+    }
+    files.close();
+  }
+  if (outcome != Outcome::kRewritten) return outcome;
+  const std::span<const uint8_t> written{files.memory.get(files.written()), files.written()};
+  if (std::ranges::equal(written, bytes)) return Outcome::kAlready;
+  *result = written;
+  return outcome;
+}
+
+Outcome Rewriter::reduced(const Recipe& recipe, std::span<const uint8_t> bytes) {
+  const jpeg_decompress_struct& in = files_->in;
+  const int width = static_cast<int>(in.image_width), height = static_cast<int>(in.image_height);
+  if (std::min(width, height) <= recipe.short_side) return Outcome::kSmall;
+  if (in.jpeg_color_space != JCS_GRAYSCALE && in.jpeg_color_space != JCS_YCbCr &&
+      in.jpeg_color_space != JCS_RGB) {
+    return Outcome::kUnusual;  // inks, whose profile would not fit what they become
+  }
+  // Where the picture ends is not known here without reading it all.
+  if (bytes.size() < 4 || bytes[bytes.size() - 2] != 0xff || bytes.back() != JPEG_EOI) {
+    return Outcome::kMore;
+  }
+  pixels::Recipe whole;
+  whole.keep_short = recipe.short_side;
+  whole.scaled = false;
+  whole.pixels_max = kCoefficientBytesMax / 2;
+  const auto sides = whole.kept_sides(width, height);
+  if (std::max(sides[0], sides[1]) > kSideMax) return Outcome::kTooLarge;
+  whole = whole.reduction(sides);
+  uint8_t* rgb = pixels_.get(whole.output_bytes());
+  if (!worker_.decode(whole, {}, bytes, rgb).empty()) return Outcome::kDamaged;
+  return files_->compress(rgb, sides[0], sides[1], recipe.quality, files_->memory.get(bytes.size()),
+                          bytes.size());
+}
+
+}  // namespace headrace::pixels
+
+#else
+
+namespace headrace::pixels {
+
+struct Rewriter::Files {};
+Rewriter::Rewriter() {
+  throw Error(ErrorKind::kInvalidArgument,
+              "this build of headrace has no libjpeg-turbo, and rewrites no pictures");
+}
+Rewriter::~Rewriter() = default;
+Outcome Rewriter::rewrite(const Recipe&, std::span<const uint8_t>, std::span<const uint8_t>*) {
+  return Outcome::kOther;
+}
+Outcome Rewriter::reduced(const Recipe&, std::span<const uint8_t>) { return Outcome::kOther; }
+
+}  // namespace headrace::pixels
+
+#endif
+
+namespace headrace::pixels {
+
+void Rewriter::Recipe::check() const {
+  if (short_side < 0 || short_side > kSideMax) {
+    throw Error(ErrorKind::kInvalidArgument, "the short side is not between 1 and 16,384 pixels");
+  }
+  if (quality < 1 || quality > 100) {
+    throw Error(ErrorKind::kInvalidArgument, "the quality is not between 1 and 100");
+  }
+}
+
+}  // namespace headrace::pixels

@@ -1,0 +1,73 @@
+// Rewriter: a JPEG as it is quicker to decode, for stores that are packed once and read often.
+//
+// Without loss: the same DCT coefficients in one baseline scan, with Huffman codes made for it and
+// a restart marker behind each row of MCUs, so that a crop's rows are found without decoding what
+// lies above. Or reduced until the short side has so many pixels, and coded anew in the same way.
+//
+// All metadata are kept, byte for byte and in their order. What is odd with a file (see `Outcome`)
+// leaves it as it is.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "pixels/decode.h"
+#include "pixels/picture.h"
+
+namespace headrace::pixels {
+
+enum class Outcome : uint8_t {
+  kOther,  // no JPEG
+  kRewritten,
+  kAlready,   // it would be rewritten to the same bytes
+  kSmall,     // its short side has no more pixels than it may have
+  kDamaged,   // libjpeg warns, or gives up
+  kUnusual,   // coded as baseline cannot say it: 12 bits, arithmetic, not all bits there, inks
+  kMore,      // further pictures, or bytes behind the end, which offsets may point at
+  kTooLarge,  // more memory than `kCoefficientBytesMax`
+  kGrows,     // rewritten, it would be larger: many times without loss, or at all with loss
+};
+inline constexpr std::array<const char*, 9> kOutcomeNames = {
+    "no JPEG",
+    "rewritten",
+    "as it would be rewritten already",
+    "small enough",
+    "damaged",
+    "coded in an unusual way",
+    "with further pictures, or bytes behind the end",
+    "too large for the memory that rewriting may take",
+    "larger if rewritten"};
+
+inline constexpr size_t kCoefficientBytesMax = size_t{256} << 20;
+
+// One thread's. Its memory is kept from picture to picture.
+class Rewriter {
+ public:
+  struct Recipe {
+    int short_side = 0;  // pixels; 0: without loss
+    int quality = 92;    // libjpeg's, 1 to 100; with loss alone
+    // Throws Error(kInvalidArgument).
+    void check() const;
+  };
+
+  Rewriter();
+  ~Rewriter();
+
+  // kRewritten: `result` is what `bytes` became, valid until the next call. Whatever the bytes are,
+  // nothing outside is read. No exception but std::bad_alloc.
+  Outcome rewrite(const Recipe& recipe, std::span<const uint8_t> bytes,
+                  std::span<const uint8_t>* result);
+
+ private:
+  struct Files;
+  Outcome reduced(const Recipe& recipe, std::span<const uint8_t> bytes);
+
+  std::unique_ptr<Files> files_;
+  Worker worker_;
+  Scratch pixels_;
+};
+
+}  // namespace headrace::pixels

@@ -1,0 +1,172 @@
+// What is rewritten has the same coefficients in one baseline scan with a restart marker behind
+// each row; what is odd is left alone; any bytes are survived.
+#if HEADRACE_HAVE_JPEG
+
+#include "pixels/rewrite.h"
+
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "core/error.h"
+#include "testing/jpeg.h"
+
+using namespace headrace::pixels;
+using headrace::testing::Bytes;
+using headrace::testing::encoded;
+using File = headrace::testing::JpegFile;
+using Kind = headrace::testing::JpegKind;
+
+namespace {
+
+// All coefficients of a file, component by component, with its sizes before them.
+std::vector<int> coefficients(const Bytes& bytes) {
+  File file(bytes);
+  jvirt_barray_ptr* arrays = jpeg_read_coefficients(&file.info);
+  std::vector<int> all;
+  for (int c = 0; c < file.info.num_components; ++c) {
+    const jpeg_component_info& info = file.info.comp_info[c];
+    for (const auto value : {info.width_in_blocks, info.height_in_blocks}) {
+      all.push_back(static_cast<int>(value));
+    }
+    for (const auto value : info.quant_table->quantval) all.push_back(value);
+    for (JDIMENSION y = 0; y < info.height_in_blocks; ++y) {
+      const auto rows = file.info.mem->access_virt_barray(
+          reinterpret_cast<j_common_ptr>(&file.info), arrays[c], y, 1, FALSE);
+      for (JDIMENSION x = 0; x < info.width_in_blocks; ++x) {
+        all.insert(all.end(), rows[0][x], rows[0][x] + DCTSIZE2);
+      }
+    }
+  }
+  return all;
+}
+
+struct Result {
+  Outcome outcome;
+  Bytes bytes;
+};
+
+Result rewritten(Rewriter& rewriter, const Bytes& bytes, const Rewriter::Recipe& recipe = {}) {
+  std::span<const uint8_t> result = bytes;
+  const Outcome outcome = rewriter.rewrite(recipe, bytes, &result);
+  CHECK((outcome == Outcome::kRewritten || result.data() == bytes.data()));
+  return {outcome, Bytes(result.begin(), result.end())};
+}
+
+Kind random_kind(std::mt19937& random, int side) {
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  Kind kind{.width = 1 + below(side), .height = 1 + below(side)};
+  kind.columns = 1 + below(4);
+  kind.rows = 1 + below(kind.columns == 4 ? 2 : 4);
+  if (kind.columns * kind.rows > 8) kind.rows = 2;
+  kind.quality = 5 + below(96);
+  kind.interval = below(3) == 0 ? 1 + below(30) : 0;
+  kind.grey = below(6) == 0;
+  kind.progressive = below(2) == 0;
+  kind.optimised = below(2) == 0;
+  return kind;
+}
+
+}  // namespace
+
+TEST_CASE("Coefficients stay, in one baseline scan with a restart marker behind each row") {
+  std::mt19937 random(5);
+  Rewriter rewriter;
+  for (unsigned i = 0; i < 400; ++i) {
+    const Bytes before = encoded(random_kind(random, 150), i);
+    CAPTURE(i);
+    const Result after = rewritten(rewriter, before);
+    REQUIRE((after.outcome == Outcome::kRewritten || after.outcome == Outcome::kAlready));
+    File file(after.bytes);
+    CHECK_FALSE(file.info.progressive_mode);
+    CHECK(file.info.comps_in_scan == file.info.num_components);
+    const jpeg_component_info& first = file.info.comp_info[0];
+    const int across = file.info.num_components == 1 ? 1 : first.h_samp_factor;
+    CHECK(file.info.restart_interval ==
+          (static_cast<int>(first.width_in_blocks) + across - 1) / across);
+    CHECK(coefficients(after.bytes) == coefficients(before));
+    CHECK(rewritten(rewriter, after.bytes).outcome == Outcome::kAlready);
+  }
+}
+
+TEST_CASE("A file that is cut off anywhere, or goes on behind its end, is left alone") {
+  Rewriter rewriter;
+  for (const bool progressive : {false, true}) {
+    const Bytes whole =
+        encoded({.width = 60, .height = 45, .interval = 3, .progressive = progressive}, 1);
+    for (size_t size = 0; size < whole.size(); ++size) {
+      const Result cut =
+          rewritten(rewriter, {whole.begin(), whole.begin() + static_cast<long>(size)});
+      CHECK(cut.outcome == (size < 3 ? Outcome::kOther : Outcome::kDamaged));
+    }
+    for (const std::string& more :
+         {std::string("\0", 1), std::string("more"), std::string(5, '\xff')}) {
+      Bytes longer = whole;
+      longer.insert(longer.end(), more.begin(), more.end());
+      CHECK(rewritten(rewriter, longer).outcome == Outcome::kMore);
+      CHECK(rewritten(rewriter, longer, {20, 90}).outcome == Outcome::kMore);
+    }
+    CHECK(rewritten(rewriter, whole).outcome == Outcome::kRewritten);
+  }
+}
+
+TEST_CASE("Arithmetic coding is left alone") {
+  Rewriter rewriter;
+  const Bytes bytes = encoded({.width = 60, .height = 45, .arithmetic = true}, 1);
+  CHECK(rewritten(rewriter, bytes).outcome == Outcome::kUnusual);
+  CHECK(rewritten(rewriter, bytes, {20, 90}).outcome == Outcome::kUnusual);
+}
+
+TEST_CASE("Sizes that lie are refused before memory is taken for them") {
+  Rewriter rewriter;
+  Bytes lying = encoded({.width = 60, .height = 45}, 1);
+  for (size_t at = 0; at + 8 < lying.size(); ++at) {
+    if (lying[at] != 0xff || lying[at + 1] != 0xc0) continue;
+    std::memset(&lying[at + 5], 0xf0, 4);
+    break;
+  }
+  CHECK(rewritten(rewriter, lying).outcome == Outcome::kTooLarge);
+  CHECK(rewritten(rewriter, lying, {20, 90}).outcome == Outcome::kTooLarge);
+}
+
+TEST_CASE("Any bytes are survived, and what is rewritten has the coefficients that it had") {
+  std::mt19937 random(9);
+  Rewriter rewriter;
+  int changed = 0;
+  for (unsigned i = 0; i < 4000; ++i) {
+    Bytes bytes = encoded(random_kind(random, 60), i);
+    for (unsigned k = 0; k < 1 + i % 6; ++k) {
+      bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
+    }
+    CAPTURE(i);
+    const Result after = rewritten(rewriter, bytes, {i % 4 == 3 ? 20 : 0, 90});
+    if (after.outcome != Outcome::kRewritten || i % 4 == 3) continue;
+    ++changed;
+    CHECK(coefficients(after.bytes) == coefficients(bytes));
+  }
+  CHECK(changed > 100);
+}
+
+TEST_CASE("Pictures are reduced to a short side, and small ones left alone") {
+  Rewriter rewriter;
+  for (const bool grey : {false, true}) {
+    const Bytes before = encoded({.width = 300, .height = 200, .quality = 95, .grey = grey}, 1);
+    const Result after = rewritten(rewriter, before, {64, 90});
+    REQUIRE(after.outcome == Outcome::kRewritten);
+    File file(after.bytes);
+    CHECK(file.info.image_width == 96);
+    CHECK(file.info.image_height == 64);
+    CHECK(file.info.num_components == (grey ? 1 : 3));
+    CHECK(file.info.restart_interval == (grey ? 12 : 6));
+    CHECK(rewritten(rewriter, after.bytes, {64, 90}).outcome == Outcome::kSmall);
+    CHECK(rewritten(rewriter, encoded({.width = 300, .height = 200, .quality = 1, .grey = grey}, 1),
+                    {190, 100})
+              .outcome == Outcome::kGrows);
+  }
+  CHECK_THROWS_AS((Rewriter::Recipe{-1, 90}.check()), headrace::Error);
+  CHECK_THROWS_AS((Rewriter::Recipe{0, 101}.check()), headrace::Error);
+}
+
+#endif
