@@ -119,6 +119,19 @@ PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self) {
   return PixelBytes(reinterpret_cast<uint8_t*>(job.pixels->data), {job.batch->samples, each}, self);
 }
 
+using StepsIn = nb::ndarray<const double, nb::shape<-1, -1, sizeof(pixels::Step) / sizeof(double)>,
+                            nb::c_contig, nb::device::cpu>;
+
+// (pictures, steps of each, 7); None: there are no steps.
+std::vector<pixels::Step> steps_of(const std::optional<StepsIn>& steps, uint64_t pictures) {
+  if (!steps || pictures == 0) return {};
+  if (steps->shape(0) != pictures) {
+    throw Error(ErrorKind::kInvalidArgument, "there are not augmentations for each picture");
+  }
+  const auto* first = reinterpret_cast<const pixels::Step*>(steps->data());
+  return {first, first + steps->shape(0) * steps->shape(1)};
+}
+
 using RgbIn = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 
 // What this library could not decode and somebody else did.
@@ -145,7 +158,8 @@ using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / si
 // The tuple keeps its bytes while they are copied.
 std::shared_ptr<DecodeJob> submit_given(
     PoolHandle& handle, const Recipe& recipe,
-    const nb::typed<nb::tuple, nb::bytes, nb::ellipsis>& pictures, const CutsIn& cuts) {
+    const nb::typed<nb::tuple, nb::bytes, nb::ellipsis>& pictures, const CutsIn& cuts,
+    const std::optional<StepsIn>& given_steps) {
   if (cuts.shape(0) != pictures.size()) {
     throw Error(ErrorKind::kInvalidArgument, "there is not one cut for each picture");
   }
@@ -154,6 +168,7 @@ std::shared_ptr<DecodeJob> submit_given(
     const auto bytes = nb::cast<nb::bytes>(picture);
     encoded.emplace_back(static_cast<const std::byte*>(bytes.data()), bytes.size());
   }
+  std::vector<pixels::Step> steps = steps_of(given_steps, pictures.size());
   const auto* first = reinterpret_cast<const pixels::Cut*>(cuts.data());
   const WithoutGil released;
   Recipe given = recipe;
@@ -173,7 +188,7 @@ std::shared_ptr<DecodeJob> submit_given(
   for (size_t i = 0; i < encoded.size(); ++i) {
     std::ranges::copy(encoded[i], batch->buffer->data + batch->offsets[i]);
   }
-  return handle.pool->submit(given, 0, 0, std::move(batch), 0);
+  return handle.pool->submit(given, 0, 0, std::move(batch), 0, std::move(steps));
 }
 
 std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
@@ -225,13 +240,15 @@ nb::dict pool_stats(const PoolHandle& handle) {
 }
 
 nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t seed, uint64_t epoch,
-                     uint64_t index) {
+                     uint64_t index, const std::optional<StepsIn>& given_steps) {
+  const std::vector<pixels::Step> steps = steps_of(given_steps, 1);
+  check(steps, recipe.width, recipe.height);
   std::vector<uint8_t> out(recipe.output_bytes());
   const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(encoded.data()), encoded.size());
   pixels::Reason reason;
   {
     const WithoutGil released;
-    reason = own_worker().decode(recipe, {seed, epoch, index}, bytes, out.data());
+    reason = own_worker().decode(recipe, {seed, epoch, index, steps}, bytes, out.data());
   }
   if (!reason.empty()) throw Error(ErrorKind::kInvalidArgument, reason);
   return nb::bytes(out.data(), out.size());
@@ -242,6 +259,7 @@ nb::bytes decode_one(const Recipe& recipe, const nb::bytes& encoded, uint64_t se
 void register_pixels(nb::module_& m) {
   static_assert(SharedNatively<DecodeJob>);
   m.def("decode_picture", &decode_one, "recipe"_a, "encoded"_a, "seed"_a, "epoch"_a, "index"_a,
+        "steps"_a = nb::none(),
         "One picture, in the calling thread. ValueError: why it cannot be decoded.");
   m.def("picture_size", &picture_size, "encoded"_a,
         "Width and height, as the header says; None: it cannot be read here.");
@@ -308,12 +326,18 @@ void register_pixels(nb::module_& m) {
       .def(
           "submit",
           [](PoolHandle& handle, const Recipe& recipe, uint64_t seed, uint64_t epoch,
-             std::shared_ptr<io::Batch> batch, uint64_t part) {
-            return handle.pool->submit(recipe, seed, epoch, std::move(batch), part);
+             std::shared_ptr<io::Batch> batch, uint64_t part,
+             const std::optional<StepsIn>& given_steps) {
+            std::vector<pixels::Step> steps = steps_of(given_steps, batch->samples);
+            const WithoutGil released;
+            return handle.pool->submit(recipe, seed, epoch, std::move(batch), part,
+                                       std::move(steps));
           },
-          "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, nb::call_guard<WithoutGil>(),
-          "Queues one batch; returns at once.")
+          "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, "steps"_a = nb::none(),
+          "Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the "
+          "order of augment.h's Step.")
       .def("submit_given", &submit_given, "recipe"_a, "pictures"_a, "cuts"_a,
+           "steps"_a = nb::none(),
            "The same for encoded pictures, bytes each, that are cut as given: int32, shape "
            "(pictures, "
            "12), in the order of recipe.h's Cut.")

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "core/error.h"
 #include "pixels/decode.h"
 #include "pixels/rewrite.h"
 
@@ -30,7 +31,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   recipe.check();
   const std::span<const uint8_t> bytes(data + 2, size - 2);
   std::vector<uint8_t> out(recipe.output_bytes(), 0xee);
-  const Reason reason = worker->decode(recipe, {1, 2, data[0]}, bytes, out.data());
+  // Whatever its numbers are, what `check` accepts stays inside.
+  Step step{.op = static_cast<double>(size % 13), .values = {}};
+  for (double& value : step.values) value = data[size - 1] - 20.0;
+  std::span<const Step> steps(&step, 1);
+  try {
+    check(steps, recipe.width, recipe.height);
+  } catch (const headrace::Error&) {
+    steps = {};
+  }
+  const Draw draw{1, 2, data[0], steps};
+  const Reason reason = worker->decode(recipe, draw, bytes, out.data());
   if (!reason.empty()) {
     for (const uint8_t byte : out) {
       if (byte != 0) std::abort();
@@ -43,9 +54,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (outcome != Outcome::kRewritten || reduce) return 0;
   const std::vector<uint8_t> after(result.begin(), result.end());
   recipe.scaled = false;
-  if (worker->decode(recipe, {1, 2, data[0]}, bytes, out.data()).empty()) {
+  if (worker->decode(recipe, draw, bytes, out.data()).empty()) {
     std::vector<uint8_t> again(out.size());
-    if (!worker->decode(recipe, {1, 2, data[0]}, after, again.data()).empty()) std::abort();
+    if (!worker->decode(recipe, draw, after, again.data()).empty()) std::abort();
     if (again != out) std::abort();
   }
   if (rewriter->rewrite({}, after, &result) != Outcome::kAlready) std::abort();

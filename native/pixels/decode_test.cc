@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -87,6 +88,33 @@ TEST_CASE("AVX2 gives the bytes of the plain code, for every filter, crop, layou
     const Plan plan = draw(recipe, width, height, {1, 2, static_cast<uint64_t>(i)});
     CHECK(resized(recipe, plan, inside.picture, true) ==
           resized(recipe, plan, inside.picture, false));
+  }
+}
+
+TEST_CASE("Augmentations give the same bytes with AVX2 and without, for every operator") {
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2");
+#else
+  const bool avx2 = true;  // it means nothing there
+#endif
+  std::mt19937 random(6);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int i = 0; i < 400; ++i) {
+    const int width = 1 + below(70), height = 1 + below(70);
+    std::array<Step, 3> steps{};
+    for (Step& step : steps) {
+      step.op = below(static_cast<int>(Op::kCount));
+      for (double& value : step.values) value = below(200) / 100.0;
+      if (step.op == static_cast<int>(Op::kErase)) step.values = {0, 0, 1, 1, -1, 9};
+      if (step.op == static_cast<int>(Op::kHue)) step.values[0] = below(512) - 256;
+    }
+    check(steps, width, height);
+    Augmenter one, other;
+    for (int p = 0; p < width * height; ++p) one.pixels.push_back(random() & 0xffffff);
+    other.pixels = one.pixels;
+    one.run(steps, width, height, false);
+    other.run(steps, width, height, avx2);
+    CHECK(one.pixels == other.pixels);
   }
 }
 
@@ -194,4 +222,7 @@ TEST_CASE("A part that the batch lacks, and a batch without samples") {
   DecodePool pool(1, 0);
   CHECK_THROWS_AS((void)pool.submit(Recipe(), 1, 0, batch_of({}), 1), Error);
   CHECK(pool.submit(Recipe(), 1, 0, batch_of({}), 0)->done());
+  // Three steps are not as many of each of two pictures.
+  const std::vector<Step> steps(3);
+  CHECK_THROWS_AS((void)pool.submit(Recipe(), 1, 0, batch_of({{}, {}}), 0, steps), Error);
 }

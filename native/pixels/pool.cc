@@ -31,7 +31,9 @@ std::span<const uint8_t> DecodeJob::encoded(uint64_t sample) const {
 }
 
 Draw DecodeJob::draw(uint64_t sample) const {
-  return {seed, epoch, static_cast<uint64_t>(batch->indices[sample])};
+  const size_t each = steps.size() / batch->samples;
+  return {seed, epoch, static_cast<uint64_t>(batch->indices[sample]),
+          std::span(steps).subspan(sample * each, each)};
 }
 
 DecodePool::DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes)
@@ -69,15 +71,21 @@ void DecodePool::turn(unsigned threads) {
 }
 
 std::shared_ptr<DecodeJob> DecodePool::submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
-                                              std::shared_ptr<io::Batch> batch, uint64_t part) {
+                                              std::shared_ptr<io::Batch> batch, uint64_t part,
+                                              std::vector<Step> steps) {
   if (part >= batch->parts) {
     throw Error(ErrorKind::kInvalidArgument, "the batch has no part " + std::to_string(part));
+  }
+  check(steps, recipe.width, recipe.height);
+  if (batch->samples == 0 ? !steps.empty() : steps.size() % batch->samples != 0) {
+    throw Error(ErrorKind::kInvalidArgument, "there are not as many augmentations of each picture");
   }
   auto job = std::make_shared<DecodeJob>();
   job->recipe = recipe;
   job->seed = seed;
   job->epoch = epoch;
   job->part = part;
+  job->steps = std::move(steps);
   job->pixels = arena_->acquire(std::max<size_t>(1, batch->samples * recipe.output_bytes()));
   job->left_ = batch->samples;
   job->batch = std::move(batch);

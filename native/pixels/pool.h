@@ -57,6 +57,7 @@ class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
   std::shared_ptr<io::Batch> batch;
   uint64_t part = 0;  // whose bytes are the picture
   BufferPtr pixels;
+  std::vector<Step> steps;              // as many of each sample
   std::vector<DecodeFailure> failures;  // by sample
   // Seconds of the steady clock.
   double begun_s = 0, ended_s = 0;
@@ -85,9 +86,10 @@ class DecodePool {
   DecodePool& operator=(const DecodePool&) = delete;
 
   // REQUIRES a recipe that `check` accepts. Throws Error(kVolume, ENOMEM), Error(kInvalidArgument)
-  // for a part that the batch lacks.
+  // for a part that the batch lacks, or steps that do not fit.
   std::shared_ptr<DecodeJob> submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
-                                    std::shared_ptr<io::Batch> batch, uint64_t part);
+                                    std::shared_ptr<io::Batch> batch, uint64_t part,
+                                    std::vector<Step> steps = {});
   void turn(unsigned threads);
   DecodeStats stats() const;
   size_t mapped_bytes() const { return arena_->mapped_bytes() + kept_.held().second; }

@@ -195,6 +195,7 @@ int Plan::shift() const {
 Plan draw(const Recipe& recipe, int width, int height, const Draw& what) {
   Random random(what);
   Plan plan;
+  plan.steps = what.steps;
   switch (recipe.crop) {
     case Crop::kGiven: {
       const Cut& given = (*recipe.cuts)[what.index];

@@ -9,7 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
+
+#include "pixels/augment.h"
 
 namespace headrace::pixels {
 
@@ -79,11 +82,12 @@ struct Recipe {
   }
 };
 
-// Which random numbers a picture gets.
+// Which random numbers a picture gets, and what was drawn with others: steps that `check` accepts.
 struct Draw {
   uint64_t seed = 0;
   uint64_t epoch = 0;
   uint64_t index = 0;
+  std::span<const Step> steps{};
 };
 
 // One axis of a resize. Output i lies at input pixel `origin + (i + first + 0.5) * scale`; nothing
@@ -108,6 +112,7 @@ struct Plan {
   Axis y;
   bool flip = false;
   bool flip_vertical = false;
+  std::span<const Step> steps{};  // of the output, once it is upright and flipped
 
   // The power of two that the picture may be shrunk by while it is decoded, at most 3: the region
   // stays one and a half times as large as the output.

@@ -454,8 +454,21 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const
 void Resizer::write(const Recipe& recipe, const Plan& plan, int orientation, int columns, int rows,
                     void* out) {
   const uint8_t* pixels = small_.data;
-  const Walk walk = walk_of(recipe, plan, orientation, columns, rows,
-                            static_cast<ptrdiff_t>(small_.stride / kPixelBytes));
+  Walk walk = walk_of(recipe, plan, orientation, columns, rows,
+                      static_cast<ptrdiff_t>(small_.stride / kPixelBytes));
+  if (!plan.steps.empty()) {
+    std::vector<uint32_t>& upright = augmenter_.pixels;
+    upright.resize(static_cast<size_t>(recipe.width) * static_cast<size_t>(recipe.height));
+    uint32_t* to = upright.data();
+    for (int y = 0; y < recipe.height; ++y) {
+      const uint8_t* p = pixels + static_cast<ptrdiff_t>(kPixelBytes) * (walk.base + y * walk.dy);
+      const ptrdiff_t step = static_cast<ptrdiff_t>(kPixelBytes) * walk.dx;
+      for (int x = 0; x < recipe.width; ++x, p += step) std::memcpy(to++, p, kPixelBytes);
+    }
+    augmenter_.run(plan.steps, recipe.width, recipe.height, has_avx2() && !plain);
+    pixels = reinterpret_cast<const uint8_t*>(upright.data());
+    walk = {0, 1, recipe.width};
+  }
   switch (recipe.type) {
     case Type::kUint8:
       write_bytes(recipe, walk, pixels, has_avx2() && !plain, static_cast<uint8_t*>(out));

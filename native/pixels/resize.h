@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "pixels/augment.h"
 #include "pixels/picture.h"
 #include "pixels/recipe.h"
 
@@ -48,6 +49,7 @@ class Resizer {
   std::vector<double> sums_;
   Scratch half_memory_, small_memory_;
   Rows small_;  // resized
+  Augmenter augmenter_;
 };
 
 }  // namespace headrace::pixels

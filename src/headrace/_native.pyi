@@ -595,7 +595,7 @@ class Permutation:
 def order_hash(position_start: int, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Sum over the batch of a hash of (position, index), mod 2^64."""
 
-def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int, index: int) -> bytes:
+def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int, index: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> bytes:
     """
     One picture, in the calling thread. ValueError: why it cannot be decoded.
     """
@@ -661,10 +661,12 @@ class DecodePool:
     def kept(self) -> tuple[int, int]:
         """Pictures that are kept decoded, and their bytes."""
 
-    def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int) -> DecodeJob:
-        """Queues one batch; returns at once."""
+    def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:
+        """
+        Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the order of augment.h's Step.
+        """
 
-    def submit_given(self, recipe: PictureRecipe, pictures: tuple[bytes, ...], cuts: Annotated[NDArray[numpy.int32], dict(shape=(None, 12), order='C', device='cpu', writable=False)]) -> DecodeJob:
+    def submit_given(self, recipe: PictureRecipe, pictures: tuple[bytes, ...], cuts: Annotated[NDArray[numpy.int32], dict(shape=(None, 12), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:
         """
         The same for encoded pictures, bytes each, that are cut as given: int32, shape (pictures, 12), in the order of recipe.h's Cut.
         """

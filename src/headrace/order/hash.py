@@ -65,6 +65,7 @@ class Purpose(IntEnum):
     SAMPLES = 7
     RESIDENT = 8
     PICTURES = 9
+    AUGMENTATIONS = 10
 
 
 def derive_key(seed: int, *parts: int) -> int:

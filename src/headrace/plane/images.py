@@ -2,8 +2,9 @@
 
 `Images` says what pictures become; it is a frozen value that prints, compares and pickles. `Decoding` is the
 stage `decode`: native threads (`native/pixels`) decode each picture straight into its place in the batch's
-recycled buffer, only the region that its crop needs, and resize it once. Which crop and which flips a picture
-gets is a function of (seed, epoch, index): the same on any number of ranks and threads, and after any resume.
+recycled buffer, only the region that its crop needs, resize it once and augment it. Which crop, flips and
+augmentations (`plane/augment.py`) a picture gets is a function of (seed, epoch, index): the same on any number
+of ranks and threads, and after any resume.
 
 What the native decoders refuse is given to Pillow, where it is installed; that is counted and said once. A
 picture that nobody can decode is an error that names its sample, or is left out, as `on_error` says. Its place
@@ -24,6 +25,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.errors import DecodeError, HeadraceError
+from headrace.plane import augment
 from headrace.plane.batch import Batch, Skipped
 from headrace.plane.stage import StageStats
 
@@ -120,6 +122,38 @@ class Images:
     keep_bytes: int | None = None
     """Memory for pictures that are kept; None: half of what is available, and 2 GiB less than all of it."""
 
+    padding: int = 0
+    """Pixels of black around the resized picture, out of which the output is cut at random, as torchvision's
+    RandomCrop(size, padding=4); not with `crop="random"`."""
+
+    augment: Literal["randaugment", "trivialaugment"] | None = None
+    """torchvision's RandAugment or TrivialAugmentWide: Pillow's operators, nearest neighbour, black outside."""
+
+    operations: int = 2
+    """Of `randaugment`: operators for each picture."""
+
+    magnitude: int = 9
+    """Of `randaugment`: how strong they are, 0 to 30."""
+
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """torchvision's ColorJitter(brightness, contrast, saturation, hue): the first three multiply by 1 - x to
+    1 + x, hue (at most 0.5) turns by as much of the circle; in an order drawn for each picture."""
+
+    grey: float = 0.0
+    """Probability that colours are left out, as Pillow's `convert("L")` does."""
+
+    erase: float = 0.0
+    """Probability that a rectangle is erased, as torchvision's RandomErasing does; before `mean` and `std`."""
+
+    erase_scale: tuple[float, float] = (0.02, 0.33)
+    """Bounds of the rectangle's share of the area."""
+
+    erase_ratio: tuple[float, float] = (0.3, 3.3)
+    """Bounds of its height by its width."""
+
+    erase_value: tuple[int, int, int] | Literal["random"] = (0, 0, 0)
+    """Red, green and blue that it gets; `random`: noise."""
+
     exact: bool = False
     """Decode JPEGs at their full size always."""
 
@@ -137,6 +171,11 @@ class Images:
         """Of one sample's pixels."""
         height, width = self._height_width
         return (3, height, width) if self.layout == "nchw" else (height, width, 3)
+
+    @property
+    def planes(self) -> tuple[int, int, int]:
+        """The same as planes: 3, height and width."""
+        return (3, *self._height_width)
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -159,6 +198,7 @@ class Images:
             raise ValueError("keep_short or keep_bytes is given without keep='decoded'")
         if self.keep_bytes is not None and self.keep_bytes < 1:
             raise ValueError(f"keep_bytes is {self.keep_bytes}, expected at least 1")
+        augment.check(self)
         height, width = self._height_width
         usual_short = round(max(height, width) * 8 / 7)
         keep_short = usual_short if self.keep_short is None else self.keep_short
@@ -182,6 +222,16 @@ class Images:
             mean=self.mean,
             std=self.std,
         )
+
+    def steps(
+        self, seed: int, epoch: int, indices: NDArray[np.int64]
+    ) -> NDArray[np.float64] | None:
+        """Draw what is done to pictures after they were cut, resized and flipped.
+
+        Returns:
+            float64, shape (pictures, steps, 7): see native/pixels/augment.h; None: nothing ever is.
+        """
+        return augment.steps(self, seed, epoch, indices)
 
     def part_of(self, names: Sequence[str]) -> int:
         """Which of a sample's parts is its picture, by its number.
@@ -298,7 +348,7 @@ class Decoding:
 
     Args:
         images: what pictures become.
-        seed: of their crops and flips.
+        seed: of what is drawn for them.
         part_names: the parts that are read.
         threads: that decode; None: as many as this process has processors.
 
@@ -372,7 +422,8 @@ class Decoding:
             free = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
             self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
             self._pid = os.getpid()
-        return pool.submit(self._recipe, self._seed, epoch, native, self._part)
+        steps = self.images.steps(self._seed, epoch, native.indices)
+        return pool.submit(self._recipe, self._seed, epoch, native, self._part, steps)
 
     def _keep_bytes(self) -> int:
         if self.images.keep is None or self.images.keep_bytes is not None:

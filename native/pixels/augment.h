@@ -1,0 +1,53 @@
+// Augmentations: operators on a crop's 8-bit pixels, between its resize and its layout.
+//
+// Each is Pillow's operator of the same name, equal to the last bit. Which of them a picture gets,
+// and how strongly, was drawn before: headrace/plane/augment.py.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace headrace::pixels {
+
+enum class Op : int {
+  kNone,
+  kBrightness,    // factor
+  kContrast,      // factor
+  kColour,        // factor; Pillow's Color; 0: ITU-R 601's grey, as Pillow's "L"
+  kHue,           // levels of 256 that the hue is turned by
+  kSharpness,     // factor
+  kPosterize,     // bits that are left
+  kSolarize,      // level from which on values are inverted
+  kAutocontrast,  //
+  kEqualize,      //
+  kAffine,        // the six numbers of Pillow's transform; nearest neighbour, black outside
+  kErase,  // left, top, width, height; red, green and blue as 0xRRGGBB, -1: noise; the noise's seed
+  kCount,
+};
+
+// As Python gives it: a row of float64.
+struct Step {
+  double op = 0;  // an Op
+  std::array<double, 6> values{};
+};
+
+// Throws Error(kInvalidArgument) for what is no step of an output of this size.
+void check(std::span<const Step> steps, int width, int height);
+
+class Augmenter {
+ public:
+  // Pixels of an output, row by row without gaps: red, green, blue and nothing, from the low byte
+  // on. To be filled before `run`.
+  std::vector<uint32_t> pixels;
+
+  // REQUIRES steps that `check` accepts, and width * height pixels.
+  void run(std::span<const Step> steps, int width, int height, bool avx2);
+
+ private:
+  std::vector<uint32_t> other_;
+};
+
+}  // namespace headrace::pixels
