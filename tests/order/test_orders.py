@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import OrderError
-from headrace.order import Balanced, Blocked, Sequential, Shuffled, Weighted
+from headrace.order import Balanced, Blocked, Mixed, Sequential, Shuffled, Weighted
 
 LABELS = np.arange(97) % 7 - 1
 ORDERS = {
@@ -19,6 +19,10 @@ ORDERS = {
     "blocked": Blocked(97, block_samples=8, window_blocks=3, seed=5),
     "balanced": Balanced(LABELS, seed=5, epoch_length=130),
     "weighted": Weighted(np.arange(97), seed=5, epoch_length=60),
+    "mixed": Mixed((Shuffled(60, seed=5), Sequential(37)), ((0, (7, 3)), (20, (1, 2))), stop=90),
+    "mixed by batches": Mixed(
+        (Shuffled(60), Sequential(37)), ((0, (3, 1)),), block=8, drawn=(3, 2)
+    ),
 }
 every_order = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
 

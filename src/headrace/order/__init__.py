@@ -1,7 +1,7 @@
 """Order: which sample comes when, who takes it, and where a run stands.
 
-* order: what every order is; `shuffled` (also sequential and blocked), `weighted` (also balanced) and
-  `opportunistic`: the kinds
+* order: what every order is; `shuffled` (also sequential and blocked), `weighted` (also balanced),
+  `opportunistic` and `mixed`: the kinds
 * slices: ranks and steps
 * state: stop and resume
 * hash: keys, keyed permutations, and the order hash that proves what was delivered
@@ -10,6 +10,7 @@
 
 from headrace._native import Permutation
 from headrace.order.hash import combine_hashes, order_hash
+from headrace.order.mixed import Mixed
 from headrace.order.opportunistic import Opportunistic
 from headrace.order.order import Order
 from headrace.order.randomness import Randomness
@@ -21,6 +22,7 @@ from headrace.order.weighted import Balanced, Weighted
 __all__ = [
     "Balanced",
     "Blocked",
+    "Mixed",
     "Opportunistic",
     "Order",
     "OrderState",

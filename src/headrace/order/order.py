@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.errors import OrderError
+from headrace.errors import OrderError, StateMismatch
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -126,6 +126,27 @@ class Order(ABC):
         return np.concatenate(
             [self.indices(epoch, first, length), self.indices(epoch, 0, last)],
         )
+
+    def basis(self, epoch: int, position: int) -> tuple[int, ...]:  # noqa: ARG002
+        """Return what states hold of this order beside its digest: whole numbers, nothing for most orders.
+
+        An order whose past is not told by its parameters has one: of a mixture whose proportions may have been
+        others before, the samples that each source has given.
+        """
+        return ()
+
+    def resumed(self, epoch: int, position: int, basis: tuple[int, ...]) -> Order:  # noqa: ARG002
+        """Return the order that goes on from a state with this basis.
+
+        Raises:
+            StateMismatch: the state belongs to another kind of order.
+        """
+        if basis:
+            raise StateMismatch(
+                f"state was saved with a mixture or a store that was followed, this is {self.describe()}.",
+                next_step="Resume with the mixture that the state was saved with, or with follow=True.",
+            )
+        return self
 
     def digest(self) -> str:
         """Return 16 hex digits that identify `describe()`; kept in saved states."""

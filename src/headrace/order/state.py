@@ -55,6 +55,9 @@ class OrderState:
     order_digest: str
     """Identifies the order (`Order.digest`)."""
 
+    basis: tuple[int, ...] = ()
+    """What an order rests on beside its digest, see `Order.basis`; of most orders nothing."""
+
     version: int = STATE_VERSION
     """The version of this layout."""
 
@@ -72,6 +75,8 @@ class OrderState:
                 f"state has version {self.version!r}, expected {STATE_VERSION}.",
                 next_step="Resume with the version of headrace that saved it.",
             )
+        for number in self.basis:
+            checked("basis", number, 0)
         _check_text("fingerprint", self.fingerprint, FINGERPRINT_CHARACTERS_MAX)
         _check_text("order_digest", self.order_digest, _HASH_DIGITS)
 
@@ -107,9 +112,9 @@ class OrderState:
         )
 
     @classmethod
-    def keys(cls) -> set[str]:
-        """Of `to_dict`."""
-        return {field.name for field in fields(cls)}
+    def keys(cls, *, basis: bool = False) -> set[str]:
+        """Of `to_dict`, of an order that has a basis or of one that has none."""
+        return {field.name for field in fields(cls)} - (set() if basis else {"basis"})
 
     @staticmethod
     def share_out(states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
@@ -168,8 +173,10 @@ class OrderState:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, below 300 bytes; the hash in hex, since it is 64 bits."""
-        return {**asdict(self), "order_hash": f"{self.order_hash:0{_HASH_DIGITS}x}"}
+        """Return plain values for JSON, below 300 bytes without a basis; the hash in hex: it is 64 bits."""
+        plain = {**asdict(self), "order_hash": f"{self.order_hash:0{_HASH_DIGITS}x}"}
+        basis = ",".join(map(str, plain.pop("basis")))
+        return {**plain, "basis": basis} if basis else plain
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> OrderState:
@@ -184,7 +191,7 @@ class OrderState:
                 f"state has version {saved.get('version')!r}, expected {STATE_VERSION}.",
                 next_step="Resume with the version of headrace that saved it.",
             )
-        names = cls.keys()
+        names = cls.keys(basis="basis" in saved)
         wrong = names.symmetric_difference(saved)
         if wrong:
             what = ", ".join(
@@ -192,8 +199,9 @@ class OrderState:
             )
             raise OrderError(f"state has wrong fields: {what}.", next_step=_DAMAGED)
         try:
-            return cls(**{**saved, "order_hash": int(saved["order_hash"], 16)})
-        except (TypeError, ValueError) as e:
+            basis = tuple(map(int, saved["basis"].split(","))) if "basis" in saved else ()
+            return cls(**{**saved, "order_hash": int(saved["order_hash"], 16), "basis": basis})
+        except (AttributeError, TypeError, ValueError) as e:
             if isinstance(e, OrderError):
                 raise
             raise OrderError(f"state cannot be read: {e}.", next_step=_DAMAGED) from e

@@ -69,7 +69,8 @@ class Cursor:
 
     @property
     def _state(self) -> OrderState:
-        return replace(self._base, position=self._position, order_hash=self._hash)
+        basis = self.order.basis(self.epoch, self._position)
+        return replace(self._base, position=self._position, order_hash=self._hash, basis=basis)
 
     @property
     def epoch(self) -> int:
@@ -93,7 +94,7 @@ class Cursor:
             self._started = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run stands: plain values, under 300 bytes as JSON."""
+        """Return where the run stands: plain values, under 300 bytes as JSON for one store."""
         return self._state.to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -105,6 +106,7 @@ class Cursor:
         """
         loaded = OrderState.from_dict(state)
         loaded.check(self.order, self._fingerprint)
+        self.order = self.order.resumed(loaded.epoch, loaded.position, loaded.basis)
         self._go_to(loaded)
         with contextlib.suppress(RankError):  # then it is looked at when the pass begins
             self._leave_finished(self.share.slices)
@@ -360,7 +362,6 @@ class Loader:
         decode_threads: int | None = None,
     ) -> None:
         self.source = source
-        self.order = order
         self.options = options
         self._cursor = Cursor(order, share, source.fingerprint)
         self._reader = Pipeline(
@@ -403,6 +404,11 @@ class Loader:
     def ranks(self) -> RankDecision:
         """Which rank this is, and by whose word."""
         return self._cursor.share.ranks
+
+    @property
+    def order(self) -> Order:
+        """Which sample comes when."""
+        return self._cursor.order
 
     @property
     def cursor(self) -> Cursor:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.frameworks.torch.dataset import Dataset, Decoded, Decoder
-    from headrace.order import Order
     from headrace.plane import Loader
     from headrace.plane.batch import Skipped
     from headrace.plane.batch_trace import Interruption
@@ -333,14 +332,14 @@ class _Answer(NamedTuple):
 class _Requests(torch_data.Sampler[Any]):
     """The batch sampler: the indices of each span of the pass under way."""
 
-    order: Order
+    loader: Loader
     a_pass: Pass | None = field(default=None)
 
     def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         assert self.a_pass is not None, "a pass is begun before torch asks for indices"
-        epoch = self.a_pass.epoch
+        epoch, order = self.a_pass.epoch, self.loader.order
         for span in self.a_pass.spans():
-            yield epoch, self.order.wrapped(epoch, *span)
+            yield epoch, order.wrapped(epoch, *span)
 
 
 class _Answers(torch_data.Dataset[Any]):
@@ -384,7 +383,7 @@ class WorkerDecoding:
         self._loader = loader
         self._answers = _Answers(dataset, collate)
         self._options = options
-        self._requests = _Requests(loader.order)
+        self._requests = _Requests(loader)
         self._torch: torch_data.DataLoader[Any] | None = None
         self._pid = -1
 
