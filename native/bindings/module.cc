@@ -21,6 +21,7 @@
 #include "bindings/sample_cache.h"
 #include "bindings/slow.h"
 #include "bindings/string_kernel.h"
+#include "bindings/tokens.h"
 
 NB_MODULE(_native, m) {
   m.attr("build_type") = HEADRACE_BUILD_TYPE;
@@ -45,4 +46,5 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_cache_view(m);
   headrace::bindings::register_string_kernel(m);
   headrace::bindings::register_file_board(m);
+  headrace::bindings::register_tokens(m);
 }

@@ -110,6 +110,18 @@ struct ReaderHandle {
   static constexpr double kCloseSeconds = 5.0;
 };
 
+std::vector<io::Range> ranges(const std::optional<ArrayIn<uint64_t>>& starts,
+                              const std::optional<ArrayIn<uint64_t>>& sizes) {
+  std::vector<io::Range> list;
+  if (!starts && !sizes) return list;
+  if (!starts || !sizes || starts->size() != sizes->size()) {
+    throw Error(ErrorKind::kInvalidArgument, "starts and sizes are not equally many");
+  }
+  list.reserve(starts->size());
+  for (size_t i = 0; i < starts->size(); ++i) list.push_back({starts->data()[i], sizes->data()[i]});
+  return list;
+}
+
 nb::dict reader_stats(const ReaderHandle& handle) {
   const io::ReaderStats stats = [&] {
     const WithoutGil released;
@@ -327,11 +339,16 @@ void register_reader(nb::module_& m) {
                    "remote: typing.Any = None, shared: bool = False) -> None"))
       .def(
           "submit",
-          [](ReaderHandle& h, const ArrayIn<int64_t>& indices) {
+          [](ReaderHandle& h, const ArrayIn<int64_t>& indices,
+             const std::optional<ArrayIn<uint64_t>>& starts,
+             const std::optional<ArrayIn<uint64_t>>& sizes) {
             const auto values = view(indices);
-            return h.reader->submit({values.begin(), values.end()});
+            return h.reader->submit({values.begin(), values.end()}, ranges(starts, sizes));
           },
-          "indices"_a, "Queues one batch; returns at once.")
+          "indices"_a, "starts"_a = nb::none(), "sizes"_a = nb::none(),
+          "Queues one batch; returns at once. `starts`, `sizes`: bytes to read of each sample's "
+          "only "
+          "part.")
       .def("gather", &gather, "pieces"_a,
            nb::sig("def gather(self, pieces: list[tuple[Batch, int, int]]) -> Batch"),
            "Copies [(batch, start, stop), ...] into one new batch.")

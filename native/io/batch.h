@@ -67,6 +67,12 @@ struct BatchWay {
   void add(const BatchWay& more, double share = 1);
 };
 
+// Bytes of a part that are read instead of all of it. What is not read whole has no checksum.
+struct Range {
+  uint64_t start = 0;
+  uint64_t size = 0;
+};
+
 // Slot s of sample i and selected part p is i * parts + p. Bytes of slot s are
 // buffer[offsets[s] .. offsets[s] + lengths[s]); slots may lie in any order and with gaps, because
 // direct reads are not copied. A missing part has length 0.

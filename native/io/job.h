@@ -31,6 +31,7 @@ class Job : public std::enable_shared_from_this<Job> {
   std::shared_ptr<Reader> reader_;
   uint64_t number_ = UINT64_MAX;
   std::vector<int64_t> indices_;
+  std::vector<Range> ranges_;  // one per index, or none
   mutable std::mutex mutex_;
   std::condition_variable ready_;
   Stage stage_ = Stage::kQueued;

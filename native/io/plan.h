@@ -69,6 +69,7 @@ struct Run {
 
 struct Plan {
   std::shared_ptr<Batch> batch;
+  std::vector<Range> ranges;  // one per sample where ranges are read, else none
   std::vector<Slot> slots;
   std::vector<uint32_t> sorted;  // slots of the run routes by volume and offset
   std::vector<Run> runs;

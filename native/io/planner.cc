@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/error.h"
+
 namespace headrace::io {
 namespace {
 
@@ -51,6 +53,22 @@ void Planner::doubt(uint32_t volume) const {
   hints_[volume].doubtful.store(true, std::memory_order_relaxed);
 }
 
+// Leaves of a slot what a range asks for.
+void Planner::cut(const Range& range, uint64_t index, Slot* slot) const {
+  if (range.start == 0 && range.size == slot->length) return;
+  const bool whole_files = catalog_.volume(slot->volume).kind() == VolumeKind::kTree;
+  if (whole_files || range.start > slot->length || range.size > slot->length - range.start) {
+    throw Error(ErrorKind::kInvalidArgument,
+                std::to_string(range.size) + " bytes from " + std::to_string(range.start) +
+                    " on were asked of sample " + std::to_string(index) + ", which has " +
+                    std::to_string(slot->length) +
+                    (whole_files ? " and is a file, which is read whole" : ""));
+  }
+  slot->offset += range.start;
+  slot->length = range.size;
+  slot->has_crc = false;
+}
+
 void Planner::locate(Plan& plan) const {
   const std::span<const int64_t> indices = plan.batch->indices;
   const size_t parts = parts_.size();
@@ -87,6 +105,7 @@ void Planner::locate(Plan& plan) const {
       slot.segment = number;
       slot.crc = extent.crc;
       slot.has_crc = directory.has_crc();
+      if (!plan.ranges.empty()) cut(plan.ranges[i], index, &slot);
       slot.route = Route::kBuffered;  // decided by `choose`
     }
   }

@@ -52,6 +52,7 @@ class Planner {
     std::atomic<bool> doubtful{false};
   };
 
+  void cut(const Range& range, uint64_t index, Slot* slot) const;
   void locate(Plan& plan) const;
   void choose(Plan& plan) const;
   void choose_volume(Plan& plan, std::span<uint32_t> slots, uint32_t volume) const;

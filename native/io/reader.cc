@@ -137,11 +137,19 @@ bool Reader::start_worker_locked(int* error) {
   return true;
 }
 
-std::shared_ptr<Job> Reader::submit(std::vector<int64_t> indices) {
+std::shared_ptr<Job> Reader::submit(std::vector<int64_t> indices, std::vector<Range> ranges) {
   refuse_foreign();
+  if (!ranges.empty() && (ranges.size() != indices.size() || planner_.parts().size() != 1)) {
+    throw Error(ErrorKind::kInvalidArgument, std::to_string(ranges.size()) +
+                                                 " ranges were given for " +
+                                                 std::to_string(indices.size()) + " samples and " +
+                                                 std::to_string(planner_.parts().size()) +
+                                                 " parts, expected one each of one part");
+  }
   for (const int64_t index : indices) catalog_->check_index(index);
   auto job = std::make_shared<Job>();
   job->indices_ = std::move(indices);
+  job->ranges_ = std::move(ranges);
   job->way_.submitted_ns = now_ns();
   std::lock_guard lock(mutex_);
   if (closing_) throw Error(ErrorKind::kInvalidArgument, "the reader is closed");
@@ -224,6 +232,7 @@ void Reader::run(Worker& worker, Job& job) {
   Plan plan;
   plan.batch = std::make_shared<Batch>();
   plan.batch->indices = std::move(job.indices_);
+  plan.ranges = std::move(job.ranges_);
   const uint64_t bytes = planner_.plan(plan);
   enter(Job::Stage::kMemory, nullptr);
   job.way_.planned_ns = now_ns();

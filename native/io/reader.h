@@ -73,8 +73,10 @@ class Reader : public std::enable_shared_from_this<Reader> {
   static std::shared_ptr<Reader> make(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
                                       std::vector<int> parts);
 
-  // Throws Error(kSampleNotFound) for an index outside the store.
-  std::shared_ptr<Job> submit(std::vector<int64_t> indices);
+  // `ranges`: one per index, within the only part that is read; empty for whole samples. Throws
+  // Error(kSampleNotFound) for an index outside the store, Error(kInvalidArgument) for other
+  // numbers of ranges or parts. A range that leaves its sample is the batch's error.
+  std::shared_ptr<Job> submit(std::vector<int64_t> indices, std::vector<Range> ranges = {});
   // Copies the pieces into one new batch, see pieces.h.
   std::shared_ptr<Batch> gather(std::span<const Piece> pieces) {
     return gather_pieces(*arena_, planner_.parts().size(), pieces);

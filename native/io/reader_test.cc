@@ -154,3 +154,33 @@ TEST_CASE("a hundred volumes in one batch are served, with and without descripto
   }
   setrlimit(RLIMIT_NOFILE, &before);
 }
+
+TEST_CASE("ranges of samples are read by every route, and whole ones are still checked") {
+  TestStore store({.samples = 100, .volumes = 2});
+  for_every_route([&](ReaderOptions options) {
+    const Reading reading(store.catalog(), options);
+    const std::vector<int64_t> indices = store.some(40);
+    std::vector<io::Range> ranges;
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const uint64_t length =
+          store.contents[static_cast<size_t>(indices[i])][0].value_or("").size();
+      const uint64_t start = i % 4 == 0 ? 0 : length * i / (2 * indices.size());
+      ranges.push_back({start, i % 4 == 0 ? length : (length - start) / 2});
+    }
+    const auto batch = reading->submit(indices, ranges)->wait(kLong);
+    REQUIRE(batch != nullptr);
+    REQUIRE(batch->failures.empty());
+    for (size_t i = 0; i < indices.size(); ++i) {
+      const std::string wanted = store.contents[static_cast<size_t>(indices[i])][0].value_or("");
+      REQUIRE(static_cast<uint64_t>(batch->lengths[i]) == ranges[i].size);
+      CHECK(std::memcmp(batch->buffer->data + batch->offsets[i], wanted.data() + ranges[i].start,
+                        ranges[i].size) == 0);
+    }
+    CHECK_THROWS_AS(reading->submit({1, 2}, {{0, 0}}), Error);
+    const uint64_t length = store.contents[3][0].value_or("").size();
+    for (const io::Range& range :
+         std::vector<io::Range>{{length + 1, 0}, {1, length}, {UINT64_MAX, 2}, {0, UINT64_MAX}}) {
+      CHECK_THROWS_AS(reading->submit({3}, {range})->wait(kLong), Error);
+    }
+  });
+}

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
 import numpy
 import numpy.typing
@@ -398,8 +398,10 @@ class Reader:
 
     def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool, deadline_s: float = 300.0, simulate: SlowModel | None = None, remote: Any = None, shared: bool = False) -> None: ...
 
-    def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Job:
-        """Queues one batch; returns at once."""
+    def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, sizes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Job:
+        """
+        Queues one batch; returns at once. `starts`, `sizes`: bytes to read of each sample's only part.
+        """
 
     def gather(self, pieces: list[tuple[Batch, int, int]]) -> Batch:
         """Copies [(batch, start, stop), ...] into one new batch."""
@@ -973,3 +975,12 @@ class OpenRing:
     ATTACHED: int = 5
 
     BLIND: int = 6
+
+@overload
+def place_tokens(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dtype: str, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dests: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> bool: ...
+
+@overload
+def place_tokens(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dtype: str, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dests: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu')]) -> bool:
+    """
+    Copies piece i, `counts[i]` tokens of `dtype` from byte `offsets[i]` of `data` on, to place `dests[i]` of `rows`. False: a token does not fit.
+    """

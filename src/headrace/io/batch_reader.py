@@ -116,16 +116,23 @@ class BatchReader:
         """Memory that batch buffers take, those of delivered batches included."""
         return self._reader.mapped_bytes
 
-    def submit(self, indices: NDArray[np.int64]) -> PendingBatch:
+    def submit(
+        self,
+        indices: NDArray[np.int64],
+        ranges: tuple[NDArray[np.uint64], NDArray[np.uint64]] | None = None,
+    ) -> PendingBatch:
         """Queue one batch; returns at once.
 
         Args:
             indices: int64, shape (samples,).
+            ranges: starts and sizes in bytes, each (samples,): what is read of each sample's part, the only
+                one of this reader. What is not read whole is not compared with its checksum.
 
         Raises:
             SampleNotFound: an index lies outside the store.
         """
-        return PendingBatch(self._reader.submit(indices), len(indices), self._deadline_s)
+        job = self._reader.submit(indices, *(ranges or ()))
+        return PendingBatch(job, len(indices), self._deadline_s)
 
     @property
     def batches_ahead(self) -> int:
