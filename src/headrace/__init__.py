@@ -21,10 +21,11 @@ from headrace import _native
 
 if TYPE_CHECKING:
     from headrace import checkpoint, cluster, errors
-    from headrace.api import loader, open, order_for  # noqa: A004  # hr.open is the product's first word
+    from headrace.api import loader, open, order_for, tokens  # noqa: A004  # hr.open is the product's first word
     from headrace.control.explain import explain
     from headrace.plane import Batch, Loader
     from headrace.plane.images import ImageBatch, Images
+    from headrace.plane.tokens import TokenBatch, TokenLoader
     from headrace.store import Store, from_hf
     from headrace.store.pack import append, index, pack
     from headrace.store.repair import repair
@@ -38,6 +39,8 @@ __all__ = [
     "Images",
     "Loader",
     "Store",
+    "TokenBatch",
+    "TokenLoader",
     "__version__",
     "append",
     "checkpoint",
@@ -51,13 +54,15 @@ __all__ = [
     "order_for",
     "pack",
     "repair",
+    "tokens",
     "verify",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("loader", "open", "order_for"), "headrace.api"),
+    **dict.fromkeys(("loader", "open", "order_for", "tokens"), "headrace.api"),
     **dict.fromkeys(("Batch", "Loader"), "headrace.plane"),
     **dict.fromkeys(("ImageBatch", "Images"), "headrace.plane.images"),
+    **dict.fromkeys(("TokenBatch", "TokenLoader"), "headrace.plane.tokens"),
     **dict.fromkeys(("Store", "from_hf"), "headrace.store"),
     **dict.fromkeys(("append", "index", "pack"), "headrace.store.pack"),
     "explain": "headrace.control.explain",

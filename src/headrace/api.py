@@ -11,6 +11,7 @@ import numpy as np
 from headrace.base.job import RankDecision
 from headrace.config import (
     BUDGET_BYTES_MIN,
+    TierOptions,
     reader_options,
     tier_options,
     trace_folder,
@@ -33,12 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
 
-    from headrace.config import ReaderOptions, TierOptions
+    from headrace.config import ReaderOptions
+    from headrace.order.windows import Packing
     from headrace.plane.batch import OnError
     from headrace.plane.images import Images
     from headrace.plane.pipeline import AddStage
+    from headrace.plane.tokens import TokenDtype, TokenLoader
 
-__all__ = ["loader", "open", "order_for", "plane_over"]
+__all__ = ["loader", "open", "order_for", "plane_over", "tokens"]
 
 OrderName = Literal["shuffled", "sequential", "blocked", "balanced", "opportunistic"]
 
@@ -233,18 +236,103 @@ def loader(
         origins = {**origins, "decode_threads": "given"}
     # The node daemon's knobs are its own.
     tune = tune and tiers.plane == "process"
-    tuning = _tuning(new_loader, origins, str(store.path), tune=tune, memory_bytes=memory_bytes)
-    new_loader.tuning, new_loader.stats.rested = tuning, PassEnded(tuning, new_loader)
-    if (folder := trace_folder(trace)) is not None:
-        from headrace.trace import follow
-
-        about = _about(new_loader, str(store.path))
-        follow(folder, about, new_loader, plane=tuning, begun=share.facts)
+    _introduce(new_loader, origins, share, tune=tune, memory_bytes=memory_bytes, trace=trace)
     if tiers.plane == "node":
         from headrace.node.notes import watch
 
         watch(new_loader.stats)
     return new_loader
+
+
+def tokens(
+    store: Store | str | PathLike[str],
+    length: int,
+    batch_size: int,
+    *,
+    pack: Packing = "cut",
+    shuffle: bool = True,
+    seed: int = 0,
+    dtype: TokenDtype = "int32",
+    stored: str | None = None,
+    part: str | None = None,
+    pad: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+    tail: Literal["drop", "pad", "exact"] | None = None,
+    tune: bool = True,
+    memory_bytes: int | None = None,
+    trace: str | PathLike[str] | None = None,
+    **options: Any,
+) -> TokenLoader:
+    """Return a loader of windows of tokens: iterate it for the batches of an epoch.
+
+    Args:
+        store: an open store whose samples are documents of tokens, or the path of one (or of token files that
+            say what they hold); see docs/howto/tokens.md.
+        length: inputs of a window. Windows are one token longer, so that each input has a target.
+        batch_size: windows per batch and rank.
+        pack: `cut`: all documents one behind the other, cut every `length` tokens; what is left at the end is
+            left out. `best-fit`: whole documents, where each fits best, and padding; only longer ones are cut.
+        shuffle: windows come in an exact random permutation per epoch; else one after the other.
+        seed: another seed, another sequence of epochs.
+        dtype: what tokens are delivered as: `int32` or `int64`.
+        stored: what they are in the store: `uint16`, ...; None: what the store says.
+        part: the part of samples that holds tokens; None: the only one, or `tokens`.
+        pad: the token that fills a window (`best-fit`).
+        rank: as in `loader`.
+        world_size: as in `loader`.
+        tail: as in `loader`, of windows.
+        tune: as in `loader`.
+        memory_bytes: as in `loader`.
+        trace: as in `loader`.
+        options: fields of `headrace.config.ReaderOptions`, none of which changes what is delivered.
+
+    Raises:
+        OrderError: length, batch size, rank or world size do not fit.
+        RankError: nobody says which rank this is, or two disagree; raised when an epoch begins.
+        StoreError: a document is no whole number of tokens, or all of them make no window.
+        ValueError: an unknown packing, part or option, or nobody says what the tokens are.
+    """
+    from headrace.order.windows import Windows
+    from headrace.plane.tokens import Documents, TokenLoader, WindowReader
+
+    tiers, reading, tier_origins = tier_options(options)
+    given = [name for name, origin in tier_origins.items() if origin == "argument"]
+    if given:
+        raise ValueError(f"{given[0]} is for loaders of samples; windows of tokens know no tiers")
+    if not isinstance(store, Store):
+        store = open(store)
+    documents = Documents(store, part, stored)
+    windows = WindowReader(documents, length, pack, dtype, pad)
+    order = Windows(windows.plan.windows, length, pack, seed=seed, shuffle=shuffle)
+    share = Share(order.length, batch_size, RankDecision(rank, world_size), tail)
+    tiers = TierOptions(ram_bytes=0)
+    resolved, origins = reader_options(reading)
+    memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
+    new_loader = TokenLoader(
+        store, order, share, resolved, parts=(documents.part,), tiers=tiers, windows=windows
+    )
+    _introduce(new_loader, origins, share, tune=tune, memory_bytes=memory_bytes, trace=trace)
+    return new_loader
+
+
+def _introduce(
+    new_loader: Loader,
+    origins: Mapping[str, str],
+    share: Share,
+    *,
+    tune: bool,
+    memory_bytes: int | None,
+    trace: str | PathLike[str] | None,
+) -> None:
+    """Introduce a loader to the controller, and to whoever writes its trace."""
+    path = str(new_loader.source.path)
+    tuning = _tuning(new_loader, origins, path, tune=tune, memory_bytes=memory_bytes)
+    new_loader.tuning, new_loader.stats.rested = tuning, PassEnded(tuning, new_loader)
+    if (folder := trace_folder(trace)) is not None:
+        from headrace.trace import follow
+
+        follow(folder, _about(new_loader, path), new_loader, plane=tuning, begun=share.facts)
 
 
 _BUFFERS_WITH_CACHE = 3

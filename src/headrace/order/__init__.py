@@ -2,6 +2,7 @@
 
 * order: what every order is; `shuffled` (also sequential and blocked), `weighted` (also balanced),
   `opportunistic` and `mixed`: the kinds
+* windows: rows of tokens, cut or packed of documents (imported by those who read tokens)
 * slices: ranks and steps
 * state: stop and resume
 * hash: keys, keyed permutations, and the order hash that proves what was delivered

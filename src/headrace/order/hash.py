@@ -66,6 +66,7 @@ class Purpose(IntEnum):
     RESIDENT = 8
     PICTURES = 9
     AUGMENTATIONS = 10
+    TOKENS = 11
 
 
 def derive_key(seed: int, *parts: int) -> int:

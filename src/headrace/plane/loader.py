@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.plane.images import Decoding, Images
     from headrace.plane.pipeline import AddStage, Delivery, SampleSource
     from headrace.plane.tiers import CacheReport
+    from headrace.plane.tokens import WindowReader
 
 
 Span = tuple[int, int]
@@ -342,6 +343,7 @@ class Loader:
         over: puts another stage on top, see `Pipeline`.
         decoding: what pictures become, see `Pipeline`.
         decode_threads: threads that decode, likewise.
+        windows: makes batches of tokens, likewise.
 
     Attributes:
         tuning: whoever does; None: nobody.
@@ -360,13 +362,14 @@ class Loader:
         over: AddStage | None = None,
         decoding: tuple[Images, int] | None = None,
         decode_threads: int | None = None,
+        windows: WindowReader | None = None,
     ) -> None:
         self.source = source
         self.options = options
         self._cursor = Cursor(order, share, source.fingerprint)
         self._reader = Pipeline(
             source, options, parts, on_error, tiers,
-            over=over, decoding=decoding, decode_threads=decode_threads,
+            over=over, decoding=decoding, decode_threads=decode_threads, windows=windows,
         )  # fmt: skip
         # Not of this loader's own method: a cycle would keep files and threads open after the last
         # reference has gone, until garbage is collected.

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, tee
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from headrace.plane.loader import Span
     from headrace.plane.stage import BatchReads, PendingReads, Stage
     from headrace.plane.tiers import CacheReport, DiskTier, MemoryTier
+    from headrace.plane.tokens import WindowReader
     from headrace.store import Store
 
     SampleSource = Store
@@ -80,7 +81,7 @@ class Delivery(NamedTuple):
 class Fetched(NamedTuple):
     """A batch that was read."""
 
-    batch: Batch
+    batch: Batch  # where windows are read, a `TokenBatch`
     asked: NDArray[np.int64]
     """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
     reads: dict[str, int]
@@ -241,8 +242,8 @@ class Pipeline:
     The knobs that were turned last hold for all readers that it makes: after `close` and in forked children,
     too. Samples that cannot be read become errors, or are left out.
 
-    `over` puts another stage on top. `decoding` is what pictures become, and the seed of their crops; None:
-    bytes are delivered.
+    `windows` makes batches of tokens of what was read. `over` puts another stage on top. `decoding` is what
+    pictures become, and the seed of their crops; None: bytes are delivered.
 
     Attributes:
         part_names: the parts that are read.
@@ -267,6 +268,7 @@ class Pipeline:
         over: AddStage | None = None,
         decoding: tuple[Images, int] | None = None,
         decode_threads: int | None = None,
+        windows: WindowReader | None = None,
     ) -> None:
         self.source = source
         self.options = options
@@ -279,6 +281,7 @@ class Pipeline:
             from headrace.plane.images import Decoding  # who reads bytes alone needs it not
 
             self.decoding = Decoding(*decoding, self.part_names, decode_threads)
+        self.windows = windows
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
         self._over = over
@@ -399,6 +402,9 @@ class Pipeline:
         reader = self._reader()
         if self._stages is not None:
             self._stages.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
+        if self.windows is not None:
+            yield from self._read_tokens(self.windows, order, epoch, spans)
+            return
         # Reading runs ahead of the consumer: each walks the spans at its own pace.
         ahead, here = tee(spans)
         natives: Generator[_native.Batch | Decoded, None, None]
@@ -415,6 +421,22 @@ class Pipeline:
                 yield fetched
         finally:
             natives.close()
+
+    def _read_tokens(
+        self, windows: WindowReader, order: Order, epoch: int, spans: Iterable[Span]
+    ) -> Generator[Fetched, None, None]:
+        """Yield the batch of windows of each span, in order."""
+        assert self._stages is not None  # no tier knows ranges of samples: the source's reader does
+        source = self._stages.source
+        batches = windows.batches(source, order, epoch, spans, checked=self._refuse_failed)
+        for batch, native, self.was_ready in batches:
+            trace = BatchTrace(NOT_READ if native is None else native.way)
+            reads = {} if native is None else native.stats
+            yield Fetched(cast("Batch", batch), batch.indices, reads, trace)
+
+    def _refuse_failed(self, native: _native.Batch) -> None:
+        if native.failed:
+            self._without_failed(native)
 
     def _read_batches(
         self, reader: BatchReads, order: Order, epoch: int, spans: Iterable[Span]

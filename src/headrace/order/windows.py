@@ -1,0 +1,264 @@
+"""Windows: which tokens of which documents make one row of a batch, and in which order rows come.
+
+Documents lie one behind the other, numbered as the store's samples. `CutWindows` cuts that row of tokens every
+`length` tokens, wherever a document ends. `BestFitWindows` puts whole documents together so that windows are
+nearly full. Window w is in both a pure function of the documents' sizes, so any rank may ask for any of them.
+The order in which windows come is `Windows`: a keyed permutation, in constant memory.
+
+A window has `length + 1` places, and its last token is the first of the next one: `length` inputs have as
+many targets, and no target is lost between windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+
+from headrace.errors import OrderError
+from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, keyed
+from headrace.order.order import SEED_MAX, Order, checked
+from headrace.order.randomness import Randomness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy.typing as npt
+
+    Sizes = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+    """Tokens of each of some documents, given their numbers; both int64, shape (documents,)."""
+
+Packing = Literal["cut", "best-fit"]
+"""How documents become windows.
+
+* cut: all tokens one behind the other, cut every `length` tokens; what is left at the end is left out.
+* best-fit: whole documents, where each fits best; only longer ones are cut. The rest of a window is padding.
+"""
+
+_BLOCK: Final = 16
+"""Documents between two of the sums that `CutWindows` keeps: half a byte a document."""
+
+_PACKED_TOGETHER: Final = 1 << 16
+"""Documents that `BestFitWindows` packs together: more would hardly fill windows better."""
+
+_AT_ONCE: Final = 1 << 20
+"""Documents whose sizes are asked for at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Windows(Order):
+    """Every window once an epoch, shuffled by a keyed permutation or one after the other. O(1) memory.
+
+    Raises:
+        OrderError: a number is out of bounds, or the packing is unknown.
+    """
+
+    samples: int
+    """The number of windows in the data."""
+
+    window_tokens: int
+    """Inputs of a window."""
+
+    pack: Packing = "cut"
+    """How documents become windows."""
+
+    seed: int = 0
+    """Another seed, another sequence of epochs."""
+
+    shuffle: bool = True
+    """Whether windows come in random order."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "samples", checked("samples", self.samples, 1, SAMPLES_MAX))
+        tokens = checked("window_tokens", self.window_tokens, 1, SAMPLES_MAX)
+        object.__setattr__(self, "window_tokens", tokens)
+        object.__setattr__(self, "seed", checked("seed", self.seed, 0, SEED_MAX))
+        if self.pack not in get_args(Packing):
+            raise OrderError(f"pack is {self.pack!r}, expected 'cut' or 'best-fit'")
+
+    def describe(self) -> dict[str, Any]:
+        """Say what identifies the sequence, ready for JSON."""
+        return {
+            "mode": "windows", "samples": self.samples, "window_tokens": self.window_tokens,
+            "pack": self.pack, "shuffle": self.shuffle, "seed": self.seed,
+        }  # fmt: skip
+
+    def randomness(self) -> Randomness:
+        """Return 1 for both measures, or 0 without shuffling."""
+        return Randomness.of_shuffled() if self.shuffle else Randomness.of_sequential()
+
+    def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
+        if not self.shuffle:
+            return np.arange(start, stop, dtype=np.int64)
+        key = derive_key(self.seed, Purpose.TOKENS, epoch)
+        return keyed(self.samples, key).range(start, stop)
+
+
+class Pieces(NamedTuple):
+    """What some windows consist of; all int64, shape (pieces,), ordered by row and place."""
+
+    row: npt.NDArray[np.int64]
+    """Which of the windows that were asked for."""
+    place: npt.NDArray[np.int64]
+    """Where in the window its first token stands."""
+    document: npt.NDArray[np.int64]
+    """The document's number."""
+    start: npt.NDArray[np.int64]
+    """Its first token within the document."""
+    size: npt.NDArray[np.int64]
+    """Tokens, at least one."""
+
+
+class Plan(Protocol):
+    """Which pieces of documents make a window.
+
+    Attributes:
+        windows: how many there are.
+        tokens: tokens of all documents.
+    """
+
+    windows: int
+    tokens: int
+
+    def pieces(self, windows: npt.NDArray[np.int64]) -> Pieces:
+        """The pieces of these windows; int64, shape (windows,), each below `windows`."""
+
+
+def plan_windows(pack: Packing, documents: int, sizes: Sizes, length: int) -> Plan:
+    """Plan windows over all documents.
+
+    Args:
+        pack: see `Packing`.
+        documents: how many there are.
+        sizes: gives their sizes in tokens; is asked once for all of them, later for some.
+        length: inputs of a window.
+
+    Raises:
+        OrderError: the length is no positive number, or the packing is unknown.
+    """
+    length = checked("length", length, 1, SAMPLES_MAX)
+    if pack not in get_args(Packing):
+        raise OrderError(f"pack is {pack!r}, expected 'cut' or 'best-fit'")
+    return (CutWindows if pack == "cut" else BestFitWindows)(documents, sizes, length)
+
+
+def _walk(documents: int, sizes: Sizes, step: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    for first in range(0, documents, step):
+        last = min(first + step, documents)
+        yield first, sizes(np.arange(first, last, dtype=np.int64))
+
+
+class CutWindows:
+    """All tokens one behind the other, cut every `length` tokens."""
+
+    def __init__(self, documents: int, sizes: Sizes, length: int) -> None:
+        self._documents, self._sizes, self._length = documents, sizes, length
+        sums = [np.zeros(1, np.int64)]
+        for _, counts in _walk(documents, sizes, _AT_ONCE):
+            blocks = np.add.reduceat(counts, np.arange(0, len(counts), _BLOCK))
+            sums.append(sums[-1][-1] + np.cumsum(blocks))
+        self._starts = np.concatenate(sums)  # tokens before each block, and all of them
+        self.tokens = int(self._starts[-1])
+        self.windows = max(0, self.tokens - 1) // length
+
+    def pieces(self, windows: npt.NDArray[np.int64]) -> Pieces:
+        """The pieces of these windows."""
+        begin = windows * self._length
+        end = begin + self._length + 1
+        block = np.searchsorted(self._starts, begin, "right") - 1
+        behind = np.searchsorted(self._starts, end, "left") * _BLOCK
+        first = block * _BLOCK
+        number = np.minimum(behind, self._documents) - first  # documents looked at
+        stops = np.cumsum(number)
+        row = np.repeat(np.arange(len(windows)), number)
+        document = np.arange(len(row)) + np.repeat(first - (stops - number), number)
+        size = self._sizes(document)
+        # Where each document stands among all tokens: counted from its window's first block on.
+        sums = np.cumsum(size) - size
+        document_begin = sums + np.repeat(self._starts[block] - sums[stops - number], number)
+        low = np.maximum(document_begin, begin[row])
+        count = np.minimum(document_begin + size, end[row]) - low
+        kept = np.flatnonzero(count > 0)
+        row, low = row[kept], low[kept]
+        return Pieces(
+            row, low - begin[row], document[kept], low - document_begin[kept], count[kept]
+        )
+
+
+class BestFitWindows:
+    """Whole documents, the longest first, each where the least room is left that it fits into.
+
+    Blocks of documents are packed by themselves. A document that is longer than a window is cut into windows
+    and a rest. The plan is kept: six bytes a document, eight a window.
+    """
+
+    def __init__(self, documents: int, sizes: Sizes, length: int) -> None:
+        self._sizes, self._length = sizes, length
+        self.tokens = 0
+        offsets, numbers, bounds, windows = [], [], [np.zeros(1, np.int64)], [0]
+        for _, counts in _walk(documents, sizes, _PACKED_TOGETHER):
+            self.tokens += int(counts.sum())
+            # A rest of one token would be no input: it is the last target of the piece before.
+            cuts = np.where(counts > 0, np.maximum(1, -(-(counts - 1) // length)), 0)
+            document = np.repeat(np.arange(len(counts)), cuts)
+            number = np.arange(len(document)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+            size = np.minimum(counts[document] - number * length, length + 1)
+            longest = np.argsort(-size, kind="stable")
+            window = np.array(best_fit(size[longest].tolist(), length + 1), np.int64)
+            placed = longest[np.argsort(window, kind="stable")]
+            offsets.append(document[placed].astype(np.uint16))
+            numbers.append(number[placed].astype(np.uint32))
+            in_each = np.bincount(window)
+            bounds.append(bounds[-1][-1] + np.cumsum(in_each))
+            windows.append(windows[-1] + len(in_each))
+        self._offset = np.concatenate([*offsets, np.empty(0, np.uint16)])
+        self._number = np.concatenate([*numbers, np.empty(0, np.uint32)])
+        self._bounds = np.concatenate(bounds)  # pieces before each window, and all of them
+        self._blocks = np.array(windows)  # windows before each block of documents
+        self.windows = windows[-1]
+
+    def pieces(self, windows: npt.NDArray[np.int64]) -> Pieces:
+        """The pieces of these windows."""
+        block = np.searchsorted(self._blocks, windows, "right") - 1
+        first = self._bounds[windows]
+        number = self._bounds[windows + 1] - first
+        stops = np.cumsum(number)
+        row = np.repeat(np.arange(len(windows)), number)
+        piece = np.arange(len(row)) + np.repeat(first - (stops - number), number)
+        document = block[row] * _PACKED_TOGETHER + self._offset[piece]
+        start = self._number[piece].astype(np.int64) * self._length
+        count = np.minimum(self._sizes(document) - start, self._length + 1)
+        sums = np.cumsum(count) - count
+        return Pieces(row, sums - np.repeat(sums[stops - number], number), document, start, count)
+
+
+def best_fit(sizes: list[int], capacity: int) -> list[int]:
+    """The bin of each piece: one with the least room that it fits into, else a new one.
+
+    Args:
+        sizes: of the pieces, 1 to `capacity`, in the order in which they are placed.
+        capacity: room of an empty bin.
+
+    Returns:
+        The number of each piece's bin; bins are numbered as they are begun.
+    """
+    with_room: list[list[int]] = [[] for _ in range(capacity)]
+    rooms = 0  # bit r is set where a bin has room for exactly r
+    bins = 0
+    placed = []
+    for size in sizes:
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            number = with_room[room].pop()
+            if not with_room[room]:
+                rooms ^= 1 << room
+        else:
+            room, number = capacity, bins
+            bins += 1
+        placed.append(number)
+        if room > size:
+            with_room[room - size].append(number)
+            rooms |= 1 << (room - size)
+    return placed

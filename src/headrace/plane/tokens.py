@@ -1,0 +1,398 @@
+"""Tokens: reads windows of tokens out of the documents of a store, several batches at once.
+
+A batch of windows is small (64 kB for 8 x 2,048 tokens) and made of many pieces. So a few batches are planned
+and read together, a group: one call plans it (`order.windows`), one submits its pieces to the native reader,
+one copies them into rows of int32 or int64. Batches are views into these rows.
+
+A short document is read whole, and so compared with its checksum; of a longer one only the piece that a window
+needs is read, unchecked: a window of 4 kB must not cost a document of megabytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from headrace import _native
+from headrace.closing import Closing
+from headrace.errors import StoreError
+from headrace.order.windows import Pieces, plan_windows
+from headrace.plane.loader import Loader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from headrace.io import BatchReader
+    from headrace.io.batch_reader import PendingBatch
+    from headrace.order import Order
+    from headrace.order.windows import Packing
+    from headrace.plane.loader import Span
+    from headrace.store import Store
+
+TokenDtype = Literal["int32", "int64"]
+
+STORED: Final = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64")
+"""What tokens may be in a store, little-endian."""
+
+_GROUP_TOKENS: Final = 1 << 17
+"""Tokens that are read together: rows of half a megabyte stay in a processor's cache."""
+
+_CHECKED_BYTES_MAX: Final = 16 << 10
+"""Documents up to this size are read whole and checked."""
+
+_ROWS_KEPT: Final = 8
+
+
+class TokenBatch:
+    """Windows of tokens that are delivered together.
+
+    Attributes:
+        tokens: int32 or int64, shape (windows, length + 1): each row one token longer than its inputs.
+        indices: int64, shape (windows,): the windows' numbers.
+        epoch: the epoch the batch belongs to.
+        position: the global position of its first window.
+        nbytes: bytes of its tokens in the store.
+    """
+
+    part_names = ("",)
+
+    def __init__(
+        self,
+        tokens: NDArray[Any],
+        indices: NDArray[np.int64],
+        pieces: Pieces,
+        *,
+        epoch: int,
+        position: int,
+        nbytes: int,
+    ) -> None:
+        self.tokens = tokens
+        self.indices = indices
+        self.epoch = epoch
+        self.position = position
+        self.nbytes = nbytes
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __repr__(self) -> str:
+        windows, length = self.tokens.shape
+        return (
+            f"TokenBatch({windows} windows of {length - 1} {self.tokens.dtype}, epoch {self.epoch})"
+        )
+
+    @property
+    def inputs(self) -> NDArray[Any]:
+        """Shape (windows, length): what the model sees. A view of `tokens`."""
+        return self.tokens[:, :-1]
+
+    @property
+    def targets(self) -> NDArray[Any]:
+        """Shape (windows, length): the token that follows each input. A view of `tokens`."""
+        return self.tokens[:, 1:]
+
+    @cached_property
+    def documents(self) -> NDArray[np.int64]:
+        """Shape (windows, length): the document of each input, -1 for padding."""
+        return self._spread(self._pieces.document, -1)[:, :-1]
+
+    @cached_property
+    def positions(self) -> NDArray[np.int32]:
+        """int32, shape (windows, length): counted from 0 at the first token of a document in its window."""
+        begin = self._spread(self._pieces.place, -1).astype(np.int32)
+        # Padding is counted from where it begins.
+        padded = begin < 0
+        begin[padded] = np.broadcast_to((~padded).sum(1, dtype=np.int32)[:, None], begin.shape)[
+            padded
+        ]
+        return (np.arange(begin.shape[1], dtype=np.int32) - begin)[:, :-1]
+
+    @cached_property
+    def loss_mask(self) -> NDArray[np.bool_]:
+        """bool, shape (windows, length): the target is of the same document as its input, and no padding."""
+        documents = self._spread(self._pieces.document, -1)
+        return np.asarray(
+            (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0), np.bool_
+        )
+
+    @cached_property
+    def cu_seqlens(self) -> NDArray[np.int32]:
+        """int32, shape (sequences + 1,): where sequences begin in the flattened inputs, and where they end.
+
+        For attention that stays inside a document (the varlen functions of FlashAttention). Each piece of a
+        document is a sequence, and so is the padding of a window.
+        """
+        windows, length = self.tokens.shape[0], self.tokens.shape[1] - 1
+        row, place, _, _, count = self._pieces
+        begins = (row * length + place)[place < length]
+        ends = np.zeros(windows, np.int64)
+        np.maximum.at(ends, row, place + count)
+        padding = np.flatnonzero(ends < length)
+        begins = np.concatenate([begins, padding * length + ends[padding], [windows * length]])
+        return np.sort(begins).astype(np.int32)
+
+    @property
+    def max_seqlen(self) -> int:
+        """The longest sequence of `cu_seqlens`."""
+        return int(np.diff(self.cu_seqlens).max(initial=0))
+
+    def _spread(self, values: NDArray[np.int64], padding: int) -> NDArray[np.int64]:
+        """One value a piece to each of its tokens; shaped like `tokens`."""
+        row, place, _, _, count = self._pieces
+        spread = np.full(self.tokens.shape, padding, np.int64)
+        stops = np.cumsum(count)
+        at = np.arange(int(stops[-1]) if len(stops) else 0)
+        at += np.repeat(row * self.tokens.shape[1] + place - (stops - count), count)
+        spread.reshape(-1)[at] = np.repeat(values, count)
+        return spread
+
+
+class TokenLoader(Loader, Closing):
+    """An iterable over batches of windows of tokens; made by `headrace.tokens`. Else it is a `Loader`."""
+
+    def __iter__(self) -> Iterator[TokenBatch]:  # type: ignore[override]  # its batches are of another kind
+        return self._deliver(self.begin())  # type: ignore[return-value]
+
+
+class Documents:
+    """The documents of a store: which part holds tokens, of what type, and how many each has.
+
+    Args:
+        store: whose samples are documents.
+        part: the part that holds tokens; None: the only one.
+        stored: what tokens are there (`uint16`, ...); None: what the store says.
+
+    Raises:
+        ValueError: the store has no such part, or does not say what its tokens are.
+    """
+
+    def __init__(self, store: Store, part: str | None = None, stored: str | None = None) -> None:
+        names = store.parts
+        if part is None and len(names) > 1:
+            part = "tokens" if "tokens" in names else None
+        if (part is None and len(names) != 1) or (part is not None and part not in names):
+            raise ValueError(f"part is {part!r}, expected one of {names}")
+        self.part = names[0] if part is None else part
+        self.stored = _stored_as(store, stored)
+        self.width = np.dtype(self.stored).itemsize
+        self._store = store
+        self._bases = np.array([segment.base for segment in store.segments])
+        self._parts = [
+            [*map(_text, segment.directory.part_names)].index(self.part)
+            if self.part in map(_text, segment.directory.part_names)
+            else -1
+            for segment in store.segments
+        ]
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def nbytes(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes of each of these documents; int64, shape (documents,)."""
+        segments = self._store.segments
+        if len(segments) == 1:
+            return segments[0].directory.lengths(documents, max(0, self._parts[0]))
+        size = np.zeros(len(documents), np.int64)
+        each = np.searchsorted(self._bases, documents, "right") - 1
+        for number in np.unique(each).tolist():
+            here = np.flatnonzero(each == number)
+            local = documents[here] - segments[number].base
+            if self._parts[number] >= 0:
+                size[here] = segments[number].directory.lengths(local, self._parts[number])
+        return size
+
+    def sizes(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens of each of these documents; int64, shape (documents,).
+
+        Raises:
+            StoreError: a document is no whole number of tokens.
+        """
+        nbytes = self.nbytes(documents)
+        if self.width == 1:
+            return nbytes
+        size, rest = np.divmod(nbytes, self.width)
+        if rest.any():
+            at = int(np.flatnonzero(rest)[0])
+            raise StoreError(
+                f"{self._store.path}: document {int(documents[at])} has {int(nbytes[at]):,} bytes, expected a "
+                f"multiple of {self.width}, as tokens are {self.stored}.",
+                path=self._store.path,
+                next_step="Say what tokens are: stored='uint32', for example.",
+            )
+        return size
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")
+
+
+def _stored_as(store: Store, given: str | None) -> str:
+    stated = {str(s.entry.source.get("tokens", {}).get("dtype")) for s in store.segments} - {"None"}
+    if given is None and len(stated) != 1:
+        what = f"says that they are {' and '.join(sorted(stated))}" if stated else "does not say"
+        raise ValueError(
+            f"what are the tokens of {store.path}? The store {what}: pass stored='uint16', or pack "
+            "it from a source of tokens (docs/howto/tokens.md)"
+        )
+    if given is not None and stated - {given}:
+        raise ValueError(f"stored is {given!r}, the store says that tokens are {min(stated)}")
+    dtype = given or stated.pop()
+    if dtype not in STORED:
+        raise ValueError(f"stored is {dtype!r}, expected one of {', '.join(STORED)}")
+    return dtype
+
+
+class ReadTokens(NamedTuple):
+    """A batch of windows, and how it was read: its group's first batch accounts for all of them."""
+
+    batch: TokenBatch
+    native: _native.Batch | None
+    ready: bool
+
+
+class WindowReader:
+    """Reads batches of windows of one store.
+
+    Args:
+        documents: what is read.
+        length: inputs of a window.
+        pack: how documents become windows.
+        dtype: what tokens are delivered as.
+        pad: the token that fills a window.
+
+    Raises:
+        StoreError: a document is no whole number of tokens, or all of them make no window.
+        ValueError: an unknown packing or dtype.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        length: int,
+        pack: Packing = "cut",
+        dtype: TokenDtype = "int32",
+        pad: int = 0,
+    ) -> None:
+        if dtype not in get_args(TokenDtype):
+            raise ValueError(f"dtype is {dtype!r}, expected 'int32' or 'int64'")
+        self.documents = documents
+        self.plan = plan_windows(pack, len(documents), documents.sizes, length)
+        if not self.plan.windows:
+            raise StoreError(
+                f"the documents have {self.plan.tokens:,} tokens, expected more than {length:,}: "
+                "they do not fill one window.",
+                next_step="Pass a smaller length.",
+            )
+        self.length = length
+        self._pad = pad
+        self._full = pack == "cut"
+        self._dtype = np.dtype(dtype)
+        self._rows: list[NDArray[Any]] = []
+
+    def batches(
+        self,
+        reader: BatchReader,
+        order: Order,
+        epoch: int,
+        spans: Iterable[Span],
+        *,
+        checked: Callable[[_native.Batch], None],
+    ) -> Generator[ReadTokens, None, None]:
+        """Yield the batch of each span, in order.
+
+        Args:
+            reader: of the documents' part.
+            order: over the windows.
+            epoch: to ask it for.
+            spans: the batches' positions.
+            checked: raises the error of a batch with failures.
+        """
+        pending: deque[tuple[list[Span], NDArray[np.int64], Pieces, Any, PendingBatch]] = deque()
+        left = iter(spans)
+        while True:
+            while len(pending) <= reader.batches_ahead and (group := self._next_group(left)):
+                pending.append(self._submit(reader, order, epoch, group))
+            if not pending:
+                return
+            group, windows, pieces, cuts, reads = pending.popleft()
+            ready = reads.done
+            native = reads.take()
+            checked(native)
+            rows = self._placed(native, windows, pieces, cuts)
+            bounds = np.searchsorted(pieces.row, np.cumsum([0, *(b - a for a, b in group)]))
+            first = 0
+            for k, (start, stop) in enumerate(group):
+                last = first + stop - start
+                here = slice(int(bounds[k]), int(bounds[k + 1]))
+                own = Pieces(pieces.row[here] - first, *(column[here] for column in pieces[1:]))
+                batch = TokenBatch(
+                    rows[first:last], windows[first:last], own, epoch=epoch, position=start,
+                    nbytes=int(own.size.sum()) * self.documents.width,
+                )  # fmt: skip
+                yield ReadTokens(batch, None if k else native, bool(k) or ready)
+                first = last
+            del rows, batch, native  # so that memory can be used again
+
+    def _next_group(self, spans: Iterable[Span]) -> list[Span]:
+        group = list(islice(spans, 1))
+        if group:
+            windows = max(1, group[0][1] - group[0][0])
+            group += islice(spans, _GROUP_TOKENS // (windows * self.length))
+        return group
+
+    def _submit(self, reader: BatchReader, order: Order, epoch: int, group: list[Span]) -> Any:
+        begin, end = group[0][0], group[-1][1]
+        if end - begin == sum(b - a for a, b in group):  # one rank: one piece of the order
+            windows = order.wrapped(epoch, begin, end)
+        else:
+            windows = np.concatenate([order.wrapped(epoch, *span) for span in group])
+        pieces = self.plan.pieces(windows)
+        width = self.documents.width
+        start = (pieces.start * width).astype(np.uint64)
+        size = (pieces.size * width).astype(np.uint64)
+        nbytes = self.documents.nbytes(pieces.document).astype(np.uint64)
+        whole = nbytes <= _CHECKED_BYTES_MAX
+        cuts = np.where(whole, start, np.uint64(0)).astype(np.int64)
+        ranges = np.where(whole, np.uint64(0), start), np.where(whole, nbytes, size)
+        return group, windows, pieces, cuts, reader.submit(pieces.document, ranges)
+
+    def _placed(
+        self,
+        native: _native.Batch,
+        windows: NDArray[np.int64],
+        pieces: Pieces,
+        cuts: NDArray[np.int64],
+    ) -> NDArray[Any]:
+        rows = self._free_rows(len(windows))
+        if not self._full:
+            rows.fill(self._pad)
+        dests = pieces.row * (self.length + 1) + pieces.place
+        fits = _native.place_tokens(
+            native.data, self.documents.stored, native.offsets + cuts, dests, pieces.size,
+            rows.reshape(-1),
+        )  # fmt: skip
+        if not fits:
+            raise StoreError(
+                f"a token of windows {int(windows.min())} to {int(windows.max())} does not fit into "
+                f"{self._dtype}: tokens are stored as {self.documents.stored}.",
+                next_step="Pass dtype='int64', or say what tokens are: stored='uint16', for example.",
+            )
+        return rows
+
+    def _free_rows(self, windows: int) -> NDArray[Any]:
+        """Memory for rows that nobody looks at any more: what is touched first costs four times the copy."""
+        for rows in self._rows:
+            # Our list's, this loop's and the call's: no view is left.
+            if len(rows) >= windows and sys.getrefcount(rows) == 3:
+                return rows[:windows]
+        rows = np.empty((windows, self.length + 1), self._dtype)
+        self._rows = [rows, *self._rows[: _ROWS_KEPT - 1]]
+        return rows[:windows]

@@ -1,0 +1,258 @@
+"""Windows of tokens equal a plain reference, resume anywhere, and refuse what they cannot deliver rightly."""
+
+import json
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import headrace as hr
+from headrace import _native
+from headrace.errors import CorruptSample, OrderError, StateMismatch, StoreError
+from headrace.order import combine_hashes
+from headrace.order.windows import plan_windows
+
+LENGTH = 32
+
+
+def documents_of(seed, count, dtype=np.uint16, top=200):
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(0, top, count)
+    return [rng.integers(0, 60_000, size).astype(dtype) for size in sizes]
+
+
+def packed(path, documents):
+    hr.pack([document.tobytes() for document in documents], path)
+    return hr.open(path)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    documents = documents_of(1, 300)
+    return documents, packed(tmp_path_factory.mktemp("tokens") / "a.hr", documents)
+
+
+def loader(store, **options):
+    options = {"length": LENGTH, "batch_size": 4, "stored": "uint16", "seed": 5} | options
+    return hr.tokens(store, **options)
+
+
+def reference_windows(documents, pack, length):
+    """Each window as a list of (document, start, tokens): slow and plain."""
+    if pack == "cut":
+        row = list(chain.from_iterable(((d, i) for i in range(n)) for d, n in enumerate(documents)))
+        windows = []
+        for begin in range(0, len(row) - length, length):
+            pieces = []
+            for document, at in row[begin : begin + length + 1]:
+                if pieces and pieces[-1][0] == document:
+                    pieces[-1][2] += 1
+                else:
+                    pieces.append([document, at, 1])
+            windows.append([tuple(piece) for piece in pieces])
+        return windows
+    pieces = []
+    for document, size in enumerate(documents):
+        start = 0
+        while start < size and (start == 0 or start < size - 1):
+            pieces.append((document, start, min(length + 1, size - start)))
+            start += length
+    pieces.sort(key=lambda piece: -piece[2])
+    windows, room, changed = [], [], []
+    for stamp, piece in enumerate(pieces):
+        fitting = [w for w in range(len(windows)) if room[w] >= piece[2]]
+        if fitting:
+            window = min(fitting, key=lambda w: (room[w], -changed[w]))
+        else:
+            window = len(windows)
+            windows.append([])
+            room.append(length + 1)
+            changed.append(0)
+        windows[window].append(piece)
+        room[window] -= piece[2]
+        changed[window] = stamp
+    return windows
+
+
+def listed(plan, windows):
+    pieces = plan.pieces(np.array(windows, np.int64))
+    result = [[] for _ in windows]
+    for row, place, document, start, count in zip(*(c.tolist() for c in pieces), strict=True):
+        assert place == sum(piece[2] for piece in result[row])
+        result[row].append((document, start, count))
+    return result
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, 12), st.integers(0, 90)), max_size=120),
+    st.integers(1, 40),
+    st.sampled_from(["cut", "best-fit"]),
+    st.randoms(use_true_random=False),
+)
+def test_every_window_is_what_the_plain_reference_says(sizes, length, pack, random):
+    counts = np.array(sizes, np.int64)
+    plan = plan_windows(pack, len(sizes), lambda d: counts[d], length)
+    expected = reference_windows(sizes, pack, length)
+    assert plan.windows == len(expected)
+    assert plan.tokens == sum(sizes)
+    some = [random.randrange(len(expected)) for _ in expected]
+    assert listed(plan, some) == [expected[w] for w in some]
+
+
+@pytest.mark.parametrize("pack", ["cut", "best-fit"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_an_epoch_delivers_every_window_once_with_its_tokens_and_what_belongs_to_them(
+    data, pack, dtype
+):
+    documents, store = data
+    expected = reference_windows([len(d) for d in documents], pack, LENGTH)
+    delivered = []
+    with loader(store, pack=pack, dtype=dtype, pad=7) as batches:
+        for batch in batches:
+            assert batch.tokens.dtype == dtype
+            assert batch.inputs.base is batch.targets.base
+            delivered += batch.indices.tolist()
+            sequences = []
+            for k, window in enumerate(batch.indices.tolist()):
+                pieces = expected[window]
+                tokens = np.concatenate([documents[d][s : s + n] for d, s, n in pieces])
+                padding = LENGTH + 1 - len(tokens)
+                row = np.concatenate([tokens, np.full(padding, 7)])
+                assert (batch.tokens[k] == row).all()
+                owner = [d for d, _, n in pieces for _ in range(n)] + [-1] * padding
+                assert batch.documents[k].tolist() == owner[:-1]
+                pairs = pairwise(owner)
+                assert batch.loss_mask[k].tolist() == [a == b >= 0 for a, b in pairs]
+                lengths = [n for _, _, n in pieces] + [padding]
+                positions = list(chain.from_iterable(range(n) for n in lengths))
+                assert batch.positions[k].tolist() == positions[:-1]
+                lengths[-1 if padding else -2] -= 1  # the last place is a target alone
+                sequences += [n for n in lengths if n]
+            assert np.diff(batch.cu_seqlens).tolist() == sequences
+            assert batch.max_seqlen == max(sequences)
+    assert sorted(delivered) == list(range(len(expected)))
+    assert delivered != sorted(delivered)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_run_that_stops_at_any_step_goes_on_with_any_world_size(data, world_size):
+    _, store = data
+    with loader(store) as whole:
+        sequence = [window for batch in whole for window in batch.indices.tolist()]
+        wanted = whole.last_order_hash
+    steps = -(-len(sequence) // (4 * world_size))
+    for stop in range(0, steps, 3):
+        seen, states = {}, []
+        for rank in range(world_size):
+            with loader(store, rank=rank, world_size=world_size, tail="exact") as part:
+                for step, batch in zip(range(stop), part, strict=False):
+                    seen[step, rank] = batch.indices.tolist()
+                states.append(part.state_dict())
+        assert len(json.dumps(states[0])) < 300
+        state = states[0] | {
+            "order_hash": f"{combine_hashes(*(int(s['order_hash'], 16) for s in states)):016x}"
+        }
+        before = [window for key in sorted(seen) for window in seen[key]]
+        with loader(store, batch_size=7) as rest:
+            rest.load_state_dict(state)
+            after = [window for batch in rest for window in batch.indices.tolist()]
+            assert rest.last_order_hash == wanted
+        assert before + after == sequence
+
+
+def test_a_state_of_other_windows_is_refused(data, tmp_path):
+    _, store = data
+    with loader(store) as saved:
+        next(iter(saved))
+        state = saved.state_dict()
+    other = packed(tmp_path / "b.hr", documents_of(2, 300))
+    for options in ({"length": 31}, {"pack": "best-fit"}, {"seed": 6}, {"shuffle": False}):
+        with loader(store, **options) as refusing, pytest.raises(StateMismatch):
+            refusing.load_state_dict(state)
+    with loader(other) as refusing, pytest.raises(StateMismatch, match="another data set"):
+        refusing.load_state_dict(state)
+
+
+def test_long_documents_are_read_by_range_and_short_ones_are_checked(tmp_path):
+    documents = [*documents_of(3, 40, top=400), np.arange(100_000) % 50_000]
+    documents = [d.astype(np.uint16) for d in documents]
+    store = packed(tmp_path / "a.hr", documents)
+    tokens = np.concatenate(documents)
+    with loader(store, length=512) as batches:
+        for batch in batches:
+            for window, row in zip(batch.indices.tolist(), batch.tokens, strict=True):
+                assert (row == tokens[window * 512 : window * 512 + 513]).all()
+        assert batches.stats.bytes >= batches.order.samples * 512 * 2
+    volume = next((tmp_path / "a.hr").glob("*.hrv"))
+    extent = store.segments[0].extents(7)[0]
+    store.close()
+    with volume.open("r+b") as f:
+        f.seek(extent.offset)
+        f.write(b"\xff" * 3)
+    with loader(tmp_path / "a.hr", length=512) as batches, pytest.raises(CorruptSample, match="7"):
+        list(batches)
+
+
+def test_memory_of_batches_that_are_kept_is_not_used_again(data):
+    documents, store = data
+    tokens = np.concatenate(documents)
+    with loader(store, batch_size=2) as batches:
+        kept = [batch for _ in range(3) for batch in batches][::5]
+    for batch in kept:
+        for window, row in zip(batch.indices.tolist(), batch.tokens, strict=True):
+            assert (row == tokens[window * LENGTH : (window + 1) * LENGTH + 1]).all()
+
+
+def test_what_tokens_are_is_never_guessed(data, tmp_path):
+    _, store = data
+    with pytest.raises(ValueError, match="what are the tokens of"):
+        hr.tokens(store, LENGTH, 4)
+    with pytest.raises(ValueError, match="stored is 'float32'"):
+        loader(store, stored="float32")
+    with pytest.raises(ValueError, match="cache_dir"):
+        loader(store, cache_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="dtype is 'int16'"):
+        loader(store, dtype="int16")
+    with pytest.raises(OrderError, match="pack is 'tight'"):
+        loader(store, pack="tight")
+    with pytest.raises(StoreError, match="do not fill one window"):
+        loader(store, length=1 << 30)
+    odd = packed(tmp_path / "odd.hr", [np.zeros(3, np.uint8)])
+    with pytest.raises(StoreError, match="document 0 has 3 bytes, expected a multiple of 2"):
+        loader(odd)
+
+
+@pytest.mark.parametrize("stored", ["uint8", "int8", "int16", "uint32", "int32", "int64"])
+def test_tokens_of_every_width_are_delivered_or_refused(tmp_path, stored):
+    top = min(np.iinfo(stored).max, 2**31 - 1)
+    document = np.linspace(0, top, 101).astype(stored)
+    store = packed(tmp_path / "a.hr", [document])
+    with loader(store, stored=stored, length=100, batch_size=1) as batches:
+        assert (next(iter(batches)).tokens[0] == document).all()
+    if np.iinfo(stored).max > top:
+        large = packed(tmp_path / "b.hr", [np.full(101, 2**31, stored)])
+        with (
+            loader(large, stored=stored, length=100, batch_size=1) as batches,
+            pytest.raises(StoreError, match="does not fit into int32"),
+        ):
+            list(batches)
+        with loader(large, stored=stored, length=100, batch_size=1, dtype="int64") as batches:
+            assert (next(iter(batches)).tokens == 2**31).all()
+
+
+def test_pieces_that_leave_their_buffers_are_refused():
+    rows, data = np.zeros(10, np.int32), np.zeros(20, np.uint8)
+    for offset, dest, count in (
+        (0, 0, 11),
+        (1, 0, 10),
+        (-1, 0, 1),
+        (0, 10, 1),
+        (0, -1, 1),
+        (0, 0, -1),
+    ):
+        arrays = (np.array([value]) for value in (offset, dest, count))
+        with pytest.raises(ValueError, match="piece 0 leaves its buffers"):
+            _native.place_tokens(data, "uint16", *arrays, rows)
