@@ -427,7 +427,10 @@ def test_one_split_is_taken_and_so_are_many_if_that_is_said(tmp_path):
 def test_megatron_and_litdata_and_dataset_dict_are_named(tmp_path):
     root = put(tmp_path / "megatron", "x.bin")
     (root / "x.idx").write_bytes(b"MMIDIDX\0\0" + bytes(25))
-    with pytest.raises(SourceError, match="token files as Megatron"):
+    with pytest.raises(SourceError, match=r"its version is 0, expected 1"):
+        headrace.index(root, tmp_path / "out")
+    put(root, "a.jpg")
+    with pytest.raises(SourceError, match=r"Megatron's token files and others \(a.jpg\)"):
         headrace.index(root, tmp_path / "out")
     root = put(tmp_path / "litdata", "chunk-0-0.bin")
     (root / "index.json").write_text(json.dumps({"chunks": [], "config": {}}))

@@ -66,7 +66,8 @@ _READING: dict[str, Any] = {
         str | None,
         typer.Option(
             "--as",
-            help="What a folder holds: files, image, audio, video, or shards: tar, jsonl, parquet, ...",
+            help="What a folder holds: files, image, audio, video, or shards: tar, jsonl, parquet, ...; "
+            "what the tokens of bare files are: uint16, ...",
         ),
     ],
     "volume_bytes": Annotated[

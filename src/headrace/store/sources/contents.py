@@ -221,7 +221,7 @@ class LibraryFolder:
     """A data set that a library wrote as a folder.
 
     Attributes:
-        kind: `zarr`, `lmdb`, `lance`, `mds`, `arrow`, or `folder`: another folder has it.
+        kind: `zarr`, `lmdb`, `lance`, `mds`, `arrow`, `megatron`, or `folder`: another folder has it.
         paths: its shards, or the folder itself.
     """
 
@@ -361,31 +361,31 @@ def _by_index(path: str) -> LibraryFolder | None:
 
 def _tokens(path: str) -> LibraryFolder | None:
     """Token files say nothing of themselves but by their names, or by an index beside them."""
+    from headrace.store.sources.tokens import index_of_bin
+
     with os.scandir(path) as entries:
         names = sorted(entry.name for entry in entries)[:10_000]
     files = {name for name in names if not name.startswith(".")}
-    if (
-        files
-        and files <= {"train.bin", "val.bin", "test.bin", "meta.pkl"}
-        and min(files) != "meta.pkl"
-    ):
-        what = "token files as nanoGPT writes them"
-    elif any(
-        n.endswith(".idx") and n[:-4] + ".bin" in files and _is_megatron(path, n) for n in names
-    ):
-        what = "token files as Megatron writes them"
-    else:
+    bare = {"train.bin", "val.bin", "test.bin"}
+    if files & bare and files <= {*bare, "meta.pkl"}:
+        example = os.path.join(path, min(files & bare))
+        raise refused(
+            path, "holds token files as nanoGPT writes them, which do not say what they hold.",
+            f"Name one and what its tokens are: '{example}' --as uint16 (in Python format='uint16').",
+        )  # fmt: skip
+    pairs = [
+        name for name in sorted(files)
+        if name.endswith(".bin") and index_of_bin(os.path.join(path, name)) is not None
+    ]  # fmt: skip
+    if not pairs:
         return None
-    raise refused(
-        path, f"holds {what}: one long array, and no samples.",
-        "Cut it into windows of your length and pack them as an iterable; or take each file as a sample: "
-        "--as files (in Python format='files').",
-    )  # fmt: skip
-
-
-def _is_megatron(path: str, name: str) -> bool:
-    try:
-        with open(os.path.join(path, name), "rb") as f:
-            return f.read(9) == b"MMIDIDX\0\0"
-    except OSError:
-        return False
+    others = files.difference(pairs, (f"{name[:-4]}.idx" for name in pairs))
+    others = {name for name in others if not is_companion(os.fsencode(name))}
+    if others:
+        raise refused(
+            path, f"holds Megatron's token files and others ({', '.join(sorted(others)[:4])}).",
+            f"Name the token files: '{os.path.join(path, pairs[0])}'; or take each file as a sample: --as "
+            "files (in Python format='files').",
+        )  # fmt: skip
+    _check_splits(path, Verdict("megatron"), map(os.fsencode, pairs))
+    return LibraryFolder("megatron", [os.path.join(path, name) for name in pairs])

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _SUPPORTED = (
     "a folder of files, tar files (.tar; .tar.gz, .tar.bz2, .tar.xz for packing), TFRecord files, "
-    ".npy and .npz files, HDF5, Parquet and Arrow files, MDS shards, JSON Lines, a CSV file that lists files; "
+    ".npy and .npz files, HDF5, Parquet and Arrow files, MDS shards, JSON Lines, a CSV file that lists files, "
+    "files of tokens; "
     "for packing ArrayRecord files, Zarr, LMDB and Lance; a data set of Hugging Face's, or an iterable of "
     "samples"
 )
@@ -43,6 +44,11 @@ _OPENERS = {
     "zarr": ("libraries", "open_zarr"),
     "lmdb": ("libraries", "open_lmdb"),
     "lance": ("libraries", "open_lance"),
+    "tokens": ("tokens", "scan_tokens"),
+    "megatron": ("tokens", "scan_megatron"),
+    **dict.fromkeys(
+        ("uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"), ("tokens", "scan_tokens")
+    ),
 }
 """Kinds of which several files make one source: the module, and the function in it that opens them."""
 
@@ -221,19 +227,35 @@ def detect_file(path: str) -> str:
         raise unreadable(path, e, "Check the path.") from e
     name = (base_name(path) if is_url(path) else os.path.basename(path)).lower()
     kind = (
-        _detect_array(head, name) or _detect_table(head, name)
+        _detect_array(head, name) or _detect_table(head, name) or _detect_tokens(path, head, name)
         # A file's own name counts before its content, so that a damaged tar is called that.
         or _BY_NAME.get(format_of(name)) or _detect_shard(head, name)
     )  # fmt: skip
     if kind is None:
+        how = "Turn it into one of these, or pack it from an iterable."
+        if name.endswith(".bin"):
+            how = "If it holds tokens, say what they are: --as uint16 (in Python format='uint16')."
         raise refused(
             path, f"begins with {head[:16].hex(' ') or 'nothing'}, expected {_SUPPORTED}.",
-            "Turn it into one of these, or pack it from an iterable.",
+            how,
         )  # fmt: skip
     return kind
 
 
 _BY_NAME = {kind: kind for kind in ("tar", "tfrecord", "jsonl")}
+
+
+def _detect_tokens(path: str, head: bytes, name: str) -> str | None:
+    """Files of tokens that say what they are."""
+    from headrace.store.sources.tokens import MEGATRON_MAGIC, index_of_bin, is_llmc
+
+    if head.startswith(MEGATRON_MAGIC):
+        return "megatron"
+    if not name.endswith(".bin") or is_url(path):
+        return None
+    if index_of_bin(path) is not None:
+        return "megatron"
+    return "tokens" if is_llmc(head) else None
 
 
 def _detect_array(head: bytes, name: str) -> str | None:

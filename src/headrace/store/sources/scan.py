@@ -38,7 +38,8 @@ PROBLEMS_SHOWN = 10
 
 FORMATS = (
     None, "files", "image", "audio", "video", "tar", "tfrecord", "parquet", "arrow", "mds", "array_record",
-    "hdf5", "jsonl", "manifest", "coco",
+    "hdf5", "jsonl", "manifest", "coco", "megatron",
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64",
 )  # fmt: skip
 """What `SourceOptions.format` may be."""
 
@@ -55,7 +56,8 @@ class SourceOptions:
         column: tables and arrays: names of the columns or data sets that hold the samples' bytes.
         label: tables and arrays: the name of the one that holds integer labels; empty for none.
         format: what the source is, where it does not say so itself: `files` (each file of a folder is a
-            sample), `image`, `audio`, `video`, or a kind of shards (`tar`, `jsonl`, ...).
+            sample), `image`, `audio`, `video`, a kind of shards (`tar`, `jsonl`, ...), or what the tokens of
+            bare files are (`uint16`, ...).
     """
 
     extensions: tuple[str, ...] | None = None
