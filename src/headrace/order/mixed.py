@@ -201,7 +201,9 @@ def _best_tree(parts: tuple[int, ...], room: float) -> _Pair | int:
     over its subsets, the one with the most room above. Of many sources, neighbours in size are paired first,
     those that keep the most room for their size, until few enough nodes are left to look at all trees.
     """
-    groups = [(part, source, room / part) for source, part in enumerate(parts) if part]
+    groups: list[_Group] = [
+        (part, source, room / part) for source, part in enumerate(parts) if part
+    ]
     groups.sort(key=lambda group: group[0])
     while len(groups) > _GROUPS_MAX:
         pairs = [_paired(light, heavy) for light, heavy in pairwise(groups)]
