@@ -85,7 +85,7 @@ def plain(store: Path, batch: int) -> Any:
 
 def decoded(store: Path, batch: int) -> Any:
     """Each sample through a decode function, in threads of torch's loader."""
-    return StoreLoader(store, batch, seed=1, decode=len, threads=2, collate_fn=len)
+    return StoreLoader(store, batch, shuffle=True, seed=1, decode=len, threads=2, collate_fn=len)
 
 
 CASES = (

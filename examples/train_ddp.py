@@ -51,7 +51,7 @@ def main() -> None:
     torch.manual_seed(0)
     with (
         hr.open(os.environ.get("HEADRACE_STORE", options.data)) as store,
-        StoreLoader(store, options.batch_size, seed=7, decode=decode) as loader,
+        StoreLoader(store, options.batch_size, shuffle=True, seed=7, decode=decode) as loader,
     ):
         assert store.classes is not None
         network = nn.Sequential(

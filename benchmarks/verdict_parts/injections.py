@@ -299,7 +299,7 @@ def _store_loader(
     place: Place, seed: int, decode: Callable[[Any], Any], **more: Any
 ) -> Iterator[Any]:
     with StoreLoader(
-        place.store, BATCH, seed=seed, decode=decode, threads=2,
+        place.store, BATCH, shuffle=True, seed=seed, decode=decode, threads=2,
         **{"collate_fn": len, "pin_memory": False, **more},
     ) as loader:  # fmt: skip
         yield loader

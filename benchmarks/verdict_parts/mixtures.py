@@ -106,7 +106,7 @@ class Switches:
         hog.start()
         try:
             with StoreLoader(
-                place.store, BATCH, seed=self.seed, decode=self.decoded, threads=2,
+                place.store, BATCH, shuffle=True, seed=self.seed, decode=self.decoded, threads=2,
                 collate_fn=self.collated, pin_memory=True, simulate=self.volume,
                 bytes_per_s=4e9, budget_bytes=6 << 20, tune=False,
             ) as loader:  # fmt: skip

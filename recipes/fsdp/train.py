@@ -88,7 +88,9 @@ class Training:
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
-        self.loader = DataLoader(options.data, options.batch_size, seed=options.seed, decode=decode)
+        self.loader = DataLoader(
+            options.data, options.batch_size, shuffle=True, seed=options.seed, decode=decode
+        )
         self.held_out = DataLoader(
             options.held_out, 256, order="sequential", tail="exact", decode=decode
         )

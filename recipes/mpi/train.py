@@ -77,7 +77,9 @@ class Training:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
         share = {"rank": WORLD.rank, "world_size": WORLD.size, "decode": decode}
-        self.loader = DataLoader(options.data, options.batch_size, seed=options.seed, **share)
+        self.loader = DataLoader(
+            options.data, options.batch_size, shuffle=True, seed=options.seed, **share
+        )
         self.held_out = DataLoader(options.held_out, 256, order="sequential", tail="exact", **share)
         classes = int(self.loader.dataset.store.labels.max()) + 1
         torch.manual_seed(options.seed)  # all ranks begin with the same weights

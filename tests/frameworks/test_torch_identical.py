@@ -172,7 +172,7 @@ def test_over_a_store_it_is_the_stores_loader(path):
     dataset = headrace.torch.Dataset(path)
     for over in (path, str(path), dataset.store, dataset):
         assert type(DataLoader(over, batch_size=4)) is headrace.torch.StoreLoader
-    through_torch = DataLoader(dataset, batch_size=4, shuffle=True, collate_fn=len)
+    through_torch = DataLoader(dataset, 4, sampler=range(len(dataset)), collate_fn=len)
     assert type(through_torch) is DataLoader
     assert sum(through_torch) == len(dataset)
 

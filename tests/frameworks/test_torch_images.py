@@ -63,8 +63,6 @@ def test_a_run_that_is_resumed_sees_the_same_pixels(photo_store):
 
 def test_what_contradicts_images_is_refused(photo_store):
     images = hr.Images(size=16)
-    with pytest.raises(ValueError, match="collate_fn"):
-        DataLoader(photo_store, batch_size=4, decode=images, collate_fn=list)
     with pytest.raises(ValueError, match="shuffle is True and order is"):
         DataLoader(photo_store, batch_size=4, decode=images, shuffle=True, order="blocked")
     with pytest.raises(ValueError, match="function of its own"):

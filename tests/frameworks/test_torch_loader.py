@@ -64,7 +64,7 @@ def expected(path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_delivers_the_same_samples_with_the_same_randomness(path, expected, way):
-    with DataLoader(path, 16, seed=5, decode=with_key, **WAYS[way]) as loader:
+    with DataLoader(path, 16, shuffle=True, seed=5, decode=with_key, **WAYS[way]) as loader:
         assert rows(loader) == expected[0]
         first_hash = loader.last_order_hash
         assert rows(loader) == expected[1]
@@ -84,7 +84,7 @@ def test_other_orders_are_delivered_too(path, order):
 
 
 def test_without_decode_batches_are_whole(path):
-    loader = DataLoader(path, 16, seed=5)
+    loader = DataLoader(path, 16, shuffle=True, seed=5)
     indices = [int(i) for batch in loader for i in batch.indices]
     assert indices == loader.order.indices(0, 0, SAMPLES).tolist()
     assert len(loader) == -(-SAMPLES // 16)
@@ -107,7 +107,13 @@ def test_the_users_collate_gets_samples_and_labels(path):
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_may_be_started_in_any_way(path, expected, context):
     loader = DataLoader(
-        path, 64, seed=5, decode=with_key, num_workers=1, multiprocessing_context=context
+        path,
+        64,
+        shuffle=True,
+        seed=5,
+        decode=with_key,
+        num_workers=1,
+        multiprocessing_context=context,
     )
     with loader:
         assert rows(loader) == expected[0]
@@ -124,7 +130,7 @@ def test_stopping_and_resuming_with_other_threads_and_worlds_loses_nothing(path,
         world, batch = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
         loaders = [
             DataLoader(
-                path, batch, seed=9, decode=index_of, rank=r, world_size=world, tail="exact",
+                path, batch, shuffle=True, seed=9, decode=index_of, rank=r, world_size=world, tail="exact",
                 collate_fn=lambda samples: [i for i, _ in samples],
                 threads=data.draw(st.integers(0, 3)),
                 prefetch_batches=data.draw(st.integers(1, 5)),
@@ -165,14 +171,14 @@ def test_every_batch_is_a_place_to_stop(path, way):
             batch.indices.tolist() if way == "whole" else batch[0].tolist() for batch in batches
         ]
 
-    with DataLoader(path, 24, seed=5, **options) as loader:
+    with DataLoader(path, 24, shuffle=True, seed=5, **options) as loader:
         whole, states = [], [loader.state_dict()]
         for batch in loader:
             whole += seen([batch])
             states.append(pickle.loads(pickle.dumps(loader.state_dict())))
         assert len(whole) == len(loader)
         following = seen(loader)
-    with DataLoader(path, 24, seed=5, **options) as resumed:
+    with DataLoader(path, 24, shuffle=True, seed=5, **options) as resumed:
         for at, state in enumerate(states):
             resumed.load_state_dict(state)
             assert seen(resumed) == (whole[at:] or following), at
@@ -182,7 +188,7 @@ def test_a_run_goes_on_with_workers_where_threads_stopped(path, expected):
     ways = [WAYS["threads"], WAYS["workers"], {"num_workers": 1}, WAYS["inline"]]
     seen, state = [], None
     for way in ways:
-        with DataLoader(path, 16, seed=5, decode=with_key, **way) as loader:
+        with DataLoader(path, 16, shuffle=True, seed=5, decode=with_key, **way) as loader:
             if state is not None:
                 loader.load_state_dict(state)
             for samples, _ in loader:
@@ -196,7 +202,7 @@ def test_a_run_goes_on_with_workers_where_threads_stopped(path, expected):
 
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])
 def test_an_epoch_left_early_is_followed_by_the_next(path, expected, way):
-    with DataLoader(path, 16, seed=5, decode=with_key, **WAYS[way]) as loader:
+    with DataLoader(path, 16, shuffle=True, seed=5, decode=with_key, **WAYS[way]) as loader:
         iterator = iter(loader)
         next(iterator)
         assert rows(loader) == expected[1]
@@ -208,7 +214,7 @@ def test_an_epoch_left_early_is_followed_by_the_next(path, expected, way):
 
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])
 def test_an_error_names_the_sample_and_comes_in_its_turn(path, way):
-    with DataLoader(path, 16, seed=5, decode=fail_on_77, **WAYS[way]) as loader:
+    with DataLoader(path, 16, shuffle=True, seed=5, decode=fail_on_77, **WAYS[way]) as loader:
         place = loader.order.indices(0, 0, SAMPLES).tolist().index(77)
         delivered = 0
         iterator = iter(loader)
@@ -222,7 +228,9 @@ def test_an_error_names_the_sample_and_comes_in_its_turn(path, way):
 
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])
 def test_skipping_leaves_out_one_sample_and_records_it(path, way):
-    loader = DataLoader(path, 16, seed=5, decode=fail_on_77, on_error="skip", **WAYS[way])
+    loader = DataLoader(
+        path, 16, shuffle=True, seed=5, decode=fail_on_77, on_error="skip", **WAYS[way]
+    )
     with loader:
         assert sorted(rows(loader)) == [i for i in range(SAMPLES) if i != 77]
         assert [s.index for s in loader.skipped] == [77]
@@ -313,7 +321,7 @@ def test_the_look_ahead_is_bounded(path):
 @pytest.mark.parametrize("way", ["threads", "workers", "whole"])
 def test_a_loader_used_before_a_fork_works_on_in_parent_and_child(path, way):
     options = {} if way == "whole" else {"decode": index_of, **WAYS[way]}
-    loader = DataLoader(path, 16, seed=5, **options)
+    loader = DataLoader(path, 16, shuffle=True, seed=5, **options)
 
     def epoch():
         loader.set_epoch(0)
@@ -356,7 +364,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(path):
 
     epochs = []
     for options in ({"threads": 0}, {"threads": 3, "prefetch_batches": 5}):
-        loader = DataLoader(path, 16, seed=5, decode=draw, **options)
+        loader = DataLoader(path, 16, shuffle=True, seed=5, decode=draw, **options)
         epochs.append([torch.cat([x for x, _ in loader]) for _ in range(2)])
     assert torch.equal(epochs[0][0], epochs[1][0])
     assert torch.equal(epochs[0][1], epochs[1][1])
@@ -369,14 +377,14 @@ def test_a_dataset_brings_its_decode_and_options(path):
     assert loader.order.seed == 5
     assert loader.dataset.decode is with_key
     assert loader.dataset.on_error == "skip"
-    other = DataLoader(dataset, 16, seed=6, decode=index_of)
+    other = DataLoader(dataset, 16, shuffle=True, seed=6, decode=index_of)
     assert (other.order.seed, other.dataset.decode) == (6, index_of)
 
 
 def test_a_state_of_another_seed_is_refused(path):
-    state = DataLoader(path, 16, seed=1).state_dict()
+    state = DataLoader(path, 16, shuffle=True, seed=1).state_dict()
     with pytest.raises(StateMismatch, match="seed"):
-        DataLoader(path, 16, seed=2).load_state_dict(state)
+        DataLoader(path, 16, shuffle=True, seed=2).load_state_dict(state)
 
 
 def test_wrong_arguments_are_refused_with_the_value(path):
@@ -385,9 +393,10 @@ def test_wrong_arguments_are_refused_with_the_value(path):
         ({"threads": -2}, "threads is -2"),
         ({"prefetch_batches": 0}, "batches_ahead is 0"),
         ({"order": "fast"}, "'fast'"),
-        ({"depth": 3}, "unknown options"),
+        ({"shufle": True}, "'shufle': did you mean 'shuffle'"),
+        ({"budget_byte": 1}, "did you mean 'budget_bytes'"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, TypeError), match=message):
             DataLoader(path, 16, decode=index_of, **options)
 
 
@@ -449,7 +458,7 @@ def test_a_cache_on_the_local_disk_changes_nothing(path, expected, tmp_path, num
 
     options = {"cache_dir": tmp_path, "cache_bytes": 1 << 30, "num_workers": num_workers}
     for _ in range(2):
-        loader = DataLoader(path, 16, seed=5, decode=with_key, **options)
+        loader = DataLoader(path, 16, shuffle=True, seed=5, decode=with_key, **options)
         assert rows(loader) == expected[0]
         assert rows(loader) == expected[1]
         loader.close()

@@ -52,7 +52,7 @@ def test_writable_strided_and_empty_arrays_are_shared_too():
 
 
 def test_a_view_keeps_its_bytes_while_the_loader_goes_on(store):
-    loader = DataLoader(store, 16, seed=2)
+    loader = DataLoader(store, 16, shuffle=True, seed=2)
     kept = [(int(batch.indices[3]), batch[3]) for batch in loader if len(batch) > 3]
     for _ in range(3):
         for _ in loader:

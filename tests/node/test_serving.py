@@ -310,13 +310,13 @@ def test_torch_loader_and_its_workers_use_it(folder, store):
     from headrace.torch import DataLoader
 
     with serving(folder) as server:
-        loader = DataLoader(store, 32, seed=3, plane="node")
+        loader = DataLoader(store, 32, shuffle=True, seed=3, plane="node")
         got = [b.indices.tolist() for b in loader]
         alone = hr.loader(store, 32, seed=3)
         assert got == [b.indices.tolist() for b in alone]
         alone.close()
         assert data_of(server)["delivered_samples"] == SAMPLES
-        decoded = DataLoader(store, 32, seed=3, plane="node", decode=len, threads=2)
+        decoded = DataLoader(store, 32, shuffle=True, seed=3, plane="node", decode=len, threads=2)
         assert sum(int(torch.as_tensor(x).sum()) for x, _ in decoded) == store.nbytes
         until(lambda: data_of(server)["delivered_samples"] == 2 * SAMPLES)
 

@@ -179,8 +179,8 @@ class Client:
             loader = self.timed(
                 "loader",
                 lambda: DataLoader(
-                    str(self.options["data"]), self.batch_size, seed=int(str(self.options["seed"])),
-                    plane="node", decode=self.decoded, num_workers=2,
+                    str(self.options["data"]), self.batch_size, shuffle=True,
+                    seed=int(str(self.options["seed"])), plane="node", decode=self.decoded, num_workers=2,
                 ),
             )  # fmt: skip
             for epoch in range(len(self.order)):

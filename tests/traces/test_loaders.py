@@ -111,7 +111,9 @@ def test_two_ranks_that_were_told_the_same_place_are_found(packed_photos, tmp_pa
 def test_torchs_loader_of_a_store_is_traced_whichever_way_a_batch_takes(
     packed_photos, tmp_path, options
 ):
-    loader = DataLoader(packed_photos, batch_size=5, seed=1, trace=tmp_path, **options)
+    loader = DataLoader(
+        packed_photos, batch_size=5, shuffle=True, seed=1, trace=tmp_path, **options
+    )
     epochs(loader, 2)
     loader.close()
     del loader

@@ -190,7 +190,7 @@ def _compare(packed: PackedImages, options: DemoOptions, progress: Progress) -> 
         samples = list(zip(paths, map(int, store.labels), strict=True))
 
     def headrace(function: Any) -> Iterable[Any]:
-        return StoreLoader(packed.train, batch_size, seed=SEED, decode=function)
+        return StoreLoader(packed.train, batch_size, shuffle=True, seed=SEED, decode=function)
 
     def torch_loader(workers: int, *, decoded: bool) -> Iterable[Any]:
         return torch_data.DataLoader(

@@ -354,6 +354,7 @@ class Decoding:
 
     Attributes:
         fallbacks: pictures that Pillow decoded, because the native decoders refused them.
+        seed: of the crops and flips of batches that are submitted from now on.
     """
 
     name = "decode"
@@ -365,7 +366,7 @@ class Decoding:
             raise ValueError(f"decode_threads is {threads}, expected 1 to {THREADS_MAX}")
         self.images = images
         self.fallbacks = 0
-        self._seed = seed
+        self.seed = seed
         self._part = images.part_of(part_names)
         self._recipe = images.recipe()
         self._threads = threads or len(os.sched_getaffinity(0))
@@ -422,8 +423,8 @@ class Decoding:
             free = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
             self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
             self._pid = os.getpid()
-        steps = self.images.steps(self._seed, epoch, native.indices)
-        return pool.submit(self._recipe, self._seed, epoch, native, self._part, steps)
+        steps = self.images.steps(self.seed, epoch, native.indices)
+        return pool.submit(self._recipe, self.seed, epoch, native, self._part, steps)
 
     def _keep_bytes(self) -> int:
         if self.images.keep is None or self.images.keep_bytes is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import index as as_integer
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
@@ -71,6 +72,39 @@ class Store(Closing):
 
     def __len__(self) -> int:
         return self._samples
+
+    @overload
+    def __getitem__(self, sample: int) -> memoryview | dict[str, memoryview]: ...
+    @overload
+    def __getitem__(self, sample: slice) -> list[memoryview | dict[str, memoryview]]: ...
+    def __getitem__(
+        self, sample: int | slice
+    ) -> memoryview | dict[str, memoryview] | list[memoryview | dict[str, memoryview]]:
+        """The bytes of a sample, by index (negative ones count from the end), or those of a slice.
+
+        Whoever wants many takes a loader, which reads ahead; `read` takes names, ranges and parts.
+
+        Returns:
+            A read-only view of the bytes; a dict of them by part, where samples may have several.
+
+        Raises:
+            SampleNotFound: there is no such sample; an IndexError, too.
+            TypeError: it is neither a whole number nor a slice.
+            CorruptSample, SourceChanged, VolumeError: as for `read`.
+        """
+        if isinstance(sample, slice):
+            return [self[i] for i in range(*sample.indices(self._samples))]
+        index = self.index_of(as_integer(sample))
+        if len(self._part_names) == 1:
+            return self.read(index)
+        return {part: self.read(index, part=part) for part in self.parts_of(index)}
+
+    def __iter__(self) -> Iterator[memoryview | dict[str, memoryview]]:
+        """The bytes of each sample in the stored order, one read at a time."""
+        return (self[i] for i in range(self._samples))
+
+    # `name in store` would read every sample and compare its bytes: `name in store.names` is meant.
+    __contains__ = None
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""

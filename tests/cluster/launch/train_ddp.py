@@ -74,7 +74,8 @@ def main() -> None:
     log = (given.log / f"rank-{rank}.{hr.cluster.restarts()}.{os.getpid()}").open("w")
 
     with hr.open(os.environ["HEADRACE_STORE"]) as store, StoreLoader(
-        store, 2, seed=3, decode=decode_with_index, threads=1, collate_fn=collate, tail="exact",
+        store, 2, shuffle=True, seed=3, decode=decode_with_index, threads=1, collate_fn=collate,
+        tail="exact",
     ) as loader:  # fmt: skip
         network = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, len(store.classes)))
         model = DistributedDataParallel(network)

@@ -40,8 +40,8 @@ def loader_named(name, args, collate_fn=None):
         from headrace.torch import StoreLoader
 
         return StoreLoader(
-            args.data / "packed.hr", args.batch_size, seed=7, tail=args.tail, decode=number,
-            collate_fn=collate_fn, num_workers=args.workers,
+            args.data / "packed.hr", args.batch_size, shuffle=True, seed=7, tail=args.tail,
+            decode=number, collate_fn=collate_fn, num_workers=args.workers,
         )  # fmt: skip
     import torch
     from torch.utils.data.distributed import DistributedSampler

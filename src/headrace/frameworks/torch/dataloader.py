@@ -53,21 +53,8 @@ ARENA_BYTES = 256 << 20
 """Memory for batches between workers and consumer unless told otherwise, over all workers. Only what
 is in flight is ever touched; with two workers and torch's prefetch_factor it holds batches of 32 MB."""
 
-# A store's loader has an order of its own: whoever names one of these over a `headrace.torch.Dataset`
-# means torch's way through it.
-_TORCH_ONLY = frozenset(
-    (
-        "shuffle",
-        "sampler",
-        "batch_sampler",
-        "drop_last",
-        "generator",
-        "prefetch_factor",
-        "pin_memory_device",
-        "in_order",
-    )
-)
-_POSITIONAL_FOR_BOTH = 2  # dataset and batch_size
+_POSITIONS = {"batch_size": 1, "sampler": 3, "batch_sampler": 4}
+"""Arguments that decide who loads a store, and where torch's signature has them."""
 
 log = logging.getLogger("headrace.torch")
 
@@ -79,10 +66,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
     the same batches in the same order. Where nothing can be sped up it does what torch does, and says
     so once to the logger `headrace.torch`; `explain()` says it at any time.
 
-    Over a headrace `Store`, the path of one (or of a folder, a tar, ...) or a `headrace.torch.Dataset`
-    without arguments that only torch's loader has, `DataLoader(...)` returns a `StoreLoader`: it is
-    called with all arguments, and its class is what you get. Subclasses of this class never turn into
-    something else; they refuse stores and paths.
+    Over a headrace `Store`, the path of one (or of a folder, a tar, ...) or a `headrace.torch.Dataset`,
+    `DataLoader(...)` returns a `StoreLoader`: it is called with all arguments, and its class is what you get.
+    It takes torch's arguments with torch's meanings and defaults, and headrace's own (see there). A `sampler`,
+    a `batch_sampler` or `batch_size=None` go torch's way over a store as well: samplers, workers, random
+    numbers and state are torch's then, and batches are what `StoreLoader` makes of them. Subclasses of this
+    class never turn into something else; they refuse stores and paths.
 
     Args:
         snapshot_every_n_steps: with workers, and a data set that has a state of its own: batches after
@@ -110,23 +99,32 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a `StoreLoader` where a store is to be loaded, else a new loader of this class."""
         dataset = args[0] if args else kwargs.get("dataset")
-        is_store = isinstance(dataset, (str, os.PathLike)) or _is_a(
-            dataset, "headrace.store.store", "Store"
-        )
+        is_store = _is_store(dataset)
         if is_store and cls is not DataLoader:
             raise TypeError(
                 f"{cls.__name__} is given a {type(dataset).__name__}, expected a torch data set: "
                 "derive from headrace.torch.StoreLoader to load stores",
             )
-        means_torch = len(args) > _POSITIONAL_FOR_BOTH or not _TORCH_ONLY.isdisjoint(kwargs)
         ours = cls is DataLoader and _is_a(dataset, "headrace.frameworks.torch.dataset", "Dataset")
-        if not is_store and (not ours or means_torch):
+        if not is_store and not ours:
             return super().__new__(cls)
         if kwargs.get("decode") == "native":
             raise ValueError(
                 "decode is \"native\", which is for torchvision's data sets of pictures: give a store's loader "
                 "decode=headrace.Images(...)"
             )
+        given = {
+            name: args[at]
+            if len(args) > at
+            else kwargs.get(name, 1 if name == "batch_size" else None)
+            for name, at in _POSITIONS.items()
+        }
+        if (
+            given["batch_size"] is None
+            or given["sampler"] is not None
+            or given["batch_sampler"] is not None
+        ):
+            return super().__new__(cls)
         from headrace.frameworks.torch.store_loader import StoreLoader
 
         return StoreLoader(*args, **kwargs)
@@ -156,6 +154,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         decode: Literal["native"] | None = None,
         **newer: Any,
     ) -> None:
+        if _is_store(dataset):
+            dataset, collate_fn = _sampled(dataset, decode, collate_fn, newer)
+            decode, newer = None, {}
         if _TORCH_HAS_IN_ORDER:
             newer["in_order"] = in_order
         elif not in_order:
@@ -486,6 +487,28 @@ def _own_rank() -> dict[str, Any]:
 
 
 _TORCH_HAS_IN_ORDER = "in_order" in inspect.signature(torch_data.DataLoader.__init__).parameters
+
+
+def _is_store(dataset: Any) -> bool:
+    return isinstance(dataset, (str, os.PathLike)) or _is_a(
+        dataset, "headrace.store.store", "Store"
+    )
+
+
+def _sampled(
+    store: Any, decode: Any, collate_fn: Callable[[list[Any]], Any] | None, options: dict[str, Any]
+) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """A store as the data set that torch's samplers choose from, and what puts its batches together.
+
+    Raises:
+        TypeError: an argument that the store's own order alone has, or that nobody knows.
+    """
+    from headrace.frameworks.torch.dataset import SampledDataset, whole
+    from headrace.frameworks.torch.store_loader import check_sampled
+
+    check_sampled(options)
+    dataset = SampledDataset(store, decode, collates=collate_fn is not None, **options)
+    return dataset, collate_fn or whole
 
 
 def _is_a(thing: Any, module: str, name: str) -> bool:

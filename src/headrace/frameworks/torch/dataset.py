@@ -12,6 +12,7 @@ path and fingerprint) to spawned workers.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import data as torch_data
+from torch.utils.data import default_collate, default_convert
 
 from headrace import api
 from headrace.config import reader_options, tier_options
 from headrace.frameworks.view import decode_error, sample_data, takes_two
 from headrace.order.hash import Purpose, derive_key
 from headrace.plane.batch import Skipped
+from headrace.plane.images import ImageBatch, Images
 from headrace.plane.pipeline import Pipeline
 from headrace.store import Store
 
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 
     from headrace.plane import Batch
     from headrace.plane.batch import OnError
-    from headrace.plane.images import ImageBatch, Images
     from headrace.plane.pipeline import Fetched
 
 
@@ -261,7 +263,7 @@ class Decoder:
         self.function = function
         self.seed = seed
         self._on_error = on_error
-        self._takes_sample = function is not None and takes_two(function)
+        self.takes_sample = function is not None and takes_two(function)
 
     def decode(
         self,
@@ -294,7 +296,7 @@ class Decoder:
     def _call(self, batch: Batch, i: int) -> Any:
         assert self.function is not None
         data = sample_data(batch, i)
-        if not self._takes_sample:
+        if not self.takes_sample:
             return self.function(data)
         index, label = int(batch.indices[i]), int(batch.labels[i])
         return self.function(data, Sample(index, label, batch.epoch, self.seed))
@@ -418,5 +420,90 @@ class Dataset(torch_data.Dataset[Decoded]):
     def _new_reader(self) -> Pipeline:
         over = api.plane_over(self._tiers, self._options)
         return Pipeline(
-            self.store, self._options, self.parts, self.on_error, self._tiers, over=over
-        )
+            self.store, self._options, self.parts, self.on_error, self._tiers,
+            over=over, decoding=self._decoding(),
+        )  # fmt: skip
+
+    def _decoding(self) -> tuple[Images, int] | None:
+        """What pictures become, in native threads; None: bytes are read."""
+        return None
+
+
+class _Whole(list[Any]):
+    """What torch's fetcher hands to `collate_fn`: a list of one batch, which is complete."""
+
+
+def whole(samples: Any) -> Any:
+    """The `collate_fn` of batches that are complete; others, and single samples, go through torch's own."""
+    if isinstance(samples, _Whole):
+        return samples[0]
+    together: Any = default_convert if isinstance(samples, tuple) else default_collate
+    return together(samples)
+
+
+class SampledDataset(Dataset):
+    """A store whose batches torch's samplers choose: what `DataLoader` makes of one that is given a sampler.
+
+    Everything that is random is torch's then: where crops, flips or keys are wanted, the process that fetches
+    draws a seed for each batch from torch's generator, which its loader seeds anew in each epoch.
+
+    Args:
+        store: as for `Dataset`.
+        decode: likewise; or `headrace.Images`.
+        collates: batches are put together by a `collate_fn` of the user's, from (sample, label).
+        options: further arguments of `Dataset`.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | PathLike[str],
+        decode: Callable[..., Any] | Images | None,
+        *,
+        collates: bool,
+        **options: Any,
+    ) -> None:
+        self._images = decode if isinstance(decode, Images) else None
+        self._collates = collates
+        function = None if isinstance(decode, Images) else decode
+        super().__init__(store, function, **options)
+        images = self._images
+        self._draws = self.decoder.takes_sample or (
+            images is not None and (images.crop, images.flip, images.flip_vertical)
+            != ("center", False, False)
+        )  # fmt: skip
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read a batch: a list of it alone where it is complete, else of (sample, label)."""
+        if self._draws:
+            self.decoder.seed = self.seed = int(torch.empty((), dtype=torch.int64).random_())
+        fetched = self._fetched(np.asarray(indices, np.int64))
+        batch = fetched.batch
+        if isinstance(batch, ImageBatch) and self._images is not None:
+            tensors = pixel_tensors(batch, self._images)
+            if not self._collates:
+                return _Whole([tensors])
+            return list(zip(tensors[0], batch.labels.tolist(), strict=True))
+        if self.decoder.function is None and not self._collates:
+            return _Whole([TensorBatch.over(batch)])
+        return self.decoded(fetched)
+
+    def __getitem__(self, index: int) -> Decoded:
+        """Return (decoded sample, label): batches of one are not asked for here."""
+        collates, self._collates = self._collates, True
+        try:
+            return super().__getitem__(index)
+        finally:
+            self._collates = collates
+
+    def _fetched(self, indices: NDArray[np.int64]) -> Fetched:
+        decoding = self._reader.decoding
+        if decoding is not None:
+            decoding.seed = self.seed
+            if (worker := torch_data.get_worker_info()) is not None:
+                threads = max(1, len(os.sched_getaffinity(0)) // worker.num_workers)
+                if decoding.knobs()["decode_threads"] != threads:
+                    decoding.turn({"decode_threads": threads})
+        return self.fetch(indices, 0)
+
+    def _decoding(self) -> tuple[Images, int] | None:
+        return None if self._images is None else (self._images, self.seed)

@@ -98,11 +98,24 @@ def _emptied(batch: Any) -> Any:
 
 
 class WholeBatches:
-    """Delivers `TensorBatch`, or pictures that native threads decoded and their labels."""
+    """Delivers `TensorBatch`, or pictures that native threads decoded and their labels.
 
-    def __init__(self, loader: Loader, *, pin_memory: bool) -> None:
+    Args:
+        loader: gives order and reader.
+        pin_memory: copy each batch into page-locked memory.
+        collate_fn: makes a batch of a list of (pixels, label); None: there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        *,
+        pin_memory: bool,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
         self._loader = loader
         self._pin_memory = pin_memory
+        self._collate_fn = collate_fn
 
     @property
     def threads(self) -> int:
@@ -115,19 +128,25 @@ class WholeBatches:
         fetched = self._loader.reader.stream(self._loader.order, a_pass.epoch, a_pass.spans())
         try:
             for one in fetched:
-                tensors: TensorBatch | list[torch.Tensor]
-                stage = self._loader.decoding
-                if stage is not None and isinstance(one.batch, ImageBatch):
-                    tensors = pixel_tensors(one.batch, stage.images)
-                else:
-                    tensors = TensorBatch.over(one.batch)
+                value = self._tensors(one)
                 if self._pin_memory:
                     one.trace.collated_s = time.perf_counter()
-                    tensors = pinned(tensors)  # type: ignore[no-untyped-call]
+                    value = pinned(value)  # type: ignore[no-untyped-call]
                     one.trace.moved_s = time.perf_counter()
-                yield one.delivery(tensors, len(one.batch))
+                yield one.delivery(value, len(one.batch))
         finally:
             fetched.close()
+
+    def _tensors(self, one: Fetched) -> Any:
+        stage = self._loader.decoding
+        if stage is None or not isinstance(one.batch, ImageBatch):
+            return TensorBatch.over(one.batch)
+        pixels, labels = pixel_tensors(one.batch, stage.images)
+        if self._collate_fn is None:
+            return [pixels, labels]
+        value = self._collate_fn(list(zip(pixels, labels.tolist(), strict=True)))
+        one.trace.collated_s = time.perf_counter()
+        return value
 
     def close(self) -> None:
         """There is nothing to let go of."""

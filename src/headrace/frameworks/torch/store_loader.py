@@ -7,14 +7,18 @@ delivered: that is why a run may be resumed with other threads, workers and worl
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import os
 import time
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from headrace import api
+from headrace.config import ReaderOptions, TierOptions
 from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.deliveries import (
     Collate,
@@ -27,7 +31,7 @@ from headrace.order import Order
 from headrace.plane.images import Images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
 
     from headrace.api import OrderName
@@ -47,87 +51,119 @@ THREADS_MAX = 8
 
 
 class StoreLoader(LoaderView):
-    """Batches of a store in exact headrace order, for PyTorch.
+    """Batches of a store in exact headrace order, for PyTorch; `DataLoader` over a store makes it.
 
     Each `for` goes through the rest of the current epoch, and epochs advance by themselves. Without
     `decode`, batches are `TensorBatch`: tensors over headrace's buffers, no copy. With `decode`,
     they are what `collate_fn` makes of a list of (decoded sample, label); by default a list of two
     tensors, samples and labels.
 
+    Names, meanings and defaults are torch's, and headrace's own come behind them. What torch's name cannot
+    mean over a store is accepted at its default, and refused with the reason otherwise.
+
     Args:
         dataset: an open store, the path of one (or of a folder, a tar, ...), or a
             `headrace.torch.Dataset`, whose decode, parts, seed, on_error and options hold where
             none are given here.
         batch_size: samples per batch and rank.
-        order: `shuffled`, `sequential`, `blocked`, `balanced` or an `Order`; see `headrace.loader`.
-        seed: another seed, another sequence of epochs and of random keys; 0 by default.
-        shuffle: True: `shuffled`; False: `sequential`; torch's word for `order`.
-        decode: `decode(data)` or `decode(data, sample)`, see `headrace.torch.Sample`; or `headrace.Images`:
-            native threads decode pictures, and batches are lists of pixels and labels.
+        shuffle: True: an exact random permutation per epoch, the same in every run with one `seed`. False or
+            None: the stored order, unless `order` is given.
+        sampler: `DataLoader` over a store takes it, and goes torch's way then.
+        batch_sampler: likewise.
         num_workers: processes that decode; with `Images`, native threads instead. 0: threads of this process
             do, which is faster if the decoder lets go of the GIL. Without `decode` there is nothing for
             workers to do.
+        collate_fn: makes a batch of a list of (sample, label); default: torch's default_collate.
+        pin_memory: deliver in page-locked memory.
+        drop_last: leave out samples that do not fill the last step of all ranks: `tail="drop"`.
+        timeout: seconds to wait for a worker's batch; 0: for ever.
+        worker_init_fn: called with its number in each worker when it starts.
+        multiprocessing_context: how workers are started: `fork`, `spawn` or `forkserver`.
+        generator: a seed is drawn from it when the loader is made. For one rank only: others' generators may
+            differ, so several ranks give `seed`.
+        prefetch_factor: batches made ahead per worker; None: 2.
+        persistent_workers: keep the workers from epoch to epoch.
+        pin_memory_device: "" only; torch has deprecated it.
+        in_order: batches come in order always.
+        order: `shuffled`, `sequential`, `blocked`, `balanced` or an `Order`, instead of `shuffle`; see
+            `headrace.loader`.
+        seed: another seed, another sequence of epochs and of random keys; 0 by default.
+        decode: `decode(data)` or `decode(data, sample)`, see `headrace.torch.Sample`; or `headrace.Images`:
+            native threads decode pictures, and batches are lists of pixels and labels.
         threads: threads that decode if there are no workers, up to 8 by default; 0 decodes in the
             consumer's thread. (The native `threads` engine has HEADRACE_THREADS.)
-        collate_fn: makes a batch of a list of (sample, label); default: torch's default_collate.
         rank: this process's place among `world_size`; see `headrace.loader`.
         world_size: processes that share the samples.
         tail: `exact`, `pad` or `drop`; see `headrace.loader`.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be read or decoded, and record them.
-        pin_memory: deliver in page-locked memory. None: where CUDA is.
         prefetch_batches: batches decoded ahead, over all threads or workers.
-        multiprocessing_context: how workers are started: `fork`, `spawn` or `forkserver`.
-        persistent_workers: keep the workers from epoch to epoch.
-        timeout: seconds to wait for a worker's batch; 0: for ever.
-        worker_init_fn: called with its number in each worker when it starts.
         tune: let headrace turn the knobs; see `headrace.loader`.
         memory_bytes: what all buffers of this process may take; see `headrace.loader`.
         trace: folder that the run's steps are written to; see `headrace.loader`.
-        options: fields of `headrace.config.ReaderOptions` except `threads`.
+        options: fields of `headrace.config.ReaderOptions` except `threads`, and of `TierOptions`.
 
     Raises:
         OrderError: batch size, rank or world size do not fit.
-        ValueError: an unknown order, part or option, or a number that is out of bounds.
+        TypeError: an unknown argument; names the nearest.
+        ValueError: an unknown order or part, a number that is out of bounds, arguments that contradict each
+            other, or one that has no meaning over a store.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - torch's signature
         self,
         dataset: Dataset | Store | str | PathLike[str],
         batch_size: int = 1,
-        *,
-        order: OrderName | Order | None = None,
         shuffle: bool | None = None,
+        sampler: None = None,
+        batch_sampler: None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        order: OrderName | Order | None = None,
         seed: int | None = None,
         decode: Callable[..., Any] | Images | None = None,
-        num_workers: int = 0,
         threads: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         tail: Literal["drop", "pad", "exact"] | None = None,
         parts: Sequence[str] = (),
         on_error: OnError | None = None,
-        pin_memory: bool | None = None,
         prefetch_batches: int | None = None,
-        multiprocessing_context: Any = None,
-        persistent_workers: bool = True,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
         tune: bool = True,
         memory_bytes: int | None = None,
         trace: str | PathLike[str] | None = None,
         **options: Any,
     ) -> None:
-        if shuffle is not None:
-            if order is not None:
-                raise ValueError(f"shuffle is {shuffle} and order is {order!r}: give one of them")
-            order = "shuffled" if shuffle else "sequential"
+        del in_order  # False allows what never happens
+        _check_known(options)
+        for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+            if value is not None:
+                raise ValueError(
+                    f"{name} is given, and StoreLoader delivers in headrace's order: "
+                    "headrace.torch.DataLoader takes it, over the same store"
+                )
+        if pin_memory_device:
+            raise ValueError(
+                f"pin_memory_device is {pin_memory_device!r}, expected '': memory is locked for all devices"
+            )
+        order, tail = _torch_words(shuffle, order, drop_last, tail, seed)
+        self._generated = generator is not None
+        if generator is not None:
+            if seed is not None:
+                raise ValueError(f"seed is {seed} and generator is given: give one of them")
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
         images, function = (decode, None) if isinstance(decode, Images) else (None, decode)
-        if images is not None:
-            if collate_fn is not None:
-                raise ValueError("decode is Images, which makes whole batches: collate_fn is given")
-            threads, num_workers = threads or num_workers or None, 0
         given = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         if seed is None and isinstance(order, Order):
             seed = order.seed
@@ -137,11 +173,22 @@ class StoreLoader(LoaderView):
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.collate_fn = collate_fn
-        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+        self.pin_memory = pin_memory
+        self._is_whole = images is not None or (self.dataset.decode is None and collate_fn is None)
+        workers = {
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        _check_workers(num_workers, workers, processes=not self._is_whole)
+        if images is not None:
+            threads, self.num_workers = threads or num_workers or None, 0
         self._loader = api.loader(
             self.dataset.store,
             batch_size,
-            order="shuffled" if order is None else order,
+            order=order,
             seed=self.dataset.seed,
             rank=rank,
             world_size=world_size,
@@ -152,18 +199,11 @@ class StoreLoader(LoaderView):
             decode_threads=None if images is None else threads,
             trace=trace,
             # Where workers read, nothing that this process could turn reaches them.
-            tune=tune and (self._is_whole or not num_workers),
+            tune=tune and (self._is_whole or not self.num_workers),
             memory_bytes=memory_bytes,
             **self.dataset.given_options,
         )
-        self._deliveries = self._choose_deliveries(
-            threads,
-            prefetch_batches,
-            multiprocessing_context=multiprocessing_context,
-            persistent_workers=persistent_workers,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-        )
+        self._deliveries = self._choose_deliveries(threads, prefetch_batches, workers)
 
     @property
     def decode_threads(self) -> int:
@@ -172,30 +212,31 @@ class StoreLoader(LoaderView):
             return self._deliveries.threads
         return self.num_workers
 
-    @property
-    def _is_whole(self) -> bool:
-        """Whether batches are delivered as they were read."""
-        return self.dataset.decode is None and self.collate_fn is None
-
     def _choose_deliveries(
-        self, threads: int | None, prefetch_batches: int | None, **worker_options: Any
+        self, threads: int | None, prefetch_batches: int | None, workers: dict[str, Any]
     ) -> Deliveries:
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers is {self.num_workers}, expected at least 0")
         if self._is_whole:
-            return WholeBatches(self._loader, pin_memory=self.pin_memory)
+            return WholeBatches(
+                self._loader, pin_memory=self.pin_memory, collate_fn=self.collate_fn
+            )
         collate = Collate(self.collate_fn, partial(self.dataset.__getitem__, 0))
         if self.num_workers:
-            default = BATCHES_AHEAD_PER_WORKER * self.num_workers
-            ahead = default if prefetch_batches is None else prefetch_batches
+            factor = workers["prefetch_factor"]
+            if prefetch_batches is not None:
+                if factor is not None:
+                    raise ValueError(
+                        f"prefetch_batches is {prefetch_batches} and prefetch_factor is {factor}: "
+                        "give one of them"
+                    )
+                factor = -(-prefetch_batches // self.num_workers)
+            workers["prefetch_factor"] = BATCHES_AHEAD_PER_WORKER if factor is None else factor
             return WorkerDecoding(
                 self._loader,
                 self.dataset,
                 collate,
                 num_workers=self.num_workers,
-                prefetch_factor=-(-ahead // self.num_workers),
                 pin_memory=self.pin_memory,
-                **worker_options,
+                **workers,
             )
         if threads is None:
             threads = min(THREADS_MAX, len(os.sched_getaffinity(0)))
@@ -214,7 +255,13 @@ class StoreLoader(LoaderView):
         self._deliveries.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return self._deliver(self._loader.begin(), os.getpid())
+        a_pass = self._loader.begin()
+        if self._generated and a_pass.slices.world_size > 1:
+            raise ValueError(
+                f"the seed was drawn from generator, and this is {self._loader.ranks}: ranks whose generators "
+                "differ would miss samples. Give all of them one seed instead"
+            )
+        return self._deliver(a_pass, os.getpid())
 
     def _deliver(self, a_pass: Pass, pid: int) -> Iterator[Any]:
         deliveries = self._deliveries.deliveries(a_pass)
@@ -233,3 +280,81 @@ class StoreLoader(LoaderView):
                 self.stats.rest()
                 deliveries.close()
         a_pass.finish()
+
+
+def _torch_words(
+    shuffle: bool | None,
+    order: OrderName | Order | None,
+    drop_last: bool,
+    tail: Literal["drop", "pad", "exact"] | None,
+    seed: int | None,
+) -> tuple[OrderName | Order, Literal["drop", "pad", "exact"] | None]:
+    """Order and tail, where torch's words for them are given; the stored order where nothing is.
+
+    Raises:
+        ValueError: two contradict each other; or there is a seed, and nobody says of what.
+    """
+    if shuffle is not None and order is not None:
+        raise ValueError(f"shuffle is {shuffle} and order is {order!r}: give one of them")
+    if seed is not None and shuffle is None and order is None:
+        raise ValueError(
+            f"seed is {seed}, and nothing says whether samples are shuffled: give shuffle=True, or "
+            "shuffle=False for the stored order, which is torch's default"
+        )
+    if drop_last and tail not in {None, "drop"}:
+        raise ValueError(f"drop_last is True and tail is {tail!r}: give one of them")
+    if order is None:
+        order = "shuffled" if shuffle else "sequential"
+    return order, "drop" if drop_last else tail
+
+
+_WITHOUT_PROCESSES = {
+    "prefetch_factor": "threads share each batch, and work ahead within memory_bytes",
+    "timeout": "no process is waited for; reads have deadline_s",
+    "worker_init_fn": "no process is started in which it could be called",
+    "multiprocessing_context": "no process is started",
+}
+"""What workers' options cannot mean where threads of this process do all the work."""
+
+
+def _check_workers(num_workers: int, options: dict[str, Any], *, processes: bool) -> None:
+    """Refuse what needs worker processes where there are none; torch ignores worker_init_fn there, too.
+
+    Raises:
+        ValueError: names the first of them.
+    """
+    if num_workers < 0:
+        raise ValueError(f"num_workers is {num_workers}, expected at least 0")
+    for name, value in options.items():
+        if not value or (num_workers and processes):
+            continue
+        if num_workers == 0 and name != "worker_init_fn":
+            raise ValueError(f"{name} is {value!r}, which needs worker processes: num_workers is 0")
+        if num_workers and name in _WITHOUT_PROCESSES:
+            raise ValueError(
+                f"{name} is {value!r}, which has no meaning here: {_WITHOUT_PROCESSES[name]}"
+            )
+
+
+def check_sampled(options: Mapping[str, Any]) -> None:
+    """Look at what `DataLoader` was given over a store beside torch's arguments, with a sampler.
+
+    Raises:
+        TypeError: nobody knows it; or the sampler does instead what it is for.
+    """
+    _check_known(options, ours=frozenset(("parts", "on_error")))
+
+
+def _check_known(options: Mapping[str, Any], ours: frozenset[str] = frozenset()) -> None:
+    reading = {field.name for kind in (ReaderOptions, TierOptions) for field in fields(kind)}
+    known = set(inspect.signature(StoreLoader).parameters) - {"self", "options"}
+    for name in options:
+        if ours and name in known - ours:
+            raise TypeError(
+                f"{name} is given, and a sampler, batch_sampler or batch_size=None: samples come as torch "
+                f"chooses them, so {name} has no meaning"
+            )
+        if name not in reading | ours:
+            nearest = difflib.get_close_matches(name, known | reading, 1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {sorted(known)}"
+            raise TypeError(f"a store's DataLoader has no argument {name!r}: {hint}")

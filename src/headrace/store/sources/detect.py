@@ -301,7 +301,10 @@ _EXPECTED = "bytes, (name, bytes), (name, bytes, label) or a dict with name, dat
 
 def stream_iterable(source: Iterable[Any] | Callable[[], Iterable[Any]]) -> Stream:
     """A stream over an iterable, or over what a function returns each time it is called."""
-    if not callable(source) and not hasattr(source, "__iter__"):
+    from headrace.store.store import Store  # which imports sources
+
+    # An open store would be packed as bytes alone, without names and labels.
+    if not callable(source) and (not hasattr(source, "__iter__") or isinstance(source, Store)):
         raise SourceError(
             f"The source is {type(source).__name__}, expected a path or an iterable of samples.",
             next_step="Pass a folder, files, or an iterable of " + _EXPECTED + ".",
