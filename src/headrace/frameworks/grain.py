@@ -10,6 +10,7 @@ with Orbax or by hand. `mp_prefetch` cuts the data set into one share of batches
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +23,16 @@ from headrace import api
 from headrace.base.job import RankDecision
 from headrace.config import reader_options
 from headrace.errors import DecodeError, OrderError
-from headrace.frameworks.view import check_form, decode_error, rows_of, sample_data
+from headrace.frameworks.view import (
+    check_form,
+    check_pixels,
+    decode_error,
+    pixels_of,
+    rows_of,
+    sample_data,
+)
 from headrace.plane.batch import Skipped
+from headrace.plane.images import Images
 from headrace.plane.pipeline import Pipeline
 from headrace.store import Store
 
@@ -46,13 +55,19 @@ lie one after the other. `buffer`: `data` is uint8, shape (bytes,), and `offsets
 where the samples lie in it; never a copy."""
 
 
-def arrays_of(batch: Batch, form: Form) -> dict[str, Any]:
-    """Return a batch as numpy arrays, see `Form`.
+THREADS = 2
+"""That call a decode function, unless told otherwise."""
+
+
+def arrays_of(batch: Batch, form: Form, images: Images | None = None) -> dict[str, Any]:
+    """Return a batch as numpy arrays, see `Form`; `data` is pixels where pictures were decoded.
 
     Raises:
         ValueError: `rows` of samples that differ in length.
     """
     common = {"labels": batch.labels, "indices": batch.indices}
+    if images is not None:
+        return {"data": pixels_of(batch, images), **common}
     if form == "rows":
         return {"data": rows_of(batch, "give decode=, or take 'buffer'"), **common}
     return {"data": batch.data, "offsets": batch.offsets, "lengths": batch.lengths, **common}
@@ -275,8 +290,8 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         seed: another seed, another sequence of epochs.
         elements: `rows` or `buffer`: what `data` is without `decode`; see the how-to page.
         decode: `decode(bytes)` gives an array, or a dict or tuple of arrays, of a sample; `data` is
-            then their stack.
-        threads: threads that decode.
+            then their stack. Or `headrace.Images`: `data` is pixels, which native threads decode.
+        threads: threads that decode; None: 2, and the tuner's choice with `Images`.
         epochs: epochs that an iterator goes through; None: for ever.
         device: where the arrays go, a `jax.Device` or a `jax.sharding.Sharding` over the batch axis;
             None: numpy arrays.
@@ -301,8 +316,8 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         order: OrderName | Order = "shuffled",
         seed: int = 0,
         elements: Form = "buffer",
-        decode: Callable[[Any], Any] | None = None,
-        threads: int = 2,
+        decode: Callable[[Any], Any] | Images | None = None,
+        threads: int | None = None,
         epochs: int | None = 1,
         device: Any = None,
         rank: int | None = None,
@@ -315,11 +330,13 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
         super().__init__()
         if epochs is not None and epochs < 1:
             raise ValueError(f"epochs is {epochs}, expected at least 1, or None")
-        if threads < 0:
-            raise ValueError(f"threads is {threads}, expected at least 0")
+        images, function = (decode, None) if isinstance(decode, Images) else (None, decode)
+        if threads is not None and threads < (images is not None):
+            raise ValueError(f"threads is {threads}, expected at least {int(images is not None)}")
         self.store = store if isinstance(store, Store) else api.open(store)
         self._elements = elements
-        self._decode = decode
+        self._images = images
+        self._decode = function
         self._threads = threads
         self._epochs = epochs
         self._device = device
@@ -332,10 +349,14 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
             "tail": tail,
             "parts": tuple(parts),
             "on_error": on_error,
+            "decode": images,
+            "decode_threads": None if images is None else threads,
             **options,
         }
         loader = self._new_loader()
         check_form(elements, get_args(Form), loader.reader.part_names if decode is None else ("",))
+        if images is not None:
+            check_pixels(elements, "buffer", images)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -374,8 +395,9 @@ class Dataset(grain.IterDataset):  # type: ignore[misc]
             return None
         on_error = self._arguments["on_error"]
         return StackingDecoder(
-            self._decode, self._threads, self.store.names, on_error, loader.skipped
-        )
+            self._decode, THREADS if self._threads is None else self._threads, self.store.names,
+            on_error, loader.skipped,
+        )  # fmt: skip
 
 
 class Batches(grain.DatasetIterator):  # type: ignore[misc]
@@ -492,7 +514,7 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
     def _element(self, one: Fetched) -> dict[str, Any]:
         dataset, trace = self._dataset, one.trace
         if self._decoder is None:
-            element = arrays_of(one.batch, dataset._elements)  # noqa: SLF001
+            element = arrays_of(one.batch, dataset._elements, dataset._images)  # noqa: SLF001
             trace.collated_s = time.perf_counter()
         elif len(one.asked):
             element = self._decoder(one.batch, trace)
@@ -513,6 +535,9 @@ class ShareOfBatches(Batches):
     def __init__(self, dataset: Dataset, loader: Loader, first: int, stride: int) -> None:
         super().__init__(dataset, loader)
         loader.tuning = loader.stats.rested = None  # in a worker nobody trains, so nobody waits
+        if loader.decoding is not None and dataset._threads is None:  # noqa: SLF001
+            processors = len(os.sched_getaffinity(0))
+            loader.decoding.turn({"decode_threads": max(1, processors // stride)})
         self._first = first
         self._stride = stride
         self._go_to(first)

@@ -14,6 +14,7 @@ import numpy as np
 
 from headrace.closing import Closing
 from headrace.errors import DecodeError
+from headrace.plane.images import ImageBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.order import Order
     from headrace.plane import Batch, Loader, LoaderStats
     from headrace.plane.batch import Skipped
+    from headrace.plane.images import Images
 
 
 class LoaderView(Closing):
@@ -144,6 +146,31 @@ def check_form(form: str, forms: Sequence[str], part_names: Sequence[str]) -> No
         raise ValueError(f"elements is {form!r}, expected one of {forms}")
     if form == "rows" and len(part_names) > 1:
         raise ValueError(f"elements is 'rows', but several parts are read: {tuple(part_names)}")
+
+
+def check_pixels(form: str, usual: str, decode: Images) -> None:
+    """Check that nobody asks for bytes in a form where `decode` makes pixels of them.
+
+    Raises:
+        ValueError: `elements` is another than the default.
+    """
+    if form != usual:
+        raise ValueError(
+            f"elements is {form!r}, and decode is {decode!r}, which makes pixels: leave it out"
+        )
+
+
+def pixels_of(batch: Batch, images: Images) -> NDArray[Any]:
+    """The pixels of a batch over its own buffer, shape (samples, ...).
+
+    bfloat16 has the type of `ml_dtypes`, which TensorFlow and JAX bring along.
+    """
+    assert isinstance(batch, ImageBatch), "a loader with Images delivers pixels"
+    if images.dtype != "bfloat16":
+        return batch.pixels
+    import ml_dtypes
+
+    return batch.pixels.view(ml_dtypes.bfloat16)
 
 
 def rows_of(batch: Batch, instead: str) -> NDArray[np.uint8]:

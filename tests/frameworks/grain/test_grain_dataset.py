@@ -1,5 +1,7 @@
 """Whole batches for Grain and JAX: headrace's own, in headrace's order, without a copy."""
 
+import io
+
 import grain
 import jax
 import numpy as np
@@ -120,3 +122,43 @@ def test_wrong_arguments_are_refused_at_once(path, arguments, message):
 def test_a_wrong_batch_size_is_an_order_error(path):
     with pytest.raises(OrderError, match="batch_size is 0"):
         dataset(path, 0)
+
+
+def photo_store(folder):
+    from PIL import Image
+
+    def encoded(i):
+        noise = np.random.default_rng(i).integers(0, 255, (5, 6, 3), np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(noise).resize((70 + i, 60)).save(out, "JPEG")
+        return out.getvalue()
+
+    hr.pack(((f"{i:02d}", encoded(i), i % 3) for i in range(12)), folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
+def test_pictures_are_decoded_natively_and_jax_shares_their_buffer(tmp_path, dtype):
+    store = photo_store(tmp_path / "photos.hr")
+    images = hr.Images(size=16, flip=True, dtype=dtype)
+    expected = hr.loader(store, 4, seed=3, decode=images)
+    wanted = [batch for _ in range(2) for batch in expected]
+    batches = list(dataset(store, 4, seed=3, decode=images, epochs=2))
+    assert len(batches) == len(wanted)
+    for element, batch in zip(batches, wanted, strict=True):
+        assert element["data"].tobytes() == batch.pixels.tobytes()
+        assert element["indices"].tolist() == batch.indices.tolist()
+    there = jax.device_put(batches[0]["data"], jax.devices()[0])
+    assert (there.shape, there.dtype) == ((4, 3, 16, 16), jax.numpy.dtype(dtype))
+    assert there.unsafe_buffer_pointer() == batches[0]["data"].ctypes.data
+    with pytest.raises(ValueError, match="makes pixels"):
+        dataset(store, 4, decode=images, elements="rows")
+
+
+def test_grains_workers_decode_the_same_pictures(tmp_path):
+    store = photo_store(tmp_path / "photos.hr")
+    images = hr.Images(size=16, flip=True)
+    batches = dataset(store, 4, seed=3, decode=images)
+    alone = [element["data"].tobytes() for element in batches]
+    shared = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+    assert [element["data"].tobytes() for element in shared] == alone

@@ -1,5 +1,6 @@
 """Batches in TensorFlow: headrace's own, in headrace's order, whole and without a copy too many."""
 
+import io
 import shutil
 
 import numpy as np
@@ -190,3 +191,45 @@ def test_a_folder_of_images_decodes(tmp_path, photos):
     (images, labels), *_ = dataset(copied, 36, seed=1, decode=decode)
     assert images.shape == (36, 8, 8, 3)
     assert sorted(labels.numpy().tolist()) == [0] * 12 + [1] * 12 + [2] * 12
+
+
+def photo_store(folder):
+    from PIL import Image
+
+    def encoded(i):
+        noise = np.random.default_rng(i).integers(0, 255, (5, 6, 3), np.uint8)
+        out = io.BytesIO()
+        Image.fromarray(noise).resize((70 + i, 60)).save(out, "JPEG")
+        return out.getvalue()
+
+    hr.pack(((f"{i:02d}", encoded(i), i % 3) for i in range(12)), folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
+def test_pictures_are_decoded_natively_and_cross_without_a_copy(tmp_path, monkeypatch, dtype):
+    """The epochs' crops are the loader's own; the buffer that TensorFlow sees is the batch's."""
+    store = photo_store(tmp_path / "photos.hr")
+    images = hr.Images(size=16, flip=True, dtype=dtype, layout="nhwc")
+    loader = Loader(store, 4, seed=3, decode=images, tail="drop", epochs=2, decode_threads=2)
+    assert loader.dataset().element_spec[0] == tf.TensorSpec((4, 16, 16, 3), tf.as_dtype(dtype))
+    crossed, of = [], Elements.of
+
+    def seen(self, batch):
+        crossed.append(batch.pixels.ctypes.data)
+        return of(self, batch)
+
+    monkeypatch.setattr(Elements, "of", seen)
+    batches = list(loader.dataset())
+    bits = [tf.bitcast(pixels, tf.uint8) for pixels, _ in batches]
+    assert [np.from_dlpack(each).ctypes.data for each in bits] == crossed
+    expected = hr.loader(store, 4, seed=3, decode=images)
+    wanted = [batch for _ in range(2) for batch in expected]
+    assert len(batches) == len(wanted) == 6
+    for (pixels, labels), batch in zip(batches, wanted, strict=True):
+        assert pixels.numpy().tobytes() == batch.pixels.tobytes()
+        assert labels.numpy().tolist() == batch.labels.tolist()
+    loader.close()
+    expected.close()
+    with pytest.raises(ValueError, match="makes pixels"):
+        Loader(store, 4, decode=images, elements="buffer")

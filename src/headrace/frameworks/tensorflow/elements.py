@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_library
 
 from headrace import _native
-from headrace.frameworks.view import check_form, rows_of
+from headrace.frameworks.view import check_form, check_pixels, pixels_of, rows_of
 from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64_array
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.plane import Batch
+    from headrace.plane.images import Images
 
 
 _log = logging.getLogger("headrace")
@@ -109,6 +110,7 @@ class Elements:
         part_names: the parts that are read.
         samples: samples of every batch, None if that may vary.
         seed: of the random keys, where they are wanted; else None.
+        images: what pictures are decoded to: elements are (pixels, labels) then; None: bytes are delivered.
 
     Raises:
         ValueError: an unknown form, or rows of several parts.
@@ -120,9 +122,13 @@ class Elements:
         part_names: Sequence[str],
         samples: int | None,
         seed: int | None,
+        images: Images | None = None,
     ) -> None:
         check_form(form, get_args(Form), part_names)
+        if images is not None:
+            check_pixels(form, "strings", images)
         self.form = form
+        self._images = images
         self._part_names = tuple(part_names)
         self.samples = samples
         self._seed = seed
@@ -130,7 +136,7 @@ class Elements:
     @property
     def cuts(self) -> bool:
         """Whether the buffer crosses and strings are cut there, rather than made here."""
-        return self.form == "strings" and can_cut()
+        return self._images is None and self.form == "strings" and can_cut()
 
     @property
     def signature(self) -> Any:
@@ -161,6 +167,9 @@ class Elements:
     def _signature(self, form: Form) -> Any:
         n = self.samples
         labels = tf.TensorSpec((n,), tf.int64, "labels")
+        if self._images is not None:
+            pixels = tf.TensorSpec((n, *self._images.shape), tf.dtypes.as_dtype(self._images.dtype))
+            return pixels, labels
         if form == "buffer":
             several = (len(self._part_names),) if len(self._part_names) > 1 else ()
             return {
@@ -184,6 +193,8 @@ class Elements:
         Raises:
             ValueError: `rows` of samples that differ in length.
         """
+        if self._images is not None:
+            return pixels_of(batch, self._images), batch.labels
         if self.form == "buffer":
             return _buffer(batch)
         if self.form == "rows":

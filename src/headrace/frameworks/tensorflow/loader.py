@@ -35,6 +35,7 @@ from headrace import api
 from headrace.errors import OrderError
 from headrace.frameworks.tensorflow.elements import Elements, Form
 from headrace.frameworks.view import LoaderView, decode_error, takes_two
+from headrace.plane.images import Images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -73,7 +74,8 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
         decode: a TensorFlow function of one sample, `decode(bytes)` or `decode(bytes, seed)`. `seed`
             is int64, shape (2,), for `tf.image.stateless_random_*`: it depends on seed, epoch and
             index only. What it returns must have one shape for all samples. Batches become
-            (decoded, labels).
+            (decoded, labels). Or `headrace.Images`: native threads decode pictures before they cross, and
+            batches are (pixels, labels) without another copy.
         transform: from `tf.data.Dataset` to `tf.data.Dataset`; for stages that take batches ahead
             (`prefetch`, parallel `map`). It must give one element for each, in order.
         epochs: epochs that one iterator goes through; None: for ever.
@@ -85,7 +87,7 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
             static size.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be read and record them.
-        options: fields of `headrace.config.ReaderOptions`.
+        options: fields of `headrace.config.ReaderOptions`, and `decode_threads`.
 
     Raises:
         OrderError: batch size, rank or world size do not fit.
@@ -100,7 +102,7 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
         order: OrderName | Order = "shuffled",
         seed: int = 0,
         elements: Form = "strings",
-        decode: Callable[..., Any] | None = None,
+        decode: Callable[..., Any] | Images | None = None,
         transform: Callable[[Any], Any] | None = None,
         epochs: int | None = 1,
         prefetch: int = PREFETCH,
@@ -115,7 +117,8 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
             raise ValueError(f"epochs is {epochs}, expected at least 1, or None")
         if prefetch < 0:
             raise ValueError(f"prefetch is {prefetch}, expected at least 0")
-        if decode is not None and elements != "strings":
+        images, function = (decode, None) if isinstance(decode, Images) else (None, decode)
+        if function is not None and elements != "strings":
             raise ValueError(f"elements is {elements!r}, but decode takes 'strings'")
         self._loader = api.loader(
             store,
@@ -127,16 +130,18 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
             tail=tail,
             parts=parts,
             on_error=on_error,
+            decode=images,
             **options,
         )
-        seeded = decode is not None and takes_two(decode)
+        seeded = function is not None and takes_two(function)
         self._elements = Elements(
             elements,
             self._loader.reader.part_names,
             None,
             self._loader.order.seed if seeded else None,
+            images,
         )
-        self._decode = decode
+        self._decode = function
         self._transform = transform
         self._prefetch = prefetch
         self._epochs = epochs
