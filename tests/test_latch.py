@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from headrace.latch import Latch
+from headrace.base.lifetime import Latch
 
 
 def test_it_is_set_once_and_for_all():

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from headrace.errors import MountError
-from headrace.posix.mount.attaching import attach, detach, mounted_at
+from headrace.posix.mount.process import attach, detach, mounted_at
 from tests_shared import until
 
 

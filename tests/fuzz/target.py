@@ -17,8 +17,13 @@ from headrace.fabric.command import (
     connect_command,
     fabrics_command,
 )
-from headrace.fabric.connection import Admission, ConnectRequest, HostConnection
-from headrace.fabric.controller import Association, Controller
+from headrace.fabric.controller import (
+    Admission,
+    Association,
+    ConnectRequest,
+    Controller,
+    HostConnection,
+)
 from headrace.fabric.pdu import Fatal, Format, PduFault, Type, encode, icreq, term_req
 
 COMMAND_BYTES = 72

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.recorded import read_recorded
+from headrace.trace.recorded import read_recorded
 from insight.recorded_runs import record, torch_command
 from tests_shared import write_photos, write_real_images
 

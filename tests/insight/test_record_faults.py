@@ -19,7 +19,7 @@ import yaml
 from headrace.errors import HeadraceError, RecordError, WorkloadError
 from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
-from headrace.recorded import read_recorded
+from headrace.trace.recorded import read_recorded
 from insight.recorded_runs import HEADRACE, record
 from tests_shared import write_photos
 

@@ -26,7 +26,7 @@ from headrace.insight.whatif.storage import (
     storage_of,
 )
 from headrace.io.simulation import Simulation
-from headrace.recorded import Recorded
+from headrace.trace.recorded import Recorded
 
 from .doctor.findings_shared import findings, point
 

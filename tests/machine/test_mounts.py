@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.machine.mounts import Mount, is_network, mount_of
+from headrace.machine.host import Mount, is_network, mount_of
 
 TABLE = [
     Mount("/", "ext4", "/dev/vda1", "8:1"),

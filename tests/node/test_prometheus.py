@@ -22,7 +22,7 @@ from headrace.control.service.app import ask_status as ask_control
 from headrace.control.service.metrics import TABLE as CONTROL_TABLE
 from headrace.errors import ControlError
 from headrace.insight import dashboard
-from headrace.machine.gpu import GPUs
+from headrace.machine.sensors import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import figures_of
 from headrace.runtime import agent_folder, control_folder

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.machine.gpu import GPU
+from headrace.machine.sensors import GPU
 from headrace.telemetry.accounts import KEPT_S, infer
 from headrace.telemetry.messages import parse_report
 from headrace.telemetry.processes import GroupUse

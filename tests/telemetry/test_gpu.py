@@ -1,6 +1,6 @@
 """GPUs as NVML tells them: whole ones, ones that support little, ones that get lost, and none."""
 
-from headrace.machine.gpu import GPU, RETRY_LOOKS, GPUs
+from headrace.machine.sensors import GPU, RETRY_LOOKS, GPUs
 from telemetry.fake_nvml import FakeNVML
 
 BUSY = {"busy": 40, "memory": 5 << 30, "power": 250_000, "pids": [11, 12]}

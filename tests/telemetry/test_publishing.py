@@ -14,7 +14,7 @@ import pytest
 import headrace as hr
 from headrace.control.publishing import Publisher, Totals, _grow, split_wait, tier_bytes
 from headrace.control.stalls import verdict_of
-from headrace.machine.mounts import file_system_of, mounts
+from headrace.machine.host import file_system_of, mounts
 from headrace.plane.stage import StageStats
 from headrace.telemetry.messages import parse_report
 from tests_shared import until

@@ -5,5 +5,6 @@
 * `text`: numbers, sizes and times as people read them, names that are safe to print.
 * `checksum`, `documents`: CRC-32C, and JSON that carries its own.
 * `loop`: one thread that waits for descriptors and for other threads.
+* `lifetime`: what is closed by a `with` block; an event that a signal handler may set.
 * `causes`: why training waits, in one closed list with a sentence and a remedy each.
 """

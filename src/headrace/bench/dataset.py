@@ -46,7 +46,7 @@ from headrace.bench.values import (
 )
 from headrace.errors import RecordError, WorkloadError
 from headrace.order import Shuffled
-from headrace.recorded import SPLITS, read_recorded
+from headrace.trace.recorded import SPLITS, read_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.config import LoadedWorkload
-    from headrace.recorded import Recorded
+    from headrace.trace.recorded import Recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ import numpy as np
 
 import headrace
 from headrace.bench import metrics
-from headrace.machine.host import read_text
-from headrace.machine.mounts import mount_of, mounts
+from headrace.machine.host import mount_of, mounts, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

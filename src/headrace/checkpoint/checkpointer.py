@@ -21,6 +21,7 @@ import numpy as np
 
 from headrace.base.files import make_folder, remove_leftovers, sync_folder
 from headrace.base.job import start_of_job
+from headrace.base.lifetime import Closing
 from headrace.checkpoint.folder import (
     Durability,
     RankRecord,
@@ -39,7 +40,6 @@ from headrace.checkpoint.folder import (
 )
 from headrace.checkpoint.resharding import PartsElsewhereError, Resharding
 from headrace.checkpoint.tree import DTYPES, leaf_bytes, part_of, take_apart
-from headrace.closing import Closing
 from headrace.errors import CheckpointNotFound, HeadraceError, VolumeError
 from headrace.store.output_file import WriteBuffer, write_error
 

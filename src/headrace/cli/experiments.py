@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.insight.doctor import Diagnosis
     from headrace.insight.whatif.model import Check, JobFigures, Loader, Prediction
     from headrace.insight.whatif.storage import Storage
-    from headrace.recorded import Recorded
+    from headrace.trace.recorded import Recorded
 
 _STYLES = {"head": "bold", "verdict": "bold yellow", "do": "bold green", "command": "cyan"}
 
@@ -353,8 +353,8 @@ def _known(job: str) -> _Known:
     from headrace.bench.config import load_workload, parse_command_line
     from headrace.insight.whatif.model import figures_of, figures_of_run
     from headrace.insight.whatif.storage import recorded_storage
-    from headrace.recorded import read_recorded
     from headrace.trace import read_run
+    from headrace.trace.recorded import read_recorded
 
     if Path(job).is_dir():
         figures, home = figures_of_run(read_run(job))

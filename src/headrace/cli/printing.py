@@ -15,9 +15,9 @@ import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.lifetime import Latch
 from headrace.base.text import printable
 from headrace.cli import exit_codes
-from headrace.latch import Latch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

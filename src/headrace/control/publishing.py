@@ -33,7 +33,7 @@ from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of
 from headrace.control.history import PlaneReading
 from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import verdict_of
-from headrace.machine.mounts import file_system_of
+from headrace.machine.host import file_system_of
 from headrace.plane.stage import StageStats
 from headrace.runtime import agent_sockets, checked
 

@@ -32,14 +32,6 @@ class Admin(IntEnum):
     FABRICS = 0x7F
 
 
-class NvmOpcode(IntEnum):
-    """I/O opcodes that we send or refuse by name."""
-
-    FLUSH = 0x00
-    WRITE = 0x01
-    READ = 0x02
-
-
 class Fabrics(IntEnum):
     """FCTYPE."""
 

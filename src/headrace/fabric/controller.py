@@ -1,8 +1,13 @@
-"""Controller: what a target answers one host's control commands: a pure state machine.
+"""Controller: what a target answers one host's control commands, and the connections that carry them.
 
-One association: properties, Identify, log pages, features, keep-alive, asynchronous events. Commands
-in, replies out; knows no sockets and no clock (the time is told). Everything is read-only: what
-would change a namespace is refused with the standard status.
+A controller has one association: properties, Identify, log pages, features, keep-alive, asynchronous events.
+Commands in, replies out. Everything is read-only: what would change a namespace is refused with the
+standard status.
+
+A connection takes bytes and gives bytes: handshake (ICReq, Connect), then the admin queue of an association,
+or an I/O queue that is handed over to the native data path.
+
+Neither knows sockets or a clock: `take` is given what was received and when, and `output` is to be sent.
 """
 
 from __future__ import annotations
@@ -10,39 +15,27 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.fabric import command as nvme
+from headrace.fabric import pdu as wire
+from headrace.fabric.chap import AUTH_DWORDS, MESSAGE_BYTES_MAX, SECP_NVME, SPSP_CHAP
 from headrace.fabric.command import (
-    CONTROLLER_DISCOVERY,
-    CONTROLLER_IO,
     DO_NOT_RETRY,
-    IDENTIFY_BYTES,
-    PROPERTY_DWORDS,
-    SGL_TRANSPORT,
     Admin,
-    Cap,
-    Cc,
     Completion,
-    ControllerIdentity,
-    Csts,
     Fabrics,
     Feature,
     LogPage,
-    Property,
     Sqe,
     Status,
-    pack_active_namespaces,
-    pack_changed_namespaces,
-    pack_descriptors,
-    pack_discovery_log,
-    pack_smart_log,
-    pack_supported_logs,
 )
 from headrace.fabric.subsystem import NSID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.fabric.command import DiscoveryEntry
+    from headrace.fabric.chap_exchange import Gate
     from headrace.fabric.subsystem import Namespace
+
 
 ENTRIES_MAX = 1024
 """Of an I/O queue. A host with more reads in flight opens more queues."""
@@ -61,7 +54,12 @@ _ENABLE_S = 5.0
 _NOTICE_NAMESPACES = 0x02 | 0 << 8 | LogPage.CHANGED_NAMESPACES << 16
 _GLOBAL_NSID = 0xFFFFFFFF
 _ALL_NSIDS = (_GLOBAL_NSID, 0xFFFFFFFE)
-_NQN_LOGS = [LogPage.SUPPORTED, LogPage.ERROR, LogPage.SMART, LogPage.CHANGED_NAMESPACES]
+_NQN_LOGS = [
+    LogPage.SUPPORTED,
+    LogPage.ERROR,
+    LogPage.SMART,
+    LogPage.CHANGED_NAMESPACES,
+]
 _DISCOVERY_LOGS = [LogPage.SUPPORTED, LogPage.ERROR, LogPage.DISCOVERY]
 
 
@@ -84,7 +82,7 @@ class Association(NamedTuple):
     kato_ms: int
     namespaces: Callable[[], dict[int, Namespace]]
     """None are active for a discovery controller."""
-    discovery: Callable[[], tuple[int, list[DiscoveryEntry]]] | None = None
+    discovery: Callable[[], tuple[int, list[nvme.DiscoveryEntry]]] | None = None
     """Generation and entries: this is a discovery controller."""
     traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)
     """Bytes read and reads, for the SMART log."""
@@ -112,7 +110,7 @@ class Controller:
     @property
     def ready(self) -> bool:
         """Whether commands that are not Fabrics commands are taken."""
-        return bool(self._csts & Csts.RDY) and not self._csts & Csts.SHST_MASK
+        return bool(self._csts & nvme.Csts.RDY) and not self._csts & nvme.Csts.SHST_MASK
 
     # -- what happens by itself -------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Controller:
             return CommandReply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY)
         match sqe.opcode:
             case Admin.IDENTIFY:
-                return self._sized(sqe, self._identify(sqe), IDENTIFY_BYTES)
+                return self._sized(sqe, self._identify(sqe), nvme.IDENTIFY_BYTES)
             case Admin.GET_LOG_PAGE:
                 return self._log_page(sqe, now_s)
             case Admin.SET_FEATURES:
@@ -169,28 +167,28 @@ class Controller:
         return _INVALID_OPCODE
 
     def _fabrics(self, sqe: Sqe) -> CommandReply:
-        attributes, offset, value = PROPERTY_DWORDS.unpack(sqe.dwords)
+        attributes, offset, value = nvme.PROPERTY_DWORDS.unpack(sqe.dwords)
         wide = attributes & 7 == 1
         match sqe.nsid & 0xFF:
             case Fabrics.PROPERTY_GET:
                 properties = {
-                    (Property.CAP, True): Cap.make(ENTRIES_MAX, _ENABLE_S),
-                    (Property.VS, False): _VERSION,
-                    (Property.CC, False): self._cc,
-                    (Property.CSTS, False): self._csts,
+                    (nvme.Property.CAP, True): nvme.Cap.make(ENTRIES_MAX, _ENABLE_S),
+                    (nvme.Property.VS, False): _VERSION,
+                    (nvme.Property.CC, False): self._cc,
+                    (nvme.Property.CSTS, False): self._csts,
                 }
                 known = properties.get((offset, wide))
                 return _INVALID_FIELD if known is None else CommandReply(result=known)
-            case Fabrics.PROPERTY_SET if offset == Property.CC and not wide:
+            case Fabrics.PROPERTY_SET if offset == nvme.Property.CC and not wide:
                 # Enabling and shutting down are done at once: there is nothing to flush.
-                enabled = self._cc & Cc.EN
+                enabled = self._cc & nvme.Cc.EN
                 self._cc = value & 0xFFFFFFFF
-                if not self._cc & Cc.EN:
+                if not self._cc & nvme.Cc.EN:
                     self._csts = 0
                 elif not enabled:
-                    self._csts = Csts.RDY
-                if self._cc & Cc.SHN_MASK:
-                    self._csts |= Csts.SHST_COMPLETE
+                    self._csts = nvme.Csts.RDY
+                if self._cc & nvme.Cc.SHN_MASK:
+                    self._csts |= nvme.Csts.SHST_COMPLETE
                 return CommandReply()
             case Fabrics.DISCONNECT:
                 self.disconnecting = True
@@ -204,7 +202,7 @@ class Controller:
         """A reply with data, if the host's buffer is that large."""
         if data is None:
             return _INVALID_FIELD
-        if sqe.sgl_type != SGL_TRANSPORT or sqe.sgl_length != nbytes:
+        if sqe.sgl_type != nvme.SGL_TRANSPORT or sqe.sgl_length != nbytes:
             return CommandReply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
         return CommandReply(data=data)
 
@@ -218,19 +216,19 @@ class Controller:
         if cns == 2:
             if sqe.nsid in _ALL_NSIDS:
                 return None
-            return pack_active_namespaces(list(namespaces), sqe.nsid)
+            return nvme.pack_active_namespaces(list(namespaces), sqe.nsid)
         namespace = namespaces.get(sqe.nsid)
         if cns == 0:
             if namespace is None and not 1 <= sqe.nsid <= NSID_MAX:
                 return None
-            return namespace.identity.pack() if namespace else bytes(IDENTIFY_BYTES)
+            return namespace.identity.pack() if namespace else bytes(nvme.IDENTIFY_BYTES)
         if cns == 3 and namespace is not None:
-            return pack_descriptors(namespace.identity.uid)
+            return nvme.pack_descriptors(namespace.identity.uid)
         return None
 
-    def _identity(self, namespaces: int) -> ControllerIdentity:
+    def _identity(self, namespaces: int) -> nvme.ControllerIdentity:
         discovers = self.association.discovery is not None
-        return ControllerIdentity(
+        return nvme.ControllerIdentity(
             serial=self.association.serial,
             model="headrace",
             firmware="0.1",
@@ -238,7 +236,7 @@ class Controller:
             subnqn=self.association.subnqn,
             mdts=_MDTS,
             version=_VERSION,
-            kind=CONTROLLER_DISCOVERY if discovers else CONTROLLER_IO,
+            kind=nvme.CONTROLLER_DISCOVERY if discovers else nvme.CONTROLLER_IO,
             kas=_KAS,
             maxcmd=ENTRIES_MAX,
             namespaces=max(namespaces, 0 if discovers else NSID_MAX),
@@ -269,15 +267,15 @@ class Controller:
         if number not in offered:
             return None
         if number == LogPage.SUPPORTED:
-            return pack_supported_logs([int(page) for page in offered])
+            return nvme.pack_supported_logs([int(page) for page in offered])
         if number == LogPage.ERROR:
             return bytes(64)
         if number == LogPage.SMART:
-            return pack_smart_log(*self.association.traffic(), now_s - self._started_s)
+            return nvme.pack_smart_log(*self.association.traffic(), now_s - self._started_s)
         if number == LogPage.CHANGED_NAMESPACES:
-            return pack_changed_namespaces(sorted(self._changed))
+            return nvme.pack_changed_namespaces(sorted(self._changed))
         assert discovery is not None
-        return pack_discovery_log(*discovery())
+        return nvme.pack_discovery_log(*discovery())
 
     # -- features and events ----------------------------------------------------------------------
 
@@ -316,3 +314,235 @@ class Controller:
         self._events.append(sqe.cid)
         self._tell()
         return None
+
+
+MAXH2CDATA = 128 << 10
+_ADMIN_ENTRIES_MAX = 256
+_NO_FLOW_CONTROL = 0xFFFF
+
+
+class ConnectRequest(NamedTuple):
+    """What a Connect asks for."""
+
+    qid: int
+    entries: int
+    flow_control: bool
+    kato_ms: int
+    hostid: bytes
+    cntlid: int
+    subnqn: str
+    hostnqn: str
+
+
+class Admission(NamedTuple):
+    """The answer to a Connect."""
+
+    status: int = 0
+    result: int = 0
+    """CNTLID; what was invalid, where it was refused."""
+    controller: Controller | None = None
+    gate: Gate | None = None
+    """The queue is of no use before this host has authenticated on it."""
+
+
+class HostConnection:
+    """One connection of a host.
+
+    Args:
+        admit: answers Connect.
+        digests: that we take if the host offers them.
+    """
+
+    def __init__(
+        self, admit: Callable[[ConnectRequest], Admission], digests: int = wire.HDGST | wire.DDGST
+    ) -> None:
+        self.output = bytearray()
+        self.closing = False
+        """No more is taken: close when `output` is sent."""
+        self.why = ""
+        self.request: ConnectRequest | None = None
+        """What was admitted."""
+        self.controller: Controller | None = None
+        self.gate: Gate | None = None
+        self.dgst = digests
+        self.hpda = 0
+        self._admit = admit
+        self._splitter = wire.PduSplitter(
+            wire.Rules(to_host=False, established=False, capsule_data_max=nvme.ADMIN_CAPSULE_DATA_MAX,
+                  data_max=MAXH2CDATA)
+        )  # fmt: skip
+        self._format = wire.Format()
+        self._commands = 0
+        self._live: set[int] = set()
+
+    @property
+    def handed_over(self) -> bool:
+        """An I/O queue is connected: the data path takes the socket, when `output` is sent."""
+        return self.request is not None and self.request.qid > 0 and self.admitted
+
+    @property
+    def admitted(self) -> bool:
+        """Its Connect was taken, and the host is who it says, where that is asked for."""
+        if self.request is None or self.closing:
+            return False
+        return self.gate is None or self.gate.authenticated
+
+    def left(self) -> bytes:
+        """Bytes that came after an I/O queue's Connect."""
+        return self._splitter.left()
+
+    def take(self, received: bytes, now_s: float) -> None:
+        """Takes bytes of the host's; see `output` and `closing` afterwards."""
+        if self.closing:
+            return
+        try:
+            for pdu in self._splitter.feed(received):
+                if pdu.type is wire.Type.IC_REQ:
+                    self._open(pdu)
+                elif pdu.type is wire.Type.CAPSULE_CMD:
+                    self._command(pdu, now_s)
+                elif pdu.type is wire.Type.H2C_TERM_REQ:
+                    self.why = f"the host ended the connection: {wire.read_term_req(pdu.header)}"
+                    self.output.clear()
+                    self.closing = True
+                else:
+                    what = "TTAG of an H2CData that nobody asked for"
+                    raise wire.PduFault(wire.Fatal.INVALID_HEADER_FIELD, 10, what)  # noqa: TRY301 - as `feed` does
+                if self.closing or self.handed_over:
+                    return
+        except wire.PduFault as fault:
+            self.why = str(fault)
+            self.output += wire.term_req(fault, self._splitter.header, from_host=False)
+            self.closing = True
+
+    def send_events(self) -> None:
+        """Puts completed event requests into `output`."""
+        if self.controller is not None and not self.closing:
+            for completion in self.controller.completed_events():
+                self._complete(completion)
+
+    # -- PDUs -------------------------------------------------------------------------------------
+
+    def _open(self, pdu: wire.Pdu) -> None:
+        asked = wire.read_icreq(pdu.header)
+        self.dgst &= asked.dgst
+        self.hpda = asked.pda
+        self._splitter.rules = wire.established(self._splitter.rules, self.dgst)
+        self._format = wire.Format(
+            bool(self.dgst & wire.HDGST), bool(self.dgst & wire.DDGST), asked.alignment
+        )
+        self.output += wire.icresp(self.dgst, MAXH2CDATA)
+
+    def _command(self, pdu: wire.Pdu, now_s: float) -> None:
+        sqe = Sqe.unpack(pdu.header[wire.COMMON.size : wire.COMMON.size + 64])
+        if sqe.cid in self._live or sqe.cid == 0xFFFF:
+            raise wire.PduFault(wire.Fatal.INVALID_HEADER_FIELD, 10, f"CID {sqe.cid} is live")
+        self._commands += 1
+        if not pdu.intact:
+            self._complete(Completion(sqe.cid, Status.TRANSIENT_TRANSPORT))
+            return
+        if self.request is None:
+            self._connect(sqe, pdu.data)
+            return
+        assert self.controller is not None
+        if self.gate is not None and self._at_gate(self.gate, sqe, pdu.data):
+            self.controller.heard(now_s)
+            return
+        reply = self.controller.handle(sqe, now_s)
+        if reply is None:
+            self._live.add(sqe.cid)
+        else:
+            self._reply(sqe.cid, reply)
+        self.send_events()
+        self.closing = self.closing or self.controller.disconnecting
+
+    def _connect(self, sqe: Sqe, data: bytes) -> None:
+        """The first command must be a Connect."""
+        if sqe.opcode != Admin.FABRICS or sqe.nsid & 0xFF != Fabrics.CONNECT:
+            self._reply(sqe.cid, CommandReply(Status.COMMAND_SEQUENCE_ERROR | DO_NOT_RETRY))
+            self.why = "the first command is no Connect"
+            self.closing = True
+            return
+        admission = self._judge(sqe, data)
+        if admission.status:
+            self._reply(sqe.cid, CommandReply(admission.status | DO_NOT_RETRY, admission.result))
+            self.why = self.why or "Connect was refused"
+            self.closing = True
+            return
+        self.controller, self.gate = admission.controller, admission.gate
+        assert self.request is not None
+        sqhd = None if self.request.flow_control else _NO_FLOW_CONTROL
+        asked = nvme.AUTHREQ_ATR if self.gate is not None else 0
+        self._complete(Completion(sqe.cid, 0, admission.result | asked), sqhd)
+
+    def _judge(self, sqe: Sqe, data: bytes) -> Admission:
+        recfmt, qid, sqsize, cattr, kato_ms = nvme.CONNECT_DWORDS.unpack(sqe.dwords)
+        if recfmt:
+            return Admission(Status.CONNECT_INCOMPATIBLE_FORMAT)
+        if len(data) != nvme.CONNECT_DATA.size:
+            return Admission(Status.SGL_LENGTH_INVALID)
+        entries_max = _ADMIN_ENTRIES_MAX if qid == 0 else ENTRIES_MAX
+        if not 1 <= sqsize < entries_max:
+            return Admission(Status.CONNECT_INVALID_PARAMETERS, 44)  # SQSIZE's place in the SQE
+        hostid, cntlid, subnqn, hostnqn = nvme.CONNECT_DATA.unpack(data)
+        request = ConnectRequest(
+            qid, sqsize + 1, not cattr & nvme.CATTR_NO_FLOW_CONTROL, kato_ms,
+            hostid, cntlid, nvme.text(subnqn), nvme.text(hostnqn),
+        )  # fmt: skip
+        admission = self._admit(request)
+        if not admission.status:
+            self.request = request
+        return admission
+
+    # -- authentication ---------------------------------------------------------------------------
+
+    def _at_gate(self, gate: Gate, sqe: Sqe, data: bytes) -> bool:
+        """Whether a command ends here: one of authentication, or any other before it."""
+        fctype = sqe.nsid & 0xFF if sqe.opcode == Admin.FABRICS else None
+        if fctype in {Fabrics.AUTH_SEND, Fabrics.AUTH_RECEIVE}:
+            self._reply(
+                sqe.cid, _authentication(gate, sqe, data, sends=fctype == Fabrics.AUTH_SEND)
+            )
+        elif not gate.authenticated:
+            self._reply(sqe.cid, CommandReply(Status.AUTHENTICATION_REQUIRED | DO_NOT_RETRY))
+        else:
+            return False
+        if gate.over:
+            self.why = gate.why
+            self.closing = True
+        return True
+
+    # -- answers ----------------------------------------------------------------------------------
+
+    def _reply(self, cid: int, reply: CommandReply) -> None:
+        if reply.data:
+            body = wire.DATA.pack(cid, 0, 0, len(reply.data))
+            self.output += wire.encode(
+                wire.Type.C2H_DATA, body, reply.data, wire.LAST, self._format
+            )
+        self._complete(Completion(cid, reply.status, reply.result))
+
+    def _complete(self, completion: Completion, sqhd: int | None = None) -> None:
+        self._live.discard(completion.cid)
+        entries = self.request.entries if self.request else _ADMIN_ENTRIES_MAX
+        if sqhd is None:
+            sqhd = self._commands % entries
+        body = completion._replace(sqhd=sqhd).pack()
+        self.output += wire.encode(wire.Type.CAPSULE_RESP, body, form=self._format)
+
+
+def _authentication(gate: Gate, sqe: Sqe, data: bytes, *, sends: bool) -> CommandReply:
+    """Authentication Send, or Receive: its message is filled up, as some hosts wait for all of it."""
+    invalid = CommandReply(Status.INVALID_FIELD | DO_NOT_RETRY)
+    spsp0, spsp1, secp, length = AUTH_DWORDS.unpack(sqe.dwords)
+    if (spsp0, spsp1, secp) != (SPSP_CHAP, SPSP_CHAP, SECP_NVME) or not length:
+        return invalid
+    sgl_type, carried = (nvme.SGL_IN_CAPSULE, len(data)) if sends else (nvme.SGL_TRANSPORT, length)
+    if sqe.sgl_type != sgl_type or not length == sqe.sgl_length == carried:
+        return CommandReply(Status.SGL_LENGTH_INVALID | DO_NOT_RETRY)
+    if sends:
+        gate.send(data)
+        return CommandReply()
+    if length < gate.message_bytes or length % 4:
+        return invalid
+    return CommandReply(data=gate.receive().ljust(min(length, MESSAGE_BYTES_MAX), b"\0"))

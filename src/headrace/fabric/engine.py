@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 from headrace import _native
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import FabricError
 from headrace.fabric.host import Host, HostOptions
 from headrace.fabric.identity import HostIdentity, check_nqn

@@ -14,32 +14,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import AuthenticationFailed, FabricError
+from headrace.fabric import command as nvme
 from headrace.fabric.chap import Parties
 from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapSetup, Exchange
-from headrace.fabric.command import (
-    AUTHREQ_ASCR,
-    AUTHREQ_ATR,
-    DISCOVERY_NQN,
-    IDENTIFY_BYTES,
-    PROPERTY_DWORDS,
-    Admin,
-    Cap,
-    Cc,
-    ControllerIdentity,
-    Csts,
-    DiscoveryEntry,
-    Fabrics,
-    Feature,
-    LogPage,
-    NamespaceIdentity,
-    Property,
-    Sqe,
-    fabrics_command,
-    unpack_active_namespaces,
-    unpack_discovery_log,
-)
+from headrace.fabric.command import Admin, Completion, Sqe
 from headrace.fabric.identity import (
     CONTROLLER_VARIABLE,
     HOST_VARIABLE,
@@ -54,7 +34,6 @@ if TYPE_CHECKING:
     import os
 
     from headrace.fabric.chap import DhGroup
-    from headrace.fabric.command import Completion
     from headrace.fabric.identity import Hash, HostIdentity
 
 _ANY_CONTROLLER = 0xFFFF
@@ -161,7 +140,7 @@ class Host(Closing):
             self.cntlid = connected.result & 0xFFFF
             self._authenticate(self._admin, connected)
             self._enable()
-            self.controller = ControllerIdentity.unpack(self._identify(1))
+            self.controller = nvme.ControllerIdentity.unpack(self._identify(1))
         except BaseException:
             self._admin.close()
             raise
@@ -178,30 +157,30 @@ class Host(Closing):
         """What ended the association, if it has ended."""
         return self._failure
 
-    def namespaces(self) -> dict[int, NamespaceIdentity]:
+    def namespaces(self) -> dict[int, nvme.NamespaceIdentity]:
         """The active namespaces by NSID."""
-        namespaces: dict[int, NamespaceIdentity] = {}
+        namespaces: dict[int, nvme.NamespaceIdentity] = {}
         last = 0
-        while chunk := unpack_active_namespaces(self._identify(2, nsid=last)):
+        while chunk := nvme.unpack_active_namespaces(self._identify(2, nsid=last)):
             for nsid in chunk:
-                namespaces[nsid] = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
-            if chunk[-1] <= last or len(chunk) < IDENTIFY_BYTES // 4:
+                namespaces[nsid] = nvme.NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
+            if chunk[-1] <= last or len(chunk) < nvme.IDENTIFY_BYTES // 4:
                 break
             last = chunk[-1]
         return namespaces
 
-    def namespace(self, nsid: int) -> NamespaceIdentity:
+    def namespace(self, nsid: int) -> nvme.NamespaceIdentity:
         """One namespace; raises FabricError if it is not active."""
-        identity = NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
+        identity = nvme.NamespaceIdentity.unpack(self._identify(0, nsid=nsid))
         if not identity.blocks or not identity.block_bytes:
             raise FabricError(f"{self._admin}: {self.subnqn} has no namespace {nsid}.")
         return identity
 
-    def log_page(self, page: LogPage, nbytes: int, offset: int = 0) -> bytes:
+    def log_page(self, page: nvme.LogPage, nbytes: int, offset: int = 0) -> bytes:
         """`nbytes` (a multiple of 4) of a log page."""
         dwords = nbytes // 4 - 1
         sqe = Sqe(
-            Admin.GET_LOG_PAGE, nsid=0xFFFFFFFF if page is LogPage.SMART else 0,
+            Admin.GET_LOG_PAGE, nsid=0xFFFFFFFF if page is nvme.LogPage.SMART else 0,
             cdw10=page | (dwords & 0xFFFF) << 16, cdw11=dwords >> 16,
             cdw12=offset & 0xFFFFFFFF, cdw13=offset >> 32,
         )  # fmt: skip
@@ -213,7 +192,9 @@ class Host(Closing):
         Raises FabricError if none could be opened.
         """
         asked = count - 1
-        sqe = Sqe(Admin.SET_FEATURES, cdw10=Feature.NUMBER_OF_QUEUES, cdw11=asked | asked << 16)
+        sqe = Sqe(
+            Admin.SET_FEATURES, cdw10=nvme.Feature.NUMBER_OF_QUEUES, cdw11=asked | asked << 16
+        )
         granted = self._command(sqe, what="Set Features, Number of Queues")[0].result
         count = min(count, (granted & 0xFFFF) + 1, (granted >> 16 & 0xFFFF) + 1)
         queues: list[ConnectedQueue] = []
@@ -237,7 +218,7 @@ class Host(Closing):
         self._closing.set()
         with contextlib.suppress(FabricError), self._lock:
             if self._failure is None:
-                self._set(Property.CC, self._cc | Cc.SHN_NORMAL)
+                self._set(nvme.Property.CC, self._cc | nvme.Cc.SHN_NORMAL)
         self._admin.close()
         if self._keeper is not threading.current_thread():
             self._keeper.join(self.options.timeout_s)
@@ -246,8 +227,8 @@ class Host(Closing):
 
     def _authenticate(self, queue: Queue, connected: Completion) -> None:
         """Does what Connect's answer asks for, on each queue."""
-        asked = connected.result & (AUTHREQ_ATR | AUTHREQ_ASCR)
-        if asked & AUTHREQ_ASCR:
+        asked = connected.result & (nvme.AUTHREQ_ATR | nvme.AUTHREQ_ASCR)
+        if asked & nvme.AUTHREQ_ASCR:
             raise AuthenticationFailed(
                 f"{queue} asks for a secure channel (TLS), which is not spoken here.",
                 next_step="Let the target ask for DH-HMAC-CHAP alone.",
@@ -266,12 +247,12 @@ class Host(Closing):
             )
 
     def _enable(self) -> None:
-        self.cap = self._get(Property.CAP, wide=True)
-        self._cc = Cc.EN | Cc.IOSQES_64 | Cc.IOCQES_16
-        self._set(Property.CC, self._cc)
-        deadline_s = time.monotonic() + max(1.0, Cap.timeout_s(self.cap))
-        while not (csts := self._get(Property.CSTS)) & Csts.RDY:
-            if csts & Csts.CFS or time.monotonic() > deadline_s:
+        self.cap = self._get(nvme.Property.CAP, wide=True)
+        self._cc = nvme.Cc.EN | nvme.Cc.IOSQES_64 | nvme.Cc.IOCQES_16
+        self._set(nvme.Property.CC, self._cc)
+        deadline_s = time.monotonic() + max(1.0, nvme.Cap.timeout_s(self.cap))
+        while not (csts := self._get(nvme.Property.CSTS)) & nvme.Csts.RDY:
+            if csts & nvme.Csts.CFS or time.monotonic() > deadline_s:
                 raise FabricError(
                     f"{self._admin}: the controller does not get ready: CSTS is {csts:#x}."
                 )
@@ -280,7 +261,7 @@ class Host(Closing):
     def _open_queue(self, qid: int) -> ConnectedQueue:
         entries = min(
             self.options.entries,
-            Cap.entries_max(self.cap),
+            nvme.Cap.entries_max(self.cap),
             max(2, self.controller.maxcmd or 1 << 16),
         )
         queue = Queue(self._address, offered=self.options.offered, timeout_s=self.options.timeout_s)
@@ -296,15 +277,17 @@ class Host(Closing):
 
     def _identify(self, cns: int, nsid: int = 0) -> bytes:
         sqe = Sqe(Admin.IDENTIFY, nsid=nsid, cdw10=cns)
-        return self._command(sqe, expect=IDENTIFY_BYTES, what=f"Identify {cns:#04x}")[1]
+        return self._command(sqe, expect=nvme.IDENTIFY_BYTES, what=f"Identify {cns:#04x}")[1]
 
-    def _get(self, offset: Property, *, wide: bool = False) -> int:
-        dwords = PROPERTY_DWORDS.pack(1 if wide else 0, offset, 0)
-        sqe = fabrics_command(Fabrics.PROPERTY_GET, dwords)
+    def _get(self, offset: nvme.Property, *, wide: bool = False) -> int:
+        dwords = nvme.PROPERTY_DWORDS.pack(1 if wide else 0, offset, 0)
+        sqe = nvme.fabrics_command(nvme.Fabrics.PROPERTY_GET, dwords)
         return int(self._admin.command(sqe, what=f"Property Get {offset.name}")[0].result)
 
-    def _set(self, offset: Property, value: int) -> None:
-        sqe = fabrics_command(Fabrics.PROPERTY_SET, PROPERTY_DWORDS.pack(0, offset, value))
+    def _set(self, offset: nvme.Property, value: int) -> None:
+        sqe = nvme.fabrics_command(
+            nvme.Fabrics.PROPERTY_SET, nvme.PROPERTY_DWORDS.pack(0, offset, value)
+        )
         self._admin.command(sqe, what=f"Property Set {offset.name}")
 
     def _command(self, sqe: Sqe, *, expect: int = 0, what: str = "") -> tuple[Completion, bytes]:
@@ -327,16 +310,18 @@ class Host(Closing):
 
 def discover(
     address: tuple[str, int], identity: HostIdentity, options: HostOptions | None = None
-) -> list[DiscoveryEntry]:
+) -> list[nvme.DiscoveryEntry]:
     """What a target's discovery subsystem names.
 
     Raises FabricError if it cannot be reached, or changes while it is read.
     """
-    with Host(address, DISCOVERY_NQN, identity, options) as host:
+    with Host(address, nvme.DISCOVERY_NQN, identity, options) as host:
         for _ in range(_DISCOVERY_TRIES):
-            generation, count, _ = unpack_discovery_log(host.log_page(LogPage.DISCOVERY, 1024))
-            whole = host.log_page(LogPage.DISCOVERY, 1024 * (1 + min(count, 4096)))
-            again, _, entries = unpack_discovery_log(whole)
+            generation, count, _ = nvme.unpack_discovery_log(
+                host.log_page(nvme.LogPage.DISCOVERY, 1024)
+            )
+            whole = host.log_page(nvme.LogPage.DISCOVERY, 1024 * (1 + min(count, 4096)))
+            again, _, entries = nvme.unpack_discovery_log(whole)
             if again == generation:
                 return entries
     raise FabricError(f"the discovery log of {address[0]}:{address[1]} changes all the time.")

@@ -14,13 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import AuthenticationFailed, FabricError, ProtocolError
-from headrace.fabric.chap import (
-    AUTH_DWORDS,
-    MESSAGE_BYTES_MAX,
-    SECP_NVME,
-    SPSP_CHAP,
-    MessageFault,
-)
+from headrace.fabric import chap
+from headrace.fabric import pdu as wire
 from headrace.fabric.chap_exchange import ChapRefused
 from headrace.fabric.command import (
     CONNECT_DATA,
@@ -31,26 +26,6 @@ from headrace.fabric.command import (
     connect_command,
     fabrics_command,
     status_text,
-)
-from headrace.fabric.pdu import (
-    COMMON,
-    DATA,
-    DDGST,
-    HDGST,
-    SUCCESS,
-    Fatal,
-    Format,
-    Pdu,
-    PduFault,
-    PduSplitter,
-    Rules,
-    Type,
-    encode,
-    established,
-    icreq,
-    read_icresp,
-    read_term_req,
-    term_req,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +75,9 @@ class Queue:
     def __init__(self, address: tuple[str, int], *, offered: int, timeout_s: float) -> None:
         self.address = address
         self._timeout_s = timeout_s
-        self._splitter = PduSplitter(Rules(to_host=True, established=False, data_max=_DATA_MAX))
+        self._splitter = wire.PduSplitter(
+            wire.Rules(to_host=True, established=False, data_max=_DATA_MAX)
+        )
         self._cid = 0
         self._flow_control = True
         self._events_asked: list[int] = []
@@ -114,16 +91,18 @@ class Queue:
             ) from e  # fmt: skip
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._send(icreq(offered))
+            self._send(wire.icreq(offered))
             reply = self._next_pdu(time.monotonic() + timeout_s)
             with self._judging():
-                self.parameters = read_icresp(reply.header, offered)
+                self.parameters = wire.read_icresp(reply.header, offered)
         except BaseException:
             self.close()
             raise
         dgst = self.parameters.dgst
-        self._splitter.rules = established(self._splitter.rules, dgst)
-        self._format = Format(bool(dgst & HDGST), bool(dgst & DDGST), self.parameters.alignment)
+        self._splitter.rules = wire.established(self._splitter.rules, dgst)
+        self._format = wire.Format(
+            bool(dgst & wire.HDGST), bool(dgst & wire.DDGST), self.parameters.alignment
+        )
 
     def __str__(self) -> str:
         return f"NVMe/TCP target {self.address[0]}:{self.address[1]}"
@@ -172,7 +151,7 @@ class Queue:
                     f"{self} does not believe this host: {refused}.",
                     next_step="Do host and target have the same DH-HMAC-CHAP secret for this host's NQN?",
                 ) from None
-            except MessageFault as fault:
+            except chap.MessageFault as fault:
                 with contextlib.suppress(FabricError):
                     self._auth_send(exchange.farewell() or b"")
                 self.close()
@@ -184,15 +163,17 @@ class Queue:
                 self._auth_send(answer)
 
     def _auth_send(self, message: bytes) -> None:
-        dwords = AUTH_DWORDS.pack(SPSP_CHAP, SPSP_CHAP, SECP_NVME, len(message))
+        dwords = chap.AUTH_DWORDS.pack(chap.SPSP_CHAP, chap.SPSP_CHAP, chap.SECP_NVME, len(message))
         sqe = fabrics_command(Fabrics.AUTH_SEND, dwords, len(message))
         self.command(sqe, data=message, what="Authentication Send")
 
     def _auth_receive(self) -> bytes:
-        dwords = AUTH_DWORDS.pack(SPSP_CHAP, SPSP_CHAP, SECP_NVME, MESSAGE_BYTES_MAX)
+        dwords = chap.AUTH_DWORDS.pack(
+            chap.SPSP_CHAP, chap.SPSP_CHAP, chap.SECP_NVME, chap.MESSAGE_BYTES_MAX
+        )
         sqe = fabrics_command(Fabrics.AUTH_RECEIVE, dwords)
         what = "Authentication Receive"
-        return self.command(sqe, expect=MESSAGE_BYTES_MAX, less=True, what=what)[1]
+        return self.command(sqe, expect=chap.MESSAGE_BYTES_MAX, less=True, what=what)[1]
 
     def command(
         self, sqe: Sqe, *, data: bytes = b"", expect: int = 0, less: bool = False, what: str = ""
@@ -215,7 +196,7 @@ class Queue:
         sqe = sqe._replace(cid=self._cid)
         if expect:
             sqe = sqe._replace(sgl_type=0x5A, sgl_length=expect)
-        self._send(encode(Type.CAPSULE_CMD, sqe.pack(), data, form=self._format))
+        self._send(wire.encode(wire.Type.CAPSULE_CMD, sqe.pack(), data, form=self._format))
         deadline_s = time.monotonic() + self._timeout_s
         received = bytearray()
         while True:
@@ -232,7 +213,9 @@ class Queue:
                 )
             with self._judging():
                 if len(received) != expect and not less:
-                    raise PduFault(Fatal.SEQUENCE_ERROR, 22, "success before all data came")
+                    raise wire.PduFault(
+                        wire.Fatal.SEQUENCE_ERROR, 22, "success before all data came"
+                    )
             return completion, bytes(received)
 
     def ask_event(self, sqe: Sqe) -> None:
@@ -241,7 +224,9 @@ class Queue:
         while cid in self._events_asked:
             cid += 1
         self._events_asked.append(cid)
-        self._send(encode(Type.CAPSULE_CMD, sqe._replace(cid=cid).pack(), form=self._format))
+        self._send(
+            wire.encode(wire.Type.CAPSULE_CMD, sqe._replace(cid=cid).pack(), form=self._format)
+        )
 
     def detach(self, *, qid: int, entries: int, connected: Completion) -> ConnectedQueue:
         """Hands the socket over to a data path."""
@@ -262,45 +247,59 @@ class Queue:
 
     # -- PDUs -------------------------------------------------------------------------------------
 
-    def _take(self, pdu: Pdu, received: bytearray, expect: int, less: bool) -> Completion | None:
+    def _take(
+        self, pdu: wire.Pdu, received: bytearray, expect: int, less: bool
+    ) -> Completion | None:
         """One PDU of the controller's: our completion, or None."""
-        if pdu.type is Type.C2H_DATA:
+        if pdu.type is wire.Type.C2H_DATA:
             return self._take_data(pdu, received, expect, less)
-        if pdu.type is not Type.CAPSULE_RESP:
-            raise PduFault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
-        completion = Completion.unpack(pdu.header[COMMON.size : COMMON.size + 16])
+        if pdu.type is not wire.Type.CAPSULE_RESP:
+            raise wire.PduFault(
+                wire.Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data"
+            )
+        completion = Completion.unpack(pdu.header[wire.COMMON.size : wire.COMMON.size + 16])
         if completion.cid in self._events_asked:
             self._events_asked.remove(completion.cid)
             self.events.append(completion)
             return None
         if completion.cid != self._cid:
-            raise PduFault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
+            raise wire.PduFault(
+                wire.Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live"
+            )
         return completion
 
     def _take_data(
-        self, pdu: Pdu, received: bytearray, expect: int, less: bool
+        self, pdu: wire.Pdu, received: bytearray, expect: int, less: bool
     ) -> Completion | None:
         """Data of our command; with SUCCESS, no response follows."""
-        cccid, _, datao, datal = DATA.unpack_from(pdu.header, COMMON.size)
+        cccid, _, datao, datal = wire.DATA.unpack_from(pdu.header, wire.COMMON.size)
         if cccid != self._cid:
-            raise PduFault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
+            raise wire.PduFault(
+                wire.Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live"
+            )
         if datao != len(received) or datao + datal > expect:
-            raise PduFault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
+            raise wire.PduFault(
+                wire.Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}"
+            )
         last = bool(pdu.layout.flags & _LAST)
         if (datao + datal == expect) != last and not (less and last):
-            raise PduFault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
+            raise wire.PduFault(
+                wire.Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data"
+            )
         if not pdu.intact:
             raise CommandFailed(
                 f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
             )
         received += pdu.data
-        if not pdu.layout.flags & SUCCESS:
+        if not pdu.layout.flags & wire.SUCCESS:
             return None
         if self._flow_control:
-            raise PduFault(Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on")
+            raise wire.PduFault(
+                wire.Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on"
+            )
         return Completion(self._cid)
 
-    def _next_pdu(self, deadline_s: float) -> Pdu:
+    def _next_pdu(self, deadline_s: float) -> wire.Pdu:
         received = b""
         while True:
             with self._judging():
@@ -321,9 +320,9 @@ class Queue:
                 raise FabricError(f"{self}: {e.strerror or e}.", errno=e.errno) from e
             if not received:
                 raise FabricError(f"{self} closed the connection.", errno=errno.ECONNRESET)
-        if pdu.type is Type.C2H_TERM_REQ:
+        if pdu.type is wire.Type.C2H_TERM_REQ:
             self.close()
-            raise ProtocolError(f"{self} ended the connection: {read_term_req(pdu.header)}.")
+            raise ProtocolError(f"{self} ended the connection: {wire.read_term_req(pdu.header)}.")
         return pdu
 
     @contextlib.contextmanager
@@ -331,9 +330,9 @@ class Queue:
         """A fault ends the connection."""
         try:
             yield
-        except PduFault as fault:
+        except wire.PduFault as fault:
             with contextlib.suppress(OSError):
-                self._socket.sendall(term_req(fault, self._splitter.header, from_host=True))
+                self._socket.sendall(wire.term_req(fault, self._splitter.header, from_host=True))
             self.close()
             raise ProtocolError(f"{self} broke the protocol: {fault}.") from fault
 

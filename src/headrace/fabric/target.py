@@ -22,21 +22,26 @@ from typing import TYPE_CHECKING
 
 from headrace import _native
 from headrace.base import peers
+from headrace.base.lifetime import Closing
 from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
-from headrace.closing import Closing
 from headrace.errors import FabricError
 from headrace.fabric.chap import Parties
 from headrace.fabric.chap_exchange import GROUPS, HASHES, ChapSetup, Gate
 from headrace.fabric.command import DISCOVERY_NQN, DiscoveryEntry, Status
-from headrace.fabric.connection import Admission, HostConnection
-from headrace.fabric.controller import QUEUES_MAX, Association, Controller
+from headrace.fabric.controller import (
+    QUEUES_MAX,
+    Admission,
+    Association,
+    Controller,
+    HostConnection,
+)
 from headrace.fabric.pdu import DDGST, HDGST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from headrace.fabric.chap import DhGroup
-    from headrace.fabric.connection import ConnectRequest
+    from headrace.fabric.controller import ConnectRequest
     from headrace.fabric.identity import Hash
     from headrace.fabric.subsystem import Subsystem
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import DecodeError
 from headrace.plane.images import ImageBatch
 

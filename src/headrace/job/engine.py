@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace import _native
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.config import ReaderOptions
 from headrace.errors import FabricError, HeadraceError, JobError, VolumeError
 from headrace.fabric.engine import EngineOptions, FabricEngine

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.files import NewFile, create_file, lock, lock_path
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import CorruptStore, JobError, StoreNotFound, VolumeError
 from headrace.store.segment import open_directory
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.job import job_id
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import FabricError, HeadraceError, JobError
 from headrace.fabric.host import Host
 from headrace.job.engine import host_options, identity_of

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from headrace.base.files import read_file
 from headrace.base.job import NodePlace, job_id, which_node
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing, Latch
 from headrace.config import reader_options
 from headrace.errors import HeadraceError, JobError, StoreNotFound
 from headrace.io.objects.location import is_url, local_path
@@ -38,7 +38,6 @@ from headrace.job.share import (
     plan_share,
     write_share_directory,
 )
-from headrace.latch import Latch
 from headrace.store import Store, open_store
 from headrace.store.directory import write_all
 from headrace.store.format import PAGE_BYTES

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.checksum import crc32c
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.config import ReaderOptions
 from headrace.errors import CorruptSample
 from headrace.fabric.engine import FabricEngine

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from headrace import _native
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import StoreError
 from headrace.order.windows import Pieces, plan_windows
 from headrace.plane.loader import Loader

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.posix.launch import preloading
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.files import readers
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.io.objects.location import is_url, shown
 from headrace.store.directory import printable

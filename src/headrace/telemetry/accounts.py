@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from headrace.base.job import JobIdentity
-    from headrace.machine.gpu import GPU
+    from headrace.machine.sensors import GPU
     from headrace.telemetry.messages import FigureKey, ProcessReport
     from headrace.telemetry.processes import JobProcesses
 

@@ -25,8 +25,7 @@ from headrace.base.job import clean, identity_of
 from headrace.base.loop import Loop
 from headrace.base.peers import user_name
 from headrace.control.metrics import JobLabels, serve_metrics
-from headrace.machine.gpu import GPUs
-from headrace.machine.sensors import all_sensors
+from headrace.machine.sensors import GPUs, all_sensors
 from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder
 from headrace.telemetry.accounts import NODE, Accounts, Ledger, Now, Observation
 from headrace.telemetry.history import default_history

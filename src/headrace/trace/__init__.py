@@ -3,6 +3,7 @@
 * format: what the files say, byte by byte; one rank's file, append-only, of bounded size
 * writer: the thread that writes, what it is told to follow, and counters of this machine that explain waits
 * run: `read_run`: a folder read back, whatever became of it
+* recorded: what a recorded job read, request by request, beside a workload
 """
 
 from __future__ import annotations

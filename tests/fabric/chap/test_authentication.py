@@ -149,7 +149,7 @@ def test_a_target_that_does_not_authenticate_is_refused_by_a_host_that_wants_it(
 
 
 def test_a_secure_channel_is_not_spoken(target, monkeypatch):
-    monkeypatch.setattr("headrace.fabric.connection.AUTHREQ_ATR", AUTHREQ_ASCR)
+    monkeypatch.setattr("headrace.fabric.command.AUTHREQ_ATR", AUTHREQ_ASCR)
     with pytest.raises(AuthenticationFailed, match="secure channel"):
         Host(target.address, NQN, HOST, options(dhchap_secret=A))
 

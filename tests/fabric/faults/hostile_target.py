@@ -18,11 +18,16 @@ import pytest
 
 from fabric.conftest import HOST, NQN
 from fabric.faults.tally import count
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.errors import ProtocolError
 from headrace.fabric.command import Admin, Completion, NamespaceIdentity, Sqe
-from headrace.fabric.connection import Admission, ConnectRequest, HostConnection
-from headrace.fabric.controller import Association, Controller
+from headrace.fabric.controller import (
+    Admission,
+    Association,
+    ConnectRequest,
+    Controller,
+    HostConnection,
+)
 from headrace.fabric.engine import EngineOptions, FabricEngine
 from headrace.fabric.host import Host, HostOptions
 from headrace.fabric.pdu import (

@@ -12,8 +12,7 @@ from fabric.faults.hostile_host import command, heard, line
 from fabric.faults.hostile_target import CONTENT, HostileTarget, engine
 from fabric.faults.tally import count
 from headrace.fabric.command import CONNECT_DATA, Admin, Sqe, connect_command
-from headrace.fabric.connection import Admission, HostConnection
-from headrace.fabric.controller import Association, Controller
+from headrace.fabric.controller import Admission, Association, Controller, HostConnection
 from headrace.fabric.pdu import Format, Type, encode, icreq
 
 PAUSE_S = 0.0005

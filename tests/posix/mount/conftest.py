@@ -12,7 +12,7 @@ import pytest
 
 from headrace.errors import MountError
 from headrace.posix.mount import MountedStore, MountOptions, mount
-from headrace.posix.mount.attaching import TYPE, attach, detach, mounted_at
+from headrace.posix.mount.process import TYPE, attach, detach, mounted_at
 from tests_shared import comes_true
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import MountError, SampleNotFound, SourceChanged, StoreNotFound
-from headrace.posix.mount import MountOptions, attaching, mount, unmount
+from headrace.posix.mount import MountOptions, mount, process, unmount
 from tests_shared import until
 
 LARGE = 9 << 20
@@ -347,9 +347,9 @@ def test_without_fusermount3_it_says_what_to_install(store, tmp_path, monkeypatc
 
 
 def test_without_the_device_it_says_so(fuse, tmp_path, monkeypatch):
-    monkeypatch.setattr(attaching, "DEVICE", str(tmp_path / "fuse"))
+    monkeypatch.setattr(process, "DEVICE", str(tmp_path / "fuse"))
     with pytest.raises(MountError, match=r"no FUSE.*--device /dev/fuse"):
-        attaching.attach(str(tmp_path), "store")
+        process.attach(str(tmp_path), "store")
 
 
 # In one process, because another user may be able to run this Python, but not to start it anew.

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.posix.mount import protocol
-from headrace.posix.mount.filesystem import DOOR, FileSystem
+from headrace.posix.mount.filesystem import DOOR, FileSystem, SampleBytes
 from headrace.posix.mount.protocol import ROOT, BadRequestError, Opcode
-from headrace.posix.mount.sample_bytes import SampleBytes
 
 HEADER = struct.Struct("=IIQQIIIHH")
 

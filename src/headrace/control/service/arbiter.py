@@ -3,6 +3,10 @@
 No socket, no thread, no file, no clock: the caller passes the time of a monotonic clock. A report comes
 in, a lease goes out. A plane that is silent keeps what its lease gave it until that ends, and then has
 nothing; nobody else is given it before.
+
+All flows are columns of a table, so that deciding about thousands takes milliseconds. A flow is what one
+plane reads for one job on one file system. Rows are reused; jobs, users and file systems are numbered anew
+only when somebody comes or goes, or the policy changes.
 """
 
 from __future__ import annotations
@@ -10,25 +14,24 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.control.messages import Grant, Lease, Place, PlaneState
-from headrace.control.policy import OTHER, RESOURCES, Policy
+from headrace.control.policy import OTHER, PRIORITIES, RESOURCES, Policy, SharedFileSystem
 from headrace.control.service.auth import Refused
-from headrace.control.service.table import Table
-from headrace.control.sharing import SharingResult, decide, demand_after
+from headrace.control.sharing import SharingProblem, SharingResult, decide, demand_after
 from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from headrace.control.messages import Flow, Register, Report
-    from headrace.control.service.table import FlowKey
+    from headrace.control.policy import Rates
 
 PLANES_MAX = 10_000
 FLOWS_MAX = 200_000
@@ -52,6 +55,151 @@ DECIDE_SHARE = 0.1
 
 RATE_MIN = 1.0
 """A rate of 0 could not be waited for."""
+
+
+R = len(RESOURCES)
+_FIRST_ROWS = 64
+
+FlowKey = tuple[int, str, str, str]
+"""Plane's number, user, job, file system."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Who is who, while nobody comes or goes."""
+
+    rows: NDArray[np.int64]  # [flows] rows in use
+    systems: list[str]  # names by number
+    problem: SharingProblem  # what does not change from one decision to the next
+    system_of_flow: NDArray[np.int64]  # [flows]
+    plane_of_flow: NDArray[np.int64]  # [flows] planes' numbers
+
+
+class Table:
+    """The flows.
+
+    Attributes:
+        used: [rows, R] per second, in the last interval.
+        demand: [rows, R] estimates, infinite for all it can get.
+        grant: [rows, R] what the plane was last told; infinite: no limit.
+        target: [rows, R] what was last decided.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._row: dict[FlowKey, int] = {}
+        self._free: list[int] = []
+        self.used = np.zeros((_FIRST_ROWS, R))
+        self.demand = np.zeros((_FIRST_ROWS, R))
+        self.grant = np.zeros((_FIRST_ROWS, R))
+        self.target = np.zeros((_FIRST_ROWS, R))
+        self._next = 0
+        self._numbers: _Numbers | None = None
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    @property
+    def keys(self) -> Iterable[FlowKey]:
+        """All flows."""
+        return self._row.keys()
+
+    def set_policy(self, policy: Policy) -> None:
+        """Go by another policy from now on."""
+        self._policy = policy
+        self._numbers = None
+
+    def row(self, key: FlowKey) -> int:
+        """The row of a flow, made if there is none: it has nothing and wants nothing."""
+        known_row = self._row.get(key)
+        if known_row is not None:
+            return known_row
+        if self._free:
+            row = self._free.pop()
+        else:
+            row, self._next = self._next, self._next + 1
+            if row >= len(self.used):
+                self._grow()
+        for column in (self.used, self.demand, self.grant, self.target):
+            column[row] = 0.0
+        self._row[key] = row
+        self._numbers = None
+        return row
+
+    def _grow(self) -> None:
+        for name in ("used", "demand", "grant", "target"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+
+    def remove(self, key: FlowKey) -> None:
+        """Forget a flow."""
+        self._free.append(self._row.pop(key))
+        self._numbers = None
+
+    def numbers(self) -> _Numbers:
+        """Who is who now."""
+        if self._numbers is None:
+            self._numbers = self._number()
+        return self._numbers
+
+    def problem(self, silent: Sequence[int]) -> SharingProblem:
+        """What is to be decided; silent planes, by their numbers, keep what they have."""
+        known = self.numbers()
+        return replace(
+            known.problem,
+            demand=self.demand[known.rows],
+            held=np.isin(known.plane_of_flow, silent),
+            grant=self.outstanding(),
+        )
+
+    def outstanding(self) -> NDArray[np.float64]:
+        """[flows, R] what each may use: its grant; where that has no limit, what it uses."""
+        rows = self.numbers().rows
+        grant = self.grant[rows]
+        return np.where(np.isfinite(grant), grant, self.used[rows])
+
+    def _number(self) -> _Numbers:
+        keys = list(self._row)
+        policy = self._policy
+        systems = sorted({*policy.file_systems, OTHER, *(key[3] for key in keys)})
+        users = sorted({(key[3], key[1]) for key in keys})
+        jobs = sorted({(key[3], key[1], key[2]) for key in keys})
+        number_of = {name: i for i, name in enumerate(systems)}
+        user_of = {name: i for i, name in enumerate(users)}
+        job_of = {name: i for i, name in enumerate(jobs)}
+        at_user = [policy.user(user).on(system) for system, user in users]
+        at_job = [policy.job(job, user).on(system) for system, user, job in jobs]
+        nothing = SharedFileSystem()
+        capacities = (policy.file_systems.get(name, nothing).capacity for name in systems)
+        flows = len(keys)
+        problem = SharingProblem(
+            capacity=_rates(capacities, np.inf),
+            system=_integers(number_of[s] for s, _ in users),
+            user_weight=np.array([r.weight for r in at_user], np.float64),
+            user_cap=_rates((r.cap for r in at_user), np.inf),
+            user_guarantee=_rates((r.guarantee for r in at_user), 0.0),
+            user=_integers(user_of[s, u] for s, u, _ in jobs),
+            job_weight=np.array([r.weight for r in at_job], np.float64),
+            job_cap=_rates((r.cap for r in at_job), np.inf),
+            job_guarantee=_rates((r.guarantee for r in at_job), 0.0),
+            priority=_integers(PRIORITIES[r.priority] for r in at_job),
+            job=_integers(job_of[key[3], key[1], key[2]] for key in keys),
+            demand=np.zeros((flows, R)),
+            held=np.zeros(flows, bool),
+            grant=np.zeros((flows, R)),
+        )
+        return _Numbers(
+            _integers(self._row[key] for key in keys), systems, problem,
+            _integers(number_of[key[3]] for key in keys), _integers(key[0] for key in keys),
+        )  # fmt: skip
+
+
+def _integers(values: Iterable[int]) -> NDArray[np.int64]:
+    return np.fromiter(values, np.int64)
+
+
+def _rates(values: Iterable[Rates], missing: float) -> NDArray[np.float64]:
+    return np.array([rates.values(missing) for rates in values], np.float64).reshape(-1, R)
 
 
 @dataclass(slots=True, eq=False)
@@ -273,7 +421,7 @@ class Arbiter:
         if plane.seen:
             rates = self._granted(plane)
             for (_, _, job, system), rate in zip(plane.seen, rates, strict=True):
-                grants.append(Grant(job, system, _rates(rate)))
+                grants.append(Grant(job, system, _lease_rates(rate)))
         plane.until_s = now + policy.lease_s
         expired = policy.when_expired
         caches = {
@@ -283,7 +431,7 @@ class Arbiter:
         }
         return Lease(
             plane.key, self.reign, self.epoch, plane.sequence, policy.lease_s, self.report_s,
-            None if expired is None else _rates(np.array(expired.values(math.inf))),
+            None if expired is None else _lease_rates(np.array(expired.values(math.inf))),
             [Place(name, list(fs.paths)) for name, fs in policy.file_systems.items() if fs.paths],
             grants, caches,
         )  # fmt: skip
@@ -419,7 +567,7 @@ def _headroom(
     return room
 
 
-def _rates(values: NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:
+def _lease_rates(values: NDArray[np.float64]) -> tuple[float | None, float | None, float | None]:
     a, b, c = (None if math.isinf(v) else max(RATE_MIN, float(v)) for v in values)
     return a, b, c
 

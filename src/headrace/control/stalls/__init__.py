@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from headrace.control.stalls.evidence import Evidence
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
+from headrace.control.stalls.waits import Evidence
 
 __all__ = ["Evidence", "Verdict", "verdict_line", "verdict_of"]

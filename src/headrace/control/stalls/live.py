@@ -16,10 +16,9 @@ import numpy as np
 
 from headrace.control.controller import EPOCH_LOG, wants_epochs
 from headrace.control.limits import READS_MAX
-from headrace.control.stalls.evidence import Evidence
 from headrace.control.stalls.verdict import Verdict, verdict_line, verdict_of
-from headrace.machine.host import cpu_quota, read_host
-from headrace.machine.mounts import file_system_of
+from headrace.control.stalls.waits import Evidence
+from headrace.machine.host import cpu_quota, file_system_of, read_host
 from headrace.plane.interpreter import Contention, contention
 from headrace.plane.stage import TIERS
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.control.controller import Change, Plane
-    from headrace.control.stalls.evidence import Source
+    from headrace.control.stalls.waits import Source
     from headrace.plane.batch_trace import PassMark, StepLog
     from headrace.plane.stage import StageStats
 

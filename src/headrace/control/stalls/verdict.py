@@ -17,9 +17,9 @@ import numpy as np
 
 from headrace.base.causes import Cause
 from headrace.base.text import bytes_text
-from headrace.control.stalls.evidence import Evidence
 from headrace.control.stalls.waits import (
     TURNS_MANY,
+    Evidence,
     lost_share,
     others_share,
     reading_of,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.errors import ProgramError
 from headrace.insight.ab.comparison import Comparison, EndReason, is_narrow
 from headrace.insight.ab.running import ROOTS_MAX, MeasuredRun, Side, folders_of, run_once, turns
-from headrace.machine.mounts import is_network, mount_of, mounts
+from headrace.machine.host import is_network, mount_of, mounts
 from headrace.posix.launch import find_program, why_not_loaded, why_unseen
 from headrace.posix.opens import OpenLog
 from headrace.store.residency import resident_pages

@@ -37,8 +37,16 @@ from headrace.insight.doctor.reads import (
 from headrace.insight.doctor.samples import Piece, format_of_bytes, measure_decoding, version_of
 from headrace.insight.doctor.survey import survey
 from headrace.io.objects.location import is_url, root_of, scheme_of, shown
-from headrace.machine.host import available_memory, byte_fields, cpu_quota, memory_usages, read_text
-from headrace.machine.mounts import is_network, mount_of, mounts
+from headrace.machine.host import (
+    available_memory,
+    byte_fields,
+    cpu_quota,
+    is_network,
+    memory_usages,
+    mount_of,
+    mounts,
+    read_text,
+)
 from headrace.store.residency import can_read_direct
 from headrace.testing import SlowVolume, simulated_files
 
@@ -454,7 +462,7 @@ def _pressure(kind: str) -> float:
 
 def _gpus() -> tuple[tuple[str, ...], str]:
     """Names of the GPUs that NVML knows, and why none is seen."""
-    from headrace.machine.gpu import GPUs
+    from headrace.machine.sensors import GPUs
 
     sensor = GPUs()
     try:

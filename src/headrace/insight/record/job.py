@@ -19,9 +19,9 @@ import numpy as np
 from headrace.errors import HeadraceError, RecordError
 from headrace.insight.record.log import Flag, visits_of
 from headrace.insight.record.rhythm import rhythm_of, trainers_of, workers_of
-from headrace.recorded import Recorded
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, SourceOptions
+from headrace.trace.recorded import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

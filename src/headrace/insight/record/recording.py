@@ -3,7 +3,7 @@
 What is recorded lies in a folder beside the output (`job.yaml.part`) until the two files are written. A
 recording that was cut off leaves that folder, and `finish` makes of it what can be made. DLIO and `bench run`
 accept the YAML. What is a measurement and what is a guess stands beside each value. Exact requests lie in the
-sidecar (`headrace.recorded`), which DLIO does not look at.
+sidecar (`headrace.trace.recorded`), which DLIO does not look at.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.posix.launch import (
     RecordedRun,
     record_program,
 )
-from headrace.recorded import SPLITS
+from headrace.trace.recorded import SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -26,8 +26,8 @@ from headrace.insight.whatif.storage import P99_SIGMAS, Storage
 from headrace.io.simulation import Simulation
 
 if TYPE_CHECKING:
-    from headrace.recorded import Recorded
     from headrace.trace import Run
+    from headrace.trace.recorded import Recorded
 
 Loader = Literal["torch", "headrace"]
 _Floats = NDArray[np.float64]

@@ -17,14 +17,14 @@ import numpy as np
 
 from headrace.errors import RecordError
 from headrace.io.simulation import PRESETS, Simulation
-from headrace.machine.mounts import is_network
+from headrace.machine.host import is_network
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from headrace.recorded import Recorded
+    from headrace.trace.recorded import Recorded
 
 _DOCUMENT_BYTES_MAX: Final = 4 << 20
 P99_SIGMAS: Final = 2.326

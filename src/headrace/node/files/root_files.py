@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
-from headrace.machine.mounts import is_remote
+from headrace.machine.host import is_remote
 from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, sealed_copy
 from headrace.node.files.tree import FAR_THREADS, FileTree, TreeScan, stat_row
 from headrace.node.served import Want

@@ -28,7 +28,7 @@ from itertools import islice
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from headrace.closing import Closing
+from headrace.base.lifetime import Closing
 from headrace.io.simulation import simulated_paths
 from headrace.plane.read_ahead import opens
 from headrace.plane.read_ahead.plan import (

@@ -1,0 +1,67 @@
+"""Lifetime: what ends with a `with` block, and an event that a signal handler may set to end the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+__all__ = ["Closing", "Latch"]
+
+
+class Closing:
+    """Calls its own `close` at the end of a `with` block, however that ends."""
+
+    if TYPE_CHECKING:
+        close: Callable[[], object]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Latch:
+    """As `threading.Event`, but once it is set it stays so. From any thread, and from signal handlers.
+
+    `threading.Event` may not be set by a handler: for a moment its waiter holds a lock that the handler, which
+    runs in the same thread, would then wait for, for ever.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def set(self) -> None:
+        """Let all who wait go on, now and later."""
+        self._set = True
+        self._open()
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set (at most `timeout` seconds); signals are handled meanwhile.
+
+        Returns whether it is set.
+        """
+        limit_s = -1 if timeout is None else max(0.0, timeout)
+        if not self._set and self._shut.acquire(timeout=limit_s):
+            self._open()  # for the next one
+        return self._set
+
+    def _open(self) -> None:
+        with contextlib.suppress(RuntimeError):  # somebody was quicker
+            self._shut.release()
