@@ -66,11 +66,8 @@ class ReasonExplanation(IntEnum):
     @property
     def words(self) -> str:
         """For people."""
-        return (
-            "authentication failed"
-            if self is ReasonExplanation.FAILED
-            else self.name.lower().replace("_", " ")
-        )
+        text = self.name.lower().replace("_", " ")
+        return "authentication failed" if self is ReasonExplanation.FAILED else text
 
 
 class MessageFault(Exception):
@@ -100,6 +97,11 @@ _FAILURE = struct.Struct("<BBHHBB")
 def payload_fault(what: str) -> MessageFault:
     """The fault of a message whose fields are wrong."""
     return MessageFault(ReasonExplanation.INCORRECT_PAYLOAD, what)
+
+
+def message_fault(what: str) -> MessageFault:
+    """The fault of a message that is none, or whose turn it is not."""
+    return MessageFault(ReasonExplanation.INCORRECT_MESSAGE, what)
 
 
 class Negotiate(NamedTuple):
@@ -291,9 +293,7 @@ def parse(data: bytes) -> Message:
     auth_type, auth_id, _, _ = _sized(_HEAD, data)
     kind = _KINDS.get((auth_type, auth_id))
     if kind is None:
-        raise MessageFault(
-            ReasonExplanation.INCORRECT_MESSAGE, f"AUTH_TYPE {auth_type}, AUTH_ID {auth_id:#04x}"
-        )
+        raise message_fault(f"AUTH_TYPE {auth_type}, AUTH_ID {auth_id:#04x}")
     return kind.unpack(data)
 
 
@@ -356,25 +356,21 @@ class ChapProof(NamedTuple):
     def of_host(self, secret: Secret, challenge: bytes, sequence: int) -> bytes:
         """R1."""
         host, controller = self.parties
-        names = f"HostHost{host}\0{controller}".encode()
+        names = f"HostHost{host}\0{controller}"
         return self._response(secret.key(host), challenge, sequence, names)
 
     def of_controller(self, secret: Secret, challenge: bytes, sequence: int) -> bytes:
         """R2."""
         host, controller = self.parties
-        names = f"Controller{controller}\0{host}".encode()
+        names = f"Controller{controller}\0{host}"
         return self._response(secret.key(controller), challenge, sequence, names)
 
-    def _response(self, key: bytes, challenge: bytes, sequence: int, names: bytes) -> bytes:
-        message = self._augmented(challenge) + _NUMBERS.pack(sequence, self.tid, 0) + names
+    def _response(self, key: bytes, challenge: bytes, sequence: int, names: str) -> bytes:
+        if self.shared:  # Ca: the challenge under the session key
+            session_key = hashlib.new(self.hash.function, self.shared).digest()
+            challenge = hmac.digest(session_key, challenge, self.hash.function)
+        message = challenge + _NUMBERS.pack(sequence, self.tid, 0) + names.encode()
         return hmac.digest(key, message, self.hash.function)
-
-    def _augmented(self, challenge: bytes) -> bytes:
-        """Ca: the challenge under the session key, where there is one."""
-        if not self.shared:
-            return challenge
-        session_key = hashlib.new(self.hash.function, self.shared).digest()
-        return hmac.digest(session_key, challenge, self.hash.function)
 
 
 def sequence_number() -> int:
@@ -416,17 +412,12 @@ def prime(group: DhGroup) -> int:
     """2^b - 2^(b-64) + (floor(2^(b-130) e) + X) 2^64 - 1."""
     bits, number, _ = _GROUPS[group]
     high: int = (1 << bits) - (1 << bits - 64)
-    return high + (_e(bits - 130) + number << 64) - 1
-
-
-def _e(bits: int) -> int:
-    """floor(2^bits e): the sum of 1/k!."""
-    term, total, k = 1 << bits + _GUARD_BITS, 0, 0
+    term, e, k = 1 << bits - 130 + _GUARD_BITS, 0, 0  # e is the sum of 1/k!
     while term:
-        total += term
+        e += term
         k += 1
         term //= k
-    return total >> _GUARD_BITS
+    return high + ((e >> _GUARD_BITS) + number << 64) - 1
 
 
 class DhKey:

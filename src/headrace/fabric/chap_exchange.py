@@ -25,15 +25,16 @@ from headrace.fabric.chap import (
     MessageFault,
     Negotiate,
     Parties,
-    ReasonExplanation,
     Reply,
     Success1,
     Success2,
     check_dhvlen,
+    message_fault,
     parse,
     payload_fault,
     sequence_number,
 )
+from headrace.fabric.chap import ReasonExplanation as Reason
 from headrace.fabric.identity import Hash
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ class ChapSetup:
 def _expected(message: Message | None, kind: type[_MessageT], tid: int | None) -> _MessageT:
     """The message, if it is of the kind whose turn it is, and of this exchange."""
     if not isinstance(message, kind):
-        what = f"{type(message).__name__}, expected {kind.__name__}"
-        raise MessageFault(ReasonExplanation.INCORRECT_MESSAGE, what)
+        raise message_fault(f"{type(message).__name__}, expected {kind.__name__}")
     if tid is not None and message.tid != tid:
         raise payload_fault(f"T_ID is {message.tid}, the exchange has {tid}")
     return message
@@ -90,8 +90,7 @@ def _expected(message: Message | None, kind: type[_MessageT], tid: int | None) -
 def _expect_taken(message: Message | None) -> None:
     """See that a host takes our message before it sends its next one."""
     if message is not None:
-        what = f"{type(message).__name__}, and it has not taken ours"
-        raise MessageFault(ReasonExplanation.INCORRECT_MESSAGE, what)
+        raise message_fault(f"{type(message).__name__}, and it has not taken ours")
 
 
 def _shared(key: DhKey | None, public: bytes) -> bytes:
@@ -136,9 +135,7 @@ class Exchange:
                 raise ChapRefused(message)  # noqa: TRY301 - as what the conversation raises
             return self._talk.send(message)
         except StopIteration:  # it has failed before
-            raise MessageFault(
-                ReasonExplanation.INCORRECT_MESSAGE, "the exchange is over"
-            ) from None
+            raise message_fault("the exchange is over") from None
         except (ChapRefused, MessageFault) as e:
             self.done = False
             self._fault = e if isinstance(e, MessageFault) else None
@@ -155,11 +152,9 @@ class Exchange:
         message = yield Negotiate(tid, chap.hashes, chap.groups).pack()
         challenge = _expected(message, Challenge, tid)
         if challenge.hash not in chap.hashes:
-            what = f"{challenge.hash.name} was not offered"
-            raise MessageFault(ReasonExplanation.HASH_NOT_USABLE, what)
+            raise MessageFault(Reason.HASH_NOT_USABLE, f"{challenge.hash.name} was not offered")
         if challenge.group not in chap.groups:
-            what = f"{challenge.group.name} was not offered"
-            raise MessageFault(ReasonExplanation.GROUP_NOT_USABLE, what)
+            raise MessageFault(Reason.GROUP_NOT_USABLE, f"{challenge.group.name} was not offered")
         key = DhKey(challenge.group) if challenge.group else None
         shared = _shared(key, challenge.public)
         self._proof = proof = ChapProof(chap.parties, challenge.hash, tid, shared)
@@ -174,17 +169,13 @@ class Exchange:
             raise payload_fault(f"HL is {success.hash_bytes}")
         if known.controller is not None:
             if success.response is None:
-                raise MessageFault(ReasonExplanation.FAILED, "the controller proves nothing")
+                raise MessageFault(Reason.FAILED, "the controller proves nothing")
             expected = proof.of_controller(known.controller, value, sequence)
             if not hmac.compare_digest(success.response, expected):
-                raise MessageFault(
-                    ReasonExplanation.FAILED, "the controller does not know the secret"
-                )
+                raise MessageFault(Reason.FAILED, "the controller does not know the secret")
         self.done = True
         message = yield Success2(tid).pack() if known.controller is not None else None
-        raise MessageFault(
-            ReasonExplanation.INCORRECT_MESSAGE, f"{type(message).__name__} at the end"
-        )
+        raise message_fault(f"{type(message).__name__} at the end")
 
 
 class Gate:
@@ -225,13 +216,12 @@ class Gate:
         except MessageFault as fault:
             self._fail(fault)
         except StopIteration:
-            self._fail(MessageFault(ReasonExplanation.INCORRECT_MESSAGE, "it has failed before"))
+            self._fail(message_fault("it has failed before"))
 
     def receive(self) -> bytes:
         """The message that the host is to have next."""
         if self._next is None:
-            what = "a message is asked for, and it is the host's turn"
-            self._fail(MessageFault(ReasonExplanation.INCORRECT_MESSAGE, what))
+            self._fail(message_fault("a message is asked for, and it is the host's turn"))
         message, self._next = self._next or b"", None
         if self._failed:
             self.over = True
@@ -266,15 +256,14 @@ class Gate:
         """The best that both can do; raises MessageFault if there is none."""
         if asked.secure_channel:
             what = f"SC_C is {asked.secure_channel}, there is no secure channel here"
-            raise MessageFault(ReasonExplanation.SECURE_CHANNEL_MISMATCH, what)
+            raise MessageFault(Reason.SECURE_CHANNEL_MISMATCH, what)
         chosen = next((each for each in self._chap.hashes if each in asked.hashes), None)
         if chosen is None:
             what = f"hash functions {asked.hashes} were offered"
-            raise MessageFault(ReasonExplanation.HASH_NOT_USABLE, what)
+            raise MessageFault(Reason.HASH_NOT_USABLE, what)
         group = next((each for each in self._chap.groups if each in asked.groups), None)
         if group is None:
-            what = f"groups {asked.groups} were offered"
-            raise MessageFault(ReasonExplanation.GROUP_NOT_USABLE, what)
+            raise MessageFault(Reason.GROUP_NOT_USABLE, f"groups {asked.groups} were offered")
         key = DhKey(group) if group else None
         value, public = secrets.token_bytes(chosen.nbytes), key.public if key else b""
         return Challenge(asked.tid, chosen, group, sequence_number(), value, public), key
@@ -286,12 +275,12 @@ class Gate:
         known = self._chap.secrets
         expected = proof.of_host(known.secret, challenge.value, challenge.sequence)
         if not hmac.compare_digest(reply.response, expected):
-            raise MessageFault(ReasonExplanation.FAILED, "the host does not know the secret")
+            raise MessageFault(Reason.FAILED, "the host does not know the secret")
         if reply.challenge is None:
             return None
         if known.controller is None:
             what = "the host asks for our proof, and there is no controller's secret for it"
-            raise MessageFault(ReasonExplanation.FAILED, what)
+            raise MessageFault(Reason.FAILED, what)
         if hmac.compare_digest(reply.challenge, challenge.value):
-            raise MessageFault(ReasonExplanation.FAILED, "our own challenge came back")
+            raise MessageFault(Reason.FAILED, "our own challenge came back")
         return proof.of_controller(known.controller, reply.challenge, reply.sequence)

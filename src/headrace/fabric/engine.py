@@ -68,13 +68,9 @@ def parse_url(url: str) -> FabricAddress:
     parts = urlsplit(url)
     query = parse_qs(parts.query, keep_blank_values=True)
     numbers = query.pop("ns", ["1"])
-    right = parts.scheme == "nvme+tcp" and parts.hostname and not query and not parts.fragment
-    if (
-        not right
-        or parts.username is not None
-        or len(numbers) != 1
-        or not re.fullmatch(r"[1-9]\d{0,9}", numbers[0])
-    ):
+    right = parts.scheme == "nvme+tcp" and parts.hostname and parts.username is None
+    extra = query or parts.fragment or len(numbers) != 1
+    if not right or extra or not re.fullmatch(r"[1-9]\d{0,9}", numbers[0]):
         raise ValueError(f"{url!r} is no namespace, expected nvme+tcp://host:port/nqn?ns=1")
     nqn = check_nqn(unquote(parts.path.removeprefix("/")))
     return FabricAddress(str(parts.hostname), parts.port or _PORT, nqn, int(numbers[0]))
@@ -264,10 +260,8 @@ class FabricEngine(Closing):
             raise FabricError(f"{url} is not connected: {peer.why}", path=url)
         namespace = peer.host.namespace(nsid)
         whole = namespace.blocks * namespace.block_bytes
-        if (
-            not _BLOCK_BYTES_MIN <= namespace.block_bytes <= _COMMAND_BYTES_MAX
-            or whole > _BYTES_MAX
-        ):
+        fits = _BLOCK_BYTES_MIN <= namespace.block_bytes <= _COMMAND_BYTES_MAX
+        if not fits or whole > _BYTES_MAX:
             raise FabricError(
                 f"{url} is said to have {namespace.blocks:,} blocks of {namespace.block_bytes:,} bytes, "
                 f"expected blocks of {_BLOCK_BYTES_MIN} to {_COMMAND_BYTES_MAX:,} bytes and at most "
@@ -324,11 +318,8 @@ class FabricEngine(Closing):
                         reasons.append(str(peer.host.failure))
                     if reasons:
                         self._gone(peer, reasons[0])
-                due = [
-                    p
-                    for p in self._peers.values()
-                    if p.host is None and p.next_try_s <= time.monotonic()
-                ]
+                now_s = time.monotonic()
+                due = [p for p in self._peers.values() if p.host is None and p.next_try_s <= now_s]
             for peer in due:
                 self._reconnect(peer)
 
@@ -354,7 +345,12 @@ class FabricEngine(Closing):
                 self.native.give_up(peer.number, errno.EHOSTDOWN)
             return
         try:
-            _check_unchanged(peer, host)
+            for nsid, known in peer.volumes.items():
+                if (namespace := host.namespace(nsid)) != known:
+                    raise NamespaceChanged(
+                        f"another namespace stands in its place: namespace {nsid} of {peer.subnqn} is "
+                        f"{namespace}, was {known}."
+                    )
             self._attach(peer, host)
         except FabricError as e:
             peer.why = str(e)
@@ -366,15 +362,6 @@ class FabricEngine(Closing):
         with self._lock:
             peer.host, peer.gone_since_s = host, None
             self._reconnects += 1
-
-
-def _check_unchanged(peer: _Peer, host: Host) -> None:
-    for nsid, known in peer.volumes.items():
-        if (namespace := host.namespace(nsid)) != known:
-            raise NamespaceChanged(
-                f"another namespace stands in its place: namespace {nsid} of {peer.subnqn} is {namespace}, "
-                f"was {known}."
-            )
 
 
 # -- options of URLs -------------------------------------------------------------------------------
@@ -408,9 +395,7 @@ def options_of(given: Mapping[str, Any] | None) -> FabricOptions:
     host = HostOptions(**_take(left, HostOptions))
     engine = EngineOptions(host=host, **_take(left, EngineOptions))
     if left:
-        known = sorted(
-            {f.name for kind in (HostOptions, EngineOptions) for f in fields(kind)} - {"host"}
-        )
+        known = sorted({f.name for f in (*fields(HostOptions), *fields(EngineOptions))} - {"host"})
         raise ValueError(
             f"storage_options has {min(left)!r}, expected hostnqn, hostid, directory_cache, deadline_s, "
             f"{', '.join(known)}"

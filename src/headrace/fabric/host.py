@@ -124,19 +124,15 @@ class Host(Closing):
         self._address = address
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._failure: FabricError | None = None
+        self.failure: FabricError | None = None  # what ended the association, if it has ended
         self._chap = self.options.chap(Parties(identity.nqn, subnqn))
         self._tids = itertools.count(secrets.randbits(15))
         self._admin = Queue(address, offered=self.options.offered, timeout_s=self.options.timeout_s)
         try:
             connected = self._admin.connect(
-                identity,
-                subnqn,
-                qid=0,
-                entries=32,
-                cntlid=_ANY_CONTROLLER,
+                identity, subnqn, qid=0, entries=32, cntlid=_ANY_CONTROLLER,
                 kato_ms=self.options.kato_ms,
-            )
+            )  # fmt: skip
             self.cntlid = connected.result & 0xFFFF
             self._authenticate(self._admin, connected)
             self._enable()
@@ -151,11 +147,6 @@ class Host(Closing):
     def transfer_bytes_max(self) -> int:
         """Largest read of one command: the controller's MDTS."""
         return _MDTS_UNIT << self.controller.mdts if self.controller.mdts else 1 << 32
-
-    @property
-    def failure(self) -> FabricError | None:
-        """What ended the association, if it has ended."""
-        return self._failure
 
     def namespaces(self) -> dict[int, nvme.NamespaceIdentity]:
         """The active namespaces by NSID."""
@@ -217,7 +208,7 @@ class Host(Closing):
             return
         self._closing.set()
         with contextlib.suppress(FabricError), self._lock:
-            if self._failure is None:
+            if self.failure is None:
                 self._set(nvme.Property.CC, self._cc | nvme.Cc.SHN_NORMAL)
         self._admin.close()
         if self._keeper is not threading.current_thread():
@@ -259,11 +250,8 @@ class Host(Closing):
             time.sleep(0.01)
 
     def _open_queue(self, qid: int) -> ConnectedQueue:
-        entries = min(
-            self.options.entries,
-            nvme.Cap.entries_max(self.cap),
-            max(2, self.controller.maxcmd or 1 << 16),
-        )
+        taken = max(2, self.controller.maxcmd or 1 << 16)
+        entries = min(self.options.entries, nvme.Cap.entries_max(self.cap), taken)
         queue = Queue(self._address, offered=self.options.offered, timeout_s=self.options.timeout_s)
         try:
             connected = queue.connect(
@@ -292,8 +280,8 @@ class Host(Closing):
 
     def _command(self, sqe: Sqe, *, expect: int = 0, what: str = "") -> tuple[Completion, bytes]:
         with self._lock:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             if self._closing.is_set():
                 raise FabricError(f"{self._admin}: this association is closed.")
             return self._admin.command(sqe, expect=expect, what=what)
@@ -304,7 +292,7 @@ class Host(Closing):
             try:
                 self._command(Sqe(Admin.KEEP_ALIVE), what="Keep Alive")
             except FabricError as e:
-                self._failure = e
+                self.failure = e
                 return
 
 

@@ -40,10 +40,6 @@ class StoreFiles:
     manifest: bytes  # the bytes of `store.json`
     sizes: dict[str, int]  # bytes of every other file by name: directories before volumes
 
-    def path(self, name: str) -> Path:
-        """Where a file lies."""
-        return self.folder / name
-
 
 def files_of(folder: str | os.PathLike[str]) -> StoreFiles:
     """The files of a packed store.
@@ -243,8 +239,7 @@ def parse_table(
         at += nbytes
     _expect(at == len(table), where, "end of the catalog's last entry", f"{at:,}",
             f"{len(table):,}", PAGE_BYTES + at)  # fmt: skip
-    own = namespace_bytes, PAGE_BYTES + aligned(len(table))
-    _check_places(by_name.values(), where, *own)
+    _check_places(by_name.values(), where, namespace_bytes, PAGE_BYTES + aligned(len(table)))
     return by_name
 
 
@@ -414,15 +409,16 @@ def _write(
             _write_all(fd, files.manifest, entry.offset)
             done += len(files.manifest)
             continue
-        with files.path(entry.name).open("rb", buffering=0) as source:
+        path = files.folder / entry.name
+        with path.open("rb", buffering=0) as source:
             at = 0
             while at < entry.length:
                 data = source.read(min(_COPY_BYTES, entry.length - at))
                 if not data:
                     raise CorruptStore(
-                        f"{files.path(entry.name)}: ends at byte {at:,}, expected {entry.length:,}: it "
-                        "changed while it was copied.",
-                        path=str(files.path(entry.name)),
+                        f"{path}: ends at byte {at:,}, expected {entry.length:,}: it changed while it was "
+                        "copied.",
+                        path=str(path),
                         offset_bytes=at,
                         next_step="Write the image again.",
                     )

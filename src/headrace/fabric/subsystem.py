@@ -121,7 +121,7 @@ class Subsystem:
                 with _catalog_file(files, nsids) as fd:
                     added.append(self._add(fd, str(files.folder), f"{content} catalog", nsids[0]))
                 for nsid, name in zip(nsids[1:], files.sizes, strict=True):
-                    text = str(files.path(name))
+                    text = str(files.folder / name)
                     with _opened(text) as fd:
                         added.append(self._add(fd, text, f"{content} {name}", nsid))
             except BaseException:

@@ -258,18 +258,19 @@ class Target(Closing):
 
     def _tick(self, now_s: float) -> None:
         for line in list(self._lines.values()):
+            age_s, connection = now_s - line.since_s, line.connection
             if line.close_at_s is not None:
                 if now_s >= line.close_at_s:
                     self._close(line)
-            elif line.connection.request is None:
-                if now_s - line.since_s > HANDSHAKE_S:
-                    line.connection.why = "no Connect came"
-                    self._close(line)
+            elif connection.request is None and age_s > HANDSHAKE_S:
+                connection.why = "no Connect came"
+                self._close(line)
             elif (
-                not line.connection.admitted
-                and now_s - line.since_s > self.options.authentication_s
+                connection.request
+                and age_s > self.options.authentication_s
+                and not connection.admitted
             ):
-                line.connection.why = "the host did not authenticate"
+                connection.why = "the host did not authenticate"
                 self._close(line)
         for joined in list(self._joined.values()):
             if joined.controller.expires_s() <= now_s and joined.line is not None:
@@ -400,9 +401,12 @@ class Target(Closing):
     def _settle(self, line: _HostSocket) -> bool:
         """Once a host has proved who it is, its association counts; False if there is no room for it."""
         joined = self._joined.get(line.cntlid)
-        if joined is None or joined.line is not line or joined.settled:
-            return True
-        if not line.connection.admitted:
+        if (
+            joined is None
+            or joined.line is not line
+            or joined.settled
+            or not line.connection.admitted
+        ):
             return True
         association = joined.controller.association
         twin = self._is_twin(association.hostid, association.hostnqn)
