@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import ismethod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,11 +39,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headrace.control")
 
 CHANGES_KEPT = 200
-
 CALM_AFTER = 50
-
 IDLE_AFTER = 20
-
 INTERVAL_MIN_S = 0.02
 INTERVAL_MAX_S = 5.0
 """After a longer silence (a suspended process, an epoch's end) a reading is a new beginning."""
@@ -104,14 +102,9 @@ def _weakly(function: Callable[[], Any]) -> Callable[[], Callable[[], Any] | Non
     return weakref.WeakMethod(function) if ismethod(function) else lambda: function
 
 
-def _listed(stages: Sequence[Stage]) -> Callable[[], Sequence[Stage] | None]:
-    refs = [weakref.ref(stage) for stage in stages]
-
-    def alive_stages() -> Sequence[Stage] | None:
-        alive = [stage for ref in refs if (stage := ref()) is not None]
-        return alive if len(alive) == len(refs) else None
-
-    return alive_stages
+def _alive(refs: Sequence[weakref.ref[Stage]]) -> Sequence[Stage] | None:
+    stages = [stage for ref in refs if (stage := ref()) is not None]
+    return stages if len(stages) == len(refs) else None
 
 
 class Plane:
@@ -154,8 +147,10 @@ class Plane:
         self.action = self.reason = ""
         self._held = 0  # decisions in a row that changed nothing
         self._silent = 0  # looks in a row at which nothing had happened
-        find = stages if callable(stages) else _listed(stages)
-        self._find_stages = _weakly(find)
+        if callable(stages):
+            self._find_stages = _weakly(stages)
+        else:
+            self._find_stages = _weakly(partial(_alive, [weakref.ref(stage) for stage in stages]))
         self._find_consumer = _weakly(consumer)
         self._find_limits = limits or (
             lambda held: read_limits(memory_bytes=memory_bytes, held_bytes=held)
@@ -241,16 +236,12 @@ class Plane:
         self._held = self._held + 1 if decision.reason == "steady" else 0
         if decision.action != "hold":
             self._record(decision)
-        if decision.knobs != self.knobs:
-            self._turn(decision.knobs)
-
-    def _turn(self, knobs: Knobs) -> None:
-        changes = knobs.changes_from(self.knobs)
-        for stage in self._stages_now() or ():
-            mine = {name: value for name, value in changes.items() if name in stage.knobs()}
-            if mine:
-                stage.turn(mine)
-        self.knobs = knobs
+        if turned := decision.knobs.changes_from(self.knobs):
+            for stage in self._stages_now() or ():
+                mine = {name: value for name, value in turned.items() if name in stage.knobs()}
+                if mine:
+                    stage.turn(mine)
+            self.knobs = decision.knobs
 
     def _stages_now(self) -> Sequence[Stage] | None:
         """The stages; None when they are gone."""
@@ -290,9 +281,7 @@ class Plane:
     def _current(self) -> Knobs:
         values = dict[str, int]()
         for stage in self._stages_now() or ():
-            for name, value in stage.knobs().items():
-                if name in KNOBS and name not in values:
-                    values[name] = value
+            values = {k: v for k, v in stage.knobs().items() if k in KNOBS} | values
         return Knobs(**values)
 
 
@@ -306,9 +295,7 @@ def _difference(before: PlaneReading, now: PlaneReading, knobs: Knobs) -> PlaneI
         return None  # between epochs
     old = {stage.name: stage for stage in before.stages}
     reading = [stage for stage in now.stages if stage.name in now.readers]
-    if not {stage.name for stage in reading} <= set(old):
-        return None
-    if any(stage.reads < old[stage.name].reads for stage in reading):
+    if any(s.name not in old or s.reads < old[s.name].reads for s in reading):
         return None
     counts = [0] * LATENCY_BUCKETS
     for stage in reading:
@@ -316,6 +303,12 @@ def _difference(before: PlaneReading, now: PlaneReading, knobs: Knobs) -> PlaneI
             pairs = zip(stage.latency_us, old[stage.name].latency_us, strict=True)
             counts = [n + new - past for n, (new, past) in zip(counts, pairs, strict=True)]
     decoding = [stage for stage in now.stages if stage.name == "decode"]
+
+    def in_flight(stage: StageStats) -> float:
+        """Mean reads in flight: exact where the stage integrates, else as seen now."""
+        held_s = stage.in_flight_s - old[stage.name].in_flight_s
+        return held_s / seconds if held_s > 0.0 else float(stage.in_flight)
+
     return PlaneInterval(
         seconds=seconds,
         waited_s=max(0.0, waited_s),
@@ -324,7 +317,7 @@ def _difference(before: PlaneReading, now: PlaneReading, knobs: Knobs) -> PlaneI
         samples=now.consumer.samples - before.consumer.samples,
         bytes=now.consumer.bytes - before.consumer.bytes,
         reads=sum(stage.reads - old[stage.name].reads for stage in reading),
-        in_flight=sum(_in_flight(old[stage.name], stage, seconds) for stage in reading),
+        in_flight=sum(in_flight(stage) for stage in reading),
         buffered_bytes=sum(stage.buffered_bytes for stage in reading),
         ready_bytes=sum(stage.ready_bytes for stage in reading),
         latency_us=tuple(counts),
@@ -332,13 +325,6 @@ def _difference(before: PlaneReading, now: PlaneReading, knobs: Knobs) -> PlaneI
         decode_wait_s=sum(stage.wait_input_s - old[stage.name].wait_input_s for stage in decoding),
         knobs=knobs,
     )
-
-
-def _in_flight(before: StageStats, now: StageStats, seconds: float) -> float:
-    """Mean reads in flight: exact where the stage integrates, else as seen now."""
-    if now.in_flight_s > before.in_flight_s:
-        return (now.in_flight_s - before.in_flight_s) / seconds
-    return float(now.in_flight)
 
 
 PERIOD_S: Final = 0.1

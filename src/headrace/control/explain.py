@@ -144,9 +144,8 @@ def _plane(plane: Plane) -> dict[str, Any]:
 
 def _stage(stage: StageStats) -> dict[str, Any]:
     document = asdict(stage)
-    counts = document.pop("latency_us")
     document["bytes_by_tier"] = dict(stage.bytes_by_tier)
-    document |= _percentiles(counts)
+    document |= _percentiles(document.pop("latency_us"))
     if stage.remote is not None:
         document["remote"] |= _percentiles(document["remote"].pop("latency_us"))
         del document["remote"]["refreshes"]
@@ -170,8 +169,7 @@ def _block(label: str, *lines: str) -> list[str]:
 
 def _text(plane: dict[str, Any]) -> str:
     state = "ended" if plane["ended"] else "at work"
-    tuned = "tuned" if plane["tuning"] else "not tuned"
-    title = f"{plane['name']} ({state}, {tuned})"
+    title = f"{plane['name']} ({state}, {'tuned' if plane['tuning'] else 'not tuned'})"
     if plane["simulation"]:
         title += f": {plane['simulation'].upper()}, no real storage"
     recent, consumer = plane["recent"], plane["consumer"]
@@ -229,15 +227,12 @@ def _remote(remote: dict[str, Any]) -> str:
 
 
 def _knob_lines(knobs: dict[str, dict[str, Any]]) -> list[str]:
-    return [
-        f"{name} {_value(name, knob['value'])}, "
-        + (
-            "set explicitly: left alone"
-            if knob["frozen"]
-            else f"at most {_value(name, knob['high'])} ({knob['limit_from']})"
-        )
-        for name, knob in knobs.items()
-    ]
+    lines = []
+    for name, knob in knobs.items():
+        bound = f"at most {_value(name, knob['high'])} ({knob['limit_from']})"
+        why = "set explicitly: left alone" if knob["frozen"] else bound
+        lines.append(f"{name} {_value(name, knob['value'])}, {why}")
+    return lines
 
 
 def _story(plane: dict[str, Any]) -> list[str]:

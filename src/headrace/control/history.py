@@ -38,9 +38,7 @@ class Knobs:
 
     def changes_from(self, other: Knobs) -> dict[str, int]:
         """Names and new values of what differs from `other`."""
-        return {
-            name: value for name, value in asdict(self).items() if value != getattr(other, name)
-        }
+        return {k: value for k, value in asdict(self).items() if value != getattr(other, k)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,13 +108,18 @@ def read_limits(
     tree = Path(root)
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)
     asked = {kind: resource.getrlimit(kind)[0] for kind in kinds} if rlimits is None else rlimits
-    memory, memory_origin = _memory(tree, memory_bytes, held_bytes, environment, asked)
+    policy = memory_policy(memory_bytes, environment)
+    memory, memory_origin = _memory(tree, policy, held_bytes, asked)
     reads, reads_origin = _reads(tree, asked)
-    threads, threads_origin = _threads(tree, cpus)
+    usable = cpus if cpus is not None else len(os.sched_getaffinity(0))
+    threads, threads_origin = usable, f"{usable} CPUs usable"
+    quota = cpu_quota(tree)
+    if quota is not None and quota < usable:
+        threads, threads_origin = round(quota), f"cgroup: {quota:g} CPUs"
     return Limits(
         reads_in_flight=Bounds(1, reads),
         buffer_bytes=Bounds(min(BUFFER_BYTES_MIN, memory), memory),
-        decode_threads=Bounds(1, threads),
+        decode_threads=Bounds(1, max(1, threads)),
         origins={
             "buffer_bytes": memory_origin,
             "reads_in_flight": reads_origin,
@@ -124,17 +129,10 @@ def read_limits(
 
 
 def _memory(
-    tree: Path,
-    given: int | None,
-    held: int,
-    environment: Mapping[str, str] | None,
-    limits: Mapping[int, int],
+    tree: Path, policy: tuple[int, str] | None, held: int, limits: Mapping[int, int]
 ) -> tuple[int, str]:
     """The budget of all buffers, and where it comes from: the least of all that is said."""
-    bounds = [(BUFFER_BYTES_MAX, "default")]
-    policy = memory_policy(given, environment)
-    if policy is not None:
-        bounds = [policy]
+    bounds = [policy or (BUFFER_BYTES_MAX, "default")]
     for usage in memory_usages(tree):
         free = max(0, usage.limit - usage.used + held)
         bounds.append((int(SHARE_OF_FREE * free), f"{usage.name}: {free >> 20} MiB free"))
@@ -189,11 +187,3 @@ def _reads(tree: Path, limits: Mapping[int, int]) -> tuple[int, str]:
     if reads >= READS_MAX:
         return READS_MAX, "default"
     return reads, f"RLIMIT_NOFILE: {descriptors - used} of {descriptors} descriptors left"
-
-
-def _threads(tree: Path, cpus: int | None) -> tuple[int, str]:
-    usable = cpus if cpus is not None else len(os.sched_getaffinity(0))
-    quota = cpu_quota(tree)
-    if quota is not None and quota < usable:
-        return max(1, round(quota)), f"cgroup: {quota:g} CPUs"
-    return max(1, usable), f"{usable} CPUs usable"

@@ -58,24 +58,25 @@ class Metric:
     help: str
 
 
+_Key = tuple[str, ...]
+"""Values of the labels of a figure."""
+
+
 class Figures:
     """Figures of one scrape."""
 
     def __init__(self, table: Iterable[Metric]) -> None:
         self._table = {metric.name: metric for metric in table}
-        self._values: dict[str, dict[tuple[str, ...], float]] = defaultdict(
-            lambda: defaultdict(float)
-        )
-        self._histograms: dict[str, dict[tuple[str, ...], tuple[list[int], float]]] = defaultdict(
-            dict
-        )
+        self._values: defaultdict[str, dict[_Key, float]] = defaultdict(dict)
+        self._histograms: defaultdict[str, dict[_Key, tuple[list[int], float]]] = defaultdict(dict)
 
     def add(self, name: str, value: float, **labels: str) -> None:
         """Tell a figure; of the same labels, figures are added up.
 
         Raises KeyError if there is no such metric, or it has other labels.
         """
-        self._values[name][self._key(name, labels)] += value
+        values, key = self._values[name], self._key(name, labels)
+        values[key] = values.get(key, 0.0) + value
 
     def add_latencies(
         self, name: str, counts: Sequence[int], seconds: float, **labels: str
@@ -86,7 +87,7 @@ class Figures:
         added = [a + b for a, b in zip(before, counts, strict=True)]
         self._histograms[name][key] = (added, total + seconds)
 
-    def _key(self, name: str, labels: dict[str, str]) -> tuple[str, ...]:
+    def _key(self, name: str, labels: dict[str, str]) -> _Key:
         metric = self._table[name]
         if set(labels) != set(metric.labels):
             raise KeyError(f"{name} has labels {metric.labels}, not {tuple(labels)}")
@@ -102,7 +103,12 @@ class Figures:
                     metric.name, metric.help, labels=metric.labels
                 )
                 for key, (counts, total) in self._histograms[metric.name].items():
-                    histogram.add_metric(key, _cumulative(counts), total)
+                    # Buckets as Prometheus has them: how many took no longer.
+                    buckets = [
+                        (repr(2**power * 1e-6), float(sum(counts[: 2 * power])))
+                        for power in _BUCKET_POWERS
+                    ]
+                    histogram.add_metric(key, [*buckets, ("+Inf", float(sum(counts)))], total)
                 yield histogram
                 continue
             make = core.CounterMetricFamily if metric.kind == "counter" else core.GaugeMetricFamily
@@ -141,14 +147,6 @@ class JobLabels:
 
     def __init__(self) -> None:
         self.jobs, self.systems = Labels(), Labels()
-
-
-def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Buckets as Prometheus has them: how many took no longer."""
-    buckets: list[tuple[str, float]] = [
-        (repr(2**power * 1e-6), float(sum(counts[: 2 * power]))) for power in _BUCKET_POWERS
-    ]
-    return [*buckets, ("+Inf", float(sum(counts)))]
 
 
 def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[[], _T]) -> _T:
@@ -251,7 +249,17 @@ class MetricsServer:
         self._rendering = threading.Lock()
         self._clients: dict[socket.socket, None] = {}  # the oldest first
         self._lock = threading.Lock()
-        self._listener = _listen(address)
+        where = address.host, address.port
+        try:
+            family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
+            self._listener = socket.create_server(where, family=family, backlog=CLIENTS_MAX)
+        except OSError as e:
+            taken = e.errno == errno.EADDRINUSE
+            why = "another process listens there" if taken else e.strerror or str(e)
+            raise HeadraceError(
+                f"{address}: metrics cannot be served there: {why}.",
+                next_step="Name another: --metrics [HOST:]PORT; port 0 takes a free one.",
+            ) from e
         self.address = Address(address.host, self._listener.getsockname()[1])
         self._ending = False
         self._thread = threading.Thread(target=self._accept, name="headrace-metrics", daemon=True)
@@ -341,7 +349,12 @@ class MetricsServer:
             return 405, "only GET\n"
         try:
             if path == b"/metrics":
-                return 200, self._metrics()
+                with self._rendering:
+                    at, text = self._rendered
+                    if at < 0.0 or time.monotonic() - at > KEPT_S:
+                        text = self._render()
+                        self._rendered = (time.monotonic(), text)
+                return 200, text
             if self._healthy():
                 return 200, "ok\n"
         except TimeoutError:
@@ -349,14 +362,6 @@ class MetricsServer:
         except Exception:  # noqa: BLE001 - whatever it is, the next scrape may succeed
             _log.exception("metrics cannot be rendered")
         return 503, "it does not answer\n"
-
-    def _metrics(self) -> bytes:
-        with self._rendering:
-            at, text = self._rendered
-            if at < 0.0 or time.monotonic() - at > KEPT_S:
-                text = self._render()
-                self._rendered = (time.monotonic(), text)
-        return text
 
 
 def _answer(code: int, body: str | bytes) -> bytes:
@@ -390,17 +395,3 @@ def serve_metrics(
     where = address_of(address)
     render = renderer(lambda: figures(asked(call_soon, describe)))
     return MetricsServer(where, render, lambda: asked(call_soon, lambda: True))
-
-
-def _listen(address: Address) -> socket.socket:
-    where = address.host, address.port
-    try:
-        family = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server(where, family=family, backlog=CLIENTS_MAX)
-    except OSError as e:
-        taken = e.errno == errno.EADDRINUSE
-        why = "another process listens there" if taken else e.strerror or str(e)
-        raise HeadraceError(
-            f"{address}: metrics cannot be served there: {why}.",
-            next_step="Name another: --metrics [HOST:]PORT; port 0 takes a free one.",
-        ) from e

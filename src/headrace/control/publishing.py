@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,11 +114,10 @@ def divided(waited_s: float, verdict: Verdict) -> dict[Cause, float]:
 
 def tier_bytes(stages: Sequence[StageStats]) -> dict[str, int]:
     """Bytes so far, by where they came from."""
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for stage in stages:
-        for tier, count in stage.bytes_by_tier.items():
-            totals[tier] = totals.get(tier, 0) + count
-    return totals
+        totals.update(stage.bytes_by_tier)
+    return dict(totals)
 
 
 def _source(stages: Sequence[StageStats]) -> Cause:
@@ -134,14 +133,10 @@ def _source(stages: Sequence[StageStats]) -> Cause:
 _NO_STAGE: Final = StageStats(name="")
 
 PERIOD_S: Final = 2.0
-
 LAST_S: Final = 0.5
-
 LOCKED_S: Final = 0.5
 """The collector may drop an iterator, and so end a pass, in the midst of anything, whatever is locked."""
-
 KEPT_MOST: Final = 64
-
 FILE_SYSTEMS_MAX: Final = 16
 """More are added up as `other`: a message has a bounded length."""
 
@@ -175,7 +170,11 @@ class Totals:
         causes = causes or split_wait(waited_s, before.stages, look.stages)
         for cause, seconds in causes.items():
             _grow(self.stall_s, system, cause, seconds)
-        for tier, count in _tiers(before, look).items():
+        tiers = tier_bytes(tuple(_since(before.stages, look.stages).values()))
+        rest = max(0, now.bytes - then.bytes) - sum(tiers.values())
+        if any(stage.name == "node" for stage in look.stages):
+            tiers["node"] = tiers.get("node", 0) + max(0, rest)  # what no stage accounts for
+        for tier, count in tiers.items():
             _grow(self.tier_bytes, system, tier, count)
 
 
@@ -187,15 +186,6 @@ class _KnownPlane:
     """File system that its source lies on."""
     figures: PlaneReading
     steps: int = 0
-
-
-def _tiers(before: PlaneReading, look: PlaneReading) -> dict[str, float]:
-    """Bytes by where they came from; what no stage accounts for came through the node daemon, or the source."""
-    tiers: dict[str, float] = {**tier_bytes(tuple(_since(before.stages, look.stages).values()))}
-    rest = max(0, look.consumer.bytes - before.consumer.bytes) - sum(tiers.values())
-    if rest > 0 and any(stage.name == "node" for stage in look.stages):
-        tiers["node"] = tiers.get("node", 0.0) + rest
-    return tiers
 
 
 def _grow(table: dict[str, dict[str, float]], system: str, name: str, amount: float) -> None:
@@ -269,10 +259,7 @@ class Publisher:
             return
         self._teller = me
         try:
-            kept: dict[Plane, PlaneReading] = {}
-            while self._kept:
-                plane, look = self._kept.popleft()
-                kept[plane] = look
+            kept = dict(self._kept.popleft() for _ in range(len(self._kept)))
             for plane in dict.fromkeys([*kept, *planes]):
                 self._add(plane, plane.now() or kept.get(plane))
             self._send(ended=self._ended)
@@ -327,14 +314,14 @@ class Publisher:
                     sock.sendto(message.encode(), path)
 
     def _message(self, identity: JobIdentity, *, ended: bool) -> dict[str, Any]:
-        totals = self.totals
-        names = sorted({*totals.stall_s, *totals.tier_bytes})
+        totals, data = self.totals, sys.modules.get("torch.utils.data")
         return {
             "v": 1,
             "instance": self._instance,
             "pid": os.getpid(),
             "job": asdict(identity),
-            "consumer": not _is_worker(),
+            # In a DataLoader's worker no training step runs, so none waits.
+            "consumer": data is None or data.get_worker_info() is None,
             "ended": ended,
             "began_s": round(self._began_s, 3),
             "local_ranks": local_ranks_of(os.environ),
@@ -346,7 +333,7 @@ class Publisher:
                     "stall_s": {c: round(s, 6) for c, s in totals.stall_s.get(name, {}).items()},
                     "tier_bytes": totals.tier_bytes.get(name, {}),
                 }
-                for name in names
+                for name in sorted({*totals.stall_s, *totals.tier_bytes})
             },
         }
 
@@ -365,9 +352,3 @@ def _no_job() -> JobIdentity:
     identity = identity_of(os.environ, job_name())
     assert identity is not None
     return replace(identity, user=identity.user or user, name=identity.name or name)
-
-
-def _is_worker() -> bool:
-    """Whether this is a DataLoader's worker: no training step runs here, so none waits here."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None

@@ -14,25 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "OTHER",
-    "PRIORITIES",
-    "RESOURCES",
-    "JobRule",
-    "Override",
-    "Policy",
-    "PolicyChange",
-    "PolicyError",
-    "Rates",
-    "Rule",
-    "SharedFileSystem",
-    "amount",
-    "amount_text",
-    "changes",
-    "policy_document",
-    "policy_yaml",
-]
-
 _PATTERN: Final = re.compile(
     r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kKMGTP]?)(i?)[bB]?\s*(?:/\s*s)?\s*", re.ASCII
 )
@@ -107,8 +88,8 @@ class Rates:
     def values(self, missing: float) -> tuple[float, float, float]:
         """In the order of `RESOURCES`, `missing` where nothing is said."""
         rates = (self.bytes_per_s, self.reads_per_s, self.metadata_per_s)
-        bytes_per_s, reads_per_s, metadata_per_s = (missing if v is None else v for v in rates)
-        return bytes_per_s, reads_per_s, metadata_per_s
+        a, b, c = (missing if rate is None else rate for rate in rates)
+        return a, b, c
 
     def over(self, below: Rates) -> Rates:
         """These, and what `below` says where these say nothing."""

@@ -88,17 +88,17 @@ class ControlService:
         self._began_s = now
         self.app = Starlette(
             routes=[
-                Route("/v1/planes", self._guarded(self._register, "plane"), methods=["POST"]),
-                Route(
-                    "/v1/planes/{key}/report", self._guarded(self._report, "plane"),
-                    methods=["POST"],
-                ),
-                Route("/v1/planes/{key}", self._guarded(self._leave, "plane"), methods=["DELETE"]),
-                Route("/v1/policy", self._guarded(self._policy, "operator"), methods=["GET"]),
-                Route("/v1/policy", self._guarded(self._apply, "operator"), methods=["PUT"]),
-                Route("/v1/state", self._guarded(self._state, "operator"), methods=["GET"]),
+                Route(path, self._guarded(handle, role), methods=[method])
+                for method, path, handle, role in (
+                    ("POST", "/v1/planes", self._register, "plane"),
+                    ("POST", "/v1/planes/{key}/report", self._report, "plane"),
+                    ("DELETE", "/v1/planes/{key}", self._leave, "plane"),
+                    ("GET", "/v1/policy", self._policy, "operator"),
+                    ("PUT", "/v1/policy", self._apply, "operator"),
+                    ("GET", "/v1/state", self._state, "operator"),
+                )
             ]
-        )  # fmt: skip
+        )
 
     async def keep(self) -> None:
         """Write down what runs, and see that nobody else rules, for ever."""
@@ -140,10 +140,8 @@ class ControlService:
         return JSONResponse({})
 
     async def _policy(self, _: Request, __: Caller) -> Response:
-        arbiter = self.arbiter
-        return JSONResponse(
-            {"version": arbiter.policy_version, "policy": policy_document(arbiter.policy)}
-        )
+        policy = policy_document(self.arbiter.policy)
+        return JSONResponse({"version": self.arbiter.policy_version, "policy": policy})
 
     async def _apply(self, request: Request, caller: Caller) -> Response:
         text = (await read_body(request, BODY_BYTES_MAX)).decode()
@@ -412,9 +410,6 @@ def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
         ControlError: it does not answer.
     """
     folder.check()
-    client = Client(Endpoint(url=f"unix:{folder.socket}"))
-    try:
+    with contextlib.closing(Client(Endpoint(url=f"unix:{folder.socket}"))) as client:
         state: dict[str, Any] = json.loads(client.ask("GET", "/v1/state"))
         return state
-    finally:
-        client.close()

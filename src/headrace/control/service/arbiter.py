@@ -89,10 +89,7 @@ class Table:
         self._policy = policy
         self._row: dict[FlowKey, int] = {}
         self._free: list[int] = []
-        self.used = np.zeros((_FIRST_ROWS, R))
-        self.demand = np.zeros((_FIRST_ROWS, R))
-        self.grant = np.zeros((_FIRST_ROWS, R))
-        self.target = np.zeros((_FIRST_ROWS, R))
+        self.used, self.demand, self.grant, self.target = np.zeros((4, _FIRST_ROWS, R))
         self._next = 0
         self._numbers: _Numbers | None = None
 
@@ -111,25 +108,21 @@ class Table:
 
     def row(self, key: FlowKey) -> int:
         """The row of a flow, made if there is none: it has nothing and wants nothing."""
-        known_row = self._row.get(key)
-        if known_row is not None:
-            return known_row
+        if key in self._row:
+            return self._row[key]
         if self._free:
             row = self._free.pop()
         else:
             row, self._next = self._next, self._next + 1
             if row >= len(self.used):
-                self._grow()
+                for name in ("used", "demand", "grant", "target"):
+                    column = getattr(self, name)
+                    setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
         for column in (self.used, self.demand, self.grant, self.target):
             column[row] = 0.0
         self._row[key] = row
         self._numbers = None
         return row
-
-    def _grow(self) -> None:
-        for name in ("used", "demand", "grant", "target"):
-            column = getattr(self, name)
-            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
 
     def remove(self, key: FlowKey) -> None:
         """Forget a flow."""
@@ -270,7 +263,7 @@ class Arbiter:
         self._planes[plane.key] = plane
         self._instances[plane.instance] = plane
         for job, system, rates in grants:
-            row = self._flow(plane, job, system, now)
+            row = self._flow(plane, (plane.number, plane.user, job, system), now)
             self._table.grant[row] = [math.inf if rate is None else rate for rate in rates]
 
     def report(self, key: str, message: Report, now: float) -> Lease:
@@ -297,7 +290,9 @@ class Arbiter:
         seconds = max(message.seconds, 1e-3)
         reported: set[FlowKey] = set()
         for flow in message.flows:
-            self._count_flow(plane, flow, seconds, now, reported)
+            flow_key = (plane.number, plane.user, flow.job, flow.file_system)
+            reported.add(flow_key)
+            self._count_flow(plane, flow_key, flow, seconds, now)
         for flow_key in [k for k in plane.seen if k not in reported]:
             self._rest(plane, flow_key, now)
         return self._lease(plane, now)
@@ -325,31 +320,23 @@ class Arbiter:
         if self._instances.get(plane.instance) is plane:
             del self._instances[plane.instance]
 
-    def _flow(self, plane: PlaneRecord, job: str, file_system: str, now: float) -> int:
-        key = (plane.number, plane.user, job, file_system)
+    def _flow(self, plane: PlaneRecord, key: FlowKey, now: float) -> int:
         if key not in plane.seen and len(self._table) >= FLOWS_MAX:
             raise Refused(503, f"{FLOWS_MAX} flows are known already")
         plane.seen.setdefault(key, now)
         return self._table.row(key)
 
     def _count_flow(
-        self, plane: PlaneRecord, flow: Flow, seconds: float, now: float, reported: set[FlowKey]
+        self, plane: PlaneRecord, key: FlowKey, flow: Flow, seconds: float, now: float
     ) -> None:
-        row = self._flow(plane, flow.job, flow.file_system, now)
-        key = (plane.number, plane.user, flow.job, flow.file_system)
-        reported.add(key)
+        row = self._flow(plane, key, now)
         plane.held_s[key] = plane.held_s.get(key, 0.0) + max(flow.held_s)
-        table = self._table
-        busy = False
-        for r in range(len(RESOURCES)):
-            before = float(table.demand[row, r])
-            used, waiting, held_s = flow.used[r], flow.waiting[r], flow.held_s[r]
-            table.demand[row, r] = demand_after(
-                before, used, seconds, held_s, waiting, held=any(flow.waiting)
-            )
-            table.used[row, r] = used / seconds
-            busy = busy or used > 0 or waiting > 0
-        if busy:
+        demand, held = self._table.demand[row], any(flow.waiting)
+        amounts = zip(flow.used, flow.waiting, flow.held_s, strict=True)
+        for r, (used, waiting, held_s) in enumerate(amounts):
+            demand[r] = demand_after(float(demand[r]), used, seconds, held_s, waiting, held=held)
+            self._table.used[row, r] = used / seconds
+        if held or any(flow.used):
             plane.seen[key] = now
         self._stale = True
 
@@ -417,11 +404,8 @@ class Arbiter:
     def _lease(self, plane: PlaneRecord, now: float) -> Lease:
         self.decide(now)
         policy = self.policy
-        grants = []
-        if plane.seen:
-            rates = self._granted(plane)
-            for (_, _, job, system), rate in zip(plane.seen, rates, strict=True):
-                grants.append(Grant(job, system, _lease_rates(rate)))
+        rates = self._granted(plane) if plane.seen else ()
+        grants = [Grant(*k[2:], _lease_rates(r)) for k, r in zip(plane.seen, rates, strict=True)]
         plane.until_s = now + policy.lease_s
         expired = policy.when_expired
         caches = {
@@ -447,10 +431,8 @@ class Arbiter:
         target = table.target[rows]
         problem = numbers.problem
         granted = target.copy()
-        for group, amount in (
-            (numbers.system_of_flow, problem.capacity),
-            (problem.job, problem.job_cap),
-        ):
+        groups = (numbers.system_of_flow, problem.capacity), (problem.job, problem.job_cap)
+        for group, amount in groups:
             granted = np.minimum(granted, _headroom(group, amount, outstanding, granted, mine))
         table.grant[rows] = granted
         return granted
@@ -459,21 +441,17 @@ class Arbiter:
 
     def outstanding(self, now: float) -> list[dict[str, Any]]:
         """Leases that run, for the database: whoever rules next must not hand them out again."""
-        leases = []
-        for plane in self._planes.values():
-            grants = [
-                [job, system, [None if math.isinf(v) else float(v) for v in self._table.grant[row]]]
-                for (_, _, job, system) in plane.seen
-                for row in (self._table.row((plane.number, plane.user, job, system)),)
-            ]
-            leases.append(
-                {
-                    "name": plane.name, "user": plane.user, "pid": plane.pid,
-                    "instance": plane.instance, "grants": grants,
-                    "left_s": max(0.0, plane.until_s - now),
-                }
-            )  # fmt: skip
-        return leases
+        table = self._table
+        return [
+            {
+                "name": plane.name, "user": plane.user, "pid": plane.pid, "instance": plane.instance,
+                "left_s": max(0.0, plane.until_s - now),
+                "grants": [
+                    [*key[2:], list(_named(table.grant[table.row(key)]).values())] for key in plane.seen
+                ],
+            }
+            for plane in self._planes.values()
+        ]  # fmt: skip
 
     def adopt(self, planes: Iterable[dict[str, Any]], now: float) -> None:
         """Take over leases that the controller before this one gave: they may run still."""
@@ -507,19 +485,15 @@ class Arbiter:
         }
 
     def _describe(self, plane: PlaneRecord, now: float) -> dict[str, Any]:
-        state = plane.state
-        flows = []
-        for key in plane.seen:
-            row = self._table.row(key)
-            flows.append(
-                {
-                    "job": key[2], "file_system": key[3],
-                    "used": _named(self._table.used[row]),
-                    "demand": _named(self._table.demand[row]),
-                    "granted": _named(self._table.grant[row]),
-                    "held_s": plane.held_s.get(key, 0.0),
-                }
-            )  # fmt: skip
+        state, table = plane.state, self._table
+        flows = [
+            {
+                "job": key[2], "file_system": key[3], "used": _named(table.used[row]),
+                "demand": _named(table.demand[row]), "granted": _named(table.grant[row]),
+                "held_s": plane.held_s.get(key, 0.0),
+            }
+            for key, row in ((key, table.row(key)) for key in plane.seen)
+        ]  # fmt: skip
         return {
             "number": plane.number, "name": plane.name, "user": plane.user, "pid": plane.pid,
             "reports": plane.reports, "silent_s": max(0.0, min(now - plane.reported_s, 1e6)),

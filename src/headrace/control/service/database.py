@@ -68,8 +68,16 @@ class Database:
         self._lock = -1
         self._connection: sqlite3.Connection | None = None
         try:
-            if lock:
-                self._hold_lock(path.with_name(path.name + "-lock"))
+            if lock:  # it is left there: it may lie in a folder of others
+                beside = path.with_name(path.name + "-lock")
+                fd = lock_path(beside, sign=True)
+                if fd is None:
+                    raise ControlError(  # noqa: TRY301 - closes what there is, as all that fails here
+                        f"{path}: another controller rules with this database, process {locked_by(beside)}.",
+                        path=str(path),
+                        next_step="Use it, or stop it first: headrace control stop.",
+                    )
+                self._lock = fd
             old = os.umask(0o077)
             try:
                 self._connection = sqlite3.connect(
@@ -88,17 +96,6 @@ class Database:
         except BaseException:
             self.close()
             raise
-
-    def _hold_lock(self, lock: Path) -> None:
-        """It is left there: it may lie in a folder of others."""
-        fd = lock_path(lock, sign=True)
-        if fd is None:
-            raise ControlError(
-                f"{self.path}: another controller rules with this database, process {locked_by(lock)}.",
-                path=str(self.path),
-                next_step="Use it, or stop it first: headrace control stop.",
-            )
-        self._lock = fd
 
     def _claim(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
 from headrace.control.metrics import Figures, JobLabels, Kind, Metric
-from headrace.control.policy import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +44,9 @@ _PLAIN: Final[tuple[tuple[str, Kind, str, str], ...]] = (
     ("held_bytes", "gauge", "", "Memory of samples, of all planes."),
     ("clients", "gauge", "", "Clients of all planes."),
 )
+
+SILENT_REPORTS: Final = 3.0
+"""A plane that has missed so many reports is silent."""
 
 TABLE: Final = (
     Metric("headrace_build_info", "gauge", ("version",), "Always 1; says which headrace this is."),
@@ -85,31 +87,15 @@ def figures_of(state: Mapping[str, Any], known: JobLabels | None = None) -> Figu
     known.jobs.update(flow["job"] for flow in flows)
     known.systems.update(system["name"] for system in state["file_systems"])
     for flow in flows:
-        labels = {
-            "job_name": known.jobs.of(flow["job"]),
-            "file_system": known.systems.of(flow["file_system"]),
-        }
-        _add_rates(figures, "headrace_control_job", flow, ("used", "granted"), labels)
-    for system in state["file_systems"]:
-        label = {"file_system": known.systems.of(system["name"])}
-        meanings = ("used", "granted", "capacity")
-        _add_rates(figures, "headrace_control_file_system", system, meanings, label)
+        system = known.systems.of(flow["file_system"])
+        _add_rates(figures, "job", flow, job_name=known.jobs.of(flow["job"]), file_system=system)
+    for each in state["file_systems"]:
+        _add_rates(figures, "file_system", each, file_system=known.systems.of(each["name"]))
     return figures
 
 
-SILENT_REPORTS: Final = 3.0
-"""A plane that has missed so many reports is silent."""
-
-
-def _add_rates(
-    figures: Figures,
-    prefix: str,
-    rates: Mapping[str, Any],
-    meanings: tuple[str, ...],
-    labels: Mapping[str, str],
-) -> None:
-    for what in meanings:
-        for resource in RESOURCES:
-            value = rates[what][resource]
+def _add_rates(figures: Figures, of: str, rates: Mapping[str, Any], **labels: str) -> None:
+    for what in ("used", "granted", "capacity"):
+        for resource, value in rates.get(what, {}).items():
             if value is not None:
-                figures.add(f"{prefix}_{what}_{_UNITS[resource]}", value, **labels)
+                figures.add(f"headrace_control_{of}_{what}_{_UNITS[resource]}", value, **labels)

@@ -76,7 +76,7 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
     remote = next((stage.remote for stage in stages if stage.remote is not None), None)
     quota, cpus = cpu_quota(Path("/")), len(os.sched_getaffinity(0))
     knobs = [stage.knobs() for stage in inner.stats.stages_now()]
-    turned = {name: value for each in knobs for name, value in each.items()}
+    turned = dict(pair for each in knobs for pair in each.items())
     # The drop-in has workers only; loaders that are not torch's say of no decoders.
     decoders = getattr(loader, "decode_threads", getattr(loader, "num_workers", 0))
     now_s = time.perf_counter()
@@ -171,18 +171,11 @@ def epoch_line(
     if verdict.seconds > 0.0:
         parts.append(f"{samples / verdict.seconds:,.0f}/s")
     parts.append(verdict_line(verdict))
-    tiers = _tiers(steps["bytes"].astype(np.float64).sum(axis=0))
-    if tiers:
-        parts.append(tiers)
+    sums = steps["bytes"].astype(np.float64).sum(axis=0)
+    if (total := float(sums.sum())) > 0.0:
+        shares = [(name, float(sums[at]) / total) for at, name in enumerate(TIERS)]
+        parts.append(" ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005))
     if changes:
         last = changes[-1]
         parts.append(f"tuner: {f'{turned} kept' if (turned := last.turned()) else last.reason}")
     return " | ".join(parts)
-
-
-def _tiers(sums: Any) -> str:
-    total = float(sums.sum())
-    if total <= 0.0:
-        return ""
-    shares = [(name, float(sums[at]) / total) for at, name in enumerate(TIERS)]
-    return " ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)

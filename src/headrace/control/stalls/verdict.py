@@ -208,9 +208,7 @@ def _cause_line(cause: Cause, case: _Case) -> str:
         line = _reading_line(cause, case.waits, case.reading, seen)
     elif cause is Cause.POLICY:
         limit = f" ({bytes_text(seen.limit_bytes_per_s)}/s)" if seen.limit_bytes_per_s else ""
-        line = (
-            f"a rate limit{limit} held reads back for {float(case.waits.held_s.sum()):.3g} s in all"
-        )
+        line = f"a rate limit{limit} held reads back for {case.waits.held_s.sum():.3g} s in all"
     elif cause is Cause.DECODE:
         line = _decode_line(case)
     elif cause is Cause.PYTHON:
@@ -221,9 +219,8 @@ def _cause_line(cause: Cause, case: _Case) -> str:
         who = f" ({case.slowest})" if case.slowest else ""
         line = f"after its batch was there this rank waited while another still waited for its own{who}"
     elif cause is Cause.OTHER:
-        busy = (
-            f"; processors were {seen.cpu_share:.0%} busy" if math.isfinite(seen.cpu_share) else ""
-        )
+        known = math.isfinite(seen.cpu_share)
+        busy = f"; processors were {seen.cpu_share:.0%} busy" if known else ""
         line = f"part of the waiting lies in no phase that was measured, or in handing batches over{busy}"
     return line
 
@@ -259,8 +256,8 @@ def _reading_line(cause: Cause, waits: StepWaits, reading: ReadWaits, seen: Evid
     )
     if cause is Cause.METADATA:
         return f"files were opened for each sample; {line}"
-    if cause is Cause.PREFETCH and float(waits.room_s.sum()) > 0.0:
-        return f"{line}; reads waited {float(waits.room_s.sum()):.3g} s for room in the buffer"
+    if cause is Cause.PREFETCH and waits.room_s.sum() > 0.0:
+        return f"{line}; reads waited {waits.room_s.sum():.3g} s for room in the buffer"
     if cause is Cause.NETWORK and seen.remote_retries:
         return f"{line}; {seen.remote_retries:,} of {seen.remote_requests:,} requests were repeated"
     return line
@@ -270,9 +267,10 @@ def verdict_line(verdict: Verdict) -> str:
     """The stall and its largest causes, in part of a line."""
     if not verdict.stall_s or verdict.stall < 0.0005:
         return "stall 0.0 %"
+    alone = len(verdict.causes) == 1
     shown = [
-        f"{cause.phrase}{'' if at == 0 and len(verdict.causes) == 1 else f' {verdict.share(cause):.0%}'}"
-        for at, cause in enumerate(verdict.causes)
+        cause.phrase if alone else f"{cause.phrase} {verdict.share(cause):.0%}"
+        for cause in verdict.causes
         if verdict.share(cause) >= 0.1
     ]
     return f"stall {100 * verdict.stall:.1f} % ({', '.join(shown[:3])})"
@@ -299,13 +297,9 @@ def _verdict_text(verdict: Verdict) -> str:
         lines.append(f"{'because' if at == 0 else '':<10}{each}")
     if verdict.action:
         share = verdict.gain_s / verdict.stall_s if verdict.stall_s else 0.0
-        lines += [
-            f"do this   {verdict.action}",
-            (
-                f"gain      up to {verdict.gain_s:.3g} s ({share:.0%} of the stall), computed from: "
-                f"{verdict.gain_from}"
-            ),
-        ]
+        gain = f"up to {verdict.gain_s:.3g} s ({share:.0%} of the stall)"
+        lines.append(f"do this   {verdict.action}")
+        lines.append(f"gain      {gain}, computed from: {verdict.gain_from}")
     else:
         lines.append("do this   nothing: data are there in time")
     return "\n".join(lines)
@@ -394,11 +388,8 @@ def verdict_of(
     other_s, at = slow_rank(steps, list(others.values())) if others else (0.0, None)
     by_cause[Cause.SLOW_RANK] += other_s
     stall_s = sum(by_cause.values())
-    causes = {
-        cause: by_cause[cause]
-        for cause in sorted(by_cause, key=lambda each: -by_cause[each])
-        if by_cause[cause] > 0.0
-    }
+    largest_first = sorted(by_cause, key=lambda each: -by_cause[each])
+    causes = {cause: by_cause[cause] for cause in largest_first if by_cause[cause] > 0.0}
     slowest = "" if at is None else f"rank {list(others)[at]}"
     if slowest and others is not ranks:
         slowest += " of those given"
