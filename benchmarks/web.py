@@ -31,8 +31,8 @@ sys.path.insert(1, str(ROOT / "tests"))
 
 from benchmarks import machine
 from browser import Browser
-from headrace.web.cluster import Wire
 from headrace.web.demo import DemoSource
+from headrace.web.views import Wire
 
 RESULTS = ROOT / "benchmarks/results"
 PAGES = ("/", "/starving", "/storage", "/policies", "/stores")

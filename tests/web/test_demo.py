@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace.web.cluster import IDLE
 from headrace.web.demo import PLAYED_S, DemoSource
+from headrace.web.views import IDLE
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import TelemetryError
-from headrace.web.cluster import IDLE, UNKNOWN, ClusterMoment, JobBox, NodeBox, Wire, levels, plain
 from headrace.web.demo import DemoSource
 from headrace.web.live import QUEUE_MAX
+from headrace.web.views import IDLE, UNKNOWN, ClusterMoment, JobBox, NodeBox, Wire, levels, plain
 from web.serving import small_demo, until
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from headrace.base.causes import Cause
-from headrace.web.traced import TracedRuns
+from headrace.web.watching import TracedRuns
 from web.serving import traced_run
 
 BATCHES = 9

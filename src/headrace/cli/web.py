@@ -66,8 +66,7 @@ def web(
         from headrace.web.app import serve
         from headrace.web.demo import DemoPolicies, DemoSource, demo_store
         from headrace.web.stores import StoreBrowser
-        from headrace.web.traced import TracedRuns
-        from headrace.web.watching import ClusterSource, ControllerPolicies
+        from headrace.web.watching import ClusterSource, ControllerPolicies, TracedRuns
     except ModuleNotFoundError as e:
         from headrace.errors import ControlError
 

@@ -31,11 +31,10 @@ from headrace.control.service.http import HttpListener, HttpServer, listen_tcp, 
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.insight.usage import starving_of
 from headrace.web.access import SESSION_S, Guard
-from headrace.web.cluster import plain
 from headrace.web.live import Full, Live, LiveClient
 from headrace.web.shell import PAGES, document, files
-from headrace.web.traced import PREFIX, TracedRuns
-from headrace.web.views import rows
+from headrace.web.views import plain, rows
+from headrace.web.watching import PREFIX, TracedRuns
 
 if TYPE_CHECKING:
     import socket

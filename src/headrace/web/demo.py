@@ -21,8 +21,17 @@ from headrace.base.causes import cause_of
 from headrace.control.policy import changes, policy_document, policy_yaml
 from headrace.control.policy.parse import parse_policy
 from headrace.telemetry.history import JobRecord
-from headrace.web.cluster import IDLE, ClusterMoment, JobBox, NodeBox, levels, plainly
-from headrace.web.views import JobFlow, file_system, job_page
+from headrace.web.views import (
+    IDLE,
+    ClusterMoment,
+    JobBox,
+    JobFlow,
+    NodeBox,
+    file_system,
+    job_page,
+    levels,
+    plainly,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

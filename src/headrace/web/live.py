@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError
-from headrace.web.cluster import Wire, plain
+from headrace.web.views import Wire, plain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

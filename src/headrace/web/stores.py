@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.store.residency import resident_range
-from headrace.web.cluster import plain
+from headrace.web.views import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,17 +1,348 @@
-"""Views: what pages draw: one job over time, a file system, the rows of the leaderboard. Pure."""
+"""Views: what pages draw, as plain values, every name as it may be shown.
+
+The cluster at one moment, one job over time, a file system, the leaderboard.
+A GPU is a byte of stall and a byte of use, so that a thousand nodes are 22 kB a look. Jobs have slots: a
+number that holds while the job runs, which a GPU's holder names.
+"""
 
 from __future__ import annotations
 
+import base64
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+
+from headrace.cluster.snapshot import is_away, queue_board
 from headrace.telemetry.report import JobReport, hint_of
-from headrace.web.cluster import plain, plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
+    from headrace.cluster.snapshot import ClusterSnapshot
     from headrace.insight.usage import Starving, StarvingGroup, StarvingJob
     from headrace.telemetry.history import JobRecord
+
+IDLE: Final = -1
+"""A GPU that no job holds."""
+
+UNKNOWN: Final = 255
+"""A stall or use that nobody knows."""
+
+LEVELS: Final = 200
+"""A share of 1 is this byte."""
+
+NAME_CHARACTERS_MAX: Final = 200
+
+
+def plain(text: object) -> str:
+    """A name from anywhere as it may be shown: bounded, controls and marks of direction as their escapes."""
+    shown = "".join(
+        c if c.isprintable() else repr(c)[1:-1] for c in str(text)[:NAME_CHARACTERS_MAX]
+    )
+    return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def plainly(value: Any) -> Any:
+    """A value of JSON with every text in it as `plain` shows a name."""
+    if isinstance(value, dict):
+        return {plain(name): plainly(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plainly(inner) for inner in value]
+    return plain(value) if isinstance(value, str) else value
+
+
+def levels(shares: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """Shares 0..1 as bytes; NaN is unknown."""
+    known = np.nan_to_num(np.clip(shares, 0.0, 1.0) * LEVELS)
+    return np.where(np.isnan(shares), UNKNOWN, np.rint(known)).astype(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBox:
+    """A node: its GPUs stand in a row."""
+
+    name: str
+    partition: str
+    gpus: int
+    away: str = ""
+    """Why it takes no jobs; '' if it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobBox:
+    """A job that holds GPUs."""
+
+    job_id: str
+    name: str = ""
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    gpus: int = 0
+    nodes: int = 1
+    cause: str = ""
+    """What it waits for most; ''."""
+    file_system: str = ""
+    measured: bool = False
+    started_s: float | None = None
+
+    def row(self) -> list[Any]:
+        """As it goes over the wire; `cluster.js` knows the order."""
+        return [
+            plain(self.job_id), plain(self.name), plain(self.user), plain(self.account),
+            plain(self.partition), self.gpus, self.nodes, plain(self.cause),
+            plain(self.file_system), int(self.measured), self.started_s,
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterMoment:
+    """All of it."""
+
+    taken_s: float  # Unix seconds
+    nodes: Sequence[NodeBox]  # in the order in which they are shown
+    jobs: Sequence[JobBox]  # that run
+    holders: NDArray[np.int32]
+    """(GPUs) int32, of each GPU the place of its job in `jobs`, or `IDLE`."""
+    stall: NDArray[np.uint8]  # (GPUs) uint8, see `levels`
+    busy: NDArray[np.uint8]  # (GPUs) uint8, likewise
+    waiting: int = 0  # jobs that wait for GPUs
+    notes: tuple[str, ...] = ()  # what could not be seen, a sentence each
+
+    def totals(self) -> dict[str, Any]:
+        """What stands above the grid."""
+        held = self.holders >= 0
+        counts = np.array([node.gpus for node in self.nodes], np.int64)
+        away = np.repeat(np.array([bool(n.away) for n in self.nodes], bool), counts)
+        known = held & (self.stall != UNKNOWN)
+        lost = self.stall[known].astype(np.float64) / LEVELS
+        used = self.busy[held & (self.busy != UNKNOWN)].astype(np.float64) / LEVELS
+        return {
+            "nodes": len(self.nodes),
+            "gpus": len(self.holders),
+            "held": int(held.sum()),
+            "idle": int((~held & ~away).sum()),
+            "away": int((~held & away).sum()),
+            "known": int(known.sum()),
+            "lost": round(float(lost.sum()), 1),
+            "busy": round(float(used.mean()), 4) if len(used) else None,
+            "running": len(self.jobs),
+            "waiting": self.waiting,
+            "causes": self._causes(known),
+            "notes": [plain(note) for note in self.notes],
+        }
+
+    def _causes(self, known: NDArray[np.bool_]) -> list[list[Any]]:
+        """GPUs' worth of waiting, by cause, the largest first."""
+        if not len(self.jobs):
+            return []
+        lost = self.stall[known].astype(np.float64) / LEVELS
+        of_job = np.bincount(self.holders[known], lost, len(self.jobs))
+        lost_by_cause = Counter[str]()
+        for job, amount in zip(self.jobs, of_job.tolist(), strict=True):
+            lost_by_cause[job.cause or "other"] += amount
+        ranked = lost_by_cause.most_common()
+        return [[plain(cause), round(amount, 1)] for cause, amount in ranked if amount >= 0.05]
+
+
+@dataclass(slots=True)
+class Wire:
+    """Turns clusters into messages: the whole of one, or what changed since the last."""
+
+    label: str = ""
+    _slots: dict[str, int] = field(default_factory=dict)
+    _rows: dict[int, list[Any]] = field(default_factory=dict)
+    _boxes: dict[int, JobBox] = field(default_factory=dict)
+    _nodes: dict[str, Any] = field(default_factory=dict)
+    _last: dict[str, Any] = field(default_factory=dict)
+    _free: list[int] = field(default_factory=list)
+
+    def full(self) -> dict[str, Any]:
+        """Everything as of the last `tick`, for a browser that comes."""
+        return {**self._last, "label": self.label, "nodes": self._nodes, "jobs": dict(self._rows)}
+
+    def tick(self, cluster: ClusterMoment) -> dict[str, Any]:
+        """What changed since the cluster before."""
+        before = dict(self._rows)
+        places = self._place(cluster.jobs)
+        holders = np.where(cluster.holders >= 0, places[cluster.holders], IDLE).astype("<i4")
+        nodes = _nodes(cluster.nodes)
+        cells = {"holders": holders, "stall": cluster.stall, "busy": cluster.busy}
+        whole = {
+            "taken_s": cluster.taken_s,
+            "totals": cluster.totals(),
+            **{name: base64.b64encode(v.tobytes()).decode() for name, v in cells.items()},
+        }
+        changes = dict(whole)
+        if self._last.get("holders") == changes["holders"]:
+            del changes["holders"]
+        if nodes != self._nodes:
+            changes["nodes"] = self._nodes = nodes
+        changes["jobs"] = {slot: row for slot, row in self._rows.items() if before.get(slot) != row}
+        changes["gone"] = [slot for slot in before if slot not in self._rows]
+        self._last = whole
+        return changes
+
+    def _place(self, jobs: Sequence[JobBox]) -> NDArray[np.int32]:
+        """The slots of jobs; those of jobs that are gone are free again."""
+        here = {job.job_id for job in jobs}
+        for gone in [job_id for job_id in self._slots if job_id not in here]:
+            slot = self._slots.pop(gone)
+            del self._rows[slot], self._boxes[slot]
+            self._free.append(slot)
+        places = np.full(len(jobs) + 1, IDLE, np.int32)  # the last for IDLE
+        for place, job in enumerate(jobs):
+            if job.job_id not in self._slots:
+                free = self._free.pop() if self._free else len(self._slots)
+                self._slots[job.job_id] = free
+            slot = self._slots[job.job_id]
+            if self._boxes.get(slot) != job:
+                self._boxes[slot], self._rows[slot] = job, job.row()
+            places[place] = slot
+        return places
+
+
+def _nodes(nodes: Iterable[NodeBox]) -> dict[str, Any]:
+    """Columns: names, partitions by number, GPUs, and why some are away."""
+    boxes = list(nodes)
+    partitions = list(dict.fromkeys(box.partition for box in boxes))
+    number: Mapping[str, int] = {name: i for i, name in enumerate(partitions)}
+    return {
+        "names": [plain(box.name) for box in boxes],
+        "partitions": [plain(name) for name in partitions],
+        "partition": [number[box.partition] for box in boxes],
+        "gpus": [box.gpus for box in boxes],
+        "away": {i: plain(box.away) for i, box in enumerate(boxes) if box.away},
+    }
+
+
+LITTLE = 0.03
+"""Who waits for less than this share of its time has no cause to speak of."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLayout:
+    """Nodes and who is on them."""
+
+    nodes: Sequence[NodeBox]  # in the order in which they are shown
+    holders: Sequence[Sequence[str]]  # of each node, the job of each GPU; '' for none
+    jobs: dict[str, JobBox]  # by id, what is known of them without the history
+    waiting: int = 0  # jobs that wait for GPUs
+
+
+def nodes_of_scheduler(snapshot: ClusterSnapshot) -> ClusterLayout:
+    """As the scheduler says; GPUs whose number it does not tell are the first that are free."""
+    board = queue_board(snapshot)
+    order = {name: at for at, name in enumerate(p.name for p in snapshot.partitions)}
+
+    def first(partitions: Iterable[str]) -> str:
+        return min(partitions, key=lambda name: order.get(name, len(order)), default="")
+
+    boxes, holders = [], []
+    for row in sorted(board.nodes, key=lambda r: order.get(first(r.node.partitions), len(order))):
+        node = row.node
+        away = " ".join([*node.states, node.reason]).strip() if is_away(node) else ""
+        boxes.append(NodeBox(node.name, first(node.partitions), node.gpus, away))
+        held = list(row.holders)[: node.gpus]
+        held += [""] * (node.gpus - len(held))
+        for job in row.jobs:
+            for part in job.allocations:
+                if part.node == node.name and not part.gpus:
+                    # "?" is one that is taken, by a job whose numbers are not told: such as this.
+                    taken = [at for at, holder in enumerate(held) if holder == "?"]
+                    free = [at for at, holder in enumerate(held) if not holder]
+                    for at in (taken + free)[: part.gpu_count]:
+                        held[at] = job.job_id
+        holders.append(held)
+    jobs = {
+        row.job.job_id: JobBox(
+            job_id=row.job.job_id, name=row.job.name, user=row.job.user, account=row.job.account,
+            partition=row.job.partition, gpus=row.job.gpu_count, nodes=max(1, len(row.job.nodes)),
+            started_s=row.job.started_s,
+        )
+        for row in board.running
+    }  # fmt: skip
+    if any("?" in held for held in holders):
+        jobs["?"] = JobBox(job_id="?", name="a job that is not known")
+    return ClusterLayout(boxes, holders, jobs, board.totals.waiting)
+
+
+def nodes_of_agents(parts: Sequence[tuple[str, JobRecord]]) -> ClusterLayout:
+    """As agents tell: the jobs of each node, on as many GPUs as they say; a CPU job is one cell."""
+    by_node: dict[str, list[JobRecord]] = {}
+    for node, record in parts:
+        for name in [node] if node else record.nodes:
+            by_node.setdefault(name, []).append(record)
+    boxes, holders = [], []
+    jobs: dict[str, JobBox] = {}
+    for name in sorted(by_node):
+        held: list[str] = []
+        for record in sorted(by_node[name], key=lambda r: r.job_id):
+            count = max(1, min(64, round(record.total("gpus") or _gpus(record))))
+            held += [record.job_id] * count
+            known = jobs.get(record.job_id)
+            jobs[record.job_id] = JobBox(
+                job_id=record.job_id, name=record.name, user=record.user, account=record.account,
+                gpus=count + (known.gpus if known else 0), nodes=1 + (known.nodes if known else 0),
+                started_s=record.first_s,
+            )  # fmt: skip
+        boxes.append(NodeBox(name, "", len(held)))
+        holders.append(held)
+    return ClusterLayout(boxes, holders, jobs)
+
+
+def _gpus(record: JobRecord) -> float:
+    return record.total("gpu_s") / record.seconds if record.seconds else 0.0
+
+
+def cluster_of(
+    layout: ClusterLayout,
+    parts: Sequence[tuple[str, JobRecord]],
+    taken_s: float,
+    notes: tuple[str, ...] = (),
+) -> ClusterMoment:
+    """The picture: who is where, and how long each waits there."""
+    on_node: dict[tuple[str, str], JobRecord] = {}
+    of_job: dict[str, JobRecord] = {}
+    for node, record in parts:
+        for name in (record.job_id, record.alias):
+            if name:
+                on_node[node, name] = of_job[name] = record
+    boxes = [_box(job, of_job.get(job.job_id)) for job in layout.jobs.values()]
+    place = {job: at for at, job in enumerate(layout.jobs)}
+    holders: list[int] = []
+    stall: list[float | None] = []
+    busy: list[float | None] = []
+    for box, held in zip(layout.nodes, layout.holders, strict=True):
+        for job in held:
+            known = on_node.get((box.name, job)) or of_job.get(job)
+            holders.append(place.get(job, IDLE))
+            stall.append(known.stall if known else None)
+            busy.append(known.gpu_use if known else None)
+    return ClusterMoment(
+        taken_s=taken_s, nodes=layout.nodes, jobs=boxes, holders=np.array(holders, np.int32),
+        stall=levels(np.array(stall, np.float64)), busy=levels(np.array(busy, np.float64)),
+        waiting=layout.waiting, notes=notes,
+    )  # fmt: skip
+
+
+def _box(job: JobBox, record: JobRecord | None) -> JobBox:
+    if record is None:
+        return job
+    waits = (record.stall or 0.0) >= LITTLE
+    systems = [name for name in record.lost_by_file_system if name]
+    return replace(
+        job, name=job.name or record.name, user=job.user or record.user,
+        account=job.account or record.account,
+        cause=next(iter(record.waited), "") if waits else "",
+        file_system=systems[0] if systems and waits else "", measured=record.measured,
+    )  # fmt: skip
+
+
+# -- one job, a file system, the leaderboard -----------------------------------------------------------
 
 RANKS_MAX = 4096
 NODES_MAX = 256
