@@ -6,7 +6,7 @@ nothing is waited for: a FIFO, a socket or a device in the place of a file is an
 up again (a journal, a partial store, a cache) belongs to this user or to root.
 
     open_file, read_file      of what is there, if it is a regular file
-    open_folder, make_folder  folders, as descriptors
+    open_folder, make_folder  folders, as descriptors; own_folder, which is this user's alone
     create_file, NewFile      new files: never one that is there; `NewFile` appears when it is whole
     replace_file              old content or new content, nothing between, durably
     lock, lock_path           `flock`: dies with its process, leaves nothing stale
@@ -40,6 +40,8 @@ from headrace.errors import VolumeError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import TypeAlias
+
+    from headrace.errors import HeadraceError
 
     AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -332,6 +334,19 @@ def make_folder(path: AnyPath, *, mode: int | None = None, exist_ok: bool = Fals
         if not exist_ok:
             raise
         os.close(open_folder(path, owned=True))
+
+
+def own_folder(path: Path, error: type[HeadraceError], next_step: str) -> Path:
+    """The folder, made if need be, or OSError; and seen to be this user's, closed to others and no link."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    status, why = path.lstat(), ""
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        why = f"is not this user's ({os.geteuid()})"
+    elif stat.S_IMODE(status.st_mode) & 0o077:
+        why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
+    if why:
+        raise error(f"{path}: the folder {why}.", path=str(path), next_step=next_step)
+    return path
 
 
 class NewFile:

@@ -488,11 +488,7 @@ class JobVolumes(Volumes):
     read_unchecked = read_into
 
     def borrow(self, number: int) -> tuple[int, bool]:
-        """The descriptor of a local volume.
-
-        Raises:
-            JobError: it is read over the fabric and has none.
-        """
+        """The descriptor of a local volume; raises JobError if it is read over the fabric and has none."""
         if self.local:
             return self._fds[number], False
         raise JobError(f"{self.paths[number]} is read over the fabric and has no descriptor.")

@@ -18,12 +18,11 @@ import contextlib
 import errno
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.base.files import NewFile, create_file, lock, lock_path
+from headrace.base.files import NewFile, create_file, lock, lock_path, own_folder
 from headrace.base.lifetime import Closing
 from headrace.errors import CorruptStore, JobError, StoreNotFound, VolumeError
 from headrace.store.segment import open_directory
@@ -167,17 +166,8 @@ def sweep(local: Path) -> list[Path]:
 
 def _enter(folder: Path) -> int:
     """Makes the folder if need be and takes its lock; FileNotFoundError if it was removed meanwhile."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
     try:
-        status = folder.lstat()
-        ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        if not ours or status.st_mode & 0o077:
-            raise JobError(
-                f"{folder}: expected a folder of mode 0700 of user {os.geteuid()}.",
-                path=str(folder),
-                next_step="Remove it.",
-            )
+        own_folder(folder, JobError, "Remove it.")
         fd = lock_path(folder / "lock", shared=True, wait_s=None)
     except OSError:
         with contextlib.suppress(OSError):

@@ -116,11 +116,7 @@ class NodeDocument:
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
-        """Checks a file's content.
-
-        Raises:
-            JobError: it is no such document.
-        """
+        """Checks a file's content; raises JobError if it is no such document."""
         fields = KIND.decode(data, path)
         texts = ("session", "host", "address", "nqn", "local", "why")
         counts = ("pid", "samples", "ready", "volume_bytes", "written", "source_bytes")
@@ -220,11 +216,7 @@ _NUMBERED = ("hello-", "node-", "agreed-")
 def meeting_folder(
     given: str | os.PathLike[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Path:
-    """The folder as given, else as HEADRACE_JOB_FOLDER says.
-
-    Raises:
-        JobError: nobody says.
-    """
+    """The folder as given, else as HEADRACE_JOB_FOLDER says; raises JobError if nobody says."""
     environment = os.environ if environment is None else environment
     folder = given or environment.get(FOLDER_VARIABLE)
     if not folder:
@@ -349,11 +341,7 @@ class Meeting:
         return out
 
     def job(self) -> JobDocument | None:
-        """The job's document; None while there is none.
-
-        Raises:
-            JobError: it cannot be understood.
-        """
+        """The job's document; None while there is none; raises JobError if it cannot be understood."""
         data = self._bytes("job.json")
         return None if data is None else JobDocument.parse(data, str(self.folder / "job.json"))
 

@@ -195,11 +195,7 @@ class StagingStatus:
 
 
 def job_status(meeting: Meeting) -> StagingStatus:
-    """Looks into the folder and asks every node.
-
-    Raises:
-        JobError: no job meets there.
-    """
+    """Looks into the folder and asks every node; raises JobError if no job meets there."""
     head = meeting.head()
     if head is None:
         raise JobError(

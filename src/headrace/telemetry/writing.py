@@ -63,20 +63,22 @@ def open_database(path: Path, node: str) -> sqlite3.Connection:
 
     Raises TelemetryError if it cannot be made or written, or is of another version or node.
     """
-    try:
-        return _open(path, node)
-    except sqlite3.DatabaseError as e:
-        if isinstance(e, sqlite3.OperationalError) or not path.exists():
-            raise _unwritable(path, e) from e
-        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
-        _log.error("%s is damaged (%s): it is kept as %s, and a new one is begun", path, e, aside)
-        path.rename(aside)
-        for suffix in ("-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+    aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+    while True:
         try:
             return _open(path, node)
-        except sqlite3.Error as again:
-            raise _unwritable(path, again) from again
+        except sqlite3.Error as e:
+            damaged = isinstance(e, sqlite3.DatabaseError) and path.exists()
+            if not damaged or isinstance(e, sqlite3.OperationalError) or aside.exists():
+                raise TelemetryError(
+                    f"{path}: the history cannot be written: {e}.",
+                    path=str(path),
+                    next_step="See that the folder is there, writable and not full.",
+                ) from e
+            _log.error("%s is damaged (%s): it is kept as %s, a new one is begun", path, e, aside)
+            path.rename(aside)
+            for suffix in ("-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def _open(path: Path, node: str) -> sqlite3.Connection:
@@ -115,14 +117,6 @@ def _check(database: sqlite3.Connection, path: Path, node: str) -> None:
         )
     if not known:
         database.executemany("INSERT INTO meta VALUES (?, ?)", [("format", FORMAT), ("node", node)])
-
-
-def _unwritable(path: Path, error: Exception) -> TelemetryError:
-    return TelemetryError(
-        f"{path}: the history cannot be written: {error}.",
-        path=str(path),
-        next_step="See that the folder is there, writable and not full.",
-    )
 
 
 AGE_S: Final = 30 * 86400.0

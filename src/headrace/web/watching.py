@@ -4,7 +4,7 @@ The scheduler knows nodes, GPUs and jobs; the history knows how jobs fare; a con
 file systems now. Without a scheduler the nodes are those that agents tell of.
 
 A trace may be written still: what is there is shown. `TracedRuns` knows folders by name; the sums are those of
-the report (`headrace.insight.report.curves`).
+the report (`headrace.insight.report.figures`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.control.policy import policy_yaml
 from headrace.errors import ControlError, HeadraceError, TelemetryError
-from headrace.insight.report.curves import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
+from headrace.insight.report.figures import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
 from headrace.plane.stage import TIERS
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
 from headrace.trace import read_run

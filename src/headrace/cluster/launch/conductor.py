@@ -100,11 +100,7 @@ class Conductor:
     # -- the whole --------------------------------------------------------------------------------
 
     def run(self) -> LaunchReport:
-        """From start to end.
-
-        Raises:
-            LaunchError: it could not begin; nothing is left all the same.
-        """
+        """From start to end; raises LaunchError if it could not begin; nothing is left all the same."""
         began_s = time.monotonic()
         adopt_orphans()
         on_signal = lambda number, _: self._signals.append(number)  # noqa: E731

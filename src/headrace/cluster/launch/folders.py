@@ -24,15 +24,14 @@ import contextlib
 import os
 import shutil
 import socket
-import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import lock_path
+from headrace.base.files import lock_path, own_folder
 from headrace.cluster.processes import end_marked, start_time
-from headrace.errors import ClusterError, LaunchError
+from headrace.errors import LaunchError
 from headrace.runtime import SOCKET_PATH_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -45,19 +44,6 @@ if TYPE_CHECKING:
 
 _NEW_S = 3600.0
 _GRACE_S = 2.0
-
-
-def own_folder(path: Path, error: type[ClusterError], next_step: str) -> Path:
-    """The folder; made if need be, or OSError; and seen to be this user's and closed to others."""
-    path.mkdir(mode=0o700, exist_ok=True)
-    status, why = path.lstat(), ""
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        why = f"is not this user's ({os.geteuid()})"
-    elif stat.S_IMODE(status.st_mode) & 0o077:
-        why = f"has mode {stat.S_IMODE(status.st_mode):04o}, expected 0700"
-    if why:
-        raise error(f"{path}: the folder {why}.", path=str(path), next_step=next_step)
-    return path
 
 
 def _base_folder(local: Path) -> Path:

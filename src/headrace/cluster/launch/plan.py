@@ -116,11 +116,7 @@ class LaunchPlan:
 
 
 def lay_out(place: JobPlace, options: LaunchOptions) -> LaunchPlan:
-    """What runs where.
-
-    Raises:
-        LaunchError: the job has not what is asked; says the nearest that it has.
-    """
+    """What runs where; raises LaunchError, with the nearest that can be, if the job has not what is asked."""
     if place.index != 0:
         raise LaunchError(
             f"This is node {place.index} of {len(place.nodes)}, expected the first one.",

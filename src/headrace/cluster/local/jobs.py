@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.documents import DocumentKind
-from headrace.base.files import lock_path, replace_file
+from headrace.base.files import lock_path, own_folder, replace_file
 from headrace.cluster.executor import JobState
-from headrace.cluster.launch.folders import own_folder
 from headrace.cluster.notation import expand_indices, gpu_count, seconds
 from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
 from headrace.errors import ClusterError, ClusterRequestError
