@@ -187,7 +187,7 @@ def read_site(path: Path | None) -> Site:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _site(yaml.safe_load(path.read_text(encoding="utf-8")), path)
     except OSError as e:
         raise ClusterRequestError(f"{path}: {e.strerror}.", path=str(path)) from e
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as e:
@@ -195,14 +195,15 @@ def read_site(path: Path | None) -> Site:
         where = f", line {at.line + 1}" if at is not None else ""
         why = getattr(e, "problem", None) or "it is no YAML"
         raise ClusterRequestError(f"{path}{where}: {why}.", path=str(path)) from e
-    return _site(data or {}, path)
+    except ValueError as e:
+        raise ClusterRequestError(f"{path}: {e}", path=str(path)) from None
 
 
 def _site(data: Any, path: Path) -> Site:
-    tree = _mapping(data, "", path)
-    partitions = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS, path)
-    node_types = _named(tree.pop("node_types", None), "node_types", tuple(_keys(NodeType)), path)
-    keys = _read(tree, KEYS, "", path)
+    tree = _mapping(data or {}, "the file")
+    partitions = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS)
+    node_types = _named(tree.pop("node_types", None), "node_types", tuple(_keys(NodeType)))
+    keys = _read(tree, KEYS, "")
     keys.pop("version", None)
     everywhere = {key.path: keys.pop(key.path) for key in PARTITION_KEYS if key.path in keys}
     return Site(
@@ -213,34 +214,28 @@ def _site(data: Any, path: Path) -> Site:
     )  # fmt: skip
 
 
-def _named(
-    value: Any, group: str, keys: tuple[SiteKey, ...], path: Path
-) -> dict[str, dict[str, Any]]:
+def _named(value: Any, group: str, keys: tuple[SiteKey, ...]) -> dict[str, dict[str, Any]]:
     """The values of each of a group's names: `partitions.gpu`, `partitions.debug`."""
+    named = {f"{group}.{name}": inner for name, inner in _mapping(value, group).items()}
     return {
-        str(name): _read(_mapping(inner, f"{group}.{name}", path), keys, f"{group}.{name}.", path)
-        for name, inner in _mapping(value, group, path).items()
+        where.removeprefix(f"{group}."): _read(_mapping(inner, where), keys, f"{where}.")
+        for where, inner in named.items()
     }
 
 
-def _mapping(value: Any, where: str, path: Path) -> dict[Any, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        text = f"{where or 'the file'} is {type(value).__name__}, expected keys and values"
-        raise ClusterRequestError(f"{path}: {text}.", path=str(path))
-    return dict(value)
+def _mapping(value: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, dict | None):
+        raise ValueError(f"{where} is {type(value).__name__}, expected keys and values.")  # noqa: TRY004 - one kind
+    return dict(value or {})
 
 
-def _read(
-    tree: dict[Any, Any], keys: tuple[SiteKey, ...], prefix: str, path: Path
-) -> dict[str, Any]:
+def _read(tree: dict[Any, Any], keys: tuple[SiteKey, ...], prefix: str) -> dict[str, Any]:
     """The values of a level, by their keys' paths; groups ("containers") are one level deeper."""
     groups = () if prefix else _GROUPS
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if name in groups:
-            inner = _mapping(value, f"{prefix}{name}", path)
+            inner = _mapping(value, name)
             flat |= {f"{name}.{key}": inside for key, inside in inner.items()}
         else:
             flat[str(name)] = value
@@ -251,12 +246,11 @@ def _read(
             more = () if prefix else ("partitions", "node_types", *groups)
             close = difflib.get_close_matches(name, [*known, *more], 1)
             hint = f"did you mean {prefix}{close[0]}?" if close else f"expected {', '.join(known)}"
-            raise ClusterRequestError(f"{path}: {prefix}{name} is no key; {hint}", path=str(path))
+            raise ValueError(f"{prefix}{name} is no key; {hint}")
         try:
             values[name] = known[name].read(value)
         except ValueError as e:
-            text = f"{path}: {prefix}{name} is {value!r}: {e}."
-            raise ClusterRequestError(text, path=str(path)) from None
+            raise ValueError(f"{prefix}{name} is {value!r}: {e}.") from None
     return values
 
 
