@@ -15,7 +15,7 @@ from headrace.node.wire import Note
 from headrace.telemetry.history import JobRecord
 from headrace.telemetry.messages import parse_report
 from headrace.telemetry.report import hint_of
-from headrace.web.shell import files
+from headrace.web.app import files
 from telemetry.shared import accounts, message, now, processes, seen, totals
 
 

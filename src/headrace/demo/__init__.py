@@ -2,11 +2,10 @@
 
 * images: what to run it on, which images, and their stores
 * training: the network, and the process that trains it
-* run: all of it, and headrace beside torch's own loader; report: the results
+* run: all of it, headrace beside torch's own loader, and the report
 """
 
 from headrace.demo.images import DemoOptions
-from headrace.demo.report import DemoReport
-from headrace.demo.run import main, run
+from headrace.demo.run import DemoReport, main, run
 
 __all__ = ["DemoOptions", "DemoReport", "main", "run"]

@@ -60,7 +60,7 @@ export const day = (unix) => new Date(unix * 1000).toLocaleString("sv-SE"); // 2
 
 // -- causes: a word, a colour, and what it means --------------------------------------------------------
 
-export const CAUSES = {}; // put in by the server: headrace.web.shell
+export const CAUSES = {}; // put in by the server: headrace.web.app
 export const causeName = (cause) => cause.replaceAll("_", " ");
 export const causeColour = (cause) => (CAUSES[cause] || CAUSES.other)[0];
 export const causeText = (cause) => (CAUSES[cause] || ["", ""])[1];
