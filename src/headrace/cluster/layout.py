@@ -440,8 +440,10 @@ class _Inside:
             "memory_per_node": request.memory, "memory_per_gpu": memory,
         }  # fmt: skip
         if fit.even:
-            sizes["tasks_per_node"] = tasks or fit.gpus_per_node
-            sizes["gpus_per_node"] = fit.gpus_per_node
+            sizes |= {
+                "tasks_per_node": tasks or fit.gpus_per_node,
+                "gpus_per_node": fit.gpus_per_node,
+            }
             sizes["memory_per_node"] = on_node if request.memory is None else request.memory
         if tasks is not None:
             sizes["tasks"] = tasks * fit.size

@@ -214,10 +214,9 @@ _NUMBERED = ("hello-", "node-", "agreed-")
 
 
 def meeting_folder(
-    given: str | os.PathLike[str] | None = None, environment: Mapping[str, str] | None = None
+    given: str | os.PathLike[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> Path:
     """The folder as given, else as HEADRACE_JOB_FOLDER says; raises JobError if nobody says."""
-    environment = os.environ if environment is None else environment
     folder = given or environment.get(FOLDER_VARIABLE)
     if not folder:
         raise JobError(

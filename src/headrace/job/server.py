@@ -18,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.files import read_file
 from headrace.base.job import NodePlace, job_id, which_node
@@ -51,23 +51,10 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int | None, int, int | None], None]
 
-_Step = TypeVar("_Step", bound="Callable[..., Any]")
-
 PUBLISH_S = 1.0
 """How often progress is published while a share is copied: one small file on the shared file system."""
 
 _AGAIN = "Check the local disk (--local) and the meeting folder (--meet), and start the job again."
-
-
-def _typed(step: _Step) -> _Step:
-    """Turns what the system refuses a step into `VolumeError`."""
-
-    @functools.wraps(step)
-    def typed(server: NodeServer, /, *args: Any, **named: Any) -> Any:
-        with disk_errors(server._local, _AGAIN):  # noqa: SLF001 - a step is a method of its own
-            return step(server, *args, **named)
-
-    return cast("_Step", typed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,107 +130,111 @@ class NodeServer(Closing):
 
     # -- the steps --------------------------------------------------------------------------------
 
-    @_typed
     def plan(self) -> None:
         """Meets the others, and exports this node's share as it will be."""
-        for folder in sweep(self._local):
-            self._say(f"removed what a killed process left: {folder}")
-        head = self._begin() if self.place.rank == 0 else self._join()
-        self._session = head["session"]
-        self._directories = Directories(self._local, self._session)
-        self._listing = open_store(head["listing"], storage_options=self.options.storage_options)
-        if self._listing.fingerprint != head["fingerprint"]:
-            raise JobError(
-                f"{head['listing']}: the fingerprint is {self._listing.fingerprint} here, node 0 saw "
-                f"{head['fingerprint']}.",
-                path=str(head["listing"]),
-                next_step="All nodes must see the same source under the same path.",
+        with disk_errors(self._local, _AGAIN):
+            for folder in sweep(self._local):
+                self._say(f"removed what a killed process left: {folder}")
+            head = self._begin() if self.place.rank == 0 else self._join()
+            self._session = head["session"]
+            self._directories = Directories(self._local, self._session)
+            self._listing = open_store(
+                head["listing"], storage_options=self.options.storage_options
             )
-        begin, end = cut_shares(self._listing, self.place.nodes)[self.place.rank]
-        address = self.options.address or own_address(self.place.nodes, head.get("address"))
-        self._exports = NodeExports(self._session, self.place.rank, address, self.options.port)
-        planned = NodeDocument(
-            session=self._session, node=self.place.rank, host=socket.gethostname(), pid=os.getpid(),
-            address=self._exports.address, nqn=self._exports.nqn, local=str(self._local),
-            state="planned", samples=end - begin,
-        )  # fmt: skip
-        if end > begin:
-            planned = self._export_share(planned, plan_share(self._listing, begin, end))
-        self._publish(planned)
-        self._say(
-            f"node {self.place.rank} of {self.place.nodes}: samples {begin:,} to {end - 1:,}, "
-            f"{planned.volume_bytes:,} bytes, served at {self._exports.address}"
-        )
+            if self._listing.fingerprint != head["fingerprint"]:
+                raise JobError(
+                    f"{head['listing']}: the fingerprint is {self._listing.fingerprint} here, node 0 saw "
+                    f"{head['fingerprint']}.",
+                    path=str(head["listing"]),
+                    next_step="All nodes must see the same source under the same path.",
+                )
+            begin, end = cut_shares(self._listing, self.place.nodes)[self.place.rank]
+            address = self.options.address or own_address(self.place.nodes, head.get("address"))
+            self._exports = NodeExports(self._session, self.place.rank, address, self.options.port)
+            planned = NodeDocument(
+                session=self._session, node=self.place.rank, host=socket.gethostname(), pid=os.getpid(),
+                address=self._exports.address, nqn=self._exports.nqn, local=str(self._local),
+                state="planned", samples=end - begin,
+            )  # fmt: skip
+            if end > begin:
+                planned = self._export_share(planned, plan_share(self._listing, begin, end))
+            self._publish(planned)
+            self._say(
+                f"node {self.place.rank} of {self.place.nodes}: samples {begin:,} to {end - 1:,}, "
+                f"{planned.volume_bytes:,} bytes, served at {self._exports.address}"
+            )
 
-    @_typed
     def stage(self, progress: Progress | None = None) -> None:
         """Copies the share from the source.
 
         Raises:
             HeadraceError: a sample cannot be read; what is copied is still served.
         """
-        assert self.document is not None
-        assert self._exports is not None
-        assert self._listing is not None
-        share, volume, exports = self._share, self._volume, self._exports
-        if share is None or volume is None:
-            self._publish(replace(self.document, state="staged"))
-            return
-        move_mark = functools.partial(exports.set_written, self._nsid)
-        stager = Stager(self._listing, share, volume.fd, move_mark, reader_options({})[0])
-        started_s = time.monotonic()
+        with disk_errors(self._local, _AGAIN):
+            assert self.document is not None
+            assert self._exports is not None
+            assert self._listing is not None
+            share, volume, exports = self._share, self._volume, self._exports
+            if share is None or volume is None:
+                self._publish(replace(self.document, state="staged"))
+                return
+            move_mark = functools.partial(exports.set_written, self._nsid)
+            stager = Stager(self._listing, share, volume.fd, move_mark, reader_options({})[0])
+            started_s = time.monotonic()
 
-        def go_on() -> bool:
-            if self.options.bytes_per_s is not None:
-                due_s = started_s + stager.source_bytes / self.options.bytes_per_s
-                self.stop.wait(max(0.0, due_s - time.monotonic()))
-            if progress is not None:
-                progress(stager.samples_done, share.samples, stager.bytes_done, share.data_bytes)
-            if time.monotonic() - self._published_s > PUBLISH_S:
-                with contextlib.suppress(OSError):  # the next look says more, and is soon
+            def go_on() -> bool:
+                if self.options.bytes_per_s is not None:
+                    due_s = started_s + stager.source_bytes / self.options.bytes_per_s
+                    self.stop.wait(max(0.0, due_s - time.monotonic()))
+                if progress is not None:
+                    progress(
+                        stager.samples_done, share.samples, stager.bytes_done, share.data_bytes
+                    )
+                if time.monotonic() - self._published_s > PUBLISH_S:
+                    with contextlib.suppress(OSError):  # the next look says more, and is soon
+                        self._publish_progress(stager, "staging")
+                return not self.ended()
+
+            try:
+                if stager.run(go_on):
+                    self._finish_share(share, volume, stager)
+                else:
                     self._publish_progress(stager, "staging")
-            return not self.ended()
+            except (HeadraceError, OSError) as e:
+                self._publish_progress(stager, "failed", why=getattr(e, "message", str(e)))
+                raise
 
-        try:
-            if stager.run(go_on):
-                self._finish_share(share, volume, stager)
-            else:
-                self._publish_progress(stager, "staging")
-        except (HeadraceError, OSError) as e:
-            self._publish_progress(stager, "failed", why=getattr(e, "message", str(e)))
-            raise
-
-    @_typed
     def replicate(self) -> None:
         """Copies the next node's share from it, once it is staged, and exports the copy; if asked to."""
-        assert self.document is not None
-        assert self._exports is not None
-        if self.options.replicas == 1 or self.ended():
-            return
-        of = (self.place.rank + 1) % self.place.nodes
-        if of == self.place.rank:
-            return
-        while (theirs := self.meeting.nodes(self._session).get(of)) is None or (
-            theirs.state not in ("staged", "failed")
-        ):
-            if self.ended(POLL_S):
+        with disk_errors(self._local, _AGAIN):
+            assert self.document is not None
+            assert self._exports is not None
+            if self.options.replicas == 1 or self.ended():
                 return
-        if theirs.place is None or theirs.segment is None or theirs.state == "failed":
-            return
-        entry = segment_from_json(theirs.segment, str(self.meeting.folder))
-        try:
-            local, go_on = str(self._local), lambda: not self.ended()
-            copies = copy_share(self._session, theirs.place, entry, local, go_on=go_on)
-        except HeadraceError as e:
-            self._say(f"node {of}'s share is not copied: {e.message}")
-            return
-        if copies is None:
-            return
-        self._files += copies
-        (_, directory), (_, volume) = (self._exports.add(file) for file in copies)
-        place = SharePlace(of, directory, (volume,))
-        self._publish(replace(self.document, replicas=(place,)))
-        self._say(f"node {self.place.rank}: holds a copy of node {of}'s share")
+            of = (self.place.rank + 1) % self.place.nodes
+            if of == self.place.rank:
+                return
+            while (theirs := self.meeting.nodes(self._session).get(of)) is None or (
+                theirs.state not in ("staged", "failed")
+            ):
+                if self.ended(POLL_S):
+                    return
+            if theirs.place is None or theirs.segment is None or theirs.state == "failed":
+                return
+            entry = segment_from_json(theirs.segment, str(self.meeting.folder))
+            try:
+                local, go_on = str(self._local), lambda: not self.ended()
+                copies = copy_share(self._session, theirs.place, entry, local, go_on=go_on)
+            except HeadraceError as e:
+                self._say(f"node {of}'s share is not copied: {e.message}")
+                return
+            if copies is None:
+                return
+            self._files += copies
+            (_, directory), (_, volume) = (self._exports.add(file) for file in copies)
+            place = SharePlace(of, directory, (volume,))
+            self._publish(replace(self.document, replicas=(place,)))
+            self._say(f"node {self.place.rank}: holds a copy of node {of}'s share")
 
     def hold(self) -> None:
         """Serves until the job ends."""

@@ -472,11 +472,9 @@ class Accounts:
         forgotten = []
         for job, account in self._accounts.items():
             # Ranks that end together share the GPUs to the end.
-            account.consumers = {
-                instance: consumer
-                for instance, consumer in account.consumers.items()
-                if consumer.ended_s is None or now.mono_s - consumer.ended_s < LINGER_S
-            }
+            for instance, consumer in list(account.consumers.items()):
+                if consumer.ended_s is not None and now.mono_s - consumer.ended_s >= LINGER_S:
+                    del account.consumers[instance]
             quiet = now.mono_s - account.reported_s > STALE * self._usual_s
             if job not in node.jobs and (account.seen_s is not None or quiet):
                 if account.ended_s is None:

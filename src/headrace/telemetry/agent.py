@@ -88,9 +88,8 @@ NODE_ASKED_S: Final = 10.0
 """The node daemon is asked no more often than this why jobs wait for it."""
 
 
-def node_name(environment: Mapping[str, str] | None = None) -> str:
+def node_name(environment: Mapping[str, str] = os.environ) -> str:
     """What this node is called: as the scheduler says, else by its host name."""
-    environment = os.environ if environment is None else environment
     given = environment.get("HEADRACE_NODE") or environment.get("SLURMD_NODENAME")
     return clean(given or socket.gethostname().partition(".")[0]) or "node"
 
@@ -347,9 +346,8 @@ def _busiest(grown: dict[SensorKey, float]) -> str:
 _SITE_FOLDER: Final = Path("/run/headrace-agent-root")
 
 
-def own_options(environment: Mapping[str, str] | None = None) -> AgentOptions:
+def own_options(environment: Mapping[str, str] = os.environ) -> AgentOptions:
     """The options of an agent that is given none: within a job it looks at that job."""
-    environment = os.environ if environment is None else environment
     identity = identity_of(environment)
     return AgentOptions(
         history=default_history(environment), job="" if identity is None else identity.job_id

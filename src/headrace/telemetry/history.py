@@ -42,9 +42,8 @@ PEAKS: Final = frozenset({"memory_bytes", "gpu_memory_bytes", "gpus", "nodes"})
 """Figures of which the largest counts; of all others, the sum."""
 
 
-def default_history(environment: Mapping[str, str] | None = None) -> Path:
+def default_history(environment: Mapping[str, str] = os.environ) -> Path:
     """Where an agent keeps it: HEADRACE_HISTORY, else `headrace/history` in the user's state folder."""
-    environment = os.environ if environment is None else environment
     given = environment.get("HEADRACE_HISTORY", "")
     if given and "://" not in given:
         return Path(given)
@@ -52,9 +51,8 @@ def default_history(environment: Mapping[str, str] | None = None) -> Path:
     return Path(state) / "headrace/history"
 
 
-def history_place(environment: Mapping[str, str] | None = None) -> str:
+def history_place(environment: Mapping[str, str] = os.environ) -> str:
     """Where a history is read from that nobody names: HEADRACE_HISTORY, which may be a URL, or the user's."""
-    environment = os.environ if environment is None else environment
     return environment.get("HEADRACE_HISTORY") or str(default_history(environment))
 
 

@@ -306,12 +306,9 @@ class LocalJob:
             path = folder / "state.json"
             with contextlib.suppress(FileNotFoundError):
                 states = _KIND.decode(path.read_bytes(), str(path)).plain()["tasks"]
-                job.tasks = {
-                    None if name == "_" else int(name): TaskState(
-                        **{**state, "state": JobState(state["state"]), "gpus": tuple(state["gpus"])}
-                    )
-                    for name, state in states.items()
-                }
+                for name, state in states.items():
+                    typed = {"state": JobState(state["state"]), "gpus": tuple(state["gpus"])}
+                    job.tasks[None if name == "_" else int(name)] = TaskState(**{**state, **typed})
         except (FileNotFoundError, NotADirectoryError) as e:
             raise FileNotFoundError(str(folder)) from e
         except (OSError, ValueError, KeyError, TypeError) as e:
