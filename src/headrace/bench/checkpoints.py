@@ -54,9 +54,19 @@ class RankShare(NamedTuple):
     optimizer: dict[str, list[int]]
 
     @property
+    def model_bytes(self) -> int:
+        """Of the model's states."""
+        return sum(map(sum, self.model.values()))
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Of the optimizer's."""
+        return sum(map(sum, self.optimizer.values()))
+
+    @property
     def nbytes(self) -> int:
         """Of both."""
-        return sum(map(sum, (*self.model.values(), *self.optimizer.values())))
+        return self.model_bytes + self.optimizer_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +90,8 @@ class ModelSpec:
         if not self.model.parallelism_data:
             raise ValueError("model.parallelism.data is 0, expected at least 1, or -1")
         if 0 < layers < pipeline:
-            raise ValueError(
-                f"model.num_layers is {layers}, expected at least model.parallelism.pipeline {pipeline}"
-            )
+            least = f"at least model.parallelism.pipeline {pipeline}"
+            raise ValueError(f"model.num_layers is {layers}, expected {least}")
 
     @property
     def copy_ranks(self) -> int:
@@ -110,14 +119,13 @@ class ModelSpec:
     def data_parallelism(self, world_size: int) -> int:
         """Copies of the model. Raises ValueError if the ranks do not make whole copies."""
         model, data = self.copy_ranks, self.model.parallelism_data
+        wrong = ""
         if data < 0 and world_size % model:
-            raise ValueError(
-                f"{world_size} ranks are no multiple of tensor x pipeline parallelism {model}"
-            )
-        if data > 0 and world_size > model * data:
-            raise ValueError(
-                f"{world_size} ranks are more than tensor x pipeline x data = {model * data}"
-            )
+            wrong = f"no multiple of tensor x pipeline parallelism {model}"
+        elif data > 0 and world_size > model * data:
+            wrong = f"more than tensor x pipeline x data = {model * data}"
+        if wrong:
+            raise ValueError(f"{world_size} ranks are {wrong}")
         return data if data > 0 else world_size // model
 
     def share(self, rank: int, world_size: int) -> RankShare:
@@ -132,11 +140,10 @@ class ModelSpec:
         share = RankShare({}, {})
         if data_rank == 0 or stage == 3:
             layers = self._layers(model_rank // self.model.parallelism_tensor, data)
+            name = f"model_{model_rank}_model_states.pt"
             if layers and self.model.parallelism_pipeline > 1:
-                for index, sizes in layers.items():
-                    share.model[f"layer_{index}-model_{model_rank}_model_states.pt"] = sizes
+                share.model.update({f"layer_{i}-{name}": sizes for i, sizes in layers.items()})
             elif layers:
-                name = f"model_{model_rank}_model_states.pt"
                 if stage in (0, 3):
                     name = f"zero_pp_rank_{data_rank}_mp_rank_{model_rank}_model_states.pt"
                 share.model[name] = [size for sizes in layers.values() for size in sizes]
@@ -202,17 +209,9 @@ class SaveTimes(NamedTuple):
 
 
 def writer_of(
-    name: WriterName,
-    folder: str,
-    share: RankShare,
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    local: str | None = None,
-    seed: int = 0,
-    random: bool = True,
-    run: str | None = None,
-) -> CheckpointWriter:
+    name: WriterName, folder: str, share: RankShare, *, rank: int = 0, world_size: int = 1,
+    local: str | None = None, seed: int = 0, random: bool = True, run: str | None = None,
+) -> CheckpointWriter:  # fmt: skip
     """The writer of a rank.
 
     Only the writer headrace has a `local` folder, which is written first, and a `run`, which is the same in all
@@ -229,9 +228,8 @@ def writer_of(
         )  # fmt: skip
         return _InBackground(checkpointer, share, rank, content)
     if name not in ("plain", "fsync", "direct"):
-        raise ValueError(
-            f"the checkpoint writer is {name!r}, expected plain, fsync, direct or headrace"
-        )
+        expected = "plain, fsync, direct or headrace"
+        raise ValueError(f"the checkpoint writer is {name!r}, expected {expected}")
     if local is not None:
         raise ValueError(f"local is {local!r}: only the writer headrace has a local folder")
     return _Streamed(name, folder, share, rank, content)
@@ -280,11 +278,9 @@ class _Streamed:
     def _blocks(self, key: int, size: int) -> Iterator[NDArray[np.uint8]]:
         """A file's bytes, piece by piece."""
         if self._content is not None:
-            yield from self._content.stream(key).blocks(size)
-            return
+            return self._content.stream(key).blocks(size)
         ones = np.ones(min(size, BUFFER_BYTES), np.uint8)
-        for at in range(0, size, BUFFER_BYTES):
-            yield ones[: size - at]
+        return (ones[: size - at] for at in range(0, size, BUFFER_BYTES))
 
     def wait(self) -> SaveTimes:
         return self._times
@@ -381,17 +377,17 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> Iterator[tuple[st
     """What is wrong with a workload's checkpoints on so many accelerators: (key, why)."""
     checkpoint, model = loaded.workload.checkpoint, loaded.workload.model
     output, between = loaded.workload.output, checkpoint.steps_between_checkpoints
+    numbers = ("num_checkpoints_write", "num_checkpoints_read")
+    asked = [f"checkpoint.{name}" for name in numbers if getattr(checkpoint, name) > 0]
     if loaded.workload.workflow.train:
-        for name in ("num_checkpoints_write", "num_checkpoints_read"):
-            if getattr(checkpoint, name) > 0:
-                why = "is for runs of checkpoints alone (workflow.train=False)"
-                yield f"checkpoint.{name}", why
+        for name in asked:
+            yield name, "is for runs of checkpoints alone (workflow.train=False)"
         # DLIO measures the steps between two checkpoints by themselves, and leaves out some of them.
         left_out = output.metric_exclude_start_steps + output.metric_exclude_end_steps
         if 0 <= between <= left_out:
             why = f"is {between}, expected at least {left_out + 1}, or -1"
             yield "checkpoint.steps_between_checkpoints", why
-    elif checkpoint.num_checkpoints_write <= 0 and checkpoint.num_checkpoints_read <= 0:
+    elif not asked:
         why = "and num_checkpoints_read are not above 0, so there is nothing to run"
         yield "checkpoint.num_checkpoints_write", why
     if checkpoint.fsync and checkpoint.writer == "plain":
@@ -402,11 +398,13 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> Iterator[tuple[st
     if checkpoint.mode == "subset" and model.parallelism_data < 0:
         yield "checkpoint.mode", "is subset: it needs model.parallelism.data, of the whole"
     elif checkpoint.mode == "default" and model.parallelism_data > 0 and world < whole:
-        why = (
-            f"makes tensor x pipeline x data = {whole} accelerators, there are {world}; with "
-            "checkpoint.mode=subset they write their part"
+        yield (
+            "model.parallelism.data",
+            (
+                f"makes tensor x pipeline x data = {whole} accelerators, there are {world}; with "
+                "checkpoint.mode=subset they write their part"
+            ),
         )
-        yield "model.parallelism.data", why
 
 
 class RunCheckpointer:
@@ -560,13 +558,9 @@ _RESIDENCY_FILES: Final = 500
 
 
 def run_checkpoints(
-    loaded: LoadedWorkload,
-    accelerators: int,
-    group: RankGroup,
-    *,
-    cold: bool = False,
+    loaded: LoadedWorkload, accelerators: int, group: RankGroup, *, cold: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> tuple[list[CheckpointTimes], list[CheckpointTimes], float | None]:
+) -> tuple[list[CheckpointTimes], list[CheckpointTimes], float | None]:  # fmt: skip
     """Write `num_checkpoints_write` and read `num_checkpoints_read`, each after `time_between_checkpoints`.
 
     Returns:

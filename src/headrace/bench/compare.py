@@ -153,9 +153,8 @@ def condition_of(text: str, *, changes: bool) -> Condition:
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        raise ValueError(
-            f"{text!r} is no condition, expected a measure, one of < <= > >=, and a number: au < -2%"
-        )
+        expected = "a measure, one of < <= > >=, and a number: au < -2%"
+        raise ValueError(f"{text!r} is no condition, expected {expected}")
     measure = measure_named(match["name"])
     bound, percent = float(match["bound"]), bool(match["percent"])
     change = changes and percent
@@ -221,16 +220,11 @@ class ComparisonRow:
 
 
 class RunComparison(NamedTuple):
-    """Two results.
-
-    Attributes:
-        rows: the measures that both have.
-        differences: (what, in a, in b) of how they were run: with these, figures may differ for
-            another reason than the one looked for.
-    """
+    """Two results: the measures that both have, and how they were run otherwise."""
 
     rows: list[ComparisonRow]
     differences: tuple[tuple[str, str, str], ...]
+    """(what, in a, in b): with these, figures may differ for another reason than the one looked for."""
 
 
 class ConditionResult(NamedTuple):
@@ -260,18 +254,18 @@ def judge(comparison: RunComparison, conditions: Sequence[Condition]) -> list[Co
     rows = {row.measure.name: row for row in comparison.rows}
     results = []
     for condition in conditions:
-        row = rows.get(condition.measure.name)
+        name, untold = condition.measure.name, f"{condition.written!r} cannot be told"
+        row = rows.get(name)
         if row is None:
             raise BenchError(
-                f"{condition.written!r} cannot be told: not both results have "
-                f"{condition.measure.name} ({condition.measure.title}).",
+                f"{untold}: not both results have {name} ({condition.measure.title}).",
                 next_step=f"Both have {', '.join(rows) or 'nothing in common'}.",
             )
         value = row.change if condition.change else row.b.mean
         if value is None:
+            now = f"is {row.b.mean:g}: no percentage says how much that is"
             raise BenchError(
-                f"{condition.written!r} cannot be told: {condition.measure.name} was 0 before, and "
-                f"is {row.b.mean:g}: no percentage says how much that is.",
+                f"{untold}: {name} was 0 before, and {now}.",
                 next_step="Give a bound without %: it is held against the second result itself.",
             )
         results.append(ConditionResult(condition, value, condition.holds(value)))

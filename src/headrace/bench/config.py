@@ -114,9 +114,8 @@ def _take(line: CommandLine, word: str) -> None:
         elif key == "hydra.output_subdir" and value:
             line.output_subdir = _unquoted(value)
         elif key != "hydra.job.chdir" or value.lower() != "false":  # which is what is done
-            raise ValueError(
-                f"{word!r}: of hydra only hydra.run.dir and hydra.output_subdir have a meaning here"
-            )
+            known = "hydra.run.dir and hydra.output_subdir"
+            raise ValueError(f"{word!r}: of hydra only {known} have a meaning here")
     elif section != "workload":
         raise ValueError(f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?")
     elif name:
@@ -276,10 +275,8 @@ class LoadedWorkload:
 
 def shipped_workloads() -> list[str]:
     """The names of the workloads that come with headrace."""
-    folder = files("headrace.bench") / "workloads"
-    return sorted(
-        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
-    )
+    names = [file.name for file in (files("headrace.bench") / "workloads").iterdir()]
+    return sorted(n.removesuffix(".yaml") for n in names if n.endswith(".yaml"))
 
 
 def load_workload(line: CommandLine) -> LoadedWorkload:
@@ -321,11 +318,9 @@ def _find(name: str, config_dir: str | None) -> Path:
         if (place / f"{name}.yaml").is_file() and os.sep not in name:
             return place / f"{name}.yaml"
     known = {file.stem for place in places if place.is_dir() for file in place.glob("*.yaml")}
-    meant = difflib.get_close_matches(name, known, 1)
-    looked = ", ".join(str(place) for place in places)
+    meant = [f" Did you mean {m}?" for m in difflib.get_close_matches(name, known, 1)]
     raise WorkloadError(
-        f"there is no workload {name!r} in {looked}."
-        + (f" Did you mean {meant[0]}?" if meant else ""),
+        f"there is no workload {name!r} in {', '.join(map(str, places))}.{''.join(meant)}",
         next_step="`headrace bench workloads` lists those that are shipped.",
     )
 
@@ -369,11 +364,10 @@ class _Merging:
             self.put(key, setting)
 
     def _delete(self, override: HydraOverride, name: str, inside: list[str], where: str) -> None:
+        given = None if override.value is None else parse_value(override.value)
         if not inside:
             self.problems.append(f"{where}: {name} is not there, so it cannot be taken away")
-        elif override.value is not None and (
-            parse_value(override.value) != self.settings[inside[0]].value
-        ):
+        elif override.value is not None and given != self.settings[inside[0]].value:
             self.problems.append(f"{where}: {name} has another value, so it is not taken away")
         else:
             for key in inside:

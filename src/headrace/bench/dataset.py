@@ -97,7 +97,7 @@ class Replay:
         return [self.recorded.names[i] for i in self._files[split].tolist()]
 
     def name(self, split: str, index: int) -> str:
-        """One of them."""
+        """The name of one of them."""
         return self.recorded.names[int(self._files[split][index])]
 
     def folders(self, split: str) -> list[str]:
@@ -202,13 +202,11 @@ class StepPlan:
         stop = start + self.batch
         if self.shuffle == "samples":
             return Shuffled(self.samples, self.seed).indices(key, start, stop)
-        positions = np.arange(start, stop, dtype=np.int64)
-        first, last = start // self.samples_per_file, (stop - 1) // self.samples_per_file
+        positions, each = np.arange(start, stop, dtype=np.int64), self.samples_per_file
+        first, last = start // each, (stop - 1) // each
         files = Shuffled(self.files, self.seed).indices(key, first, last + 1)
-        file = files[positions // self.samples_per_file - first]
-        samples: NDArray[np.int64] = (
-            file * self.samples_per_file + positions % self.samples_per_file
-        )
+        file, place = files[positions // each - first], positions % each
+        samples: NDArray[np.int64] = file * each + place
         return samples
 
 
@@ -227,7 +225,11 @@ def plan_of(
     key = "dataset.num_files_train" if of_train else "dataset.num_files_eval"
     files, batch = data.num_files(split), reader.batch_size if of_train else reader.batch_size_eval
     asked = train.total_training_steps if of_train and train.total_training_steps > 0 else None
-    each, order = batch * accelerators, None
+    each, order, step = (
+        batch * accelerators,
+        None,
+        f"{accelerators:,} accelerators x {batch:,} samples",
+    )
     if data.requests is not None:
         replay = replay_of(data.requests)
         recorded = len(replay.names(split))
@@ -241,28 +243,24 @@ def plan_of(
         steps = -(-order.reads // each) if accelerators == 1 else order.reads // each
         if not steps:
             raise WorkloadError(
-                f"{data.requests}: {order.reads:,} reads of an epoch are no step of {accelerators:,} "
-                f"accelerators x {batch:,} samples.",
+                f"{data.requests}: {order.reads:,} reads of an epoch are no step of {step}.",
                 next_step="Give fewer accelerators, or a smaller batch.",
             )
         steps, seed = min(steps, asked or steps), train.seed
     else:
-        available = files * data.num_samples_per_file // each
+        per_file = data.num_samples_per_file
+        available = files * per_file // each
         steps = asked or available
         if not available or steps > available:
-            needed = each * max(steps, 1)
+            least = -(-each * max(steps, 1) // per_file)
             raise WorkloadError(
-                f"{loaded.at(key)}: {files:,} files of {data.num_samples_per_file:,} samples are "
-                f"{available:,} steps of {accelerators:,} accelerators x {batch:,} samples, expected "
-                f"{max(steps, 1):,}.",
-                next_step=f"It takes at least {-(-needed // data.num_samples_per_file):,} files, or "
-                "fewer accelerators, a smaller batch or fewer total_training_steps.",
+                f"{loaded.at(key)}: {files:,} files of {per_file:,} samples are {available:,} steps of "
+                f"{step}, expected {max(steps, 1):,}.",
+                next_step=f"It takes at least {least:,} files, or fewer accelerators, a smaller batch or "
+                "fewer total_training_steps.",
             )
-    shuffle: Shuffle = "none"
-    if reader.sample_shuffle != "off":
-        shuffle = "samples"
-    elif reader.file_shuffle != "off":
-        shuffle = "files"
+    files_alone: Shuffle = "files" if reader.file_shuffle != "off" else "none"
+    shuffle: Shuffle = "samples" if reader.sample_shuffle != "off" else files_alone
     return StepPlan(
         split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
         accelerators=accelerators, steps=steps, shuffle=shuffle, seed=seed,
@@ -434,15 +432,11 @@ class DatasetSpec:
             "compression": (self.compression in compressions, f"one of {', '.join(compressions)}"),
             "record_length_bytes_stdev": (not (dims and stdev), "0 with record_dims"),
         }
-        if self.requests is None and self.format in ("jpeg", "png"):
+        if self.requests is None and (image := self.format) in ("jpeg", "png"):
             expected |= {
-                "record_element_type": (
-                    self.record_element_type == "uint8", f"uint8 for {self.format}",
-                ),
-                "num_samples_per_file": (
-                    self.num_samples_per_file == 1, f"1: a {self.format} is one sample",
-                ),
-                "record_dims": (len(dims) in (0, 2), f"2 dimensions for {self.format}"),
+                "record_element_type": (self.record_element_type == "uint8", f"uint8 for {image}"),
+                "num_samples_per_file": (self.num_samples_per_file == 1, f"1: a {image} is one sample"),
+                "record_dims": (len(dims) in (0, 2), f"2 dimensions for {image}"),
             }  # fmt: skip
         pieces = self.hdf5.num_dset_per_record
         if self.requests is None and pieces > 1:

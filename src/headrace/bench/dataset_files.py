@@ -417,14 +417,10 @@ class _Run:
             raise
 
     def _job(self, number: int) -> FileJob:
-        spec, train = self._spec, number < self._spec.num_files_train
-        return FileJob(
-            spec,
-            "train" if train else "valid",
-            number if train else number - spec.num_files_train,
-            tuple(self._shapes[number].tolist()),
-            self._content,
-        )
+        spec, shape = self._spec, tuple(self._shapes[number].tolist())
+        if number < spec.num_files_train:
+            return FileJob(spec, "train", number, shape, self._content)
+        return FileJob(spec, "valid", number - spec.num_files_train, shape, self._content)
 
     def _is_there(self, job: FileJob) -> bool:
         """Whether a file is, whole: a power cut may leave a name with nothing behind it."""

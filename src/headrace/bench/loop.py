@@ -221,15 +221,9 @@ class StepLoop:
     batch_waits_s: list[NDArray[np.float64]] = field(default_factory=list, init=False)
 
     def run(
-        self,
-        sources: Sequence[Callable[[], BatchSource]],
-        compute_s: NDArray[np.float64],
-        epoch: int,
-        kind: Literal["train", "eval"] = "train",
-        number: int = 1,
-        *,
-        keep: bool = False,
-    ) -> list[Block]:
+        self, sources: Sequence[Callable[[], BatchSource]], compute_s: NDArray[np.float64],
+        epoch: int, kind: Literal["train", "eval"] = "train", number: int = 1, *, keep: bool = False,
+    ) -> list[Block]:  # fmt: skip
         """Run one block on all accelerators; `compute_s` is (accelerators, steps).
 
         A source begins its accelerator's epoch when it is called, which counts as time of the first step. With
@@ -267,11 +261,9 @@ class _Running:
     """One block while it runs."""
 
     def __init__(
-        self,
-        loop: StepLoop,
-        sources: Sequence[Callable[[], BatchSource]],
+        self, loop: StepLoop, sources: Sequence[Callable[[], BatchSource]],
         compute_s: NDArray[np.float64],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._loop, self._clock = loop, loop.clock
         self._compute_s, (self._count, self._total) = compute_s, compute_s.shape
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()

@@ -10,6 +10,7 @@ steady, how sure we are, and whether the result is about the storage at all.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -146,21 +147,18 @@ def phase_figures(
     An accelerator's epoch is the mean of its blocks, weighted by their steps. A block that has no step in the
     window, as a last step after a checkpoint, says nothing and does not count; DLIO counts it as an AU of 0.
     """
-    au: dict[int, list[float]] = {}
-    rate: dict[int, list[float]] = {}
-    of_rank: dict[tuple[int, int], list[Block]] = {}
+    au, rate = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    of_rank = defaultdict[tuple[int, int], list[Block]](list)
     for block in blocks:
-        of_rank.setdefault((block.epoch, block.accelerator), []).append(block)
+        of_rank[block.epoch, block.accelerator].append(block)
     for (epoch, _), parts in sorted(of_rank.items()):
-        weights = [
-            part.steps if len(part.compute_s[window.bounds(part.steps)]) else 0 for part in parts
-        ]
+        weights = [p.steps if len(p.compute_s[window.bounds(p.steps)]) else 0 for p in parts]
         if sum(weights) == 0:
             weights = [1] * len(parts)
         aus = [block_au(part, window) for part in parts]
         rates = [block_throughput(part, batch, window, formula) for part in parts]
-        au.setdefault(epoch, []).append(float(np.average(aus, weights=weights)))
-        rate.setdefault(epoch, []).append(float(np.average(rates, weights=weights)))
+        au[epoch].append(float(np.average(aus, weights=weights)))
+        rate[epoch].append(float(np.average(rates, weights=weights)))
     if not au:
         return PhaseFigures((), 0.0, 0.0, (), 0.0, 0.0)
     means = tuple(float(np.mean(of_epoch)) for of_epoch in au.values())
@@ -316,32 +314,24 @@ def verdict_of(
     au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float
 ) -> BoundVerdict:
     """Decide what lost the accelerators' time."""
-    lost = 100 - au
+    lost, wait, harness = 100 - au, shares.of("wait"), shares.of("harness")
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
-        return BoundVerdict(
-            "harness",
-            f"ends of steps were noticed up to {late_p99_s * 1e3:.2f} ms late (p99), steps take "
-            f"{step_s * 1e3:.2f} ms: this host is too busy to emulate them",
-        )
+        late, steps = f"{late_p99_s * 1e3:.2f} ms late (p99)", f"{step_s * 1e3:.2f} ms"
+        reason = f"ends of steps were noticed up to {late}, steps take {steps}: "
+        return BoundVerdict("harness", f"{reason}this host is too busy to emulate them")
     if lost <= _LOSS_LEAST:
         return BoundVerdict("compute", f"AU is {au:.2f} %: the storage keeps up")
     if ceiling_au is None:
-        return BoundVerdict(
-            "unknown", "there is no ceiling: run with --ceiling to tell storage from harness"
-        )
+        reason = "there is no ceiling: run with --ceiling to tell storage from harness"
+        return BoundVerdict("unknown", reason)
     if ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
-        return BoundVerdict(
-            "harness",
-            f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "
-            f"{(100 - ceiling_au) / lost:.0%} of what is lost, so this result is not about the storage",
-        )
-    if shares.of("harness") > shares.of("wait"):
-        return BoundVerdict(
-            "harness",
-            f"{shares.of('harness'):.1%} of the time went to the harness, {shares.of('wait'):.1%} to "
-            "waiting for data",
-        )
-    waited = f"{shares.of('wait'):.1%} of the time was waiting for data"
-    if shares.of("barrier") > shares.of("wait"):
-        waited += f", {shares.of('barrier'):.1%} waiting at the barrier for others that did"
+        reason = f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "
+        reason += f"{(100 - ceiling_au) / lost:.0%} of what is lost, so this result is not about the storage"
+        return BoundVerdict("harness", reason)
+    if harness > wait:
+        reason = f"{harness:.1%} of the time went to the harness, {wait:.1%} to waiting for data"
+        return BoundVerdict("harness", reason)
+    waited = f"{wait:.1%} of the time was waiting for data"
+    if (barrier := shares.of("barrier")) > wait:
+        waited += f", {barrier:.1%} waiting at the barrier for others that did"
     return BoundVerdict("storage", f"{waited}; without storage AU is {ceiling_au:.2f} %")

@@ -15,6 +15,7 @@ DFTracer's analysis finds what it looks for. A process of the trace is an accele
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -140,15 +141,9 @@ def _with_table(
 
 
 def _columns(
-    title: str,
-    parts: Sequence[Part],
-    text_of: Callable[[float], str],
-    head: tuple[str, str],
-    note: str = "",
-    *,
-    top: float | None = None,
-    line: tuple[float, str] | None = None,
-) -> str:
+    title: str, parts: Sequence[Part], text_of: Callable[[float], str], head: tuple[str, str],
+    note: str = "", *, top: float | None = None, line: tuple[float, str] | None = None,
+) -> str:  # fmt: skip
     """A column for each part, and their table; nothing without parts."""
     if not parts:
         return ""
@@ -264,12 +259,11 @@ def _bytes(run: RunResult) -> str:
     cached = number_of(run.own.get("page_cache_bytes"))
     if device is None or cached is None or device + cached <= 0:
         return ""
-    parts = [
-        Part("from the device", max(0.0, device), bytes_text(device), "c1"),
-        Part(
-            "not from the device (page cache, memory)", max(0.0, cached), bytes_text(cached), "c3"
-        ),
-    ]
+    sources = (
+        ("from the device", device, "c1"),
+        ("not from the device (page cache, memory)", cached, "c3"),
+    )
+    parts = [Part(name, max(0.0, n), bytes_text(n), colour) for name, n, colour in sources]
     title = "Where the bytes came from"
     return _with_table(title, stacked(title, parts), parts, ["source", "bytes"])
 
@@ -283,9 +277,8 @@ def _subtitle(runs: Sequence[RunResult]) -> str:
     if engine is None and isinstance(checkpoint, dict):
         ran = f"checkpoints by {checkpoint.get('writer')}"
     # Without what a second has of parts, and the day once.
-    start, end = (
-        str(summary.get(name)).partition(".")[0].replace("T", " ", 1) for name in ("start", "end")
-    )
+    times = (str(summary.get(name)).partition(".")[0] for name in ("start", "end"))
+    start, end = (text.replace("T", " ", 1) for text in times)
     day, _, clock = end.partition(" ")
     text = (
         f"{counted(accelerators, 'emulated accelerator')} on {counted(hosts, 'host')}, {ran}; "
@@ -413,24 +406,18 @@ def phases_of(blocks: Sequence[RankBlock], *, barrier: str = "step") -> list[Ste
         blocks: of all accelerators. Of those of one phase the steps that all have are taken.
         barrier: where accelerators met: `step` or `epoch`.
     """
-    grouped: dict[tuple[int, bool, str], list[RankBlock]] = {}
+    grouped: dict[tuple[int, bool, str], list[RankBlock]] = defaultdict(list)
     for block in blocks:
-        grouped.setdefault((block.epoch, block.kind == "eval", block.name), []).append(block)
-    return [
-        phase
-        for _, parts in sorted(grouped.items(), key=lambda pair: pair[0])
-        if (phase := _phase(parts, barrier)) is not None
-    ]
+        grouped[block.epoch, block.kind == "eval", block.name].append(block)
+    phases = [_phase(grouped[key], barrier) for key in sorted(grouped)]
+    return [phase for phase in phases if phase is not None]
 
 
 def _phase(parts: Sequence[RankBlock], barrier: str) -> StepPhase | None:
     steps = min(block.steps for block in parts)
     if not steps:
         return None
-    even = [
-        replace(block, load_s=block.load_s[:steps], compute_s=block.compute_s[:steps])
-        for block in parts
-    ]
+    even = [replace(b, load_s=b.load_s[:steps], compute_s=b.compute_s[:steps]) for b in parts]
     process = np.array([block.process_s for block in even])
     taken = np.broadcast_to(process.max(axis=0), process.shape) if barrier == "step" else process
     ends = np.cumsum(taken, axis=1)

@@ -71,76 +71,57 @@ def write_configuration(folder: Path, line: CommandLine, loaded: LoadedWorkload)
     """config.yaml, overrides.yaml and hydra.yaml."""
     where = folder / line.output_subdir
     where.mkdir(parents=True, exist_ok=True)
-    hydra = {
-        "hydra": {
-            "run": {"dir": str(folder)},
-            "output_subdir": line.output_subdir,
-            "overrides": {"hydra": list(line.hydra_overrides), "task": list(line.task_overrides)},
-            "job": {
-                "name": "dlio_benchmark", "chdir": False, "config_name": "config",
-                "override_dirname": ",".join(line.task_overrides),
-            },
-            "runtime": {
-                "cwd": str(Path.cwd()), "output_dir": str(folder.absolute()),
-                "choices": {"workload": line.workload},
-            },
-            "mode": "RUN",
-        }
-    }  # fmt: skip
+    hydra = {"hydra": {
+        "run": {"dir": str(folder)}, "output_subdir": line.output_subdir,
+        "overrides": {"hydra": list(line.hydra_overrides), "task": list(line.task_overrides)},
+        "job": {
+            "name": "dlio_benchmark", "chdir": False, "config_name": "config",
+            "override_dirname": ",".join(line.task_overrides),
+        },
+        "runtime": {
+            "cwd": str(Path.cwd()), "output_dir": str(folder.absolute()),
+            "choices": {"workload": line.workload},
+        },
+        "mode": "RUN",
+    }}  # fmt: skip
     dump = yaml_of().safe_dump
-    documents = {
-        "config": {"workload": dict(loaded.document)},
-        "overrides": list(line.task_overrides),
-        "hydra": hydra,
-    }
-    for name, document in documents.items():
+    config, overrides = {"workload": dict(loaded.document)}, list(line.task_overrides)
+    for name, document in (("config", config), ("overrides", overrides), ("hydra", hydra)):
         (where / f"{name}.yaml").write_text(dump(document, sort_keys=False, width=1000))
 
 
 def write_rank_files(
-    folder: Path,
-    rank: int,
-    blocks: Sequence[Block],
-    *,
-    offset_s: float,
-    batches: tuple[int, int],
-    window: StepWindow,
-    formula: Formula,
-    host: dict[str, Any],
-    saved: Sequence[CheckpointTimes] = (),
-    restored: Sequence[CheckpointTimes] = (),
-) -> None:
+    folder: Path, rank: int, blocks: Sequence[Block], *, offset_s: float, batches: tuple[int, int],
+    window: StepWindow, formula: Formula, host: dict[str, Any],
+    saved: Sequence[CheckpointTimes] = (), restored: Sequence[CheckpointTimes] = (),
+) -> None:  # fmt: skip
     """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator."""
+    memory = host.get("meminfo", {})
     output: dict[str, Any] = {
-        "hostname": host.get("hostname", ""),
-        "host_cpuinfo": host.get("cpuinfo", {}),
-        "host_meminfo": host.get("meminfo", {}),
-    }
+        "hostname": host.get("hostname", ""), "host_cpuinfo": host.get("cpuinfo", {}),
+        "host_meminfo": memory,
+    }  # fmt: skip
     spans: dict[int, list[tuple[str, float, float, dict[str, Any]]]] = {}
     for block in blocks:
-        epoch = output.setdefault(str(block.epoch), {
-            "load": {}, "proc": {}, "throughput": {}, "au": {}, "compute": {},
-            "host_meminfo": host.get("meminfo", {}),
-        })  # fmt: skip
         train = block.kind == "train"
-        name = f"block{block.number}" if train else "eval"
+        name, batch = (f"block{block.number}", batches[0]) if train else ("eval", batches[1])
         start_s, end_s = block.start_s + offset_s, block.end_s + offset_s
-        epoch["load"][name] = block.load_s.tolist()
-        epoch["proc"][name] = block.process_s.tolist()
-        epoch["compute"][name] = block.compute_s.tolist()
-        batch = batches[0] if train else batches[1]
-        epoch["throughput"][name] = block_throughput(block, batch, window, formula)
-        epoch["au"][name] = block_au(block, window)
-        epoch["end"] = timestamp(end_s)
+        figures = {
+            "load": block.load_s.tolist(), "proc": block.process_s.tolist(),
+            "throughput": block_throughput(block, batch, window, formula),
+            "au": block_au(block, window), "compute": block.compute_s.tolist(),
+        }  # fmt: skip
+        epoch = output.setdefault(str(block.epoch), {key: {} for key in figures})
+        for key, figure in figures.items():
+            epoch[key][name] = figure
+        epoch |= {"host_meminfo": memory, "end": timestamp(end_s)}
         spans.setdefault(block.epoch, []).append((name, start_s, end_s, {}))
     for kind, done in (("save", saved), ("load", restored)):
         for one in done:
-            figures = {
-                "duration": one.duration_s, "throughput": one.nbytes / 2**30 / one.duration_s,
-            }  # fmt: skip
-            end_s = one.start_s + one.duration_s
-            name = f"{kind}_ckpt{one.number}"
-            spans.setdefault(one.epoch, []).append((name, one.start_s, end_s, figures))
+            rate = one.nbytes / 2**30 / one.duration_s
+            took = {"duration": one.duration_s, "throughput": rate}
+            span_s = one.start_s, one.start_s + one.duration_s
+            spans.setdefault(one.epoch, []).append((f"{kind}_ckpt{one.number}", *span_s, took))
     stats: dict[str, Any] = {}
     for number, parts in spans.items():
         # An epoch ends with the last of what belongs to it.
@@ -224,10 +205,8 @@ def load_run(folder: str | os.PathLike[str]) -> RunResult:
     path = Path(folder)
     summary = _document(path / "summary.json")
     if not isinstance(summary.get("metric"), dict):
-        raise BenchError(
-            f"{path / 'summary.json'} has no object `metric`: it is no run's summary.",
-            path=str(path / "summary.json"),
-        )
+        file = str(path / "summary.json")
+        raise BenchError(f"{file} has no object `metric`: it is no run's summary.", path=file)
     return RunResult(str(path), summary, _workload(path))
 
 
@@ -236,16 +215,14 @@ def _document(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
     except OSError as e:
         raise BenchError(
-            f"{path} cannot be read: {e.strerror}.",
-            path=str(path),
+            f"{path} cannot be read: {e.strerror}.", path=str(path),
             next_step="Give the folder of a run that ended: what ++hydra.run.dir named.",
-        ) from e
+        ) from e  # fmt: skip
     except (ValueError, RecursionError) as e:
         raise BenchError(f"{path} is not JSON: {e}.", path=str(path)) from e
     if not isinstance(document, dict):
-        raise BenchError(
-            f"{path} has a {type(document).__name__}, expected an object.", path=str(path)
-        )
+        kind = type(document).__name__
+        raise BenchError(f"{path} has a {kind}, expected an object.", path=str(path))
     return document
 
 
@@ -352,21 +329,16 @@ def load_runs(folder: str | os.PathLike[str]) -> list[RunResult]:
     if not folders:
         raise BenchError(
             f"{path} has no summary.json, and neither have the folders in it: no run ended there.",
-            path=str(path),
-            next_step="Give the folder of a run: what ++hydra.run.dir named.",
-        )
+            path=str(path), next_step="Give the folder of a run: what ++hydra.run.dir named.",
+        )  # fmt: skip
     runs = [load_run(each) for each in folders]
-    first = _task(runs[0])
     for run in runs[1:]:
-        other = _task(run)
-        for key in sorted(first.keys() | other.keys()):
-            if first.get(key) != other.get(key):
-                raise BenchError(
-                    f"the runs in {path} are not repeats: {key} is {first.get(key)} in "
-                    f"{runs[0].folder}, {other.get(key)} in {run.folder}.",
-                    path=str(path),
-                    next_step="Give the folder of one run.",
-                )
+        for key, first, other in _differing(_task(runs[0]), _task(run)):
+            raise BenchError(
+                f"the runs in {path} are not repeats: {key} is {first} in {runs[0].folder}, {other} in "
+                f"{run.folder}.",
+                path=str(path), next_step="Give the folder of one run.",
+            )  # fmt: skip
     return runs
 
 
@@ -384,10 +356,16 @@ def _repeats_of(whole: RunResult, path: Path) -> list[RunResult]:
 
 def differences(a: RunResult, b: RunResult) -> Iterator[tuple[str, str, str]]:
     """(what, in a, in b) of how two runs were made."""
-    left, right = _circumstances(a), _circumstances(b)
-    for key in sorted(left.keys() | right.keys()):
-        if left.get(key) != right.get(key):
-            yield key, left.get(key, "-"), right.get(key, "-")
+    for key, left, right in _differing(_circumstances(a), _circumstances(b)):
+        yield key, left or "-", right or "-"
+
+
+def _differing(
+    a: dict[str, str], b: dict[str, str]
+) -> Iterator[tuple[str, str | None, str | None]]:
+    for key in sorted(a.keys() | b.keys()):
+        if a.get(key) != b.get(key):
+            yield key, a.get(key), b.get(key)
 
 
 def _circumstances(run: RunResult) -> dict[str, str]:
@@ -403,10 +381,8 @@ def _circumstances(run: RunResult) -> dict[str, str]:
 
 def _task(run: RunResult) -> dict[str, str]:
     """What was run: repeats have the same."""
-    task = {
-        "num_accelerators": run.summary.get("num_accelerators"),
-        "engine": run.own.get("engine"),
-    }
+    accelerators, engine = run.summary.get("num_accelerators"), run.own.get("engine")
+    task = {"num_accelerators": accelerators, "engine": engine}
     task |= {k: v for k, v in flat(run.workload).items() if not k.startswith(_IGNORED)}
     return {key: str(value) for key, value in task.items() if value is not None}
 

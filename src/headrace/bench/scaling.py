@@ -305,36 +305,23 @@ def measure(
             next_step="Name another one: --out.",
         )
     return (
-        _run(executor, options, script, ranks, out / f"ranks-{ranks}", tell=tell)
+        _run(executor, options, script, ranks, out / f"ranks-{ranks}", tell)
         for ranks in sorted(options.ranks)
     )
 
 
-def _run(
-    executor: Executor,
-    options: ScalingOptions,
-    script: bytes,
-    ranks: int,
-    folder: Path,
-    *,
+def _run(  # noqa: PLR0917 - of `measure`, and which size
+    executor: Executor, options: ScalingOptions, script: bytes, ranks: int, folder: Path,
     tell: Callable[[ScalingRun], None],
-) -> ScalingRun:
+) -> ScalingRun:  # fmt: skip
     folder.mkdir(parents=True)
     nodes, each = options.layout(ranks)
     log = folder / "job.log"
-    submission = Submission(
-        script,
-        (
-            f"--nodes={nodes}",
-            f"--ntasks-per-node={each}",
-            *((f"--gpus-per-node={each}",) if options.gpus else ()),
-            f"--job-name=scaling-{ranks}",
-            f"--output={log}",
-            *options.options,
-        ),
-        ("--checkpoints", str(folder / "checkpoints"), *options.arguments),
-        options.project.absolute(),
-    )
+    gpus = (f"--gpus-per-node={each}",) if options.gpus else ()
+    size = (f"--nodes={nodes}", f"--ntasks-per-node={each}", *gpus)
+    asked = (*size, f"--job-name=scaling-{ranks}", f"--output={log}", *options.options)
+    arguments = ("--checkpoints", str(folder / "checkpoints"), *options.arguments)
+    submission = Submission(script, asked, arguments, options.project.absolute())
     began = time.monotonic()
     job_id = executor.submit(submission)
     tell(ScalingRun(ranks, nodes, job_id, "PENDING", 0.0, (), str(log)))
@@ -381,13 +368,10 @@ def _cells(row: ScalingRow) -> tuple[str, ...]:
     def text(value: float | None, form: str = ",.0f") -> str:
         return "-" if value is None else format(value, form)
 
+    mb_per_s = None if row.bytes_per_s is None else row.bytes_per_s / 1e6
     return (
-        *begin,
-        text(row.whole_per_s),
-        text(row.training_per_s),
-        text(row.efficiency, ".1%"),
+        *begin, text(row.whole_per_s), text(row.training_per_s), text(row.efficiency, ".1%"),
         f"{row.accuracy:.2%}" + (" !" if row.accuracy_fell else "  "),
-        text(row.reads_per_s),
-        text(None if row.bytes_per_s is None else row.bytes_per_s / 1e6, ".1f"),
+        text(row.reads_per_s), text(mb_per_s, ".1f"),
         *(f"{part / max(sum(parts), 1e-9):.0%}" for part in parts),
-    )
+    )  # fmt: skip

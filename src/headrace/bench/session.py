@@ -85,10 +85,8 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     check_supported(loaded, world)
     folder = results.default_folder(line, loaded)
     if place.world_size > 1 and not (line.run_dir or loaded.workload.output.folder):
-        raise BenchError(
-            f"{place.world_size} ranks need one folder for their results.",
-            next_step="Give ++hydra.run.dir=DIR.",
-        )
+        needs = f"{place.world_size} ranks need one folder for their results."
+        raise BenchError(needs, next_step="Give ++hydra.run.dir=DIR.")
     plans_of(loaded, world)
     _check_options(loaded, options)
     try:
@@ -117,10 +115,8 @@ def _check_options(loaded: LoadedWorkload, options: SessionOptions) -> None:
             next_step="Give ++workload.reader.engine=headrace, or no simulation.",
         )
     if does.train and options.stage is not None and options.simulate is not None:
-        raise BenchError(
-            "a simulated storage is read, not copied from.",
-            next_step="Give one of --stage and --simulate.",
-        )
+        step = "Give one of --stage and --simulate."
+        raise BenchError("a simulated storage is read, not copied from.", next_step=step)
     if does.checkpoint and not does.train:
         require_checkpoints(loaded)
     if does.checkpoint and options.repeats > 1 and writer_name(loaded) == "headrace":
@@ -137,16 +133,12 @@ def check_supported(loaded: LoadedWorkload, world: int) -> None:
     Raises:
         WorkloadError: with everything that is not done, and where it was asked for.
     """
-    workload = loaded.workload
-    problems = []
-    if workload.storage.storage_type not in ("local_fs", "parallel_fs"):
-        problems.append((
-            "storage.storage_type",
-            f"{workload.storage.storage_type} is not read by the benchmark: mount it, give local_fs",
-        ))  # fmt: skip
-    if workload.workflow.checkpoint:
+    workload, does, problems = loaded.workload, loaded.workload.workflow, []
+    if (kind := workload.storage.storage_type) not in ("local_fs", "parallel_fs"):
+        why = f"{kind} is not read by the benchmark: mount it, give local_fs"
+        problems.append(("storage.storage_type", why))
+    if does.checkpoint:
         problems += checkpoint_problems(loaded, world)
-    does = workload.workflow
     if not (does.train or does.generate_data or does.checkpoint):
         problems.append(("workflow.train", "is false, so there is nothing to run"))
     if not workload.dataset.keep_files:
@@ -201,13 +193,9 @@ class _Session:
     """One rank's part."""
 
     def __init__(
-        self,
-        words: Sequence[str],
-        loaded: LoadedWorkload,
-        options: SessionOptions,
-        group: RankGroup,
-        folder: Path,
-    ) -> None:
+        self, words: Sequence[str], loaded: LoadedWorkload, options: SessionOptions,
+        group: RankGroup, folder: Path,
+    ) -> None:  # fmt: skip
         self._words, self._loaded, self._options = words, loaded, options
         self._workload, self._group, self._folder = loaded.workload, group, folder
         self._started = time.time()
@@ -227,13 +215,11 @@ class _Session:
 
     def _train(self, files: dict[str, list[str]]) -> SessionReport:
         """All repeats of a run that trains, on a staged copy of the data if there is to be one."""
-        options, staged = self._options, None
+        options, staged, folder = self._options, None, self._workload.dataset.data_folder
         if options.stage is not None:
             if options.cold:
                 self._make_cold(files)
-            staged = stage_files(
-                files, self._workload.dataset.data_folder, options.stage, self._group
-            )
+            staged = stage_files(files, folder, options.stage, self._group)
         try:
             runs = self._repeats(files if staged is None else staged.files, staged)
         finally:
@@ -335,13 +321,12 @@ class _Session:
 
     def _make_cold(self, files: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         every = [path for paths in files.values() for path in paths]
+        mine = every[self._group.place.rank :: self._group.place.world_size]
         residency = make_cold(
-            every[self._group.place.rank :: self._group.place.world_size],
-            _RESIDENCY_FILES,
-            "the data set",
+            mine, _RESIDENCY_FILES, "the data set",
             "Another process may have the files open or mapped; on tmpfs it is impossible. Run without "
             "--cold, or with reader.odirect.",
-        )
+        )  # fmt: skip
         self._group.barrier()
         return residency.document() | {"cold": True}
 
@@ -375,13 +360,10 @@ class _Session:
         record.checkpoint_writer = writer_name(self._loaded) if does.checkpoint else None
         record.notes = self._report.notes
         record.provenance = provenance(measured_folder, list(sys.argv)) | {
-            "words": list(self._words),
-            "engine": record.engine_figures,
-            "launcher": place.source,
-            "barrier": options.barrier,
-            "simulated": None if name is None else str(name),
+            "words": list(self._words), "engine": record.engine_figures, "launcher": place.source,
+            "barrier": options.barrier, "simulated": None if name is None else str(name),
             "staged": options.stage,
-        }
+        }  # fmt: skip
         return gather_run(self._group, record)
 
 
@@ -419,23 +401,26 @@ class Sweep:
     range: tuple[int, int]
 
     @property
+    def first_over(self) -> Probe | None:
+        """The run with the least number that is not fed; None: all are."""
+        return next((probe for probe in self.probes if probe.over), None)
+
+    @property
     def limit(self) -> str:
-        """What bounds the run with the least number that is not fed; `none` where all are."""
-        over = [probe for probe in self.probes if probe.over]
-        return over[0].bound if over else "none"
+        """What bounds that run; `none` without one."""
+        return "none" if self.first_over is None else self.first_over.bound
 
     @property
     def answer(self) -> str:
         """In a sentence."""
-        over = [probe for probe in self.probes if probe.over]
-        if not over:
+        if (over := self.first_over) is None:
             return f"this storage feeds at least {self.range[1]} accelerators"
         number = f"fewer than {self.range[0]}" if self.most is None else f"{self.most}"
         noun = "accelerator" if number == "1" else "accelerators"
         if self.limit == "harness":
             return (
-                f"this host emulates {number} {noun}; with {over[0].accelerators} the harness was the "
-                "limit, so this says nothing of the storage"
+                f"this host emulates {number} {noun}; with {over.accelerators} the harness was the limit, "
+                "so this says nothing of the storage"
             )
         answer = f"this storage feeds {number} {noun}"
         if self.limit == "unknown":
@@ -527,13 +512,8 @@ def _probe(accelerators: int, summary: dict[str, Any], folder: str, until: Condi
         raise BenchError(
             f"{until.written!r} cannot be told: the run has no {until.measure.name}.", path=folder
         )
-    own = summary["headrace"]
+    own, known = summary["headrace"], {n: v for n, v in measures.items() if v is not None}
     return Probe(
-        accelerators=accelerators,
-        value=value,
-        over=until.holds(value),
-        bound=own["bound"],
-        bound_reason=own["bound_reason"],
-        folder=folder,
-        measures={name: value for name, value in measures.items() if value is not None},
-    )
+        accelerators=accelerators, value=value, over=until.holds(value), bound=own["bound"],
+        bound_reason=own["bound_reason"], folder=folder, measures=known,
+    )  # fmt: skip

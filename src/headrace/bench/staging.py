@@ -102,9 +102,8 @@ def make_cold(paths: Sequence[str], most: int, what: str, next_step: str) -> Res
     share = residency.share
     if share is None or share > _COLD_SHARE_MOST:
         reason = "nobody can tell" if share is None else f"{share:.1%} is still there"
-        raise BenchError(
-            f"{what} cannot be put out of the page cache: {reason}.", next_step=next_step
-        )
+        message = f"{what} cannot be put out of the page cache: {reason}."
+        raise BenchError(message, next_step=next_step)
     return residency
 
 
@@ -144,9 +143,8 @@ def stage_files(
     hosts = group.broadcast(group.gather(socket.gethostname()))
     here = [rank for rank, host in enumerate(hosts) if host == hosts[group.place.rank]]
     mine = here.index(group.place.rank)
-    place = os.path.join(
-        folder, f"headrace-staged-{hashlib.sha256(root.encode()).hexdigest()[:12]}"
-    )
+    digest = hashlib.sha256(root.encode()).hexdigest()
+    place = os.path.join(folder, f"headrace-staged-{digest[:12]}")
     every = sorted(
         os.path.relpath(os.path.join(below, name), root)
         for below, _, names in os.walk(root)

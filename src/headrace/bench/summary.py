@@ -155,11 +155,8 @@ def _plain_block(block: metrics.Block) -> dict[str, Any]:
 
 
 def _block_of(plain: dict[str, Any]) -> metrics.Block:
-    values: dict[str, Any] = {
-        name: np.array(value, np.float64) if isinstance(value, list) else value
-        for name, value in plain.items()
-    }
-    return metrics.Block(**values)
+    lists = {name: np.array(v, np.float64) for name, v in plain.items() if isinstance(v, list)}
+    return metrics.Block(**(plain | lists))
 
 
 def _slowest(ranks: Sequence[Sequence[Any]]) -> list[metrics.CheckpointTimes]:
@@ -185,20 +182,13 @@ def together(runs: Sequence[RunRecord]) -> RunRecord:
     for run in runs:
         before = max((block.epoch for block in blocks), default=0)
         blocks += [replace(block, epoch=block.epoch + before) for block in run.blocks]
+    sums = {n: sum(getattr(run, n) for run in runs) for n in ("nbytes", "device_bytes", "cpu_s")}
+    phases_s = {p: sum(run.phases_s[p] for run in runs) / len(runs) for p in first.phases_s}
     return replace(
-        first,
-        end_s=runs[-1].end_s,
-        blocks=blocks,
-        repeats=len(runs),
-        nbytes=sum(run.nbytes for run in runs),
-        device_bytes=sum(run.device_bytes for run in runs),
-        cpu_s=sum(run.cpu_s for run in runs),
+        first, end_s=runs[-1].end_s, blocks=blocks, repeats=len(runs), **sums, phases_s=phases_s,
         batch_waits_s=[wait for run in runs for wait in run.batch_waits_s],
         checkpoints=[each for run in runs for each in run.checkpoints],
-        phases_s={
-            phase: sum(run.phases_s[phase] for run in runs) / len(runs) for phase in first.phases_s
-        },
-    )
+    )  # fmt: skip
 
 
 def timestamp(seconds: float) -> str:

@@ -326,9 +326,8 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
         ))  # fmt: skip
     for line in aligned(cells):
         output.line(line)
-    over = [probe for probe in result.probes if probe.over]
-    if over:
-        output.line(f"with {over[0].accelerators}: {over[0].bound_reason}")
+    if (over := result.first_over) is not None:
+        output.line(f"with {over.accelerators}: {over.bound_reason}")
     if simulate is not None:
         output.line(f"simulated {simulate}: the delays are not real")
     output.line(f"{result.answer} (until {condition.written})")

@@ -15,6 +15,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
@@ -123,13 +124,7 @@ class _NullEngine(Engine):
 
 class _NullSource:
     def __init__(self, batch: Delivered) -> None:
-        self._batch = batch
-
-    def next(self) -> Delivered:
-        return self._batch
-
-    def poll(self) -> Delivered:
-        return self._batch
+        self.next = self.poll = lambda: batch
 
     def close(self) -> None:
         pass
@@ -170,12 +165,9 @@ class _IteratorSource:
     """Batches of somebody else's iterator."""
 
     def __init__(
-        self,
-        batches: Iterator[Any],
-        batch: int,
-        name: str,
+        self, batches: Iterator[Any], batch: int, name: str,
         nbytes: Callable[[Any], int] = lambda _: 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._batches: Iterator[Any] | None = batches
         self._batch, self._name, self._nbytes = batch, name, nbytes
 
@@ -184,10 +176,8 @@ class _IteratorSource:
         with _named(self._name):
             batch = next(self._batches, self)
         if batch is self:
-            raise BenchError(
-                f"{self._name} ended before the epoch did.",
-                next_step="It must give plan.steps batches.",
-            )
+            step = "It must give plan.steps batches."
+            raise BenchError(f"{self._name} ended before the epoch did.", next_step=step)
         return Delivered(self._batch, self._nbytes(batch))
 
     def close(self) -> None:
@@ -228,15 +218,12 @@ class _TorchEngine(Engine):
                 "prefetch_factor": ahead // workers, "timeout": self._context.deadline_s,
                 "multiprocessing_context": reader.multiprocessing_context,
             }  # fmt: skip
+        steps = range(plan.steps)
         loader = self._torch.DataLoader(
-            DecodedSamples(self._context, split),
-            batch_sampler=(
-                plan.indices(epoch, accelerator, step).tolist() for step in range(plan.steps)
-            ),
-            num_workers=workers,
+            DecodedSamples(self._context, split), num_workers=workers, **options,
+            batch_sampler=(plan.indices(epoch, accelerator, step).tolist() for step in steps),
             pin_memory=reader.pin_memory and importlib.import_module("torch.cuda").is_available(),
-            **options,
-        )
+        )  # fmt: skip
         return _IteratorSource(iter(loader), plan.batch, "the DataLoader")
 
 
@@ -421,16 +408,19 @@ def engine_name(loaded: LoadedWorkload) -> str:
         )
     if reader.data_loader == "synthetic":
         return "null"
-    if loaded.workload.dataset.requests is not None and reader.engine in ("torch", "tensorflow"):
+    of_framework, ours = (
+        reader.engine in ("torch", "tensorflow"),
+        "++workload.reader.engine=headrace",
+    )
+    if loaded.workload.dataset.requests is not None and of_framework:
         raise WorkloadError(
             f"{loaded.at('reader.engine')} is {reader.engine}: recorded files are read, not decoded.",
-            next_step="Give ++workload.reader.engine=headrace, or leave out the exact requests: "
-            "++workload.dataset.requests=null.",
+            next_step=f"Give {ours}, or leave out the exact requests: ++workload.dataset.requests=null.",
         )
-    if reader.odirect and reader.engine in ("torch", "tensorflow"):
+    if reader.odirect and of_framework:
         raise WorkloadError(
             f"{loaded.at('reader.odirect')} is not done by the engine {reader.engine}.",
-            next_step="Give ++workload.reader.engine=headrace.",
+            next_step=f"Give {ours}.",
         )
     return reader.engine
 
@@ -441,14 +431,12 @@ def make_engine(name: str, context: EngineContext) -> Engine:
     Raises:
         BenchError: its framework is not installed, its class is not there, or memory does not suffice.
     """
-    if name == "null":
-        return _NullEngine(context)
     if name == "headrace":
         from headrace.bench.engines.native import native_engine
 
         return native_engine(context)
-    if name == "torch":
-        return _TorchEngine(context)
-    if name == "tensorflow":
-        return _TensorFlowEngine(context)
-    return _CustomEngine(context, name.removeprefix("custom:"))
+    kinds: dict[str, Callable[[EngineContext], Engine]] = {
+        "null": _NullEngine, "torch": _TorchEngine, "tensorflow": _TensorFlowEngine,
+    }  # fmt: skip
+    own = partial(_CustomEngine, named=name.removeprefix("custom:"))
+    return kinds.get(name, own)(context)

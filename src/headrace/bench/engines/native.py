@@ -27,7 +27,7 @@ from headrace import _native
 from headrace.bench.dataset import replay_of
 from headrace.bench.dataset_files import AT_REST_S
 from headrace.bench.engines import Delivered, Engine, batches_ahead
-from headrace.bench.formats import format_of
+from headrace.bench.formats import SampleExtents, format_of
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader
@@ -82,10 +82,8 @@ class _NativeEngine(Engine):
         reader, data = context.workload.reader, context.workload.dataset
         self.batches_ahead = batches_ahead(reader.read_threads, reader.prefetch_size)
         self.reads_in_flight = max(1, reader.read_threads) * context.accelerators
-        batch = max(plan.batch for plan in context.plans.values())
-        self.sample_memory_bytes = (
-            int(data.nominal_bytes * batch * (self.batches_ahead + 1)) * context.accelerators
-        )
+        batch = max(plan.batch for plan in context.plans.values()) * (self.batches_ahead + 1)
+        self.sample_memory_bytes = int(data.nominal_bytes * batch) * context.accelerators
 
     def open(self, split: str, epoch: int, accelerator: int) -> BatchSource:
         source = _ReadAheadSource(self, split, epoch, accelerator)
@@ -170,11 +168,10 @@ class _FilesEngine(_NativeEngine):
             model = simulation_of(simulate).model()
         self._reader = _native.FileReader(
             reads_in_flight=min(_READS_IN_FLIGHT_MAX, self.reads_in_flight),
-            buffer_bytes=max(_MEMORY_BYTES_LEAST, int(needed * 1.25)),
+            buffer_bytes=max(_MEMORY_BYTES_LEAST, int(needed * 1.25)), simulate=model,
             cold="direct" if context.workload.reader.odirect else "fill",
-            simulate=model,
             simulated_roots=[] if model is None else [os.path.realpath(data.data_folder)],
-        )
+        )  # fmt: skip
 
     def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
         paths = self.context.paths(split, indices)
@@ -192,22 +189,20 @@ class _FilesEngine(_NativeEngine):
         if batch.errors.any():
             at = int(batch.errors.argmax())
             error, path = int(batch.errors[at]), os.fsdecode(paths[at])
+            again = "generate it again (++workload.workflow.generate_data=True)"
             raise BenchError(
-                f"{path} cannot be read: {os.strerror(error)}.",
-                path=path,
-                next_step="The data set is not whole: generate it again "
-                "(++workload.workflow.generate_data=True).",
-            )
+                f"{path} cannot be read: {os.strerror(error)}.", path=path,
+                next_step=f"The data set is not whole: {again}.",
+            )  # fmt: skip
         return batch, batch.ready_ns
 
     def _wait(self, paths: list[bytes], job: _native.FileJob) -> _native.FileBatch:
         until = time.monotonic() + self.context.deadline_s
         while (batch := job.wait(min(1.0, max(0.0, until - time.monotonic())))) is None:
             if time.monotonic() >= until:
-                raise BenchError(
-                    f"a batch of {len(paths)} files, the first of them {os.fsdecode(paths[0])}, was not "
-                    f"read within {self.context.deadline_s:g} s."
-                )
+                files = f"{len(paths)} files, the first of them {os.fsdecode(paths[0])}"
+                limit = f"{self.context.deadline_s:g} s"
+                raise BenchError(f"a batch of {files}, was not read within {limit}.")
         return batch
 
     def forget(self, job: _native.FileJob, paths: list[bytes]) -> None:
@@ -225,14 +220,9 @@ class _FilesEngine(_NativeEngine):
 
 
 def extents_reader(
-    paths: Sequence[str],
-    volume: NDArray[Any],
-    offset: NDArray[Any],
-    length: NDArray[Any],
-    *,
-    options: ReaderOptions,
-    first: NDArray[np.int64] | None = None,
-) -> tuple[BatchReader, _native.Catalog]:
+    paths: Sequence[str], volume: NDArray[Any], offset: NDArray[Any], length: NDArray[Any], *,
+    options: ReaderOptions, first: NDArray[np.int64] | None = None,
+) -> tuple[BatchReader, _native.Catalog]:  # fmt: skip
     """A reader of samples by number, over a sample directory in memory.
 
     Each extent has the number of its file (`volume`), its offset there and its length; `first`, of shape
@@ -264,37 +254,34 @@ class _ExtentsEngine(_NativeEngine):
         super().__init__(context)
         self._options = ReaderOptions(
             direct="always" if context.workload.reader.odirect else "auto",
-            reads_in_flight=self.reads_in_flight,
+            reads_in_flight=self.reads_in_flight, deadline_s=context.deadline_s,
             budget_bytes=max(_MEMORY_BYTES_LEAST, int(self.sample_memory_bytes * 1.25)),
             verify=False,  # foreign files have no checksums of ours
-            deadline_s=context.deadline_s,
             simulate=context.simulate,
-        )
+        )  # fmt: skip
         self._readers = {split: self._open(split) for split in context.plans}
 
     def _open(self, split: str) -> tuple[BatchReader, _native.Catalog, NDArray[np.int64]]:
         """A split's reader, and each sample's group: what can only be had together is one."""
         data, paths = self.context.workload.dataset, self.context.files[split]
-        groups, volume, offset, length, counts = [], [], [], [], []
-        total = 0
-        for number, path in enumerate(paths):
-            extents = format_of(data).sample_extents(path, data)
-            groups.append(extents.group + total)
-            counts.append(np.diff(extents.first))
-            total += len(counts[-1])
+        each, groups, total = list[SampleExtents](), [], 0
+        for path in paths:
+            each.append(format_of(data).sample_extents(path, data))
+            groups.append(each[-1].group + total)
+            total += len(each[-1].first) - 1
             if total > _GROUPS_MAX:
                 raise BenchError(
                     f"the data set has more than {_GROUPS_MAX:,} samples, too many for the engine "
                     "headrace.",
                     next_step="Use fewer files.",
                 )
-            volume.append(np.full(len(extents.offset), number, np.uint32))
-            offset.append(extents.offset)
-            length.append(extents.length)
+        offset, length = (
+            np.concatenate([getattr(e, n) for e in each]) for n in ("offset", "length")
+        )
         reader, catalog = extents_reader(
-            paths, np.concatenate(volume), np.concatenate(offset), np.concatenate(length),
+            paths, np.repeat(np.arange(len(each)), [len(e.offset) for e in each]), offset, length,
             options=self._options,
-            first=np.concatenate([[0], np.cumsum(np.concatenate(counts))]),
+            first=np.cumsum(np.concatenate([[0], *(np.diff(e.first) for e in each)])),
         )  # fmt: skip
         return reader, catalog, np.concatenate(groups)
 
@@ -319,10 +306,8 @@ class _ExtentsEngine(_NativeEngine):
     def figures(self) -> dict[str, Any]:
         names, figures = ("reads", "read_bytes", "busy_s", "bytes_by_tier", "latency_us"), {}
         for split, (reader, _, _) in self._readers.items():
-            stats = reader.stats()
-            figures[split] = {n: stats[n] for n in names if n in stats} | {
-                "engine": reader.engine[0]
-            }
+            stats = reader.stats() | {"engine": reader.engine[0]}
+            figures[split] = {name: stats[name] for name in (*names, "engine") if name in stats}
         return figures
 
     def close(self) -> None:
@@ -339,13 +324,9 @@ class _Preprocessed:
     """
 
     def __init__(
-        self,
-        source: BatchSource,
-        steps: int,
-        workers: int,
-        times: TimeDistribution,
+        self, source: BatchSource, steps: int, workers: int, times: TimeDistribution,
         random: np.random.Generator,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._source, self._steps, self._workers = source, steps, workers
         self._times, self._random = times, random
         self._done: Queue[tuple[float, Delivered | BaseException]] = Queue(workers)

@@ -161,11 +161,8 @@ def import_library(module: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as e:
-        name = module.partition(".")[0]
-        raise SourceError(
-            f"{purpose} needs {name}, which is not installed.",
-            next_step="pip install 'headrace[bench]'",
-        ) from e
+        needs = f"{purpose} needs {module.partition('.')[0]}, which is not installed."
+        raise SourceError(needs, next_step="pip install 'headrace[bench]'") from e
 
 
 def bad_file(
@@ -173,11 +170,10 @@ def bad_file(
 ) -> SourceError:
     """The error for a file of the data set that is not as it should be."""
     return SourceError(
-        f"{path}: {what} is {actual}, expected {expected} (offset {offset:,}).",
-        path=path,
+        f"{path}: {what} is {actual}, expected {expected} (offset {offset:,}).", path=path,
         offset_bytes=offset,
         next_step="Generate the data set again, or correct the workload's dataset section.",
-    )
+    )  # fmt: skip
 
 
 def no_seek(out: OutputFile) -> IO[bytes]:

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.bench.content import FilePiece
     from headrace.bench.dataset import DatasetSpec
     from headrace.bench.formats import FileJob
 
@@ -197,17 +196,15 @@ class _Npz(DatasetFormat):
     def write(self, out: OutputFile, job: FileJob) -> None:
         head, labels = self._head_and_labels(job.spec, job.shape)
         level = min(job.spec.compression_level, 9)
-        with zipfile.ZipFile(
-            no_seek(out), "w", zipfile.ZIP_DEFLATED, compresslevel=level
-        ) as archive:
-            for name, text in (("x.npy", head), ("y.npy", labels)):
+        blocks = job.stream().blocks(job.sample_bytes * job.samples)
+        with zipfile.ZipFile(no_seek(out), "w", compresslevel=level) as archive:
+            for name, text, rest in (("x.npy", head, blocks), ("y.npy", labels, ())):
                 member = zipfile.ZipInfo(name)
                 member.compress_type = zipfile.ZIP_DEFLATED
                 with archive.open(member, "w", force_zip64=True) as f:
                     f.write(text)
-                    if name == "x.npy":
-                        for data in job.stream().blocks(job.sample_bytes * job.samples):
-                            f.write(data.tobytes())
+                    for data in rest:
+                        f.write(data.tobytes())
 
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
         """All of the array; of a compressed one all of the file."""
@@ -492,16 +489,10 @@ class _Jpeg(_Image):
         # Each row of blocks ends with a restart marker, so that brightness does not wander away.
         row = noise(across * _BLOCK, PieceKind.CODES)
         cycle = tuple(p for i in range(_RESTARTS) for p in (row, text(_restart(i))))
-        pieces: list[FilePiece] = list(cycle[: 2 * (whole % _RESTARTS)])
-        pieces.append(noise(coded * _BLOCK + 1 + kept, PieceKind.CODES))
-        pieces.append(text(_END_OF_BLOCK + _flat_rest(whole, down, across, across - coded - 1)))
-        return FileLayout(
-            (
-                PieceRun(1, (text(head),)),
-                PieceRun(whole // _RESTARTS, cycle),
-                PieceRun(1, tuple(pieces)),
-            )
-        )
+        partial = noise(coded * _BLOCK + 1 + kept, PieceKind.CODES)
+        flat_rest = text(_END_OF_BLOCK + _flat_rest(whole, down, across, across - coded - 1))
+        last = PieceRun(1, (*cycle[: 2 * (whole % _RESTARTS)], partial, flat_rest))
+        return FileLayout((PieceRun(1, (text(head),)), PieceRun(whole // _RESTARTS, cycle), last))
 
 
 def _flat_rest(row: int, down: int, across: int, left: int) -> bytes:

@@ -88,11 +88,9 @@ class _TFRecord(DatasetFormat):
 
     @staticmethod
     def _scanned(path: str, spec: DatasetSpec) -> DirectoryColumns:
-        columns = scan_tfrecord([path], SourceOptions()).columns
-        if len(columns.offset) != spec.num_samples_per_file:
-            raise bad_file(
-                path, "the number of records", len(columns.offset), spec.num_samples_per_file
-            )
+        columns, samples = scan_tfrecord([path], SourceOptions()).columns, spec.num_samples_per_file
+        if (count := len(columns.offset)) != samples:
+            raise bad_file(path, "the number of records", count, samples)
         return columns
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
@@ -215,28 +213,25 @@ class _Parquet(DatasetFormat):
         if spec.parquet.generation_batch_size:
             most = min(most, spec.parquet.generation_batch_size)
         stream, group = job.stream(), spec.parquet.row_group_size
+
+        def batch(count: int) -> Any:
+            each = zip(columns, kinds, strict=True)
+            arrays = [_arrow_array(pa, c, count, stream, kind) for c, kind in each]
+            return pa.record_batch(arrays, schema=schema)
+
         with pq.ParquetWriter(
-            pa.PythonFile(_sink(out), mode="w"),
-            schema,
+            pa.PythonFile(_sink(out), mode="w"), schema, use_dictionary=small, write_statistics=False,
             compression=spec.compression if spec.compression != "none" else None,
-            use_dictionary=small,
-            write_statistics=False,
-        ) as writer:
+        ) as writer:  # fmt: skip
             for begin in range(0, job.samples, group):
                 rows = min(group, job.samples - begin)
-                batches = []
-                for first in range(0, rows, most):
-                    arrays = [
-                        _arrow_array(pa, c, min(most, rows - first), stream, kind)
-                        for c, kind in zip(columns, kinds, strict=True)
-                    ]
-                    batches.append(pa.record_batch(arrays, schema=schema))
+                batches = [batch(min(most, rows - first)) for first in range(0, rows, most)]
                 writer.write_table(pa.Table.from_batches(batches), row_group_size=rows)
 
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
         """The columns' chunks of each row group, joined where they touch; its rows are one group."""
         wanted = _read_names(spec)
-        groups, first, offsets, lengths = list[int](), [0], list[int](), list[int]()
+        groups, first, extents = list[int](), [0], list[list[int]]()
         with _open_parquet(path, spec) as file:
             for number in range(file.metadata.num_row_groups):
                 group = file.metadata.row_group(number)
@@ -245,13 +240,12 @@ class _Parquet(DatasetFormat):
                     if wanted is not None and chunk.path_in_schema.partition(".")[0] not in wanted:
                         continue
                     at = chunk.dictionary_page_offset or chunk.data_page_offset
-                    if len(offsets) > first[-1] and offsets[-1] + lengths[-1] == at:
-                        lengths[-1] += chunk.total_compressed_size
+                    if len(extents) > first[-1] and sum(extents[-1]) == at:
+                        extents[-1][1] += chunk.total_compressed_size
                     else:
-                        offsets.append(at)
-                        lengths.append(chunk.total_compressed_size)
-                first.append(len(offsets))
-        return SampleExtents.of_groups(groups, first, offsets, lengths)
+                        extents.append([at, chunk.total_compressed_size])
+                first.append(len(extents))
+        return SampleExtents.of_groups(groups, first, *np.array(extents).reshape(-1, 2).T)
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
         """Reads the row group; the bytes of the row's columns, one after the other."""
@@ -363,16 +357,12 @@ def _allocate(h5py: Any, f: Any, name: str, shape: tuple[int, ...], dtype: np.dt
 
 
 def _write_chunked(f: Any, number: int, shape: tuple[int, ...], job: FileJob) -> None:
-    spec = job.spec
-    options: dict[str, Any] = {}
-    if spec.hdf5.chunk_dims:
-        options["chunks"] = spec.hdf5.chunk_dims
-    if spec.hdf5.max_shape:
-        options["maxshape"] = (shape[0], *spec.hdf5.max_shape)
-    if spec.compression != "none":
-        options["compression"] = spec.compression
-    if spec.compression == "gzip":
-        options["compression_opts"] = min(spec.compression_level, 9)
+    spec, most = job.spec, job.spec.hdf5.max_shape
+    options: dict[str, Any] = {
+        "chunks": spec.hdf5.chunk_dims or None, "maxshape": (shape[0], *most) if most else None,
+        "compression": spec.compression if spec.compression != "none" else None,
+        "compression_opts": min(spec.compression_level, 9) if spec.compression == "gzip" else None,
+    }  # fmt: skip
     try:
         records = f.create_dataset(f"records_{number}", shape, dtype=spec.dtype, **options)
     except (ValueError, TypeError) as e:
