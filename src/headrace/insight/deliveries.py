@@ -232,8 +232,7 @@ def order_of(trace: RankTrace) -> tuple[Order | None, str]:
         elif mode in _MODES:
             order = _MODES[mode](**{key: described[key] for key in described if key != "mode"})
         else:
-            why = f"an order of mode {str(mode)[:40]!r} cannot be made again from the trace"
-            return None, why
+            return None, f"an order of mode {str(mode)[:40]!r} cannot be made again from the trace"
     except (HeadraceError, ValueError, TypeError, KeyError, OSError, ImportError) as e:
         return None, f"the order cannot be made again: {e}"
     if order.digest() != trace.order_digest or order.length != trace.length:
@@ -255,9 +254,8 @@ def _balanced(described: Mapping[str, Any], trace: RankTrace) -> Order:
     with open_store(trace.source) as store:
         if store.fingerprint != trace.fingerprint or store.labels is None:
             raise ValueError(f"{trace.source} is not the data of this run any more")
-        return Balanced(
-            np.array(store.labels), seed=described["seed"], epoch_length=described["length"]
-        )
+        seed, length = described["seed"], described["length"]
+        return Balanced(np.array(store.labels), seed=seed, epoch_length=length)
 
 
 def length_of(

@@ -107,11 +107,8 @@ class DaemonWatch(_Window):
         then = next((j["totals"] for j in before["jobs"] if j["name"] == job["name"]), None)
         if then is None:  # it came meanwhile; of a job that came back, the figures go on
             then = before["labels"].get(job["name"]) or {"stall_s": {}}
-        grown = {
-            key: max(0.0, now[key] - then.get(key, 0))
-            for key in now
-            if isinstance(now[key], int | float)
-        }
+        numbers = {key: value for key, value in now.items() if isinstance(value, int | float)}
+        grown = {key: max(0.0, value - then.get(key, 0)) for key, value in numbers.items()}
         waited = {c: max(0.0, s - then["stall_s"].get(c, 0.0)) for c, s in now["stall_s"].items()}
         waited_s = sum(waited.values())
         known_s = waited_s + grown["worked_s"]
@@ -141,12 +138,12 @@ def _answer(jobs: list[Row], seconds: float) -> str:
         return "looking"
     starving = [job for job in jobs if (job["stall"] or 0.0) > BUSY_SHARE]
     if starving:
+        whys = [cause_of(job["cause"]).phrase for job in starving[:3]]
         waits = ", ".join(
-            f"{job['name']} waits {job['stall']:.0%} of its time ({cause_of(job['cause']).phrase})"
-            for job in starving[:3]
+            f"{job['name']} waits {job['stall']:.0%} of its time ({why})"
+            for job, why in zip(starving, whys, strict=False)
         )
-        more = len(starving) - 3
-        return f"{waits}, and {more} more" if more > 0 else waits
+        return f"{waits}, and {len(starving) - 3} more" if len(starving) > 3 else waits
     if not jobs:
         return "no job uses it"
     if all(job["stall"] is None for job in jobs):
@@ -195,16 +192,10 @@ class PlanesWatch(_Window):
         before, seconds = self._add(state, now_s)
         old = {_plane_key(plane): plane for plane in before["planes"]}
         silent_s = SILENT_REPORTS * state["report_s"]
-        planes = [
-            _plane(plane, old.get(_plane_key(plane)), seconds, silent_s)
-            for plane in state["planes"]
-        ]
+        planes = [_plane(p, old.get(_plane_key(p)), seconds, silent_s) for p in state["planes"]]
         planes.sort(key=lambda plane: (-plane["stalled"], plane["name"], plane["pid"]))
-        return {
-            **{key: state[key] for key in _OF_CONTROLLER},
-            "planes": planes,
-            "flows": _flows(state["planes"]),
-        }
+        shown = {key: state[key] for key in _OF_CONTROLLER}
+        return {**shown, "planes": planes, "flows": _flows(state["planes"])}
 
 
 def _plane_key(plane: Report) -> tuple[Any, ...]:
@@ -213,10 +204,8 @@ def _plane_key(plane: Report) -> tuple[Any, ...]:
 
 def _plane(plane: Report, before: Report | None, seconds: float, silent_s: float) -> Row:
     """A node daemon; `stalled` is how many training processes wait, on average."""
-    then = {} if before is None else before["stall_s"]
-    waited = {
-        cause: max(0.0, total - then.get(cause, total)) for cause, total in plane["stall_s"].items()
-    }
+    now, then = plane["stall_s"], {} if before is None else before["stall_s"]
+    waited = {cause: max(0.0, total - then.get(cause, total)) for cause, total in now.items()}
     most = max(waited, key=lambda cause: waited[cause], default="")
     return {
         **{key: plane[key] for key in _OF_PLANE},

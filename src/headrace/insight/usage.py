@@ -90,11 +90,8 @@ def _row(user: str, account: str, shares: Sequence[_Share]) -> UsageRow:
 
 
 def usage_of(
-    records: Sequence[JobRecord],
-    books: Iterable[AccountedJob] | None,
-    since_s: float,
-    until_s: float,
-) -> UsageTable:
+    records: Sequence[JobRecord], books: Iterable[AccountedJob] | None, since_s: float, until_s: float
+) -> UsageTable:  # fmt: skip
     """Add up; without books (the scheduler's jobs), hours are the history's. The stretch is in Unix seconds."""
     shares: dict[tuple[str, str], list[_Share]] = defaultdict(list)
     by_id = {name: r for r in records for name in (r.job_id, r.alias) if name}
@@ -188,13 +185,12 @@ class Starving:
         first = self.jobs[0]
         share = self.lost_gpu_hours / self.gpu_hours if self.gpu_hours else 0.0
         if self.lost_gpu_hours <= 0.0:
-            return (
-                f"job {first.job_id} waited longest, {first.waited_s:,.0f} s; no GPU was lost by it"
-            )
+            longest = f"job {first.job_id} waited longest, {first.waited_s:,.0f} s"
+            return f"{longest}; no GPU was lost by it"
+        most = f"job {first.job_id} ({hours_text(first.lost_gpu_hours)}, {first.cause})"
+        lost, had = hours_text(self.lost_gpu_hours), hours_text(self.gpu_hours)
         return (
-            f"{hours_text(self.lost_gpu_hours)} of {hours_text(self.gpu_hours)} GPU-hours ({share:.0%}) "
-            f"were lost to waiting for data, most by job {first.job_id} "
-            f"({hours_text(first.lost_gpu_hours)}, {first.cause})"
+            f"{lost} of {had} GPU-hours ({share:.0%}) were lost to waiting for data, most by {most}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -208,10 +204,7 @@ def starving_of(
     """Rank jobs; who waited for less than the share `least` of its time does not starve."""
     every = list(records)
     hungry = [record for record in every if (record.stall or 0.0) >= least]
-    jobs = sorted(
-        (_job(record) for record in hungry),
-        key=lambda job: (-job.lost_gpu_hours, -job.waited_s, job.job_id),
-    )
+    jobs = sorted(map(_job, hungry), key=lambda j: (-j.lost_gpu_hours, -j.waited_s, j.job_id))
     users, systems, causes = (defaultdict[str, list[_Amounts]](list) for _ in range(3))
     for record in hungry:
         lost_s, waited_s = sum(record.lost.values()), sum(record.waited.values())
@@ -259,10 +252,8 @@ def _groups(groups: Mapping[str, list[_Amounts]]) -> tuple[StarvingGroup, ...]:
     rows = []
     for name, jobs in groups.items():
         gpu_hours, lost_s, waited_s = map(sum, zip(*jobs, strict=True))
-        rows.append(
-            StarvingGroup(
-                name=name, jobs=len(jobs), gpu_hours=gpu_hours, lost_gpu_hours=lost_s / 3600,
-                waited_s=waited_s,
-            )
-        )  # fmt: skip
+        rows += [StarvingGroup(
+            name=name, jobs=len(jobs), gpu_hours=gpu_hours, lost_gpu_hours=lost_s / 3600,
+            waited_s=waited_s,
+        )]  # fmt: skip
     return tuple(sorted(rows, key=lambda g: (-g.lost_gpu_hours, -g.waited_s, g.name)))

@@ -54,14 +54,8 @@ class Finding(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
-        begin, end = self.positions
-        return {
-            "kind": self.kind,
-            "epoch": self.epoch,
-            "from": begin,
-            "to": end,
-            "where": self.where,
-        }
+        kind, epoch, (begin, end), where = self
+        return {"kind": kind, "epoch": epoch, "from": begin, "to": end, "where": where}
 
 
 @dataclass(slots=True)
@@ -107,13 +101,9 @@ class EpochProof:
 
 
 def check_epoch(
-    history: LoaderHistory,
-    epoch: int,
-    passages: Sequence[Passage],
-    order: Order | None,
-    *,
+    history: LoaderHistory, epoch: int, passages: Sequence[Passage], order: Order | None, *,
     last: bool,
-) -> EpochProof:
+) -> EpochProof:  # fmt: skip
     """Check the passages of one epoch; without an order only positions; `last`: no later one was begun."""
     about = history.about
     rows = by_position(p.deliveries for p in passages)
@@ -184,9 +174,7 @@ def _cover(
     some = lengths > 0  # an exact tail may give a rank nothing
     rows, lengths = rows[some], lengths[some]
     ends = rows["begin"] + lengths
-    reached = (
-        np.concatenate([[np.uint64(0)], np.maximum.accumulate(ends)])[:-1] if len(rows) else ends
-    )
+    reached = np.concatenate([np.zeros(1, np.uint64), np.maximum.accumulate(ends)])[:-1]
     for at in np.flatnonzero(rows["begin"] != reached):
         begin, before = int(rows["begin"][at]), int(reached[at])
         if begin > before:
@@ -306,15 +294,12 @@ def _gaps(history: LoaderHistory) -> list[str]:
         if attempt.missing:
             ranks = ", ".join(map(str, attempt.missing[:_RANKS_NAMED]))
             more = len(attempt.missing) - _RANKS_NAMED
-            problems.append(
-                f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {ranks}"
-                + (f" and {more} more" if more > 0 else "")
-            )
+            ran = f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {ranks}"
+            problems.append(ran + (f" and {more} more" if more > 0 else ""))
         for rank, trace in attempt.traces.items():
             if trace.lost:
-                problems.append(
-                    f"rank {rank} delivered {trace.lost:,} steps faster than they were written"
-                )
+                lost = f"{trace.lost:,} steps faster than they were written"
+                problems.append(f"rank {rank} delivered {lost}")
             if "HEADRACE_TRACE_BYTES" in trace.cut or "could not be written" in trace.cut:
                 problems.append(f"the trace of rank {rank} ends early: {trace.cut}")
     return problems
@@ -392,9 +377,8 @@ def _compare(a: LoaderHistory, b: LoaderHistory, epoch: int) -> tuple[int, Diffe
     if not a.about.order or not b.about.order:
         return _by_rank(rows, others, epoch)
     one, other = _Prefix(rows), _Prefix(others)
-    ends, at_one, at_other = np.intersect1d(
-        one.ends, other.ends, assume_unique=True, return_indices=True
-    )
+    both = np.intersect1d(one.ends, other.ends, assume_unique=True, return_indices=True)
+    ends, at_one, at_other = both
     wrong = np.flatnonzero(one.sums[at_one] != other.sums[at_other])
     if not len(wrong):
         return int(ends[-1]) if len(ends) else 0, None
@@ -413,7 +397,7 @@ class _Prefix:
     def __init__(self, rows: NDArray[np.void]) -> None:
         rows = rows[rows["samples"] > 0]
         ends = rows["begin"] + rows["samples"].astype(np.uint64)
-        expected = np.concatenate([np.zeros(1, np.uint64), ends])[:-1] if len(rows) else ends
+        expected = np.concatenate([np.zeros(1, np.uint64), ends])[:-1]
         gaps = np.flatnonzero(rows["begin"] != expected)
         whole = int(gaps[0]) if len(gaps) else len(rows)
         self.rows, self.ends = rows[:whole], ends[:whole]
@@ -438,9 +422,8 @@ def _by_rank(a: NDArray[np.void], b: NDArray[np.void], epoch: int) -> tuple[int,
         if len(wrong):
             first = int(wrong[0])
             what = f"epoch {epoch}: other samples at rank {rank}, step {int(one['step'][first])}"
-            return compared + first, Difference(
-                what, epoch, None, place(one[first]), place(other[first])
-            )
+            where = place(one[first]), place(other[first])
+            return compared + first, Difference(what, epoch, None, *where)
         compared += int(one["samples"][:many].sum())
     return compared, None
 
@@ -485,9 +468,8 @@ def _loader_lines(loader: LoaderProof) -> Iterator[str]:
         for epoch in wrong[:_EPOCHS_SHOWN]:
             yield from _epoch_lines(epoch)
     if history.again:
-        yield (
-            f"  {counted(history.again, 'step')} came again after a resume; only the last delivery counts"
-        )
+        again = f"{counted(history.again, 'step')} came again after a resume"
+        yield f"  {again}; only the last delivery counts"
     if loader.unchecked:
         yield f"  only positions were checked: {loader.unchecked}"
     for gap in (*loader.gaps, *history.odd):
@@ -522,13 +504,13 @@ def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
 
 def same_lines(same: SameOrder) -> Iterator[str]:
     """Whether two runs had one order."""
-    first = same.first
+    first, both = same.first, f"{same.a} and {same.b}"
+    if first is None and not same.positions:
+        yield f"Nothing to compare: {both} have no epoch in common."
+    elif first is None:
+        where = f"{counted(same.positions, 'position')} of {counted(same.epochs, 'epoch')}"
+        yield f"Same order: {both} delivered the same samples at {where}."
     if first is None:
-        if same.positions:
-            where = f"{counted(same.positions, 'position')} of {counted(same.epochs, 'epoch')}"
-            yield f"Same order: {same.a} and {same.b} delivered the same samples at {where}."
-        else:
-            yield f"Nothing to compare: {same.a} and {same.b} have no epoch in common."
         return
     yield f"Not the same order: {first.what}."
     for path, where in ((same.a, first.a), (same.b, first.b)):

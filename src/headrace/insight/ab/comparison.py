@@ -161,9 +161,7 @@ class Measure(NamedTuple):
     def document(self) -> dict[str, Any]:
         """For JSON."""
         name, unit, without, with_, ratio = self
-        interval = (
-            {} if ratio is None else {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
-        )
+        interval = {n: getattr(ratio, n) for n in ("ratio", "low", "high")} if ratio else {}
         return {"name": name, "unit": unit, "without": without, "with": with_, **interval}
 
 
@@ -218,9 +216,9 @@ class Comparison:
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not known:
             return Measure(name, unit, None, None, None)
-        first, second = [a for a, _ in known], [b for _, b in known]
-        ratio = interval_of(first, second)
-        return Measure(name, unit, statistics.median(first), statistics.median(second), ratio)
+        first, second = zip(*known, strict=True)
+        medians = statistics.median(first), statistics.median(second)
+        return Measure(name, unit, *medians, interval_of(first, second))
 
     @property
     def noise(self) -> float | None:
@@ -354,11 +352,8 @@ def command_text(command: Sequence[str]) -> str:
 
 def sentence(comparison: Comparison) -> str:
     """The result."""
-    what, ratio, options = (
-        command_text(comparison.command),
-        comparison.wall.ratio,
-        comparison.options,
-    )
+    what, ratio = command_text(comparison.command), comparison.wall.ratio
+    options = comparison.options
     state = "cold" if options.cold else "warm"
     state += f", on simulated {options.simulate}" if options.simulate else ""
     if ratio is None:
@@ -377,14 +372,9 @@ def sentence(comparison: Comparison) -> str:
         return f"{who} makes {what} {_number(ratio.ratio)} x faster ({between}), {how}."
     because, share = "", comparison.reading_share
     if share is not None:
-        because = (
-            f"reading was {'less than 1' if share < 0.01 else f'{100 * share:.0f}'} % of its time"
-        )
-        because = (
-            f", because it is compute bound: {because}"
-            if comparison.compute_bound
-            else f"; {because}"
-        )
+        because = ", because it is compute bound: " if comparison.compute_bound else "; "
+        percent = "less than 1" if share < 0.01 else f"{100 * share:.0f}"
+        because += f"reading was {percent} % of its time"
     if ratio.slower:
         between = f"{_number(1 / ratio.high)} to {_number(1 / ratio.low)}, 95 %"
         slower = f"{_number(1 / ratio.ratio)} x slower ({between})"

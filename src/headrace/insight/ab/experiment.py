@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -135,8 +136,7 @@ def compare(
         FileNotFoundError: there is no such program.
         PermissionError: it cannot be run.
     """
-    program = find_program(command[0])
-    if why := why_unseen(program) or why_not_loaded("opens"):
+    if why := why_unseen(find_program(command[0])) or why_not_loaded("opens"):
         raise ProgramError(
             f"{why}: what it reads cannot be seen, and headrace cannot serve it.",
             next_step="Give a command that the dynamic linker starts, such as: python train.py",
@@ -149,17 +149,12 @@ def compare(
 
 
 def _compare(
-    command: list[str],
-    options: AbOptions,
-    folder: Path,
-    after_run: Callable[[MeasuredRun], None],
+    command: list[str], options: AbOptions, folder: Path, after_run: Callable[[MeasuredRun], None]
 ) -> Comparison:
     began_s, not_data = time.monotonic(), _own_files(command)
+    run = partial(run_once, command, options=options, folder=folder, not_data=not_data)
     # The first run, without headrace: what it reads, and whether it works at all.
-    learned = run_once(
-        command, Side.WITHOUT, 0, options, folder,
-        roots=options.roots if options.simulate else (), not_data=not_data,
-    )  # fmt: skip
+    learned = run(Side.WITHOUT, 0, roots=options.roots if options.simulate else ())
     after_run(learned)
     if not learned.reading.opens:
         raise ProgramError(
@@ -181,15 +176,12 @@ def _compare(
 
     def one(side: Side, number: int) -> MeasuredRun:
         before = prepare(files, cold=options.cold)
-        run = run_once(
-            command, side, number, options, folder,
-            roots=roots, not_data=not_data, order=order, before=before,
-        )  # fmt: skip
+        measured = run(side, number, roots=roots, order=order, before=before)
         if side is Side.WITH and options.drop_in:
-            _check_swapped(run)
-        files.update(dict.fromkeys(run.reading.files))
-        after_run(run)
-        return run
+            _check_swapped(measured)
+        files.update(dict.fromkeys(measured.reading.files))
+        after_run(measured)
+        return measured
 
     longest_s = 0.0
     try:
@@ -275,13 +267,12 @@ def recording_cost(folder: Path) -> float:
     sample = folder / "sample"
     sample.write_bytes(bytes(4096))
     command = [sys.executable, "-S", "-E", "-c", _LOOP, str(sample), str(_OPENS)]
-    best = {True: float("inf"), False: float("inf")}
-    for _ in range(_ROUNDS):
-        for recorded in (False, True):
-            with OpenLog() as log:
-                environment = log.environment(os.environ) if recorded else dict(os.environ)
-                printed = subprocess.run(  # noqa: S603 - this Python, and a loop of ours
-                    command, env=environment, capture_output=True, check=True, text=True
-                ).stdout
-            best[recorded] = min(best[recorded], float(printed) / _OPENS)
+    best = {False: float("inf"), True: float("inf")}
+    for recorded in [*best] * _ROUNDS:
+        with OpenLog() as log:
+            environment = log.environment(os.environ) if recorded else dict(os.environ)
+            printed = subprocess.run(  # noqa: S603 - this Python, and a loop of ours
+                command, env=environment, capture_output=True, check=True, text=True
+            ).stdout
+        best[recorded] = min(best[recorded], float(printed) / _OPENS)
     return max(0.0, best[True] - best[False])

@@ -22,13 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.documents import DocumentKind
-from headrace.cluster.processes import (
-    adopt_orphans,
-    descendants,
-    die_with_parent,
-    end_descendants,
-    reap,
-)
+from headrace.cluster import processes
 from headrace.errors import ProgramError
 
 if TYPE_CHECKING:
@@ -104,8 +98,8 @@ class Ran:
 def main(task_file: str) -> None:
     """Run the task of a file; writes its result."""
     task = Task(**HANDED_OVER.decode(Path(task_file).read_bytes(), task_file).plain())
-    adopt_orphans()
-    die_with_parent(signal.SIGTERM)
+    processes.adopt_orphans()
+    processes.die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, _give_up)
     # Keys that are pressed are for whoever compares. A handler: what is ignored would be for the program too.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -113,7 +107,7 @@ def main(task_file: str) -> None:
 
 
 def _give_up(number: int, _frame: FrameType | None) -> None:
-    end_descendants(_GRACE_S)
+    processes.end_descendants(_GRACE_S)
     os._exit(128 + number)
 
 
@@ -128,9 +122,9 @@ def _measure(task: Task) -> Ran:
     with _memory_peak() as peak:
         report = _launched(task) if launched else _plain(task)
         ended_ns = time.monotonic_ns()
-    reap()
-    left = [_name_of(pid) for pid in descendants()]
-    end_descendants(_GRACE_S)
+    processes.reap()
+    left = [_name_of(pid) for pid in processes.descendants()]
+    processes.end_descendants(_GRACE_S)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     read_after = _storage_bytes()
     known = read_before is not None and read_after is not None

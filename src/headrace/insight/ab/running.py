@@ -105,9 +105,8 @@ class AbOptions:
         if self.limit_s <= 0:
             raise ValueError(f"a limit of {self.limit_s:g} s, expected more than 0")
         if self.drop_in and (self.simulate or self.with_order):
-            raise ValueError(
-                "drop_in reads by itself: no simulated storage, and no order to be told"
-            )
+            why = "no simulated storage, and no order to be told"
+            raise ValueError(f"drop_in reads by itself: {why}")
 
     @property
     def pairs_most(self) -> int:
@@ -157,12 +156,9 @@ class RunReads:
 
 
 def reading_of(
-    opens: Sequence[FileOpen],
-    *,
-    not_data: Collection[bytes] = (),
-    roots: Sequence[str] = (),
+    opens: Sequence[FileOpen], *, not_data: Collection[bytes] = (), roots: Sequence[str] = (),
     dropped: int = 0,
-) -> RunReads:
+) -> RunReads:  # fmt: skip
     """What of a run's opens, in their order, is data: what lies below `roots`, or is not code or the system's.
 
     `not_data` are files of the program itself; `dropped` is how many opens are missing.
@@ -286,10 +282,8 @@ def compare_orders(
         return Match(Agreement.AHEAD if ahead else Agreement.SAME, len(first))
     counts, other_counts = Counter(paths), Counter(others)
     if counts != other_counts:
-        some = [
-            tuple(sorted(more)[:_NAMES_MAX])
-            for more in (counts - other_counts, other_counts - counts)
-        ]
+        only = (counts - other_counts, other_counts - counts)
+        some = [tuple(sorted(more)[:_NAMES_MAX]) for more in only]
         return Match(Agreement.OTHER_FILES, len(first), 0, *some)
     places = defaultdict[bytes, deque[int]](deque)
     for place, path in enumerate(others):
@@ -370,17 +364,10 @@ class MeasuredRun:
 
 
 def run_once(
-    command: Sequence[str],
-    side: Side,
-    number: int,
-    options: AbOptions,
-    folder: Path,
-    *,
-    roots: Sequence[str] = (),
-    not_data: Collection[bytes] = (),
-    order: Path | None = None,
+    command: Sequence[str], side: Side, number: int, options: AbOptions, folder: Path, *,
+    roots: Sequence[str] = (), not_data: Collection[bytes] = (), order: Path | None = None,
     before: Cached | None = None,
-) -> MeasuredRun:
+) -> MeasuredRun:  # fmt: skip
     """Run the command once, as run `number` of its side; 0: the run that all is learned from.
 
     Raises:
@@ -486,19 +473,17 @@ def _digest(path: str) -> str | None:
 
 
 def _failed(run: MeasuredRun, folder: Path) -> ProgramError:
-    ran = run.ran
-    how = f"with status {ran.status}"
-    if ran.signal:
-        known = {number.value: number.name for number in signal.Signals}
-        how = f"by signal {ran.signal} ({known.get(ran.signal, 'of its own')})"
+    how = f"with status {run.ran.status}"
+    if number := run.ran.signal:
+        known = {each.value: each.name for each in signal.Signals}
+        how = f"by signal {number} ({known.get(number, 'of its own')})"
     hint = "Nothing of headrace served it then: see that the command works by itself."
     if run.side is Side.WITH:
         hint = "Without headrace it ended well: please report what is different."
     if any("EOFError" in line for line in _tail(folder / "stderr")):
         hint = "It reads its standard input, which is empty: give a file with --stdin FILE."
-    return ProgramError(
-        f"{_name(run.side, run.number)} ended {how}.{_last_lines(folder)}", next_step=hint, run=run
-    )
+    what = f"{_name(run.side, run.number)} ended {how}.{_last_lines(folder)}"
+    return ProgramError(what, next_step=hint, run=run)
 
 
 def _last_lines(folder: Path) -> str:

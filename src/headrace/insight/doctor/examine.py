@@ -141,9 +141,7 @@ Tell = Callable[[str, float], None]
 
 
 def examine(
-    target: str | os.PathLike[str],
-    options: ExamineOptions | None = None,
-    tell: Tell | None = None,
+    target: str | os.PathLike[str], options: ExamineOptions | None = None, tell: Tell | None = None
 ) -> Findings:
     """Examine a data set where it lies, and the machine; `tell` is called before each part.
 
@@ -182,14 +180,11 @@ def _wait(run: _Run, thread: threading.Thread, until: float) -> None:
         if time.monotonic() < until:
             continue
         run.stopped.set()
-        where = (
-            f"{run.target}: the storage did not answer for {_OVERTIME_S:.0f} s while {run.doing}."
-        )
+        silent = f"the storage did not answer for {_OVERTIME_S:.0f} s while {run.doing}."
+        what, step = f"{run.target}: {silent}", "Look whether its server can be reached: df PATH."
         if run.findings.data is None:
-            raise VolumeTimeout(
-                where, path=run.target, next_step="Look whether its server can be reached: df PATH."
-            )
-        run.findings.notes.append(where)
+            raise VolumeTimeout(what, path=run.target, next_step=step)
+        run.findings.notes.append(what)
         return
 
 
@@ -282,7 +277,7 @@ class _Run:
         slot = seconds / len(DEPTHS)
         reads, cold, direct = self._reader(pool)
         points: list[Point] = []
-        try:
+        with contextlib.closing(reads):
             for depth in DEPTHS:
                 if self._stop():
                     break
@@ -299,8 +294,6 @@ class _Run:
                 )
                 if len(points) > 2 and points[-1].per_s < _GROWN * points[-3].per_s:
                     break  # more in flight bring no more, and what waits in a queue takes the time
-        finally:
-            reads.close()
 
     def _reader(self, pool: SamplePool) -> tuple[RandomReads, bool, bool]:
         """Who reads; whether from the device; whether past the page cache."""
@@ -327,11 +320,10 @@ class _Run:
 
     def _open_pieces(self, pool: SamplePool, *, direct: bool) -> PieceReads:
         reads = PieceReads(pool.pieces, direct=direct, simulate=self._volume, stop=self._stop)
-        try:
+        with contextlib.ExitStack() as closing:
+            closing.callback(reads.close)
             reads.open_all()
-        except BaseException:
-            reads.close()
-            raise
+            closing.pop_all()
         return reads
 
     def _pieces(self, pool: SamplePool, seconds: float) -> None:
@@ -345,12 +337,9 @@ class _Run:
         most = max(point.per_s for point in storage.points)
         depth = min(p.depth for p in storage.points if p.per_s >= _ENOUGH * most)
         direct = self._volume is None and can_read_direct(pool.pieces[0].path)
-        reads = self._open_pieces(pool, direct=direct)
-        try:
+        with contextlib.closing(self._open_pieces(pool, direct=direct)) as reads:
             small = reads.small_rate(depth, 0.4 * seconds)
             opened = reads.rate(depth, 0.6 * seconds)
-        finally:
-            reads.close()
         self.findings.storage = replace(storage, opened=opened, small=small)
 
     def _plain(self, pool: SamplePool, seconds: float) -> None:
@@ -387,12 +376,11 @@ def _with_opens(point: Point, opens: OpenRates | None) -> Point:
 
 def _samples_of(pool: SamplePool) -> list[bytes]:
     """Some samples of an open store, by their largest part."""
-    store, samples = pool.store, []
-    for index in range(0, len(store), max(1, len(store) // 16)):
+    store, samples = pool.store, list[bytes]()
+    for index in range(0, len(store), max(1, len(store) // 16))[:16]:
         parts = store.parts_of(index)
-        data = bytes(store.read(index, part=max(parts, key=parts.__getitem__) or None))
-        samples.append(data)
-        if len(samples) >= 16 or format_of_bytes(data[:16]) == "bytes":
+        samples.append(bytes(store.read(index, part=max(parts, key=parts.__getitem__) or None)))
+        if format_of_bytes(samples[-1][:16]) == "bytes":
             break
     return samples
 
@@ -441,16 +429,13 @@ def _environment() -> Environment:
 
 def _engine() -> tuple[str, str]:
     """What would read, and why it is not io_uring: found out by making one."""
-    path = os.path.realpath(sys.executable)
     try:
-        reads = PieceReads([Piece(path, 0, 4096)], direct=True)
+        reads = PieceReads([Piece(os.path.realpath(sys.executable), 0, 4096)], direct=True)
     except Exception as e:  # noqa: BLE001 - the reason is the finding
         return "", f"no reader can be made: {e}"
-    try:
+    with contextlib.closing(reads):
         reads.rate(1, _TRY_S)  # its threads say what they read with once they have begun
         return reads.engine, reads.engine_why
-    finally:
-        reads.close()
 
 
 def _pressure(kind: str) -> float:

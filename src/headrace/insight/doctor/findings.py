@@ -298,9 +298,7 @@ class Curve:
         Raises:
             ValueError: there is no point, or one is not positive.
         """
-        if not points or any(
-            not (d > 0 and r > 0 and math.isfinite(d) and math.isfinite(r)) for d, r in points
-        ):
+        if not points or not all(0 < value < math.inf for point in points for value in point):
             raise ValueError(f"points are {list(points)!r}, expected positive depths and rates")
         ordered = sorted(points)
         rates = np.maximum.accumulate([rate for _, rate in ordered])
@@ -520,25 +518,24 @@ def expected_of(
             cause=_cause(findings, work, loader, workers, rate), stall=stall,
         )  # fmt: skip
 
-    return tuple(
-        of(loader, when, work) for when, work in scenes.items() for loader in (TORCH, AHEAD)
-    )
+    loaders = (TORCH, AHEAD)
+    return tuple(of(loader, when, work) for when, work in scenes.items() for loader in loaders)
+
+
+_OF_WORKERS: Final = (Cause.DECODE, Cause.COLLATE, Cause.PYTHON)
 
 
 def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: float) -> str:
     """What holds a loader back."""
     if loader == TORCH:
         shares = torch_shares(work, workers)
-        parts = {
-            Cause.DECODE: shares.decode, Cause.COLLATE: shares.collate, Cause.PYTHON: shares.read,
-        }  # fmt: skip
+        part_s = shares.decode, shares.collate, shares.read
+        parts = dict(zip(_OF_WORKERS, part_s, strict=True))
         if shares.wait >= 0.5 or (work.cold > 0 and shares.wait > max(parts.values())):
             return storage_cause(findings, work.curve.depth(rate * work.cold))
     else:
-        parts = {
-            Cause.DECODE: work.decode_s, Cause.COLLATE: work.ahead_collate_s,
-            Cause.PYTHON: work.read_s + work.cold * work.ahead_s,
-        }  # fmt: skip
+        read_s = work.read_s + work.cold * work.ahead_s
+        parts = dict(zip(_OF_WORKERS, (work.decode_s, work.ahead_collate_s, read_s), strict=True))
         if work.cold > 0 and rate >= 0.98 * work.curve.most / work.cold:
             return storage_cause(findings, work.curve.depths[-1])
     return max(parts, key=lambda cause: parts[cause]).value

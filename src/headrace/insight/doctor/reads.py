@@ -273,19 +273,14 @@ class FileReads(RandomReads):
     _reader: _native.FileReader
 
     def __init__(
-        self,
-        paths: Sequence[str],
-        mean_bytes: float,
-        simulate: tuple[SlowVolume, str] | None = None,
-        stop: Callable[[], bool] = lambda: False,
-    ) -> None:
-        more: dict[str, Any] = {}
-        if simulate is not None:
-            roots = [os.path.realpath(simulate[1])]
-            more = {"simulate": simulate[0].model, "simulated_roots": roots}
+        self, paths: Sequence[str], mean_bytes: float,
+        simulate: tuple[SlowVolume, str] | None = None, stop: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        model, roots = (simulate[0].model, [simulate[1]]) if simulate is not None else (None, [])
         reader = _native.FileReader(
-            reads_in_flight=1, buffer_bytes=_BUDGET_BYTES, cold="direct", **more
-        )
+            reads_in_flight=1, buffer_bytes=_BUDGET_BYTES, cold="direct", simulate=model,
+            simulated_roots=list(map(os.path.realpath, roots)),
+        )  # fmt: skip
         super().__init__(reader, mean_bytes, stop)
         self._paths = itertools.cycle([os.fsencode(path) for path in paths])
 
@@ -320,16 +315,10 @@ class StoreReads(RandomReads):
     _reader: BatchReader
 
     def __init__(
-        self,
-        catalog: _native.Catalog,
-        parts: Sequence[int],
-        samples: int,
-        mean_bytes: float,
-        *,
-        direct: bool = False,
-        simulate: SlowVolume | None = None,
+        self, catalog: _native.Catalog, parts: Sequence[int], samples: int, mean_bytes: float, *,
+        direct: bool = False, simulate: SlowVolume | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options = ReaderOptions(
             direct="always" if direct else "auto", budget_bytes=_BUDGET_BYTES, verify=False,
             reads_in_flight=1, deadline_s=_DEADLINE_S, simulate=simulate,
@@ -370,13 +359,9 @@ class PieceReads(StoreReads):
     """
 
     def __init__(
-        self,
-        pieces: Sequence[Piece],
-        *,
-        direct: bool,
-        simulate: SlowVolume | None = None,
+        self, pieces: Sequence[Piece], *, direct: bool, simulate: SlowVolume | None = None,
         stop: Callable[[], bool] = lambda: False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         # Files are open twice each. A few at the least: where even those are too many, each read opens its own.
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         free = 1 << 16 if soft == resource.RLIM_INFINITY else soft
@@ -421,6 +406,5 @@ def _catalog_of(pieces: Sequence[Piece]) -> _native.Catalog:
     try:
         return catalog_of_files(columns, numbers, "what the doctor reads")
     except OSError as e:
-        raise VolumeError(
-            f"{e.filename} cannot be looked at: {e.strerror}.", path=e.filename
-        ) from e
+        what = f"{e.filename} cannot be looked at: {e.strerror}."
+        raise VolumeError(what, path=e.filename) from e

@@ -17,7 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,11 +132,7 @@ class Walk:
 
 
 def walk(
-    root: str | os.PathLike[str],
-    seconds: float,
-    *,
-    stop: Callable[[], bool] = lambda: False,
-    seed: int = 0,
+    root: str | os.PathLike[str], seconds: float, *, stop: _Stop = lambda: False, seed: int = 0
 ) -> Walk:
     """Look around in a folder for so many seconds, apart from one listing that the system is slow with.
 
@@ -172,14 +168,9 @@ def walk(
 
 
 def _list(
-    walk: Walk,
-    entries: Iterator[os.DirEntry[bytes]],
-    place: _Folder,
-    pending: list[_Folder],
-    *,
-    dice: random.Random,
-    until: float,
-) -> None:
+    walk: Walk, entries: Iterator[os.DirEntry[bytes]], place: _Folder, pending: list[_Folder], *,
+    dice: random.Random, until: float,
+) -> None:  # fmt: skip
     folder, below = place
     before = walk.files
     for seen, entry in enumerate(entries, 1):
@@ -206,9 +197,9 @@ def _list(
         else:
             walk.odd += 1
             walk.first_odd = walk.first_odd or os.fsdecode(path)
-    if walk.files > before and folder:
+    if folder and walk.files > before:
         walk.tops.add(folder.split(b"/", 1)[0])
-    elif walk.files > before:
+    elif not folder:
         walk.loose += walk.files - before
 
 
@@ -252,10 +243,8 @@ def survey(
     except OSError as e:
         if isinstance(e, HeadraceError):
             raise
-        raise _refused(
-            path, f" cannot be looked at: {e.strerror or e}",
-            "Check its permissions, and those of the folders above it.",
-        ) from e  # fmt: skip
+        step = "Check its permissions, and those of the folders above it."
+        raise _refused(path, f" cannot be looked at: {e.strerror or e}", step) from e
     if glob.has_magic(path) and (matches := sorted(glob.glob(path))):
         return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, seconds, stop)
     if os.path.lexists(path):
@@ -264,11 +253,9 @@ def survey(
     above = os.path.dirname(path)
     while above != "/" and not os.path.isdir(above):
         above = os.path.dirname(above)
-    raise StoreNotFound(
-        f"{printable(path)}: there is no such file, folder or store (the nearest folder that exists is "
-        f"{printable(above)}).",
-        path=path, next_step="Check the path.",
-    )  # fmt: skip
+    nearest = f"the nearest folder that exists is {printable(above)}"
+    what = f"{printable(path)}: there is no such file, folder or store ({nearest})."
+    raise StoreNotFound(what, path=path, next_step="Check the path.")
 
 
 def _refused(path: str, problem: str, next_step: str) -> SourceError:
@@ -281,14 +268,11 @@ def _refused(path: str, problem: str, next_step: str) -> SourceError:
 def _store(where: str, storage_options: Mapping[str, Any] | None) -> tuple[DataSet, SamplePool]:
     from headrace import api
 
-    store = api.open(where, storage_options=storage_options)
-    keep = False
-    try:
+    with ExitStack() as closing:
+        store = closing.enter_context(api.open(where, storage_options=storage_options))
         data, pool = _draw_samples(store)
-        keep = pool.store is not None
-    finally:
-        if not keep:
-            store.close()
+        if pool.store is not None:
+            closing.pop_all()
     return data, pool
 
 
@@ -318,10 +302,8 @@ def _draw_samples(store: Store) -> tuple[DataSet, SamplePool]:
     entries = [volume for segment in store.segments for volume in segment.entry.volumes]
     remote = is_url(store.path) or any(v.kind not in ("packed", "file", "tree") for v in entries)
     first = store.segments[0].directory
-    formats = {
-        format_of(os.fsdecode(name))
-        for name in first.names(np.arange(min(first.samples, _NAMES), dtype=np.int64))
-    }
+    some = first.names(np.arange(min(first.samples, _NAMES), dtype=np.int64))
+    formats = {format_of(os.fsdecode(name)) for name in some}
     data = DataSet(
         path=shown(store.path), kind="object" if remote else "store",
         format=formats.pop() if len(formats) == 1 else "mixed", samples=count, exact=True,
@@ -397,10 +379,7 @@ def _objects(
     sizes = np.array([each.size for each in full], np.uint64)
     numbers = np.arange(len(full), dtype=np.uint32)
     columns = columns_of([b"%06d" % i for i in range(len(full))], numbers, 0 * sizes, sizes)
-    volumes = tuple(
-        VolumeEntry("object", each.url, each.size, each.modified_ns, etag=each.etag)
-        for each in full
-    )
+    volumes = tuple(VolumeEntry("object", o.url, o.size, o.modified_ns, etag=o.etag) for o in full)
     scan = Scan(columns, volumes, {"kind": "objects", "url": shown(url)}, objects=engine)
     pieces = [Piece(each.url, 0, each.size) for each in full]
     return data, SamplePool(pieces=pieces, store=store_of_scan(url, scan))
@@ -464,8 +443,7 @@ def _no_files(path: str, seen: Walk) -> SourceError:
     what = "no files" if not seen.odd else f"no regular files ({printable(seen.first_odd)} is none)"
     if seen.unreadable:
         what += f"; {seen.unreadable} folders cannot be listed ({printable(seen.first_unreadable)})"
-    if seen.hidden:
-        what += f"; {seen.hidden} names begin with a dot and are left out"
+    what += f"; {seen.hidden} names begin with a dot and are left out" if seen.hidden else ""
     return _refused(path, f": {what}", "Give the folder with the samples: headrace doctor FOLDER.")
 
 
@@ -486,18 +464,13 @@ def _library(
 
 
 def _notes(seen: Walk) -> list[str]:
-    notes = []
-    if seen.unreadable:
-        first = printable(seen.first_unreadable)
-        notes.append(f"{seen.unreadable} folders cannot be listed, the first: {first}")
-    if seen.odd:
-        notes.append(
-            f"{seen.odd} names are no regular files (links to nothing, sockets, ...), the first: "
-            f"{printable(seen.first_odd)}"
-        )
-    if seen.loops:
-        notes.append(f"{seen.loops} links lead back to a folder above; they are not followed")
-    return notes
+    first, odd = printable(seen.first_unreadable), printable(seen.first_odd)
+    notes = {
+        f"folders cannot be listed, the first: {first}": seen.unreadable,
+        f"names are no regular files (links to nothing, sockets, ...), the first: {odd}": seen.odd,
+        "links lead back to a folder above; they are not followed": seen.loops,
+    }
+    return [f"{count} {what}" for what, count in notes.items() if count]
 
 
 # -- files -------------------------------------------------------------------------------------------

@@ -150,16 +150,12 @@ def _storage(findings: Findings, storage: StorageRates, data: DataSet) -> Iterat
             f"  {at:<14}{rough_text(point.per_s):>10}/s{bytes_text(point.bytes_per_s):>12}/s"
             f"{duration_text(point.p50_s):>12}{duration_text(point.p99_s):>13}"
         )
-    if findings.opens is not None:
-        yield (
-            f"opening files: {rough_text(findings.opens.one_per_s)}/s one at a time, "
-            f"{rough_text(findings.opens.many_per_s)}/s by {findings.opens.threads} threads"
-        )
+    if (opens := findings.opens) is not None:
+        one, many = rough_text(opens.one_per_s), rough_text(opens.many_per_s)
+        yield f"opening files: {one}/s one at a time, {many}/s by {opens.threads} threads"
     if storage.opened is not None and storage.small is not None:
-        yield (
-            f"files already open: {rough_text(storage.opened.per_s)}/s whole, "
-            f"{rough_text(storage.small.per_s)}/s if only 4 kB are read"
-        )
+        whole, small = rough_text(storage.opened.per_s), rough_text(storage.small.per_s)
+        yield f"files already open: {whole}/s whole, {small}/s if only 4 kB are read"
 
 
 def _cpu(findings: Findings, environment: Environment) -> str:
@@ -219,13 +215,11 @@ def _expected(diagnosis: Diagnosis, width: int) -> Iterator[str]:
     if diagnosis.wanted_per_s is not None and diagnosis.step_s is not None:
         label = f"your model, {diagnosis.batch} in {duration_text(diagnosis.step_s)}"
         yield f"{'':<{_MARGIN}}  {label:<{_LABEL - 2}}{rough_text(diagnosis.wanted_per_s):>{_COLUMN}}"
-    notes = [
-        f"Computed, not tried: most are within a factor of {1 + error:.1f} of what loaders really do."
-    ]
-    notes += [_WHEN[scene] for scene in scenes if scene in _WHEN]
-    if expected[0].stall is not None:
-        notes.insert(0, "In brackets: the share of its time that your model would wait.")
-    yield from labelled("", " ".join(notes), width=width)
+    brackets = "In brackets: the share of its time that your model would wait. "
+    note = brackets if expected[0].stall is not None else ""
+    note += f"Computed, not tried: most are within a factor of {1 + error:.1f} of what loaders really do. "
+    note += " ".join(_WHEN[scene] for scene in scenes if scene in _WHEN)
+    yield from labelled("", note, width=width)
     yield ""
 
 
@@ -274,10 +268,8 @@ def doctor_page(diagnosis: Diagnosis) -> str:
         parts.append(f"<p>{do}</p>" if number else f"<p><strong>{do}</strong></p>")
         because = f"Because {marked(one.because)}. Gain: {marked(one.gain)}."
         parts += [f'<p class="soft">{because}</p>', f"<pre>{safe(one.command)}</pre>"]
-        if one.proof:
-            parts.append(
-                f'<p class="soft">Proof on your own script:</p><pre>{safe(one.proof)}</pre>'
-            )
+        proof = f'<p class="soft">Proof on your own script:</p><pre>{safe(one.proof)}</pre>'
+        parts += [proof] if one.proof else []
     parts += _page_expected(diagnosis)
     if data is not None:
         parts += _page_storage(findings, data)
@@ -332,16 +324,12 @@ def _page_storage(findings: Findings, data: DataSet) -> Iterator[str]:
     if storage is None or not storage.points:
         return
     parts = [Part(str(p.depth), p.per_s, f"{rough_text(p.per_s)}/s", "c1") for p in storage.points]
-    behind = table(
-        ["asked for at a time", "reads/s", "bytes/s", "half within", "99 % within"],
-        [
-            (
-                p.depth, rough_text(p.per_s), f"{bytes_text(p.bytes_per_s)}/s", duration_text(p.p50_s),
-                duration_text(p.p99_s),
-            )
-            for p in storage.points
-        ],
-    )  # fmt: skip
+    rates = [
+        (p.depth, rough_text(p.per_s), f"{bytes_text(p.bytes_per_s)}/s") for p in storage.points
+    ]
+    within = [(duration_text(p.p50_s), duration_text(p.p99_s)) for p in storage.points]
+    heads = ["asked for at a time", "reads/s", "bytes/s", "half within", "99 % within"]
+    behind = table(heads, [(*a, *b) for a, b in zip(rates, within, strict=True)])
     title = "How fast the storage answers, by how many reads at a time"
     drawn = columns(title, parts, lambda value: f"{rough_text(value)}/s", below="reads at a time")
     place = "." if storage.cold else ", from memory: the disk was not asked."
@@ -363,8 +351,6 @@ def _page_storage(findings: Findings, data: DataSet) -> Iterator[str]:
         [(n, rough_text(r), f"{bytes_text(size)}/s" if size else "-") for n, r, size in rows],
     )
     title = "What bytes cost, and what opening costs"
-    caption = (
-        f"{deepest.depth} reads at a time: of files that are open already, 4 kB or whole; and of files that "
-        "are opened for it."
-    )
+    caption = f"{deepest.depth} reads at a time: of files that are open already, 4 kB or whole; "
+    caption += "and of files that are opened for it."
     yield figure(title, bars(f"{title}, reads a second", parts), behind, caption)

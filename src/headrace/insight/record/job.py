@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -180,10 +181,7 @@ def data_visits(
         path = visit.path = os.path.normpath(os.path.join(cwd, visit.path))
         if visit.for_writing or not (visit.ranges or visit.mapped or unread):
             continue
-        if wanted:
-            if os.path.realpath(path).startswith(wanted):
-                kept.append(visit)
-        elif is_data(os.fsencode(path)):
+        if os.path.realpath(path).startswith(wanted) if wanted else is_data(os.fsencode(path)):
             kept.append(visit)
     if wanted:
         return [visit for visit in kept if _kind(visit.path) not in _ASIDE] or kept
@@ -290,10 +288,8 @@ def _rows(visit: Visit, shards: dict[str, list[tuple[int, int]]]) -> list[_Row]:
         start = 0 if whole else min(r.start for r in ranges)
         nbytes = visit.size if whole else covered
         nbytes = max(0, min(nbytes, max(visit.size, covered) - start))
-        times = visit.begin_ns, max(r.end_ns for r in ranges)
-        return [
-            (path, start, nbytes, process, ranges[0].thread, *times, visit.open_s, visit.read_s)
-        ]
+        took = visit.begin_ns, max(r.end_ns for r in ranges), visit.open_s, visit.read_s
+        return [(path, start, nbytes, process, ranges[0].thread, *took)]
     return [
         (path, r.start, r.end - r.start, process, r.thread, r.begin_ns, r.end_ns, 0.0, r.seconds)
         for r in ranges
@@ -310,10 +306,8 @@ def _of_shard(visit: Visit, records: list[tuple[int, int]]) -> list[_Row]:
             break
         begin = whole.begin_ns + ns * (offset - whole.start) // span
         end = whole.begin_ns + ns * (offset + nbytes - whole.start) // span
-        seconds, open_s = whole.seconds * nbytes / span, 0.0 if rows else visit.open_s
-        rows.append(
-            (visit.path, offset, nbytes, visit.process, whole.thread, begin, end, open_s, seconds)
-        )
+        times = begin, end, 0.0 if rows else visit.open_s, whole.seconds * nbytes / span
+        rows.append((visit.path, offset, nbytes, visit.process, whole.thread, *times))
     return rows
 
 
@@ -465,18 +459,15 @@ def job_of(
     if not data:
         raise _nothing(logs, roots)
     kept = set(map(id, data))
-    others = Counter(
-        os.path.splitext(v.path)[1] or "(none)" for v in visits if id(v) not in kept and v.ranges
-    )
+    left_out = (v.path for v in visits if id(v) not in kept and v.ranges)
+    others = Counter(os.path.splitext(path)[1] or "(none)" for path in left_out)
     reads = reads_of(data)
     rows = reads.rows
     trainer = trainers_of(by_process, rows, exact.trained if exact else frozenset())
     notes: list[str] = []
     if any(not (visit.ranges or visit.mapped) for visit in data):
-        notes.append(
-            "not all reads were seen (headrace reads through rings of the kernel): files that were "
-            "opened count as read"
-        )
+        why = "headrace reads through rings of the kernel"
+        notes.append(f"not all reads were seen ({why}): files that were opened count as read")
     is_valid = np.array([is_evaluation(name) for name in reads.names], bool)
     is_valid &= not is_valid.all()  # evaluation alone is the job's data
     train = np.flatnonzero(~is_valid[rows["file"]])
@@ -530,17 +521,13 @@ def job_of(
 
 
 def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
-    if not any(len(log.slots) for log in logs):
-        return RecordError(
-            "nothing was recorded: no process of the command opened a file in a way that can be seen.",
-            next_step="Static programs, other users' and those that read by io_uring or over the "
-            "network are not seen.",
-        )
     where = f" below {', '.join(roots)}" if roots else " besides programs, libraries and settings"
-    return RecordError(
-        f"the command read no files{where}: there is no data set to describe.",
-        next_step="Name its folder with --root DIR, and look whether the command reads from it.",
-    )
+    what = f"the command read no files{where}: there is no data set to describe."
+    step = "Name its folder with --root DIR, and look whether the command reads from it."
+    if not any(len(log.slots) for log in logs):
+        what = "nothing was recorded: no process of the command opened a file in a way that can be seen."
+        step = "Static programs, other users' and those that read by io_uring or over the network are not seen."
+    return RecordError(what, next_step=step)
 
 
 def _format(reads: SampleReads) -> tuple[str, str]:
@@ -551,11 +538,9 @@ def _format(reads: SampleReads) -> tuple[str, str]:
         return _FORMATS[ending], "ending"
     if ".tfrecord" in os.path.basename(name):
         return "tfrecord", "ending"
-    try:
-        with open(os.path.join(reads.root, reads.names[0]), "rb") as f:
-            head = f.read(8)
-    except OSError:
-        head = b""
+    head = b""
+    with suppress(OSError), open(os.path.join(reads.root, reads.names[0]), "rb") as f:
+        head = f.read(8)
     for magic, name in _MAGIC:
         if head.startswith(magic):
             return name, "magic"
@@ -568,10 +553,8 @@ def _doubts(rhythm: Rhythm, lost: int, blind: int, *, mapped: bool) -> Iterator[
     if lost:
         yield f"{lost:,} calls were not kept: logs were full (--limit) or the disk was"
     if blind:
-        yield (
-            f"{blind:,} started programs could not be seen (static, of another user or "
-            "architecture, or without the environment)"
-        )
+        why = "static, of another user or architecture, or without the environment"
+        yield f"{blind:,} started programs could not be seen ({why})"
     if mapped:
         yield "files are mapped into memory: all of a mapping counts as read"
     if rhythm.source == "none":

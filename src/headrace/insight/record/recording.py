@@ -99,10 +99,9 @@ def record(command: Sequence[str], options: RecordOptions) -> Recording:
         raise RecordError(f"{output.parent}: there is no such folder.", path=str(output.parent))
     _refuse_to_replace(options)
     if part.exists():
-        raise RecordError(
-            f"{part}: an earlier recording left its logs there.",
-            path=str(part),
-            next_step=f"Finish it: headrace record --finish {part} -o {output}, or remove the folder.",
+        finish_it = f"headrace record --finish {part} -o {output}, or remove the folder."
+        raise _refused(
+            part, ": an earlier recording left its logs there", f"Finish it: {finish_it}"
         )
     run = record_program(command, part, options.log_bytes)
     return _write(run, options, part)
@@ -121,11 +120,12 @@ def finish(part: Path, options: RecordOptions) -> Recording:
 
 def _refuse_to_replace(options: RecordOptions) -> None:
     if options.output.exists() and not options.overwrite:
-        raise RecordError(
-            f"{options.output} is there already.",
-            path=str(options.output),
-            next_step="Choose another name, or pass --overwrite.",
-        )
+        step = "Choose another name, or pass --overwrite."
+        raise _refused(options.output, " is there already", step)
+
+
+def _refused(path: Path, what: str, next_step: str) -> RecordError:
+    return RecordError(f"{path}{what}.", path=str(path), next_step=next_step)
 
 
 def _write(
@@ -166,11 +166,7 @@ def _read_run(part: Path) -> RecordedRun:
         with path.open("rb") as f:
             data = f.read(RUN.bytes_max + 1)
     except OSError as e:
-        raise RecordError(
-            f"{part}: is no folder that a recording left: {e}.",
-            path=str(part),
-            next_step=RUN.next_step,
-        ) from e
+        raise _refused(part, f": is no folder that a recording left: {e}", RUN.next_step) from e
     fields = RUN.decode(data, str(path))
     ended = fields.inner("ended") if fields.value("ended") is not None else None
     process = fields.integer("process", 0, _NUMBER_MAX)
@@ -178,21 +174,16 @@ def _read_run(part: Path) -> RecordedRun:
     with suppress(OSError):
         command = Path(f"/proc/{process}/cmdline").read_bytes()
     if ended is None and b"record" in command.split(b"\0"):
-        raise RecordError(
-            f"{part}: process {process} is still recording there.",
-            path=str(part),
-            next_step="Wait until it has ended.",
-        )
-    run = RecordedRun(
-        list(fields.texts("command")), str(part), fields.number("began_unix_s", 0, _SECONDS_MAX)
-    )
+        what = f": process {process} is still recording there"
+        raise _refused(part, what, "Wait until it has ended.")
+    began_s = fields.number("began_unix_s", 0, _SECONDS_MAX)
+    run = RecordedRun(list(fields.texts("command")), str(part), began_s)
     run.working_folder = fields.text("working_folder")
     run.processors = max(1, fields.integer("processors", 0, _NUMBER_MAX))
     run.wall_s = fields.number("wall_s", 0, _SECONDS_MAX)
     if ended is not None:
-        run.ended = ProgramEnd(
-            ended.integer("status", 0, _NUMBER_MAX), ended.integer("signal", 0, _NUMBER_MAX)
-        )
+        status, signal = (ended.integer(name, 0, _NUMBER_MAX) for name in ("status", "signal"))
+        run.ended = ProgramEnd(status, signal)
     return run
 
 
@@ -277,14 +268,11 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
     if (same := job.statistics.same_each_epoch) is not None:
         order += ", the same in every epoch" if same else ", new in every epoch"
     threads = rhythm.workers or (rhythm.threads if rhythm.threads > 1 else 0)
+    who = "processes that read" if rhythm.workers else "0: reads by itself"
     rows: _Rows = [
         ("data_loader", "tensorflow" if job.framework == "tensorflow" else "pytorch", ""),
         ("batch_size", rhythm.batch, sure),
-        (
-            "read_threads",
-            threads,
-            "processes that read" if rhythm.workers else "0: reads by itself",
-        ),
+        ("read_threads", threads, who),
         ("file_shuffle", "seed" if shuffle == "files" else "off", ""),
         ("sample_shuffle", "seed" if shuffle == "samples" else "off", order),
     ]
@@ -379,26 +367,20 @@ def _of(job: RecordedJob) -> Iterator[str]:
     total = bytes_text(float(recorded.file_bytes.sum()))
     yield f"data      {files}, {total}, {job.format} (by {job.format_by})"
     yield f"          in {job.root}"
-    yield (
-        f"samples   {len(sizes):,}, of {bytes_text(float(sizes.mean()))} on average "
-        f"(stdev {bytes_text(float(sizes.std()))})"
-    )
+    mean, deviation = bytes_text(float(sizes.mean())), bytes_text(float(sizes.std()))
+    yield f"samples   {len(sizes):,}, of {mean} on average (stdev {deviation})"
     new = {None: "", True: ", the same in each", False: ", new in each"}[s.same_each_epoch]
     words = {"samples": "shuffled", "files": "files shuffled", "none": "in order"}[s.shuffle]
     each = len(recorded.order) // max(1, recorded.epochs)
     yield f"order     {counted(recorded.epochs, 'epoch')} of about {each:,} reads, {words}{new}"
     yield from _rhythm(job)
-    if job.saves is not None:
-        yield (
-            f"saves     {job.saves.count} checkpoints of {bytes_text(job.saves.nbytes)}, "
-            f"{job.saves.seconds:.2f} s each"
-        )
+    if (saves := job.saves) is not None:
+        size = bytes_text(saves.nbytes)
+        yield f"saves     {saves.count} checkpoints of {size}, {saves.seconds:.2f} s each"
     processes = max(1, job.rhythm.ranks * (1 + job.rhythm.workers))
     share = job.overhead_s / max(1e-9, job.wall_s * processes)
-    yield (
-        f"cost      logging {job.calls:,} calls took {job.overhead_s:.2f} s"
-        + (f" ({share:.1%} of the run)" if job.wall_s else "")
-    )
+    of_run = f" ({share:.1%} of the run)" if job.wall_s else ""
+    yield f"cost      logging {job.calls:,} calls took {job.overhead_s:.2f} s{of_run}"
     for note in job.notes:
         yield from labelled("note", note, width=78)
 
@@ -414,11 +396,9 @@ def _rhythm(job: RecordedJob) -> Iterator[str]:
     sure = f", {rhythm.batch_fits:.0%} of the reads agree" if rhythm.source != "trace" else ""
     yield f"batch     {rhythm.batch} ({how[rhythm.source]}{sure}); {ranks}{who}"
     if len(rhythm.compute_s):
-        wait, total = rhythm.wait_s.sum(), (rhythm.wait_s + rhythm.compute_s).sum()
-        yield (
-            f"steps     {len(rhythm.compute_s):,} seen: computing {_ms(rhythm.compute_s)}; "
-            f"{wait / max(1e-9, total):.1%} waiting"
-        )
+        share = rhythm.wait_s.sum() / max(1e-9, (rhythm.wait_s + rhythm.compute_s).sum())
+        seen, computing = len(rhythm.compute_s), _ms(rhythm.compute_s)
+        yield f"steps     {seen:,} seen: computing {computing}; {share:.1%} waiting"
     if len(rhythm.decode_s):
         yield f"decode    {_ms(rhythm.decode_s)} a sample, between its reads"
 

@@ -104,9 +104,9 @@ def rhythm_of(
 def workers_of(reads: Rows, trainer_of: Ints, epoch_of: Ints) -> int:
     """How many processes read for each training process, in an epoch; 0: it reads by itself."""
     theirs = reads["process"] != trainer_of
-    pairs = set(zip(epoch_of[theirs].tolist(), trainer_of[theirs].tolist(),
-                    reads["process"][theirs].tolist(), strict=True))  # fmt: skip
-    counts = Counter((epoch, trainer) for epoch, trainer, _ in pairs if epoch >= 0)
+    columns = (column[theirs].tolist() for column in (epoch_of, trainer_of, reads["process"]))
+    each = set(zip(*columns, strict=True))
+    counts = Counter((epoch, trainer) for epoch, trainer, _ in each if epoch >= 0)
     return int(np.median(list(counts.values()))) if counts else 0
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -80,16 +80,14 @@ def knobs_of(trace: RankTrace) -> dict[str, list[tuple[float, float]]]:
 
 def latencies_of(trace: RankTrace) -> Iterator[Latencies]:
     """Reads between each two looks, of the stage that reads most."""
-    before: tuple[float, NDArray[np.float64]] | None = None
-    for event in trace.of_kind("look"):
-        at_s = trace.unix_s(finite(event["at_s"]))
-        counts = _histogram(_dict(event.get("stages")))
-        if before is not None and at_s > before[0]:
-            grown = counts - before[1]
-            if np.any(grown < 0):  # a stage began anew
-                grown = counts
-            yield Latencies(before[0], at_s, grown)
-        before = at_s, counts
+    looks = [
+        (trace.unix_s(finite(event["at_s"])), _histogram(_dict(event.get("stages"))))
+        for event in trace.of_kind("look")
+    ]
+    for (from_s, before), (at_s, counts) in pairwise(looks):
+        if at_s > from_s:
+            grown = counts - before
+            yield Latencies(from_s, at_s, counts if np.any(grown < 0) else grown)  # it began anew
 
 
 def _histogram(stages: Mapping[str, Any]) -> NDArray[np.float64]:
@@ -229,9 +227,8 @@ def _add_amounts(
     worked_s = np.zeros(len(steps))
     if len(steps):
         # Between two passes nobody worked on a batch: validation, a checkpoint, or a resume.
-        same = (np.diff(steps["epoch"].astype(np.int64)) == 0) & (
-            np.diff(steps["step"].astype(np.int64)) > 0
-        )
+        epoch, step = (np.diff(steps[name].astype(np.int64)) for name in ("epoch", "step"))
+        same = (epoch == 0) & (step > 0)
         between = steps["asked_s"][1:] - steps["delivered_s"][:-1]
         worked_s[1:] = np.where(same & (between > 0), between, 0.0)
     amounts[:, :4] = np.stack([worked_s, waited_s, steps["samples"], np.ones(len(steps))], axis=1)
@@ -508,10 +505,10 @@ def run_figures(folder: str) -> TraceFigures:
         run.latencies += latencies_of(trace)
         if len(ranks) <= _KNOBS_OF_RANK and not run.knobs:
             run.knobs = knobs_of(trace)
-    by_seconds = sorted(
-        loaders, reverse=True,
-        key=lambda alike: float(columns_of(loaders[alike].total, "worked_s", "waited_s").sum()),
-    )  # fmt: skip
+    seconds = {
+        a: columns_of(each.total, "worked_s", "waited_s").sum() for a, each in loaders.items()
+    }
+    by_seconds = sorted(loaders, reverse=True, key=seconds.__getitem__)
     run.loaders = [loaders[alike] for alike in by_seconds]
     run.ranks = [ranks[rank] for rank in sorted(ranks)]
     run.hosts = len({rank.about.host for rank in run.ranks})

@@ -64,10 +64,8 @@ _RANKS_LISTED: Final = 256
 
 def pictures(run: TraceFigures) -> list[str]:
     """All that there is something to draw for, from the most telling on."""
-    drawn = [
-        draw(run) for draw in (stall_strip, rank_map, bytes_by_tier, latency_map, decisions, epochs)
-    ]
-    return [picture for picture in drawn if picture]
+    drawers = (stall_strip, rank_map, bytes_by_tier, latency_map, decisions, epochs)
+    return [picture for draw in drawers if (picture := draw(run))]
 
 
 def stall_strip(run: TraceFigures) -> str:
@@ -81,21 +79,15 @@ def stall_strip(run: TraceFigures) -> str:
     if not spent:
         return ""
     names, colours = [cause_word(cause) for cause in spent], cause_colours(run.causes)
-    parts = [
-        charts.Part(cause_word(cause), seconds, "", colours[cause])
-        for cause, seconds in spent.items()
-    ]
+    parts = [charts.Part(cause_word(c), s, "", colours[c]) for c, s in spent.items()]
     shares = _cause_shares(sums, spent)
     most = float(shares.sum(axis=1).max())
     top = next((top for top in (0.02, 0.05, 0.1, 0.2, 0.5) if most <= top), 1.0)
     titles = []
     for steps, row in zip(_stretches(edges), shares, strict=True):
-        of = [
-            f", {name} {percent_text(share)}"
-            for name, share in zip(names, row, strict=True)
-            if share >= _CAUSE_SEEN
-        ]
-        titles.append(f"steps {steps}: {percent_text(row.sum())} waited" + "".join(of[:4]))
+        seen = [(n, share) for n, share in zip(names, row, strict=True) if share >= _CAUSE_SEEN]
+        of = (f", {name} {percent_text(share)}" for name, share in seen[:4])
+        titles.append(f"steps {steps}: {percent_text(row.sum())} waited{''.join(of)}")
     ranks = len({curve.rank for curve in run.main.curves})
     epochs = run.main.epochs()
     begins = np.cumsum([one.of("steps") for one in epochs])
@@ -115,11 +107,8 @@ def stall_strip(run: TraceFigures) -> str:
         (at, percent_text(row.sum()), *map(percent_text, row))
         for at, row in zip(_stretches(np.append(edges[begin], edges[-1])), by_step, strict=True)
     ]
-    phases = [
-        (PHASE_WORDS[phase], seconds_text(seconds), percent_text(seconds / whole))
-        for phase, seconds in phases_of(total).items()
-        if seconds > 0
-    ]
+    waits = [(phase, seconds) for phase, seconds in phases_of(total).items() if seconds > 0]
+    phases = [(PHASE_WORDS[p], seconds_text(s), percent_text(s / whole)) for p, s in waits]
     tables = charts.table(["steps", "waited", *names], rows)
     tables += charts.table(["what the batch was doing", "waited, all ranks", "of the wait"], phases)
     caption = (

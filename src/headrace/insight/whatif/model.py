@@ -223,11 +223,8 @@ def _read_s(storage: Storage, random: np.random.Generator, nbytes: NDArray[np.in
     requests = np.maximum(1, -(-nbytes // storage.request_bytes)).ravel()
     latency_s = _lognormal(random, f.latency_s, f.latency_p99_s, (int(requests.sum()),))
     firsts = np.cumsum(requests) - requests
-    slowest = min(
-        (rate for rate in (f.bandwidth_bytes_per_s, f.stream_bytes_per_s) if rate), default=0.0
-    )
-    transfer_s = nbytes / slowest if slowest else np.zeros(nbytes.shape)
-    return np.add.reduceat(latency_s, firsts).reshape(nbytes.shape) + transfer_s
+    slowest = min(f.bandwidth_bytes_per_s or np.inf, f.stream_bytes_per_s or np.inf)
+    return np.add.reduceat(latency_s, firsts).reshape(nbytes.shape) + nbytes / slowest
 
 
 def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simulated:
@@ -238,13 +235,12 @@ def simulate(job: JobFigures, scenario: Scenario, steps: int, seed: int) -> Simu
     at = np.arange(steps * ranks * scenario.batch).reshape(steps, ranks, scenario.batch)
     nbytes = job.sample_bytes[at % len(job.sample_bytes)]
     read_s = _read_s(storage, random, nbytes)
-    if job.opens:
-        # headrace's reader looks at a file, then opens it.
-        for _ in range(2 if scenario.loader == "headrace" else 1):
-            if storage.is_recorded or len(storage.open_s):
-                read_s += _one_of(random, storage.open_s, nbytes.shape)
-            else:
-                read_s += _lognormal(random, f.open_s, f.open_p99_s, nbytes.shape)
+    # headrace's reader looks at a file, then opens it.
+    for _ in range(job.opens * (2 if scenario.loader == "headrace" else 1)):
+        if storage.is_recorded or len(storage.open_s):
+            read_s += _one_of(random, storage.open_s, nbytes.shape)
+        else:
+            read_s += _lognormal(random, f.open_s, f.open_p99_s, nbytes.shape)
     decode_s = _one_of(random, job.decode_s, nbytes.shape).sum(axis=2) + job.collate_s * scale
     compute_s = _one_of(random, job.compute_s * scale / scenario.gpu_speed, (steps, ranks))
 

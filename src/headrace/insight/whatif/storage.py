@@ -66,19 +66,15 @@ class Storage:
 
 STORAGES: Mapping[str, Storage] = {
     # The page cache: a copy at memory's speed; the open is a look-up.
-    "memory": Storage(
-        name="memory",
-        figures=Simulation(name="memory", open_s=10e-6, latency_s=5e-6, stream_bytes_per_s=8e9),
-    ),
+    "memory": Storage(name="memory", figures=Simulation(
+        name="memory", open_s=10e-6, latency_s=5e-6, stream_bytes_per_s=8e9,
+    )),
     # A data-centre NVMe drive: 4 KiB at random take 90 us, a tail of half a millisecond; 3 GB/s. Its
     # inodes are cached or come with one such read.
-    "ssd": Storage(
-        name="ssd",
-        figures=Simulation(
-            name="ssd", latency_s=90e-6, latency_p99_s=500e-6, open_s=30e-6, open_p99_s=300e-6,
-            bandwidth_bytes_per_s=3e9, parallelism=64,
-        ),
-    ),
+    "ssd": Storage(name="ssd", figures=Simulation(
+        name="ssd", latency_s=90e-6, latency_p99_s=500e-6, open_s=30e-6, open_p99_s=300e-6,
+        bandwidth_bytes_per_s=3e9, parallelism=64,
+    )),
     "hdd": Storage(name="hdd", figures=PRESETS["hdd"]),
     # One server for all nodes.
     "nfs": Storage(name="nfs", figures=PRESETS["nfs"], shared="all"),
@@ -123,11 +119,10 @@ def storage_of(given: str) -> Storage:
     except (ValueError, TypeError, ZeroDivisionError) as e:
         wrong = str(e)
     raise RecordError(
-        f"{path} is no measured storage: {wrong}.",
-        path=str(path),
+        f"{path} is no measured storage: {wrong}.", path=str(path),
         next_step="Measure one: headrace bench storage DIR --json > FILE.json, or without writing "
         "there: headrace doctor DATA --json > FILE.json",
-    )
+    )  # fmt: skip
 
 
 def _measured(name: str, document: Mapping[str, Any]) -> Storage:
@@ -231,12 +226,9 @@ def slower(storage: Storage, factor: float) -> Storage:
     """
     if not 1e-6 <= factor <= 1e6:
         raise ValueError(f"latency is {factor} times as long, expected more than 0")
-    f = storage.figures
-    figures = replace(
-        f, open_s=f.open_s * factor, open_p99_s=f.open_p99_s * factor,
-        latency_s=f.latency_s * factor, latency_p99_s=f.latency_p99_s * factor,
-    )  # fmt: skip
-    times = np.float32(factor)
+    names, times = ("open_s", "open_p99_s", "latency_s", "latency_p99_s"), np.float32(factor)
+    changed = {name: getattr(storage.figures, name) * factor for name in names}
     return replace(
-        storage, figures=figures, open_s=storage.open_s * times, read_s=storage.read_s * times
-    )
+        storage, figures=replace(storage.figures, **changed),
+        open_s=storage.open_s * times, read_s=storage.read_s * times,
+    )  # fmt: skip
