@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.plane.images import ImageBatch, Images
     from headrace.plane.tokens import TokenBatch, TokenLoader
     from headrace.store import Store, from_hf
+    from headrace.store.mixture import mix
     from headrace.store.pack import append, index, pack
     from headrace.store.repair import repair
     from headrace.store.verify import verify
@@ -50,6 +51,7 @@ __all__ = [
     "from_hf",
     "index",
     "loader",
+    "mix",
     "open",
     "order_for",
     "pack",
@@ -66,6 +68,7 @@ _HOMES = {
     **dict.fromkeys(("Store", "from_hf"), "headrace.store"),
     **dict.fromkeys(("append", "index", "pack"), "headrace.store.pack"),
     "explain": "headrace.control.explain",
+    "mix": "headrace.store.mixture",
     "repair": "headrace.store.repair",
     "verify": "headrace.store.verify",
 }

@@ -26,6 +26,7 @@ from headrace.order import (
     Sequential,
     Share,
     Shuffled,
+    Weighted,
 )
 from headrace.plane import Loader
 from headrace.store import Store, open_store
@@ -33,6 +34,8 @@ from headrace.store import Store, open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from os import PathLike
+
+    from numpy.typing import ArrayLike
 
     from headrace.config import ReaderOptions
     from headrace.order.windows import Packing
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["loader", "open", "order_for", "plane_over", "tokens"]
 
-OrderName = Literal["shuffled", "sequential", "blocked", "balanced", "opportunistic"]
+OrderName = Literal["shuffled", "sequential", "blocked", "balanced", "weighted", "opportunistic"]
 
 BLOCK_BYTES = 256 << 10
 """Blocks of a blocked order: large enough that the disk reads them at its sequential speed."""
@@ -107,48 +110,78 @@ def order_for(
     order: OrderName | Order = "shuffled",
     *,
     seed: int = 0,
+    weights: ArrayLike | None = None,
+    batch_size: int = 1,
     window_bytes: int = 24 << 20,
     block_bytes: int = BLOCK_BYTES,
 ) -> Order:
     """Return an order over a store's samples.
 
     Args:
-        store: an open store.
+        store: an open store; or a mixture, each source of which has an order of this kind of its own.
         order: `shuffled` (an exact random permutation per epoch), `sequential`, `blocked` (whole
             blocks of neighbours, shuffled within windows: for tiny samples on slow storage), `balanced`
-            (every class equally often), `opportunistic` (in the first epoch, what is near already comes
-            first: what a job's nodes have staged, or the page cache), or an `Order` of your own.
-        seed: another seed, another sequence of epochs.
+            (every class equally often), `weighted` (drawn in proportion to `weights`), `opportunistic`
+            (in the first epoch, what is near already comes first: what a job's nodes have staged, or the
+            page cache), or an `Order` of your own.
+        seed: another seed, another sequence of epochs. A mixture has its own.
+        weights: of a `weighted` order: one number a sample, not negative, in any scale.
+        batch_size: of a mixture with one source a batch: samples of a rank's batch.
         window_bytes: samples of a blocked order that are shuffled together, and are in memory together.
         block_bytes: bytes that a blocked order reads together.
 
     Raises:
         OrderError: the order does not fit the store.
-        ValueError: an unknown order, or `balanced` over a store without labels.
+        ValueError: an unknown order, `balanced` over a store without labels, or weights without `weighted`.
     """
+    if (weights is None) == (order == "weighted"):
+        raise ValueError(f"order is {order!r} and weights are {weights!r}: one needs the other")
     if isinstance(order, Order):
         if order.samples != len(store):
             raise ValueError(
                 f"the order is over {order.samples} samples, the store has {len(store)}"
             )
         return order
-    if order == "shuffled":
-        return Shuffled(len(store), seed=seed)
-    if order == "sequential":
-        return Sequential(len(store))
+    if (mixture := store.mixture) is not None:
+        if weights is not None:
+            raise ValueError(
+                "order is 'weighted' over a mixture: weigh the samples of its sources, "
+                "headrace.mix(..., orders={name: headrace.order.Weighted(weights)})"
+            )
+        own = [
+            order_for(
+                source, mixture.proportions.orders.get(name, order), seed=mixture.seed_of(name),
+                window_bytes=window_bytes, block_bytes=block_bytes,
+            )
+            for name, source in mixture.sources.items()
+        ]  # fmt: skip
+        return mixture.order_over(own, batch_size)
     if order == "blocked":
         mean_bytes = _mean_sample_bytes(store)
         block_samples = max(1, block_bytes // mean_bytes)
         window_blocks = max(1, window_bytes // (block_samples * mean_bytes))
         return Blocked(len(store), block_samples, window_blocks, seed=seed)
+    return _order_named(store, order, seed, weights)
+
+
+def _order_named(store: Store, order: str, seed: int, weights: ArrayLike | None) -> Order:
+    if order == "shuffled":
+        return Shuffled(len(store), seed=seed)
+    if order == "sequential":
+        return Sequential(len(store))
     if order == "balanced":
         if store.labels is None:
             raise ValueError("order is 'balanced', but the store has no labels")
         return Balanced(store.labels, seed=seed)
+    if order == "weighted" and weights is not None:
+        drawn = Weighted(weights, seed=seed)
+        if drawn.samples != len(store):
+            raise ValueError(f"{drawn.samples} weights are given for {len(store)} samples")
+        return drawn
     if order == "opportunistic":
         return Opportunistic(len(store), store.resident_ranges(f"seed-{seed}"), seed=seed)
     raise ValueError(
-        f"order is {order!r}, expected 'shuffled', 'sequential', 'blocked', 'balanced', "
+        f"order is {order!r}, expected 'shuffled', 'sequential', 'blocked', 'balanced', 'weighted', "
         "'opportunistic' or an Order",
     )
 
@@ -169,6 +202,7 @@ def loader(
     batch_size: int,
     *,
     order: OrderName | Order = "shuffled",
+    weights: ArrayLike | None = None,
     seed: int = 0,
     rank: int | None = None,
     world_size: int | None = None,
@@ -185,10 +219,12 @@ def loader(
     """Return a loader: iterate it for the batches of an epoch.
 
     Args:
-        store: an open store, or the path of one (or of a folder, a tar, ...).
+        store: an open store, or the path of one (or of a folder, a tar, ...); or what `headrace.mix` returned.
         batch_size: samples per batch and rank.
-        order: see `order_for`.
-        seed: another seed, another sequence of epochs.
+        order: `shuffled`, `sequential`, `blocked`, `balanced`, `weighted`, `opportunistic`, or an `Order`; see
+            `order_for` and docs/howto/mixtures.md.
+        weights: with `order="weighted"`: one number a sample, in proportion to which samples are drawn.
+        seed: another seed, another sequence of epochs. A mixture has its own.
         rank: this process's place among `world_size`. Not given, both are found out when the first epoch
             begins: from torch.distributed, JAX or TensorFlow if they have joined the processes, else as
             torchrun, MPI or Slurm say, else 0 of 1; see docs/howto/pytorch.md. All ranks have the same number
@@ -219,7 +255,16 @@ def loader(
     """
     if not isinstance(store, Store):
         store = open(store)
-    chosen = order_for(store, order, seed=seed)
+    if store.mixture is not None:
+        if seed not in {0, store.mixture.seed}:
+            raise ValueError(
+                f"seed is {seed}, the mixture has {store.mixture.seed}: give it to headrace.mix alone"
+            )
+        seed = store.mixture.seed
+        if decode is not None:
+            names = tuple(parts or store.parts)
+            store.mixture.check_part(names[decode.part_of(names)])
+    chosen = order_for(store, order, seed=seed, weights=weights, batch_size=batch_size)
     share = Share(
         chosen.length, batch_size, RankDecision(rank, world_size), tail,
         alone=_DIFFERENT_CACHES if order == "opportunistic" and not store.agrees else "",

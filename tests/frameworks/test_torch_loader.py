@@ -464,3 +464,27 @@ def test_a_cache_on_the_local_disk_changes_nothing(path, expected, tmp_path, num
         loader.close()
     (info,) = CacheDirectory(tmp_path).caches()
     assert info.samples > 0
+
+
+@pytest.mark.parametrize("way", [*WAYS, "whole"])
+def test_a_mixture_is_loaded_in_every_way_as_one_store_is(path, way):
+    mixture = hr.mix({"much": (path, 3), "little": (path, 1)}, seed=5)
+    options = {} if way == "whole" else {"decode": with_key, **WAYS[way]}
+    plain = hr.loader(mixture, 16)
+    delivered = [batch.sources for batch in plain]
+    with DataLoader(mixture, 16, **options) as loader:
+        batches = list(loader)
+        assert loader.last_order_hash == plain.last_order_hash
+        assert [len(batch if way == "whole" else batch[0]) for batch in batches] == [
+            *map(len, delivered)
+        ]
+        if way == "whole":
+            assert [batch.sources for batch in batches] == delivered
+        first = iter(loader)
+        next(first)
+        state = loader.state_dict()
+        rest = [batch.indices.tolist() if way == "whole" else batch[0].tolist() for batch in first]
+        again = DataLoader(mixture, 16, **options)
+        again.load_state_dict(state)
+        assert rest == [b.indices.tolist() if way == "whole" else b[0].tolist() for b in again]
+        again.close()

@@ -108,7 +108,7 @@ def test_an_epoch_ends_with_the_first_or_the_last_source_that_has_given_all():
 
 
 def test_counts_are_delivered_to_the_sample():
-    mixed = Mixed(ORDERS, ((0, (1234, 777, 1)),), stop="counts")
+    mixed = Mixed(ORDERS, ((0, (1234, 777, 1)),), stop=2012)
     drawn = mixed.source_of(mixed.indices(0, 0, mixed.length))
     assert np.bincount(drawn).tolist() == [1234, 777, 1]
 

@@ -67,6 +67,7 @@ class Purpose(IntEnum):
     PICTURES = 9
     AUGMENTATIONS = 10
     TOKENS = 11
+    SOURCES = 12
 
 
 def derive_key(seed: int, *parts: int) -> int:

@@ -32,13 +32,14 @@ from headrace.errors import OrderError, StateMismatch
 from headrace.order.hash import SAMPLES_MAX
 from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked
 from headrace.order.randomness import Randomness
+from headrace.order.state import OrderState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-Stop = Literal["first", "last", "never", "counts"]
+Stop = Literal["first", "last", "never"]
 """When an epoch of a mixture ends, see `Mixed.stop`."""
 
 PARTS_MAX = 1 << 30
@@ -255,7 +256,7 @@ class Mixed(Order):
 
     stop: Stop | int = "first"
     """An epoch ends when the `first` source, or the `last`, has given all its samples `repeats` times; `never`
-    (after 2^48); after the `counts` that the proportions are; or after so many samples."""
+    (after 2^48); or after so many samples."""
 
     repeats: tuple[int, ...] = ()
     """Epochs of its own after which a source has given all, for `first` and `last`; 1 each by default."""
@@ -399,12 +400,11 @@ class Mixed(Order):
         longest = SAMPLES_MAX // self.block
         if self.stop == "never":
             return longest
-        if self.stop == "counts" or isinstance(self.stop, int):
-            length = sum(self.phases[0][1]) if self.stop == "counts" else self.stop
-            units, rest = divmod(checked("stop", length, 1, SAMPLES_MAX), self.block)
+        if isinstance(self.stop, int):
+            units, rest = divmod(checked("stop", self.stop, 1, SAMPLES_MAX), self.block)
             if rest:
                 raise OrderError(
-                    f"stop is {length}, expected whole batches of {self.block} samples"
+                    f"stop is {self.stop}, expected whole batches of {self.block} samples"
                 )
             return units
         if self.stop not in get_args(Stop):
@@ -523,6 +523,29 @@ class Mixed(Order):
                 next_step="Resume with the mixture that the state was saved with.",
             )
         return replace(self, since=epoch, drawn=drawn)
+
+    def continue_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state from which a run goes on in these proportions, with the samples that come next.
+
+            loader.load_state_dict(loader.order.continue_from(state))
+
+        Args:
+            state: of a loader of the same sources in other proportions. Its epoch ends there; one of these
+                proportions begins.
+
+        Raises:
+            StateMismatch: it is the state of no mixture, or of one of another number of sources.
+            OrderError: the state is damaged.
+        """
+        loaded = OrderState.from_dict(state)
+        if len(loaded.basis) != len(self.orders):
+            raise StateMismatch(
+                f"state says what {len(loaded.basis)} sources have given, this mixture has {len(self.orders)}.",
+                next_step="Continue from the state of a mixture of the same sources.",
+            )
+        return replace(
+            loaded, epoch=loaded.epoch + 1, position=0, order_hash=0, order_digest=self.digest()
+        ).to_dict()
 
 
 _Chunk = tuple["npt.NDArray[np.int32]", "npt.NDArray[np.int64]"]

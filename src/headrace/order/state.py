@@ -163,7 +163,8 @@ class OrderState:
             raise StateMismatch(
                 f"state was saved with order {self.order_digest}, this order is "
                 f"{order.digest()}: {order.describe()}.",
-                next_step="Resume with the same order and the same parameters.",
+                next_step="Resume with the same order and the same parameters."
+                + (_NEW_PROPORTIONS if self.basis else ""),
             )
         if self.position > order.length:
             raise StateMismatch(
@@ -206,6 +207,10 @@ class OrderState:
                 raise
             raise OrderError(f"state cannot be read: {e}.", next_step=_DAMAGED) from e
 
+
+_NEW_PROPORTIONS = (
+    " To go on in other proportions: loader.load_state_dict(loader.order.continue_from(state))."
+)
 
 _DAMAGED = "The state is damaged: use an earlier checkpoint."
 

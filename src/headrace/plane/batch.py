@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
+    from headrace.store.mixture import Mixture
 
 
 class Batch:
@@ -32,6 +33,7 @@ class Batch:
         part_names: the parts that were read; `("",)` for samples of one part.
         epoch: the epoch the batch belongs to.
         position: the global position of its first sample.
+        mixture: what it was drawn from, or None: one store.
     """
 
     __slots__ = (
@@ -41,6 +43,7 @@ class Batch:
         "indices",
         "labels",
         "lengths",
+        "mixture",
         "offsets",
         "part_names",
         "position",
@@ -55,6 +58,7 @@ class Batch:
         position: int = 0,
         keep: NDArray[np.bool_] | None = None,
     ) -> None:
+        self.mixture: Mixture | None = None
         self.data: NDArray[np.uint8] = native.data
         self.indices: NDArray[np.int64] = native.indices
         self.labels: NDArray[np.int64] = native.labels
@@ -105,6 +109,29 @@ class Batch:
 
     def __iter__(self) -> Iterator[memoryview]:
         return (self[i] for i in range(len(self)))
+
+    @property
+    def sources(self) -> list[str]:
+        """The name of each sample's source in the mixture.
+
+        Raises:
+            ValueError: the batch is of one store.
+        """
+        return self._of_mixture().source_names(self.indices)
+
+    @property
+    def source_indices(self) -> NDArray[np.int64]:
+        """Each sample's index within its source; int64, shape (samples,).
+
+        Raises:
+            ValueError: the batch is of one store.
+        """
+        return self._of_mixture().source_indices(self.indices)
+
+    def _of_mixture(self) -> Mixture:
+        if self.mixture is None:
+            raise ValueError("the batch is of one store, not of a mixture: it has no sources")
+        return self.mixture
 
     @property
     def nbytes(self) -> int:

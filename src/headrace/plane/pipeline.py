@@ -498,12 +498,14 @@ class Pipeline:
         trace = BatchTrace(getattr(native, "way", NOT_READ))
         if not isinstance(taken, tuple) or self.decoding is None:
             batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
+            batch.mixture = self.source.mixture
             return Fetched(batch, native.indices, native.stats, trace)
         trace.decoding_s, trace.decoded_s, trace.work_s, trace.cpu_s = taken.job.times
         pixels = self.decoding.batch(
             taken, self.part_names, self.source.names, self._on_error, self.skipped,
             epoch=epoch, position=position, keep=keep,
         )  # fmt: skip
+        pixels.mixture = self.source.mixture
         return Fetched(pixels, native.indices, native.stats, trace)
 
     def _without_failed(self, native: _native.Batch) -> NDArray[np.bool_]:

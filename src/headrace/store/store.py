@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.store.manifest import Manifest
+    from headrace.store.mixture import Mixture
     from headrace.store.opening import RemoteEngine
     from headrace.store.segment import Extent, OpenSegment
     from headrace.store.sources.scan import SourceOptions
@@ -296,6 +297,11 @@ class Store(Closing):
             segment.volumes.close()
         if self.objects is not None:
             self.objects.close()
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """Itself, if it is a mixture of stores."""
+        return None
 
     agrees = False
     """Whether `resident_ranges` says the same to all processes that ask with one name."""

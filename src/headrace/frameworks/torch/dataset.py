@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.plane import Batch
     from headrace.plane.batch import OnError
     from headrace.plane.pipeline import Fetched
+    from headrace.store.mixture import Mixture
 
 
 class _Writable:
@@ -116,6 +117,20 @@ class TensorBatch:
     position: int
     """The global position of its first sample."""
 
+    mixture: Mixture | None = None
+    """What it was drawn from, or None: one store."""
+
+    @property
+    def sources(self) -> list[str]:
+        """The name of each sample's source in the mixture.
+
+        Raises:
+            ValueError: the batch is of one store.
+        """
+        if self.mixture is None:
+            raise ValueError("the batch is of one store, not of a mixture: it has no sources")
+        return self.mixture.source_names(self.indices.cpu().numpy())
+
     @classmethod
     def over(cls, batch: Batch) -> TensorBatch:
         """Return tensors over a batch, without a copy."""
@@ -128,6 +143,7 @@ class TensorBatch:
             batch.part_names,
             batch.epoch,
             batch.position,
+            batch.mixture,
         )
 
     def __len__(self) -> int:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
 
+    from numpy.typing import ArrayLike
+
     from headrace.api import OrderName
     from headrace.frameworks.torch.deliveries import Deliveries
     from headrace.plane.batch import OnError
@@ -62,7 +64,7 @@ class StoreLoader(LoaderView):
     mean over a store is accepted at its default, and refused with the reason otherwise.
 
     Args:
-        dataset: an open store, the path of one (or of a folder, a tar, ...), or a
+        dataset: an open store, the path of one (or of a folder, a tar, ...), a mixture, or a
             `headrace.torch.Dataset`, whose decode, parts, seed, on_error and options hold where
             none are given here.
         batch_size: samples per batch and rank.
@@ -85,8 +87,9 @@ class StoreLoader(LoaderView):
         persistent_workers: keep the workers from epoch to epoch.
         pin_memory_device: "" only; torch has deprecated it.
         in_order: batches come in order always.
-        order: `shuffled`, `sequential`, `blocked`, `balanced` or an `Order`, instead of `shuffle`; see
-            `headrace.loader`.
+        order: `shuffled`, `sequential`, `blocked`, `balanced`, `weighted` or an `Order`, instead of
+            `shuffle`; see `headrace.loader`.
+        weights: with `order="weighted"`: one number a sample, in proportion to which samples are drawn.
         seed: another seed, another sequence of epochs and of random keys; 0 by default.
         decode: `decode(data)` or `decode(data, sample)`, see `headrace.torch.Sample`; or `headrace.Images`:
             native threads decode pictures, and batches are lists of pixels and labels.
@@ -131,6 +134,7 @@ class StoreLoader(LoaderView):
         pin_memory_device: str = "",
         in_order: bool = True,
         order: OrderName | Order | None = None,
+        weights: ArrayLike | None = None,
         seed: int | None = None,
         decode: Callable[..., Any] | Images | None = None,
         threads: int | None = None,
@@ -167,6 +171,8 @@ class StoreLoader(LoaderView):
         given = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         if seed is None and isinstance(order, Order):
             seed = order.seed
+        if seed is None and given.store.mixture is not None:
+            seed = given.store.mixture.seed
         self.dataset = given.replaced(function, parts, seed, on_error, options)
         if images is not None and self.dataset.decode is not None:
             raise ValueError("decode is Images, and the data set decodes by a function of its own")
@@ -189,6 +195,7 @@ class StoreLoader(LoaderView):
             self.dataset.store,
             batch_size,
             order=order,
+            weights=weights,
             seed=self.dataset.seed,
             rank=rank,
             world_size=world_size,

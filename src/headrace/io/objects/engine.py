@@ -26,7 +26,7 @@ from headrace.io.objects.reading import Reading, RemoteObject, Wanted
 from headrace.io.objects.transport import RangeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from headrace._native import RemoteRequests
     from headrace.io.objects.transport import Found
@@ -65,6 +65,12 @@ class ObjectEngine(RangeEngine):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.storage_options, list(self._known.values()), self.looked_at)
+
+    def joined_with(self, others: Iterable[ObjectEngine]) -> ObjectEngine:
+        """A new engine with the same options that knows what all of these know."""
+        engines = [self, *others]
+        known = [each for engine in engines for each in engine._known.values()]  # noqa: SLF001 - its own kind
+        return _rebuild(self.storage_options, known, set().union(*(e.looked_at for e in engines)))
 
     @property
     def native(self) -> object:
