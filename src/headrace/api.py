@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -32,7 +33,7 @@ from headrace.plane import Loader
 from headrace.store import Store, open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from os import PathLike
 
     from numpy.typing import ArrayLike
@@ -209,6 +210,7 @@ def loader(
     tail: Literal["drop", "pad", "exact"] | None = None,
     parts: Sequence[str] = (),
     on_error: OnError = "raise",
+    follow: bool = False,
     decode: Images | None = None,
     decode_threads: int | None = None,
     tune: bool = True,
@@ -236,6 +238,7 @@ def loader(
             several): filled up with samples from the epoch's beginning. `drop`: left out.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be delivered and record them.
+        follow: take up what is appended to the store, where an epoch begins; see docs/howto/mixtures.md.
         decode: what pictures become, decoded by native threads: batches are `headrace.ImageBatch`, see
             docs/howto/images.md. None: batches hold bytes.
         decode_threads: threads that decode; None: the tuner's choice, from this process's processors on.
@@ -272,7 +275,8 @@ def loader(
     tiers, reading, _ = tier_options(options)
     resolved, origins = reader_options(reading)
     memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
-    new_loader = Loader(
+    kind = _loader_that_follows(order, trace, seed=seed) if follow else Loader
+    new_loader = kind(
         store, chosen, share, resolved,
         parts=parts, on_error=on_error, tiers=tiers, over=plane_over(tiers, resolved),
         decoding=None if decode is None else (decode, seed), decode_threads=decode_threads,
@@ -378,6 +382,22 @@ def _introduce(
         from headrace.trace import follow
 
         follow(folder, _about(new_loader, path), new_loader, plane=tuning, begun=share.facts)
+
+
+def _loader_that_follows(
+    order: OrderName | Order, trace: str | PathLike[str] | None, **options: Any
+) -> Callable[..., Loader]:
+    from headrace.plane.follow import FollowingLoader
+
+    if isinstance(order, Order) or order == "weighted":
+        raise ValueError(
+            "follow is True: name the order by a word, which fits a store that has grown"
+        )
+    if trace_folder(trace) is not None:
+        raise ValueError(
+            "follow is True and a trace is written, which is of one snapshot: do one of them"
+        )
+    return partial(FollowingLoader, order_of=lambda store: order_for(store, order, **options))
 
 
 _BUFFERS_WITH_CACHE = 3

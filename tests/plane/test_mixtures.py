@@ -363,7 +363,7 @@ def test_pictures_of_several_sources_are_decoded_together(tmp_path):
     pairs = ((f"{i}", {"jpg": data, "txt": b"a"}) for i, data in enumerate(pictures["a"]))
     hr.pack(pairs, tmp_path / "parts")
     images = hr.Images(size=16, flip=True)
-    with hr.mix({name: tmp_path / name for name in pictures}, seed=2) as mixture:
+    with hr.mix({name: tmp_path / name for name in pictures}, seed=2, stop=40) as mixture:
         for batch in hr.loader(mixture, 10, decode=images):
             assert batch.pixels.shape == (10, 3, 16, 16)
             assert sorted(batch.sources) == ["a"] * 5 + ["b"] * 5

@@ -123,6 +123,7 @@ class JobStore(Store):
         return sum(s.entry.samples for s in self.segments if getattr(s.volumes, "local", False))
 
     agrees = True
+    appendable = False
 
     def resident_ranges(self, name: str = "") -> tuple[tuple[int, int], ...]:
         """Samples that the nodes have staged, as the first process found that asked with this name."""

@@ -12,7 +12,7 @@ Every rank has the same number of steps, whatever the tail.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -206,6 +206,12 @@ class Share:
             self._decided = self._of(rank)
             self._remark(self._decided, rank)
         return self._decided
+
+    def resize(self, length: int) -> None:
+        """From now on an epoch has so many positions; which rank this is, stays."""
+        self.length = length
+        if self._decided is not None:
+            self._decided = replace(self._decided, length=length)
 
     def facts(self) -> dict[str, object]:
         """For those who record a run that has begun."""

@@ -70,8 +70,16 @@ class Cursor:
 
     @property
     def _state(self) -> OrderState:
-        basis = self.order.basis(self.epoch, self._position)
+        basis = self.basis()
         return replace(self._base, position=self._position, order_hash=self._hash, basis=basis)
+
+    def basis(self) -> tuple[int, ...]:
+        """What a state holds beside the order's digest, see `Order.basis`."""
+        return self.order.basis(self.epoch, self._position)
+
+    def resumed(self, loaded: OrderState) -> Order:
+        """The order that goes on from a state, see `Order.resumed`."""
+        return self.order.resumed(loaded.epoch, loaded.position, loaded.basis)
 
     @property
     def epoch(self) -> int:
@@ -107,7 +115,7 @@ class Cursor:
         """
         loaded = OrderState.from_dict(state)
         loaded.check(self.order, self._fingerprint)
-        self.order = self.order.resumed(loaded.epoch, loaded.position, loaded.basis)
+        self.order = self.resumed(loaded)
         self._go_to(loaded)
         with contextlib.suppress(RankError):  # then it is looked at when the pass begins
             self._leave_finished(self.share.slices)
@@ -364,7 +372,6 @@ class Loader:
         decode_threads: int | None = None,
         windows: WindowReader | None = None,
     ) -> None:
-        self.source = source
         self.options = options
         self._cursor = Cursor(order, share, source.fingerprint)
         self._reader = Pipeline(
@@ -407,6 +414,11 @@ class Loader:
     def ranks(self) -> RankDecision:
         """Which rank this is, and by whose word."""
         return self._cursor.share.ranks
+
+    @property
+    def source(self) -> SampleSource:
+        """The store, as the epoch under way knows it."""
+        return self._reader.source
 
     @property
     def order(self) -> Order:

@@ -481,6 +481,11 @@ class Pipeline:
         if self.decoding is not None:
             self.decoding.close()
 
+    def go_to(self, source: SampleSource) -> None:
+        """Read another snapshot of the store from now on."""
+        self.close()
+        self.source = source
+
     def _reader(self) -> BatchReads:
         if self._stages is None or not self._stages.top.usable:
             self._stages = build_stages(

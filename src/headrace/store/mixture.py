@@ -163,7 +163,7 @@ class Mixture(Store):
         self._own_engine, engine = _joined_engine(sources)
         super().__init__(
             f"mix://{'+'.join(sources)}", Manifest("0" * 32, fingerprint, entries), segments,
-            reference=any(store._reference for store in sources.values()),  # noqa: SLF001 - its own kind
+            reference=any(store.reference for store in sources.values()),
             direct=b"", objects=engine,
         )  # fmt: skip
         self.sources = sources

@@ -266,6 +266,18 @@ def _memory_store(
     )
 
 
+def snapshot(store: Store, segments: int | None) -> Store:
+    """Opens a store again as it is now, or as it was when it had so many segments.
+
+    Raises:
+        StoreNotFound, CorruptStore, VolumeError: as for `open_store`.
+    """
+    options = None if store.objects is None else store.objects.storage_options
+    return open_folder(
+        store.path, segments, reference=store.reference, storage_options=options, trust=ANYWHERE
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
     """What opens a store again."""

@@ -299,6 +299,16 @@ class Store(Closing):
             self.objects.close()
 
     @property
+    def appendable(self) -> bool:
+        """Whether it lies in a folder or at a URL as a store: `append` adds segments to it."""
+        return self._direct is None
+
+    @property
+    def reference(self) -> bool:
+        """Whether it was opened with the plain-Python directory and reader."""
+        return self._reference
+
+    @property
     def mixture(self) -> Mixture | None:
         """Itself, if it is a mixture of stores."""
         return None

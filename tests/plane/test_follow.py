@@ -1,0 +1,209 @@
+"""A store that grows while it is read: each epoch is over one snapshot, and the state says which."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+
+import headrace as hr
+from headrace.errors import OrderError, SourceChanged, StateMismatch, StoreError
+
+BATCH = 16
+
+
+def content(index: int) -> bytes:
+    return f"sample {index} ".encode() * (index % 19 + 1)
+
+
+def pairs(start: int, stop: int):
+    return ((f"{i:05d}", content(i), i % 3) for i in range(start, stop))
+
+
+@pytest.fixture
+def growing(tmp_path):
+    hr.pack(pairs(0, 200), tmp_path / "growing.hr")
+    return tmp_path / "growing.hr"
+
+
+def drawn(batches):
+    samples = []
+    for batch in batches:
+        samples.append(batch.indices.tolist())
+        for k, index in enumerate(samples[-1]):
+            assert bytes(batch[k]) == content(index)
+    return samples
+
+
+def count(batches):
+    indices = np.concatenate(batches)
+    assert len(set(indices.tolist())) == len(indices)
+    return len(indices)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "sequential", "blocked", "balanced"])
+def test_an_epoch_keeps_its_snapshot_and_the_next_takes_up_what_was_appended(growing, order):
+    with hr.open(growing) as store:
+        loader = hr.loader(store, BATCH, order=order, follow=True, seed=3)
+        batches = iter(loader)
+        first = drawn(islice(batches, 4))
+        hr.append(pairs(200, 330), growing)
+        first += drawn(batches)
+        assert sum(map(len, first)) == 200
+        assert len(loader) == 13
+        second = drawn(loader)
+        assert sum(map(len, second)) == 330
+        assert len(loader) == 21
+        if order != "balanced":
+            assert count(first) == 200
+            assert count(second) == 330
+        assert len(loader.source) == 330
+        assert len(store) == 200
+        loader.close()
+
+
+def test_without_being_asked_a_loader_stays_with_what_it_opened(growing):
+    with hr.open(growing) as store:
+        loader = hr.loader(store, BATCH)
+        drawn(islice(loader, 3))
+        hr.append(pairs(200, 330), growing)
+        for _ in range(2):
+            assert count(drawn(loader)) == 200
+
+
+@pytest.mark.parametrize("appended", [0, 1, 2])
+def test_a_run_resumed_within_an_epoch_reads_that_epochs_snapshot(growing, appended):
+    """What is appended while the run is stopped comes in the next epoch."""
+    hr.append(pairs(200, 240), growing)
+    with hr.open(growing) as store:
+        loader = hr.loader(store, BATCH, follow=True, seed=3)
+        drawn(loader)
+        states, whole = [], []
+        for batch in loader:
+            whole += drawn([batch])
+            states.append(json.loads(json.dumps(loader.state_dict())))
+    for step in range(appended):
+        hr.append(pairs(240 + 70 * step, 310 + 70 * step), growing)
+    assert states[0]["basis"] == "2"
+    for at in (0, 7, len(whole) - 1):
+        with hr.open(growing) as store:
+            resumed = hr.loader(store, BATCH, follow=True, seed=3)
+            resumed.load_state_dict(states[at])
+            rest = drawn(resumed)
+            if at < len(whole) - 1:
+                assert rest == whole[at + 1 :]
+                assert resumed.last_order_hash == states[-1]["order_hash"]
+                rest = drawn(resumed)
+            assert count(rest) == 240 + 70 * appended
+            assert resumed.epoch == 3
+            resumed.close()
+
+
+def test_two_runs_that_take_up_the_same_deliver_the_same(tmp_path, growing):
+    hashes = []
+    for name in ("one", "two"):
+        shutil.copytree(growing, tmp_path / name)
+        with hr.open(tmp_path / name) as store:
+            loader = hr.loader(store, BATCH, follow=True, seed=8)
+            for epoch in range(3):
+                hr.append(pairs(200 + 50 * epoch, 250 + 50 * epoch), tmp_path / name)
+                drawn(loader)
+                hashes.append((epoch, loader.last_order_hash))
+            loader.close()
+    assert hashes[:3] == hashes[3:]
+
+
+def test_a_store_that_was_made_anew_is_refused(growing):
+    with hr.open(growing) as store:
+        loader = hr.loader(store, BATCH, follow=True)
+        drawn(loader)
+        shutil.rmtree(growing)
+        hr.pack(pairs(0, 100), growing)
+        hr.append(pairs(100, 200), growing)
+        with pytest.raises(SourceChanged, match="made anew"):
+            iter(loader)
+
+
+def test_samples_with_other_parts_are_refused(growing):
+    with hr.open(growing) as store:
+        loader = hr.loader(store, BATCH, follow=True)
+        drawn(loader)
+        hr.append(((f"{i}", {"jpg": b"1", "txt": b"2"}) for i in range(3)), growing)
+        with pytest.raises(StoreError, match=r"appended have the parts"):
+            iter(loader)
+
+
+def test_a_state_that_knows_more_than_is_there_is_refused(growing, tmp_path):
+    shutil.copytree(growing, tmp_path / "shorter.hr")
+    hr.append(pairs(200, 330), growing)
+    with hr.open(growing) as store, hr.open(tmp_path / "shorter.hr") as shorter:
+        loader = hr.loader(store, BATCH, follow=True)
+        drawn(islice(loader, 2))
+        with pytest.raises(StateMismatch, match="state knows 2 segments"):
+            hr.loader(shorter, BATCH, follow=True).load_state_dict(loader.state_dict())
+        with pytest.raises(StateMismatch, match="follow=True"):
+            hr.loader(store, BATCH).load_state_dict(loader.state_dict())
+        with pytest.raises(StateMismatch, match="was not followed"):
+            loader.load_state_dict(hr.loader(store, BATCH).state_dict())
+
+
+def test_what_does_not_grow_is_not_followed(growing, tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.bin").write_bytes(b"a")
+    for source in (tmp_path / "files", hr.mix({"a": growing, "b": growing})):
+        with pytest.raises(ValueError, match="no store that is appended to"):
+            hr.loader(source, 1, follow=True)
+    with pytest.raises(ValueError, match="name the order by a word"):
+        hr.loader(growing, 1, order=hr.order_for(hr.open(growing)), follow=True)
+    with pytest.raises(ValueError, match="a trace is written"):
+        hr.loader(growing, 1, trace=tmp_path / "trace", follow=True)
+
+
+def test_ranks_that_nobody_joined_are_not_followed(growing):
+    with hr.open(growing) as store:
+        loader = hr.loader(store, 4, rank=0, world_size=2, follow=True)
+        with pytest.raises(OrderError, match="must take up the same segments"):
+            iter(loader)
+
+
+_RANK = """
+import json, sys
+import torch.distributed as dist
+import headrace as hr
+path, meet, rank, extra = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+loader = hr.loader(hr.open(path), 10, follow=True, tail="drop")
+epochs = [[i for batch in loader for i in batch.indices.tolist()]]
+dist.barrier()
+if rank == extra:  # one rank appends, and sees at once what the other may not see yet
+    pairs = [(f"{i:05d}", b"x") for i in range(200, 300)]
+    hr.append(iter(pairs), path)
+epochs.append([i for batch in loader for i in batch.indices.tolist()])
+dist.barrier()
+epochs.append([i for batch in loader for i in batch.indices.tolist()])
+print(json.dumps(epochs))
+"""
+
+
+def test_ranks_take_up_what_all_of_them_see(growing, tmp_path):
+    pytest.importorskip("torch")
+    command = [sys.executable, "-c", _RANK, str(growing), str(tmp_path / "meet")]
+    ranks = [
+        subprocess.Popen([*command, str(r), "1"], stdout=subprocess.PIPE, text=True)
+        for r in range(2)
+    ]
+    both = [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks]
+    sizes = []
+    for epoch in zip(*both, strict=True):
+        assert len({len(each) for each in epoch}) == 1
+        indices = [index for each in epoch for index in each]
+        assert len(set(indices)) == len(indices)
+        sizes.append(len(indices))
+    assert sizes[0] == 200
+    assert sizes[1] in {200, 300}  # whichever the slower rank saw
+    assert sizes[2] == 300
