@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.api import loader, open, order_for, tokens  # noqa: A004  # hr.open is the product's first word
     from headrace.control.explain import explain
     from headrace.plane import Batch, Loader
+    from headrace.plane.augment import MixedLabels
     from headrace.plane.images import ImageBatch, Images
     from headrace.plane.tokens import TokenBatch, TokenLoader
     from headrace.store import Store, from_hf
@@ -39,6 +40,7 @@ __all__ = [
     "ImageBatch",
     "Images",
     "Loader",
+    "MixedLabels",
     "Store",
     "TokenBatch",
     "TokenLoader",
@@ -65,6 +67,7 @@ _HOMES = {
     **dict.fromkeys(("Batch", "Loader"), "headrace.plane"),
     **dict.fromkeys(("ImageBatch", "Images"), "headrace.plane.images"),
     **dict.fromkeys(("TokenBatch", "TokenLoader"), "headrace.plane.tokens"),
+    "MixedLabels": "headrace.plane.augment",
     **dict.fromkeys(("Store", "from_hf"), "headrace.store"),
     **dict.fromkeys(("append", "index", "pack"), "headrace.store.pack"),
     "explain": "headrace.control.explain",

@@ -61,6 +61,19 @@ def test_a_run_that_is_resumed_sees_the_same_pixels(photo_store):
     second.close()
 
 
+def test_mixed_batches_carry_both_labels_as_tensors(photo_store):
+    images = hr.Images(size=16, mixup=0.8)
+    loader = DataLoader(photo_store, batch_size=30, shuffle=False, decode=images)
+    ((pixels, mixed),) = loader
+    assert isinstance(mixed, hr.MixedLabels)
+    assert mixed.labels_a.tolist() == [i % 5 for i in range(30)]
+    assert mixed.labels_b.tolist() == mixed.labels_a.tolist()[::-1]
+    plain = pixels_of(photo_store, hr.Images(size=16)).pixels.astype(float)
+    exact = mixed.lam * plain + (1 - mixed.lam) * plain[::-1]
+    assert np.abs(pixels.numpy() - exact).max() <= 0.5
+    loader.close()
+
+
 def test_what_contradicts_images_is_refused(photo_store):
     images = hr.Images(size=16)
     with pytest.raises(ValueError, match="shuffle is True and order is"):

@@ -20,7 +20,7 @@ from tests.plane.test_images import (
 import headrace as hr
 from headrace import _native
 from headrace.order.hash import Purpose, derive_key
-from headrace.plane.augment import OPERATORS, Op, operator
+from headrace.plane.augment import OPERATORS, Op, mix, operator
 
 ENHANCERS = {
     Op.BRIGHTNESS: ImageEnhance.Brightness,
@@ -318,6 +318,77 @@ def test_a_loader_augments_alike_on_any_ranks_and_threads_after_a_resume_and_by_
     second.close()
 
 
+def mixed_by(images: hr.Images, pixels: np.ndarray, seed=3, epoch=1, indices=None):
+    indices = np.arange(len(pixels)) if indices is None else indices
+    ours = pixels.copy()
+    return ours, mix(images, ours, np.arange(len(pixels)) % 5, indices, seed=seed, epoch=epoch)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
+def test_mixup_blends_each_picture_with_its_partner_in_labels_and_pixels(dtype, count):
+    images = hr.Images(size=(12, 20), mixup=0.4, dtype=dtype)
+    pixels = np.random.default_rng(1).integers(0, 256, (count, 3, 12, 20)).astype(dtype)
+    shares = []
+    for epoch in range(40):
+        ours, (a, b, lam) = mixed_by(images, pixels, epoch=epoch)
+        exact = pixels.astype(float) * lam + pixels[::-1].astype(float) * (1 - lam)
+        np.testing.assert_allclose(
+            ours, exact, atol={"uint8": 0.5, "float16": 0.2}.get(dtype, 1e-4)
+        )
+        assert b.tolist() == a[::-1].tolist()
+        shares.append(lam)
+    assert len(set(shares)) > 20
+    assert 0 <= min(shares) < 0.1 < 0.9 < max(shares) <= 1
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_cutmix_swaps_one_box_and_says_its_share(layout):
+    images = hr.Images(size=(24, 32), cutmix=1.0, layout=layout, dtype="bfloat16")
+    pixels = np.random.default_rng(2).integers(0, 256, (9, *images.shape)).astype(np.uint16)
+    shares = []
+    for seed in range(60):
+        ours, (_, _, lam) = mixed_by(images, pixels, seed=seed)
+        planes, before = (
+            x if layout == "nchw" else x.transpose(0, 3, 1, 2) for x in (ours, pixels)
+        )
+        other = before[::-1]
+        swapped = (planes != before).any(axis=(0, 1))
+        assert (np.where(swapped, other, before) == planes).all()
+        rows, columns = np.flatnonzero(swapped.any(1)), np.flatnonzero(swapped.any(0))
+        if len(rows):
+            assert swapped[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+        assert lam == pytest.approx(1 - swapped.mean())
+        shares.append(lam)
+    assert min(shares) < 0.4
+    assert max(shares) > 0.9
+
+
+def test_how_a_batch_is_mixed_follows_from_seed_epoch_and_indices(tmp_path):
+    images = hr.Images(size=16, mixup=0.5, cutmix=1.0)
+    pixels = np.random.default_rng(3).integers(0, 256, (6, 3, 16, 16)).astype(np.uint8)
+    first = mixed_by(images, pixels)
+    for change in ({"seed": 4}, {"epoch": 2}, {"indices": np.arange(6)[::-1]}):
+        assert mixed_by(images, pixels, **change)[1].lam != first[1].lam
+    again = mixed_by(images, pixels)
+    assert (again[0] == first[0]).all()
+    assert again[1].lam == first[1].lam
+    cut = [(mixed_by(images, pixels, seed=s)[0] != pixels).all(axis=1).mean() for s in range(60)]
+    assert 10 < sum(share < 0.9 for share in cut) < 50  # a box, or everything
+    store = store_of(tmp_path, {f"{i}": encoded(picture(40, 30, i), "PNG") for i in range(8)})
+    loader = hr.loader(store, 4, seed=3, decode=images)
+    plain = hr.loader(store, 4, seed=3, decode=hr.Images(size=16))
+    for ours, whole in zip(loader, plain, strict=True):
+        expected = whole.pixels.copy()
+        labels = mix(images, expected, whole.labels, whole.indices, seed=3, epoch=0)
+        assert whole.mixed is None
+        assert ours.mixed.lam == labels.lam
+        np.testing.assert_array_equal(ours.mixed.labels_b, labels.labels_b)
+        np.testing.assert_array_equal(ours.pixels, expected)
+    loader.close()
+    plain.close()
+
+
 def test_steps_that_would_reach_outside_are_refused():
     data = encoded(picture(32, 32), "PNG")
     recipe = hr.Images(size=32, crop="stretch").recipe()
@@ -354,6 +425,8 @@ def test_steps_that_would_reach_outside_are_refused():
         ({"erase": 0.5, "erase_scale": (0, 0.3)}, "erase_scale"),
         ({"erase": 0.5, "erase_ratio": (3, 0.3)}, "erase_ratio"),
         ({"erase": 0.5, "erase_value": (1, 2, 300)}, "erase_value"),
+        ({"mixup": -1}, "mixup is -1"),
+        ({"mixup": 1, "dtype": "bfloat16"}, "numpy cannot blend"),
     ],
 )
 def test_augmentations_that_cannot_be_drawn_are_refused(options, words):

@@ -68,6 +68,7 @@ class Purpose(IntEnum):
     AUGMENTATIONS = 10
     TOKENS = 11
     SOURCES = 12
+    MIXES = 13
 
 
 def derive_key(seed: int, *parts: int) -> int:

@@ -7,13 +7,14 @@ batches are drawn at once.
 
 from __future__ import annotations
 
+import random
 from enum import IntEnum
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64_array
+from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64_array, order_hash
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -229,6 +230,78 @@ def _rectangles(images: Images, numbers: _Numbers, pictures: int) -> NDArray[np.
     return step
 
 
+# -- whole batches ---------------------------------------------------------------------------------
+
+
+class MixedLabels(NamedTuple):
+    """What a batch shows that MixUp or CutMix mixed: a loss is `lam * loss(a) + (1 - lam) * loss(b)`."""
+
+    labels_a: Any
+    """int64, shape (samples,): of the pictures themselves, as an array or a torch tensor."""
+    labels_b: Any
+    """Of the pictures that were mixed into them."""
+    lam: float
+    """The pictures' own share."""
+
+
+def mix(
+    images: Images,
+    pixels: NDArray[Any],
+    labels: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    *,
+    seed: int,
+    epoch: int,
+) -> MixedLabels:
+    """Mix the pictures of a batch in place, the first with the last and so on, as timm does.
+
+    Args:
+        images: how; one of `mixup` and `cutmix` is chosen for each batch where both are positive.
+        pixels: shape (samples, ...), each of `Images.shape`; written to.
+        labels: shape (samples,).
+        indices: shape (samples,); with seed and epoch, they alone decide how the batch is mixed.
+        seed: of the loader.
+        epoch: the epoch.
+    """
+    numbers = random.Random(derive_key(seed, Purpose.MIXES, epoch, order_hash(0, indices)))  # noqa: S311
+    cut = numbers.random() < 0.5 if images.mixup and images.cutmix else bool(images.cutmix)
+    alpha = images.cutmix if cut else images.mixup
+    lam = numbers.betavariate(alpha, alpha)
+    half = len(pixels) // 2
+    if cut:
+        _, height, width = images.planes
+        sides = [round(side * (1 - lam) ** 0.5) for side in (height, width)]
+        middles = [int(numbers.random() * side) for side in (height, width)]
+        rows, columns = (
+            slice(max(0, at - part // 2), min(side, at - part // 2 + part))
+            for at, part, side in zip(middles, sides, (height, width), strict=True)
+        )
+        box = (..., rows, columns) if images.layout == "nchw" else (..., rows, columns, slice(None))
+        one, other = pixels[:half][box], pixels[::-1][:half][box]
+        kept = one.copy()
+        one[...], other[...] = other, kept
+        area = (rows.stop - rows.start) * (columns.stop - columns.start)
+        lam = 1 - area / (height * width)
+    else:
+        lam = round(lam * 256) / 256  # 8-bit pixels are blended in whole numbers
+        for one, other in zip(pixels[:half], pixels[::-1], strict=False):
+            _blend(one, other, lam)
+    return MixedLabels(labels, labels[::-1].copy(), lam)
+
+
+def _blend(one: NDArray[Any], other: NDArray[Any], lam: float) -> None:
+    """Give each of two pictures a share `lam` of itself, rounded to the nearest, and the rest of the other."""
+    if one.dtype == np.uint8:
+        share, rest = np.uint16(round(lam * 256)), np.uint16(256 - round(lam * 256))
+        a, b = one.astype(np.uint16), other.astype(np.uint16)
+        for to, x, y in ((one, a, b), (other, b, a)):
+            # Both shares of 255 and the half that is added fit 16 bits.
+            to[...] = (x * share + y * rest + np.uint16(128)) >> np.uint16(8)
+    else:
+        a, b = one.astype(np.float32), other.astype(np.float32)
+        one[...], other[...] = a * lam + b * (1 - lam), b * lam + a * (1 - lam)
+
+
 def check(images: Images) -> None:
     """See that what `Images` says of augmentations can be drawn.
 
@@ -257,6 +330,12 @@ def check(images: Images) -> None:
     )  # fmt: skip
     for name in ("grey", "erase"):
         expect(0 <= getattr(images, name) <= 1, name, getattr(images, name), "a probability")
+    for name in ("mixup", "cutmix"):
+        expect(0 <= getattr(images, name) <= 100, name, getattr(images, name), "an alpha, 0 to 100")
+    expect(
+        not images.mixup or images.dtype != "bfloat16", "dtype", images.dtype,
+        "another one with mixup: numpy cannot blend it",
+    )  # fmt: skip
     low, high = images.erase_scale
     expect(0 < low <= high <= 1, "erase_scale", images.erase_scale, "0 < low <= high <= 1")
     low, high = images.erase_ratio

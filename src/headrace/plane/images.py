@@ -154,6 +154,12 @@ class Images:
     erase_value: tuple[int, int, int] | Literal["random"] = (0, 0, 0)
     """Red, green and blue that it gets; `random`: noise."""
 
+    mixup: float = 0.0
+    """MixUp of whole batches, with shares from Beta(mixup, mixup): `batch.mixed` has both labels. 0: none."""
+
+    cutmix: float = 0.0
+    """CutMix likewise; with both, one of them is chosen for each batch."""
+
     exact: bool = False
     """Decode JPEGs at their full size always."""
 
@@ -271,11 +277,13 @@ class ImageBatch(Batch):
     Attributes:
         pixels: (samples, ...), each of `Images.shape` and `Images.numpy_dtype`; the buffer is this batch's
             alone.
+        mixed: both labels of each picture and their shares, where `mixup` or `cutmix` mixed them; or None.
     """
 
-    __slots__ = ("pixels",)
+    __slots__ = ("mixed", "pixels")
 
     pixels: NDArray[Any]
+    mixed: augment.MixedLabels | None
 
     def __repr__(self) -> str:
         return f"ImageBatch({len(self)} samples, pixels {self.pixels.shape}, epoch {self.epoch})"
@@ -510,6 +518,12 @@ class Decoding:
         batch = ImageBatch(native, part_names, epoch=epoch, position=position, keep=keep)
         pixels = job.pixels.view(self.images.numpy_dtype).reshape(-1, *self.images.shape)
         batch.pixels = pixels if keep is None else pixels[keep]
+        batch.mixed = None
+        if self.images.mixup or self.images.cutmix:
+            batch.mixed = augment.mix(
+                self.images, batch.pixels, batch.labels, batch.indices,
+                seed=self._seed, epoch=epoch,
+            )  # fmt: skip
         return batch
 
     def _replace(

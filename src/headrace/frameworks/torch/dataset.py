@@ -26,6 +26,7 @@ from headrace import api
 from headrace.config import reader_options, tier_options
 from headrace.frameworks.view import decode_error, sample_data, takes_two
 from headrace.order.hash import Purpose, derive_key
+from headrace.plane.augment import MixedLabels
 from headrace.plane.batch import Skipped
 from headrace.plane.images import ImageBatch, Images
 from headrace.plane.pipeline import Pipeline
@@ -70,7 +71,21 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.asarray(_Writable(array)))
 
 
-def pixel_tensors(batch: ImageBatch, images: Images) -> list[Tensor]:
+def labelled_pixels(batch: ImageBatch, images: Images) -> list[tuple[Tensor, int]]:
+    """Return each picture with its label, as `collate_fn` takes them.
+
+    Raises:
+        ValueError: pictures were mixed, and have two labels.
+    """
+    if batch.mixed is not None:
+        raise ValueError(
+            "collate_fn takes each picture with its label, and mixed ones (mixup, cutmix) have two: "
+            "leave one of them out"
+        )
+    return list(zip(pixel_tensors(batch, images)[0], batch.labels.tolist(), strict=True))
+
+
+def pixel_tensors(batch: ImageBatch, images: Images) -> list[Any]:
     """Return pictures and labels as tensors over the batch's buffer, which is its own.
 
     Args:
@@ -79,13 +94,17 @@ def pixel_tensors(batch: ImageBatch, images: Images) -> list[Tensor]:
 
     Returns:
         Pixels, shape (samples, 3, height, width), of channels-last memory where `Images` asked for that;
-        labels, int64, shape (samples,), -1: none.
+        labels, int64, shape (samples,), -1: none; `MixedLabels` of two such tensors
+        where pictures were mixed.
     """
     pixels = torch.from_numpy(batch.pixels)
     if images.dtype == "bfloat16":  # which numpy has not
         pixels = pixels.view(torch.bfloat16)
     if images.layout == "nhwc":
         pixels = pixels.permute(0, 3, 1, 2)
+    if (mixed := batch.mixed) is not None:
+        labels = (shared_tensor(mixed.labels_a), shared_tensor(mixed.labels_b))
+        return [pixels, MixedLabels(*labels, mixed.lam)]
     return [pixels, shared_tensor(batch.labels)]
 
 
@@ -495,10 +514,9 @@ class SampledDataset(Dataset):
         fetched = self._fetched(np.asarray(indices, np.int64))
         batch = fetched.batch
         if isinstance(batch, ImageBatch) and self._images is not None:
-            tensors = pixel_tensors(batch, self._images)
             if not self._collates:
-                return _Whole([tensors])
-            return list(zip(tensors[0], batch.labels.tolist(), strict=True))
+                return _Whole([pixel_tensors(batch, self._images)])
+            return labelled_pixels(batch, self._images)
         if self.decoder.function is None and not self._collates:
             return _Whole([TensorBatch.over(batch)])
         return self.decoded(fetched)

@@ -29,7 +29,7 @@ from torch.utils.data import default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from headrace.errors import HeadraceError
-from headrace.frameworks.torch.dataset import TensorBatch, pixel_tensors
+from headrace.frameworks.torch.dataset import TensorBatch, labelled_pixels, pixel_tensors
 from headrace.plane.images import ImageBatch
 
 if TYPE_CHECKING:
@@ -141,10 +141,9 @@ class WholeBatches:
         stage = self._loader.decoding
         if stage is None or not isinstance(one.batch, ImageBatch):
             return TensorBatch.over(one.batch)
-        pixels, labels = pixel_tensors(one.batch, stage.images)
         if self._collate_fn is None:
-            return [pixels, labels]
-        value = self._collate_fn(list(zip(pixels, labels.tolist(), strict=True)))
+            return pixel_tensors(one.batch, stage.images)
+        value = self._collate_fn(labelled_pixels(one.batch, stage.images))
         one.trace.collated_s = time.perf_counter()
         return value
 
