@@ -78,13 +78,38 @@ def pipelines(torchvision):
         "nested": [t.Compose([t.Resize((30, 30))]), torch.nn.Sequential(t.RandomVerticalFlip()), t.ToTensor()],
         "jitter": [t.RandomResizedCrop(32), t.RandomHorizontalFlip(), t.ColorJitter(0.4), t.ToTensor()],
         "jitter, tensor": [t.RandomResizedCrop(32), t.ToTensor(), t.ColorJitter(0.4), t.Normalize(MEAN, STD)],
+        "cifar": [t.Resize((32, 40)), t.RandomCrop(32, padding=4), t.RandomHorizontalFlip(), t.ToTensor()],
+        "cifar, v2": [
+            v2.RandomHorizontalFlip(), t.Resize((32, 32)), v2.RandomCrop(32, padding=[4, 4]), v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD), v2.RandomErasing(0.7, value=0.5),
+        ],
+        "pad": [
+            t.Pad(3), t.RandomVerticalFlip(), t.RandomCrop((50, 66)), t.PILToTensor(), t.RandomErasing(0.6),
+        ],
+        "pad first": [t.Pad((20,)), t.Resize((30, 30)), t.ToTensor()],
+        "simclr": [
+            t.RandomResizedCrop(32), t.ColorJitter(0.4, 0.4, 0.4, 0.1), t.RandomGrayscale(0.4),
+            t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD),
+            t.RandomErasing(0.5, value="random"),
+        ],
+        "randaugment": [
+            t.RandomResizedCrop(32), t.RandomHorizontalFlip(), t.RandAugment(), t.ColorJitter(hue=0.3),
+            t.ToTensor(),
+        ],
+        "trivialaugment": [t.CenterCrop((90, 40)), t.TrivialAugmentWide(), t.PILToTensor()],
+        "augment, v2": [
+            v2.RandomResizedCrop((33, 48)), v2.RandAugment(3, 15), v2.TrivialAugmentWide(),
+            v2.ColorJitter(0.3, 0.1, 0.5, 0.2), v2.ToImage(), v2.RandomErasing(0.8, scale=(0.5, 1.0)),
+            v2.ToPureTensor(),
+        ],
         "calm function": [t.Resize((30, 30)), t.RandomHorizontalFlip(), np.array],
     }  # fmt: skip
 
 
 NAMES = (
     "train", "evaluate", "flips first", "v2", "v2, crops", "padded", "nested", "jitter",
-    "jitter, tensor", "calm function",
+    "jitter, tensor", "cifar", "cifar, v2", "pad", "pad first", "simclr", "randaugment", "trivialaugment",
+    "augment, v2", "calm function",
 )  # fmt: skip
 
 
@@ -156,6 +181,29 @@ def test_cuts_are_pillows_crop_and_resize(torchvision):
         assert not job.failures
         ours = job.pixels.reshape(plan.images.shape).astype(int)
         assert np.abs(ours - np.asarray(expected)).max() <= 1
+
+
+def test_augmentations_are_taken_over_where_native_code_does_the_same(torchvision):
+    t, v2 = torchvision.transforms, torchvision.transforms.v2
+    for name in NAMES[9:17]:
+        assert not plan_of(t.Compose(pipelines(torchvision)[name])).after, name
+    bilinear = t.InterpolationMode.BILINEAR
+    for steps, left in [
+        ([t.ColorJitter(0.1), t.RandomVerticalFlip(), t.ToTensor()], []),
+        (
+            [t.RandAugment(), t.RandomVerticalFlip(), t.ToTensor()],
+            ["RandomVerticalFlip", "ToTensor"],
+        ),
+        ([t.ColorJitter(0.1), t.CenterCrop(9)], ["CenterCrop"]),
+        ([t.RandAugment(interpolation=bilinear)], ["RandAugment"]),
+        ([v2.TrivialAugmentWide(fill=128)], ["TrivialAugmentWide"]),
+        ([v2.ToImage(), v2.ColorJitter(0.1)], ["ColorJitter"]),
+        ([t.ToTensor(), t.RandomErasing(), t.Normalize(MEAN, STD)], ["Normalize"]),
+        ([t.ToTensor(), t.Normalize(MEAN, STD), t.RandomCrop(30, padding=2)], ["RandomCrop"]),
+        ([t.RandomErasing(), t.ToTensor()], ["RandomErasing", "ToTensor"]),
+    ]:
+        plan = plan_of(t.Compose([t.Resize((40, 40)), *steps]))
+        assert [type(one).__name__ for one in plan.after] == left
 
 
 def loaders(torchvision, folder, transform, **options):
@@ -236,7 +284,10 @@ def test_what_was_taken_over_is_said_once_and_explained(torchvision, photos, cap
     [
         (lambda t: [t.ColorJitter(0.1), t.CenterCrop(9)], "ColorJitter, which it does not know, comes before"),
         (lambda t: [t.Resize(20), lambda im: im, t.CenterCrop(9)], "<lambda>, which it does not know"),
-        (lambda t: [t.RandomCrop(40, padding=2), t.ToTensor()], r"RandomCrop\(40\), which"),
+        (lambda t: [t.RandomCrop(40, padding=2, fill=3)], r"RandomCrop\(40\), which"),
+        (lambda t: [t.RandomCrop(40, padding=(2, 3))], r"RandomCrop\(40\), which"),
+        (lambda t: [t.Pad(2, padding_mode="edge"), t.CenterCrop(9)], "Pad, which"),
+        (lambda t: [t.TrivialAugmentWide(), t.CenterCrop(9)], "TrivialAugmentWide, which"),
         (lambda t: [t.Resize((9, 9), t.InterpolationMode.NEAREST)], r"Resize\(9\), which"),
         (lambda t: [t.PILToTensor(), t.Resize((9, 9), antialias=False)], r"Resize\(9\), which"),
         (lambda t: [t.RandomVerticalFlip(), t.Resize((9, 9), t.InterpolationMode.BOX)], r"Resize\(9\), which"),

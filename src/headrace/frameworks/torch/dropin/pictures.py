@@ -22,6 +22,8 @@ import torch
 from torch.utils import data as torch_data
 
 from headrace import _native
+from headrace.frameworks.torch.dropin import augmentations
+from headrace.plane.augment import Op
 from headrace.plane.images import Images
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _FOLDER: Final = "torchvision.datasets.folder"
 _FLIPS: Final = {"RandomHorizontalFlip": 0, "RandomVerticalFlip": 1}
 """And their axes: columns, rows."""
 
-_GEOMETRY: Final = (*_FLIPS, "Resize", "CenterCrop", "RandomCrop", "RandomResizedCrop")
+_GEOMETRY: Final = (*_FLIPS, "Resize", "CenterCrop", "Pad", "RandomCrop", "RandomResizedCrop")
 
 # torchvision's InterpolationMode, and Pillow's numbers for the same.
 _FILTERS: Final[dict[Any, Any]] = {
@@ -86,8 +88,8 @@ class NativePass(NamedTuple):
     """What native code does with each picture, and what Python does afterwards."""
 
     images: Images
-    geometry: list[tuple[str, Any]]
-    """Transforms that say which pixels are taken, by name, in their order."""
+    drawn: list[tuple[str, Any]]
+    """Transforms that say which pixels are taken and how they are augmented, by name, in their order."""
     pil: bool
     """What comes out is a PIL picture; otherwise a tensor."""
     wrap: Any
@@ -105,6 +107,8 @@ class _Prefix:
     size: tuple[int, int] | None = None
     """Height and width of every picture; None: they differ."""
     flipped: bool = False
+    augmented: Literal["", "colours", "policy", "erased"] = ""
+    """What was done to the pixels since they were cut: what may come after it depends on that."""
     resized: bool = False
     filter: Any = "bilinear"
     normal: dict[str, Any] = field(default_factory=dict)
@@ -112,6 +116,13 @@ class _Prefix:
 
     def takes(self, name: str, one: Any) -> bool:  # noqa: PLR0911, PLR0912, C901 - a table
         """Whether native code does what this transform would do at this place; if so, it counts as taken."""
+        if name in augmentations.NAMES:
+            return self._augments(name, one)
+        if self.augmented and name in _GEOMETRY:
+            return name in _FLIPS and self.augmented == "colours"
+        if self.augmented == "erased":
+            self.wrap = None if name == "ToPureTensor" else self.wrap
+            return name in {"Identity", "ToPureTensor"}
         match name:
             case "RandomHorizontalFlip" | "RandomVerticalFlip":
                 self.flipped = True
@@ -122,9 +133,15 @@ class _Prefix:
                     return False
                 self.size = _sides(one.size)
             case "RandomCrop":
-                if one.padding or one.pad_if_needed:
+                if one.pad_if_needed or not self._pads(one):
                     return False
                 self.size = _sides(one.size)
+            case "Pad":
+                if not self._pads(one):
+                    return False
+                if self.size is not None:
+                    more = 2 * (augmentations.padding_of(one) or 0)
+                    self.size = (self.size[0] + more, self.size[1] + more)
             case "Resize" | "RandomResizedCrop":
                 return self._resizes(one)
             case "ToTensor" | "PILToTensor":
@@ -154,6 +171,28 @@ class _Prefix:
                 return False
         return True
 
+    def _augments(self, name: str, one: Any) -> bool:
+        if name == "RandomErasing":  # of tensors, which native code has written by then
+            if self.form == "pil":
+                return False
+            self.augmented = "erased"
+            return True
+        policy = name in augmentations.POLICIES
+        if (
+            self.form != "pil"
+            or self.size is None
+            or (policy and not augmentations.taken(name, one))
+        ):
+            return False
+        self.augmented = "policy" if policy else self.augmented or "colours"
+        return True
+
+    def _pads(self, one: Any) -> bool:
+        """Whether it pads with what is still black, as much on all sides; or not at all."""
+        padding = augmentations.padding_of(one)
+        black = not self.normal and augmentations.taken("Pad", one)
+        return padding == 0 or (padding is not None and padding > 0 and black)
+
     def _resizes(self, one: Any) -> bool:
         kernel = _FILTERS.get(getattr(one.interpolation, "value", one.interpolation))
         # Tensors are resized in the same way only where that is asked for, and by two filters.
@@ -174,12 +213,12 @@ class _Prefix:
 def plan_of(transform: Any) -> NativePass | str:
     """Return what native code can take over of a data set's transform; or why nothing."""
     waiting = list(_flat(transform))
-    prefix, geometry, taken = _Prefix(), [], []
+    prefix, drawn, taken = _Prefix(), [], []
     while waiting and prefix.takes(name := _name(waiting[0]), waiting[0]):
         one = waiting.pop(0)
         taken.append(_label(one))
-        if name in _GEOMETRY:
-            geometry.append((name, one))
+        if name in _GEOMETRY or name in augmentations.NAMES:
+            drawn.append((name, one))
     if prefix.size is None:
         if waiting:
             return (
@@ -191,7 +230,7 @@ def plan_of(transform: Any) -> NativePass | str:
         dtype="float32" if prefix.form == "float32" else "uint8",
         layout="nhwc" if prefix.form == "pil" else "nchw", **prefix.normal,
     )  # fmt: skip
-    return NativePass(images, geometry, prefix.form == "pil", prefix.wrap, taken, waiting)
+    return NativePass(images, drawn, prefix.form == "pil", prefix.wrap, taken, waiting)
 
 
 def _flat(transform: Any) -> Iterator[Any]:
@@ -227,12 +266,14 @@ def _sides(size: Any) -> tuple[int, int]:
 
 
 class Cut:
-    """One picture's way through the geometry. Pairs are of columns and rows.
+    """One picture's way through what is drawn for it. Pairs are of columns and rows.
 
     Attributes:
         given: the cut as native code takes it.
         steps: the same in Pillow's words: methods of a picture, and what they are given.
-        outside: it reaches beyond the picture, where torchvision pads.
+        outside: it reaches beyond the picture, where torchvision pads, and is no window that is moved.
+        augmentations: steps that native code takes afterwards, see `headrace.plane.augment`.
+        erased: what torch erases of the tensor, as `erasing_of` gives it; or None.
     """
 
     def __init__(self, plan: NativePass, width: int, height: int) -> None:
@@ -242,9 +283,12 @@ class Cut:
         self._resized: list[int] | None = None
         self._first = [0, 0]
         self._flip = [0, 0]
-        for name, one in plan.geometry:
+        self.augmentations: list[list[float]] = []
+        self.erased: tuple[int, int, int, int, Any] | None = None
+        for name, one in plan.drawn:
             self._take(plan, name, one)
-        whole, resized = [width, height], self._resized or self._length
+        whole, moved = [width, height], self._moved_inside([width, height])
+        resized = self._resized or self._length
         self.outside = any(
             start < 0 or start + length > side
             for start, length, side in (
@@ -255,6 +299,26 @@ class Cut:
         self.given = [
             *whole, *self._start, *self._length, *resized, *self._first, *self._flip,
         ]  # fmt: skip
+        if any(moved) and not self.outside:
+            self.augmentations.insert(0, [Op.AFFINE, 1, 0, moved[0], 0, 1, moved[1]])
+
+    def _moved_inside(self, whole: list[int]) -> list[int]:
+        """Move a window that reaches beyond the picture back into it.
+
+        Returns:
+            How far what is cut has to be moved again, once it was mirrored.
+        """
+        begin, sides = (
+            (self._start, whole) if self._resized is None else (self._first, self._resized)
+        )
+        if any(part > side for part, side in zip(self._size, sides, strict=True)):
+            return [0, 0]
+        moved = []
+        for axis, (part, side) in enumerate(zip(self._size, sides, strict=True)):
+            inside = min(max(begin[axis], 0), side - part)
+            moved.append((begin[axis] - inside) * (-1 if self._flip[axis] else 1))
+            begin[axis] = inside
+        return moved
 
     def _take(self, plan: NativePass, name: str, one: Any) -> None:
         """Draw what a transform draws, and do to the pairs what it would do to the picture."""
@@ -268,8 +332,15 @@ class Cut:
         elif name == "CenterCrop":
             rows, columns = _sides(one.size)
             self._crop(_middle(width, columns), _middle(height, rows), columns, rows)
+        elif name == "Pad":
+            padding = augmentations.padding_of(one) or 0
+            self._crop(-padding, -padding, width + 2 * padding, height + 2 * padding)
+        elif name == "RandomErasing":
+            self.erased = augmentations.erasing_of(one, width, height) or self.erased
+        elif name in augmentations.NAMES:
+            self.augmentations += augmentations.steps_of(name, one, width, height)
         else:
-            top, left, rows, columns = _drawn(name, one, height, width)
+            top, left, rows, columns = augmentations.crop_of(name, one, width, height)
             self._crop(left, top, columns, rows)
             if name == "RandomResizedCrop":
                 self._resize(plan, _sides(one.size)[::-1])
@@ -290,21 +361,6 @@ class Cut:
 
 
 _FILTERS_OF_PILLOW: Final = {name: value for value, name in _FILTERS.items() if value != name}
-
-
-def _drawn(name: str, one: Any, height: int, width: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a random crop, by torchvision's own function for it.
-
-    It asks a tensor for its sizes and nothing else; this one has no pixels of its own.
-    """
-    blank = torch.empty(1).expand(3, height, width)
-    make = getattr(one, "make_params", getattr(one, "_get_params", None))  # v2, and v2 before 0.21
-    if make is not None:
-        given = make([blank])
-        return given["top"], given["left"], given["height"], given["width"]
-    bounds = (one.size,) if name == "RandomCrop" else (one.scale, one.ratio)
-    top, left, rows, columns = one.get_params(blank, *bounds)
-    return top, left, rows, columns
 
 
 def _resized(size: Any, width: int, height: int) -> tuple[int, int]:
@@ -449,6 +505,9 @@ class NativePictures:
             if serial:
                 torch.set_rng_state(states[i + 1])
             sample = _picture(pixels[i]) if plan.pil else tensors[i]
+            if cut.erased is not None:
+                top, left, rows, columns, value = cut.erased
+                sample[..., top : top + rows, left : left + columns] = value
             samples.append((self._finished(plan, sample), self._target(sources[i].target)))
             if serial and not torch.equal(torch.get_rng_state(), states[i + 1]):
                 self._after_draws = True
@@ -484,8 +543,13 @@ class NativePictures:
             for source, cut in zip(sources, cuts, strict=False)
         )
         given = np.array([whole if cut.outside else cut.given for cut in cuts], np.int32)
+        most = max(len(cut.augmentations) for cut in cuts)
+        steps = np.zeros((len(cuts), most, 7)) if most else None
+        for i, cut in enumerate(cuts):
+            if cut.augmentations and steps is not None:
+                steps[i, : len(cut.augmentations)] = cut.augmentations
         begun_s = time.perf_counter()
-        job = self._pool.submit_given(recipe, encoded, given)
+        job = self._pool.submit_given(recipe, encoded, given, steps)
         while not job.wait(1.0):  # signals are handled in between
             pass
         self.waited_s += time.perf_counter() - begun_s

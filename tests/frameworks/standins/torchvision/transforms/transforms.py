@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 
 LEFT_RIGHT, TOP_BOTTOM = Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM
 
@@ -107,9 +107,10 @@ class CenterCrop(torch.nn.Module):
 
 
 class RandomCrop(torch.nn.Module):
-    def __init__(self, size, padding=None, pad_if_needed=False):
+    def __init__(self, size, padding=None, pad_if_needed=False, fill=0, padding_mode="constant"):
         super().__init__()
         self.size, self.padding, self.pad_if_needed = two(size), padding, pad_if_needed
+        self.fill, self.padding_mode = fill, padding_mode
 
     @staticmethod
     def get_params(img, output_size):
@@ -125,9 +126,7 @@ class RandomCrop(torch.nn.Module):
 
     def forward(self, img):
         if self.padding:
-            padded = Image.new("RGB", (img.width + 2 * self.padding, img.height + 2 * self.padding))
-            padded.paste(img, (self.padding, self.padding))
-            img = padded
+            img = pad(img, self.padding, self.fill)
         return crop(img, *self.get_params(img, self.size))
 
 
@@ -212,16 +211,213 @@ class Normalize(torch.nn.Module):
         return tensor.clone().sub_(mean).div_(std)
 
 
-class ColorJitter(torch.nn.Module):
-    """Brightness alone, of a picture or a tensor."""
+def bounds(strength, around=1.0):
+    """None for what is left out."""
+    if not strength:
+        return None
+    return (max(0.0, 1 - strength), 1 + strength) if around else (-strength, strength)
 
-    def __init__(self, brightness=0.0):
+
+def jittered(img, order, brightness, contrast, saturation, hue):
+    """PIL's pictures by its operators; tensors by brightness alone, which is all that the tests ask for."""
+    if isinstance(img, torch.Tensor):
+        return img if brightness is None else img * brightness
+    factors = (brightness, contrast, saturation)
+    enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    for i in map(int, order):
+        if i < 3 and factors[i] is not None:
+            img = enhancers[i](img).enhance(factors[i])
+        elif i == 3 and hue is not None:
+            h, s, v = img.convert("HSV").split()
+            turned = np.array(h) + np.array(int(hue * 255)).astype(np.uint8)
+            img = Image.merge("HSV", (Image.fromarray(turned), s, v)).convert("RGB")
+    return img
+
+
+class ColorJitter(torch.nn.Module):
+    def __init__(self, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0):
         super().__init__()
-        self.brightness = (max(0.0, 1 - brightness), 1 + brightness)
+        self.brightness, self.contrast = bounds(brightness), bounds(contrast)
+        self.saturation, self.hue = bounds(saturation), bounds(hue, 0.0)
+
+    @staticmethod
+    def get_params(brightness, contrast, saturation, hue):
+        order = torch.randperm(4)
+        factors = [
+            None if each is None else float(torch.empty(1).uniform_(*each))
+            for each in (brightness, contrast, saturation, hue)
+        ]
+        return order, *factors
 
     def forward(self, img):
-        torch.randperm(4)
-        factor = torch.empty(1).uniform_(*self.brightness).item()
-        if isinstance(img, torch.Tensor):
-            return img * factor
-        return ImageEnhance.Brightness(img).enhance(factor)
+        drawn = self.get_params(self.brightness, self.contrast, self.saturation, self.hue)
+        return jittered(img, *drawn)
+
+
+class RandomGrayscale(torch.nn.Module):
+    def __init__(self, p=0.1):
+        super().__init__()
+        self.p = p
+
+    def forward(self, img):
+        return img.convert("L").convert("RGB") if torch.rand(1) < self.p else img
+
+
+def sides_of(padding):
+    """Left, top, right and bottom."""
+    sides = [padding] if isinstance(padding, int) else list(padding)
+    return sides * (4 // len(sides))
+
+
+def pad(img, padding, fill):
+    left, top, right, bottom = sides_of(padding)
+    source = as_picture(img)
+    colour = fill if isinstance(fill, tuple) else (fill,) * 3
+    padded = Image.new("RGB", (source.width + left + right, source.height + top + bottom), colour)
+    padded.paste(source, (left, top))
+    return like(img, padded)
+
+
+class Pad(torch.nn.Module):
+    def __init__(self, padding, fill=0, padding_mode="constant"):
+        super().__init__()
+        self.padding, self.fill, self.padding_mode = padding, fill, padding_mode
+
+    def forward(self, img):
+        return pad(img, self.padding, self.fill)
+
+
+class RandomErasing(torch.nn.Module):
+    """Of tensors alone."""
+
+    def __init__(self, p=0.5, scale=(0.02, 0.33), ratio=(0.3, 3.3), value=0, inplace=False):
+        super().__init__()
+        self.p, self.scale, self.ratio = p, scale, ratio
+        self.value, self.inplace = value, inplace
+
+    @staticmethod
+    def get_params(img, scale, ratio, value=None):
+        channels, height, width = dimensions(img)
+        logs = torch.log(torch.tensor(ratio))
+        for _ in range(10):
+            area = height * width * torch.empty(1).uniform_(scale[0], scale[1]).item()
+            aspect = torch.exp(torch.empty(1).uniform_(logs[0], logs[1])).item()
+            rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if not (rows < height and columns < width):
+                continue
+            if value is None:
+                pixels = torch.empty([channels, rows, columns], dtype=torch.float32).normal_()
+            else:
+                pixels = torch.tensor(value)[:, None, None]
+            top = torch.randint(0, height - rows + 1, size=(1,)).item()
+            left = torch.randint(0, width - columns + 1, size=(1,)).item()
+            return top, left, rows, columns, pixels
+        return 0, 0, height, width, img
+
+    def forward(self, img):
+        if torch.rand(1) >= self.p:
+            return img
+        value = [float(self.value)] if isinstance(self.value, (int, float)) else self.value
+        value = None if isinstance(value, str) else list(value)
+        top, left, rows, columns, pixels = self.get_params(img, self.scale, self.ratio, value)
+        erased = img.clone()
+        erased[..., top : top + rows, left : left + columns] = pixels
+        return erased
+
+
+def applied(img, name, magnitude):
+    """One operator of a policy to one of PIL's pictures."""
+    if name in ("Brightness", "Color", "Contrast", "Sharpness"):
+        return getattr(ImageEnhance, name)(img).enhance(1 + magnitude)
+    slope, moved = math.tan(math.radians(math.degrees(math.atan(magnitude)))), -int(magnitude)
+    matrix = {
+        "ShearX": (1, slope, 0, 0, 1, 0), "ShearY": (1, 0, 0, slope, 1, 0),
+        "TranslateX": (1, 0, moved, 0, 1, 0), "TranslateY": (1, 0, 0, 0, 1, moved),
+    }  # fmt: skip
+    if name in matrix:
+        return img.transform(img.size, Image.Transform.AFFINE, matrix[name])
+    return {
+        "Identity": lambda: img,
+        "Rotate": lambda: img.rotate(magnitude),
+        "Posterize": lambda: ImageOps.posterize(img, int(magnitude)),
+        "Solarize": lambda: ImageOps.solarize(img, magnitude),
+        "AutoContrast": lambda: ImageOps.autocontrast(img),
+        "Equalize": lambda: ImageOps.equalize(img),
+    }[name]()
+
+
+def spans(narrow, bins, height, width):
+    """Magnitudes by name, and whether they get a sign: of RandAugment, or of TrivialAugmentWide."""
+    top = 0.9 if narrow else 0.99
+    slopes = torch.linspace(0.0, 0.3 if narrow else 0.99, bins)
+    across, down = (150.0 / 331.0 * width, 150.0 / 331.0 * height) if narrow else (32.0, 32.0)
+    return {
+        "Identity": (torch.tensor(0.0), False),
+        "ShearX": (slopes, True),
+        "ShearY": (slopes, True),
+        "TranslateX": (torch.linspace(0.0, across, bins), True),
+        "TranslateY": (torch.linspace(0.0, down, bins), True),
+        "Rotate": (torch.linspace(0.0, 30.0 if narrow else 135.0, bins), True),
+        **dict.fromkeys(
+            ("Brightness", "Color", "Contrast", "Sharpness"), (torch.linspace(0.0, top, bins), True)
+        ),
+        "Posterize": (
+            8 - (torch.arange(bins) / ((bins - 1) / (4 if narrow else 6))).round().int(), False,
+        ),
+        "Solarize": (torch.linspace(255.0, 0.0, bins), False),
+        "AutoContrast": (torch.tensor(0.0), False),
+        "Equalize": (torch.tensor(0.0), False),
+    }  # fmt: skip
+
+
+class RandAugment(torch.nn.Module):
+    def __init__(
+        self,
+        num_ops=2,
+        magnitude=9,
+        num_magnitude_bins=31,
+        interpolation=InterpolationMode.NEAREST,
+        fill=None,
+    ):
+        super().__init__()
+        self.num_ops, self.magnitude, self.num_magnitude_bins = (
+            num_ops,
+            magnitude,
+            num_magnitude_bins,
+        )
+        self.interpolation, self.fill = interpolation, fill
+
+    def _augmentation_space(self, num_bins, image_size):
+        return spans(True, num_bins, *image_size)
+
+    def forward(self, img):
+        for _ in range(self.num_ops):
+            space = self._augmentation_space(self.num_magnitude_bins, (img.height, img.width))
+            name = list(space)[int(torch.randint(len(space), (1,)).item())]
+            magnitudes, signed = space[name]
+            magnitude = float(magnitudes[self.magnitude]) if magnitudes.ndim > 0 else 0.0
+            if signed and torch.randint(2, (1,)):
+                magnitude *= -1.0
+            img = applied(img, name, magnitude)
+        return img
+
+
+class TrivialAugmentWide(torch.nn.Module):
+    def __init__(self, num_magnitude_bins=31, interpolation=InterpolationMode.NEAREST, fill=None):
+        super().__init__()
+        self.num_magnitude_bins = num_magnitude_bins
+        self.interpolation, self.fill = interpolation, fill
+
+    def _augmentation_space(self, num_bins):
+        return spans(False, num_bins, 0, 0)
+
+    def forward(self, img):
+        space = self._augmentation_space(self.num_magnitude_bins)
+        name = list(space)[int(torch.randint(len(space), (1,)).item())]
+        magnitudes, signed = space[name]
+        magnitude = 0.0
+        if magnitudes.ndim > 0:
+            magnitude = float(magnitudes[torch.randint(len(magnitudes), (1,)).item()])
+        if signed and torch.randint(2, (1,)):
+            magnitude *= -1.0
+        return applied(img, name, magnitude)

@@ -6,8 +6,9 @@ from . import transforms as v1
 from .transforms import Compose, InterpolationMode
 
 __all__ = [
-    "Compose", "InterpolationMode", "Normalize", "RandomCrop", "RandomHorizontalFlip",
-    "RandomResizedCrop", "ToDtype", "ToImage", "ToPureTensor", "TvImage",
+    "ColorJitter", "Compose", "InterpolationMode", "Normalize", "RandAugment", "RandomCrop", "RandomErasing",
+    "RandomHorizontalFlip", "RandomResizedCrop", "ToDtype", "ToImage", "ToPureTensor", "TrivialAugmentWide",
+    "TvImage",
 ]  # fmt: skip
 
 
@@ -31,14 +32,103 @@ class RandomCrop(v1.RandomCrop):
 
     def make_params(self, flat_inputs):
         _, height, width = v1.dimensions(flat_inputs[0])
+        left, top, right, bottom = v1.sides_of(self.padding or 0)
+        height, width = height + top + bottom, width + left + right
+        padding = [left, top, right, bottom]
         rows, columns = self.size
         top = int(torch.randint(0, height - rows + 1, size=())) if height > rows else 0
         left = int(torch.randint(0, width - columns + 1, size=())) if width > columns else 0
-        return {"top": top, "left": left, "height": rows, "width": columns, "needs_pad": False}
+        return {
+            "top": top, "left": left, "height": rows, "width": columns, "needs_pad": any(padding),
+            "padding": padding,
+        }  # fmt: skip
 
     def forward(self, img):
         box = self.make_params([img])
+        if box["needs_pad"]:
+            img = v1.pad(img, box["padding"], self.fill)
         return v1.crop(img, *(box[name] for name in ("top", "left", "height", "width")))
+
+
+class ColorJitter(v1.ColorJitter):
+    def make_params(self, _):
+        names = (
+            "fn_idx",
+            "brightness_factor",
+            "contrast_factor",
+            "saturation_factor",
+            "hue_factor",
+        )
+        bounds = (self.brightness, self.contrast, self.saturation, self.hue)
+        return dict(zip(names, self.get_params(*bounds), strict=True))
+
+    def forward(self, img):
+        return v1.jittered(img, *self.make_params([img]).values())
+
+
+class RandomErasing(v1.RandomErasing):
+    """None for a value where no rectangle fits."""
+
+    def make_params(self, flat_inputs):
+        (img,) = flat_inputs
+        value = [float(self.value)] if isinstance(self.value, (int, float)) else self.value
+        value = None if isinstance(value, str) else list(value)
+        drawn = self.get_params(img, self.scale, self.ratio, value)
+        return dict(zip("ijhwv", (*drawn[:4], None if drawn[4] is img else drawn[4]), strict=True))
+
+    def forward(self, img):
+        if torch.rand(1) >= self.p:
+            return img
+        i, j, h, w, v = self.make_params([img]).values()
+        if v is None:
+            return img
+        erased = img.clone()
+        erased[..., i : i + h, j : j + w] = v
+        return erased
+
+
+def space_of(narrow):
+    """Functions of bins, height and width; None where there are no magnitudes; levels are shares."""
+    space = {}
+    for name, (magnitudes, signed) in v1.spans(narrow, 3, 3, 3).items():
+
+        def make(bins, height, width, name=name):
+            made = v1.spans(narrow, bins, height, width)[name][0]
+            return made / 255.0 if name == "Solarize" else made
+
+        space[name] = (make if magnitudes.ndim else lambda *_: None, signed)
+    return space
+
+
+def chosen(policy, img, level=None):
+    """Draws as v2 does, and applies what was drawn."""
+    space = policy._AUGMENTATION_SPACE
+    name = tuple(space)[int(torch.randint(len(space), ()))]
+    make, signed = space[name]
+    magnitudes, magnitude = make(policy.num_magnitude_bins, img.height, img.width), 0.0
+    if magnitudes is not None:
+        if level is None:
+            level = int(torch.randint(policy.num_magnitude_bins, ()))
+        magnitude = float(magnitudes[level])
+        if signed and torch.rand(()) <= 0.5:
+            magnitude *= -1
+    return v1.applied(img, name, magnitude * 255.0 if name == "Solarize" else magnitude)
+
+
+class RandAugment(v1.RandAugment):
+    _AUGMENTATION_SPACE = space_of(True)
+
+    def forward(self, img):
+        for _ in range(self.num_ops):
+            img = chosen(self, img, self.magnitude)
+        return img
+
+
+class TrivialAugmentWide(v1.TrivialAugmentWide):
+    _AUGMENTATION_SPACE = space_of(False)
+
+    def forward(self, img):
+        return chosen(self, img)
 
 
 class RandomHorizontalFlip(v1.RandomHorizontalFlip):
