@@ -2,7 +2,9 @@ import json
 import re
 import time
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import headrace as hr
 
@@ -127,3 +129,20 @@ def test_an_interrupted_run_says_that_it_can_go_on(run, photos, own_store, monke
     assert "interrupted" in ended.err
     assert "next: What is packed is kept" in ended.err
     assert run(command, photos, own_store, "--json").document["error"]["next_step"]
+
+
+def test_rewritten_pictures_are_counted_by_pack_and_by_info(run, tmp_path):
+    photo = Image.fromarray(np.arange(60 * 90 * 3, dtype=np.uint8).reshape(60, 90, 3))
+    (tmp_path / "in").mkdir()
+    for name in ("a.jpg", "b.jpg"):
+        photo.save(tmp_path / "in" / name, progressive=True)
+    (tmp_path / "in/cut.jpg").write_bytes((tmp_path / "in/a.jpg").read_bytes()[:-9])
+    ended = run("pack", tmp_path / "in", tmp_path / "p.hr", "--images", "lossless")
+    assert ended.code == 0
+    for text in (ended.out, run("info", tmp_path / "p.hr").out):
+        assert "rewrote 2 JPEGs (without loss)" in text
+        assert "kept as they are: 1 damaged" in text
+    again = ("--images", "short=32", "--overwrite", "--json")
+    images = run("pack", tmp_path / "in", tmp_path / "p.hr", *again).document["report"]["images"]
+    assert (images["recipe"], images["rewritten"]) == ("short=32,quality=92", 2)
+    assert run("pack", tmp_path / "in", tmp_path / "q.hr", "--images", "small").code == 2

@@ -110,6 +110,14 @@ IndexReading = Annotated[dict[str, Any], _reading_without("restart", "volume_byt
 StageReading = Annotated[dict[str, Any], _reading_without("restart", "skip_errors", "volume_bytes")]
 
 
+Images = Annotated[
+    str | None,
+    typer.Option(
+        help="Rewrite JPEGs for quicker decoding: 'lossless', or smaller and lossy: 'short=512,quality=92'."
+    ),
+]
+
+
 def source_of(sources: list[str]) -> str | list[str]:
     """One path as it is (it may be a folder or a pattern), several as a list of files."""
     return sources[0] if len(sources) == 1 else sources
@@ -120,6 +128,7 @@ def pack(
     target: str = Argument(..., help="The store's folder or URL; appears when all is done."),
     *,
     overwrite: Overwrite = False,
+    images: Images = None,
     reading: PackReading,
     storage: StorageOptions,
     output: FullOutput,
@@ -132,8 +141,8 @@ def pack(
 
     with progress(output, "packing") as tell:
         report = pack_store(
-            source_of(source), target, overwrite=overwrite, progress=tell, storage_options=storage,
-            **reading,
+            source_of(source), target, overwrite=overwrite, images=images, progress=tell,
+            storage_options=storage, **reading,
         )  # fmt: skip
     return _print_written(output, report, "packed")
 
@@ -142,6 +151,7 @@ def append(
     source: Sources,
     store: str = Argument(..., help="The store's folder."),
     *,
+    images: Images = None,
     reading: PackReading,
     output: FullOutput,
 ) -> int:
@@ -152,7 +162,7 @@ def append(
     from headrace.store.pack import append as append_to_store
 
     with progress(output, "appending") as tell:
-        report = append_to_store(source_of(source), store, progress=tell, **reading)
+        report = append_to_store(source_of(source), store, images=images, progress=tell, **reading)
     return _print_written(output, report, "appended")
 
 
@@ -200,6 +210,8 @@ def _print_written(output: Output, report: WriteReport, done: str) -> int:
         )
         if report.resumed_samples:
             output.remark(f"{count_text(report.resumed_samples)} of them by an interrupted run")
+        for line in report.images.lines() if report.images else ():
+            output.line(line)
         for note in report.notes:
             output.remark(note)
         for problem in report.skipped[:_ROWS_SHOWN]:

@@ -80,6 +80,9 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
     for name, value in facts.items():
         if value:
             console.print(Text(f"  {name:<12} {printable(value)}"))
+    for segment in summary.segments:
+        for i, line in enumerate(segment.images.lines() if segment.images else ()):
+            console.print(Text(f"  {'' if i else 'images':<12} {printable(line)}"))
     if summary.sizes:
         most = max(b.samples for b in summary.sizes)
         rows = [

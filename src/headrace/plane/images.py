@@ -522,7 +522,7 @@ class Decoding:
         if self.images.mixup or self.images.cutmix:
             batch.mixed = augment.mix(
                 self.images, batch.pixels, batch.labels, batch.indices,
-                seed=self._seed, epoch=epoch,
+                seed=self.seed, epoch=epoch,
             )  # fmt: skip
         return batch
 

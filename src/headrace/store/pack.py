@@ -41,6 +41,7 @@ from headrace.store.publish import (
     open_partial,
     partial_path,
 )
+from headrace.store.rewriting import ImageRecipe
 from headrace.store.segment_writer import VOLUME_BYTES, PackedSamples
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import (
@@ -78,6 +79,7 @@ def pack(
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     format: str | None = None,  # noqa: A002 - what users call it
+    images: str | None = None,
     progress: Progress | None = None,
     options: PackOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -102,6 +104,9 @@ def pack(
             empty string means none.
         format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
             `video`, or a kind of shards, such as `tar`.
+        images: rewrite JPEGs, so that they are decoded with less work: `lossless` keeps every pixel;
+            `short=512,quality=92` reduces those whose short side has more pixels, and is lossy. What
+            cannot be rewritten is kept as it is; `WriteReport.images` counts both.
         progress: called with (samples done, samples, bytes done, bytes); totals may be None.
         options: everything else.
         storage_options: for URLs; see docs/howto/object-stores.md.
@@ -113,6 +118,7 @@ def pack(
         VolumeError: the disk is full or fails; what is packed is kept for the next run.
     """
     options = _options(options, volume_bytes, workers)
+    recipe = None if images is None else ImageRecipe.parse(images)
     chosen = source_options(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
         column=column, label=label, format=format,
@@ -127,13 +133,14 @@ def pack(
             with disk_errors(place):
                 partial = stack.enter_context(open_partial(partial_path(place), listed.readers()))
                 check_target(place, overwrite=overwrite)
-                _begin(partial, listed, options, 0, resume=resume)
+                _begin(partial, listed, options, 0, recipe, resume=resume)
             job = PackingJob(
                 source=listed,
                 partial=partial,
                 options=options,
                 on_error=on_error,
                 progress=progress,
+                recipe=recipe,
             )
             segment, page = job.run()
             with disk_errors(partial.path):
@@ -185,6 +192,7 @@ def append(
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     format: str | None = None,  # noqa: A002 - what users call it
+    images: str | None = None,
     progress: Progress | None = None,
     options: PackOptions | None = None,
 ) -> WriteReport:
@@ -197,6 +205,7 @@ def append(
         StoreError: another process is appending.
     """
     options = _options(options, volume_bytes, workers)
+    recipe = None if images is None else ImageRecipe.parse(images)
     started = time.monotonic()
     place = Path(os.path.realpath(os.fspath(store)))
     manifest = load_manifest(place)
@@ -215,10 +224,10 @@ def append(
         number = len(manifest.segments)
         with disk_errors(place):
             partial = stack.enter_context(open_partial(place / "append.partial", listed.readers()))
-            _begin(partial, listed, options, number, resume=resume)
+            _begin(partial, listed, options, number, recipe, resume=resume)
         job = PackingJob(
             source=listed, partial=partial, options=options, number=number, on_error=on_error,
-            progress=progress, before=place,
+            progress=progress, before=place, recipe=recipe,
         )  # fmt: skip
         segment, page = job.run()
         with disk_errors(place):
@@ -239,13 +248,15 @@ def _options(options: PackOptions | None, volume_bytes: int, workers: int | None
 
 
 def _begin(
-    partial: Partial, source: Scan | Stream, options: PackOptions, number: int, *, resume: bool
-) -> None:
+    partial: Partial, source: Scan | Stream, options: PackOptions, number: int,
+    recipe: ImageRecipe | None, *, resume: bool,
+) -> None:  # fmt: skip
     identity = {
         "version": 1,
         "segment": number,
         "volume_bytes": options.volume_bytes,
         "source": source.source,
+        "images": None if recipe is None else str(recipe),
         "listing": source.listing_hash().hex() if isinstance(source, Scan) else "stream",
     }
     if resume:

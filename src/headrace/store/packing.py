@@ -1,15 +1,16 @@
 """Packing: one segment made of a source's samples.
 
-Threads read ahead in the source's order, and one writer appends (`segment_writer`). What an interrupted
-run has packed is not packed again.
+Threads read ahead in the source's order, and rewrite pictures where that is asked for (`rewriting`); one writer
+appends (`segment_writer`). What an interrupted run has packed is not packed again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from headrace.store.directory import (
     split_names,
 )
 from headrace.store.publish import check_free_space
+from headrace.store.rewriting import RewrittenImages, recorded_images
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
 from headrace.store.sources.extents import BATCH_BYTES, ScanReader, plan_batches, read_ahead
 from headrace.store.sources.scan import Problem, Scan, Stream, StreamItem, no_samples
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     from headrace.store.manifest import Segment
     from headrace.store.publish import Partial
+    from headrace.store.rewriting import ImageRecipe
+    from headrace.store.sources.extents import ReadPlan, SourceBatch
 
     Progress = Callable[[int, int | None, int, int | None], None]
 
@@ -81,6 +85,7 @@ class WriteReport:
         seconds: how long it took.
         notes: what was left out because it is no sample.
         kind: what the source was taken for: `files`, `3 tar files`, `zarr`, ...
+        images: what became of JPEGs; None unless they were to be rewritten.
     """
 
     path: str
@@ -91,6 +96,7 @@ class WriteReport:
     seconds: float
     notes: list[str] = field(default_factory=list)
     kind: str = ""
+    images: RewrittenImages | None = None
 
 
 def kind_of(source: Mapping[str, Any]) -> str:
@@ -107,6 +113,8 @@ class PackingJob:
 
     Attributes:
         before: the store that the segment is appended to.
+        recipe: how JPEGs are rewritten; None: they are not.
+        images: what became of them.
     """
 
     source: Scan | Stream
@@ -116,6 +124,8 @@ class PackingJob:
     on_error: str
     progress: Progress | None
     before: Path | None = None
+    recipe: ImageRecipe | None = None
+    images: RewrittenImages | None = None
     skipped: list[Problem] = field(default_factory=list)
     resumed: int = 0
     samples: int = 0
@@ -130,12 +140,17 @@ class PackingJob:
             self.partial.begin(self.partial.journal.identity)
             writer = self._new_writer()
         self.resumed = writer.samples_done
+        source = self.source.source
+        if self.recipe is not None:
+            self.images = recorded_images(writer.note) or RewrittenImages(str(self.recipe))
         try:
             if isinstance(self.source, Scan):
                 columns = self._pack_scan(self.source, writer)
             else:
                 columns = self._pack_stream(self.source, writer)
-            segment, page = writer.finish(self._fitted(columns), self.source.source)
+            if self.images is not None:
+                source = source | {"images": self.images.to_json()}
+            segment, page = writer.finish(self._fitted(columns), source)
             self.samples, self.bytes_done = segment.samples, writer.bytes_done
         except BaseException as e:
             # After an error in the source only what is in the journal already is kept for a second try: a
@@ -154,7 +169,7 @@ class PackingJob:
         """What was done."""
         return WriteReport(
             path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds, self.source.notes,
-            kind_of(self.source.source),
+            kind_of(self.source.source), self.images,
         )  # fmt: skip
 
     def _fitted(self, columns: DirectoryColumns) -> DirectoryColumns:
@@ -170,23 +185,41 @@ class PackingJob:
             volume_bytes=self.options.volume_bytes, journal_bytes=self.options.journal_bytes,
         )  # fmt: skip
 
-    def _tell(self, writer: SegmentWriter, samples: int | None, size: int | None) -> None:
-        if self.progress is not None:
-            self.progress(writer.samples_done, samples, writer.bytes_done, size)
+    def _append(
+        self, writer: SegmentWriter, samples: PackedSamples, data: memoryview,
+        images: RewrittenImages | None = None,
+    ) -> None:  # fmt: skip
+        note = None
+        if self.images is not None and images is not None:
+            self.images.add(images)
+            note = {"images": self.images.to_json() | {"kept": dict(self.images.kept)}}
+        writer.append(samples, data, note)
 
     def _pack_scan(self, scan: Scan, writer: SegmentWriter) -> DirectoryColumns:
         """Samples that lie at known places."""
         self.skipped += scan.skipped
         columns, total = scan.columns, int(scan.columns.length.sum())
-        needed = total - writer.bytes_done + len(columns.names)
+        # Bytes of the source: what is packed may be fewer, or more.
+        done = int(columns.length[: int(columns.firsts[writer.samples_done])].sum())
+        needed = total - done + len(columns.names)
         needed += columns.extents * _DIRECTORY_BYTES_PER_SAMPLE
         check_free_space(self.partial.path, needed)
         reader = ScanReader(scan, on_error=self.on_error)
         plans = plan_batches(scan, writer.samples_done, self.options.batch_bytes)
-        for batch in read_ahead(plans, reader.read, self.options.workers):
+
+        def read(plan: ReadPlan) -> tuple[SourceBatch, RewrittenImages | None]:
+            batch, images = reader.read(plan), None
+            # What is too large for memory is too large for a picture.
+            if self.recipe is not None and batch.data is not None:
+                batch.data, batch.length, batch.crc, images = self.recipe.rewrite(
+                    batch.data, batch.length, batch.crc
+                )
+            return batch, images
+
+        for batch, images in read_ahead(plans, read, self.options.workers):
             if batch.data is not None:
                 samples = PackedSamples(batch.counts, batch.length, batch.crc)
-                writer.append(samples, batch.data)
+                self._append(writer, samples, batch.data, images)
             else:
                 first = int(columns.firsts[batch.plan.begin])
                 pieces = (reader.pieces(first + k) for k in range(len(batch.length)))
@@ -199,7 +232,9 @@ class PackingJob:
                     batch.problems.append(Problem.of(e))
             self.skipped += batch.problems
             reader.recycle(batch)
-            self._tell(writer, columns.samples, total)
+            done += batch.plan.size_bytes
+            if self.progress is not None:
+                self.progress(writer.samples_done, columns.samples, done, total)
         counts = writer.packed().counts
         kept = columns if counts.all() else keep_samples(columns, counts > 0)
         # A packed sample has no modification time: equal bytes make equal stores.
@@ -209,57 +244,92 @@ class PackingJob:
         """Samples that are read front to back."""
         metadata = StreamMetadata()
         done = writer.packed()
-        extent = size = 0
+        resumed = len(done.counts)
+        size = 0
         batch: list[StreamItem] = []
-        for i, item in enumerate(stream.items()):
-            metadata.add(item)
-            if i < len(done.counts):
-                extent = _check_resumed(item, i, done, extent)
-                continue
-            batch.append(item)
-            size += sum(len(data) for _, data in item.parts)
-            if size >= self.options.batch_bytes or len(batch) >= _SAMPLES_AT_ONCE:
-                self._append_items(batch, writer)
-                batch, size = [], 0
-        if len(metadata.names) < len(done.counts):
+        with ThreadPoolExecutor(self.options.workers, "headrace-rewrite") as pool:
+            for i, item in enumerate(stream.items(), 1):
+                metadata.add(item)
+                batch.append(item)
+                size += sum(len(data) for _, data in item.parts)
+                full = size >= self.options.batch_bytes or len(batch) >= _SAMPLES_AT_ONCE
+                if full or i == resumed:
+                    self._take(batch, i - len(batch), done, writer, pool)
+                    batch, size = [], 0
+            if batch:
+                first = len(metadata.names) - len(batch)
+                self._take(batch, first, done, writer, pool)
+        if len(metadata.names) < resumed:
             raise SourceChanged(
                 f"The source gave {len(metadata.names):,} samples, an interrupted run had packed "
-                f"{len(done.counts):,}.", next_step=_AGAIN,
+                f"{resumed:,}.", next_step=_AGAIN,
             )  # fmt: skip
-        if batch:
-            self._append_items(batch, writer)
         self.skipped += stream.skipped
         columns = metadata.columns()
         if stream.class_names is not None:
             columns.class_names = stream.class_names()
         return columns
 
-    def _append_items(self, items: list[StreamItem], writer: SegmentWriter) -> None:
-        pieces = [memoryview(data).cast("B") for item in items for _, data in item.parts]
-        samples = PackedSamples.of(
-            [len(item.parts) for item in items],
-            [len(p) for p in pieces],
-            [crc32c(p) for p in pieces],
+    def _take(
+        self, items: list[StreamItem], first: int, done: PackedSamples, writer: SegmentWriter,
+        pool: ThreadPoolExecutor,
+    ) -> None:  # fmt: skip
+        """Packs consecutive items from number `first` on, or checks them where they are packed already."""
+        # Rewriting takes long enough to be shared out.
+        each = len(items) if self.recipe is None else -(-len(items) // self.options.workers)
+        shares = [items[begin : begin + each] for begin in range(0, len(items), each)]
+        prepared = (
+            map(self._prepared, shares) if len(shares) == 1 else pool.map(self._prepared, shares)
         )
-        writer.append(samples, memoryview(b"".join(pieces)))
-        self._tell(writer, None, None)
+        for share, (samples, data, images) in zip(shares, prepared, strict=True):
+            if first < len(done.counts):
+                _check_resumed(share, first, samples, done)
+                first += len(share)
+            else:
+                self._append(writer, samples, data, images)
+        if self.progress is not None and first >= len(done.counts):
+            self.progress(writer.samples_done, None, writer.bytes_done, None)
+
+    def _prepared(self, items: list[StreamItem]) -> _Prepared:
+        pieces = [memoryview(data).cast("B") for item in items for _, data in item.parts]
+        counts, length = [len(item.parts) for item in items], [len(p) for p in pieces]
+        samples = PackedSamples.of(counts, length, [crc32c(p) for p in pieces])
+        data, images = memoryview(b"".join(pieces)), None
+        if self.recipe is not None:
+            data, *columns, images = self.recipe.rewrite(data, samples.length, samples.crc)
+            samples = PackedSamples.of(counts, *columns)
+        return _Prepared(samples, data, images)
+
+
+class _Prepared(NamedTuple):
+    """A stream's items as they are packed."""
+
+    samples: PackedSamples
+    data: memoryview
+    images: RewrittenImages | None
 
 
 _AGAIN = "Give the same samples again, or pass resume=False to start over."
 
 
-def _check_resumed(item: StreamItem, i: int, done: PackedSamples, extent: int) -> int:
-    """Checks that a stream gives sample `i` as it did before; returns the next extent."""
-    end = extent + int(done.counts[i])
-    given = [(len(data), crc32c(data)) for _, data in item.parts]
-    packed = list(zip(done.length[extent:end].tolist(), done.crc[extent:end].tolist(), strict=True))
-    if given != packed:
-        name = os.fsdecode(item.name)
-        raise SourceChanged(
-            f"Sample {i} ({name!r}) has (length, crc32c) {given}, an interrupted run had packed {packed}.",
-            index=i, name=name, next_step=_AGAIN,
-        )  # fmt: skip
-    return end
+def _check_resumed(
+    items: list[StreamItem], first: int, given: PackedSamples, done: PackedSamples
+) -> None:
+    """Checks that a stream gives samples as it did before."""
+    at, extent = 0, int(done.counts[:first].sum())
+    for i, item in enumerate(items, first):
+        end, stop = extent + int(done.counts[i]), at + len(item.parts)
+        now = list(zip(given.length[at:stop].tolist(), given.crc[at:stop].tolist(), strict=True))
+        packed = list(
+            zip(done.length[extent:end].tolist(), done.crc[extent:end].tolist(), strict=True)
+        )
+        if now != packed:
+            name = os.fsdecode(item.name)
+            raise SourceChanged(
+                f"Sample {i} ({name!r}) has (length, crc32c) {now}, an interrupted run had packed {packed}.",
+                index=i, name=name, next_step=_AGAIN,
+            )  # fmt: skip
+        extent, at = end, stop
 
 
 class StreamMetadata:

@@ -1,7 +1,8 @@
 """Repairing: fetches damaged samples again from where they came from.
 
-Only bytes that match the recorded checksum are taken. A damaged volume is written anew beside the old
-one and put in its place by rename; nothing is patched in place, so a kill leaves the old or the new.
+Only bytes that match the recorded checksum are taken; of pictures that were rewritten when they were
+packed, they are rewritten once more. A damaged volume is written anew beside the old one and put in its
+place by rename; nothing is patched in place, so a kill leaves the old or the new.
 What cannot be fetched stays as it is, and is reported.
 """
 
@@ -20,8 +21,9 @@ from headrace.store.directory import split_names, write_all
 from headrace.store.format import DATA_OFFSET, PAGE_BYTES, VolumeHeader, parse_volume_header
 from headrace.store.manifest import load_manifest
 from headrace.store.publish import check_free_space, disk_errors, locked
+from headrace.store.rewriting import ImageRecipe, recorded_images
 from headrace.store.sources.detect import open_source
-from headrace.store.sources.extents import ScanReader
+from headrace.store.sources.extents import LARGE_BYTES, ScanReader
 from headrace.store.sources.scan import Scan, SourceOptions, Stream
 from headrace.store.trust import check_trust
 from headrace.store.verify import BadSample, VerifyReport, data_ends, open_leniently, verify
@@ -148,6 +150,7 @@ class _Source:
         self._segment = segment
         self._source: Scan | Stream | None = None
         self._samples: dict[bytes, int] | None = None
+        self._images = recorded_images(segment.entry.source)
 
     def check(self, bad: list[BadSample], report: RepairReport) -> list[BadSample]:
         """Those of `bad` that the source still holds byte for byte; the others are reported."""
@@ -179,14 +182,35 @@ class _Source:
         for sample in bad:
             wanted.setdefault(os.fsencode(sample.name), []).append(sample)
         if isinstance(self._source, Stream):
-            for item in self._source.items():
-                parts = dict(item.parts)
-                for sample in wanted.get(item.name, ()):
-                    data = parts.get(self._part(sample))
-                    if data is not None:
-                        yield sample, (memoryview(data),)
+            pairs = self._read_stream(self._source, wanted)
         else:
-            yield from self._read_scan(self._source, wanted)
+            pairs = self._read_scan(self._source, wanted)
+        for sample, pieces in pairs:
+            yield sample, pieces if self._images is None else self._as_packed(sample, pieces)
+
+    def _as_packed(self, sample: BadSample, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+        """The bytes after packing had its way with a JPEG."""
+        if sample.length > 3 * LARGE_BYTES:  # rewriting at most doubles what is held in memory
+            yield from pieces
+            return
+        data = b"".join(pieces)
+        if (len(data), crc32c(data)) != (sample.length, self._crc(sample)):
+            assert self._images is not None
+            try:
+                data = ImageRecipe.parse(self._images.recipe).rewrite_one(data)
+            except ValueError as e:
+                raise SourceError(str(e)) from e
+        yield memoryview(data)
+
+    def _read_stream(
+        self, stream: Stream, wanted: dict[bytes, list[BadSample]]
+    ) -> Iterator[tuple[BadSample, Iterable[memoryview]]]:
+        for item in stream.items():
+            parts = dict(item.parts)
+            for sample in wanted.get(item.name, ()):
+                data = parts.get(self._part(sample))
+                if data is not None:
+                    yield sample, (memoryview(data),)
 
     def _read_scan(
         self, scan: Scan, wanted: dict[bytes, list[BadSample]]

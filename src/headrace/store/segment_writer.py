@@ -89,6 +89,7 @@ class Journal:
     Attributes:
         identity: what the first record says, or None where there is none.
         done: the samples that are packed for sure.
+        note: what the newest record says of all samples so far; empty where it says nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,6 +106,7 @@ class Journal:
             raise
         self.identity: dict[str, Any] | None = json.loads(records[0]) if records else None
         self.done = PackedSamples.join([PackedSamples.from_bytes(r) for r in records[1:]])
+        self.note = _note_of(records[-1]) if len(records) > 1 else {}
 
     def begin(self, identity: dict[str, Any]) -> None:
         """Starts over: forgets everything and says what is being packed."""
@@ -112,11 +114,13 @@ class Journal:
         self._end = 0
         self.identity = identity
         self.done = PackedSamples.join([])
+        self.note = {}
         self._append(json.dumps(identity, sort_keys=True).encode())
 
-    def append(self, samples: PackedSamples) -> None:
+    def append(self, samples: PackedSamples, note: dict[str, Any]) -> None:
         """Vouches for more samples, durably. Their bytes must be durable already."""
-        self._append(samples.to_bytes())
+        text = json.dumps(note, sort_keys=True).encode() if note else b""
+        self._append(samples.to_bytes() + text)
 
     def close(self) -> None:
         """Closes the file."""
@@ -127,6 +131,13 @@ class Journal:
         write_all(self._fd, frame + payload, self._end)
         os.fdatasync(self._fd)
         self._end += len(frame) + len(payload)
+
+
+def _note_of(record: bytes) -> dict[str, Any]:
+    """What stands behind a record's samples."""
+    samples, extents = _COUNTS.unpack_from(record)
+    text = record[_COUNTS.size + 4 * samples + 12 * extents :]
+    return dict(json.loads(text)) if text else {}
 
 
 def _valid_records(data: bytes) -> tuple[list[bytes], int]:
@@ -220,6 +231,8 @@ class SegmentWriter:
         self.samples_done = len(journal.done.counts)
         self.bytes_done = int(journal.done.length.sum())
         self.samples_durable = self.samples_done
+        self.note = dict(journal.note)
+        """What is kept, in the journal, of all samples appended so far."""
 
     def resumable(self) -> bool:
         """Whether the volumes are at least as long as the journal says."""
@@ -228,8 +241,12 @@ class SegmentWriter:
         ]
         return all(path.is_file() and path.stat().st_size >= end for path, end in paths)
 
-    def append(self, samples: PackedSamples, data: memoryview) -> None:
+    def append(
+        self, samples: PackedSamples, data: memoryview, note: dict[str, Any] | None = None
+    ) -> None:
         """Appends samples whose bytes are `data`, back to back; without bytes, samples that are left out.
+
+        `note`, where it is given, becomes the writer's, with these samples.
 
         Raises:
             VolumeError: the disk is full or refuses the data.
@@ -244,6 +261,7 @@ class SegmentWriter:
                 write_all(self._fd(volume), data[at : ends[last]], int(place.offset[first]))
                 self._dirty.add(volume)
                 first, at = last + 1, ends[last]
+        self.note = self.note if note is None else note
         self._record(samples, place)
 
     def append_large(
@@ -289,7 +307,7 @@ class SegmentWriter:
         with self._translated():
             for number in sorted(self._dirty):
                 os.fdatasync(self._fd(number))
-            self._journal.append(PackedSamples.join(self._pending))
+            self._journal.append(PackedSamples.join(self._pending), self.note)
         self._dirty.clear()
         self._pending.clear()
         self._pending_bytes = 0

@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.io.objects.location import shown
 from headrace.store.residency import resident_bytes
+from headrace.store.rewriting import RewrittenImages, recorded_images
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ class VolumeSummary:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSummary:
-    """A segment: how many samples, where from, on which volumes."""
+    """A segment: how many samples, where from, on which volumes, and which images were rewritten for it."""
 
     directory: str
     directory_bytes: int
@@ -68,6 +69,7 @@ class SegmentSummary:
     checksums: bool
     source: dict[str, object]
     volumes: tuple[VolumeSummary, ...]
+    images: RewrittenImages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +179,7 @@ def _segment(segment: OpenSegment, size: int, store: Store) -> SegmentSummary:
         segment.directory.has_crc,
         dict(segment.entry.source),
         tuple(volumes),
+        recorded_images(segment.entry.source),
     )
 
 

@@ -503,9 +503,13 @@ class SampledDataset(Dataset):
         super().__init__(store, function, **options)
         images = self._images
         self._draws = self.decoder.takes_sample or (
-            images is not None and (images.crop, images.flip, images.flip_vertical)
-            != ("center", False, False)
-        )  # fmt: skip
+            images is not None
+            and (
+                (images.crop, images.flip, images.flip_vertical) != ("center", False, False)
+                or bool(images.padding or images.mixup or images.cutmix)
+                or images.steps(0, 0, np.zeros(1, np.int64)) is not None
+            )
+        )
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Read a batch: a list of it alone where it is complete, else of (sample, label)."""

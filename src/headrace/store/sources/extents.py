@@ -12,7 +12,7 @@ import queue
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -92,11 +92,14 @@ def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> 
         begin = end
 
 
+_Read = TypeVar("_Read")
+
+
 def read_ahead(
-    plans: Iterable[ReadPlan], read: Callable[[ReadPlan], SourceBatch], workers: int
-) -> Iterator[SourceBatch]:
+    plans: Iterable[ReadPlan], read: Callable[[ReadPlan], _Read], workers: int
+) -> Iterator[_Read]:
     """Reads batches with threads and gives them in order, at most `workers` + 1 at once in memory."""
-    pending: deque[Future[SourceBatch]] = deque()
+    pending: deque[Future[_Read]] = deque()
     with ThreadPoolExecutor(workers, "headrace-read") as pool:
         try:
             for plan in plans:

@@ -1,0 +1,179 @@
+"""JPEGs that are rewritten while they are packed, so that every epoch decodes them with less work.
+
+`lossless` keeps each DCT coefficient, and with them every pixel: progressive files become baseline,
+Huffman codes are made for the picture, and a restart marker stands behind each row of blocks, where a
+crop's rows are found without decoding what lies above. `short=512,quality=92` reduces pictures first, and
+is lossy. Metadata stay. What is odd with a file leaves it as it is: nothing here refuses a sample.
+Native code does the work, without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from headrace import _native
+from headrace.base.checksum import crc32c
+from headrace.base.text import bytes_text, count_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+_OTHER, _REWRITTEN = (_native.rewrite_outcomes.index(name) for name in ("no JPEG", "rewritten"))
+_EXPECTED = "'lossless', or 'short=PIXELS,quality=1 to 100', such as 'short=512,quality=92'"
+_SHORT_MAX = 1 << 14
+
+
+@dataclass(slots=True)
+class RewrittenImages:
+    """What became of the JPEGs among the samples.
+
+    Attributes:
+        recipe: `lossless`, or `short=512,quality=92`, which is lossy.
+        rewritten: how many were rewritten.
+        bytes_before: of these, in the source.
+        bytes_after: of these, in the store.
+        kept: how many were kept as they are, by reason.
+    """
+
+    recipe: str
+    rewritten: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    kept: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether rewritten pictures have other pixels than those of the source."""
+        return self.recipe != "lossless"
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `store.json`, and in the journal."""
+        return {
+            "recipe": self.recipe, "rewritten": self.rewritten, "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after, "kept": self.kept,
+        }  # fmt: skip
+
+    def add(self, other: RewrittenImages) -> None:
+        """Counts others too."""
+        self.rewritten += other.rewritten
+        self.bytes_before += other.bytes_before
+        self.bytes_after += other.bytes_after
+        for reason, count in other.kept.items():
+            self.kept[reason] = self.kept.get(reason, 0) + count
+
+    def lines(self) -> list[str]:
+        """What a person is told."""
+        how = f"lossy, {self.recipe}" if self.lossy else "without loss"
+        text = f"rewrote {count_text(self.rewritten)} JPEGs ({how})"
+        if self.rewritten:
+            text += f": {bytes_text(self.bytes_before)} became {bytes_text(self.bytes_after)}"
+        reasons = ", ".join(f"{count_text(n)} {reason}" for reason, n in sorted(self.kept.items()))
+        return [text, f"kept as they are: {reasons}"] if reasons else [text]
+
+
+def recorded_images(source: Mapping[str, Any]) -> RewrittenImages | None:
+    """What a segment's `source` in `store.json` says; None where it says nothing of the kind."""
+    images = source.get("images")
+    if not isinstance(images, dict) or not isinstance(images.get("recipe"), str):
+        return None
+    numbers = tuple(images.get(name, 0) for name in ("rewritten", "bytes_before", "bytes_after"))
+    kept = images.get("kept", {})
+    if not isinstance(kept, dict) or not all(
+        type(each) is int and each >= 0 for each in (*numbers, *kept.values())
+    ):
+        return None
+    return RewrittenImages(images["recipe"], numbers[0], numbers[1], numbers[2], dict(kept))
+
+
+class RewrittenBatch(NamedTuple):
+    """Consecutive extents after rewriting.
+
+    Attributes:
+        data: their bytes, back to back.
+        length: (extents,) uint64.
+        crc: (extents,) uint32.
+        images: what became of the JPEGs among them.
+    """
+
+    data: memoryview
+    length: NDArray[np.uint64]
+    crc: NDArray[np.uint32]
+    images: RewrittenImages
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecipe:
+    """How JPEGs are rewritten. Threads may share it.
+
+    Attributes:
+        short: pixels that the short side has at most; 0: nothing is lost.
+        quality: libjpeg's, 1 to 100, of what is reduced.
+    """
+
+    short: int = 0
+    quality: int = 92
+
+    @staticmethod
+    def parse(text: str) -> ImageRecipe:
+        """Of `lossless` or `short=512,quality=92`; `quality` may be left out.
+
+        Raises:
+            ValueError: it is neither, or this build has no libjpeg-turbo.
+        """
+        recipe = ImageRecipe()
+        if text != "lossless":
+            pairs = [each.partition("=") for each in text.split(",")]
+            options = {name.strip(): value.strip() for name, _, value in pairs}
+            numbers = {name: int(v) for name, v in options.items() if v.isascii() and v.isdigit()}
+            if len(options) < len(pairs) or len(numbers) < len(options):
+                raise ValueError(f"images is {text!r}, expected {_EXPECTED}")
+            if "short" not in numbers or numbers.keys() - {"short", "quality"}:
+                raise ValueError(f"images is {text!r}, expected {_EXPECTED}")
+            recipe = ImageRecipe(**numbers)
+            if not (1 <= recipe.short <= _SHORT_MAX and 1 <= recipe.quality <= 100):
+                raise ValueError(
+                    f"images is {text!r}, expected short from 1 to {_SHORT_MAX:,}, quality to 100"
+                )
+        recipe.rewrite(memoryview(b""), np.zeros(0, np.uint64), np.zeros(0, np.uint32))
+        return recipe
+
+    def __str__(self) -> str:
+        return f"short={self.short},quality={self.quality}" if self.short else "lossless"
+
+    def rewrite(
+        self, data: memoryview, length: NDArray[np.uint64], crc: NDArray[np.uint32]
+    ) -> RewrittenBatch:
+        """Extents as they are packed; those that are no JPEGs, or odd ones, as they were.
+
+        Args:
+            data: their bytes, back to back.
+            length: (extents,) uint64.
+            crc: (extents,) uint32.
+        """
+        images = RewrittenImages(str(self))
+        after, lengths, outcomes = _native.rewrite_pictures(data, length, self.short, self.quality)
+        kept = np.bincount(outcomes, minlength=len(_native.rewrite_outcomes)).tolist()
+        images.rewritten = kept[_REWRITTEN]
+        for number, count in enumerate(kept):
+            if count and number not in (_OTHER, _REWRITTEN):
+                images.kept[_native.rewrite_outcomes[number]] = count
+        if not images.rewritten:
+            return RewrittenBatch(data, length, crc, images)
+        changed = outcomes == _REWRITTEN
+        images.bytes_before = int(length[changed].sum())
+        images.bytes_after = int(lengths[changed].sum())
+        view, crc = memoryview(after.data), crc.copy()
+        ends = np.cumsum(lengths.astype(np.int64)).tolist()
+        for i in np.flatnonzero(changed).tolist():
+            crc[i] = crc32c(view[ends[i] - int(lengths[i]) : ends[i]])
+        return RewrittenBatch(view, lengths, crc, images)
+
+    def rewrite_one(self, data: bytes) -> bytes:
+        """One sample's bytes as they are packed."""
+        lengths = np.array([len(data)], np.uint64)
+        return bytes(self.rewrite(memoryview(data), lengths, np.zeros(1, np.uint32)).data)
