@@ -328,7 +328,8 @@ class _Inline(Executor):
         return future
 
 
-# Torch loaders inherited over a fork. Their workers are the parent's: they are not ended here.
+# Torch loaders and their iterators inherited over a fork. Their workers are the parent's, and are not
+# ended here.
 _inherited: list[Any] = []
 
 
@@ -412,7 +413,8 @@ class WorkerDecoding:
             RuntimeError: a worker died; torch says how.
         """
         self._requests.a_pass = a_pass
-        iterator = iter(self._torch_loader())
+        iterator: Any = iter(self._torch_loader())
+        pid = os.getpid()
         try:
             for answer in iterator:
                 self._loader.skipped.extend(answer.skipped)
@@ -434,6 +436,11 @@ class WorkerDecoding:
         except Exception:
             self.close()  # workers that failed are not asked again
             raise
+        finally:
+            if os.getpid() != pid:  # dropped here, it would wait for the parent's workers
+                _inherited.append(iterator)
+            elif not self._options["persistent_workers"]:
+                iterator._shutdown_workers()  # noqa: SLF001 - as in `close`
 
     def close(self) -> None:
         """End the workers."""
