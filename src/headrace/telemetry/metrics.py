@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -221,7 +222,7 @@ class PrometheusHistory:
             return []
         matching = ""
         if job_id:
-            either = "|".join(_escaped(name) for name in sorted({key[1] for key in names}))
+            either = "|".join(map(re.escape, sorted({key[1] for key in names})))
             matching = f"{{job_name=~{_quoted(either)}}}"
         by_node: dict[tuple[str, str], JobRecord] = {}
         for metric in dict.fromkeys(row.metric for row in _JOB):
@@ -312,8 +313,3 @@ def _grown(values: list[tuple[float, float]], since_s: float) -> float:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _escaped(text: str) -> str:
-    """A name as a regular expression."""
-    return "".join(c if c.isalnum() or c == "_" or ord(c) > 127 else f"\\{c}" for c in text)
