@@ -62,14 +62,10 @@ _KINDS: Final = re.compile(r"<[uif][248]|\|[uib]1")
 _NAMES: Final = re.compile(r"rank-(\d{5,7})(?:-(\d{1,6}))?\.trace")
 _FOREIGN: Final = "Name the folder that `trace=` or HEADRACE_TRACE had."
 RUN: Final = DocumentKind(
-    name="a run's facts",
-    version=1,
-    unchecked=0,
-    error=TraceError,
+    name="a run's facts", version=1, unchecked=0, error=TraceError, marks={"headrace_run": 1},
     next_step="Leave the file out to read the traces beside it, or read it with the headrace that wrote it.",
-    marks={"headrace_run": 1},
     bytes_max=1 << 20,
-)
+)  # fmt: skip
 _DAMAGED: Final = "The file is damaged: leave it out to read the rest of the run."
 _NEWER: Final = "Read it with the version of headrace that wrote it."
 
@@ -116,14 +112,11 @@ def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
             text = json.dumps(document, ensure_ascii=False)
             document = json.loads(text.encode("utf-8", "replace"))
     except (ValueError, RecursionError) as e:
-        raise TraceError(
-            f"{path}: {what} is no JSON: {_short(e)}.", path=path, next_step=_FOREIGN
-        ) from e
+        wrong = f"{path}: {what} is no JSON: {_short(e)}."
+        raise TraceError(wrong, path=path, next_step=_FOREIGN) from e
     if not isinstance(document, dict):
-        kind = type(document).__name__
-        raise TraceError(
-            f"{path}: {what} is a {kind}, expected an object.", path=path, next_step=_FOREIGN
-        )
+        wrong = f"{path}: {what} is a {type(document).__name__}, expected an object."
+        raise TraceError(wrong, path=path, next_step=_FOREIGN)
     return document
 
 
@@ -181,13 +174,11 @@ def chunks(
         if kind == 0 and not any(data[at:]):
             return  # a power failure leaves zeros where the end was to be
         if of_head and (stated := crc32c(data[at : at + head.size - 4])) != of_head[0]:
-            raise _damaged(
-                path, at, f"a chunk's head has the checksum {stated:08x}, it says {of_head[0]:08x}"
-            )
+            what = f"a chunk's head has the checksum {stated:08x}, it says {of_head[0]:08x}"
+            raise _damaged(path, at, what)
         if length > CHUNK_BYTES_MAX:
-            raise _damaged(
-                path, at, f"a chunk of {length:,} bytes, at most {CHUNK_BYTES_MAX:,} are allowed"
-            )
+            what = f"a chunk of {length:,} bytes, at most {CHUNK_BYTES_MAX:,} are allowed"
+            raise _damaged(path, at, what)
         first = at + head.size
         if first + length > size:
             return
@@ -224,11 +215,9 @@ class Layout:
         """
         if not payload:
             return np.empty(0, STEP)
-        if len(payload) % self._theirs.itemsize:
-            raise _damaged(
-                self._path, offset,
-                f"{len(payload):,} bytes of steps of {self._theirs.itemsize:,} bytes each",
-            )  # fmt: skip
+        if len(payload) % (size := self._theirs.itemsize):
+            what = f"{len(payload):,} bytes of steps of {size:,} bytes each"
+            raise _damaged(self._path, offset, what)
         records = np.frombuffer(payload, self._theirs)
         rows = records.astype(STEP) if self._same else self._made_ours(records)
         if not _sensible(rows):
@@ -253,12 +242,10 @@ _AMOUNT_MAX: Final = 1 << 62
 def _sensible(rows: NDArray[np.void]) -> bool:
     """Whether sums over these steps mean something; NaN fails each comparison."""
     for name in STEP.names or ():
-        values, most = rows[name], _SECONDS_MAX if STEP[name].base.kind == "f" else _AMOUNT_MAX
-        if (
-            name != "order_hash"
-            and STEP[name].base.kind in "fu"
-            and not np.all((values >= 0) & (values <= most))
-        ):
+        values, kind = rows[name], STEP[name].base.kind
+        most = _SECONDS_MAX if kind == "f" else _AMOUNT_MAX
+        bounded = kind in "fu" and name != "order_hash"
+        if bounded and not np.all((values >= 0) & (values <= most)):
             return False
     return bool(np.all(rows["delivered_s"] >= rows["asked_s"]))
 
@@ -280,9 +267,8 @@ def _dtype_of(described: Any, path: str) -> np.dtype[np.void]:
                 raise ValueError(f"the type of {name[:40]!r}")  # noqa: TRY301
             fields.append((name, kind, tuple(shape)))
         dtype = np.dtype(fields)
-        missing = {"epoch", "step", "position", "asked_s", "delivered_s", "waited_s"}.difference(
-            dtype.names or ()
-        )
+        needed = {"epoch", "step", "position", "asked_s", "delivered_s", "waited_s"}
+        missing = needed.difference(dtype.names or ())
         if missing or dtype.itemsize > _ROW_BYTES_MAX:
             raise ValueError(f"no {', '.join(sorted(missing))}")  # noqa: TRY301
     except (ValueError, TypeError) as e:
@@ -352,9 +338,8 @@ def bytes_max() -> int:
     if not text:
         return BYTES_MAX
     if not (text.isascii() and text.isdigit()) or int(text) < 1 << 16:
-        raise ValueError(
-            f"HEADRACE_TRACE_BYTES is {text!r}, expected a number of bytes, at least 65536"
-        )
+        expected = "a number of bytes, at least 65536"
+        raise ValueError(f"HEADRACE_TRACE_BYTES is {text!r}, expected {expected}")
     return int(text)
 
 

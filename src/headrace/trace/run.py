@@ -181,15 +181,13 @@ def _names(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                number = trace_number(entry.name)
-                if number is not None:
+                if (number := trace_number(entry.name)) is not None:
                     numbered.append((number, entry.name))
                 if len(numbered) > _FILES_MAX:
                     raise TraceError(f"{folder} has more than {_FILES_MAX:,} traces.", path=folder)
     except (FileNotFoundError, NotADirectoryError) as e:
-        raise TraceError(
-            f"{folder} is no folder.", path=folder, next_step="Name a run's folder."
-        ) from e
+        step = "Name a run's folder."
+        raise TraceError(f"{folder} is no folder.", path=folder, next_step=step) from e
     return [name for _, name in sorted(numbered)]
 
 
@@ -274,11 +272,9 @@ def _bounded(value: Any) -> bool:
     return True
 
 
+_TEXTS: Final = ("host", "process", "source", "framework", "fingerprint", "order_digest", "tail")
+_COUNTS: Final = ("rank", "world_size", "pid", "samples", "length", "batch_size")
 _FIELDS: Final[dict[str, type]] = {
-    **dict.fromkeys(
-        ("host", "process", "source", "framework", "fingerprint", "order_digest", "tail"), str
-    ),
-    **dict.fromkeys(("rank", "world_size", "pid", "samples", "length", "batch_size"), int),
-    **dict.fromkeys(("began_unix_s", "began_s"), float),
-    "order": dict,
-}
+    **dict.fromkeys(_TEXTS, str), **dict.fromkeys(_COUNTS, int),
+    **dict.fromkeys(("began_unix_s", "began_s"), float), "order": dict,
+}  # fmt: skip

@@ -52,12 +52,10 @@ def _look(plane: Plane, now: float) -> dict[str, Any] | None:
     if reading is None:
         return None
     return {
-        "kind": "look",
-        "at_s": round(now, _DIGITS),
-        "consumer": _plain(asdict(reading.consumer)),
+        "kind": "look", "at_s": round(now, _DIGITS), "consumer": _plain(asdict(reading.consumer)),
         "stages": {stage.name: _stage(stage) for stage in reading.stages},
         "knobs": _plain(asdict(plane.knobs)),
-    }
+    }  # fmt: skip
 
 
 def _stage(stage: StageStats) -> dict[str, Any]:
@@ -101,11 +99,10 @@ class HostLook:
             with suppress(OSError):
                 reading = sensor.read()
                 for named, readings in ((grown, reading.grown), (gauges, reading.gauges)):
-                    named |= {
-                        f"{name}/{of}" if of else name: round(value, _DIGITS)
-                        for (name, of), value in readings.items()
-                        if value
+                    names = {
+                        f"{name}/{of}" if of else name: v for (name, of), v in readings.items()
                     }
+                    named.update(_plain(names))
         used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
         cpu_s = sum(each.ru_utime + each.ru_stime for each in used)
         grown["process_cpu_s"] = round(cpu_s - self._cpu_s, _DIGITS)
@@ -223,12 +220,9 @@ class _Followed:
     def _changes(self, plane: Plane) -> list[Change]:
         """The tuner's decisions since the last look; the oldest are forgotten if there were very many."""
         changes = list(plane.changes)
-        known = next(
-            (at for at in range(len(changes), 0, -1) if changes[at - 1] is self.last_change), 0
-        )
-        if changes:
-            self.last_change = changes[-1]
-        return changes[known:]
+        known = [at for at, change in enumerate(changes, 1) if change is self.last_change]
+        self.last_change = changes[-1] if changes else self.last_change
+        return changes[known[-1] if known else 0 :]
 
     def end(self, why: str) -> None:
         """Write what is left, and close the file."""
@@ -277,10 +271,9 @@ class _Writer:
             return
         with self._lock:
             if self._thread is None and not self._ending.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="headrace-trace", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="headrace-trace", daemon=True)
+                self._thread = thread
+                thread.start()
                 if multiprocessing.parent_process() is not None:
                     # A forked one ends without `atexit`.
                     util.Finalize(None, self.stop, exitpriority=0)
@@ -407,12 +400,9 @@ def _run(about: Mapping[str, Any], began_unix_s: float) -> dict[str, Any]:
         "world_size", "source", "framework", "fingerprint", "samples", "order", "order_digest", "length",
         "batch_size", "tail",
     )  # fmt: skip
-    return {
-        "headrace": __version__,
-        "command": _without_secrets([sys.executable, *sys.argv]),
-        "began_unix_s": began_unix_s,
-        **{name: about[name] for name in names if name in about},
-    }
+    command = _without_secrets([sys.executable, *sys.argv])
+    facts = {"headrace": __version__, "command": command, "began_unix_s": began_unix_s}
+    return facts | {name: about[name] for name in names if name in about}
 
 
 def _without_secrets(words: list[str]) -> list[str]:
