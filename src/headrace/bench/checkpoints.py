@@ -398,13 +398,9 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> Iterator[tuple[st
     if checkpoint.mode == "subset" and model.parallelism_data < 0:
         yield "checkpoint.mode", "is subset: it needs model.parallelism.data, of the whole"
     elif checkpoint.mode == "default" and model.parallelism_data > 0 and world < whole:
-        yield (
-            "model.parallelism.data",
-            (
-                f"makes tensor x pipeline x data = {whole} accelerators, there are {world}; with "
-                "checkpoint.mode=subset they write their part"
-            ),
-        )
+        why = f"makes tensor x pipeline x data = {whole} accelerators, there are {world}"
+        advice = "with checkpoint.mode=subset they write their part"
+        yield "model.parallelism.data", f"{why}; {advice}"
 
 
 class RunCheckpointer:
@@ -545,11 +541,10 @@ def require_checkpoints(loaded: LoadedWorkload) -> None:
     for step in range(max(0, options.num_checkpoints_write) + 1, options.num_checkpoints_read + 1):
         place = Path(options.checkpoint_folder) / f"global_epoch1_step{step}"
         if not place.is_dir():
-            asked = (
-                f"{loaded.at('checkpoint.num_checkpoints_read')} is {options.num_checkpoints_read}"
-            )
+            asked = loaded.at("checkpoint.num_checkpoints_read")
+            count = options.num_checkpoints_read
             raise BenchError(
-                f"{place}: there is no such checkpoint, and {asked}.", path=str(place),
+                f"{place}: there is no such checkpoint, and {asked} is {count}.", path=str(place),
                 next_step="Write as many as are read, or correct checkpoint.checkpoint_folder.",
             )  # fmt: skip
 

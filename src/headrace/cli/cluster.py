@@ -129,15 +129,12 @@ def queue(
 
     if rows < 1:
         raise ValueError(f"--rows is {rows}, expected 1 or more")
-    selection = Selection(user or (), node or (), partition or ())
-    return show_queue(
-        output,
-        selection,
-        lambda: cluster_snapshot(executor, source, jobs=True),
-        watch=watch,
-        rows=None if everything else rows,
-        save=save,
+    selection, most = (
+        Selection(user or (), node or (), partition or ()),
+        None if everything else rows,
     )
+    snapshot = lambda: cluster_snapshot(executor, source, jobs=True)  # noqa: E731
+    return show_queue(output, selection, snapshot, watch=watch, rows=most, save=save)
 
 
 @cluster_app.command("init")
@@ -187,15 +184,10 @@ def _write_site(output: Output, text: str, out: Path | None, *, overwrite: bool)
         return exit_codes.OK
     path = out or own_site()
     if path.exists() and not overwrite:
-        raise ClusterError(
-            f"{path} exists.",
-            path=str(path),
-            next_step="Give another path with --out, or --overwrite to replace it.",
-        )
+        step = "Give another path with --out, or --overwrite to replace it."
+        raise ClusterError(f"{path} exists.", path=str(path), next_step=step)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
-    output.result(
-        {"path": str(path), "text": text},
-        f"wrote {path}; each key in it may be changed or left out",
-    )
+    what = f"wrote {path}; each key in it may be changed or left out"
+    output.result({"path": str(path), "text": text}, what)
     return exit_codes.OK

@@ -165,9 +165,8 @@ class _Screen:
             bar = _bar(totals.cpus_used / max(1, totals.cpus), _BAR_CELLS, "blue")
             used = f" {count_text(totals.cpus_used)} of {count_text(totals.cpus)} used"
             return Text.assemble("CPUs ", bar, used)
-        bar = _bar(
-            totals.gpus_used / totals.gpus, max(_BAR_CELLS, min(40, self.width - 60)), "blue"
-        )
+        cells = max(_BAR_CELLS, min(40, self.width - 60))
+        bar = _bar(totals.gpus_used / totals.gpus, cells, "blue")
         rest = (("away", totals.gpus_away, "red"), ("waited for", totals.gpus_wanted, "yellow"))
         return Text.assemble(
             "GPUs ", bar, f" {count_text(totals.gpus_used)} of {count_text(totals.gpus)} used, ",
@@ -371,14 +370,12 @@ class Selection:
 
         known = {node.name for node in snapshot.nodes}
         if missing := [name for name in self.nodes if name not in known]:
-            raise ValueError(
-                f"there is no node {missing[0]}; of {len(known)} nodes the first is {min(known, default='-')}"
-            )
+            first = f"of {len(known)} nodes the first is {min(known, default='-')}"
+            raise ValueError(f"there is no node {missing[0]}; {first}")
         names = [partition.name for partition in snapshot.partitions]
         if missing := [name for name in self.partitions if name not in names]:
-            raise ValueError(
-                f"there is no partition {missing[0]}; expected {', '.join(sorted(names))}"
-            )
+            expected = ", ".join(sorted(names))
+            raise ValueError(f"there is no partition {missing[0]}; expected {expected}")
         return queue_board(
             snapshot, users=self.users, nodes=self.nodes, partitions=self.partitions, stalls=stalls
         )
@@ -454,15 +451,12 @@ def _stalls() -> Mapping[str, float] | None:
 
 def _board_document(board: QueueBoard) -> dict[str, Any]:
     return {
-        "cluster": board.cluster,
-        "slurm": board.version,
-        "taken_s": board.taken_s,
-        "totals": board.totals._asdict(),
-        "nodes": [_node_document(row) for row in board.nodes],
-        "running": [_job_document(row) for row in board.running],
-        "waiting": [_job_document(row) for row in board.waiting],
+        "cluster": board.cluster, "slurm": board.version, "taken_s": board.taken_s,
+        "totals": board.totals._asdict(), "nodes": list(map(_node_document, board.nodes)),
+        "running": list(map(_job_document, board.running)),
+        "waiting": list(map(_job_document, board.waiting)),
         "users": [row._asdict() for row in board.users],
-    }
+    }  # fmt: skip
 
 
 def _node_document(row: NodeRow) -> dict[str, Any]:

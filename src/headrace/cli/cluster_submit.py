@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.text import counted
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output
 from headrace.cluster.executor import EXECUTOR_VARIABLE, executor, executor_name
@@ -92,9 +93,7 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
             output.document({"job": None, **described})
         else:
             words = shlex.join([*plan.submission.options, *plan.submission.arguments])
-            alone = "This machine runs the script by itself" + (
-                f", with {words}." if words else "."
-            )
+            alone = f"This machine runs the script by itself{words and f', with {words}'}."
             output.remark(f"command: {shlex.join(plan.command)}" if plan.command else alone)
             sys.stdout.flush()
             sys.stdout.buffer.write(plan.submission.script)
@@ -145,16 +144,17 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
         # Its signals, its terminal and its exit code are the user's.
         return os.execvp(plan.command[0], plan.command)  # noqa: S606
     except OSError as e:
-        raise ClusterError(
+        what, step = (
             f"{plan.command[0]} cannot be run: {e.strerror}.",
-            next_step="Give its path, or look at PATH.",
-        ) from e
+            "Give its path, or look at PATH.",
+        )
+        raise ClusterError(what, next_step=step) from e
 
 
 def size_text(layout: JobLayout) -> str:
     """What is asked of the cluster, in a line."""
-    nodes = f"{layout.nodes} node{'s' * (layout.nodes != 1)} of {layout.partition}"
-    parts = [f"{layout.gpus} GPU{'s' * (layout.gpus != 1)} on {nodes}" if layout.gpus else nodes]
+    nodes = f"{counted(layout.nodes, 'node')} of {layout.partition}"
+    parts = [f"{counted(layout.gpus, 'GPU')} on {nodes}" if layout.gpus else nodes]
     if layout.cpus_per_task:
         parts.append(f"{layout.cpus_per_task} CPUs a task")
     if layout.time:

@@ -56,14 +56,10 @@ def control_start(
     """Start the controller, in the background if not told otherwise."""
     service = _service()
     options = service.ControlOptions(
-        database=(db or service.default_database()).absolute(),
-        listen=tuple(listen or ()),
-        token_file=absolute(token_file),
-        tls_cert=absolute(tls_cert),
-        tls_key=absolute(tls_key),
-        tls_ca=absolute(tls_ca),
-        metrics=metrics,
-    )
+        database=(db or service.default_database()).absolute(), listen=tuple(listen or ()),
+        token_file=absolute(token_file), tls_cert=absolute(tls_cert), tls_key=absolute(tls_key),
+        tls_ca=absolute(tls_ca), metrics=metrics,
+    )  # fmt: skip
     folder = runtime.control_folder()
     if foreground:
         log_to_stderr()
@@ -77,11 +73,8 @@ def control_start(
     arguments = arguments_of(given)
     arguments += [word for where in options.listen for word in ("--listen", where)]
     state = runtime.launch(folder, arguments, lambda: service.ask_status(folder))
-    output.result(
-        state,
-        f"process {state['pid']} rules with epoch {state['epoch']} of {state['database']}, "
-        f"socket {folder.socket}",
-    )
+    rules = f"process {state['pid']} rules with epoch {state['epoch']}"
+    output.result(state, f"{rules} of {state['database']}, socket {folder.socket}")
 
 
 @control_app.command("stop")
@@ -103,11 +96,7 @@ def control_status(*, output: JsonOutput) -> int:
 
 
 @control_app.command("logs")
-def control_logs(
-    *,
-    lines: Lines = 50,
-    output: JsonOutput,
-) -> None:
+def control_logs(*, lines: Lines = 50, output: JsonOutput) -> None:
     """Print the end of the log of a controller in the background."""
     print_log(output, runtime.control_folder(), lines)
 
@@ -151,21 +140,15 @@ policy_app = CommandGroup("Say which jobs, users and file systems may have how m
 
 
 def _client(
-    *,
-    controller: str | None,
-    token_file: Path | None,
-    tls_ca: Path | None,
-    tls_cert: Path | None,
+    *, controller: str | None, token_file: Path | None, tls_ca: Path | None, tls_cert: Path | None,
     tls_key: Path | None,
-) -> Client:
+) -> Client:  # fmt: skip
     from headrace.control.client import Client, Endpoint
 
-    return Client(
-        Endpoint(
-            url=controller or "own", token_file=token_file, ca=tls_ca, certificate=tls_cert,
-            key=tls_key,
-        )
-    )  # fmt: skip
+    place = Endpoint(
+        url=controller or "own", token_file=token_file, ca=tls_ca, certificate=tls_cert, key=tls_key
+    )
+    return Client(place)
 
 
 ControllerClient = Annotated[
@@ -218,11 +201,7 @@ def policy_diff(
 
 
 @policy_app.command("get")
-def policy_get(
-    *,
-    client: ControllerClient,
-    output: JsonOutput,
-) -> None:
+def policy_get(*, client: ControllerClient, output: JsonOutput) -> None:
     """Print the policy in force, as YAML that `apply` takes."""
     with contextlib.closing(client):
         document = client.document("GET", "/v1/policy")

@@ -129,13 +129,10 @@ def node_start(
     options = NodeOptions(
         ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
         job_ram_bytes=None if job_ram is None else bytes_of(job_ram),
-        window_bytes=bytes_of(window),
-        job_window_bytes=bytes_of(job_window),
-        controller=endpoint,
-        metrics=metrics,
-        reader=ReaderOptions(simulate=simulate),
+        window_bytes=bytes_of(window), job_window_bytes=bytes_of(job_window), controller=endpoint,
+        metrics=metrics, reader=ReaderOptions(simulate=simulate),
         tiers=TierOptions(cache_dir=cache_dir, cache_bytes=cache_bytes),
-    )
+    )  # fmt: skip
     folder = runtime.runtime_folder()
     if foreground:
         log_to_stderr()
@@ -149,12 +146,9 @@ def node_start(
         "--metrics": metrics,
     }  # fmt: skip
     state = start_daemon(folder, arguments_of(given))
-    output.result(
-        state,
-        f"process {state['pid']} serves {state['folder']} "
-        f"with {bytes_text(state['ram_bytes'])} of memory"
-        + (f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""),
-    )
+    serves = f"process {state['pid']} serves {state['folder']}"
+    served = f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""
+    output.result(state, f"{serves} with {bytes_text(state['ram_bytes'])} of memory{served}")
 
 
 @node_app.command("stop")
@@ -193,11 +187,7 @@ def node_status(*, output: JsonOutput) -> int:
 
 
 @node_app.command("logs")
-def node_logs(
-    *,
-    lines: Lines = 50,
-    output: JsonOutput,
-) -> None:
+def node_logs(*, lines: Lines = 50, output: JsonOutput) -> None:
     """Print the end of the log of a daemon in the background."""
     print_log(output, runtime.runtime_folder(), lines)
 
@@ -212,11 +202,8 @@ def node_unit(context: typer.Context, *, output: JsonOutput) -> None:
     from headrace.cluster.script import node_daemon_lines
     from headrace.node.daemon import systemd_unit
 
-    program = shutil.which("headrace") or sys.argv[0]
-    texts = {
-        "systemd": systemd_unit(program, context.args),
-        "slurm": node_daemon_lines(program, context.args),
-    }
+    words = shutil.which("headrace") or sys.argv[0], context.args
+    texts = {"systemd": systemd_unit(*words), "slurm": node_daemon_lines(*words)}
     output.result(texts, "\n".join(texts.values()).rstrip("\n"))
 
 
@@ -249,8 +236,7 @@ def _print_node(output: Output, state: dict[str, Any]) -> None:
 
 
 agent_app = CommandGroup(
-    "Start, stop and watch the agent, which tells who starves on this node.",
-    no_args_is_help=False,
+    "Start, stop and watch the agent, which tells who starves on this node.", no_args_is_help=False
 )
 
 
@@ -315,22 +301,16 @@ def agent_start(
         log_to_stderr()
         process.run(folder, options)
         return
-    arguments = arguments_of(
-        {
-            "--history": place, "--job": job, "--metrics": metrics, "--interval": interval,
-            "--keep-days": keep_days, "--keep-bytes": keep_bytes,
-        }
-    )  # fmt: skip
+    arguments = arguments_of({
+        "--history": place, "--job": job, "--metrics": metrics, "--interval": interval,
+        "--keep-days": keep_days, "--keep-bytes": keep_bytes,
+    })  # fmt: skip
     arguments += ["--site"] * site + ["--no-history"] * no_history
-    state = runtime.launch(
-        folder, arguments, lambda: ask_state(process.socket_of(folder, site=site))
-    )
-    if output.as_json:
-        output.document(state)
-    else:
-        where = f", history {state['history']}" if state["history"] else ""
-        served = f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""
-        output.line(f"process {state['pid']} looks at {state['node']}{where}{served}")
+    where = process.socket_of(folder, site=site)
+    state = runtime.launch(folder, arguments, lambda: ask_state(where))
+    kept = f", history {state['history']}" if state["history"] else ""
+    served = f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""
+    output.result(state, f"process {state['pid']} looks at {state['node']}{kept}{served}")
 
 
 @agent_app.command("stop")
@@ -355,13 +335,7 @@ def agent_status(*, job: Job = "", site: Site = False, output: JsonOutput) -> in
 
 
 @agent_app.command("logs")
-def agent_logs(
-    *,
-    lines: Lines = 50,
-    job: Job = "",
-    site: Site = False,
-    output: JsonOutput,
-) -> None:
+def agent_logs(*, lines: Lines = 50, job: Job = "", site: Site = False, output: JsonOutput) -> None:
     """Print the end of the log of an agent in the background."""
     from headrace.telemetry import agent as process
 

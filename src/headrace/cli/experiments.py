@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 from typer import Argument, Option
 
-from headrace.base.text import bytes_text, seconds_text
+from headrace.base.text import aligned, bytes_text, seconds_text
 from headrace.cli import exit_codes
 from headrace.cli.options import QuietOutput, StorageOptions
 from headrace.cli.printing import Output
@@ -211,10 +211,8 @@ def _tell_run(output: Output, run: MeasuredRun, options: AbOptions) -> None:
         output.remark(f"first run, to learn what it reads: {run.ran.wall_s:.2f} s, {files:,} files")
         if options.seconds is None and not options.until_confident:
             runs = 2 * options.pairs_most
-            output.remark(
-                f"{runs} more follow, about {duration_text(runs * run.ran.wall_s)}; Ctrl-C reports the "
-                "pairs that have ended"
-            )
+            more = f"{runs} more follow, about {duration_text(runs * run.ran.wall_s)}"
+            output.remark(f"{more}; Ctrl-C reports the pairs that have ended")
         return
     most = options.pairs_most
     of = f" of {most}" if options.pairs is not None or not options.seconds else ""
@@ -309,12 +307,10 @@ def whatif(
         rows.append(("as it was", predict(known.figures, base, seed)))
     rows += [(one.name, predict(figures, replace(wanted, storage=one), seed)) for one in storages]
     of_job = known.figures
+    names = ("batch", "workers", "step_s", "stall")
+    recorded = {name: getattr(of_job, name) for name in names}
     document = {
-        "job": job,
-        "recorded": {
-            "batch": of_job.batch, "workers": of_job.workers, "step_s": of_job.step_s,
-            "stall": of_job.stall, "compute_s": float(of_job.compute_s.mean()),
-        },
+        "job": job, "recorded": recorded | {"compute_s": float(of_job.compute_s.mean())},
         "check": None if check is None else asdict(check),
         "predictions": [{"name": name, **row.document()} for name, row in rows],
     }  # fmt: skip
@@ -388,9 +384,8 @@ def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigure
         sizes = recorded.sample_bytes[recorded.order]
     compute = np.abs(train.computation_time.draw(random, 4096))
     if not compute.any():
-        raise ValueError(
-            f"{loaded.at('train.computation_time')} is not given: how long a step computes is not known"
-        )
+        key = loaded.at("train.computation_time")
+        raise ValueError(f"{key} is not given: how long a step computes is not known")
     decode = np.abs(reader.preprocess_time.draw(random, 4096))
     # Batches of each worker, as DLIO has it.
     prefetch = -(-reader.prefetch_size // max(1, reader.read_threads)) or 2
@@ -405,33 +400,29 @@ def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigure
 def _lines(
     job: str, figures: JobFigures, rows: Sequence[tuple[str, Prediction]], check: Check | None
 ) -> Iterator[str]:
-    yield (
-        f"{job}: batch {figures.batch}, {figures.workers} workers, "
-        f"samples of {bytes_text(float(figures.sample_bytes.mean()))}, "
-        f"{float(figures.compute_s.mean()) * 1e3:.1f} ms computing a step"
-    )
+    size, compute_s = bytes_text(float(figures.sample_bytes.mean())), figures.compute_s.mean()
+    job = f"{job}: batch {figures.batch}, {figures.workers} workers, samples of {size}"
+    yield f"{job}, {compute_s * 1e3:.1f} ms computing a step"
     yield ""
-    yield (
-        f"{'storage':<13}{'nodes':>5}{'batch':>6}{'workers':>8}{'gpu':>6}{'step':>11}{'stall':>7}"
-        f"{'samples/s':>11}  bound by"
-    )
+    heads = (
+        "storage", "nodes", "batch", "workers", "gpu", "step", "stall", "samples/s", "bound by",
+    )  # fmt: skip
+    cells = []
     for name, row in rows:
-        s = row.scenario
-        yield (
-            f"{name[:12]:<13}{s.nodes:>5}{s.batch:>6}{s.workers:>8}{f'{s.gpu_speed:g}x':>6}"
-            f"{seconds_text(row.step_s):>11}{row.stall:>7.1%}{row.samples_per_s:>11,.0f}  {row.bound}"
-        )
+        s, times = row.scenario, (seconds_text(row.step_s), f"{row.stall:.1%}")
+        shape = (str(s.nodes), str(s.batch), str(s.workers), f"{s.gpu_speed:g}x")
+        cells.append((name[:12], *shape, *times, f"{row.samples_per_s:,.0f}", row.bound))
+    yield from aligned([heads, *cells], "<>>>>>>><")
     yield ""
     for bound in dict.fromkeys(row.bound for _, row in rows):
         yield f"{bound}: {_BOUNDS[bound]}"
     last = rows[-1][1]
     yield f"other draws change the step time by +-{last.step_spread_s / last.step_s:.1%}"
-    if check is not None:
-        yield (
-            f"the model on the record itself: {seconds_text(check.predicted_s)} a step, it was "
-            f"{seconds_text(check.recorded_s)} ({check.error:+.1%})"
-        )
-    else:
+    if check is None:
         yield "there are no recorded step times to hold the model against"
+    else:
+        predicted, was = seconds_text(check.predicted_s), seconds_text(check.recorded_s)
+        step = f"{predicted} a step, it was {was} ({check.error:+.1%})"
+        yield f"the model on the record itself: {step}"
     for note in dict.fromkeys(note for _, row in rows for note in row.notes):
         yield f"note: {note}"

@@ -20,13 +20,10 @@ def version(*, output: JsonOutput) -> None:
     from headrace import _native
 
     data = {
-        "headrace": headrace.__version__,
-        "native_build": _native.build_type,
-        "crc32c": _native.crc32c_implementation,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-    }
+        "headrace": headrace.__version__, "native_build": _native.build_type,
+        "crc32c": _native.crc32c_implementation, "python": platform.python_version(),
+        "numpy": np.__version__, "platform": platform.platform(),
+    }  # fmt: skip
     rows = [f"  {k.replace('_', ' '):<14}{v}" for k, v in data.items() if k != "headrace"]
     output.result(data, f"headrace {headrace.__version__}", *rows)
 
@@ -80,9 +77,9 @@ def init(
         output.result({"recipes": known}, *lines)
         return
     if name is None:
+        known_names = "|".join(each.name for each in RECIPES)
         raise ValueError(
-            "the project's name is missing: headrace init NAME "
-            f"[--recipe {'|'.join(each.name for each in RECIPES)}]"
+            f"the project's name is missing: headrace init NAME [--recipe {known_names}]"
         )
     chosen = recipe_named(recipe)
     project = make_project(chosen, name)
@@ -133,7 +130,5 @@ def export_dashboard(
         sys.stdout.write(text)
         return
     Path(target).write_text(text, encoding="utf-8")
-    output.result(
-        {"path": target, "bytes": len(text.encode())},
-        f"wrote {target}: in Grafana, Dashboards, New, Import",
-    )
+    what = f"wrote {target}: in Grafana, Dashboards, New, Import"
+    output.result({"path": target, "bytes": len(text.encode())}, what)

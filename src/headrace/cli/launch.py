@@ -181,16 +181,10 @@ def scaling(
 
     runs_on, sizes = executor_named(executor), _numbers(ranks)
     options = ScalingOptions(
-        project=project,
-        script=script,
-        ranks=sizes,
-        out=out,
+        project=project, script=script, ranks=sizes, out=out, gpus=gpus, timeout_s=timeout_s,
         ranks_per_node=ranks_per_node or (max(sizes) if runs_on.name == "local" else 4),
-        gpus=gpus,
-        options=tuple(option or ()),
-        arguments=tuple(arguments or ()),
-        timeout_s=timeout_s,
-    )
+        options=tuple(option or ()), arguments=tuple(arguments or ()),
+    )  # fmt: skip
 
     def tell(run: ScalingRun) -> None:
         output.remark(f"ranks: {run.ranks}, nodes: {run.nodes}, job {run.job_id}, {run.log}")

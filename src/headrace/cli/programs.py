@@ -52,14 +52,9 @@ def run(
     if not roots:
         raise typer.BadParameter("name the folder whose files are served: --root DIR")
     options = ProgramOptions(
-        roots=roots,
-        order=order,
-        seed=seed,
-        record_order=record_order,
-        immutable=immutable,
-        simulate=simulate,
-        plane=not simulate_only,
-    )
+        roots=roots, order=order, seed=seed, record_order=record_order, immutable=immutable,
+        simulate=simulate, plane=not simulate_only,
+    )  # fmt: skip
     try:
         ended_run = launch(command, options)
     except (FileNotFoundError, PermissionError) as e:
@@ -167,13 +162,10 @@ def mount(
     from headrace.posix.mount import mount as mount_store
 
     options = MountOptions(
-        allow_other=allow_other,
-        kept_bytes=bytes_of(cache),
-        check_bytes_max=bytes_of(check_up_to),
-        timeout_s=timeout,
-        log=None if log is None else str(Path(log).absolute()),
+        allow_other=allow_other, kept_bytes=bytes_of(cache), check_bytes_max=bytes_of(check_up_to),
+        timeout_s=timeout, log=None if log is None else str(Path(log).absolute()),
         storage_options=storage,
-    )
+    )  # fmt: skip
 
     def announce(state: MountedStore) -> None:
         output.result(

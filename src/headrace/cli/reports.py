@@ -189,14 +189,12 @@ def usage(
     until_s = time.time()
     since_s = until_s - seconds_of(last)
     books = None if source == "history" else _books(since_s, until_s, must=source == "slurm")
-    records: list[JobRecord] = []
-    skipped: list[str] = []
     try:
         records, skipped = _records(history, since_s, until_s)
     except TelemetryError as e:
         if books is None:
             raise
-        skipped = [str(e)]
+        records, skipped = [], [str(e)]
     if books is not None:
         books = [j for j in books if user in ("", j.user) and account in ("", j.account)]
     else:

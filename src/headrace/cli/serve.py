@@ -47,10 +47,8 @@ def image(
             store, out, force=force,
             progress=None if tell is None else lambda done, total: tell(0, None, done, total),
         )  # fmt: skip
-    output.result(
-        dataclasses.asdict(report),
-        f"wrote {report.files} files, {bytes_text(report.bytes)}: {report.path}",
-    )
+    what = f"wrote {report.files} files, {bytes_text(report.bytes)}: {report.path}"
+    output.result(dataclasses.asdict(report), what)
 
 
 _PORT = 4420
@@ -163,17 +161,17 @@ def _print_export(
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     url = f"nvme+tcp://{where}/{subsystem.nqn}"
     namespaces = subsystem.namespaces.values()
-    if output.as_json:
-        exported = [
-            {"nsid": n.nsid, "path": n.path, "bytes": n.bytes, "url": f"{url}?ns={n.nsid}"}
-            for n in namespaces
-        ]
-        document = {"url": url, "nqn": subsystem.nqn, "address": [host, port], "pid": os.getpid()}
-        output.document({"export": {**document, "namespaces": exported, "confinement": walls}})
-    else:
-        total = bytes_text(sum(namespace.bytes for namespace in namespaces))
-        held = "not confined" if walls is None else f"confined: {walls}"
-        output.line(f"{url} exports {total} in {len(namespaces)} namespaces; {held}")
+    exported = [
+        {"nsid": n.nsid, "path": n.path, "bytes": n.bytes, "url": f"{url}?ns={n.nsid}"}
+        for n in namespaces
+    ]
+    document = {"url": url, "nqn": subsystem.nqn, "address": [host, port], "pid": os.getpid()}
+    total = bytes_text(sum(namespace.bytes for namespace in namespaces))
+    held = "not confined" if walls is None else f"confined: {walls}"
+    output.result(
+        {"export": {**document, "namespaces": exported, "confinement": walls}},
+        f"{url} exports {total} in {len(namespaces)} namespaces; {held}",
+    )
     sys.stdout.flush()
 
 
@@ -231,10 +229,8 @@ def stage(
         return _end_job(output, meeting)
     place = which_node(node_rank, nodes)
     if place is None:
-        raise ValueError(
-            "nobody says which node this is: start it by srun, torchrun or mpirun, or pass --nodes and "
-            "--node-rank"
-        )
+        how = "start it by srun, torchrun or mpirun, or pass --nodes and --node-rank"
+        raise ValueError(f"nobody says which node this is: {how}")
     if node_rank is None and not is_first_on_node():
         output.remark("another process of this node stages: nothing to do for this one")
         return exit_codes.OK
@@ -263,15 +259,12 @@ def stage(
 def _end_job(output: Output, meeting: Any) -> int:
     head = meeting.head()
     if head is None:
-        output.result(
-            {"running": False, "folder": str(meeting.folder)}, f"no job meets in {meeting.folder}"
-        )
+        folder = str(meeting.folder)
+        output.result({"running": False, "folder": folder}, f"no job meets in {folder}")
         return exit_codes.FINDING
-    meeting.end(head["session"])
-    output.result(
-        {"session": head["session"], "ended": True},
-        f"told the {head['nodes']} nodes of session {head['session']} to end",
-    )
+    meeting.end(session := head["session"])
+    what = f"told the {head['nodes']} nodes of session {session} to end"
+    output.result({"session": session, "ended": True}, what)
     return exit_codes.OK
 
 

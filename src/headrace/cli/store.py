@@ -23,7 +23,6 @@ from headrace.cli.options import (
     TrustOptions,
     Verbose,
 )
-from headrace.cli.printing import Output
 from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
@@ -110,13 +109,8 @@ def draw_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        title=title and f"\n{title}",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-    )
+    about = title and f"\n{title}"
+    table = Table(title=about, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading in headings.split(" "):
         right = heading.startswith(">")
         table.add_column(heading.lstrip(">"), justify="right" if right else "left", **options)
@@ -207,9 +201,8 @@ def _select(store: Store, matches: Callable[[str], Any] | None, limit: int | Non
             continue
         sizes = [int(s) for _, part in sample_sizes(store, begin, end) for s in part]
         batch_labels = [None] * len(names) if labels is None else labels[begin:end].tolist()
-        for i, (size, label, name) in enumerate(
-            zip(sizes, batch_labels, names, strict=True), begin
-        ):
+        rows = zip(sizes, batch_labels, names, strict=True)
+        for i, (size, label, name) in enumerate(rows, begin):
             if matches is None or matches(name):
                 yield i, size, label, name
                 left -= 1
@@ -234,9 +227,9 @@ def _print_samples(path: str, rows: Iterator[Row], classes: list[str]) -> None:
     write = sys.stdout.write
     write(f'{{"path": {json.dumps(path)}, "classes": {json.dumps(classes)}, "samples": [')
     separator = "\n"
-    for i, size, label, name in rows:
-        row = {"index": i, "bytes": size, "label": label, "name": name}
-        write(separator + json.dumps(row))
+    for row in rows:
+        named = zip(("index", "bytes", "label", "name"), row, strict=True)
+        write(separator + json.dumps(dict(named)))
         separator = ",\n"
     write("\n]}\n")
 
@@ -269,17 +262,11 @@ def cat(
         if output.as_json:
             import base64
 
-            Output(as_json=True).document(
-                {
-                    "index": index,
-                    "name": opened.names[index],
-                    "parts": opened.parts_of(index),
-                    "part": part,
-                    "start": start or 0,
-                    "bytes": len(data),
-                    "base64": base64.b64encode(data).decode("ascii"),
-                }
-            )
+            output.document({
+                "index": index, "name": opened.names[index], "parts": opened.parts_of(index),
+                "part": part, "start": start or 0, "bytes": len(data),
+                "base64": base64.b64encode(data).decode("ascii"),
+            })  # fmt: skip
             return
         if sys.stdout.isatty() and not force and _is_binary(data):
             raise ValueError(
@@ -357,13 +344,10 @@ def read(
             "samples": stats.samples, "bytes": stats.bytes, "batches": stats.batches,
             "seconds": elapsed_s, "cpu_s": cpu_s, "complete": complete,
         }  # fmt: skip
-        output.document(
-            {
-                "read": done, "samples_per_s": samples_per_s, "bytes_per_s": bytes_per_s,
-                "cpu_s_per_gb": cpu_s_per_gb, "stall_s": stats.stall_s, "stages": stages,
-                "plane": plane,
-            }
-        )  # fmt: skip
+        output.document({
+            "read": done, "samples_per_s": samples_per_s, "bytes_per_s": bytes_per_s,
+            "cpu_s_per_gb": cpu_s_per_gb, "stall_s": stats.stall_s, "stages": stages, "plane": plane,
+        })  # fmt: skip
         return
     output.line(
         f"read {count_text(stats.samples)} samples, {bytes_text(stats.bytes)}, in "
@@ -430,9 +414,8 @@ def remove_caches(
     else:
         chosen = [info for info in chosen if Path(info.path).name.startswith(fingerprint)]
         if len(chosen) != 1:
-            raise ValueError(
-                f"{fingerprint!r} fits {len(chosen)} caches in {directory}, expected one"
-            )
+            fits = f"{fingerprint!r} fits {len(chosen)} caches in {directory}"
+            raise ValueError(f"{fits}, expected one")
     removed = [(info, caches_below.remove(info.path)) for info in chosen]
     freed = sum(size for _, size in removed)
     output.result(

@@ -238,10 +238,8 @@ def top(
     try:
         observer = _Observer(controller, token_file, tls_ca)
         if not observer.look():
-            advice = (
-                f"no node daemon runs in {observer.folder.path}. Start one: headrace node start"
-            )
-            output.result(observer.document(), advice)
+            nobody = f"no node daemon runs in {observer.folder.path}."
+            output.result(observer.document(), f"{nobody} Start one: headrace node start")
             return exit_codes.FINDING
         if once or output.as_json:
             time.sleep(interval)
