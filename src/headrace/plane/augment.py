@@ -237,7 +237,7 @@ class MixedLabels(NamedTuple):
     """What a batch shows that MixUp or CutMix mixed: a loss is `lam * loss(a) + (1 - lam) * loss(b)`."""
 
     labels_a: Any
-    """int64, shape (samples,): of the pictures themselves, as an array or a torch tensor."""
+    """Of the pictures themselves, int64 of shape (samples,), as an array or a torch tensor."""
     labels_b: Any
     """Of the pictures that were mixed into them."""
     lam: float

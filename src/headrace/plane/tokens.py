@@ -91,22 +91,22 @@ class TokenBatch:
 
     @property
     def inputs(self) -> NDArray[Any]:
-        """Shape (windows, length): what the model sees. A view of `tokens`."""
+        """What the model sees, of shape (windows, length). A view of `tokens`."""
         return self.tokens[:, :-1]
 
     @property
     def targets(self) -> NDArray[Any]:
-        """Shape (windows, length): the token that follows each input. A view of `tokens`."""
+        """The token that follows each input, of shape (windows, length). A view of `tokens`."""
         return self.tokens[:, 1:]
 
     @cached_property
     def documents(self) -> NDArray[np.int64]:
-        """Shape (windows, length): the document of each input, -1 for padding."""
+        """The document of each input, -1 for padding, of shape (windows, length)."""
         return self._spread(self._pieces.document, -1)[:, :-1]
 
     @cached_property
     def positions(self) -> NDArray[np.int32]:
-        """int32, shape (windows, length): counted from 0 at the first token of a document in its window."""
+        """Counted from 0 at the first token of a document in its window; int32 of shape (windows, length)."""
         begin = self._spread(self._pieces.place, -1).astype(np.int32)
         # Padding is counted from where it begins.
         padded = begin < 0
@@ -117,7 +117,7 @@ class TokenBatch:
 
     @cached_property
     def loss_mask(self) -> NDArray[np.bool_]:
-        """bool, shape (windows, length): the target is of the same document as its input, and no padding."""
+        """Whether the target is of its input's document, and no padding; bool of shape (windows, length)."""
         documents = self._spread(self._pieces.document, -1)
         return np.asarray(
             (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0), np.bool_
@@ -125,7 +125,7 @@ class TokenBatch:
 
     @cached_property
     def cu_seqlens(self) -> NDArray[np.int32]:
-        """int32, shape (sequences + 1,): where sequences begin in the flattened inputs, and where they end.
+        """Where sequences begin in the flattened inputs, and where they end; int32 of shape (sequences + 1,).
 
         For attention that stays inside a document (the varlen functions of FlashAttention). Each piece of a
         document is a sequence, and so is the padding of a window.
