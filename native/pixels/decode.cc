@@ -60,6 +60,66 @@ void lay_over(uint32_t background, Picture* picture) {
   }
 }
 
+// The part of rows of red, green, blue, `width` pixels each, that `picture` has room for.
+void take(const uint8_t* rgb, int width, Picture* picture) {
+  for (int y = picture->top; y < picture->top + picture->height; ++y) {
+    uint8_t* row = picture->row(y);
+    const uint8_t* from = rgb + 3 * (static_cast<size_t>(y) * static_cast<size_t>(width) +
+                                     static_cast<size_t>(picture->left));
+    for (int x = 0; x < picture->width; ++x, from += 3, row += kPixelBytes) {
+      std::memcpy(row, from, 3);
+    }
+  }
+}
+
+// PPM (netpbm's P6) of 8 bits: pixels that were decoded before.
+class PpmDecoder final : public Decoder {
+ public:
+  Reason open(std::span<const uint8_t> bytes, bool /*orientation*/, Header* header) override {
+    size_t at = 2;
+    std::array<int, 3> numbers{};
+    const auto blank = [&] {
+      return at < bytes.size() && (bytes[at] == ' ' || (bytes[at] >= '\t' && bytes[at] <= '\r'));
+    };
+    for (int& number : numbers) {
+      if (!blank()) return "its header is damaged";
+      while (blank()) ++at;
+      const size_t first = at;
+      for (; at < bytes.size() && bytes[at] >= '0' && bytes[at] <= '9'; ++at) {
+        if (at - first == 8) return "its header is damaged";
+        number = 10 * number + (bytes[at] - '0');
+      }
+      if (number == 0) return "its header is damaged, or has a comment";
+    }
+    if (!blank() || numbers[2] != 255) return "its pixels are not of 8 bits";
+    rgb_ = bytes.subspan(at + 1);
+    header->width = width_ = numbers[0];
+    header->height = height_ = numbers[1];
+    if (rgb_.size() / 3 / static_cast<size_t>(width_) < static_cast<size_t>(height_)) {
+      return "it is truncated";
+    }
+    return {};
+  }
+
+  Reason decode(const Region& region, int /*shift*/, Picture* picture) override {
+    picture->left = region.left;
+    picture->top = region.top;
+    picture->width = region.right - region.left;
+    picture->height = region.bottom - region.top;
+    picture->whole_width = width_;
+    picture->whole_height = height_;
+    picture->shift = 0;
+    picture->allocate(memory_);
+    take(rgb_.data(), width_, picture);
+    return {};
+  }
+
+ private:
+  std::span<const uint8_t> rgb_;
+  int width_ = 0, height_ = 0;
+  Scratch memory_;
+};
+
 }  // namespace
 
 std::shared_ptr<const KeptPictures::Kept> KeptPictures::find(uint64_t index) const {
@@ -99,6 +159,9 @@ Decoder& Worker::decoder_of(Format format) {
       decoder = make_webp_decoder();
       break;
 #endif
+    case Format::kPpm:
+      decoder = std::make_unique<PpmDecoder>();
+      break;
     default:
       assert(false);
   }
@@ -211,14 +274,7 @@ void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, 
   picture.width = columns[1] - columns[0];
   picture.height = rows[1] - rows[0];
   picture.allocate(memory_);
-  for (int y = rows[0]; y < rows[1]; ++y) {
-    uint8_t* row = picture.row(y);
-    const uint8_t* from = rgb + 3 * (static_cast<size_t>(y) * static_cast<size_t>(width) +
-                                     static_cast<size_t>(columns[0]));
-    for (int x = columns[0]; x < columns[1]; ++x, from += 3, row += kPixelBytes) {
-      std::memcpy(row, from, 3);
-    }
-  }
+  take(rgb, width, &picture);
   resizer_.run(recipe, plan, 1, picture, out);
 }
 

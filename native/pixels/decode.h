@@ -65,7 +65,7 @@ class Worker {
                 Decoder** decoder);
   Decoder& decoder_of(Format format);
 
-  std::array<std::unique_ptr<Decoder>, 4> decoders_;
+  std::array<std::unique_ptr<Decoder>, 5> decoders_;
   Resizer resizer_;
   Scratch memory_;
 };

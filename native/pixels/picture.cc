@@ -38,6 +38,7 @@ Format format_of(std::span<const uint8_t> bytes) {
 #if HEADRACE_HAVE_WEBP
   if (begins(bytes, 0, "RIFF", 4) && begins(bytes, 8, "WEBP", 4)) return Format::kWebp;
 #endif
+  if (begins(bytes, 0, "P6", 2)) return Format::kPpm;
   return Format::kUnknown;
 }
 

@@ -43,7 +43,7 @@ struct Picture {
   void allocate(Scratch& scratch);
 };
 
-enum class Format : int { kUnknown, kJpeg, kPng, kWebp };
+enum class Format : int { kUnknown, kJpeg, kPng, kWebp, kPpm };
 
 // The formats that this build can decode, by the first bytes.
 Format format_of(std::span<const uint8_t> bytes);

@@ -120,6 +120,7 @@ KINDS = {
     "png, 16 bits": deep,
     "webp": lambda im: encoded(im, "WEBP", quality=80),
     "webp, lossless": lambda im: encoded(im, "WEBP", lossless=True),
+    "ppm": lambda im: encoded(im, "PPM"),
     "webp, alpha": lambda im: encoded(im.convert("RGBA"), "WEBP"),
 }
 
@@ -517,12 +518,22 @@ def test_a_jpeg_cut_off_anywhere_is_never_delivered():
             _native.decode_picture(images.recipe(), GOOD[:size], 0, 0, 0)
 
 
-@pytest.mark.parametrize("form", ["PNG", "WEBP"])
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "PPM"])
 def test_others_cut_off_anywhere_are_never_delivered(form):
     data = encoded(picture(33, 21), form)
     for size in range(len(data) - (1 if form == "WEBP" else 0)):
         with pytest.raises(ValueError, match=r"\w"):
             _native.decode_picture(hr.Images(size=16).recipe(), data[:size], 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"P6", b"P6 4 4 65535\n", b"P6\n#\n4 4 255\n", b"P6 0 4 255\n", b"P6 4 4 255", b"P6 4 4 -1\n",
+     b"P6 123456789 4 255\n", b"P6 99999999 99999999 255\n", b"P64 4 255\n"],
+)  # fmt: skip
+def test_a_header_of_ppm_that_lies_is_refused(header):
+    with pytest.raises(ValueError, match=r"header|8 bits|truncated|pixels"):
+        _native.decode_picture(hr.Images(size=16).recipe(), header + bytes(48), 0, 0, 0)
 
 
 def test_damaged_scans_are_refused_although_libjpeg_goes_on():
