@@ -54,8 +54,11 @@ OWN: dict[str, dict[str, Any]] = {
     "headrace, exact": {"exact": True},
     "headrace, float32": {"dtype": "float32"},
     "headrace, kept": {"keep": "decoded"},
+    "headrace, lossless": {"packed": "lossless"},
+    "headrace, decoded": {"packed": "decoded,short=256"},
 }
-"""What differs from the plain recipe. Of what is kept, the second epoch is measured."""
+"""What differs from the plain recipe. Of what is kept, the second epoch is measured; `packed` is how `pack`
+rewrote the pictures (`images=`)."""
 
 
 def _write(job: tuple[Path, int, int, int, str, dict[str, Any]]) -> None:
@@ -106,8 +109,7 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
         import headrace as hr
 
         recipe, threads = dict(OWN[engine]), 1 if engine.endswith("1 thread") else threads
-        rewritten = recipe.pop("rewritten", False)
-        source = f"{store}-rewritten" if rewritten else store
+        source = _packed(store, recipe.pop("packed", ""))
         if engine.endswith("cold"):
             _evict(Path(source))
         begin, cpu = time.perf_counter(), _cpu_seconds()
@@ -128,6 +130,10 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
         "cpu_s_per_1000": 1000 * (_cpu_seconds() - cpu) / count,
         "peak_mb": peak_kb / 1024,
     }
+
+
+def _packed(store: str, images: str) -> str:
+    return f"{store}-{images.split(',')[0]}" if images else store
 
 
 def _evict(store: Path) -> None:
@@ -190,7 +196,8 @@ def main() -> None:
         for name in SETS:
             folder, store = work / name, work / f"{name}.hr"
             paths = make(folder, name, options.pictures)
-            hr.pack(folder, store)
+            for images in {recipe.get("packed", "") for recipe in OWN.values()}:
+                hr.pack(folder, _packed(str(store), images), images=images or None)
             mean = statistics.mean(path.stat().st_size for path in paths)
             print(
                 f"\n{name}: {len(paths):,} pictures of {mean / 1000:.0f} kB, {options.threads} threads"

@@ -20,6 +20,10 @@ namespace headrace::pixels {
 namespace {
 
 constexpr int kScansMax = 200;
+// Between restart markers, in a row of MCUs. With markers at each row alone a crop needs what lies
+// to its left: 1.27 times as fast as without any at 2000 x 1500, 1.4 with these. 64 pixels take 0.3
+// % more bytes, and gain little.
+constexpr int kRestartPixels = 128;
 // Pictures that take more are rewritten one at a time, by all threads together.
 constexpr size_t kAloneBytes = size_t{64} << 20;
 // What a file may grow by without loss: a progressive one says that a large area is flat in fewer
@@ -141,7 +145,11 @@ struct Rewriter::Files {
 
   void baseline_scan() {
     out.optimize_coding = TRUE;
-    out.restart_in_rows = 1;
+    int columns = 1;  // blocks of an MCU
+    for (int i = 0; i < out.num_components && out.num_components > 1; ++i) {
+      columns = std::max(columns, out.comp_info[i].h_samp_factor);
+    }
+    out.restart_interval = static_cast<unsigned>(kRestartPixels / (DCTSIZE * columns));
     out.write_JFIF_header = FALSE;
     out.write_Adobe_marker = FALSE;
   }

@@ -1,8 +1,8 @@
 // Rewriter: a JPEG as it is quicker to decode, for stores that are packed once and read often.
 //
 // Without loss: the same DCT coefficients in one baseline scan, with Huffman codes made for it and
-// a restart marker behind each row of MCUs, so that a crop's rows are found without decoding what
-// lies above. Or reduced until the short side has so many pixels, and coded anew in the same way.
+// a restart marker every 128 pixels, so that a crop is found without decoding what lies above it or
+// beside it. Or reduced until the short side has so many pixels, and coded anew in the same way.
 //
 // All metadata are kept, byte for byte and in their order. What is odd with a file (see `Outcome`)
 // leaves it as it is.

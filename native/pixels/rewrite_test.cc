@@ -1,5 +1,5 @@
-// What is rewritten has the same coefficients in one baseline scan with a restart marker behind
-// each row; what is odd is left alone; any bytes are survived.
+// What is rewritten has the same coefficients in one baseline scan with a restart marker every
+// 128 pixels; what is odd is left alone; any bytes are survived.
 #if HEADRACE_HAVE_JPEG
 
 #include "pixels/rewrite.h"
@@ -15,33 +15,12 @@
 
 using namespace headrace::pixels;
 using headrace::testing::Bytes;
+using headrace::testing::coefficients;
 using headrace::testing::encoded;
 using File = headrace::testing::JpegFile;
 using Kind = headrace::testing::JpegKind;
 
 namespace {
-
-// All coefficients of a file, component by component, with its sizes before them.
-std::vector<int> coefficients(const Bytes& bytes) {
-  File file(bytes);
-  jvirt_barray_ptr* arrays = jpeg_read_coefficients(&file.info);
-  std::vector<int> all;
-  for (int c = 0; c < file.info.num_components; ++c) {
-    const jpeg_component_info& info = file.info.comp_info[c];
-    for (const auto value : {info.width_in_blocks, info.height_in_blocks}) {
-      all.push_back(static_cast<int>(value));
-    }
-    for (const auto value : info.quant_table->quantval) all.push_back(value);
-    for (JDIMENSION y = 0; y < info.height_in_blocks; ++y) {
-      const auto rows = file.info.mem->access_virt_barray(
-          reinterpret_cast<j_common_ptr>(&file.info), arrays[c], y, 1, FALSE);
-      for (JDIMENSION x = 0; x < info.width_in_blocks; ++x) {
-        all.insert(all.end(), rows[0][x], rows[0][x] + DCTSIZE2);
-      }
-    }
-  }
-  return all;
-}
 
 struct Result {
   Outcome outcome;
@@ -71,7 +50,7 @@ Kind random_kind(std::mt19937& random, int side) {
 
 }  // namespace
 
-TEST_CASE("Coefficients stay, in one baseline scan with a restart marker behind each row") {
+TEST_CASE("Coefficients stay, in one baseline scan with a restart marker every 128 pixels") {
   std::mt19937 random(5);
   Rewriter rewriter;
   for (unsigned i = 0; i < 400; ++i) {
@@ -82,10 +61,8 @@ TEST_CASE("Coefficients stay, in one baseline scan with a restart marker behind 
     File file(after.bytes);
     CHECK_FALSE(file.info.progressive_mode);
     CHECK(file.info.comps_in_scan == file.info.num_components);
-    const jpeg_component_info& first = file.info.comp_info[0];
-    const int across = file.info.num_components == 1 ? 1 : first.h_samp_factor;
-    CHECK(file.info.restart_interval ==
-          (static_cast<int>(first.width_in_blocks) + across - 1) / across);
+    const int columns = file.info.num_components == 1 ? 1 : file.info.max_h_samp_factor;
+    CHECK(file.info.restart_interval == 128u / static_cast<unsigned>(8 * columns));
     CHECK(coefficients(after.bytes) == coefficients(before));
     CHECK(rewritten(rewriter, after.bytes).outcome == Outcome::kAlready);
   }
@@ -159,7 +136,7 @@ TEST_CASE("Pictures are reduced to a short side, and small ones left alone") {
     CHECK(file.info.image_width == 96);
     CHECK(file.info.image_height == 64);
     CHECK(file.info.num_components == (grey ? 1 : 3));
-    CHECK(file.info.restart_interval == (grey ? 12 : 6));
+    CHECK(file.info.restart_interval == (grey ? 16 : 8));
     CHECK(rewritten(rewriter, after.bytes, {64, 90}).outcome == Outcome::kSmall);
     CHECK(rewritten(rewriter, encoded({.width = 300, .height = 200, .quality = 1, .grey = grey}, 1),
                     {190, 100})

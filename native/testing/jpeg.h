@@ -100,4 +100,26 @@ struct JpegFile {
   }
 };
 
+// All coefficients of a file, component by component, with its sizes before them.
+inline std::vector<int> coefficients(const Bytes& bytes) {
+  JpegFile file(bytes);
+  jvirt_barray_ptr* arrays = jpeg_read_coefficients(&file.info);
+  std::vector<int> all;
+  for (int c = 0; c < file.info.num_components; ++c) {
+    const jpeg_component_info& info = file.info.comp_info[c];
+    for (const auto value : {info.width_in_blocks, info.height_in_blocks}) {
+      all.push_back(static_cast<int>(value));
+    }
+    for (const auto value : info.quant_table->quantval) all.push_back(value);
+    for (JDIMENSION y = 0; y < info.height_in_blocks; ++y) {
+      const auto rows = file.info.mem->access_virt_barray(
+          reinterpret_cast<j_common_ptr>(&file.info), arrays[c], y, 1, FALSE);
+      for (JDIMENSION x = 0; x < info.width_in_blocks; ++x) {
+        all.insert(all.end(), rows[0][x], rows[0][x] + DCTSIZE2);
+      }
+    }
+  }
+  return all;
+}
+
 }  // namespace headrace::testing

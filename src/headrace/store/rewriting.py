@@ -1,8 +1,8 @@
 """JPEGs that are rewritten while they are packed, so that every epoch decodes them with less work.
 
 `lossless` keeps each DCT coefficient, and with them every pixel: progressive files become baseline,
-Huffman codes are made for the picture, and a restart marker stands behind each row of blocks, where a
-crop's rows are found without decoding what lies above. `short=512,quality=92` reduces pictures first, and
+Huffman codes are made for the picture, and a restart marker stands every 128 pixels, so that a crop is
+found without decoding what lies above or beside it. `short=512,quality=92` reduces pictures first, and
 is lossy. Metadata stay. What is odd with a file leaves it as it is: nothing here refuses a sample.
 Native code does the work, without the interpreter's lock.
 """
