@@ -133,7 +133,7 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
 
 
 def _packed(store: str, images: str) -> str:
-    return f"{store}-{images.split(',')[0]}" if images else store
+    return f"{store}-{images.partition(',')[0]}" if images else store
 
 
 def _evict(store: Path) -> None:

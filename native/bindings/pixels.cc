@@ -201,8 +201,8 @@ std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
 
 // Pictures back to back, of `lengths` bytes each.
 nb::tuple rewrite_pictures(const ArrayIn<uint8_t>& pictures, const ArrayIn<uint64_t>& lengths,
-                           int short_side, int quality) {
-  const pixels::Rewriter::Recipe recipe{short_side, quality};
+                           int short_side, int quality, bool decoded) {
+  const pixels::Rewriter::Recipe recipe{short_side, quality, decoded};
   recipe.check();
   std::vector<uint8_t> all;
   std::vector<uint64_t> sizes;
@@ -263,14 +263,16 @@ void register_pixels(nb::module_& m) {
         "One picture, in the calling thread. ValueError: why it cannot be decoded.");
   m.def("picture_size", &picture_size, "encoded"_a,
         "Width and height, as the header says; None: it cannot be read here.");
-  m.def("rewrite_pictures", &rewrite_pictures, "pictures"_a, "lengths"_a, "short_side"_a,
-        "quality"_a,
-        nb::sig("def rewrite_pictures(pictures: bytes | bytearray | memoryview, lengths: "
-                "numpy.typing.NDArray[numpy.uint64], short_side: int, quality: int) -> "
-                "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint64], "
-                "numpy.typing.NDArray[numpy.uint8]]"),
-        "JPEGs as they are quicker to decode, everything else as it is: their bytes back to back, "
-        "their lengths, and an index into `rewrite_outcomes` of each. See rewrite.h.");
+  m.def(
+      "rewrite_pictures", &rewrite_pictures, "pictures"_a, "lengths"_a, "short_side"_a, "quality"_a,
+      "decoded"_a = false,
+      nb::sig("def rewrite_pictures(pictures: bytes | bytearray | memoryview, lengths: "
+              "numpy.typing.NDArray[numpy.uint64], short_side: int, quality: int, decoded: bool = "
+              "False) -> "
+              "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint64], "
+              "numpy.typing.NDArray[numpy.uint8]]"),
+      "Pictures as they are quicker to decode, everything else as it is: their bytes back to back, "
+      "their lengths, and an index into `rewrite_outcomes` of each. See rewrite.h.");
   m.attr("rewrite_outcomes") = nb::tuple(nb::cast(pixels::kOutcomeNames));
   nb::class_<Recipe>(m, "PictureRecipe", "What pictures become: see recipe.h.")
       .def_static("make", &make_recipe, nb::kw_only(), "height"_a, "width"_a, "crop"_a,

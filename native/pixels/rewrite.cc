@@ -221,6 +221,7 @@ Rewriter::~Rewriter() = default;
 
 Outcome Rewriter::rewrite(const Recipe& recipe, std::span<const uint8_t> bytes,
                           std::span<const uint8_t>* result) {
+  if (recipe.decoded) return decoded(recipe, bytes, result);
   if (format_of(bytes) != Format::kJpeg) return Outcome::kOther;
   Files& files = *files_;
   Outcome outcome = files.open(bytes);
@@ -243,6 +244,36 @@ Outcome Rewriter::rewrite(const Recipe& recipe, std::span<const uint8_t> bytes,
   if (std::ranges::equal(written, bytes)) return Outcome::kAlready;
   *result = written;
   return outcome;
+}
+
+Outcome Rewriter::decoded(const Recipe& recipe, std::span<const uint8_t> bytes,
+                          std::span<const uint8_t>* result) {
+  const Format format = format_of(bytes);
+  if (format == Format::kUnknown) return Outcome::kOther;
+  Header header;
+  if (!worker_.open(bytes, true, &header).empty()) return Outcome::kDamaged;
+  if (header.orientation != 1) return Outcome::kTurned;
+  if (header.alpha != Alpha::kNone) return Outcome::kUnusual;
+  pixels::Recipe whole;
+  whole.keep_short = recipe.short_side;
+  whole.scaled = false;
+  whole.pixels_max = kCoefficientBytesMax / 2;
+  const int small = std::min(header.width, header.height);
+  const bool reduces = recipe.short_side != 0 && small > recipe.short_side;
+  if (format == Format::kPpm && !reduces) return Outcome::kAlready;
+  const auto sides = reduces ? whole.kept_sides(header.width, header.height)
+                             : std::array{header.width, header.height};
+  if (std::max(sides[0], sides[1]) > kSideMax) return Outcome::kTooLarge;
+  whole = whole.reduction(sides);
+  const std::string head =
+      "P6\n" + std::to_string(sides[0]) + " " + std::to_string(sides[1]) + "\n255\n";
+  const size_t size = head.size() + whole.output_bytes();
+  if (size > kCoefficientBytesMax) return Outcome::kTooLarge;
+  uint8_t* room = pixels_.get(size);
+  std::memcpy(room, head.data(), head.size());
+  if (!worker_.decode(whole, {}, bytes, room + head.size()).empty()) return Outcome::kDamaged;
+  *result = {room, size};
+  return Outcome::kRewritten;
 }
 
 Outcome Rewriter::reduced(const Recipe& recipe, std::span<const uint8_t> bytes) {
@@ -286,6 +317,9 @@ Outcome Rewriter::rewrite(const Recipe&, std::span<const uint8_t>, std::span<con
   return Outcome::kOther;
 }
 Outcome Rewriter::reduced(const Recipe&, std::span<const uint8_t>) { return Outcome::kOther; }
+Outcome Rewriter::decoded(const Recipe&, std::span<const uint8_t>, std::span<const uint8_t>*) {
+  return Outcome::kOther;
+}
 
 }  // namespace headrace::pixels
 

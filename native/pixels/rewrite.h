@@ -5,7 +5,8 @@
 // beside it. Or reduced until the short side has so many pixels, and coded anew in the same way.
 //
 // All metadata are kept, byte for byte and in their order. What is odd with a file (see `Outcome`)
-// leaves it as it is.
+// leaves it as it is. Or pictures of every kind as their pixels (PPM), reduced likewise or not,
+// which cost no decoding at all.
 #pragma once
 
 #include <array>
@@ -29,8 +30,9 @@ enum class Outcome : uint8_t {
   kMore,      // further pictures, or bytes behind the end, which offsets may point at
   kTooLarge,  // more memory than `kCoefficientBytesMax`
   kGrows,     // rewritten, it would be larger: many times without loss, or at all with loss
+  kTurned,    // EXIF turns it, which PPM cannot say
 };
-inline constexpr std::array<const char*, 9> kOutcomeNames = {
+inline constexpr std::array<const char*, 10> kOutcomeNames = {
     "no JPEG",
     "rewritten",
     "as it would be rewritten already",
@@ -39,7 +41,8 @@ inline constexpr std::array<const char*, 9> kOutcomeNames = {
     "coded in an unusual way",
     "with further pictures, or bytes behind the end",
     "too large for the memory that rewriting may take",
-    "larger if rewritten"};
+    "larger if rewritten",
+    "turned by EXIF"};
 
 inline constexpr size_t kCoefficientBytesMax = size_t{256} << 20;
 
@@ -47,8 +50,9 @@ inline constexpr size_t kCoefficientBytesMax = size_t{256} << 20;
 class Rewriter {
  public:
   struct Recipe {
-    int short_side = 0;  // pixels; 0: without loss
-    int quality = 92;    // libjpeg's, 1 to 100; with loss alone
+    int short_side = 0;    // pixels; 0: without loss
+    int quality = 92;      // libjpeg's, 1 to 100; with loss alone
+    bool decoded = false;  // to PPM
     // Throws Error(kInvalidArgument).
     void check() const;
   };
@@ -64,6 +68,8 @@ class Rewriter {
  private:
   struct Files;
   Outcome reduced(const Recipe& recipe, std::span<const uint8_t> bytes);
+  Outcome decoded(const Recipe& recipe, std::span<const uint8_t> bytes,
+                  std::span<const uint8_t>* result);
 
   std::unique_ptr<Files> files_;
   Worker worker_;

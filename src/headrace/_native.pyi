@@ -605,9 +605,9 @@ def decode_picture(recipe: PictureRecipe, encoded: bytes, seed: int, epoch: int,
 def picture_size(encoded: bytes) -> tuple[int, int] | None:
     """Width and height, as the header says; None: it cannot be read here."""
 
-def rewrite_pictures(pictures: bytes | bytearray | memoryview, lengths: numpy.typing.NDArray[numpy.uint64], short_side: int, quality: int) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint64], numpy.typing.NDArray[numpy.uint8]]:
+def rewrite_pictures(pictures: bytes | bytearray | memoryview, lengths: numpy.typing.NDArray[numpy.uint64], short_side: int, quality: int, decoded: bool = False) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint64], numpy.typing.NDArray[numpy.uint8]]:
     """
-    JPEGs as they are quicker to decode, everything else as it is: their bytes back to back, their lengths, and an index into `rewrite_outcomes` of each. See rewrite.h.
+    Pictures as they are quicker to decode, everything else as it is: their bytes back to back, their lengths, and an index into `rewrite_outcomes` of each. See rewrite.h.
     """
 
 rewrite_outcomes: tuple[str, ...]

@@ -302,8 +302,48 @@ def test_a_sample_too_large_for_memory_is_packed_as_it_is(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "text",
     ["", "Lossless", "short", "short=", "short=0", "short=-5", "short=9,short=9", "quality=9",
-     "short=9,quality=101", "short=20000", "short=9,level=3", "lossless,short=9", "short=٣"],
+     "short=9,quality=101", "short=20000", "short=9,level=3", "lossless,short=9", "short=٣",
+     "decoded,", "decoded,short=0", "decoded,quality=9", "decoded,short=9,quality=9"],
 )  # fmt: skip
 def test_recipes_that_mean_nothing_are_refused_before_anything_is_read(tmp_path, text):
     with pytest.raises(ValueError, match="images is"):
         pack(tmp_path / "nowhere", tmp_path / "p.hr", images=text)
+
+
+def test_decoded_pictures_are_stored_as_pixels_and_give_the_batches_that_kept_ones_give(tmp_path):
+    im = picture(300, 200, "RGB")
+    files = {
+        "a.jpg": jpeg(im, quality=90), "b.png": jpeg(im, "PNG"), "c.webp": jpeg(im, "WEBP", lossless=True),
+        "d.jpg": jpeg(picture(60, 50, "L")), "e.jpg": jpeg(im, progressive=True),
+    }  # fmt: skip
+    odd = {
+        "turned.jpg": jpeg(im, exif=exif(6)), "alpha.png": jpeg(im.convert("RGBA"), "PNG"),
+        "text.txt": b"no picture", "cut.jpg": jpeg(im)[:-40],
+    }  # fmt: skip
+    write(tmp_path / "files", files)
+    write(tmp_path / "odd", odd)
+    report = pack(tmp_path / "odd", tmp_path / "odd.hr", images="decoded", format="files")
+    assert report.images.rewritten == 0
+    assert report.images.kept == {
+        "turned by EXIF": 1, "coded in an unusual way": 1, "damaged": 1,
+    }  # fmt: skip
+    with open_store(tmp_path / "odd.hr") as store:
+        assert {name: bytes(store.read(name)) for name in odd} == odd
+    assert not pack(tmp_path / "files", tmp_path / "whole.hr", images="decoded").images.lossy
+    report = pack(tmp_path / "files", tmp_path / "small.hr", images="decoded,short=64")
+    assert (report.images.rewritten, report.images.lossy) == (5, True)
+    with open_store(tmp_path / "whole.hr") as whole, open_store(tmp_path / "small.hr") as small:
+        for name, data in files.items():
+            pixels = np.asarray(Image.open(io.BytesIO(bytes(whole.read(name)))))
+            assert (pixels == np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))).all()
+            with Image.open(io.BytesIO(bytes(small.read(name)))) as stored:
+                assert min(stored.size) == min(64, *pixels.shape[:2])
+    pack(tmp_path / "files", tmp_path / "plain.hr")
+    kept = hr.Images(size=48, flip=True, exact=True, keep="decoded", keep_short=64)
+    plain = dataclasses.replace(kept, keep=None, keep_short=None)
+    batches = [
+        next(iter(hr.loader(tmp_path / name, 5, seed=3, decode=images)))
+        for name, images in (("plain.hr", kept), ("small.hr", plain))
+    ]
+    assert (batches[0].indices == batches[1].indices).all()
+    assert (batches[0].pixels == batches[1].pixels).all()

@@ -113,7 +113,8 @@ StageReading = Annotated[dict[str, Any], _reading_without("restart", "skip_error
 Images = Annotated[
     str | None,
     typer.Option(
-        help="Rewrite JPEGs for quicker decoding: 'lossless', or smaller and lossy: 'short=512,quality=92'."
+        help="Rewrite JPEGs for quicker decoding: 'lossless', or smaller and lossy: 'short=512,quality=92'; "
+        "or store pixels: 'decoded,short=256'."
     ),
 ]
 

@@ -105,6 +105,7 @@ def pack(
         format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
             `video`, or a kind of shards, such as `tar`.
         images: rewrite JPEGs, so that they are decoded with less work: `lossless` keeps every pixel;
+            `decoded,short=256` stores pixels, at most 256 on the short side, which need no decoding;
             `short=512,quality=92` reduces those whose short side has more pixels, and is lossy. What
             cannot be rewritten is kept as it is; `WriteReport.images` counts both.
         progress: called with (samples done, samples, bytes done, bytes); totals may be None.

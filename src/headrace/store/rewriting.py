@@ -3,7 +3,8 @@
 `lossless` keeps each DCT coefficient, and with them every pixel: progressive files become baseline,
 Huffman codes are made for the picture, and a restart marker stands every 128 pixels, so that a crop is
 found without decoding what lies above or beside it. `short=512,quality=92` reduces pictures first, and
-is lossy. Metadata stay. What is odd with a file leaves it as it is: nothing here refuses a sample.
+is lossy. Metadata stay. `decoded` stores the pixels themselves, of PNGs and others too, reduced or not. What is
+odd with a file leaves it as it is: nothing here refuses a sample.
 Native code does the work, without the interpreter's lock.
 """
 
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OTHER, _REWRITTEN = (_native.rewrite_outcomes.index(name) for name in ("no JPEG", "rewritten"))
-_EXPECTED = "'lossless', or 'short=PIXELS,quality=1 to 100', such as 'short=512,quality=92'"
+_EXPECTED = (
+    "'lossless', 'short=PIXELS,quality=1 to 100' (such as 'short=512,quality=92'), 'decoded', or "
+    "'decoded,short=PIXELS'"
+)
 _SHORT_MAX = 1 << 14
 
 
 @dataclass(slots=True)
 class RewrittenImages:
-    """What became of the JPEGs among the samples.
+    """What became of the JPEGs among the samples; with `decoded`, of all pictures.
 
     Attributes:
-        recipe: `lossless`, or `short=512,quality=92`, which is lossy.
+        recipe: `lossless` or `decoded`; or `short=512,quality=92` or `decoded,short=256`, which are lossy.
         rewritten: how many were rewritten.
         bytes_before: of these, in the source.
         bytes_after: of these, in the store.
@@ -49,7 +53,7 @@ class RewrittenImages:
     @property
     def lossy(self) -> bool:
         """Whether rewritten pictures have other pixels than those of the source."""
-        return self.recipe != "lossless"
+        return "short=" in self.recipe
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `store.json`, and in the journal."""
@@ -69,7 +73,8 @@ class RewrittenImages:
     def lines(self) -> list[str]:
         """What a person is told."""
         how = f"lossy, {self.recipe}" if self.lossy else "without loss"
-        text = f"rewrote {count_text(self.rewritten)} JPEGs ({how})"
+        what = "pictures as pixels" if self.recipe.startswith("decoded") else "JPEGs"
+        text = f"rewrote {count_text(self.rewritten)} {what} ({how})"
         if self.rewritten:
             text += f": {bytes_text(self.bytes_before)} became {bytes_text(self.bytes_after)}"
         reasons = ", ".join(f"{count_text(n)} {reason}" for reason, n in sorted(self.kept.items()))
@@ -108,33 +113,38 @@ class RewrittenBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
-    """How JPEGs are rewritten. Threads may share it.
+    """How pictures are rewritten. Threads may share it.
 
     Attributes:
         short: pixels that the short side has at most; 0: nothing is lost.
         quality: libjpeg's, 1 to 100, of what is reduced.
+        decoded: pictures are stored as their pixels (PPM).
     """
 
     short: int = 0
     quality: int = 92
+    decoded: bool = False
 
     @staticmethod
     def parse(text: str) -> ImageRecipe:
-        """Of `lossless` or `short=512,quality=92`; `quality` may be left out.
+        """Of `lossless`, `short=512,quality=92` (`quality` may be left out), `decoded` or `decoded,short=256`.
 
         Raises:
-            ValueError: it is neither, or this build has no libjpeg-turbo.
+            ValueError: it is none of these, or this build has no libjpeg-turbo.
         """
-        recipe = ImageRecipe()
-        if text != "lossless":
-            pairs = [each.partition("=") for each in text.split(",")]
+        first, _, rest = text.partition(",")
+        decoded = first.strip() == "decoded"
+        recipe = ImageRecipe(decoded=decoded)
+        if text not in {"lossless", "decoded"}:
+            pairs = [each.partition("=") for each in (rest if decoded else text).split(",")]
             options = {name.strip(): value.strip() for name, _, value in pairs}
             numbers = {name: int(v) for name, v in options.items() if v.isascii() and v.isdigit()}
             if len(options) < len(pairs) or len(numbers) < len(options):
                 raise ValueError(f"images is {text!r}, expected {_EXPECTED}")
-            if "short" not in numbers or numbers.keys() - {"short", "quality"}:
+            known = {"short"} if decoded else {"short", "quality"}
+            if "short" not in numbers or numbers.keys() - known:
                 raise ValueError(f"images is {text!r}, expected {_EXPECTED}")
-            recipe = ImageRecipe(**numbers)
+            recipe = ImageRecipe(**numbers, decoded=decoded)
             if not (1 <= recipe.short <= _SHORT_MAX and 1 <= recipe.quality <= 100):
                 raise ValueError(
                     f"images is {text!r}, expected short from 1 to {_SHORT_MAX:,}, quality to 100"
@@ -143,6 +153,8 @@ class ImageRecipe:
         return recipe
 
     def __str__(self) -> str:
+        if self.decoded:
+            return f"decoded,short={self.short}" if self.short else "decoded"
         return f"short={self.short},quality={self.quality}" if self.short else "lossless"
 
     def rewrite(
@@ -156,7 +168,9 @@ class ImageRecipe:
             crc: (extents,) uint32.
         """
         images = RewrittenImages(str(self))
-        after, lengths, outcomes = _native.rewrite_pictures(data, length, self.short, self.quality)
+        after, lengths, outcomes = _native.rewrite_pictures(
+            data, length, self.short, self.quality, self.decoded
+        )
         kept = np.bincount(outcomes, minlength=len(_native.rewrite_outcomes)).tolist()
         images.rewritten = kept[_REWRITTEN]
         for number, count in enumerate(kept):
