@@ -146,7 +146,7 @@ BufferPtr Arena::acquire(size_t bytes) {
       // Batches grew a little: free buffers that have become too small make room for one that fits,
       // so that what is mapped follows what is in use. Buffers of other sizes have other users.
       surplus.reserve(free_.size());
-      for (size_t i = 0; i < free_.size();) {
+      for (size_t i = 0; retained_bytes_max_ != kRetainAll && i < free_.size();) {
         if (free_[i].capacity >= bytes / 2 && free_[i].capacity < bytes) {
           retire_locked(i, &surplus);
         } else {

@@ -25,6 +25,10 @@ class Arena;
 
 enum class Memory { kPrivate, kShared };
 
+// An arena that retains so much unmaps nothing while it lives: for buffers that somebody has
+// page-locked, who must unlock them first.
+inline constexpr size_t kRetainAll = SIZE_MAX;
+
 // Memory of one batch. Goes back to its arena when the last owner lets go.
 struct Buffer {
   std::byte* data = nullptr;

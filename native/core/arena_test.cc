@@ -102,6 +102,16 @@ TEST_CASE("free memory stays under the cap, the oldest goes first, and listeners
   arena->acquire(6 * kMebi).reset();
 }
 
+TEST_CASE("an arena that retains all unmaps nothing, however batches grow") {
+  const auto arena = Arena::make(kRetainAll);
+  const int listener = arena->listen();
+  for (size_t bytes = kMebi; bytes < 4 * kMebi; bytes += kMebi / 4) arena->acquire(bytes);
+  CHECK(arena->take_unmapped(listener).empty());
+  const size_t mapped = arena->mapped_bytes();
+  CHECK(arena->acquire(kMebi) != nullptr);
+  CHECK(arena->mapped_bytes() == mapped);
+}
+
 TEST_CASE("a buffer outlives the user's reference to the arena") {
   auto arena = Arena::make(kMebi);
   const std::weak_ptr<Arena> watch = arena;

@@ -149,11 +149,16 @@ def check_form(form: str, forms: Sequence[str], part_names: Sequence[str]) -> No
 
 
 def check_pixels(form: str, usual: str, decode: Images) -> None:
-    """Check that nobody asks for bytes in a form where `decode` makes pixels of them.
+    """Check that nobody asks for bytes in a form where `decode` makes pixels of them, or for two labels each.
 
     Raises:
-        ValueError: `elements` is another than the default.
+        ValueError: `elements` is another than the default, or pictures would be mixed.
     """
+    if decode.mixup or decode.cutmix:
+        raise ValueError(
+            "mixup and cutmix give each picture two labels, for which elements have no place: mix in the "
+            "training step, or iterate headrace.loader"
+        )
     if form != usual:
         raise ValueError(
             f"elements is {form!r}, and decode is {decode!r}, which makes pixels: leave it out"

@@ -44,6 +44,9 @@ BATCHES_DECODED_AHEAD: Final = 2
 
 THREADS_MAX: Final = 1024
 
+RETAIN_ALL: Final = (1 << 64) - 1
+"""`kRetainAll` of native/core/arena.h."""
+
 _EXTENSIONS: Final = ("jpg", "jpeg", "png", "webp", "img", "image", "bmp", "gif", "tif", "tiff")
 """Parts of a sample that may be its picture, by their names."""
 
@@ -278,12 +281,15 @@ class ImageBatch(Batch):
         pixels: (samples, ...), each of `Images.shape` and `Images.numpy_dtype`; the buffer is this batch's
             alone.
         mixed: both labels of each picture and their shares, where `mixup` or `cutmix` mixed them; or None.
+        recycled: they lie in a buffer of the decode stage, which it uses again when this batch is gone; else,
+            where samples were left out, in a copy.
     """
 
-    __slots__ = ("mixed", "pixels")
+    __slots__ = ("mixed", "pixels", "recycled")
 
     pixels: NDArray[Any]
     mixed: augment.MixedLabels | None
+    recycled: bool
 
     def __repr__(self) -> str:
         return f"ImageBatch({len(self)} samples, pixels {self.pixels.shape}, epoch {self.epoch})"
@@ -363,6 +369,8 @@ class Decoding:
     Attributes:
         fallbacks: pictures that Pillow decoded, because the native decoders refused them.
         seed: of the crops and flips of batches that are submitted from now on.
+        keeps_buffers: give no buffer back to the system while a pool lives, so that they may be page-locked;
+            set before the first batch.
     """
 
     name = "decode"
@@ -375,6 +383,7 @@ class Decoding:
         self.images = images
         self.fallbacks = 0
         self.seed = seed
+        self.keeps_buffers = False
         self._part = images.part_of(part_names)
         self._recipe = images.recipe()
         self._threads = threads or len(os.sched_getaffinity(0))
@@ -418,6 +427,11 @@ class Decoding:
         return (0, 0) if pool is None else pool.kept
 
     @property
+    def pool(self) -> object:
+        """What owns the buffers in this process: they are mapped as long as it is kept; None before any."""
+        return self._own_pool
+
+    @property
     def _own_pool(self) -> _native.DecodePool | None:
         """Of this process: over a fork, threads are not inherited."""
         return self._pool if self._pid == os.getpid() else None
@@ -429,6 +443,8 @@ class Decoding:
         pool = self._own_pool
         if pool is None:
             free = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
+            if self.keeps_buffers:
+                free = RETAIN_ALL
             self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
             self._pid = os.getpid()
         steps = self.images.steps(self.seed, epoch, native.indices)
@@ -518,6 +534,7 @@ class Decoding:
         batch = ImageBatch(native, part_names, epoch=epoch, position=position, keep=keep)
         pixels = job.pixels.view(self.images.numpy_dtype).reshape(-1, *self.images.shape)
         batch.pixels = pixels if keep is None else pixels[keep]
+        batch.recycled = keep is None
         batch.mixed = None
         if self.images.mixup or self.images.cutmix:
             batch.mixed = augment.mix(

@@ -5,5 +5,6 @@
 * dataset: `Dataset`, for torch's own loaders and samplers; batches as tensors over headrace's own buffers; a
   user's decode function, with its random numbers
 * store_loader: `StoreLoader`, which delivers in headrace's order and resumes exactly
-* deliveries: its three ways from bytes to batches: whole, decoded in threads, decoded in worker processes
+* deliveries: its ways from bytes to batches: whole, on a device, decoded in threads or in worker processes
+* device: pixels from page-locked buffers to a GPU
 """

@@ -30,6 +30,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from headrace.errors import HeadraceError
 from headrace.frameworks.torch.dataset import TensorBatch, labelled_pixels, pixel_tensors
+from headrace.plane.augment import MixedLabels
 from headrace.plane.images import ImageBatch
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.frameworks.torch.dataset import Dataset, Decoded, Decoder
+    from headrace.frameworks.torch.device import ToDevice, Transfer
     from headrace.plane import Loader
     from headrace.plane.batch import Skipped
     from headrace.plane.batch_trace import Interruption
@@ -149,6 +151,63 @@ class WholeBatches:
 
     def close(self) -> None:
         """There is nothing to let go of."""
+
+
+class DeviceBatches:
+    """Delivers pixels and labels on a device, sent there ahead of the consumer by one batch.
+
+    The next batch is taken ahead only if the last one did not have to be waited for: who decodes more slowly
+    than the consumer learns gets each batch as soon as it is there.
+
+    Args:
+        loader: gives order and reader.
+        to_device: sends batches.
+    """
+
+    def __init__(self, loader: Loader, to_device: ToDevice) -> None:
+        assert loader.decoding is not None, "whoever sends pixels decodes them"
+        self._loader = loader
+        self.to_device = to_device
+        self._stage = loader.decoding
+        self._stage.keeps_buffers = True
+
+    @property
+    def threads(self) -> int:
+        """That decode."""
+        return self._stage.knobs()["decode_threads"]
+
+    def deliveries(self, a_pass: Pass) -> Generator[Delivery, None, None]:
+        """Yield the batch of each span of the pass, in order."""
+        fetched = self._loader.reader.stream(self._loader.order, a_pass.epoch, a_pass.spans())
+        ahead: deque[tuple[Delivery, Transfer, MixedLabels | None]] = deque()
+        try:
+            while True:
+                while len(ahead) < 1 + self._loader.reader.was_ready:
+                    if (one := next(fetched, None)) is None:
+                        break
+                    ahead.append(self._sent(one))
+                if not ahead:
+                    return
+                delivery, transfer, mixed = ahead.popleft()
+                tensors: list[Any] = transfer.take()
+                if mixed is not None:
+                    pixels, labels = tensors
+                    tensors = [pixels, MixedLabels(labels[0], labels[1], mixed.lam)]
+                yield delivery._replace(value=tensors)
+        finally:
+            fetched.close()
+            self.to_device.wait()
+
+    def _sent(self, one: Fetched) -> tuple[Delivery, Transfer, MixedLabels | None]:
+        assert isinstance(one.batch, ImageBatch)
+        one.trace.collated_s = time.perf_counter()
+        transfer = self.to_device.send(one.batch, self._stage)
+        one.trace.moved_s = time.perf_counter()
+        return one.delivery(None, len(one.batch)), transfer, one.batch.mixed
+
+    def close(self) -> None:
+        """Wait for copies that are under way, and unlock all memory."""
+        self.to_device.close()
 
 
 PIECES_PER_THREAD = 4
@@ -469,4 +528,4 @@ class WorkerDecoding:
         return self._torch
 
 
-Deliveries = WholeBatches | ThreadedDecoding | WorkerDecoding
+Deliveries = WholeBatches | DeviceBatches | ThreadedDecoding | WorkerDecoding

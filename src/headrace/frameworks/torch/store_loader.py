@@ -22,10 +22,12 @@ from headrace.config import ReaderOptions, TierOptions
 from headrace.frameworks.torch.dataset import Dataset
 from headrace.frameworks.torch.deliveries import (
     Collate,
+    DeviceBatches,
     ThreadedDecoding,
     WholeBatches,
     WorkerDecoding,
 )
+from headrace.frameworks.torch.device import ToDevice, device_of
 from headrace.frameworks.view import LoaderView
 from headrace.order import Order
 from headrace.plane.images import Images
@@ -104,6 +106,8 @@ class StoreLoader(LoaderView):
         tune: let headrace turn the knobs; see `headrace.loader`.
         memory_bytes: what all buffers of this process may take; see `headrace.loader`.
         trace: folder that the run's steps are written to; see `headrace.loader`.
+        device: with `Images`: where pixels and labels go, `cuda` or `cuda:1`. uint8 is sent from page-locked
+            memory on a stream of its own, and normalised there. None or `cpu`: nowhere.
         options: fields of `headrace.config.ReaderOptions` except `threads`, and of `TierOptions`.
 
     Raises:
@@ -147,6 +151,7 @@ class StoreLoader(LoaderView):
         tune: bool = True,
         memory_bytes: int | None = None,
         trace: str | PathLike[str] | None = None,
+        device: torch.device | str | int | None = None,
         **options: Any,
     ) -> None:
         del in_order  # False allows what never happens
@@ -191,6 +196,7 @@ class StoreLoader(LoaderView):
         _check_workers(num_workers, workers, processes=not self._is_whole)
         if images is not None:
             threads, self.num_workers = threads or num_workers or None, 0
+        to_device = None if device is None else _to_device(device, images, collate_fn)
         self._loader = api.loader(
             self.dataset.store,
             batch_size,
@@ -202,7 +208,7 @@ class StoreLoader(LoaderView):
             tail=tail,
             parts=self.dataset.parts,
             on_error=self.dataset.on_error,
-            decode=images,
+            decode=images if images is None or to_device is None else ToDevice.host_images(images),
             decode_threads=None if images is None else threads,
             trace=trace,
             # Where workers read, nothing that this process could turn reaches them.
@@ -210,18 +216,24 @@ class StoreLoader(LoaderView):
             memory_bytes=memory_bytes,
             **self.dataset.given_options,
         )
-        self._deliveries = self._choose_deliveries(threads, prefetch_batches, workers)
+        self._deliveries = self._choose_deliveries(threads, prefetch_batches, workers, to_device)
 
     @property
     def decode_threads(self) -> int:
         """Threads or worker processes that decode; 0 where the consumer does, or nobody."""
-        if isinstance(self._deliveries, (ThreadedDecoding, WholeBatches)):
+        if isinstance(self._deliveries, (ThreadedDecoding, WholeBatches, DeviceBatches)):
             return self._deliveries.threads
         return self.num_workers
 
     def _choose_deliveries(
-        self, threads: int | None, prefetch_batches: int | None, workers: dict[str, Any]
+        self,
+        threads: int | None,
+        prefetch_batches: int | None,
+        workers: dict[str, Any],
+        to_device: ToDevice | None,
     ) -> Deliveries:
+        if to_device is not None:
+            return DeviceBatches(self._loader, to_device)
         if self._is_whole:
             return WholeBatches(
                 self._loader, pin_memory=self.pin_memory, collate_fn=self.collate_fn
@@ -258,8 +270,9 @@ class StoreLoader(LoaderView):
 
     def close(self) -> None:
         """End workers and reading ahead. Batches stay valid; the loader can be used again."""
+        self._loader.cursor.end()
+        self._deliveries.close()  # first: page-locked buffers are unlocked while they are mapped
         self._loader.close()
-        self._deliveries.close()
 
     def __iter__(self) -> Iterator[Any]:
         a_pass = self._loader.begin()
@@ -287,6 +300,29 @@ class StoreLoader(LoaderView):
                 self.stats.rest()
                 deliveries.close()
         a_pass.finish()
+
+
+def _to_device(
+    device: torch.device | str | int,
+    images: Images | None,
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> ToDevice | None:
+    """What sends pixels to a device; None: they stay here.
+
+    Raises:
+        ValueError: there are no pixels to send, or it is no device for them.
+        RuntimeError: there is no such GPU.
+    """
+    place = device_of(device)
+    if place is None:
+        return None
+    if images is None or collate_fn is not None:
+        raise ValueError(
+            f"device is {device!r}, and "
+            + ("decode is no headrace.Images" if images is None else "collate_fn")
+            + " is given: whole batches of pixels are sent, so leave it out and use batch.to(device)"
+        )
+    return ToDevice(place, images)
 
 
 def _torch_words(
