@@ -373,7 +373,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_only(path):
 
 def test_a_dataset_brings_its_decode_and_options(path):
     dataset = Dataset(path, with_key, seed=5, on_error="skip", queue_depth=9)
-    loader = DataLoader(dataset, 16)
+    loader = DataLoader(dataset, 16, shuffle=True)
     assert loader.order.seed == 5
     assert loader.dataset.decode is with_key
     assert loader.dataset.on_error == "skip"

@@ -53,7 +53,7 @@ def indices(loader, options):
 def test_leaving_each_epoch_early_leaves_nothing_behind(path, options):
     gc.collect()
     before = descriptors(path), threads()
-    loader = StoreLoader(path, 16, **options)
+    loader = StoreLoader(path, 16, shuffle=True, **options)
     for _ in range(4):
         for _ in loader:
             break
@@ -75,11 +75,11 @@ def test_files_that_vanish_and_change_are_named_and_the_others_are_right(tmp_pat
     with hr.open(folder) as store:
         (folder / "007.bin").unlink()
         (folder / "041.bin").write_bytes(content(40))
-        loader = StoreLoader(store, 16, on_error="skip", **options)
+        loader = StoreLoader(store, 16, shuffle=True, on_error="skip", **options)
         assert sorted(indices(loader, options)) == [i for i in range(60) if i not in {7, 41}]
         assert sorted(s.name for s in loader.skipped) == ["007.bin", "041.bin"]
         loader.close()
-        loader = StoreLoader(store, 16, **options)
+        loader = StoreLoader(store, 16, shuffle=True, **options)
         with pytest.raises(SourceChanged, match=r"007\.bin|041\.bin"):
             indices(loader, options)
         loader.close()
@@ -88,20 +88,20 @@ def test_files_that_vanish_and_change_are_named_and_the_others_are_right(tmp_pat
 @in_this_process
 def test_reads_that_fail_once_always_or_never_return(path, options):
     now_and_then = SlowVolume(Simulation(name="failing", error_rate=0.05, seed=4))
-    loader = StoreLoader(path, 16, simulate=now_and_then, on_error="skip", **options)
+    loader = StoreLoader(path, 16, shuffle=True, simulate=now_and_then, on_error="skip", **options)
     found = indices(loader, options) + [s.index for s in loader.skipped]
     assert sorted(found) == list(range(SAMPLES))
     assert now_and_then.stats()["errors"] > 2 * len(loader.skipped)
     loader.close()
     always = SlowVolume(Simulation(name="broken", error_rate=1))
     fresh = {**options, "cache_dir": None}
-    loader = StoreLoader(path, 16, simulate=always, **fresh)
+    loader = StoreLoader(path, 16, shuffle=True, simulate=always, **fresh)
     with pytest.raises(VolumeError, match=r"sample \d+ .*Input/output error"):
         indices(loader, options)
     assert always.stats()["errors"] > 0
     loader.close()
     never = SlowVolume(Simulation(name="silent", latency_s=3600.0))
-    loader = StoreLoader(path, 16, simulate=never, deadline_s=0.2, **fresh)
+    loader = StoreLoader(path, 16, shuffle=True, simulate=never, deadline_s=0.2, **fresh)
     with pytest.raises(VolumeTimeout, match=r"0\.2 s: it waits for"):
         indices(loader, options)
     assert never.stats()["requests"] > 0
@@ -126,7 +126,7 @@ def test_an_unpicklable_decoder_is_an_error_with_spawned_workers_and_none_in_thr
     with pytest.raises(TypeError, match="stays where it is"):
         next(iter(loader))
     loader.close()
-    loader = StoreLoader(path, 16, decode=Stubborn(), threads=2)
+    loader = StoreLoader(path, 16, shuffle=True, decode=Stubborn(), threads=2)
     assert len(indices(loader, {"decode": ...})) == SAMPLES
     loader.close()
 
@@ -153,7 +153,7 @@ def test_sixty_four_descriptors_are_enough(path):
 
 @every_way
 def test_memory_stays_flat_over_fifty_epochs(path, options):
-    loader = StoreLoader(path, 16, budget_bytes=64 << 20, **options)
+    loader = StoreLoader(path, 16, shuffle=True, budget_bytes=64 << 20, **options)
     sizes = []
     for epoch in range(50):
         assert len(indices(loader, options)) == SAMPLES
