@@ -73,18 +73,10 @@ inline uint32_t turned(uint32_t pixel, int shift) {
   return joined(channel(5), channel(3), channel(1));
 }
 
-using Levels = std::array<std::array<uint32_t, 256>, 3>;
-
-Levels counted(const std::vector<uint32_t>& pixels) {
-  Levels counts{};
-  for (const uint32_t pixel : pixels) {
-    ++counts[0][pixel & 255], ++counts[1][pixel >> 8 & 255], ++counts[2][pixel >> 16 & 255];
-  }
-  return counts;
-}
+using Levels = std::array<uint32_t, 256>;
 
 // What becomes of each level of a channel that has so many pixels of each.
-void stretch(std::array<uint32_t, 256>& levels) {
+void stretch(Levels& levels) {
   int low = 0, high = 255;
   while (low < 255 && levels[static_cast<size_t>(low)] == 0) ++low;
   while (high > 0 && levels[static_cast<size_t>(high)] == 0) --high;
@@ -96,7 +88,7 @@ void stretch(std::array<uint32_t, 256>& levels) {
   }
 }
 
-void equalize(std::array<uint32_t, 256>& levels) {
+void equalize(Levels& levels) {
   uint32_t total = 0, last = 0;
   for (const uint32_t count : levels) total += count, last = count != 0 ? count : last;
   const uint32_t step = (total - last) / 255;
@@ -146,13 +138,11 @@ void transform(const std::array<double, 6>& numbers, const uint32_t* in, int wid
 
 void erase(const std::array<double, 6>& values, int width, uint32_t* pixels) {
   const auto& [left, top, columns, rows, colour, seed] = values;
-  const auto packed = static_cast<uint32_t>(std::max(0.0, colour));
   auto state = static_cast<uint64_t>(seed);
   for (int y = 0; y < static_cast<int>(rows); ++y) {
     uint32_t* row = pixels + (static_cast<int>(top) + y) * width + static_cast<int>(left);
     for (int x = 0; x < static_cast<int>(columns); ++x) {
-      row[x] = colour < 0 ? static_cast<uint32_t>(mix64(state += kGolden) & 0xffffff)
-                          : joined(blue(packed), green(packed), red(packed));
+      row[x] = colour >= 0 ? static_cast<uint32_t>(colour) : mix64(state += kGolden) & 0xffffff;
     }
   }
 }
@@ -180,12 +170,11 @@ void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx
   const auto each = [&](auto body) {
     loop(count, avx2, [p = pixels.data(), body](size_t i) { p[i] = body(p[i]); });
   };
-  const auto each_channel = [&](void (*of_counts)(std::array<uint32_t, 256>&)) {
-    Levels to = counted(pixels);
-    for (auto& levels : to) of_counts(levels);
-    for (uint32_t& p : pixels) {
-      p = to[0][p & 255] | to[1][p >> 8 & 255] << 8 | to[2][p >> 16 & 255] << 16;
-    }
+  const auto each_channel = [&](void (*of_counts)(Levels&)) {
+    Levels r{}, g{}, b{};
+    for (const uint32_t p : pixels) ++r[p & 255], ++g[p >> 8 & 255], ++b[p >> 16 & 255];
+    of_counts(r), of_counts(g), of_counts(b);
+    for (uint32_t& p : pixels) p = r[p & 255] | g[p >> 8 & 255] << 8 | b[p >> 16 & 255] << 16;
   };
   for (const auto& [op, values] : steps) {
     const auto factor = static_cast<float>(values[0]);
@@ -195,10 +184,10 @@ void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx
         break;
       case Op::kContrast: {
         uint64_t sum = 0;
-        for (const uint32_t p : pixels) sum += static_cast<uint64_t>(grey(p));
-        const double mean = static_cast<double>(sum) / static_cast<double>(count);
-        const uint32_t level = 0x10101u * static_cast<uint32_t>(mean + 0.5);
-        each([=](uint32_t p) { return blended(level, p, factor); });
+        loop(count, avx2,
+             [&sum, p = pixels.data()](size_t i) { sum += static_cast<uint64_t>(grey(p[i])); });
+        const auto mean = static_cast<uint32_t>((2 * sum + count) / (2 * count));
+        each([=](uint32_t p) { return blended(0x10101u * mean, p, factor); });
         break;
       }
       case Op::kColour:

@@ -24,7 +24,7 @@ enum class Op : int {
   kAutocontrast,  //
   kEqualize,      //
   kAffine,        // the six numbers of Pillow's transform; nearest neighbour, black outside
-  kErase,  // left, top, width, height; red, green and blue as 0xRRGGBB, -1: noise; the noise's seed
+  kErase,  // left, top, width, height; red, green and blue as 0xBBGGRR, -1: noise; the noise's seed
   kCount,
 };
 

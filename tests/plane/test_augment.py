@@ -69,7 +69,7 @@ def by_pillow(im: Image.Image, step) -> Image.Image:
             left, top, width, height, colour, _ = map(int, values)
             im = im.copy()
             im.paste(
-                (colour >> 16, colour >> 8 & 255, colour & 255),
+                (colour & 255, colour >> 8 & 255, colour >> 16),
                 (left, top, left + width, top + height),
             )
             return im
@@ -165,27 +165,35 @@ def augmented(images: hr.Images, data: bytes, index: int, seed=7, epoch=1) -> np
     return np.frombuffer(raw, images.numpy_dtype).reshape(images.shape)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"augment": "randaugment", "operations": 3, "magnitude": 17},
-        {"augment": "trivialaugment", "crop": "center", "padding": 5},
-        {"crop": "stretch", "padding": 4, "orient": True},
-    ],
+RECIPES = (
+    {"augment": "randaugment", "operations": 3, "magnitude": 17},
+    {"augment": "trivialaugment", "crop": "center", "padding": 5},
+    {"crop": "stretch", "padding": 4, "orient": True},
 )
-def test_whole_recipes_are_pillows_on_what_was_cut_and_flipped(options):
+
+
+def check_recipes(indices) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    for layout in ("nhwc", "nchw"):
-        images = hr.Images(size=(40, 56), layout=layout, **EVERYTHING, **options)
-        for index in range(60):
-            data = encoded(picture(*SIZES[index % 4], seed=index), "PNG", exif=exif)
-            expected = Image.fromarray(decoded(plain(images), data, index))
-            for step in images.steps(7, 1, np.array([index]))[0]:
-                expected = by_pillow(expected, step)
-            ours = augmented(images, data, index)
-            ours = ours if layout == "nhwc" else ours.transpose(1, 2, 0)
-            np.testing.assert_array_equal(ours, expected)
+    for index in indices:
+        layout = ("nhwc", "nchw")[index % 2]
+        images = hr.Images(size=(40, 56), layout=layout, **EVERYTHING, **RECIPES[index % 3])
+        data = encoded(picture(*SIZES[index % 4], seed=index), "PNG", exif=exif)
+        expected = Image.fromarray(decoded(plain(images), data, index))
+        for step in images.steps(7, 1, np.array([index]))[0]:
+            expected = by_pillow(expected, step)
+        ours = augmented(images, data, index)
+        ours = ours if layout == "nhwc" else ours.transpose(1, 2, 0)
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_whole_recipes_are_pillows_on_what_was_cut_and_flipped():
+    check_recipes(range(240))
+
+
+@pytest.mark.slow
+def test_whole_recipes_of_two_thousand_pictures_are_pillows():
+    check_recipes(range(240, 2240))
 
 
 def test_erased_noise_stays_in_its_rectangle_and_floats_are_normalised_after_it():

@@ -208,7 +208,7 @@ def _rectangles(images: Images, numbers: _Numbers, pictures: int) -> NDArray[np.
     """Of ten random areas and ratios the first that leaves something of the picture."""
     _, height, width = images.planes
     colour = images.erase_value
-    packed = -1 if colour == "random" else colour[0] << 16 | colour[1] << 8 | colour[2]
+    packed = -1 if colour == "random" else colour[0] | colour[1] << 8 | colour[2] << 16
     step = np.zeros((pictures, VALUES))
     wanted = numbers.take(1)[0] < images.erase
     noise = numbers.take(1)[0] * 2.0**52
