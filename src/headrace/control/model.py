@@ -280,9 +280,8 @@ class WindowEvidence:
             return ""
         newest = _last(self.intervals, batches=12)
         half = len(newest) // 2
-        halves = [
-            PlaneWindow.over(part, histogram=False) for part in (newest[:half], newest[half:])
-        ]
+        parts = newest[:half], newest[half:]
+        halves = [PlaneWindow.over(part, histogram=False) for part in parts]
         if min(each.batches for each in halves) < 3:
             return ""
         ratios = [(each.demand or demand) / demand for each in halves]

@@ -213,9 +213,8 @@ def _by_priority(p: SharingProblem, low: Floats, high: Floats) -> Floats:
         mine = (p.priority == level)[:, None]
         others = _sums(p.user, np.where(mine, 0.0, given), users)
         user_low = _sums(p.user, np.where(mine, low, 0.0), users)
-        user_high = np.minimum(
-            _less(p.user_cap, others), _sums(p.user, np.where(mine, high, 0.0), users)
-        )
+        wanted = _sums(p.user, np.where(mine, high, 0.0), users)
+        user_high = np.minimum(_less(p.user_cap, others), wanted)
         user_high = np.maximum(user_high, user_low)
         left = _less(p.capacity, _sums(p.system, others, systems))
         user_given = _fill(p.system, p.user_weight, user_low, user_high, left)
@@ -242,7 +241,6 @@ def _sums(group: Integers, values: Floats, groups: int) -> Floats:
 
 def _fill(group: Integers, weight: Floats, low: Floats, high: Floats, amount: Floats) -> Floats:
     """`fill` for [n, R] and [groups, R]."""
-    columns = [
-        fill(group, weight, low[:, r], high[:, r], amount[:, r]) for r in range(low.shape[1])
-    ]
+    pairs = zip(low.T, high.T, amount.T, strict=True)
+    columns = [fill(group, weight, *each) for each in pairs]
     return np.stack(columns, axis=1) if columns else np.zeros(low.shape)

@@ -134,6 +134,11 @@ PLAUSIBLE_BYTES_PER_S = 2e9
 TRANSITION_MAX_S = 8.0
 """So long at most the tuner waits for what was begun under the old setting."""
 
+PINNED = 0.9
+"""Share of the allowed reads in flight from which on the number allowed is what bounds them."""
+
+CORRECTIONS_MAX = 5
+
 READS, BYTES, DECODE = "reads_in_flight", "buffer_bytes", "decode_threads"
 
 
@@ -150,7 +155,7 @@ class KnobDecision:
 
 
 class _Situation:
-    """What one call of `propose` knows, under short names."""
+    """What one call of `propose` knows, and what follows from it."""
 
     def __init__(self, history: PlaneHistory, knobs: Knobs, limits: Limits) -> None:
         self.history = history
@@ -269,237 +274,266 @@ class _Situation:
             settle_s += min(less, window.ready_bytes) / byte_rate
         return min(TRANSITION_MAX_S, settle_s)
 
+    # -- what is done -------------------------------------------------------------------------------
 
-def _foresee(situation: _Situation) -> KnobDecision | None:
-    """What is in stock hides for a while that slower reads need more: do not wait for the end."""
-    wanted = situation.need()
-    if wanted is None or situation.evidence.waits():
+    def decide(self) -> KnobDecision:
+        """The decision of this call."""
+        allowed = self.limits.clamped(self.knobs)
+        if allowed != self.knobs:
+            memory = replace(self.memory, trial=None)
+            return self.change(allowed, "limit", "a limit was passed", memory)
+        if news := self.evidence.news():
+            return self._begin_regime(news)
+        if (trial := self.memory.trial) is not None:
+            decision = self._judge_up(trial) if trial.up else self._judge_down(trial)
+            return decision or self.hold("measuring")
+        self.learn()
+        return self._act()
+
+    def _foresee(self) -> KnobDecision | None:
+        """What is in stock hides for a while that slower reads need more: do not wait for the end."""
+        wanted = self.need()
+        if wanted is None or self.evidence.waits():
+            return None
+        reads = min(wanted.reads_in_flight, int(self.growth() * self.knobs.reads_in_flight))
+        size = min(wanted.buffer_bytes, int(self.growth() * self.knobs.buffer_bytes))
+        more = {READS: max(reads, self.knobs.reads_in_flight),
+                BYTES: max(size, self.knobs.buffer_bytes)}  # fmt: skip
+        raised = self.limits.clamped(self.knobs.turned(more))
+        if raised == self.knobs:
+            return None
+        return self.change(raised, "raise", "so much will be needed", self.memory)
+
+    def _raise_knobs(self) -> KnobDecision | None:
+        """Ask for more of what the plane is short of; None: nothing that may help is left."""
+        if self.patient():
+            return None
+        for knob in self.short_of():
+            if self.memory.capped(knob, self.now_s):
+                continue
+            raised = self.limits.clamped(self.knobs.turned(self._more_of(knob)))
+            if raised != self.knobs:
+                window = self.window
+                pinned = window.in_flight >= 0.95 * self.knobs.reads_in_flight
+                trial = Trial(knob, True, self.knobs, window.read_rate, window.stall, pinned)
+                reason = f"the consumer waits {self.window.stall:.1%} of its time"
+                memory = replace(self.memory, trial=trial)
+                return self.change(raised, "raise", reason, memory)
         return None
-    reads = min(wanted.reads_in_flight, int(situation.growth() * situation.knobs.reads_in_flight))
-    size = min(wanted.buffer_bytes, int(situation.growth() * situation.knobs.buffer_bytes))
-    more = {READS: max(reads, situation.knobs.reads_in_flight),
-            BYTES: max(size, situation.knobs.buffer_bytes)}  # fmt: skip
-    raised = situation.limits.clamped(situation.knobs.turned(more))
-    if raised == situation.knobs:
-        return None
-    return situation.change(raised, "raise", "so much will be needed", situation.memory)
 
+    def _more_of(self, knob: str) -> dict[str, int]:
+        window, knobs = self.window, self.knobs
+        wanted = self.need()
+        if knob == DECODE:
+            return {DECODE: max(knobs.decode_threads + 1, knobs.decode_threads * 3 // 2)}
+        if knob == BYTES:
+            step = max(self.batch_bytes(), 0.2 * knobs.buffer_bytes)
+            grown = max(knobs.buffer_bytes + step, wanted.buffer_bytes if wanted else 0)
+            return {BYTES: int(min(grown, self.growth() * knobs.buffer_bytes))}
+        now = knobs.reads_in_flight
+        target = wanted.reads_in_flight if wanted else 2 * now
+        if READS in self.memory.ceilings:  # more was in vain before: only look whether it still is
+            target = math.ceil(1.25 * now)
+        elif window.stall < 0.25:  # the model has had its turn; only a little is missing
+            target = min(target, math.ceil(1.1 * now / (1.0 - window.stall)))
+        # Where the model has no more to ask for, only a clear step gives a clear verdict.
+        least = 1.5 if target <= now and READS not in self.memory.ceilings else 1.1
+        reads = max(now + 1, math.ceil(least * now), min(target, int(self.growth() * now)))
+        # More reads need room: for the batches that they belong to, and for what slow ones hold up.
+        room = int(batches_read(self.evidence.delivered, reads) * self.batch_bytes())
+        held = wanted.buffer_bytes if wanted and READS not in self.memory.ceilings else 0
+        held = min(held, int(self.growth() * knobs.buffer_bytes))
+        return {READS: reads, BYTES: max(knobs.buffer_bytes, room, held)}
 
-def _raise_knobs(situation: _Situation) -> KnobDecision | None:
-    """Ask for more of what the plane is short of; None: nothing that may help is left."""
-    if situation.patient():
-        return None
-    for knob in situation.short_of():
-        if situation.memory.capped(knob, situation.now_s):
-            continue
-        raised = situation.limits.clamped(situation.knobs.turned(_more_of(situation, knob)))
-        if raised != situation.knobs:
-            window = situation.window
-            pinned = window.in_flight >= 0.95 * situation.knobs.reads_in_flight
-            trial = Trial(knob, True, situation.knobs, window.read_rate, window.stall, pinned)
-            reason = f"the consumer waits {situation.window.stall:.1%} of its time"
-            memory = replace(situation.memory, trial=trial)
-            return situation.change(raised, "raise", reason, memory)
-    return None
+    def _lower(self, *, bound: bool) -> KnobDecision | None:
+        """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
+        window = self.window
+        if bound and not (window.reads and self.evidence.rate_known()):
+            return None
+        if bound:
+            best = max(self.memory.best_read_rate, self.sure_rate())
+            self.memory = replace(self.memory, best_read_rate=best)
+        changes = self._leaner_when_bound() if bound else self._leaner_when_served()
+        lowered = self.limits.clamped(self.knobs.turned(changes))
+        if not changes or lowered == self.knobs:
+            return None
+        pinned = window.in_flight >= 0.95 * self.knobs.reads_in_flight
+        knob = next(iter(changes))
+        trial = Trial(knob, False, self.knobs, window.read_rate, window.stall, pinned)
+        why = "the storage is the limit" if bound else "the consumer does not wait"
+        memory = replace(self.memory, trial=trial)
+        return self.change(lowered, "lower", f"{why}: as well with less?", memory)
 
+    def _leaner_when_served(self) -> dict[str, int]:
+        """Smaller settings that may serve the consumer as well."""
+        wanted = self.need()
+        if wanted is None:
+            return self._fewer_decoders()
+        changes = dict[str, int]()
+        reads = self.above_floor(READS, wanted.reads_in_flight)
+        if reads < 0.93 * self.knobs.reads_in_flight:
+            changes[READS] = reads
+        return changes | self._fewer_bytes(wanted.buffer_bytes) | self._fewer_decoders()
 
-def _more_of(situation: _Situation, knob: str) -> dict[str, int]:
-    window, knobs = situation.window, situation.knobs
-    wanted = situation.need()
-    if knob == DECODE:
-        return {DECODE: max(knobs.decode_threads + 1, knobs.decode_threads * 3 // 2)}
-    if knob == BYTES:
-        step = max(situation.batch_bytes(), 0.2 * knobs.buffer_bytes)
-        grown = max(knobs.buffer_bytes + step, wanted.buffer_bytes if wanted else 0)
-        return {BYTES: int(min(grown, situation.growth() * knobs.buffer_bytes))}
-    now = knobs.reads_in_flight
-    target = wanted.reads_in_flight if wanted else 2 * now
-    if READS in situation.memory.ceilings:  # more was in vain before: only look whether it still is
-        target = math.ceil(1.25 * now)
-    elif window.stall < 0.25:  # the model has had its turn; only a little is missing
-        target = min(target, math.ceil(1.1 * now / (1.0 - window.stall)))
-    # Where the model has no more to ask for, only a clear step gives a clear verdict.
-    least = 1.5 if target <= now and READS not in situation.memory.ceilings else 1.1
-    reads = max(now + 1, math.ceil(least * now), min(target, int(situation.growth() * now)))
-    # More reads need room: for the batches that they belong to, and for what slow ones hold up.
-    room = int(batches_read(situation.evidence.delivered, reads) * situation.batch_bytes())
-    held = wanted.buffer_bytes if wanted and READS not in situation.memory.ceilings else 0
-    held = min(held, int(situation.growth() * knobs.buffer_bytes))
-    return {READS: reads, BYTES: max(knobs.buffer_bytes, room, held)}
+    def _leaner_when_bound(self) -> dict[str, int]:
+        """Smaller settings that may get as much out of the storage."""
+        now = self.knobs.reads_in_flight
+        floor = self.memory.floor(READS, self.now_s)
+        if floor:
+            target = round(math.sqrt(floor * now))
+        elif READS in self.memory.floors:  # too little a while ago: only look whether it still is
+            target = min(now - 1, int(0.9 * now))
+        else:
+            # What made no difference was far from making one: ever larger steps find the knee soon.
+            target = int(0.4 ** (1 + self.memory.lowered) * now)
+        target = max(1, target)
+        if floor < target < now and (target <= 0.93 * now or not floor):
+            # Reads that wait for each other take the less time, the fewer there are.
+            room = self._room_when_bound(target, target / now)
+            return {READS: target, BYTES: min(room, self.knobs.buffer_bytes)}
+        return self._fewer_bytes(self._room_when_bound(now, 1.0))
 
+    def _room_when_bound(self, reads: int, share: float) -> int:
+        """Bytes for so many reads, when each takes `share` of the time that it takes now."""
+        window, delivered = self.window, self.evidence.delivered
+        held = batches_held(window, self.evidence.latency_us, window.rate * share)
+        return int(max(held, 1 + batches_read(delivered, reads)) * self.batch_bytes())
 
-def _lower(situation: _Situation, *, bound: bool) -> KnobDecision | None:
-    """Ask for less. `bound`: the storage is the limit, and more is known to be in vain."""
-    window = situation.window
-    if bound and not (window.reads and situation.evidence.rate_known()):
-        return None
-    if bound:
-        best = max(situation.memory.best_read_rate, situation.sure_rate())
-        situation.memory = replace(situation.memory, best_read_rate=best)
-    changes = _leaner_when_bound(situation) if bound else _leaner_when_served(situation)
-    lowered = situation.limits.clamped(situation.knobs.turned(changes))
-    if not changes or lowered == situation.knobs:
-        return None
-    pinned = window.in_flight >= 0.95 * situation.knobs.reads_in_flight
-    knob = next(iter(changes))
-    trial = Trial(knob, False, situation.knobs, window.read_rate, window.stall, pinned)
-    why = "the storage is the limit" if bound else "the consumer does not wait"
-    memory = replace(situation.memory, trial=trial)
-    return situation.change(lowered, "lower", f"{why}: as well with less?", memory)
+    def _fewer_bytes(self, wanted: int) -> dict[str, int]:
+        now, batch = self.knobs.buffer_bytes, self.batch_bytes()
+        if batch <= 0:
+            return {}
+        lowered = max(self.above_floor(BYTES, wanted), int(batch))
+        # Less than a batch makes no difference; less than a tenth is not worth a trial.
+        return {BYTES: lowered} if now - lowered > max(0.9 * batch, 0.08 * now) else {}
 
+    def _fewer_decoders(self) -> dict[str, int]:
+        window, threads = self.window, self.knobs.decode_threads
+        if threads <= 1:
+            return {}
+        wanted = max(1, math.ceil(1.2 * window.decode_busy_s / window.seconds))
+        wanted = self.above_floor(DECODE, wanted)
+        return {DECODE: wanted} if wanted < threads else {}
 
-def _leaner_when_served(situation: _Situation) -> dict[str, int]:
-    """Smaller settings that may serve the consumer as well."""
-    wanted = situation.need()
-    if wanted is None:
-        return _fewer_decoders(situation)
-    changes = dict[str, int]()
-    reads = situation.above_floor(READS, wanted.reads_in_flight)
-    if reads < 0.93 * situation.knobs.reads_in_flight:
-        changes[READS] = reads
-    return changes | _fewer_bytes(situation, wanted.buffer_bytes) | _fewer_decoders(situation)
+    def _judge_up(self, trial: Trial) -> KnobDecision | None:
+        window = self.window
+        gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
+        text = f"{gain:.2f} x the reads, waiting {trial.stall:.1%} -> {window.stall:.1%}"
+        memory = replace(self.memory, trial=None)
+        before = getattr(trial.before, trial.knob)
+        if self.evidence.served():
+            return self.keep(text, memory.with_floor(trial.knob, before, self.now_s))
+        if not self.evidence.enough(batches=8) or self.patient():
+            return None
+        grown = getattr(self.knobs, trial.knob) / getattr(trial.before, trial.knob)
+        gain_min = min(1.1, 1.01 + 0.15 * (grown - 1.0))
+        error = 2.0 * window.rate_error
+        if abs(gain - gain_min) < error and window.seconds < PATIENCE_S:
+            return None
+        knee = math.ceil(1.05 * gain * before) if trial.knob == READS and trial.read_rate else 0
+        filled = window.in_flight >= PINNED * self.knobs.reads_in_flight
+        if trial.pinned and filled and gain > 1.04 and knee < 0.85 * self.knobs.reads_in_flight:
+            # Before, each read in flight counted; here most of the new ones wait for the others.
+            memory = memory.with_ceiling(READS, knee, self.now_s)
+            best = max(memory.best_read_rate, self.sure_rate())
+            memory = replace(memory, best_read_rate=best)
+            return self.change(self.knobs.turned({READS: knee}), "correct", text, memory)
+        if gain >= gain_min or window.stall <= 0.5 * trial.stall:
+            best = max(memory.best_read_rate, self.sure_rate())
+            memory = memory.with_floor(trial.knob, before, self.now_s)
+            return self.keep(text, replace(memory, best_read_rate=best))
+        memory = memory.with_ceiling(trial.knob, before, self.now_s)
+        return self.change(trial.before, "roll back", text, memory)
 
+    def _judge_down(self, trial: Trial) -> KnobDecision | None:
+        window, evidence = self.window, self.evidence
+        text = f"waiting {trial.stall:.1%} -> {window.stall:.1%}"
+        if trial.stall <= STALL_OK:  # the consumer was served, and must be
+            if evidence.served() and window.seconds >= 1.0 and evidence.flows():
+                return self.keep(text, replace(self.memory, trial=None))
+            return self._took_too_much(trial) if evidence.waits() else None
+        if not evidence.enough(batches=8):
+            return None
+        share = window.read_rate / max(1e-9, self.memory.best_read_rate)
+        error = 2.0 * window.rate_error
+        if abs(share - SAME_RATE) < error and window.seconds < PATIENCE_S:
+            return None
+        text = f"{share:.3f} of the best rate"
+        if share >= SAME_RATE - min(0.01, error):
+            lowered = self.memory.lowered + (trial.knob == READS)
+            return self.keep(text, replace(self.memory, trial=None, lowered=lowered))
+        return self._took_too_much(trial)
 
-def _leaner_when_bound(situation: _Situation) -> dict[str, int]:
-    """Smaller settings that may get as much out of the storage."""
-    now = situation.knobs.reads_in_flight
-    floor = situation.memory.floor(READS, situation.now_s)
-    if floor:
-        target = round(math.sqrt(floor * now))
-    elif READS in situation.memory.floors:  # too little a while ago: only look whether it still is
-        target = min(now - 1, int(0.9 * now))
-    else:
-        # What made no difference was far from making one: ever larger steps find the knee soon.
-        target = int(0.4 ** (1 + situation.memory.lowered) * now)
-    target = max(1, target)
-    if floor < target < now and (target <= 0.93 * now or not floor):
-        # Reads that wait for each other take the less time, the fewer there are.
-        room = _room_when_bound(situation, target, target / now)
-        return {READS: target, BYTES: min(room, situation.knobs.buffer_bytes)}
-    return _fewer_bytes(situation, _room_when_bound(situation, now, 1.0))
+    def _took_too_much(self, trial: Trial) -> KnobDecision:
+        """Give back what a lower setting lacks, or all of it."""
+        knob = next(iter(self.short_of()), trial.knob)
+        if getattr(trial.before, knob) == getattr(self.knobs, knob):
+            knob = trial.knob
+        now = getattr(self.knobs, knob)
+        text = f"waiting {trial.stall:.1%} -> {self.window.stall:.1%}, short of {knob} at {now:,}"
+        memory = self.memory.with_floor(knob, now, self.now_s)
+        between = self._between(trial, knob)
+        if knob == BYTES:
+            wanted = self.need()
+            if wanted is None or self.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes:
+                between = None  # slow reads may hold up the consumer now and then: that takes longer to see
+        if between is not None and trial.corrections < CORRECTIONS_MAX:
+            trial = replace(trial, corrections=trial.corrections + 1)
+            return self.change(between, "correct", text, replace(memory, trial=trial))
+        return self.change(trial.before, "roll back", text, replace(memory, trial=None))
 
+    def _between(self, trial: Trial, knob: str) -> Knobs | None:
+        """A setting between the one that served and this one that does not."""
+        window, now, before = (
+            self.window,
+            getattr(self.knobs, knob),
+            getattr(trial.before, knob),
+        )
+        if knob == READS:
+            # Below saturation the rate is proportional to the reads in flight.
+            lack = 1.0 / max(0.2, 1.0 - window.stall)
+            if trial.stall > STALL_OK:
+                lack = self.memory.best_read_rate / max(1.0, window.read_rate)
+            target = max(now + 1, math.ceil(now * max(1.1, min(4.0, lack) * 1.02)))
+        elif knob == BYTES:
+            target = int(max(now + self.batch_bytes(), math.sqrt(now * before)))
+        else:
+            target = now + 1
+        return self.knobs.turned({knob: target}) if target < 0.96 * before else None
 
-def _room_when_bound(situation: _Situation, reads: int, share: float) -> int:
-    """Bytes for so many reads, when each takes `share` of the time that it takes now."""
-    window, delivered = situation.window, situation.evidence.delivered
-    held = batches_held(window, situation.evidence.latency_us, window.rate * share)
-    return int(max(held, 1 + batches_read(delivered, reads)) * situation.batch_bytes())
+    def _begin_regime(self, news: str) -> KnobDecision:
+        """Storage or consumer have changed: what was learned is no longer true."""
+        trial = self.memory.trial
+        # A setting on trial for being smaller was found for the load that is gone.
+        larger = trial.before if trial and not trial.up and self.window.stall > STALL_BAD else None
+        recent, before_s = self.evidence.recent, self.memory.latency_s
+        self.news = f"{news}; "
+        # The consumer's own speed has nothing to do with the storage's.
+        demand = self.memory.demand if self.evidence.latency_news() else 0.0
+        # Slower or faster, a storage that was the limit does not serve more at once than before.
+        ceilings = self.memory.ceilings if demand else {}
+        began_s = self.now_s - recent.seconds
+        self.memory = Memory(regime_s=began_s, evidence_s=began_s, demand=demand, ceilings=ceilings)
+        self.look()
+        if larger is not None:
+            self.knobs = larger
+        slower = recent.latency_s > before_s > 0.0
+        decision = (self._foresee() if slower else None) or self._act()
+        if decision.action == "hold" and decision.knobs != self.evidence.knobs:
+            return self.change(self.knobs, "roll back", "that was for another load", self.memory)
+        # What was measured before is in part about another load: no trial can be judged by it.
+        return replace(decision, memory=replace(decision.memory, trial=None))
 
-
-def _fewer_bytes(situation: _Situation, wanted: int) -> dict[str, int]:
-    now, batch = situation.knobs.buffer_bytes, situation.batch_bytes()
-    if batch <= 0:
-        return {}
-    lowered = max(situation.above_floor(BYTES, wanted), int(batch))
-    # Less than a batch makes no difference; less than a tenth is not worth a trial.
-    return {BYTES: lowered} if now - lowered > max(0.9 * batch, 0.08 * now) else {}
-
-
-def _fewer_decoders(situation: _Situation) -> dict[str, int]:
-    window, threads = situation.window, situation.knobs.decode_threads
-    if threads <= 1:
-        return {}
-    wanted = max(1, math.ceil(1.2 * window.decode_busy_s / window.seconds))
-    wanted = situation.above_floor(DECODE, wanted)
-    return {DECODE: wanted} if wanted < threads else {}
-
-
-PINNED = 0.9
-"""Share of the allowed reads in flight from which on the number allowed is what bounds them."""
-
-CORRECTIONS_MAX = 5
-
-
-def _judge_up(situation: _Situation, trial: Trial) -> KnobDecision | None:
-    window = situation.window
-    gain = window.read_rate / trial.read_rate if trial.read_rate else math.inf
-    text = f"{gain:.2f} x the reads, waiting {trial.stall:.1%} -> {window.stall:.1%}"
-    memory = replace(situation.memory, trial=None)
-    before = getattr(trial.before, trial.knob)
-    if situation.evidence.served():
-        return situation.keep(text, memory.with_floor(trial.knob, before, situation.now_s))
-    if not situation.evidence.enough(batches=8) or situation.patient():
-        return None
-    grown = getattr(situation.knobs, trial.knob) / getattr(trial.before, trial.knob)
-    gain_min = min(1.1, 1.01 + 0.15 * (grown - 1.0))
-    error = 2.0 * window.rate_error
-    if abs(gain - gain_min) < error and window.seconds < PATIENCE_S:
-        return None
-    knee = math.ceil(1.05 * gain * before) if trial.knob == READS and trial.read_rate else 0
-    filled = window.in_flight >= PINNED * situation.knobs.reads_in_flight
-    if trial.pinned and filled and gain > 1.04 and knee < 0.85 * situation.knobs.reads_in_flight:
-        # Before, each read in flight counted; here most of the new ones wait for the others.
-        memory = memory.with_ceiling(READS, knee, situation.now_s)
-        best = max(memory.best_read_rate, situation.sure_rate())
-        memory = replace(memory, best_read_rate=best)
-        return situation.change(situation.knobs.turned({READS: knee}), "correct", text, memory)
-    if gain >= gain_min or window.stall <= 0.5 * trial.stall:
-        best = max(memory.best_read_rate, situation.sure_rate())
-        memory = memory.with_floor(trial.knob, before, situation.now_s)
-        return situation.keep(text, replace(memory, best_read_rate=best))
-    memory = memory.with_ceiling(trial.knob, before, situation.now_s)
-    return situation.change(trial.before, "roll back", text, memory)
-
-
-def _judge_down(situation: _Situation, trial: Trial) -> KnobDecision | None:
-    window, evidence = situation.window, situation.evidence
-    text = f"waiting {trial.stall:.1%} -> {window.stall:.1%}"
-    if trial.stall <= STALL_OK:  # the consumer was served, and must be
-        if evidence.served() and window.seconds >= 1.0 and evidence.flows():
-            return situation.keep(text, replace(situation.memory, trial=None))
-        return _took_too_much(situation, trial) if evidence.waits() else None
-    if not evidence.enough(batches=8):
-        return None
-    share = window.read_rate / max(1e-9, situation.memory.best_read_rate)
-    error = 2.0 * window.rate_error
-    if abs(share - SAME_RATE) < error and window.seconds < PATIENCE_S:
-        return None
-    text = f"{share:.3f} of the best rate"
-    if share >= SAME_RATE - min(0.01, error):
-        lowered = situation.memory.lowered + (trial.knob == READS)
-        return situation.keep(text, replace(situation.memory, trial=None, lowered=lowered))
-    return _took_too_much(situation, trial)
-
-
-def _took_too_much(situation: _Situation, trial: Trial) -> KnobDecision:
-    """Give back what a lower setting lacks, or all of it."""
-    knob = next(iter(situation.short_of()), trial.knob)
-    if getattr(trial.before, knob) == getattr(situation.knobs, knob):
-        knob = trial.knob
-    now = getattr(situation.knobs, knob)
-    text = f"waiting {trial.stall:.1%} -> {situation.window.stall:.1%}, short of {knob} at {now:,}"
-    memory = situation.memory.with_floor(knob, now, situation.now_s)
-    between = _between(situation, trial, knob)
-    if knob == BYTES:
-        wanted = situation.need()
-        if wanted is None or situation.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes:
-            between = (
-                None  # slow reads may hold up the consumer now and then: that takes longer to see
-            )
-    if between is not None and trial.corrections < CORRECTIONS_MAX:
-        trial = replace(trial, corrections=trial.corrections + 1)
-        return situation.change(between, "correct", text, replace(memory, trial=trial))
-    return situation.change(trial.before, "roll back", text, replace(memory, trial=None))
-
-
-def _between(situation: _Situation, trial: Trial, knob: str) -> Knobs | None:
-    """A setting between the one that served and this one that does not."""
-    window, now, before = (
-        situation.window,
-        getattr(situation.knobs, knob),
-        getattr(trial.before, knob),
-    )
-    if knob == READS:
-        # Below saturation the rate is proportional to the reads in flight.
-        lack = 1.0 / max(0.2, 1.0 - window.stall)
-        if trial.stall > STALL_OK:
-            lack = situation.memory.best_read_rate / max(1.0, window.read_rate)
-        target = max(now + 1, math.ceil(now * max(1.1, min(4.0, lack) * 1.02)))
-    elif knob == BYTES:
-        target = int(max(now + situation.batch_bytes(), math.sqrt(now * before)))
-    else:
-        target = now + 1
-    return situation.knobs.turned({knob: target}) if target < 0.96 * before else None
+    def _act(self) -> KnobDecision:
+        changed = None
+        if self.evidence.waits():
+            changed = self._raise_knobs() or self._lower(bound=True)
+        elif self.evidence.served() and self.evidence.flows():
+            changed = self._lower(bound=False)
+        if changed is not None:
+            return changed
+        reason = "steady" if self.evidence.enough(batches=4) else "too little evidence"
+        return self.hold(self.news + reason)
 
 
 def propose(history: PlaneHistory, knobs: Knobs, limits: Limits) -> KnobDecision:
@@ -513,57 +547,4 @@ def propose(history: PlaneHistory, knobs: Knobs, limits: Limits) -> KnobDecision
     Returns:
         The decision; its memory belongs into the next call's history.
     """
-    situation = _Situation(history, knobs, limits)
-    allowed = limits.clamped(knobs)
-    if allowed != knobs:
-        memory = replace(situation.memory, trial=None)
-        return situation.change(allowed, "limit", "a limit was passed", memory)
-    news = situation.evidence.news()
-    if news:
-        return _begin_regime(situation, news)
-    if situation.memory.trial is not None:
-        trial = situation.memory.trial
-        decision = _judge_up(situation, trial) if trial.up else _judge_down(situation, trial)
-        return decision or situation.hold("measuring")
-    situation.learn()
-    return _act(situation)
-
-
-def _begin_regime(situation: _Situation, news: str) -> KnobDecision:
-    """Storage or consumer have changed: what was learned is no longer true."""
-    trial = situation.memory.trial
-    # A setting on trial for being smaller was found for the load that is gone.
-    larger = trial.before if trial and not trial.up and situation.window.stall > STALL_BAD else None
-    recent, before_s = situation.evidence.recent, situation.memory.latency_s
-    situation.news = f"{news}; "
-    # The consumer's own speed has nothing to do with the storage's.
-    demand = situation.memory.demand if situation.evidence.latency_news() else 0.0
-    # Slower or faster, a storage that was the limit does not serve more at once than before.
-    ceilings = situation.memory.ceilings if demand else {}
-    began_s = situation.now_s - recent.seconds
-    situation.memory = Memory(
-        regime_s=began_s, evidence_s=began_s, demand=demand, ceilings=ceilings
-    )
-    situation.look()
-    if larger is not None:
-        situation.knobs = larger
-    slower = recent.latency_s > before_s > 0.0
-    decision = (_foresee(situation) if slower else None) or _act(situation)
-    if decision.action == "hold" and decision.knobs != situation.evidence.knobs:
-        return situation.change(
-            situation.knobs, "roll back", "that was for another load", situation.memory
-        )
-    # What was measured before is in part about another load: no trial can be judged by it.
-    return replace(decision, memory=replace(decision.memory, trial=None))
-
-
-def _act(situation: _Situation) -> KnobDecision:
-    changed = None
-    if situation.evidence.waits():
-        changed = _raise_knobs(situation) or _lower(situation, bound=True)
-    elif situation.evidence.served() and situation.evidence.flows():
-        changed = _lower(situation, bound=False)
-    if changed is not None:
-        return changed
-    reason = "steady" if situation.evidence.enough(batches=4) else "too little evidence"
-    return situation.hold(situation.news + reason)
+    return _Situation(history, knobs, limits).decide()

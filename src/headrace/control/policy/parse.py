@@ -201,7 +201,7 @@ class _Reading:
             **rule,
             "user": self._checked("a user's name", lambda v: v is None or (isinstance(v, str) and v)),
             "priority": self._checked("high, normal or low", ("high", "normal", "low").__contains__),
-            "cache_bytes": lambda value, at: _whole(self._amount(value, at)),
+            "cache_bytes": self._whole,
         }  # fmt: skip
         system = {"paths": self._paths, "capacity": self._rates}
         self.policy = self._object(
@@ -231,13 +231,8 @@ class _Reading:
                     close = difflib.get_close_matches(str(key), tuple(readers), 1)
                     meant = f"did you mean {close[0]!r}?" if close else f"expected {known}"
                     self._wrong(f"{at}.{key}" if at else str(key), f"is not known; {meant}")
-            return make(
-                **{
-                    name: reader(value[name], f"{at}.{name}" if at else name)
-                    for name, reader in readers.items()
-                    if name in (value or {})
-                }
-            )
+            known_keys = [name for name in readers if name in (value or {})]
+            return make(**{n: readers[n](value[n], f"{at}.{n}" if at else n) for n in known_keys})
 
         return read
 
@@ -284,6 +279,10 @@ class _Reading:
             self._wrong(at, str(e))
             return None
 
+    def _whole(self, value: Any, at: str) -> int | None:
+        size = self._amount(value, at)
+        return None if size is None else max(1, int(size))
+
     def _version(self, value: Any, at: str) -> None:
         if value != 1 or value is True:
             self._wrong(at, f"{value!r} is not known, expected 1")
@@ -319,7 +318,3 @@ class _Reading:
 
     def _wrong(self, at: str, what: str) -> None:
         self.problems.append(f"{at}: {what}" if at else f"the document {what}")
-
-
-def _whole(size: float | None) -> int | None:
-    return None if size is None else max(1, int(size))

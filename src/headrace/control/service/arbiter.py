@@ -277,9 +277,8 @@ class Arbiter:
             raise Refused(404, "no such plane: register first")
         if message.sequence <= plane.sequence:
             self.refused += 1
-            raise Refused(
-                409, f"report {message.sequence} after {plane.sequence}: replayed, or late"
-            )
+            what = f"report {message.sequence} after {plane.sequence}: replayed, or late"
+            raise Refused(409, what)
         plane.sequence = message.sequence
         plane.reports += 1
         self.reports += 1

@@ -107,9 +107,8 @@ class TokenFile:
                 status = os.fstat(file.fileno())
                 text = file.read(TOKENS_BYTES_MAX).decode()
         except (OSError, UnicodeDecodeError) as e:
-            raise ControlError(
-                f"{self._path}: the tokens cannot be read: {e}.", path=str(self._path)
-            ) from e
+            message = f"{self._path}: the tokens cannot be read: {e}."
+            raise ControlError(message, path=str(self._path)) from e
         mode = status.st_mode & 0o777
         if mode & 0o077 or status.st_uid not in (0, os.geteuid()):
             raise ControlError(
@@ -122,11 +121,8 @@ class TokenFile:
             if line.strip() and not line.lstrip().startswith("#")
         ]
         if not tokens:
-            raise ControlError(
-                f"{self._path}: there is no token.",
-                path=str(self._path),
-                next_step=self._expected(),
-            )
+            message = f"{self._path}: there is no token."
+            raise ControlError(message, path=str(self._path), next_step=self._expected())
         self._tokens, self._stamp = tuple(tokens), stamp
 
     def _expected(self) -> str:
@@ -172,17 +168,18 @@ class TokenThrottle:
 
     def is_shut(self, peer: str) -> bool:
         """Whether a peer has to wait."""
-        now = self._clock()
-        recent = [at for at in self._wrong.get(peer, ()) if now - at < WRONG_S]
-        return len(recent) >= WRONG_MAX
+        return len(self._recent(peer)) >= WRONG_MAX
 
     def wrong(self, peer: str) -> None:
         """Counts a wrong token."""
-        now = self._clock()
-        recent = [at for at in self._wrong.pop(peer, ()) if now - at < WRONG_S]
-        self._wrong[peer] = [*recent, now][-WRONG_MAX:]
+        self._wrong[peer] = [*self._recent(peer), self._clock()][-WRONG_MAX:]
+        self._wrong.move_to_end(peer)
         if len(self._wrong) > PEERS_MAX:
             self._wrong.popitem(last=False)
+
+    def _recent(self, peer: str) -> list[float]:
+        now = self._clock()
+        return [at for at in self._wrong.get(peer, ()) if now - at < WRONG_S]
 
 
 @dataclass(frozen=True, slots=True)

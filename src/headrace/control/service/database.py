@@ -168,9 +168,8 @@ class Database:
                 (_POLICY.encode({"policy": document}).decode(), who, at),
             )
             version = int(cursor.lastrowid or 0)
-            connection.execute(
-                "DELETE FROM policies WHERE version <= ?", (version - POLICIES_KEPT,)
-            )
+            last = version - POLICIES_KEPT
+            connection.execute("DELETE FROM policies WHERE version <= ?", (last,))
         return version
 
     def leases(self) -> list[dict[str, Any]]:

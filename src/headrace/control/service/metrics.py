@@ -80,9 +80,8 @@ def figures_of(state: Mapping[str, Any], known: JobLabels | None = None) -> Figu
     figures.add("headrace_control_held_bytes", sum(p["held_bytes"] for p in planes))
     clients = sum(sum(p["sessions"].values()) for p in planes)
     figures.add("headrace_control_clients", clients)
-    figures.add_latencies(
-        "headrace_control_decide_seconds", state["decide_us"], state["decide_s_sum"]
-    )
+    decided = state["decide_us"], state["decide_s_sum"]
+    figures.add_latencies("headrace_control_decide_seconds", *decided)
     flows = [flow for plane in planes for flow in plane["flows"]]
     known.jobs.update(flow["job"] for flow in flows)
     known.systems.update(system["name"] for system in state["file_systems"])

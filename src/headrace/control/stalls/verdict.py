@@ -450,9 +450,8 @@ def _divided(
         Cause.OTHER: phase["hand"] - locked + waits.unknown_s,
     }
     nothing = np.zeros(len(waits.phases))
-    return {
-        cause: reading.seconds.get(cause, nothing) + more.get(cause, nothing) for cause in Cause
-    }
+    read = reading.seconds
+    return {each: read.get(each, nothing) + more.get(each, nothing) for each in Cause}
 
 
 def _confidence(

@@ -303,9 +303,8 @@ def lost_share(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
     """
     work, cpu = waits.work_s, np.minimum(waits.cpu_s, waits.work_s)
     stopped = _ratio(work - cpu, work)
-    return np.where(
-        waits.serial, 0.0, stopped * others_share(waits, unseen=0.0) * taken(waits, seen)
-    )
+    lost = stopped * others_share(waits, unseen=0.0) * taken(waits, seen)
+    return np.where(waits.serial, 0.0, lost)
 
 
 def others_share(waits: StepWaits, unseen: float) -> NDArray[np.float64]:
@@ -372,9 +371,8 @@ def slow_rank(
 
 def _durations(steps: NDArray[np.void]) -> dict[tuple[int, int], tuple[float, float | None]]:
     """By epoch and step: the wait, and the work until the next request; None: there was none."""
-    if not len(steps) or not {"epoch", "step", "asked_s", "delivered_s"} <= set(
-        steps.dtype.names or ()
-    ):
+    names = {"epoch", "step", "asked_s", "delivered_s"}
+    if not len(steps) or not names <= set(steps.dtype.names or ()):
         return {}
     asked = steps["asked_s"].astype(np.float64)
     worked = np.full(len(steps), np.nan)
