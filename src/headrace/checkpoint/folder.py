@@ -89,11 +89,10 @@ def _header(leaves: Sequence[Leaf]) -> bytes:
     described: dict[str, Any] = {}
     at = 0
     for leaf in leaves:
-        place = [at, at + leaf.nbytes]
-        described[leaf.name] = {
-            "dtype": leaf.dtype, "shape": list(leaf.shape), "data_offsets": place,
-        }  # fmt: skip
-        at += leaf.nbytes
+        end = at + leaf.nbytes
+        place = {"dtype": leaf.dtype, "shape": list(leaf.shape), "data_offsets": [at, end]}
+        described[leaf.name] = place
+        at = end
     text = json.dumps(described, separators=(",", ":")).encode()
     padded = -(-(8 + len(text)) // _BLOCK) * _BLOCK - 8
     return padded.to_bytes(8, "little") + text.ljust(padded)
@@ -106,7 +105,7 @@ def read_headers(folder: str, record: ShardRecord) -> list[tuple[str, tuple[str,
         CorruptCheckpoint: the header is not what was saved.
     """
     path = os.path.join(folder, record.file)
-    with _open(folder, record.file) as f:
+    with _open(path) as f:
         return [(name, (dtype, shape)) for name, dtype, shape, _ in _arrays(f, path, record)]
 
 
@@ -120,7 +119,7 @@ def read_shard(
     """
     path = os.path.join(folder, record.file)
     arrays = {}
-    with _open(folder, record.file) as f:
+    with _open(path) as f:
         for name, dtype, shape, (at, nbytes) in _arrays(f, path, record):
             if names is not None and name not in names:
                 continue
@@ -140,9 +139,8 @@ def _arrays(
     size = os.fstat(f.fileno()).st_size
     if size != record.nbytes:
         raise damaged(path, "the size", size, record.nbytes)
-    start = int.from_bytes(
-        _read_fully(f.fileno(), np.empty(8, np.uint8), 0, path).tobytes(), "little"
-    )
+    length = _read_fully(f.fileno(), np.empty(8, np.uint8), 0, path)
+    start = int.from_bytes(length.tobytes(), "little")
     if start > min(_HEADER_BYTES_MAX, size - 8):
         raise damaged(path, "the header's length", start, f"at most {size - 8:,}")
     head = _read_fully(f.fileno(), np.empty(8 + start, np.uint8), 0, path)
@@ -151,16 +149,20 @@ def _arrays(
         raise damaged(path, "the header's checksum", f"{crc:08x}", f"{record.header_crc32c:08x}")
     for name, dtype, shape, first, last in _described(head[8:].tobytes(), path):
         at = 8 + start + first
-        if math.prod(shape) * _itemsize(dtype) != last - first or at + last - first > size:
+        itemsize = (
+            2 if dtype == "BF16" else 1 if dtype[:2] == "F8" else np.dtype(DTYPES[dtype]).itemsize
+        )
+        if math.prod(shape) * itemsize != last - first or at + last - first > size:
             raise damaged(path, f"the place of {name}", [first, last], "its size", at)
         yield name, dtype, shape, (at, last - first)
 
 
-def _open(folder: str, name: str) -> BinaryIO:
+def _open(path: str) -> BinaryIO:
+    folder, name = os.path.split(path)
     try:
         return open_stream(name, within=folder, buffering=0)
     except FileNotFoundError:
-        raise damaged(os.path.join(folder, name), "the shard", "missing", "a file") from None
+        raise damaged(path, "the shard", "missing", "a file") from None
 
 
 def _described(text: bytes, path: str) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
@@ -174,12 +176,6 @@ def _described(text: bytes, path: str) -> Iterator[tuple[str, str, tuple[int, ..
             yield name, dtype, tuple(shape), first, last
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise damaged(path, "the header", f"none ({e!r:.200})", "the arrays' places") from None
-
-
-def _itemsize(dtype: str) -> int:
-    if dtype == "BF16":
-        return 2
-    return 1 if dtype.startswith("F8") else np.dtype(DTYPES[dtype]).itemsize
 
 
 def _read_fully(fd: int, into: NDArray[np.uint8], at: int, path: str) -> NDArray[np.uint8]:
@@ -196,12 +192,8 @@ def damaged(
     path: str, what: str, actual: object, expected: object, offset: int = 0
 ) -> CorruptCheckpoint:
     """The error for a file of a checkpoint that is not as it was written."""
-    return CorruptCheckpoint(
-        f"{path}: {what} is {actual}, expected {expected} (offset {offset:,}).",
-        path=path,
-        offset_bytes=offset,
-        next_step=OLDER,
-    )
+    text = f"{path}: {what} is {actual}, expected {expected} (offset {offset:,})."
+    return CorruptCheckpoint(text, path=path, offset_bytes=offset, next_step=OLDER)
 
 
 _STEP = re.compile(r"step-(\d{12,})")
@@ -279,8 +271,8 @@ def _record_name(rank: int, world_size: int) -> str:
 
 def steps(folder: str | os.PathLike[str]) -> list[int]:
     """The steps of which a whole checkpoint is in the folder, oldest first."""
-    whole = [s for s in _all_steps(os.fspath(folder)) if read_manifest(os.fspath(folder), s)]
-    return sorted(whole)
+    text = os.fspath(folder)
+    return sorted(step for step in _all_steps(text) if read_manifest(text, step))
 
 
 def _all_steps(folder: str) -> list[int]:
@@ -417,9 +409,8 @@ def remove_old(folder: str, step: int, keep: int | None) -> None:
 
     `step` is whole. Its manifest goes first, so that a checkpoint that is half removed does not count.
     """
-    older = sorted((s for s in _all_steps(folder) if s < step), reverse=True)
     whole = 1
-    for each in older:
+    for each in sorted((s for s in _all_steps(folder) if s < step), reverse=True):
         place = step_folder(folder, each)
         is_whole = (place / "manifest.json").exists()
         if is_whole and (keep is None or whole < keep):

@@ -140,9 +140,8 @@ class Resharding:
                     raise self._differs(path)
                 return first
             case "dict":
-                return self._dict(
-                    {r: dict(map(tuple, items)) for r, items in values.items()}, like, path
-                )
+                dicts = {r: dict(map(tuple, items)) for r, items in values.items()}
+                return self._dict(dicts, like, path)
             case "list" | "tuple":
                 if any(len(value) != len(first) for value in self._voices(values)):
                     raise self._differs(path)
@@ -279,9 +278,7 @@ class Resharding:
         self, boxes: Sequence[_Box], shape: tuple[int, ...], like: Any, path: tuple[str, ...]
     ) -> _Box:
         part = part_of(like)
-        expected = (
-            part.shape if part is not None else tuple(like.shape) if is_array(like) else shape
-        )
+        expected = part.shape if part else tuple(like.shape) if is_array(like) else shape
         if expected != shape:
             raise CheckpointError(
                 f"{self._place}: {'.'.join(path)} has shape {list(shape)}, expected {list(expected)}.",
@@ -294,11 +291,8 @@ class Resharding:
             return _Box((0,) * len(shape), shape)
         if self._own is not None:
             return boxes[0] if len(boxes) == 1 else boxes[self._own]
-        cut = [
-            d
-            for d in range(len(shape))
-            if {(b.offsets[d], b.shape[d]) for b in boxes} != {(0, shape[d])}
-        ]
+        places = [{(b.offsets[d], b.shape[d]) for b in boxes} for d in range(len(shape))]
+        cut = [d for d, size in enumerate(shape) if places[d] != {(0, size)}]
         if len(cut) > 1:
             raise CheckpointError(
                 f"{self._place}: {'.'.join(path)} is cut along {len(cut)} dimensions; which part of it "

@@ -92,9 +92,8 @@ def is_array(value: object) -> bool:
 
 def is_tensor(value: object) -> bool:
     """Whether it is a torch tensor, without importing torch."""
-    return any(
-        cls.__module__ == "torch" and cls.__name__ == "Tensor" for cls in type(value).__mro__
-    )
+    names = ((cls.__module__, cls.__name__) for cls in type(value).__mro__)
+    return ("torch", "Tensor") in names
 
 
 def take_apart(tree: Any) -> tuple[list[Leaf], Any]:
@@ -122,9 +121,8 @@ class _Taker:
             items = []
             for key, part in value.items():
                 if type(key) not in (str, int):
-                    raise TypeError(
-                        f"{'.'.join(path) or 'the tree'} has the key {key!r}, expected str or int"
-                    )
+                    where = ".".join(path) or "the tree"
+                    raise TypeError(f"{where} has the key {key!r}, expected str or int")
                 items.append([key, self.outline(part, (*path, str(key)), depth + 1)])
             return {"dict": items}
         if type(value) in (list, tuple):
@@ -151,9 +149,8 @@ class _Taker:
         if key is not None and key in self._seen:
             return self._seen[key]
         kind = str(source.dtype).removeprefix("torch.")
-        if kind not in _NAMES or (
-            isinstance(source, np.ndarray) and source.dtype.byteorder not in "=|<"
-        ):
+        foreign = isinstance(source, np.ndarray) and source.dtype.byteorder not in "=|<"
+        if kind not in _NAMES or foreign:
             raise TypeError(
                 f"{'.'.join(path)} has elements of type {source.dtype}, expected one of {sorted(_NAMES)}"
             )
@@ -165,8 +162,8 @@ class _Taker:
         self._names.add(name)
         if key is not None:
             self._seen[key] = name
-        nbytes = source.nbytes
-        self.leaves.append(Leaf(name, _NAMES[kind], tuple(source.shape), int(nbytes), source))
+        nbytes = int(source.nbytes)
+        self.leaves.append(Leaf(name, _NAMES[kind], tuple(source.shape), nbytes, source))
         return name
 
 
