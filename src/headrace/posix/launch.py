@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.documents import DocumentKind
+from headrace.base.files import replace_file
 from headrace.errors import RecordError
 
 if TYPE_CHECKING:
@@ -441,9 +442,7 @@ class RecordedRun:
 
     def write(self, folder: Path) -> None:
         """Put `run.json` in its place."""
-        new = folder / (RUN_FILE + ".new")
-        new.write_bytes(RUN.encode(asdict(self), indent=2))
-        new.replace(folder / RUN_FILE)
+        replace_file(folder / RUN_FILE, RUN.encode(asdict(self), indent=2), sync=False)
 
 
 def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> RecordedRun:
@@ -469,7 +468,16 @@ def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> Reco
             f"headrace record: {why}: what it reads cannot be seen; it runs all the same.\n"
         )
     run.write(folder)
-    environment = dict(os.environ) if why else _environment(folder, log_bytes)
+    environment = dict(os.environ)
+    if not why:
+        environment = preloading(environment, "record")
+        environment[_VARIABLE] = str(folder.absolute())
+        environment[_SLOTS_VARIABLE] = str(max(1024, log_bytes // _SLOT_BYTES))
+        # What headrace's own loaders open through a ring of the kernel passes by every library, and what
+        # they have read ahead nobody opens again.
+        environment.setdefault("HEADRACE_ENGINE", "threads")
+        environment.setdefault("HEADRACE_AHEAD", "0")
+        environment.setdefault("HEADRACE_TRACE", str(folder.absolute() / TRACE_FOLDER))
     began = time.monotonic()
     try:
         run.ended = run_program(program, command, environment)
@@ -477,15 +485,3 @@ def record_program(command: Sequence[str], folder: Path, log_bytes: int) -> Reco
         run.wall_s = time.monotonic() - began
         run.write(folder)
     return run
-
-
-def _environment(folder: Path, log_bytes: int) -> dict[str, str]:
-    environment = preloading(os.environ, "record")
-    environment[_VARIABLE] = str(folder.absolute())
-    environment[_SLOTS_VARIABLE] = str(max(1024, log_bytes // _SLOT_BYTES))
-    # What headrace's own loaders open through a ring of the kernel passes by every library, and what they
-    # have read ahead nobody opens again.
-    environment.setdefault("HEADRACE_ENGINE", "threads")
-    environment.setdefault("HEADRACE_AHEAD", "0")
-    environment.setdefault("HEADRACE_TRACE", str(folder.absolute() / TRACE_FOLDER))
-    return environment

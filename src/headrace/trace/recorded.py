@@ -198,8 +198,6 @@ def read_recorded(path: Path) -> Recorded:
     """
     try:
         stored = _arrays(path)
-        if stored["version"].tolist() != [_VERSION]:
-            raise _other_version(stored["version"].tolist())
         names = _names(stored["names"], stored["name_ends"])
         facts = _facts(stored["facts"])
         arrays: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
@@ -211,13 +209,12 @@ def read_recorded(path: Path) -> Recorded:
             next_step="It lies beside the workload that `headrace record` wrote; keep the two together.",
         ) from e
     except _UNREADABLE as e:
-        raise _unreadable(path, e) from e
+        what = f"lacks {e}" if isinstance(e, KeyError) else f"cannot be read: {e}"
+        raise RecordError(
+            f"{path}: {what}.", path=str(path), next_step="Record the job again (headrace record)."
+        ) from e
     except RecordError as e:
         raise RecordError(f"{path}: {e.message}", path=str(path), next_step=e.next_step) from e
-
-
-def _other_version(version: object) -> RecordError:
-    return RecordError(f"has version {version}, expected {_VERSION}.")
 
 
 def _facts(found: NDArray[np.float64]) -> dict[str, Any]:
@@ -230,32 +227,23 @@ def _facts(found: NDArray[np.float64]) -> dict[str, Any]:
     }
 
 
-def _unreadable(path: Path, error: Exception) -> RecordError:
-    what = f"lacks {error}" if isinstance(error, KeyError) else f"cannot be read: {error}"
-    return RecordError(
-        f"{path}: {what}.", path=str(path), next_step="Record the job again (headrace record)."
-    )
-
-
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     """What the archive holds, looked at before anything is unpacked."""
     wanted = {"version": "<u4", "names": "u1", "name_ends": "<i8", "facts": "<f8", **_ARRAYS}
-    total = 0
     with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            total += entry.file_size
-        if total > _FILE_BYTES_MAX:
-            raise ValueError(
-                f"its arrays have {total:,} bytes, expected at most {_FILE_BYTES_MAX:,}"
-            )
-    found: dict[str, NDArray[Any]] = {}
+        total = sum(entry.file_size for entry in archive.infolist())
+    if total > _FILE_BYTES_MAX:
+        raise ValueError(f"its arrays have {total:,} bytes, expected at most {_FILE_BYTES_MAX:,}")
+    arrays: dict[str, NDArray[Any]] = {}
     with np.load(path, allow_pickle=False) as archive:
         for name, kind in wanted.items():
             array = archive[name]
             if array.dtype != np.dtype(kind) or array.ndim != 1 or len(array) > _ENTRIES_MAX:
                 raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {kind} (n,)")
-            found[name] = array
-    return found
+            arrays[name] = array
+            if name == "version" and array.tolist() != [_VERSION]:
+                raise RecordError(f"has version {array.tolist()}, expected {_VERSION}.")
+    return arrays
 
 
 def _names(text: NDArray[np.uint8], ends: NDArray[np.int64]) -> list[str]:

@@ -249,9 +249,10 @@ class FileSystem:
         return self._tree.file_at(sample, self._tree.part_number(part))
 
     def _getattr(self, request: MountRequest) -> bytes:
-        node = request.node
-        size = 0 if _is_folder(node) else self._file_bytes(node)
-        if _is_folder(node) and node != DOOR:
+        node, size = request.node, 0
+        if not _is_folder(node):
+            size = self._file_bytes(node)
+        elif node != DOOR:
             self._folder_path(node)  # that it is one
         return protocol.attributes_reply(self._attributes(node, size), VALID_S)
 
@@ -299,11 +300,8 @@ class FileSystem:
                     )  # fmt: skip
             for entry in page.entries:
                 number = self._number(folder, entry)
-                head = b""
-                if plus:
-                    head = protocol.entry_reply(
-                        number, self._attributes(number, entry.size), VALID_S
-                    )
+                attributes = self._attributes(number, entry.size) if plus else b""
+                head = protocol.entry_reply(number, attributes, VALID_S) if plus else b""
                 yield head + protocol.directory_entry(
                     entry.name, number, 3 + entry.place, is_folder=entry.is_folder
                 )
@@ -496,18 +494,16 @@ class SampleBytes:
 
     def _large(self, sample: int, part: int, size: int, start: int, count: int) -> memoryview:
         """A range of a large part. What is read front to back is read in chunks, which are kept."""
-        if not self._goes_on((sample, part), start, count):
-            return self._checked_range(sample, part, size, start, count)
         first = start // _CHUNK_BYTES
-        if (start + count - 1) // _CHUNK_BYTES != first:
+        in_one_chunk = (start + count - 1) // _CHUNK_BYTES == first
+        if not self._goes_on((sample, part), start, count) or not in_one_chunk:
             return self._checked_range(sample, part, size, start, count)
         with self._chunk_locks[hash((sample, part)) % _LOCKS]:
             data_of_range = self.kept(sample, part, start, count)
             if data_of_range is None:
                 begin = first * _CHUNK_BYTES
-                data = self._checked_range(
-                    sample, part, size, begin, min(_CHUNK_BYTES, size - begin)
-                )
+                length = min(_CHUNK_BYTES, size - begin)
+                data = self._checked_range(sample, part, size, begin, length)
                 self._keep((sample, part, first), data)
                 data_of_range = data[start - begin : start - begin + count]
         return data_of_range

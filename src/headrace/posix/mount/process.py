@@ -466,19 +466,15 @@ def check_folder(folder: str) -> str:
             f"{path}: there is no such folder.", path=path, next_step=f"Make it: mkdir -p {path}"
         ) from None
     except NotADirectoryError:
-        raise MountError(
-            f"{path} is a file, expected an empty folder.",
-            path=path,
-            next_step="Name an empty folder.",
-        ) from None
-    if first is not None:
-        raise MountError(
-            f"{path}: the folder is not empty (it holds {os.fsdecode(first.name)!r}), and what lies "
-            "in it would be hidden.",
-            path=path,
-            next_step="Name an empty folder.",
+        problem = f"{path} is a file, expected an empty folder."
+    else:
+        if first is None:
+            return path
+        problem = (
+            f"{path}: the folder is not empty (it holds {os.fsdecode(first.name)!r}), and what lies in it "
+            "would be hidden."
         )
-    return path
+    raise MountError(problem, path=path, next_step="Name an empty folder.")
 
 
 def detach(folder: str, *, lazy: bool = False) -> None:
