@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from headrace.store.mixture import mix
     from headrace.store.pack import append, index, pack
     from headrace.store.repair import repair
+    from headrace.store.tokenizing import tokenize
     from headrace.store.verify import verify
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ __all__ = [
     "order_for",
     "pack",
     "repair",
+    "tokenize",
     "tokens",
     "verify",
 ]
@@ -73,6 +75,7 @@ _HOMES = {
     "explain": "headrace.control.explain",
     "mix": "headrace.store.mixture",
     "repair": "headrace.store.repair",
+    "tokenize": "headrace.store.tokenizing",
     "verify": "headrace.store.verify",
 }
 

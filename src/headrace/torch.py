@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from headrace.frameworks.torch.dataloader import DataLoader, adopt
     from headrace.frameworks.torch.dataset import Dataset, Sample, TensorBatch
     from headrace.frameworks.torch.store_loader import StoreLoader
+    from headrace.frameworks.torch.tokens import TokenDataLoader, TokenTensors
 
-__all__ = ["DataLoader", "Dataset", "Sample", "StoreLoader", "TensorBatch", "adopt"]
+__all__ = [
+    "DataLoader", "Dataset", "Sample", "StoreLoader", "TensorBatch", "TokenDataLoader", "TokenTensors", "adopt",
+]  # fmt: skip
 
 _HOMES = {
     "DataLoader": "dataloader",
@@ -19,6 +22,8 @@ _HOMES = {
     "Sample": "dataset",
     "StoreLoader": "store_loader",
     "TensorBatch": "dataset",
+    "TokenDataLoader": "tokens",
+    "TokenTensors": "tokens",
     "adopt": "dataloader",
 }
 

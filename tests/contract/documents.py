@@ -46,6 +46,7 @@ ELSEWHERE = {
     "run": "the program's own output; tests/posix/test_run.py",
     "scaling": "tests/recipes/test_scaling_runs.py",
     "stage": "needs a job's nodes; tests/job",
+    "tokenize": "needs the extra tokens; tests/store/test_tokenizing.py",
     "unmount": "needs FUSE; tests/cli/test_mount.py",
     "web": "serves until it is ended; tests/web/test_documents.py",
 }

@@ -35,6 +35,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Data sets": {
         "pack": ("pack", "Copy a folder, tar, TFRecord, npy, HDF5, Parquet, Arrow, MDS or ArrayRecord into a new store."),
         "index": ("pack", "Index a folder, uncompressed tar, TFRecord, npy, HDF5, Parquet, Arrow or MDS in place: no copy."),
+        "tokenize": ("pack", "Encode texts into a store whose samples are documents of tokens, for language models."),
         "append": ("pack", "Add the samples of a source to a store, as a new segment."),
         "info": ("store", "Show samples, sizes, classes, segments, volumes, checksums and page-cache residency."),
         "ls": ("store", "List samples: index, bytes, class and name."),

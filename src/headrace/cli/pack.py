@@ -107,6 +107,7 @@ def _reading_without(*names: str) -> Group:
 
 PackReading = Annotated[dict[str, Any], _reading_without()]
 IndexReading = Annotated[dict[str, Any], _reading_without("restart", "volume_bytes")]
+TextReading = Annotated[dict[str, Any], _reading_without("label", "volume_bytes")]
 StageReading = Annotated[dict[str, Any], _reading_without("restart", "skip_errors", "volume_bytes")]
 
 
@@ -146,6 +147,50 @@ def pack(
             storage_options=storage, **reading,
         )  # fmt: skip
     return _print_written(output, report, "packed")
+
+
+def tokenize(
+    source: Sources,
+    target: str = Argument(..., help="The store's folder; appears when all is done."),
+    *,
+    tokenizer: str = Option(
+        ..., metavar="FILE", help="The tokenizer.json of the tokenizers library."
+    ),
+    bos: str | None = Option(
+        None, metavar="TOKEN", help="Begins each document: a name or a number."
+    ),
+    eos: str | None = Option(None, metavar="TOKEN", help="Ends each document, likewise."),
+    field: str = Option("text", help="JSON Lines: the field that holds the text."),
+    overwrite: Overwrite = False,
+    reading: TextReading,
+    output: FullOutput,
+) -> int:
+    """Encode texts into a store whose samples are documents of tokens.
+
+    Texts are JSON Lines, text files (--as lines: each line is a document), or a column of a table. When it is
+    interrupted, the same command goes on where it stopped.
+    """
+    from headrace.store.manifest import load_manifest
+    from headrace.store.tokenizing import tokenize as tokenize_texts
+
+    column = reading.pop("column")
+    if column is not None and len(column) > 1:
+        raise ValueError(f"--column is given {len(column)} times, expected the one of texts")
+    with progress(output, "tokenizing", "tokens") as tell:
+        report = tokenize_texts(
+            source_of(source), target, tokenizer=tokenizer, bos=bos, eos=eos, field=field,
+            column=column[0] if column else None, overwrite=overwrite, progress=tell, **reading,
+        )  # fmt: skip
+    stated = load_manifest(report.path).segments[0].source["tokens"]
+    tokens = report.bytes // (2 if stated["dtype"] == "uint16" else 4)
+    if output.as_json:
+        output.document(
+            {"action": "tokenized", "tokens": tokens, "dtype": stated["dtype"], "report": report}
+        )
+        return exit_codes.FINDING if report.skipped else exit_codes.OK
+    rate = tokens / max(report.seconds, 1e-9)
+    output.line(f"{tokens:,} tokens ({stated['dtype']}), {rate:,.0f} tokens/s")
+    return _print_written(output, report, "tokenized")
 
 
 def append(

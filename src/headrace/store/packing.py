@@ -247,8 +247,14 @@ class PackingJob:
         resumed = len(done.counts)
         size = 0
         batch: list[StreamItem] = []
+        first, items = 0, None
+        if stream.resumed is not None and resumed:
+            names, items = stream.resumed(resumed)
+            for name in names:
+                metadata.add(StreamItem(name, ((b"", b""),)))
+            first = len(names)
         with ThreadPoolExecutor(self.options.workers, "headrace-rewrite") as pool:
-            for i, item in enumerate(stream.items(), 1):
+            for i, item in enumerate(items or stream.items(), first + 1):
                 metadata.add(item)
                 batch.append(item)
                 size += sum(len(data) for _, data in item.parts)

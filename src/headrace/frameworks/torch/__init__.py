@@ -7,4 +7,5 @@
 * store_loader: `StoreLoader`, which delivers in headrace's order and resumes exactly
 * deliveries: its ways from bytes to batches: whole, on a device, decoded in threads or in worker processes
 * device: pixels from page-locked buffers to a GPU
+* tokens: `TokenDataLoader`, windows of tokens as tensors
 """

@@ -209,7 +209,7 @@ class ToDevice:
         return replace(images, dtype="uint8", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
     def send(self, batch: ImageBatch, stage: Decoding) -> Transfer:
-        """Begin to send a batch, mixed pictures with two rows of labels; its buffer is held until it is copied."""
+        """Begin to send a batch (mixed pictures: two rows of labels); its buffer is held until it is copied."""
         while self._in_flight and (
             self._in_flight[0][0].copied or len(self._in_flight) >= IN_FLIGHT_MAX
         ):

@@ -39,6 +39,7 @@ _OPENERS = {
     "mds": ("mds", "scan_mds"),
     "array_record": ("tfrecord", "stream_array_record"),
     "jsonl": ("text", "open_jsonl"),
+    "lines": ("text", "open_lines"),
     "manifest": ("text", "open_manifest"),
     "coco": ("text", "open_coco"),
     "zarr": ("libraries", "open_zarr"),
@@ -75,6 +76,8 @@ def open_source(
     Raises:
         SourceError: it is nothing that headrace can read, or is damaged.
     """
+    if isinstance(source, Stream):
+        return source
     urls = _urls_of(source)
     if urls:
         from headrace.store.sources.shards import open_objects
@@ -233,6 +236,8 @@ def detect_file(path: str) -> str:
     )  # fmt: skip
     if kind is None:
         how = "Turn it into one of these, or pack it from an iterable."
+        if format_of(name) == "text":
+            how = "If each of its lines is a sample, say so: --as lines (in Python format='lines')."
         if name.endswith(".bin"):
             how = "If it holds tokens, say what they are: --as uint16 (in Python format='uint16')."
         raise refused(

@@ -38,7 +38,7 @@ PROBLEMS_SHOWN = 10
 
 FORMATS = (
     None, "files", "image", "audio", "video", "tar", "tfrecord", "parquet", "arrow", "mds", "array_record",
-    "hdf5", "jsonl", "manifest", "coco", "megatron",
+    "hdf5", "jsonl", "lines", "manifest", "coco", "megatron",
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64",
 )  # fmt: skip
 """What `SourceOptions.format` may be."""
@@ -195,6 +195,8 @@ class Stream:
         notes: what was left out because it is no sample.
         count: rows, where that is known without reading them.
         skipped: what could not be used, as far as was iterated (only with `on_error="skip"`).
+        resumed: gives the names of the first so many samples, and iterates over the others, where the first
+            need not be made again.
     """
 
     items: Callable[[], Iterator[StreamItem]]
@@ -204,6 +206,7 @@ class Stream:
     notes: list[str] = field(default_factory=list)
     count: int | None = None
     skipped: list[Problem] = field(default_factory=list)
+    resumed: Callable[[int], tuple[list[bytes], Iterator[StreamItem]]] | None = None
 
     def readers(self) -> int:
         """Who may read all of it, as the mode of a folder that holds a copy."""

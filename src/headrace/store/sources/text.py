@@ -71,7 +71,15 @@ def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
     return scan_rows(paths, files, source, options)
 
 
-def _list_lines(path: str, label: str | None) -> Rows:
+def open_lines(paths: list[str], options: SourceOptions) -> Scan:
+    """The lines of text files that hold something, each a sample."""
+    if any(read_head(path, 4).startswith((b"\x1f\x8b", _ZSTD)) for path in paths):
+        raise refused(paths[0], "is compressed, expected lines of text.", "Decompress it first.")
+    files = map_files(paths, lambda path: _list_lines(path, None, as_json=False), options.workers)
+    return scan_rows(paths, files, source_entry("lines", paths, options), options)
+
+
+def _list_lines(path: str, label: str | None, *, as_json: bool = True) -> Rows:
     with Window(path) as window:
         breaks = [np.array([-1])]
         for at in range(0, window.size, _BLOCK):
@@ -82,7 +90,7 @@ def _list_lines(path: str, label: str | None) -> Rows:
         ends = np.concatenate(breaks).astype(np.int64)
         start, length = ends[:-1] + 1, np.diff(ends) - 1
         kept = np.flatnonzero(length > 0)
-        for row in kept[:1].tolist():
+        for row in kept[: 1 if as_json else 0].tolist():
             _check(path, row, window.read(int(start[row]), int(length[row])))
         labels = None
         if label:

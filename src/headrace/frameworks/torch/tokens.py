@@ -1,0 +1,110 @@
+"""Tokens for PyTorch: windows of tokens as tensors over the loader's own buffers.
+
+The order, resume and ranks are those of `headrace.tokens`: under DDP or FSDP each rank takes its part of one
+sequence, whatever their number, and no sampler is needed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headrace import api
+from headrace.frameworks.view import LoaderView
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from headrace.plane.tokens import TokenBatch, TokenDtype
+    from headrace.store import Store
+
+
+class TokenTensors:
+    """A batch of windows as tensors; see `headrace.TokenBatch`.
+
+    Attributes:
+        batch: the batch that they share their memory with, unless it is page-locked.
+        tokens: shape (windows, length + 1).
+        inputs: shape (windows, length): a view of `tokens`.
+        targets: the token that follows each input, a view likewise.
+    """
+
+    def __init__(self, batch: TokenBatch, *, pin_memory: bool = False) -> None:
+        self.batch = batch
+        self._pin = pin_memory
+        self.tokens = self._tensor(batch.tokens)
+        self.inputs, self.targets = self.tokens[:, :-1], self.tokens[:, 1:]
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __repr__(self) -> str:
+        return f"TokenTensors({self.batch!r})"
+
+    @property
+    def documents(self) -> torch.Tensor:
+        """int64: the document of each input, -1 for padding."""
+        return self._tensor(self.batch.documents)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """int64: counted from 0 at the first token of a document in its window."""
+        return self._tensor(self.batch.positions).long()
+
+    @property
+    def loss_mask(self) -> torch.Tensor:
+        """bool: the target is of the same document as its input, and no padding."""
+        return self._tensor(self.batch.loss_mask)
+
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """int32, shape (sequences + 1,): where sequences begin in the flattened inputs, and where they end."""
+        return self._tensor(self.batch.cu_seqlens)
+
+    @property
+    def max_seqlen(self) -> int:
+        """The longest sequence of `cu_seqlens`."""
+        return self.batch.max_seqlen
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self._pin else tensor
+
+
+class TokenDataLoader(LoaderView):
+    """Batches of windows of tokens, for PyTorch.
+
+    Args:
+        store: as for `headrace.tokens`.
+        length: inputs of a window.
+        batch_size: windows per batch and rank.
+        dtype: `int64` as losses take it, or `int32`.
+        pin_memory: deliver in page-locked memory. None: where CUDA is.
+        options: all else that `headrace.tokens` takes.
+
+    Raises:
+        OrderError: length, batch size, rank or world size do not fit.
+        StoreError: a document is no whole number of tokens, or all of them make no window.
+        ValueError: an unknown option, or nobody says what the tokens are.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | PathLike[str],
+        length: int,
+        batch_size: int,
+        *,
+        dtype: TokenDtype = "int64",
+        pin_memory: bool | None = None,
+        **options: Any,
+    ) -> None:
+        self._loader = api.tokens(store, length, batch_size, dtype=dtype, **options)
+        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
+
+    def __iter__(self) -> Iterator[TokenTensors]:
+        for batch in self._loader:
+            yield TokenTensors(batch, pin_memory=self.pin_memory)  # type: ignore[arg-type]  # a TokenLoader's

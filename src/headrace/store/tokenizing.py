@@ -1,0 +1,305 @@
+"""Tokenizing: turns texts into a store whose samples are documents of tokens.
+
+Texts come from any source that `pack` takes: lines of JSON, columns of tables, folders of files. They are read
+ahead by threads and encoded in batches by the `tokenizers` library, on all processors. The store is an ordinary
+one: a sample is a document under the name of its text, and the manifest says what its tokens are. What an
+interrupted run has encoded is neither read nor encoded again, where the source's samples have places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from headrace.errors import SourceError
+from headrace.store.directory import split_names
+from headrace.store.pack import pack
+from headrace.store.packing import PackOptions
+from headrace.store.sources.detect import open_source
+from headrace.store.sources.extents import ScanReader, plan_batches, read_ahead
+from headrace.store.sources.scan import (
+    Problem,
+    Scan,
+    Stream,
+    StreamItem,
+    import_extra,
+    refused,
+    source_options,
+    unreadable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.store.packing import Progress, WriteReport
+    from headrace.store.sources.scan import SourceOptions
+
+_TOKENIZER_BYTES_MAX: Final = 1 << 30
+
+_TEXTS_AT_ONCE: Final = 2048
+"""Texts of a stream that are encoded together."""
+
+_READ_BYTES: Final = 4 << 20
+"""Bytes of a source that are read and encoded together."""
+
+
+class _Text(NamedTuple):
+    """A text of the source, as bytes."""
+
+    name: bytes
+    data: bytes | memoryview
+
+
+def tokenize(
+    source: Any,
+    target: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str],
+    bos: str | int | None = None,
+    eos: str | int | None = None,
+    field: str = "text",
+    column: str | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    resume: bool = True,
+    on_error: str = "raise",
+    extensions: tuple[str, ...] | None = None,
+    prefix_names: bool = False,
+    format: str | None = None,  # noqa: A002 - as for `pack`
+    progress: Progress | None = None,
+) -> WriteReport:
+    """Encodes texts into a new store at `target`, whose samples are documents of tokens.
+
+    Args:
+        source: texts in UTF-8: JSON Lines, text files, tables; as for `pack`.
+        target: the store's folder.
+        tokenizer: the `tokenizer.json` of the `tokenizers` library.
+        bos: a token that begins each document, by its name or number.
+        eos: a token that ends each document, likewise.
+        field: JSON Lines: the field that holds the text.
+        column: tables: the column that holds the text.
+        workers: threads that read the source.
+        overwrite: replace the store at `target`, atomically.
+        resume: go on where an interrupted run stopped; else start over.
+        on_error: `raise`, or `skip` texts that cannot be read or are none, and report them.
+        extensions: folders: take only files that end so.
+        prefix_names: several files: put the file's name before the names of texts.
+        format: what the source is, as for `pack`; `lines`: each line of a text file is a document.
+        progress: called with (tokens done, None, their bytes, None).
+
+    Returns:
+        What was written; `bytes` are those of the tokens.
+
+    Raises:
+        StoreExists: something stands at `target`.
+        SourceError: a text is none, or the source or the tokenizer cannot be read.
+    """
+    options = PackOptions() if workers is None else PackOptions(workers=workers)
+    chosen = source_options(
+        column=column, workers=options.workers, on_error=on_error, extensions=extensions,
+        prefix_names=prefix_names, format=format,
+    )  # fmt: skip
+    encoder = _Encoder(os.fspath(tokenizer), bos, eos)
+    listed = open_source(source, chosen)
+    texts = _Texts(listed, chosen, encoder, field)
+    width = np.dtype(encoder.dtype).itemsize
+
+    def tell(_documents: int, _of: int | None, nbytes: int, _all: int | None) -> None:
+        if progress is not None:
+            progress(nbytes // width, None, nbytes, None)
+
+    report = pack(
+        texts.stream(), target, overwrite=overwrite, resume=resume, on_error=on_error,
+        progress=tell, options=options,
+    )  # fmt: skip
+    report.skipped.extend(texts.problems)
+    return report
+
+
+class _Encoder:
+    """A tokenizer, and what it puts around documents.
+
+    Attributes:
+        dtype: of tokens: the smallest that holds the vocabulary.
+        identity: what makes its tokens what they are, for the manifest.
+    """
+
+    def __init__(self, path: str, bos: str | int | None, eos: str | int | None) -> None:
+        library = import_extra("tokenizers", "tokens", path)
+        try:
+            with open(path, "rb") as f:
+                text = f.read(_TOKENIZER_BYTES_MAX)
+        except OSError as e:
+            raise unreadable(path, e, "Check the path of the tokenizer.") from e
+        try:
+            self._tokenizer = library.Tokenizer.from_str(text.decode())
+        except Exception as e:  # the library raises Exception itself
+            raise refused(
+                path, f"is no tokenizer: {str(e)[:200]}.", "Give the tokenizer.json of the tokenizers library."
+            ) from e  # fmt: skip
+        # What the file says of cutting and padding is for models' inputs: documents are kept whole.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._top = max(vocabulary.values(), default=0)
+        self._before = self._edge(path, "bos", bos)
+        self._after = self._edge(path, "eos", eos)
+        self.dtype = "uint16" if self._top < 1 << 16 else "uint32"
+        digest = hashlib.sha256(text).hexdigest()
+        self.identity: dict[str, Any] = {
+            "dtype": self.dtype,
+            "vocabulary": self._top + 1,
+            "tokenizer": digest,
+        }
+        for name, edge in (("bos", self._before), ("eos", self._after)):
+            if edge:
+                self.identity[name] = edge[0]
+
+    def _edge(self, path: str, which: str, token: str | int | None) -> list[int]:
+        if token is None:
+            return []
+        if isinstance(token, str) and (number := self._tokenizer.token_to_id(token)) is not None:
+            return [number]
+        try:
+            number = int(token) if isinstance(token, str) else operator.index(token)
+        except ValueError:
+            number = -1
+        if not 0 <= number <= self._top:
+            raise refused(
+                path, f"{which} is {token!r}, which is no token of its vocabulary (0 to {self._top:,}).",
+                f"Name one: --{which} '<|endoftext|>', for example.",
+            )  # fmt: skip
+        return [number]
+
+    def __call__(self, texts: list[str]) -> list[bytes]:
+        """The documents of some texts; `dtype`, little-endian."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        kind = np.dtype(self.dtype).newbyteorder("<")
+        return [np.array([*self._before, *e.ids, *self._after], kind).tobytes() for e in encodings]
+
+
+class _Texts:
+    """The texts of a source, encoded.
+
+    Attributes:
+        problems: texts that were left out.
+    """
+
+    def __init__(
+        self, listed: Scan | Stream, options: SourceOptions, encoder: _Encoder, field: str
+    ) -> None:
+        self._listed, self._options, self._encoder = listed, options, encoder
+        self._path = str(
+            (listed.source.get("paths") or [listed.source.get("path", "the source")])[0]
+        )
+        self._field = field if listed.source.get("kind") == "jsonl" else None
+        self.problems: list[Problem] = []
+        if isinstance(listed, Scan) and listed.columns.extents != listed.columns.samples:
+            names = listed.columns.part_names
+            raise refused(
+                self._path, f"its samples have several parts ({b', '.join(names).decode(errors='replace')}).",
+                "Name the one of texts: --column text.",
+            )  # fmt: skip
+
+    def stream(self) -> Stream:
+        """What is packed."""
+        listed = self._listed
+        source = {
+            "kind": "tokenized", "of": listed.source, "tokens": self._encoder.identity, "field": self._field,
+        }  # fmt: skip
+        if isinstance(listed, Scan):
+            source["listing"] = listed.listing_hash().hex()
+            self.problems += listed.skipped
+        skipping = self._options.on_error == "skip"
+        return Stream(
+            self._items, source, reason="its tokens are made", notes=listed.notes,
+            # Which texts were left out before is not known: then all are looked at again.
+            resumed=None if skipping or not isinstance(listed, Scan) else self._resumed,
+        )  # fmt: skip
+
+    def _items(self) -> Iterator[StreamItem]:
+        return self._encoded(self._batches(0))
+
+    def _resumed(self, done: int) -> tuple[list[bytes], Iterator[StreamItem]]:
+        """The names of the first `done` documents, and the others."""
+        assert isinstance(self._listed, Scan)
+        columns = self._listed.columns
+        names = split_names(columns.names, columns.name_offsets)[:done]
+        return names, self._encoded(self._batches(done))
+
+    def _batches(self, first: int) -> Iterator[list[_Text]]:
+        """The texts from the `first` on, some at a time."""
+        if isinstance(self._listed, Stream):
+            items = self._listed.items()
+            while some := list(islice(items, _TEXTS_AT_ONCE)):
+                yield [self._of_item(item) for item in some]
+            return
+        scan, reader = self._listed, ScanReader(self._listed, on_error=self._options.on_error)
+        plans = plan_batches(scan, first, _READ_BYTES)
+        for batch in read_ahead(plans, reader.read, self._options.workers):
+            self.problems += batch.problems
+            names = (scan.columns.name(i) for i in range(batch.plan.begin, batch.plan.end))
+            if batch.data is None:  # one large text
+                extent = int(scan.columns.firsts[batch.plan.begin])
+                whole = b"".join(bytes(piece) for piece in reader.pieces(extent))
+                yield [_Text(next(names), whole)]
+                continue
+            ends = np.cumsum(batch.length.astype(np.int64)).tolist()
+            kept = [name for name, count in zip(names, batch.counts.tolist(), strict=True) if count]
+            starts = [0, *ends[:-1]]
+            yield [
+                _Text(name, batch.data[start:end])
+                for name, start, end in zip(kept, starts, ends, strict=True)
+            ]
+            reader.recycle(batch)
+
+    def _of_item(self, item: StreamItem) -> _Text:
+        if len(item.parts) != 1:
+            raise refused(
+                self._path, f"sample {os.fsdecode(item.name)!r} has {len(item.parts)} parts, expected one.",
+                "Name the one of texts: --column text.",
+            )  # fmt: skip
+        return _Text(item.name, item.parts[0][1])
+
+    def _encoded(self, batches: Iterator[list[_Text]]) -> Iterator[StreamItem]:
+        for batch in batches:
+            names, texts = [], []
+            for text in batch:
+                try:
+                    texts.append(self._text(text))
+                except SourceError as e:
+                    if self._options.on_error != "skip":
+                        raise
+                    self.problems.append(Problem.of(e))
+                else:
+                    names.append(text.name)
+            for name, data in zip(names, self._encoder(texts), strict=True):
+                yield StreamItem(name, ((b"", data),))
+
+    def _text(self, text: _Text) -> str:
+        name = os.fsdecode(text.name)
+        try:
+            decoded = str(text.data, "utf-8")
+            if self._field is None:
+                return decoded
+            value = json.loads(decoded)
+        except (ValueError, RecursionError) as e:
+            what = "UTF-8" if isinstance(e, UnicodeDecodeError) else "JSON"
+            raise refused(
+                self._path, f"sample {name!r} is no {what}: {str(e)[:200]}.",
+                "Mend it, or leave such texts out: --skip-errors.",
+            ) from e  # fmt: skip
+        content = value.get(self._field) if isinstance(value, dict) else None
+        if not isinstance(content, str):
+            keys = sorted(map(str, value))[:10] if isinstance(value, dict) else type(value).__name__
+            raise refused(
+                self._path, f"sample {name!r} has no text in {self._field!r}: it has {keys}.",
+                "Name the field: --field content; or leave such texts out: --skip-errors.",
+            )  # fmt: skip
+        return content

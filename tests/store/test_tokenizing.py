@@ -1,0 +1,210 @@
+"""Tokenizing equals the library's own reader, document by document, and goes on where it was interrupted."""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace.errors import SourceError
+
+tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokens` is not installed")
+
+TEXTS = ["a little river", "", "the race at the head of the mill — größer, 中文 🌊", "x" * 5000] + [
+    f"line {i} of {'water ' * (i % 40)}" for i in range(900)
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """A byte-level BPE that was trained on the texts; returns its file and the tokenizer."""
+    model = tokenizers.Tokenizer(tokenizers.models.BPE())
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|endoftext|>", "<|bos|>"], show_progress=False,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    model.train_from_iterator(TEXTS, trainer)
+    model.enable_truncation(8)  # what a model's input has is not for documents
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    model.save(str(path))
+    model.no_truncation()
+    return path, model
+
+
+def write_jsonl(path):
+    path.write_text(
+        "".join(json.dumps({"text": text, "id": i}) + "\n" for i, text in enumerate(TEXTS))
+    )
+    return path
+
+
+def write_gzip(path):
+    path = path.with_suffix(".jsonl.gz")
+    path.write_bytes(gzip.compress(write_jsonl(path.with_suffix("")).read_bytes()))
+    return path
+
+
+def write_parquet(path):
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    table = pa.table({"id": list(range(len(TEXTS))), "text": TEXTS})
+    pq.write_table(table, path, compression="zstd", row_group_size=100)
+    return path
+
+
+def write_folder(path):
+    path.mkdir()
+    for i, text in enumerate(TEXTS):
+        (path / f"{i:04}.txt").write_text(text)
+    return path
+
+
+SOURCES = {
+    "JSON Lines": (write_jsonl, "texts.jsonl", {}),
+    "compressed JSON Lines": (write_gzip, "texts.jsonl", {}),
+    "a column of Parquet": (write_parquet, "texts.parquet", {"column": "text"}),
+    "a folder of texts": (write_folder, "texts", {}),
+}
+
+
+def read(store):
+    with headrace.open(store) as opened:
+        return [np.frombuffer(opened.read(i), np.uint16).tolist() for i in range(len(opened))]
+
+
+@pytest.mark.parametrize("case", SOURCES.values(), ids=SOURCES)
+def test_documents_are_what_the_library_makes_of_each_text(tmp_path, tokenizer, case):
+    write, name, options = case
+    path, model = tokenizer
+    report = headrace.tokenize(
+        write(tmp_path / name), tmp_path / "a.hr", tokenizer=path, bos="<|bos|>", eos=0, **options
+    )
+    expected = [[1, *model.encode(t, add_special_tokens=False).ids, 0] for t in TEXTS]
+    assert read(tmp_path / "a.hr") == expected
+    assert report.bytes == 2 * sum(map(len, expected))
+    entry = json.loads((tmp_path / "a.hr" / "store.json").read_bytes())["segments"][0]["source"]
+    assert entry["tokens"] | {"tokenizer": ""} == {
+        "dtype": "uint16", "vocabulary": model.get_vocab_size(), "tokenizer": "", "bos": 1, "eos": 0,
+    }  # fmt: skip
+    with headrace.tokens(tmp_path / "a.hr", 64, 2) as batches:
+        assert (
+            sum(batch.inputs.size for batch in batches) // 64 == (sum(map(len, expected)) - 1) // 64
+        )
+
+
+def test_each_line_of_a_text_file_is_a_document_if_that_is_said(tmp_path, tokenizer):
+    path, model = tokenizer
+    (tmp_path / "a.txt").write_text("one river\n\nanother river\n")
+    with pytest.raises(SourceError) as error:
+        headrace.tokenize(tmp_path / "a.txt", tmp_path / "a.hr", tokenizer=path)
+    assert "--as lines" in error.value.next_step
+    headrace.tokenize(tmp_path / "a.txt", tmp_path / "a.hr", tokenizer=path, format="lines")
+    assert read(tmp_path / "a.hr") == [model.encode(t).ids for t in ("one river", "another river")]
+
+
+def test_an_interrupted_run_goes_on_without_encoding_again(tmp_path, tokenizer, monkeypatch):
+    from headrace.store import packing, tokenizing
+
+    path, _ = tokenizer
+    source = write_jsonl(tmp_path / "texts.jsonl")
+    headrace.tokenize(source, tmp_path / "whole.hr", tokenizer=path)
+    monkeypatch.setattr(tokenizing, "_READ_BYTES", 4096)
+    monkeypatch.setattr(packing, "_SAMPLES_AT_ONCE", 50)
+    calls = []
+    encode = tokenizing._Encoder.__call__
+
+    def counted(self, texts):
+        calls.append(len(texts))
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(tokenizing._Encoder, "__call__", counted)
+    stop = 9
+    with pytest.raises(KeyboardInterrupt):
+        headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path)
+    encoded, stop = sum(calls[:-1]), -1
+    calls.clear()
+    report = headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path)
+    assert 0 < report.resumed_samples <= encoded
+    assert sum(calls) == len(TEXTS) - report.resumed_samples
+    assert read(tmp_path / "a.hr") == read(tmp_path / "whole.hr")
+    with (
+        headrace.open(tmp_path / "a.hr") as resumed,
+        headrace.open(tmp_path / "whole.hr") as whole,
+    ):
+        assert list(resumed.names) == list(whole.names)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"txt": "a"}', r"no text in 'text': it has \['txt'\]"),
+        (b'{"text": 7}', "no text in 'text'"),
+        (b'{"text": "a"', "is no JSON"),
+        (b'{"text": "\xff"}', "is no UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_refused_or_left_out(tmp_path, tokenizer, line, message):
+    path, model = tokenizer
+    source = tmp_path / "texts.jsonl"
+    source.write_bytes(b'{"text": "river"}\n' + line + b'\n{"text": "mill"}\n')
+    with pytest.raises(SourceError, match=message):
+        headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path)
+    report = headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path, on_error="skip")
+    assert len(report.skipped) == 1
+    assert read(tmp_path / "a.hr") == [model.encode(t).ids for t in ("river", "mill")]
+
+
+def test_a_tokenizer_that_is_none_and_a_token_that_it_lacks_are_refused(tmp_path, tokenizer):
+    path, _ = tokenizer
+    source = write_jsonl(tmp_path / "texts.jsonl")
+    with pytest.raises(SourceError, match="is no tokenizer"):
+        headrace.tokenize(source, tmp_path / "a.hr", tokenizer=source)
+    for eos in ("<eos>", 400, -1):
+        with pytest.raises(SourceError, match="eos is"):
+            headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path, eos=eos)
+
+
+def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path):
+    words = {f"w{i}": i for i in range(1 << 16)} | {"last": 1 << 16}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts.jsonl").write_text('{"body": "w5 last"}\n')
+    headrace.tokenize(
+        tmp_path / "texts.jsonl",
+        tmp_path / "a.hr",
+        tokenizer=tmp_path / "tokenizer.json",
+        field="body",
+    )
+    with headrace.open(tmp_path / "a.hr") as store:
+        assert np.frombuffer(store.read(0), np.uint32).tolist() == [5, 1 << 16]
+
+
+def test_the_command_says_how_many_tokens_there_are(tmp_path, tokenizer):
+    path, model = tokenizer
+    source = write_jsonl(tmp_path / "texts.jsonl")
+    words = (
+        "tokenize",
+        source,
+        tmp_path / "a.hr",
+        "--tokenizer",
+        path,
+        "--eos",
+        "<|endoftext|>",
+        "--json",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from headrace.cli import main; main()", *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    document = json.loads(done.stdout)
+    assert document["tokens"] == sum(len(model.encode(text).ids) + 1 for text in TEXTS)
+    assert document["dtype"] == "uint16"
