@@ -270,6 +270,7 @@ bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/loader.py $(BENCH)
 	$(BIN)/python benchmarks/plane.py $(BENCH)
 	$(BIN)/python -m benchmarks.pixels $(if $(BENCH),--rounds 1 --pictures 200)
+	$(BIN)/python -m benchmarks.tokens $(if $(BENCH),--rounds 1 --tokens 20e6)
 	$(BIN)/python benchmarks/node.py $(BENCH)
 	$(BIN)/python benchmarks/unmodified.py $(BENCH)
 	$(BIN)/python benchmarks/mount.py $(BENCH)
