@@ -24,6 +24,7 @@ FRAMEWORKS = {
     "tensorflow": "tensorflow",
     "jax": "jax",
     "mpi": "mpi",
+    "gpt": "torch",
 }
 # Pillow tells some clip art's palettes that they should be converted twice: not our affair.
 WARNINGS = ("-W", "error", "-W", "ignore:Palette images", "-W", "ignore::DeprecationWarning")

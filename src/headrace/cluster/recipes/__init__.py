@@ -29,7 +29,7 @@ class TrainingRecipe(NamedTuple):
         """What a project of it has: each file's name, and where its text lies."""
         folder = recipes_folder()
         own = sorted(path for path in (folder / self.name).iterdir() if path.is_file())
-        return {path.name: path for path in (*own, folder / "prepare.py")}
+        return {path.name: path for path in (folder / "prepare.py", *own)}
 
 
 RECIPES: Final = (
@@ -43,6 +43,7 @@ RECIPES: Final = (
                    ("jax", "grain", "pillow")),
     TrainingRecipe("mpi", "MPI, Horovod's way: gradients averaged by one all-reduce of mpi4py's",
                    ("torch", "mpi4py", "pillow")),
+    TrainingRecipe("gpt", "A small GPT on windows of tokens, by DistributedDataParallel", ("torch",)),
 )  # fmt: skip
 
 
