@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from headrace.base.files import read_file
 from headrace.errors import SourceError
 from headrace.store.directory import split_names
 from headrace.store.pack import pack
@@ -133,8 +134,7 @@ class _Encoder:
     def __init__(self, path: str, bos: str | int | None, eos: str | int | None) -> None:
         library = import_extra("tokenizers", "tokens", path)
         try:
-            with open(path, "rb") as f:
-                text = f.read(_TOKENIZER_BYTES_MAX)
+            text = read_file(path, _TOKENIZER_BYTES_MAX)
         except OSError as e:
             raise unreadable(path, e, "Check the path of the tokenizer.") from e
         try:
