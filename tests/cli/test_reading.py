@@ -176,3 +176,14 @@ def test_our_own_mistake_is_reported_as_one(run, packed_photos, monkeypatch):
     assert ended.code == 4
     assert json.loads(ended.out)["error"]["type"] == "ZeroDivisionError"
     assert "Traceback" in ended.err
+
+
+def test_read_reads_a_mixture(run, packed_photos, photos):
+    both = ("--mix", f"packed={packed_photos}:3", "--mix", f"files={photos}:1")
+    ended = run("read", *both, "--batch-size", "4", "--json")
+    assert ended.code == 0
+    assert ended.document["read"]["samples"] == 48  # the packed ones are exhausted first
+    for wrong in (("read",), ("read", packed_photos, *both), ("read", "--mix", "packed=3")):
+        refused = run(*wrong)
+        assert refused.code == 2
+        assert "--mix" in refused.err

@@ -293,8 +293,11 @@ def _is_binary(data: memoryview) -> bool:
 
 
 def read(
-    path: str = Argument(..., help="A store, or a source that can be opened directly."),
+    path: str | None = Argument(None, help="A store, or a source that can be opened directly."),
     *,
+    mix: list[str] = Option(
+        [], metavar="NAME=PATH:SHARE", help="In place of PATH, once for each data set of a mixture."
+    ),
     batch_size: int = Option(256, "--batch-size", "-b", min=1),
     order: str = Option(
         "shuffled", help="`shuffled`, `sequential`, `blocked`, `balanced` or `opportunistic`."
@@ -318,7 +321,7 @@ def read(
     if simulate is not None:
         options["simulate"] = simulate
     complete = True
-    with api.open(path) as store:
+    with _to_read(path, mix, seed) as store:
         loader = api.loader(store, batch_size, seed=seed, **options)
         started, cpu_s = time.perf_counter(), _cpu_s()
         try:
@@ -327,7 +330,8 @@ def read(
                     if step_ms:
                         time.sleep(step_ms / 1e3)
                     if tell is not None:
-                        tell(loader.stats.samples, len(store), loader.stats.bytes, None)
+                        whole = loader.order.length
+                        tell(loader.stats.samples, whole, loader.stats.bytes, None)
                     if seconds is not None and time.perf_counter() - started >= seconds:
                         complete = loader.stats.batches >= len(loader)
                         break
@@ -359,6 +363,29 @@ def read(
     output.line(f"waited {duration_text(stats.stall_s)} for data, {share:.1%} of the time")
     if plane:
         output.line(str(explanation).split("\n\n")[-1])
+
+
+def _to_read(path: str | None, mix: list[str], seed: int) -> Store:
+    """The store, or the mixture of those that `--mix` names."""
+    from headrace import api
+    from headrace.store.mixture import mix as mixed
+
+    if (path is None) == (not mix):
+        raise typer.BadParameter("give PATH, or --mix for each data set of a mixture")
+    if path is not None:
+        return api.open(path)
+    sources: dict[str, tuple[str, float]] = {}
+    for each in mix:
+        name, _, rest = each.partition("=")
+        where, _, share = rest.rpartition(":")
+        try:
+            number = float(share)
+        except ValueError:
+            number = -1.0
+        if not where or number < 0 or name in sources:
+            raise typer.BadParameter(f"--mix is {each!r}, expected NAME=PATH:SHARE, each name once")
+        sources[name] = where, number
+    return mixed(sources, seed=seed)
 
 
 def _cpu_s() -> float:

@@ -447,8 +447,9 @@ class Mixed(Order):
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Whoever asks for batch after batch without a gap is given them out of what was computed together.
 
-        That takes a quarter of the time. Of several ranks each asks for every so manieth batch: it is computed alone.
+        That takes a third of the time. With several ranks there are gaps, and each batch is computed alone.
         """
+        ahead: npt.NDArray[np.int64]
         ahead_of, first, ahead = self._ahead.get("indices", (-1, 0, _NOTHING))
         if epoch == ahead_of and first <= start and stop <= first + len(ahead):
             return ahead[start - first : stop - first].copy()
