@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import CorruptSample, SourceChanged, VolumeError
+from headrace.errors import CorruptSample, SourceChanged, StoreError, VolumeError
 from headrace.io.objects.listing import remove, write
 from objects.conftest import files_of_packed, put_store, samples_of
 
@@ -169,3 +169,24 @@ def test_an_index_of_shards_is_loaded(
     with hr.open(tmp_path / "i.hr", storage_options=options) as store:
         assert epoch(store) == wanted
         assert len(np.unique([store.names.index(n) for n in wanted])) == 200
+
+
+def test_sources_on_object_stores_are_mixed_with_each_other_and_with_files(
+    opened: hr.Store,
+    own_opened: hr.Store,
+    samples: dict[str, bytes],
+    folder: Path,
+    options: dict[str, Any],
+) -> None:
+    names = sorted(samples)
+    with hr.mix({"far": opened, "own": own_opened, "near": folder}, stop=400) as mixture:
+        seen = 0
+        for batch in hr.loader(mixture, 16):
+            for k, index in enumerate(batch.source_indices.tolist()):
+                assert bytes(batch[k]) == samples[names[index]]
+            seen += len(batch)
+        assert seen == 400
+        assert {mixture.locate(i)[0] for i in (0, 150, 300)} == {"far", "own", "near"}
+    other = hr.open(own_opened.path, storage_options={**options, "stall_s": 4.0})
+    with other, pytest.raises(StoreError, match="the same storage_options"):
+        hr.mix({"far": opened, "other": other})
