@@ -164,6 +164,21 @@ def test_what_does_not_grow_is_not_followed(growing, tmp_path):
         hr.loader(growing, 1, trace=tmp_path / "trace", follow=True)
 
 
+def test_torch_follows_too_in_threads(growing):
+    torch_loader = pytest.importorskip("headrace.torch").DataLoader
+    with hr.open(growing) as store:
+        options = {"decode": lambda data, sample: (sample.index, bytes(data)), "collate_fn": list}
+        with torch_loader(store, 32, threads=2, follow=True, **options) as loader:
+            for samples in (200, 260):
+                pairs_seen = [sample for batch in loader for sample, _ in batch]
+                assert all(data == content(index) for index, data in pairs_seen)
+                assert len(pairs_seen) == samples
+                if samples == 200:
+                    hr.append(pairs(200, 260), growing)
+        with pytest.raises(ValueError, match="decode in threads"):
+            torch_loader(store, 32, num_workers=2, follow=True, **options)
+
+
 def test_ranks_that_nobody_joined_are_not_followed(growing):
     with hr.open(growing) as store:
         loader = hr.loader(store, 4, rank=0, world_size=2, follow=True)

@@ -102,6 +102,7 @@ class StoreLoader(LoaderView):
         tail: `exact`, `pad` or `drop`; see `headrace.loader`.
         parts: parts to read of samples that have several; all if empty.
         on_error: `raise`, or `skip` samples that cannot be read or decoded, and record them.
+        follow: take up what is appended to the store, where an epoch begins; not with workers.
         prefetch_batches: batches decoded ahead, over all threads or workers.
         tune: let headrace turn the knobs; see `headrace.loader`.
         memory_bytes: what all buffers of this process may take; see `headrace.loader`.
@@ -147,6 +148,7 @@ class StoreLoader(LoaderView):
         tail: Literal["drop", "pad", "exact"] | None = None,
         parts: Sequence[str] = (),
         on_error: OnError | None = None,
+        follow: bool = False,
         prefetch_batches: int | None = None,
         tune: bool = True,
         memory_bytes: int | None = None,
@@ -181,6 +183,10 @@ class StoreLoader(LoaderView):
         self.dataset = given.replaced(function, parts, seed, on_error, options)
         if images is not None and self.dataset.decode is not None:
             raise ValueError("decode is Images, and the data set decodes by a function of its own")
+        if follow and num_workers:
+            raise ValueError(
+                "follow is True and num_workers is given: workers have the store as it was; decode in threads"
+            )
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.collate_fn = collate_fn
@@ -208,6 +214,7 @@ class StoreLoader(LoaderView):
             tail=tail,
             parts=self.dataset.parts,
             on_error=self.dataset.on_error,
+            follow=follow,
             decode=images if images is None or to_device is None else ToDevice.host_images(images),
             decode_threads=None if images is None else threads,
             trace=trace,
