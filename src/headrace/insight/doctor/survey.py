@@ -389,9 +389,8 @@ def _objects(
 
 
 def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
-    made = library_folder(path)
-    if made is not None:
-        return _library(made, path, seconds, stop)
+    if (library := library_folder(path)) is not None:
+        return _library(library, path, seconds, stop)
     seen = walk(path, 0.6 * seconds, stop=stop)
     if not seen.files:
         raise _no_files(path, seen)
@@ -416,7 +415,6 @@ def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool
             f"{1 - counted / seen.files:.1%} of the files are no {verdict.family}s; they are left out"
         )
     kind, most = seen.formats.most_common(1)[0]
-    samples = files
     random.Random(1).shuffle(drawn)  # noqa: S311 - a draw, no secret
     names = [os.path.join(path, name) for name in drawn]
     sized, sizes = _sizes(names[:POOL_MAX], 0.25 * seconds, stop)
@@ -430,9 +428,9 @@ def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool
         raise _refused(path, what, "Check that the data were copied.")
     data = DataSet(
         path=path, kind="folder", format=kind if most > _MAJORITY * seen.files else "mixed",
-        samples=round(samples), exact=seen.complete, at_least=seen.cut,
+        samples=round(files), exact=seen.complete, at_least=seen.cut,
         files=round(seen.files_estimated), folders=seen.folders,
-        nbytes=_total(sizes, samples), **quantiles(sizes),
+        nbytes=_total(sizes, files), **quantiles(sizes),
         classes=len(seen.tops) if not seen.loose else 0, notes=tuple(notes),
     )  # fmt: skip
     unopened = names[POOL_MAX:]
@@ -448,19 +446,18 @@ def _no_files(path: str, seen: Walk) -> SourceError:
 
 
 def _library(
-    made: LibraryFolder, path: str, seconds: float, stop: _Stop
+    library: LibraryFolder, path: str, seconds: float, stop: _Stop
 ) -> tuple[DataSet, SamplePool]:
     """What a library wrote."""
-    if made.kind == "folder":
-        return _folder(made.paths[0], seconds, stop)
-    if made.kind not in SHARD_KINDS:
+    if library.kind == "folder":
+        return _folder(library.paths[0], seconds, stop)
+    if library.kind not in SHARD_KINDS:
         raise _refused(
-            path, f" is a data set of {made.kind}, which headrace reads by packing it",
+            path, f" is a data set of {library.kind}, which headrace reads by packing it",
             f"Pack it, and examine the store: headrace pack {path} STORE",
         )  # fmt: skip
-    return _shards(
-        made.paths, seconds, stop, path=path, kind=made.kind, files=len(made.paths), exact=True
-    )
+    paths, kind = library.paths, library.kind
+    return _shards(paths, seconds, stop, path=path, kind=kind, files=len(paths), exact=True)
 
 
 def _notes(seen: Walk) -> list[str]:
