@@ -231,25 +231,19 @@ class DemoSource:
         stall = self._stall(jobs, times)
         here = (times >= self._began[jobs][:, None]) & (times < self._ended[jobs][:, None])
         flow = np.where(here, self._tiers(jobs, times, stall)[-1], 0.0)
-        waits = self._columns["on_file_system"][jobs][:, None] & here
-        lost = np.where(waits, stall * self._gpus[jobs][:, None], 0.0)
-        boxes = [self._box(job) for job in jobs.tolist()]
-        systems = []
-        for at, name in enumerate(self._columns["file_systems"].tolist()):
-            # What it can give to a thousand nodes.
-            capacity = float(self._columns["capacities"][at]) * len(self._nodes) / 1000
-            mine = np.flatnonzero(self._columns["file_system"][jobs] == at)
-            load, waiting = flow[mine].sum(axis=0) / capacity, lost[mine].sum(axis=0)
-            latency_s = 0.0015 + 0.03 * load**3 + 0.0002 * waiting
-            flows = [
-                JobFlow(boxes[i].job_id, boxes[i].name, boxes[i].user, flow[i].tolist())
-                for i in mine.tolist()
-            ]
-            systems.append(file_system(
-                name, [self._unix(t) for t in times.tolist()], flows, capacity=capacity,
-                latency_s=latency_s.tolist(), waiting_gpus=waiting.tolist(),
-            ))  # fmt: skip
-        return systems
+        flows: list[list[JobFlow]] = [[] for _ in self._columns["file_systems"]]
+        for job, values in zip(jobs.tolist(), flow.tolist(), strict=True):
+            box = self._box(job)
+            own = flows[self._columns["file_system"][job]]
+            own.append(JobFlow(box.job_id, box.name, box.user, values))
+        # What each can give to a thousand nodes.
+        capacities = self._columns["capacities"] * len(self._nodes) / 1000
+        shown = [self._unix(t) for t in times.tolist()]
+        names = self._columns["file_systems"].tolist()
+        return [
+            file_system(name, shown, own, capacity=capacity)
+            for name, own, capacity in zip(names, flows, capacities.tolist(), strict=True)
+        ]
 
     def job(self, job_id: str) -> dict[str, Any] | None:
         """A job over time; None: nothing is known of it."""

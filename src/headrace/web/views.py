@@ -416,8 +416,6 @@ def file_system(
     *,
     unit: str = "B/s",
     capacity: float | None = None,
-    latency_s: Sequence[float] = (),
-    waiting_gpus: Sequence[float] = (),
 ) -> dict[str, Any]:
     """A file system as plain values: the largest jobs one by one, the rest together.
 
@@ -427,8 +425,6 @@ def file_system(
         flows: of all jobs.
         unit: of the flows.
         capacity: what it can give; None: not known.
-        latency_s: of reads at each moment; empty: not known.
-        waiting_gpus: GPUs' worth of waiting for it at each moment; empty: not known.
     """
     ranked = sorted(flows, key=lambda flow: (-sum(flow.values), flow.job_id))
     rest = [sum(column) for column in zip(*(f.values for f in ranked[TOP:]), strict=True)]
@@ -450,8 +446,6 @@ def file_system(
             for flow in ranked[:TOP]
         ],
         "rest": _short(rest),
-        "latency_s": [round(value, 6) for value in latency_s],
-        "waiting_gpus": [round(value, 2) for value in waiting_gpus],
     }
 
 

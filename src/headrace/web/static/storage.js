@@ -1,5 +1,5 @@
-// File systems: what each gives over time, stacked by the jobs behind it, and who waits for it.
-import { $, ask, behind, clock, count, fill, h, live, percent, rate, seconds, table, trouble } from "./core.js";
+// File systems: what each gives over time, stacked by the jobs behind it.
+import { $, ask, behind, clock, count, fill, h, live, percent, rate, table, trouble } from "./core.js";
 import { drawn, keys, over } from "./charts.js";
 
 const places = new Map();
@@ -13,8 +13,6 @@ function bandsOf(fs) {
 function words(fs) {
   const parts = [];
   if (fs.capacity) parts.push(`${percent(fs.now / fs.capacity)} of its ${rate(fs.capacity, fs.unit)}`);
-  if (fs.latency_s.length) parts.push(`a read takes ${seconds(fs.latency_s[fs.latency_s.length - 1])}`);
-  if (fs.waiting_gpus.length) parts.push(`${count(fs.waiting_gpus[fs.waiting_gpus.length - 1])} GPUs' worth waits for it`);
   const [job] = fs.top;
   if (job) parts.push(`${percent(job.share)} of it is for job ${job.job_id}`);
   return parts.join("; ");
@@ -22,15 +20,15 @@ function words(fs) {
 
 function chartOf(fs) {
   const one = { fs };
-  const chart = h("div", { class: "chart" }), waits = h("div", { class: "chart" }), legend = h("div"), sentence = h("p", { class: "said" }), now = h("strong");
-  const figure = h("section", { class: "pressure" }, h("h2", {}, `${fs.name}  `, now), sentence, chart, legend, fs.waiting_gpus.length ? h("div", { class: "waits" }, h("p", {}, "GPUs' worth of waiting for it"), waits) : "");
+  const chart = h("div", { class: "chart" }), legend = h("div"), sentence = h("p", { class: "said" }), now = h("strong");
+  const figure = h("section", { class: "pressure" }, h("h2", {}, `${fs.name}  `, now), sentence, chart, legend);
   one.box = figure;
   one.show = (system) => {
     one.fs = system;
     now.textContent = rate(system.now, system.unit); sentence.textContent = words(system);
     const bands = bandsOf(system);
     fill(legend, keys(bands.map((b) => ({ ...b, label: b.job ? h("a", { href: `/job?id=${encodeURIComponent(b.job.job_id)}` }, `${b.job.job_id} ${b.job.name}`) : b.name })).map((b) => (b.job ? { ...b, label: h("span", {}, b.label, ` ${b.job.user}, ${percent(b.job.share)}`) } : b))));
-    one.draw?.(); one.drawWaits?.();
+    one.draw?.();
     one.table?.remove();
     const open = one.table?.open;
     one.table = behind("As a table", () => table(["Job", ...every(system.times).map((i) => clock(system.times[i]))], bandsOf(system).map((b) => [b.name, ...every(system.times).map((i) => rate(b.values[i] || 0, system.unit))])));
@@ -39,7 +37,6 @@ function chartOf(fs) {
   };
   one.start = () => {
     one.draw = drawn(chart, (width) => over(width, one.fs.times, bandsOf(one.fs), { stack: true, height: 170, unit: (v) => rate(v, one.fs.unit), name: `${one.fs.name}: ${words(one.fs)}`, line: one.fs.capacity ? { value: one.fs.capacity, text: "what it can give" } : null }));
-    if (one.fs.waiting_gpus.length) one.drawWaits = drawn(waits, (width) => over(width, one.fs.times, [{ name: "GPUs that wait", colour: "b1", values: one.fs.waiting_gpus }], { height: 46, unit: (v) => count(v), name: `GPUs' worth of waiting for ${one.fs.name}, now ${count(one.fs.waiting_gpus[one.fs.waiting_gpus.length - 1])}`, end: false }));
   };
   return one;
 }
@@ -54,10 +51,10 @@ function show(systems) {
   }
   for (const [name, one] of places) if (!systems.some((fs) => fs.name === name)) { one.box.remove(); places.delete(name); }
   const [most] = [...systems].sort((a, b) => load(b) - load(a));
-  $("answer").textContent = most ? `${most.name} ${most.waiting_gpus.length ? "keeps most GPUs waiting" : "is under most pressure"}: ${words(most)}.` : "No job is known to read from a file system now.";
+  $("answer").textContent = most ? `${most.name} is under most pressure: ${words(most)}.` : "No job is known to read from a file system now.";
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
 }
-const load = (fs) => (fs.waiting_gpus.length ? fs.waiting_gpus[fs.waiting_gpus.length - 1] : fs.capacity ? fs.now / fs.capacity : 0);
+const load = (fs) => (fs.capacity ? fs.now / fs.capacity : 0);
 
 let last = 0;
 async function look() { try { show((await ask("/api/storage")).file_systems); trouble(""); } catch (e) { trouble(e.message); } }
