@@ -447,6 +447,7 @@ def test_the_door_offers_exactly_these_names():
         "Sample",
         "StoreLoader",
         "TensorBatch",
+        "TokenDataLoader",
         "adopt",
     ]
 
@@ -472,7 +473,7 @@ def test_a_mixture_is_loaded_in_every_way_as_one_store_is(path, way):
     options = {} if way == "whole" else {"decode": with_key, **WAYS[way]}
     plain = hr.loader(mixture, 16)
     delivered = [batch.sources for batch in plain]
-    with DataLoader(mixture, 16, **options) as loader:
+    with DataLoader(mixture, 16, shuffle=True, **options) as loader:
         batches = list(loader)
         assert loader.last_order_hash == plain.last_order_hash
         assert [len(batch if way == "whole" else batch[0]) for batch in batches] == [
@@ -484,7 +485,7 @@ def test_a_mixture_is_loaded_in_every_way_as_one_store_is(path, way):
         next(first)
         state = loader.state_dict()
         rest = [batch.indices.tolist() if way == "whole" else batch[0].tolist() for batch in first]
-        again = DataLoader(mixture, 16, **options)
+        again = DataLoader(mixture, 16, shuffle=True, **options)
         again.load_state_dict(state)
         assert rest == [b.indices.tolist() if way == "whole" else b[0].tolist() for b in again]
         again.close()

@@ -170,16 +170,9 @@ class StoreLoader(LoaderView):
             )
         order, tail = _torch_words(shuffle, order, drop_last, tail, seed)
         self._generated = generator is not None
-        if generator is not None:
-            if seed is not None:
-                raise ValueError(f"seed is {seed} and generator is given: give one of them")
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
         images, function = (decode, None) if isinstance(decode, Images) else (None, decode)
         given = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
-        if seed is None and isinstance(order, Order):
-            seed = order.seed
-        if seed is None and given.store.mixture is not None:
-            seed = given.store.mixture.seed
+        seed = _seed_of(seed, generator, order, given.store)
         self.dataset = given.replaced(function, parts, seed, on_error, options)
         if images is not None and self.dataset.decode is not None:
             raise ValueError("decode is Images, and the data set decodes by a function of its own")
@@ -330,6 +323,24 @@ def _to_device(
             + " is given: whole batches of pixels are sent, so leave it out and use batch.to(device)"
         )
     return ToDevice(place, images)
+
+
+def _seed_of(
+    seed: int | None,
+    generator: torch.Generator | None,
+    order: OrderName | Order | None,
+    store: Store,
+) -> int | None:
+    """The given seed, else the generator's, the order's or the mixture's, else None."""
+    if generator is not None:
+        if seed is not None:
+            raise ValueError(f"seed is {seed} and generator is given: give one of them")
+        return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+    if seed is None and isinstance(order, Order):
+        return order.seed
+    if seed is None and store.mixture is not None:
+        return store.mixture.seed
+    return seed
 
 
 def _torch_words(
