@@ -28,6 +28,7 @@ from headrace.fabric.command import (
     Sqe,
     Status,
 )
+from headrace.fabric.pdu import Fatal, PduFault, Type
 from headrace.fabric.subsystem import NSID_MAX
 
 if TYPE_CHECKING:
@@ -397,20 +398,20 @@ class HostConnection:
             return
         try:
             for pdu in self._splitter.feed(received):
-                if pdu.type is wire.Type.IC_REQ:
+                if pdu.type is Type.IC_REQ:
                     self._open(pdu)
-                elif pdu.type is wire.Type.CAPSULE_CMD:
+                elif pdu.type is Type.CAPSULE_CMD:
                     self._command(pdu, now_s)
-                elif pdu.type is wire.Type.H2C_TERM_REQ:
+                elif pdu.type is Type.H2C_TERM_REQ:
                     self.why = f"the host ended the connection: {wire.read_term_req(pdu.header)}"
                     self.output.clear()
                     self.closing = True
                 else:
                     what = "TTAG of an H2CData that nobody asked for"
-                    raise wire.PduFault(wire.Fatal.INVALID_HEADER_FIELD, 10, what)  # noqa: TRY301 - as `feed` does
+                    raise PduFault(Fatal.INVALID_HEADER_FIELD, 10, what)  # noqa: TRY301 - as `feed` does
                 if self.closing or self.handed_over:
                     return
-        except wire.PduFault as fault:
+        except PduFault as fault:
             self.why = str(fault)
             self.output += wire.term_req(fault, self._splitter.header, from_host=False)
             self.closing = True
@@ -436,7 +437,7 @@ class HostConnection:
     def _command(self, pdu: wire.Pdu, now_s: float) -> None:
         sqe = Sqe.unpack(pdu.header[wire.COMMON.size : wire.COMMON.size + 64])
         if sqe.cid in self._live or sqe.cid == 0xFFFF:
-            raise wire.PduFault(wire.Fatal.INVALID_HEADER_FIELD, 10, f"CID {sqe.cid} is live")
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 10, f"CID {sqe.cid} is live")
         self._commands += 1
         if not pdu.intact:
             self._complete(Completion(sqe.cid, Status.TRANSIENT_TRANSPORT))
@@ -517,9 +518,7 @@ class HostConnection:
     def _reply(self, cid: int, reply: CommandReply) -> None:
         if reply.data:
             body = wire.DATA.pack(cid, 0, 0, len(reply.data))
-            self.output += wire.encode(
-                wire.Type.C2H_DATA, body, reply.data, wire.LAST, self._format
-            )
+            self.output += wire.encode(Type.C2H_DATA, body, reply.data, wire.LAST, self._format)
         self._complete(Completion(cid, reply.status, reply.result))
 
     def _complete(self, completion: Completion, sqhd: int | None = None) -> None:
@@ -528,7 +527,7 @@ class HostConnection:
         if sqhd is None:
             sqhd = self._commands % entries
         body = completion._replace(sqhd=sqhd).pack()
-        self.output += wire.encode(wire.Type.CAPSULE_RESP, body, form=self._format)
+        self.output += wire.encode(Type.CAPSULE_RESP, body, form=self._format)
 
 
 def _authentication(gate: Gate, sqe: Sqe, data: bytes, *, sends: bool) -> CommandReply:

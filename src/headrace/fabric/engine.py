@@ -170,9 +170,8 @@ class FabricEngine(Closing):
             namespace = peer.volumes.get(where.nsid) or self._identify(peer, base, where.nsid)
             whole = namespace.blocks * namespace.block_bytes
             if first_byte + (nbytes or 0) > whole:
-                raise FabricError(
-                    f"{url} leaves the namespace, which has {whole:,} bytes.", path=url
-                )
+                what = f"{url} leaves the namespace, which has {whole:,} bytes."
+                raise FabricError(what, path=url)
             self.native.add_volume(
                 url, peer.number, where.nsid, namespace.block_bytes, namespace.blocks,
                 first_byte, nbytes,
@@ -405,9 +404,8 @@ def options_of(given: Mapping[str, Any] | None) -> FabricOptions:
             f"queues is {engine.queues}, deadline_s {engine.give_up_s}, command_timeout_s "
             f"{engine.command_timeout_s}, expected numbers above 0"
         )
-    return FabricOptions(
-        identity=identity, engine=engine, directory_cache=None if cache is None else str(cache)
-    )
+    folder = None if cache is None else str(cache)
+    return FabricOptions(identity=identity, engine=engine, directory_cache=folder)
 
 
 def _identity(nqn: str | None, number: str | bytes | None) -> HostIdentity:

@@ -183,9 +183,8 @@ class Host(Closing):
         Raises FabricError if none could be opened.
         """
         asked = count - 1
-        sqe = Sqe(
-            Admin.SET_FEATURES, cdw10=nvme.Feature.NUMBER_OF_QUEUES, cdw11=asked | asked << 16
-        )
+        feature = nvme.Feature.NUMBER_OF_QUEUES
+        sqe = Sqe(Admin.SET_FEATURES, cdw10=feature, cdw11=asked | asked << 16)
         granted = self._command(sqe, what="Set Features, Number of Queues")[0].result
         count = min(count, (granted & 0xFFFF) + 1, (granted >> 16 & 0xFFFF) + 1)
         queues: list[ConnectedQueue] = []
@@ -244,9 +243,8 @@ class Host(Closing):
         deadline_s = time.monotonic() + max(1.0, nvme.Cap.timeout_s(self.cap))
         while not (csts := self._get(nvme.Property.CSTS)) & nvme.Csts.RDY:
             if csts & nvme.Csts.CFS or time.monotonic() > deadline_s:
-                raise FabricError(
-                    f"{self._admin}: the controller does not get ready: CSTS is {csts:#x}."
-                )
+                what = f"the controller does not get ready: CSTS is {csts:#x}"
+                raise FabricError(f"{self._admin}: {what}.")
             time.sleep(0.01)
 
     def _open_queue(self, qid: int) -> ConnectedQueue:
@@ -273,9 +271,8 @@ class Host(Closing):
         return int(self._admin.command(sqe, what=f"Property Get {offset.name}")[0].result)
 
     def _set(self, offset: nvme.Property, value: int) -> None:
-        sqe = nvme.fabrics_command(
-            nvme.Fabrics.PROPERTY_SET, nvme.PROPERTY_DWORDS.pack(0, offset, value)
-        )
+        dwords = nvme.PROPERTY_DWORDS.pack(0, offset, value)
+        sqe = nvme.fabrics_command(nvme.Fabrics.PROPERTY_SET, dwords)
         self._admin.command(sqe, what=f"Property Set {offset.name}")
 
     def _command(self, sqe: Sqe, *, expect: int = 0, what: str = "") -> tuple[Completion, bytes]:
@@ -305,9 +302,8 @@ def discover(
     """
     with Host(address, nvme.DISCOVERY_NQN, identity, options) as host:
         for _ in range(_DISCOVERY_TRIES):
-            generation, count, _ = nvme.unpack_discovery_log(
-                host.log_page(nvme.LogPage.DISCOVERY, 1024)
-            )
+            head = host.log_page(nvme.LogPage.DISCOVERY, 1024)
+            generation, count, _ = nvme.unpack_discovery_log(head)
             whole = host.log_page(nvme.LogPage.DISCOVERY, 1024 * (1 + min(count, 4096)))
             again, _, entries = nvme.unpack_discovery_log(whole)
             if again == generation:

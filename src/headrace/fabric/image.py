@@ -92,9 +92,8 @@ def _read(path: Path) -> bytes:
             next_step="Make one with headrace pack.",
         ) from None
     except OSError as e:
-        raise VolumeError(
-            f"{path}: cannot be read: {e.strerror}.", path=str(path), errno=e.errno
-        ) from e
+        text = f"{path}: cannot be read: {e.strerror}."
+        raise VolumeError(text, path=str(path), errno=e.errno) from e
     if len(data) > _MANIFEST_BYTES_MAX:
         raise CorruptStore(
             f"{path}: manifest size in bytes is more than {_MANIFEST_BYTES_MAX:,}.", path=str(path)
@@ -105,12 +104,12 @@ def _read(path: Path) -> bytes:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
+    except FileNotFoundError:
+        raise CorruptStore(
+            f"{path}: the file is missing.", path=str(path),
+            next_step="Put it back, or pack the source again.",
+        ) from None  # fmt: skip
     except OSError as e:
-        if e.errno == errno.ENOENT:
-            raise CorruptStore(
-                f"{path}: the file is missing.", path=str(path),
-                next_step="Put it back, or pack the source again.",
-            ) from None  # fmt: skip
         raise VolumeError(f"{path}: {e.strerror}.", path=str(path), errno=e.errno) from e
 
 
@@ -269,11 +268,8 @@ def _parse_entry(table: bytes, at: int, number: int, where: str) -> tuple[Catalo
 
 
 def _is_name(name: str) -> bool:
-    return (
-        name.isprintable()
-        and "\\" not in name
-        and all(part not in ("", ".", "..") for part in name.split("/"))
-    )
+    parts = name.split("/")
+    return name.isprintable() and "\\" not in name and not {"", ".", ".."} & set(parts)
 
 
 def _check_places(
@@ -447,12 +443,8 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 def _refused(text: str, e: OSError) -> VolumeError:
-    busy = e.errno == errno.EWOULDBLOCK
-    return VolumeError(
-        f"{text}: cannot be written: {'another process writes it' if busy else e.strerror}.",
-        path=text,
-        errno=e.errno,
-        next_step="Wait until it has ended."
-        if busy
-        else "Check the device or disk, then write it again.",
-    )
+    why, next_step = e.strerror, "Check the device or disk, then write it again."
+    if e.errno == errno.EWOULDBLOCK:
+        why, next_step = "another process writes it", "Wait until it has ended."
+    message = f"{text}: cannot be written: {why}."
+    return VolumeError(message, path=text, errno=e.errno, next_step=next_step)

@@ -27,6 +27,7 @@ from headrace.fabric.command import (
     fabrics_command,
     status_text,
 )
+from headrace.fabric.pdu import Fatal, PduFault, Type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,7 +197,7 @@ class Queue:
         sqe = sqe._replace(cid=self._cid)
         if expect:
             sqe = sqe._replace(sgl_type=0x5A, sgl_length=expect)
-        self._send(wire.encode(wire.Type.CAPSULE_CMD, sqe.pack(), data, form=self._format))
+        self._send(wire.encode(Type.CAPSULE_CMD, sqe.pack(), data, form=self._format))
         deadline_s = time.monotonic() + self._timeout_s
         received = bytearray()
         while True:
@@ -213,9 +214,7 @@ class Queue:
                 )
             with self._judging():
                 if len(received) != expect and not less:
-                    raise wire.PduFault(
-                        wire.Fatal.SEQUENCE_ERROR, 22, "success before all data came"
-                    )
+                    raise PduFault(Fatal.SEQUENCE_ERROR, 22, "success before all data came")
             return completion, bytes(received)
 
     def ask_event(self, sqe: Sqe) -> None:
@@ -224,9 +223,7 @@ class Queue:
         while cid in self._events_asked:
             cid += 1
         self._events_asked.append(cid)
-        self._send(
-            wire.encode(wire.Type.CAPSULE_CMD, sqe._replace(cid=cid).pack(), form=self._format)
-        )
+        self._send(wire.encode(Type.CAPSULE_CMD, sqe._replace(cid=cid).pack(), form=self._format))
 
     def detach(self, *, qid: int, entries: int, connected: Completion) -> ConnectedQueue:
         """Hands the socket over to a data path."""
@@ -251,21 +248,17 @@ class Queue:
         self, pdu: wire.Pdu, received: bytearray, expect: int, less: bool
     ) -> Completion | None:
         """One PDU of the controller's: our completion, or None."""
-        if pdu.type is wire.Type.C2H_DATA:
+        if pdu.type is Type.C2H_DATA:
             return self._take_data(pdu, received, expect, less)
-        if pdu.type is not wire.Type.CAPSULE_RESP:
-            raise wire.PduFault(
-                wire.Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data"
-            )
+        if pdu.type is not Type.CAPSULE_RESP:
+            raise PduFault(Fatal.SEQUENCE_ERROR, 0, f"{pdu.type.name}: this host sends no data")
         completion = Completion.unpack(pdu.header[wire.COMMON.size : wire.COMMON.size + 16])
         if completion.cid in self._events_asked:
             self._events_asked.remove(completion.cid)
             self.events.append(completion)
             return None
         if completion.cid != self._cid:
-            raise wire.PduFault(
-                wire.Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live"
-            )
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 20, f"CID {completion.cid} is not live")
         return completion
 
     def _take_data(
@@ -274,18 +267,12 @@ class Queue:
         """Data of our command; with SUCCESS, no response follows."""
         cccid, _, datao, datal = wire.DATA.unpack_from(pdu.header, wire.COMMON.size)
         if cccid != self._cid:
-            raise wire.PduFault(
-                wire.Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live"
-            )
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 8, f"CCCID is {cccid}, {self._cid} is live")
         if datao != len(received) or datao + datal > expect:
-            raise wire.PduFault(
-                wire.Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}"
-            )
+            raise PduFault(Fatal.OUT_OF_RANGE, 12, f"data at {datao}, expected {len(received)}")
         last = bool(pdu.layout.flags & _LAST)
         if (datao + datal == expect) != last and not (less and last):
-            raise wire.PduFault(
-                wire.Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data"
-            )
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 1, "LAST_PDU disagrees with the data")
         if not pdu.intact:
             raise CommandFailed(
                 f"{self}: the data digest is wrong.", status=int(Status.TRANSIENT_TRANSPORT)
@@ -294,9 +281,7 @@ class Queue:
         if not pdu.layout.flags & wire.SUCCESS:
             return None
         if self._flow_control:
-            raise wire.PduFault(
-                wire.Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on"
-            )
+            raise PduFault(Fatal.INVALID_HEADER_FIELD, 1, "SUCCESS while flow control is on")
         return Completion(self._cid)
 
     def _next_pdu(self, deadline_s: float) -> wire.Pdu:
@@ -320,7 +305,7 @@ class Queue:
                 raise FabricError(f"{self}: {e.strerror or e}.", errno=e.errno) from e
             if not received:
                 raise FabricError(f"{self} closed the connection.", errno=errno.ECONNRESET)
-        if pdu.type is wire.Type.C2H_TERM_REQ:
+        if pdu.type is Type.C2H_TERM_REQ:
             self.close()
             raise ProtocolError(f"{self} ended the connection: {wire.read_term_req(pdu.header)}.")
         return pdu
@@ -330,7 +315,7 @@ class Queue:
         """A fault ends the connection."""
         try:
             yield
-        except wire.PduFault as fault:
+        except PduFault as fault:
             with contextlib.suppress(OSError):
                 self._socket.sendall(wire.term_req(fault, self._splitter.header, from_host=True))
             self.close()

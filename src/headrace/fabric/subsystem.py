@@ -207,9 +207,8 @@ def _opened(path: str) -> Iterator[int]:
         # A FIFO must not hang the open.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
-        raise FabricError(
-            f"{path} cannot be exported: {e.strerror}.", path=path, errno=e.errno
-        ) from e
+        what = f"{path} cannot be exported: {e.strerror}."
+        raise FabricError(what, path=path, errno=e.errno) from e
     try:
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
