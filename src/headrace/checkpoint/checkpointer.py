@@ -168,8 +168,13 @@ class Checkpointer(Closing):
         self._snapshot = TreeSnapshot()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self.report: SaveReport | None = None  # of the last save
+        self._report: SaveReport | None = None
         self._buffers: list[WriteBuffer] = []
+
+    @property
+    def report(self) -> SaveReport | None:
+        """Of the last save."""
+        return self._report
 
     def same_as(self, other: Checkpointer) -> bool:
         """Whether it was made with the same arguments."""
@@ -193,15 +198,15 @@ class Checkpointer(Closing):
         if self.options.asynchronous:
             leaves = self._snapshot.take(leaves)
             blocking = time.monotonic() - started
-            self.report = SaveReport(step, nbytes, waited, blocking, None, None)
+            self._report = SaveReport(step, nbytes, waited, blocking, None, None)
             self._thread = threading.Thread(
                 target=self._write, args=(leaves, outline, step, started), name="checkpoint"
             )
             self._thread.start()
             return
-        self.report = SaveReport(step, nbytes, waited, 0.0, None, None)
+        self._report = SaveReport(step, nbytes, waited, 0.0, None, None)
         self._write(leaves, outline, step, started)
-        self.report = replace(self.report, blocking_s=time.monotonic() - started)
+        self._report = replace(self._report, blocking_s=time.monotonic() - started)
         self.wait()
 
     def wait(self) -> SaveReport | None:
@@ -212,7 +217,7 @@ class Checkpointer(Closing):
         if self._error is not None:
             error, self._error = self._error, None
             raise error
-        return self.report
+        return self._report
 
     def close(self) -> None:
         """`wait`."""
@@ -237,9 +242,9 @@ class Checkpointer(Closing):
                 if place is None:
                     continue
                 self._write_to(place, leaves, outline, step)
-                assert self.report is not None
+                assert self._report is not None
                 name = "local_s" if place is self._near else "total_s"
-                self.report = replace(self.report, **{name: time.monotonic() - started})  # type: ignore[arg-type]
+                self._report = replace(self._report, **{name: time.monotonic() - started})  # type: ignore[arg-type]
         except OSError as e:
             ours = isinstance(e, HeadraceError)
             self._error = e if ours else write_error(e, e.filename or self.folder)
