@@ -178,13 +178,13 @@ def _disk(root: Path, values: _Values) -> str:
         reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms, _, busy_ms, _ = (
             value or 0.0 for value in numbers
         )
-        counters["disk_read_bytes", disk] = _SECTOR_BYTES * sectors_read
-        counters["disk_written_bytes", disk] = _SECTOR_BYTES * sectors_written
-        counters["disk_reads", disk] = reads
-        counters["disk_writes", disk] = writes
-        milliseconds["disk_read_s", disk] = read_ms
-        milliseconds["disk_write_s", disk] = write_ms
-        milliseconds["disk_busy_s", disk] = busy_ms
+        counters |= {
+            ("disk_read_bytes", disk): _SECTOR_BYTES * sectors_read,
+            ("disk_written_bytes", disk): _SECTOR_BYTES * sectors_written,
+            ("disk_reads", disk): reads, ("disk_writes", disk): writes,
+        }  # fmt: skip
+        times = (("read", read_ms), ("write", write_ms), ("busy", busy_ms))
+        milliseconds |= {(f"disk_{name}_s", disk): ms for name, ms in times}
     return "" if disks else f"{path} names no disk"
 
 
@@ -221,6 +221,10 @@ def _network(root: Path, values: _Values) -> str:
     return "" if counters else f"{path} names no interface with a wire"
 
 
+_NFS_KINDS: Final = {"READ:": "read", "WRITE:": "write", "COMMIT:": "write"}
+"""A commit is the end of a write."""
+
+
 def _nfs(root: Path, values: _Values) -> str:
     """Bytes, operations and seconds of each NFS mount, from /proc/self/mountstats.
 
@@ -246,10 +250,7 @@ def _nfs(root: Path, values: _Values) -> str:
             numbers = [number(word) for word in words[1:9]]
             if None in numbers:
                 continue
-            # A commit is the end of a write.
-            kind = {"READ:": "read", "WRITE:": "write", "COMMIT:": "write"}.get(
-                words[0], "metadata"
-            )
+            kind = _NFS_KINDS.get(words[0], "metadata")
             values.add(f"fs_{kind}_operations", mount, numbers[0])
             values.add(f"fs_{kind}_s", mount, (numbers[7] or 0.0) / 1e3)
     return "" if mounts else "no NFS is mounted here"
@@ -384,11 +385,8 @@ class GPUs:
         """What there is now; [] without GPUs."""
         if self._nvml is None and not self._begin():
             return []
-        gpus = []
-        for index, handle in enumerate(self._handles):
-            gpu = self._look(index, handle)
-            if gpu is not None:
-                gpus.append(gpu)
+        looks = (self._look(index, handle) for index, handle in enumerate(self._handles))
+        gpus = [gpu for gpu in looks if gpu is not None]
         if self._handles and not gpus:
             self._end("no GPU answers any more")
         return gpus
