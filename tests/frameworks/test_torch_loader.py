@@ -448,6 +448,7 @@ def test_the_door_offers_exactly_these_names():
         "StoreLoader",
         "TensorBatch",
         "TokenDataLoader",
+        "TokenTensors",
         "adopt",
     ]
 
