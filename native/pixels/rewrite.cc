@@ -253,7 +253,7 @@ Outcome Rewriter::decoded(const Recipe& recipe, std::span<const uint8_t> bytes,
   Header header;
   if (!worker_.open(bytes, true, &header).empty()) return Outcome::kDamaged;
   if (header.orientation != 1) return Outcome::kTurned;
-  if (header.alpha != Alpha::kNone) return Outcome::kUnusual;
+  if (header.alpha != Alpha::kNone) return Outcome::kTransparent;
   pixels::Recipe whole;
   whole.keep_short = recipe.short_side;
   whole.scaled = false;

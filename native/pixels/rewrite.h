@@ -23,16 +23,17 @@ namespace headrace::pixels {
 enum class Outcome : uint8_t {
   kOther,  // no JPEG
   kRewritten,
-  kAlready,   // it would be rewritten to the same bytes
-  kSmall,     // its short side has no more pixels than it may have
-  kDamaged,   // libjpeg warns, or gives up
-  kUnusual,   // coded as baseline cannot say it: 12 bits, arithmetic, not all bits there, inks
-  kMore,      // further pictures, or bytes behind the end, which offsets may point at
-  kTooLarge,  // more memory than `kCoefficientBytesMax`
-  kGrows,     // rewritten, it would be larger: many times without loss, or at all with loss
-  kTurned,    // EXIF turns it, which PPM cannot say
+  kAlready,      // it would be rewritten to the same bytes
+  kSmall,        // its short side has no more pixels than it may have
+  kDamaged,      // libjpeg warns, or gives up
+  kUnusual,      // coded as baseline cannot say it: 12 bits, arithmetic, not all bits there, inks
+  kMore,         // further pictures, or bytes behind the end, which offsets may point at
+  kTooLarge,     // more memory than `kCoefficientBytesMax`
+  kGrows,        // rewritten, it would be larger: many times without loss, or at all with loss
+  kTurned,       // EXIF turns it, which PPM cannot say
+  kTransparent,  // nor this
 };
-inline constexpr std::array<const char*, 10> kOutcomeNames = {
+inline constexpr std::array<const char*, 11> kOutcomeNames = {
     "no JPEG",
     "rewritten",
     "as it would be rewritten already",
@@ -42,7 +43,8 @@ inline constexpr std::array<const char*, 10> kOutcomeNames = {
     "with further pictures, or bytes behind the end",
     "too large for the memory that rewriting may take",
     "larger if rewritten",
-    "turned by EXIF"};
+    "turned by EXIF",
+    "transparent"};
 
 inline constexpr size_t kCoefficientBytesMax = size_t{256} << 20;
 

@@ -325,7 +325,7 @@ def test_decoded_pictures_are_stored_as_pixels_and_give_the_batches_that_kept_on
     report = pack(tmp_path / "odd", tmp_path / "odd.hr", images="decoded", format="files")
     assert report.images.rewritten == 0
     assert report.images.kept == {
-        "turned by EXIF": 1, "coded in an unusual way": 1, "damaged": 1,
+        "turned by EXIF": 1, "transparent": 1, "damaged": 1,
     }  # fmt: skip
     with open_store(tmp_path / "odd.hr") as store:
         assert {name: bytes(store.read(name)) for name in odd} == odd
