@@ -42,7 +42,7 @@ from benchmarks.pixel_peers import BATCH
 RESULTS = ROOT / "benchmarks/results"
 SETS = {
     "small JPEG": (500, 375, "JPEG", {"quality": 90}, 1.0),
-    "large JPEG": (2000, 1500, "JPEG", {"quality": 88}, 0.1),
+    "large JPEG": (2000, 1500, "JPEG", {"quality": 88}, 0.3),
     "PNG": (500, 375, "PNG", {}, 0.25),
 }
 """Width, height, format, options and the share of `--pictures` that is made."""
@@ -178,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pictures", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--one", nargs=3, metavar=("ENGINE", "FOLDER", "STORE"))
     options = parser.parse_args()
@@ -193,7 +194,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         program = probe_program(work)
-        for name in SETS:
+        for name in options.sets:
             folder, store = work / name, work / f"{name}.hr"
             paths = make(folder, name, options.pictures)
             for images in {recipe.get("packed", "") for recipe in OWN.values()}:
