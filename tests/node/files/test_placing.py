@@ -17,7 +17,7 @@ def open_in_order(program, run, order, *, wait):
     copies = 0
     for file in order:
         if wait:
-            until(lambda file=file: run.board.placed(file), 10.0)
+            until(lambda file=file: run.board.placed(file))
         placed = run.board.placed(file)
         copies += placed
         program.opened([file], COPY if placed else ORIGINAL)
