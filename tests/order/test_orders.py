@@ -128,3 +128,9 @@ def test_wrong_parameters_are_named(make, message):
 def test_numpy_numbers_become_plain_ones():
     order = Shuffled(np.int64(10), seed=np.uint64(3))
     assert json.dumps(order.describe()) == '{"mode": "shuffled", "samples": 10, "seed": 3}'
+
+
+def test_a_small_source_begins_its_orders_again_after_the_last_epoch():
+    order = ORDERS["mixed"]
+    whole = order.indices(2**32 - 1, 0, order.length)
+    assert 0 <= whole.min() <= whole.max() < order.samples

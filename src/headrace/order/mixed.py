@@ -485,6 +485,7 @@ class Mixed(Order):
         order, pieces = self.orders[source], []
         while start < stop:
             epoch, position = divmod(start, order.length)
+            epoch &= EPOCH_MAX  # a small source may come that often; its orders begin again
             number = min(stop - start, order.length - position)
             pieces.append(order.indices(epoch, position, position + number))
             start += number
