@@ -160,6 +160,19 @@ def test_what_is_no_text_is_refused_or_left_out(tmp_path, tokenizer, line, messa
     assert read(tmp_path / "a.hr") == [model.encode(t).ids for t in ("river", "mill")]
 
 
+def test_texts_that_the_source_itself_leaves_out_are_reported(tmp_path, tokenizer):
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    path, _ = tokenizer
+    pq.write_table(pa.table({"text": ["one", None, "three"]}), tmp_path / "texts.parquet")
+    with pytest.raises(SourceError, match="is null"):
+        headrace.tokenize(tmp_path / "texts.parquet", tmp_path / "a.hr", tokenizer=path)
+    report = headrace.tokenize(
+        tmp_path / "texts.parquet", tmp_path / "a.hr", tokenizer=path, on_error="skip"
+    )
+    assert report.samples == 2
+    assert [problem.reason for problem in report.skipped] == ["row 1: 'text' is null"]
+
+
 def test_a_tokenizer_that_is_none_and_a_token_that_it_lacks_are_refused(tmp_path, tokenizer):
     path, _ = tokenizer
     source = write_jsonl(tmp_path / "texts.jsonl")

@@ -115,12 +115,10 @@ def tokenize(
         if progress is not None:
             progress(nbytes // width, None, nbytes, None)
 
-    report = pack(
+    return pack(
         texts.stream(), target, overwrite=overwrite, resume=resume, on_error=on_error,
         progress=tell, options=options,
     )  # fmt: skip
-    report.skipped.extend(texts.problems)
-    return report
 
 
 class _Encoder:
@@ -185,11 +183,7 @@ class _Encoder:
 
 
 class _Texts:
-    """The texts of a source, encoded.
-
-    Attributes:
-        problems: texts that were left out.
-    """
+    """The texts of a source, encoded."""
 
     def __init__(
         self, listed: Scan | Stream, options: SourceOptions, encoder: _Encoder, field: str
@@ -199,7 +193,7 @@ class _Texts:
             (listed.source.get("paths") or [listed.source.get("path", "the source")])[0]
         )
         self._field = field if listed.source.get("kind") == "jsonl" else None
-        self.problems: list[Problem] = []
+        self._skipped: list[Problem] = []  # what the packer reports
         if isinstance(listed, Scan) and listed.columns.extents != listed.columns.samples:
             names = listed.columns.part_names
             raise refused(
@@ -215,16 +209,17 @@ class _Texts:
         }  # fmt: skip
         if isinstance(listed, Scan):
             source["listing"] = listed.listing_hash().hex()
-            self.problems += listed.skipped
         skipping = self._options.on_error == "skip"
         return Stream(
-            self._items, source, reason="its tokens are made", notes=listed.notes,
+            self._items, source, reason="its tokens are made", notes=listed.notes, skipped=self._skipped,
             # Which texts were left out before is not known: then all are looked at again.
             resumed=None if skipping or not isinstance(listed, Scan) else self._resumed,
         )  # fmt: skip
 
     def _items(self) -> Iterator[StreamItem]:
-        return self._encoded(self._batches(0))
+        self._skipped.clear()
+        yield from self._encoded(self._batches(0))
+        self._skipped.extend(self._listed.skipped)
 
     def _resumed(self, done: int) -> tuple[list[bytes], Iterator[StreamItem]]:
         """The names of the first `done` documents, and the others."""
@@ -243,7 +238,7 @@ class _Texts:
         scan, reader = self._listed, ScanReader(self._listed, on_error=self._options.on_error)
         plans = plan_batches(scan, first, _READ_BYTES)
         for batch in read_ahead(plans, reader.read, self._options.workers):
-            self.problems += batch.problems
+            self._skipped += batch.problems
             names = (scan.columns.name(i) for i in range(batch.plan.begin, batch.plan.end))
             if batch.data is None:  # one large text
                 extent = int(scan.columns.firsts[batch.plan.begin])
@@ -276,7 +271,7 @@ class _Texts:
                 except SourceError as e:
                     if self._options.on_error != "skip":
                         raise
-                    self.problems.append(Problem.of(e))
+                    self._skipped.append(Problem.of(e))
                 else:
                     names.append(text.name)
             for name, data in zip(names, self._encoder(texts), strict=True):
