@@ -94,11 +94,10 @@ def stream_table(
 ) -> Stream:
     """The rows of tables that can only be read, whose labels are numbered in the order of reading."""
     labels = LabelReader(columns, paths[0])
-    stream = stream_rows(
-        paths, lambda path: read(path, columns, labels), source, options,
-        reason=reason, class_names=lambda: labels.class_names,
+    return stream_rows(
+        paths, lambda path: read(path, columns, labels), source, options, reason=reason,
+        class_names=lambda: labels.class_names, notes=columns.notes(options),
     )  # fmt: skip
-    return replace(stream, notes=[*stream.notes, *columns.notes(options)])
 
 
 def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tuple[str, ...]:
@@ -338,9 +337,9 @@ def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:
         files = [_list_rows(path, columns, labels) for path in paths]
     except NotInPlace as e:
         return stream_table(paths, columns, _stream, source, options, reason=str(e))
-    scan = scan_rows(paths, files, source, options, labels.class_names)
-    scan.notes.extend(columns.notes(options))
-    return scan
+    return scan_rows(
+        paths, files, source, options, labels.class_names, notes=columns.notes(options)
+    )
 
 
 class _Table:

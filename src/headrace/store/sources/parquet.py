@@ -348,9 +348,9 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
         for path, file in zip(paths, files, strict=True):
             # One after the other, so that words are numbered alike each time.
             file.labels = _read_labels(path, file.count, columns, labels)
-    scan = scan_rows(paths, files, source, options, labels.class_names)
-    scan.notes.extend(columns.notes(options))
-    return scan
+    return scan_rows(
+        paths, files, source, options, labels.class_names, notes=columns.notes(options)
+    )
 
 
 def _count_rows(path: str) -> int:

@@ -433,8 +433,10 @@ def scan_rows(
     source: dict[str, Any],
     options: SourceOptions,
     class_names: tuple[bytes, ...] | None = None,
+    *,
+    notes: Sequence[str] = (),
 ) -> Scan:
-    """Joins the rows of several files.
+    """Joins the rows of several files; `notes` are `Scan.notes`.
 
     Raises:
         SourceError: an extent leaves its file, the files differ, a row cannot be a sample (unless
@@ -454,7 +456,7 @@ def scan_rows(
         raise no_samples(paths[0])
     columns = _columns(names, files)
     columns.class_names = class_names or None if columns.labels is not None else None
-    return Scan(columns, tuple(f.volume for f in files), source, problems)
+    return Scan(columns, tuple(f.volume for f in files), source, problems, list(notes))
 
 
 def _check_places(file: Rows) -> None:
@@ -521,6 +523,7 @@ def stream_rows(
     *,
     reason: str,
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None,
+    notes: Sequence[str] = (),
 ) -> Stream:
     """The rows of files that can only be read front to back.
 
@@ -531,6 +534,7 @@ def stream_rows(
         options: what to do with rows that are no samples.
         reason: why there are no places to be indexed.
         class_names: gives the names of labels 0, 1, ... when all was read.
+        notes: `Stream.notes`.
     """
     labels = dict(zip(paths, shard_labels(list(paths)), strict=True))
 
@@ -551,7 +555,9 @@ def stream_rows(
 
     # The message that quotes the reason begins with the first file already.
     reason = reason.removeprefix(f"{paths[0]}: ")
-    return Stream(items, source, reason=reason, class_names=class_names, skipped=skipped)
+    return Stream(
+        items, source, reason=reason, class_names=class_names, notes=list(notes), skipped=skipped
+    )
 
 
 def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:

@@ -324,7 +324,7 @@ def open_coco(paths: list[str], options: SourceOptions) -> Stream:
         raise refused(paths[1], "is a second COCO file, expected one.", "Append stores.")
     path = paths[0]
     images, annotations, categories = _read_coco(path)
-    root = _folder_of_pictures(path, [str(image["file_name"]) for image in images[:1]])
+    root = _folder_of_pictures(path, images[0]["file_name"])
     of_image: dict[int | str | None, list[dict[str, Any]]] = {image["id"]: [] for image in images}
     for annotation in annotations:
         image_id = _id(annotation, "image_id")
@@ -334,8 +334,8 @@ def open_coco(paths: list[str], options: SourceOptions) -> Stream:
                 "Fetch the data set again.",
             )  # fmt: skip
         of_image[image_id].append(annotation)
-    number: dict[Any, int] = {category: i for i, category in enumerate(sorted(categories))}
-
+    ordered = sorted(categories)
+    number: dict[Any, int] = {category: i for i, category in enumerate(ordered)}
     skipped: list[Problem] = []
 
     def items() -> Iterator[StreamItem]:
@@ -359,7 +359,7 @@ def open_coco(paths: list[str], options: SourceOptions) -> Stream:
                 labels.pop() if len(labels) == 1 else -1,
             )  # fmt: skip
 
-    names = tuple(categories[category].encode() for category in sorted(categories))
+    names = tuple(categories[category].encode() for category in ordered)
     source = {"kind": "coco", "path": os.path.abspath(path), "pictures": root}
     return Stream(
         items, source, reason="annotations are spread over a JSON file",
@@ -372,8 +372,12 @@ def _read_coco(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[int, str]]:
     """Images, annotations, and the categories' names by their ids."""
     try:
+        if (size := os.path.getsize(path)) > _COCO_BYTES_MAX:
+            raise refused(
+                path, f"has {size:,} bytes, expected at most {_COCO_BYTES_MAX:,} of JSON.", "Split it."
+            )  # fmt: skip
         with open(path, "rb") as f:
-            document = json.loads(f.read(_COCO_BYTES_MAX))
+            document = json.load(f)
     except (OSError, ValueError, RecursionError) as e:
         raise unsound(path, "JSON", e) from e
     lists: list[Any] = [
@@ -409,7 +413,7 @@ def _id(entry: dict[str, Any], key: str) -> int | str | None:
 _COCO_KEYS: Final = ("images", "annotations", "categories")
 
 
-def _folder_of_pictures(path: str, first: list[str]) -> str:
+def _folder_of_pictures(path: str, first: str) -> str:
     """Where COCO's pictures lie: beside the file, or beside its folder, as `images` or by the split's name."""
     here = os.path.dirname(os.path.abspath(path))
     above = os.path.dirname(here)
@@ -417,9 +421,9 @@ def _folder_of_pictures(path: str, first: list[str]) -> str:
     tried = [here, *(os.path.join(base, *rest) for base in (here, above)
                      for rest in ((split,), ("images", split), ("images",)))]  # fmt: skip
     for folder in tried:
-        if all(os.path.isfile(os.path.join(folder, name)) for name in first):
+        if os.path.isfile(os.path.join(folder, first)):
             return folder
     raise refused(
-        path, f"its first picture, {first[0]}, lies in none of {', '.join(tried)}.",
+        path, f"its first picture, {first}, lies in none of {', '.join(tried)}.",
         "Put the pictures there, or a link to them.",
     )  # fmt: skip
