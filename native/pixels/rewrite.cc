@@ -8,6 +8,7 @@
 #include <csetjmp>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <new>
 
@@ -53,6 +54,15 @@ boolean out_of_room(j_compress_ptr info) {
   auto* common = reinterpret_cast<j_common_ptr>(info);
   errors_of(common).full = true;
   give_up(common);
+}
+
+// The whole picture, decoded at its full size and reduced to `short_side` pixels; 0: not reduced.
+pixels::Recipe whole_picture(int short_side, int width, int height) {
+  pixels::Recipe whole;
+  whole.keep_short = short_side != 0 ? short_side : std::numeric_limits<int>::max();
+  whole.scaled = false;
+  whole.pixels_max = kCoefficientBytesMax / 2;
+  return whole.reduction(whole.kept_sides(width, height));
 }
 
 bool begins(const jpeg_marker_struct& marker, const char* magic, size_t size) {
@@ -254,19 +264,13 @@ Outcome Rewriter::decoded(const Recipe& recipe, std::span<const uint8_t> bytes,
   if (!worker_.open(bytes, true, &header).empty()) return Outcome::kDamaged;
   if (header.orientation != 1) return Outcome::kTurned;
   if (header.alpha != Alpha::kNone) return Outcome::kTransparent;
-  pixels::Recipe whole;
-  whole.keep_short = recipe.short_side;
-  whole.scaled = false;
-  whole.pixels_max = kCoefficientBytesMax / 2;
-  const int small = std::min(header.width, header.height);
-  const bool reduces = recipe.short_side != 0 && small > recipe.short_side;
-  if (format == Format::kPpm && !reduces) return Outcome::kAlready;
-  const auto sides = reduces ? whole.kept_sides(header.width, header.height)
-                             : std::array{header.width, header.height};
-  if (std::max(sides[0], sides[1]) > kSideMax) return Outcome::kTooLarge;
-  whole = whole.reduction(sides);
+  const pixels::Recipe whole = whole_picture(recipe.short_side, header.width, header.height);
+  if (format == Format::kPpm && whole.width == header.width && whole.height == header.height) {
+    return Outcome::kAlready;
+  }
+  if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
   const std::string head =
-      "P6\n" + std::to_string(sides[0]) + " " + std::to_string(sides[1]) + "\n255\n";
+      "P6\n" + std::to_string(whole.width) + " " + std::to_string(whole.height) + "\n255\n";
   const size_t size = head.size() + whole.output_bytes();
   if (size > kCoefficientBytesMax) return Outcome::kTooLarge;
   uint8_t* room = pixels_.get(size);
@@ -288,17 +292,12 @@ Outcome Rewriter::reduced(const Recipe& recipe, std::span<const uint8_t> bytes) 
   if (bytes.size() < 4 || bytes[bytes.size() - 2] != 0xff || bytes.back() != JPEG_EOI) {
     return Outcome::kMore;
   }
-  pixels::Recipe whole;
-  whole.keep_short = recipe.short_side;
-  whole.scaled = false;
-  whole.pixels_max = kCoefficientBytesMax / 2;
-  const auto sides = whole.kept_sides(width, height);
-  if (std::max(sides[0], sides[1]) > kSideMax) return Outcome::kTooLarge;
-  whole = whole.reduction(sides);
+  const pixels::Recipe whole = whole_picture(recipe.short_side, width, height);
+  if (std::max(whole.width, whole.height) > kSideMax) return Outcome::kTooLarge;
   uint8_t* rgb = pixels_.get(whole.output_bytes());
   if (!worker_.decode(whole, {}, bytes, rgb).empty()) return Outcome::kDamaged;
-  return files_->compress(rgb, sides[0], sides[1], recipe.quality, files_->memory.get(bytes.size()),
-                          bytes.size());
+  return files_->compress(rgb, whole.width, whole.height, recipe.quality,
+                          files_->memory.get(bytes.size()), bytes.size());
 }
 
 }  // namespace headrace::pixels
