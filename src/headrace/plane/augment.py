@@ -148,10 +148,18 @@ class _Numbers:
         return np.asarray(np.minimum(whole, bounds - 1), np.int64)
 
 
+def has_steps(images: Images) -> bool:
+    """Whether anything is done to pictures after they were cut, resized and flipped."""
+    given = (images.padding, images.augment, *images.jitter, images.grey, images.erase)
+    return any(given)
+
+
 def steps(
     images: Images, seed: int, epoch: int, indices: NDArray[np.int64]
 ) -> NDArray[np.float64] | None:
     """Draw the steps of some pictures; see `Images.steps`."""
+    if not has_steps(images):
+        return None
     numbers, columns = _Numbers(seed, epoch, indices), []
     _, height, width = images.planes
     if images.padding:
@@ -181,7 +189,7 @@ def steps(
         columns.append(step)
     if images.erase:
         columns.append(_rectangles(images, numbers, len(indices)))
-    return np.ascontiguousarray(np.stack(columns, 1)) if columns else None
+    return np.ascontiguousarray(np.stack(columns, 1))
 
 
 def _jitter(images: Images, numbers: _Numbers) -> list[NDArray[np.float64]]:

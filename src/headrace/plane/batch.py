@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from headrace.store.mixture import Mixture
 
 
+def mixture_of(mixture: Mixture | None) -> Mixture:
+    """What a batch was drawn from.
+
+    Raises:
+        ValueError: one store.
+    """
+    if mixture is None:
+        raise ValueError("the batch is of one store, not of a mixture: it has no sources")
+    return mixture
+
+
 class Batch:
     """Samples that are delivered together.
 
@@ -117,7 +128,7 @@ class Batch:
         Raises:
             ValueError: the batch is of one store.
         """
-        return self._of_mixture().source_names(self.indices)
+        return mixture_of(self.mixture).source_names(self.indices)
 
     @property
     def source_indices(self) -> NDArray[np.int64]:
@@ -126,12 +137,7 @@ class Batch:
         Raises:
             ValueError: the batch is of one store.
         """
-        return self._of_mixture().source_indices(self.indices)
-
-    def _of_mixture(self) -> Mixture:
-        if self.mixture is None:
-            raise ValueError("the batch is of one store, not of a mixture: it has no sources")
-        return self.mixture
+        return mixture_of(self.mixture).source_indices(self.indices)
 
     @property
     def nbytes(self) -> int:

@@ -182,6 +182,12 @@ class Images:
         return (3, height, width) if self.layout == "nchw" else (height, width, 3)
 
     @property
+    def is_random(self) -> bool:
+        """Whether a picture may become something else with another seed or epoch."""
+        drawn = (self.crop == "random", self.flip, self.flip_vertical, self.mixup, self.cutmix)
+        return any(drawn) or augment.has_steps(self)
+
+    @property
     def planes(self) -> tuple[int, int, int]:
         """The same as planes: 3, height and width."""
         return (3, *self._height_width)

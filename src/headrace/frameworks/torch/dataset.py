@@ -27,7 +27,7 @@ from headrace.config import reader_options, tier_options
 from headrace.frameworks.view import decode_error, sample_data, takes_two
 from headrace.order.hash import Purpose, derive_key
 from headrace.plane.augment import MixedLabels
-from headrace.plane.batch import Skipped
+from headrace.plane.batch import Skipped, mixture_of
 from headrace.plane.images import ImageBatch, Images
 from headrace.plane.pipeline import Pipeline
 from headrace.store import Store
@@ -146,9 +146,7 @@ class TensorBatch:
         Raises:
             ValueError: the batch is of one store.
         """
-        if self.mixture is None:
-            raise ValueError("the batch is of one store, not of a mixture: it has no sources")
-        return self.mixture.source_names(self.indices.cpu().numpy())
+        return mixture_of(self.mixture).source_names(self.indices.cpu().numpy())
 
     @classmethod
     def over(cls, batch: Batch) -> TensorBatch:
@@ -501,14 +499,8 @@ class SampledDataset(Dataset):
         self._collates = collates
         function = None if isinstance(decode, Images) else decode
         super().__init__(store, function, **options)
-        images = self._images
         self._draws = self.decoder.takes_sample or (
-            images is not None
-            and (
-                (images.crop, images.flip, images.flip_vertical) != ("center", False, False)
-                or bool(images.padding or images.mixup or images.cutmix)
-                or images.steps(0, 0, np.zeros(1, np.int64)) is not None
-            )
+            self._images is not None and self._images.is_random
         )
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
