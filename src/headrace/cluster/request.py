@@ -189,8 +189,8 @@ def _is_said(value: object) -> bool:
 
 def read_request(values: Mapping[str, Any], where: str) -> JobRequest:
     """A request from texts by field; `where` they come from is for messages."""
-    said = {field: value for field, value in values.items() if _is_said(value)}
-    read = {field: _read(_BY_FIELD[field], value, where) for field, value in said.items()}
+    stated = {field: value for field, value in values.items() if _is_said(value)}
+    read = {field: _read(_BY_FIELD[field], value, where) for field, value in stated.items()}
     if isinstance(gpus := read.get("gpus"), tuple):
         read["gpus"] = gpus[1]
         if gpus[0] and read.setdefault("gpu_type", gpus[0]) != gpus[0]:

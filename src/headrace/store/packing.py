@@ -192,7 +192,7 @@ class PackingJob:
         note = None
         if self.images is not None and images is not None:
             self.images.add(images)
-            note = {"images": self.images.to_json() | {"kept": dict(self.images.kept)}}
+            note = {"images": self.images.to_json()}
         writer.append(samples, data, note)
 
     def _pack_scan(self, scan: Scan, writer: SegmentWriter) -> DirectoryColumns:

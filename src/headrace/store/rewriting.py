@@ -59,7 +59,7 @@ class RewrittenImages:
         """As it stands in `store.json`, and in the journal."""
         return {
             "recipe": self.recipe, "rewritten": self.rewritten, "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after, "kept": self.kept,
+            "bytes_after": self.bytes_after, "kept": dict(self.kept),
         }  # fmt: skip
 
     def add(self, other: RewrittenImages) -> None:
