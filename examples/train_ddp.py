@@ -4,7 +4,7 @@
 
 The folder has one subfolder per class. It goes on with the very next batch after a requeue, a time limit or a
 node's death (from its last checkpoint then), because the loader's state is saved beside the model's.
-Needs `pip install headrace[torch] pillow`.
+Needs `pip install 'headrace[torch]'`.
 """
 
 from __future__ import annotations

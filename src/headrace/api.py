@@ -422,7 +422,6 @@ def plane_over(tiers: TierOptions, reading: ReaderOptions) -> AddStage | None:
     """What puts the node daemon on top of a chain, where the options ask for it.
 
     Raises:
-        ImportError: it needs a package that is not installed.
         ValueError: storage that is simulated in this process cannot be another's.
     """
     if tiers.plane == "process":
@@ -432,10 +431,8 @@ def plane_over(tiers: TierOptions, reading: ReaderOptions) -> AddStage | None:
             "plane is 'node' and simulate is given: let the daemon simulate "
             "(headrace node start --simulate)"
         )
-    try:
-        from headrace.node.reads import over_node
-    except ModuleNotFoundError as e:
-        raise ImportError(f"plane='node' needs {e.name}: pip install 'headrace[node]'") from e
+    from headrace.node.reads import over_node
+
     return over_node
 
 

@@ -35,6 +35,7 @@
   x ProgramError       the user's own program failed, or cannot be looked at
   x BenchError         a benchmark cannot be run, or its result would not be one
     + WorkloadError    (also ValueError) its workload is wrong, or asks for what is not done
+  x MissingPackage     (also ImportError) an optional package is not installed
 
 The caller's own mistakes are plain `ValueError`/`TypeError`, raised at once with the value.
 
@@ -63,6 +64,7 @@ __all__ = [
     "HeadraceError",
     "JobError",
     "LaunchError",
+    "MissingPackage",
     "MountError",
     "NodeError",
     "OrderError",
@@ -278,3 +280,7 @@ class BenchError(HeadraceError):
 
 class WorkloadError(BenchError, ValueError):
     """A workload is wrong, or asks for what is not done here; the message names file, line and key."""
+
+
+class MissingPackage(HeadraceError, ImportError):
+    """A package that only some of headrace needs is not installed; the next step installs it."""

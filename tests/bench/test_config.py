@@ -1,8 +1,5 @@
 """DLIO's configuration: what is honoured, what is refused, and how it is said."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -197,15 +194,3 @@ def test_every_key_has_a_fate():
         assert key.convert is not None or key.reason, name
         assert key.only is None or key.reason, name
     assert {target for target, _ in ALIASES.values()} <= set(KEYS)
-
-
-def test_without_pyyaml_the_error_says_what_to_install():
-    code = (
-        "import sys; sys.modules['yaml'] = None\n"
-        "from headrace.bench.config import load_workload, parse_command_line\n"
-        "try: load_workload(parse_command_line(['workload=default']))\n"
-        "except Exception as e: print(type(e).__name__, e)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert ended.stdout.startswith("WorkloadError")
-    assert "headrace[bench]" in ended.stdout

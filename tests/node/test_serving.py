@@ -1,8 +1,6 @@
 """What the daemon delivers: the same as without it, from memory that all clients share."""
 
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -332,18 +330,6 @@ def test_plane_comes_from_the_environment_and_is_checked(folder, store, monkeypa
         next(iter(loader))
         assert report_of(loader).node_batches == 1
         loader.close()
-
-
-def test_without_msgspec_the_message_says_what_to_install(store):
-    code = (
-        "import sys; sys.modules['msgspec'] = None\n"
-        "import headrace as hr\n"
-        f"hr.loader({str(store.path)!r}, 8, plane='node')"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
-    )
-    assert "headrace[node]" in ended.stderr
 
 
 def test_a_cache_on_the_local_disk_below_the_memory(folder, store, tmp_path, monkeypatch):

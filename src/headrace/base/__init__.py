@@ -6,5 +6,6 @@
 * `checksum`, `documents`: CRC-32C, and JSON that carries its own.
 * `loop`: one thread that waits for descriptors and for other threads.
 * `lifetime`: what is closed by a `with` block; an event that a signal handler may set.
+* `extras`: packages that are optional, and what is said where one is missing.
 * `causes`: why training waits, in one closed list with a sentence and a remedy each.
 """

@@ -18,6 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import yaml
+
 from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, Workload
 from headrace.bench.values import TimeDistribution, build, values_of
 from headrace.errors import WorkloadError
@@ -154,21 +156,8 @@ class YamlSetting(NamedTuple):
     where: str
 
 
-def yaml_of() -> Any:
-    """PyYAML. Raises WorkloadError if it is not installed."""
-    try:
-        import yaml
-    except ModuleNotFoundError as e:
-        raise WorkloadError(
-            "reading workloads needs PyYAML, which is not installed.",
-            next_step="pip install 'headrace[bench]'",
-        ) from e
-    return yaml
-
-
 def parse_value(written: str) -> Any:
     """A value of the command line: hydra's grammar, as far as it is YAML's; `off` stays a word."""
-    yaml = yaml_of()
     if written.strip().lower() in ("off", "on", "yes", "no"):
         return written.strip().lower()  # words in hydra's grammar, booleans in YAML 1.1
     if written.lstrip().startswith("{"):
@@ -193,16 +182,15 @@ def read_document(path: Path) -> dict[str, YamlSetting]:
         raise WorkloadError(f"{path} cannot be read: {e}.", path=str(path)) from e
     if len(raw) > _DOCUMENT_BYTES_MAX:
         raise WorkloadError(f"{path} is larger than {_DOCUMENT_BYTES_MAX} bytes.", path=str(path))
-    yaml = yaml_of()
     try:
-        return _settings_of(yaml, written, str(path))
+        return _settings_of(written, str(path))
     except yaml.YAMLError as e:
         raise WorkloadError(f"{path} is no YAML: {' '.join(str(e).split())}.") from e
     except RecursionError as e:
         raise WorkloadError(f"{path} is nested too deeply.", path=str(path)) from e
 
 
-def _settings_of(yaml: Any, written: str, path: str) -> dict[str, YamlSetting]:
+def _settings_of(written: str, path: str) -> dict[str, YamlSetting]:
     settings: dict[str, YamlSetting] = {}
 
     def at(node: Any) -> str:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
+import yaml
 
 from headrace.base.files import replace_file
-from headrace.bench.config import yaml_of
 from headrace.bench.metrics import StepTimes, block_au, block_throughput
 from headrace.bench.summary import timestamp
 from headrace.errors import BenchError
@@ -84,7 +84,7 @@ def write_configuration(folder: Path, line: CommandLine, loaded: LoadedWorkload)
         },
         "mode": "RUN",
     }}  # fmt: skip
-    dump = yaml_of().safe_dump
+    dump = yaml.safe_dump
     config, overrides = {"workload": dict(loaded.document)}, list(line.task_overrides)
     for name, document in (("config", config), ("overrides", overrides), ("hydra", hydra)):
         (where / f"{name}.yaml").write_text(dump(document, sort_keys=False, width=1000))
@@ -231,7 +231,6 @@ def _workload(folder: Path) -> dict[str, Any]:
         file = folder / name / "config.yaml"
         if not file.exists():
             continue
-        yaml = yaml_of()
         try:
             config = yaml.safe_load(file.read_bytes())
         except (OSError, yaml.YAMLError) as e:

@@ -54,7 +54,8 @@ def control_start(
     output: JsonOutput,
 ) -> None:
     """Start the controller, in the background if not told otherwise."""
-    service = _service()
+    from headrace.control.service import app as service
+
     options = service.ControlOptions(
         database=(db or service.default_database()).absolute(), listen=tuple(listen or ()),
         token_file=absolute(token_file), tls_cert=absolute(tls_cert), tls_key=absolute(tls_key),
@@ -91,7 +92,9 @@ def control_stop(
 @control_app.command("status")
 def control_status(*, output: JsonOutput) -> int:
     """Say which planes there are, what they use, and what they may use."""
-    service, folder = _service(), runtime.control_folder()
+    from headrace.control.service import app as service
+
+    folder = runtime.control_folder()
     return tell(output, folder, lambda: service.ask_status(folder), _print_control)
 
 
@@ -99,19 +102,6 @@ def control_status(*, output: JsonOutput) -> int:
 def control_logs(*, lines: Lines = 50, output: JsonOutput) -> None:
     """Print the end of the log of a controller in the background."""
     print_log(output, runtime.control_folder(), lines)
-
-
-def _service() -> Any:
-    """The module that knows how; a sentence where a package of the extra is missing."""
-    try:
-        from headrace.control.service import app
-    except ModuleNotFoundError as e:
-        from headrace.errors import ControlError
-
-        raise ControlError(
-            f"the controller needs {e.name}.", next_step="pip install 'headrace[control]'"
-        ) from e
-    return app
 
 
 def _print_control(output: Output, state: dict[str, Any]) -> None:

@@ -15,9 +15,11 @@ import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.extras import EXTRAS, missing_package
 from headrace.base.lifetime import Latch
 from headrace.base.text import printable
 from headrace.cli import exit_codes
+from headrace.errors import HeadraceError, WorkloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -124,14 +126,6 @@ _WORDS = (
 )
 """The library speaks Python; here the same advice is an option."""
 
-_EXTRAS = {
-    "msgspec": "node", "yaml": "bench", "PIL": "demo", "torch": "torch", "tensorflow": "tensorflow",
-    "jax": "jax", "grain": "jax", "starlette": "control", "uvicorn": "control", "pynvml": "gpu",
-    "prometheus_client": "metrics", "obstore": "objects", "fsspec": "fsspec", "h5py": "hdf5",
-    "pyarrow": "arrow", "array_record": "array-record", "datasets": "hf",
-}  # fmt: skip
-"""Which extra brings a module that headrace itself does not need."""
-
 
 def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     """Prints the error and returns the exit code.
@@ -141,8 +135,8 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         as_json: print a JSON document on stdout; else text on stderr.
         verbose: with the traceback.
     """
-    from headrace.errors import HeadraceError, WorkloadError
-
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        error = missing_package(error, error.name, "this command")
     if isinstance(error, KeyboardInterrupt):
         code, next_step = exit_codes.INTERRUPTED, next(iter(getattr(error, "__notes__", ())), None)
         message = "interrupted"
@@ -154,9 +148,6 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     elif isinstance(error, (ValueError, TypeError)):
         code, next_step = exit_codes.USAGE, None
         message = str(error)
-    elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRAS:
-        code, next_step = exit_codes.STORE_ERROR, f"pip install 'headrace[{_EXTRAS[error.name]}]'"
-        message = f"this command needs {error.name}, which is not installed."
     elif isinstance(error, OSError):
         code, next_step = exit_codes.STORE_ERROR, None
         where = f"{error.filename}: " if error.filename else ""

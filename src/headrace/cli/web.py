@@ -59,20 +59,14 @@ def web(
 
     The link that it prints signs you in, once; without a token nobody sees anything. Ctrl-C ends it.
     """
-    try:
-        from headrace.api import open as open_store
-        from headrace.control.client import Client, Endpoint
-        from headrace.web.access import Sessions, WebOptions
-        from headrace.web.app import serve
-        from headrace.web.demo import DemoPolicies, DemoSource, demo_store
-        from headrace.web.stores import StoreBrowser
-        from headrace.web.watching import ClusterSource, ControllerPolicies, TracedRuns
-    except ModuleNotFoundError as e:
-        from headrace.errors import ControlError
+    from headrace.api import open as open_store
+    from headrace.control.client import Client, Endpoint
+    from headrace.web.access import Sessions, WebOptions
+    from headrace.web.app import serve
+    from headrace.web.demo import DemoPolicies, DemoSource, demo_store
+    from headrace.web.stores import StoreBrowser
+    from headrace.web.watching import ClusterSource, ControllerPolicies, TracedRuns
 
-        raise ControlError(
-            f"the pages need {e.name}.", next_step="pip install 'headrace[web]'"
-        ) from e
     options = WebOptions(
         listen=listen, token_file=token_file, public=public, names=tuple(name or ()),
         stores=tuple(store or ()), runs=tuple(run or ()),

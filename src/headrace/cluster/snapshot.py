@@ -1,7 +1,7 @@
 """Snapshot: a cluster's nodes, partitions and jobs at one moment; the file that holds one; the queue in it.
 
 A file is JSON with a checksum, to look at later, elsewhere, or in a test. Types are checked, and it is read
-fast: 50,000 jobs in a fifth of a second. Files need msgspec (`headrace[cluster]`).
+fast: 50,000 jobs in a fifth of a second.
 
 The queue says who has which GPUs of which nodes, who waits for what, and until when. It knows no terminal:
 `headrace cluster queue` draws what stands there, or prints it as JSON.
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from headrace.base.documents import seal, unseal
 from headrace.base.files import replace_file
 from headrace.cluster.executor import JobState
@@ -24,7 +26,6 @@ from headrace.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
-    from types import ModuleType
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +162,12 @@ def load_snapshot(path: Path) -> ClusterSnapshot:
 
 def snapshot_to_json(snapshot: ClusterSnapshot) -> bytes:
     """As text."""
-    text: bytes = _msgspec().json.encode(_File(FORMAT, snapshot))
+    text: bytes = msgspec.json.encode(_File(FORMAT, snapshot))
     return seal(text)
 
 
 def snapshot_from_json(data: bytes, name: str = "the snapshot") -> ClusterSnapshot:
     """From text; `name` is for messages."""
-    msgspec = _msgspec()
     sums, written, why = unseal(data), "", ""
     try:
         if sums is None or sums[0] == sums[1]:
@@ -187,15 +187,6 @@ def snapshot_from_json(data: bytes, name: str = "the snapshot") -> ClusterSnapsh
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise ClusterError(f"{name}: it is no JSON: {e}.", path=name) from e
     return content.snapshot
-
-
-def _msgspec() -> ModuleType:
-    try:
-        import msgspec.json
-    except ModuleNotFoundError as e:
-        next_step = "pip install 'headrace[cluster]'"
-        raise ClusterError("snapshot files need msgspec.", next_step=next_step) from e
-    return msgspec
 
 
 # -- the queue -----------------------------------------------------------------------------------------

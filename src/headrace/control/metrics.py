@@ -163,17 +163,9 @@ def asked(call_soon: Callable[[Callable[[], None]], object], function: Callable[
 
 
 def renderer(figures: Callable[[], Figures]) -> Callable[[], bytes]:
-    """What gives the metrics as text: these figures, and those of the process.
+    """What gives the metrics as text: these figures, and those of the process."""
+    import prometheus_client
 
-    Raises HeadraceError if prometheus-client is not installed.
-    """
-    try:
-        import prometheus_client
-    except ModuleNotFoundError as e:
-        raise HeadraceError(
-            "metrics need the package prometheus-client, which is not installed.",
-            next_step="pip install 'headrace[metrics]'",
-        ) from e
     registry = prometheus_client.CollectorRegistry()
 
     class Collector:

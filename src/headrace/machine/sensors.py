@@ -402,7 +402,7 @@ class GPUs:
         try:
             nvml = self._module()
         except ImportError:
-            self.why = "nvidia-ml-py is not installed: pip install 'headrace[gpu]'"
+            self.why = "nvidia-ml-py is not installed. Install it: pip install 'headrace[gpu]'"
             return False
         try:
             nvml.nvmlInit()

@@ -573,12 +573,10 @@ def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
         uint8, shape (height, width, 3).
 
     Raises:
-        OSError, ValueError: Pillow cannot decode it, is not there, or the picture is too large.
+        OSError, ValueError: Pillow cannot decode it, or the picture is too large.
     """
-    try:
-        from PIL import Image, ImageOps  # an optional package, for rare pictures only
-    except ModuleNotFoundError as e:
-        raise OSError("it is not installed (pip install pillow)") from e
+    from PIL import Image, ImageOps  # for rare pictures only: its import takes a while
+
     with Image.open(io.BytesIO(encoded)) as picture:
         if picture.width * picture.height > images.max_pixels:
             raise ValueError(f"{picture.width} x {picture.height} pixels are more than max_pixels")

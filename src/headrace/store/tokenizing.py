@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from headrace.base.extras import import_extra
 from headrace.base.files import read_file
 from headrace.errors import SourceError
 from headrace.store.directory import split_names
@@ -29,7 +30,6 @@ from headrace.store.sources.scan import (
     Scan,
     Stream,
     StreamItem,
-    import_extra,
     refused,
     source_options,
     unreadable,
@@ -130,7 +130,7 @@ class _Encoder:
     """
 
     def __init__(self, path: str, bos: str | int | None, eos: str | int | None) -> None:
-        library = import_extra("tokenizers", "tokens", path)
+        library = import_extra("tokenizers", f"reading {path}")
         try:
             text = read_file(path, _TOKENIZER_BYTES_MAX)
         except OSError as e:

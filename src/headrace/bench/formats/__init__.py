@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from abc import ABC, abstractmethod
@@ -20,8 +19,6 @@ import numpy as np
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from numpy.typing import NDArray
 
     from headrace import _native
@@ -150,19 +147,6 @@ def layout_of(spec: DatasetSpec, shape: tuple[int, ...]) -> _native.FileLayout |
     plain = spec.compression == "none" or spec.requests is not None
     layout = format_of(spec).layout(spec, shape) if plain else None
     return None if layout is None else layout.native()
-
-
-def import_library(module: str, purpose: str) -> ModuleType:
-    """Imports a library of the extra `bench`.
-
-    Raises:
-        SourceError: it is not installed; says how to install it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as e:
-        needs = f"{purpose} needs {module.partition('.')[0]}, which is not installed."
-        raise SourceError(needs, next_step="pip install 'headrace[bench]'") from e
 
 
 def bad_file(

@@ -26,6 +26,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.lib import format as npy_format
 
+from headrace.base.extras import import_extra
 from headrace.bench.content import (
     BEGIN,
     END,
@@ -37,7 +38,7 @@ from headrace.bench.content import (
     text,
 )
 from headrace.bench.dataset import replay_of
-from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file, import_library, no_seek
+from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file, no_seek
 from headrace.errors import SourceError
 from headrace.store.output_file import OutputFile, WriteBuffer
 
@@ -451,7 +452,7 @@ class _Image(DatasetFormat):
         return SampleExtents.shared(1, 0, size)
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
-        image = import_library("PIL.Image", f"decoding {spec.format}")
+        image = import_extra("PIL.Image", f"decoding {spec.format}")
         try:
             with image.open(path) as opened:
                 return np.asarray(opened)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.extras import import_extra
 from headrace.bench.content import BEGIN, END, Checksum, FileLayout, PieceRun, noise, text
 from headrace.bench.dataset import Column
-from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file, import_library
+from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file
 from headrace.store.output_file import OutputFile, WriteBuffer
 from headrace.store.sources.scan import SourceOptions
 from headrace.store.sources.tfrecord import mask, scan_tfrecord
@@ -147,7 +148,7 @@ _BATCH_BYTES = 16 << 20
 
 
 def _arrow() -> tuple[Any, Any]:
-    return import_library("pyarrow", "parquet"), import_library("pyarrow.parquet", "parquet")
+    return import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
 
 
 def _element(column: Column) -> np.dtype[Any]:
@@ -302,7 +303,7 @@ class _Hdf5(DatasetFormat):
     """
 
     def write(self, out: OutputFile, job: FileJob) -> None:
-        h5py = import_library("h5py", "writing hdf5")
+        h5py = import_extra("h5py", "writing hdf5")
         spec = job.spec
         count = spec.hdf5.num_dset_per_record
         first, *rest = job.shape
@@ -381,7 +382,7 @@ def _write_chunked(f: Any, number: int, shape: tuple[int, ...], job: FileJob) ->
 
 
 def _open_hdf5(path: str) -> Any:
-    h5py = import_library("h5py", "reading hdf5")
+    h5py = import_extra("h5py", "reading hdf5")
     try:
         return h5py.File(path, "r")
     except OSError as e:

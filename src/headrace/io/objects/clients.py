@@ -18,6 +18,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.base.extras import missing_package
 from headrace.errors import VolumeError
 from headrace.io.objects.faults import Fault
 from headrace.io.objects.location import shown
@@ -57,11 +58,7 @@ def make_client(root: str, options: Mapping[str, Any]) -> Any:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError as e:
-        raise VolumeError(
-            f"{shown(root)}: reading {root.partition(':')[0]}:// needs the package obstore.",
-            path=shown(root),
-            next_step="pip install 'headrace[objects]'",
-        ) from e
+        raise missing_package(e, "obstore", f"reading {shown(root)}") from e
     _used_by = os.getpid()
     given = dict(options)
     client: Any = dict(given.pop("client_options", None) or {})

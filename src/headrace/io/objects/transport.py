@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.base.extras import import_extra
+from headrace.errors import MissingPackage
 from headrace.io.objects.clients import (
     SCHEMES,
     PlainAddresses,
@@ -27,7 +29,7 @@ from headrace.io.objects.clients import (
     make_client,
 )
 from headrace.io.objects.faults import Failure, Fault, parse_retry_after, status_fault
-from headrace.io.objects.location import HTTP, key_of, root_of, scheme_of
+from headrace.io.objects.location import HTTP, key_of, root_of, scheme_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -291,11 +293,9 @@ def file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         Fault: fsspec is not installed or knows no such URL.
     """
     try:
-        import fsspec
-    except ImportError as e:
-        raise Fault(
-            "final", "reading this URL needs fsspec: pip install 'headrace[objects]'"
-        ) from e
+        fsspec = import_extra("fsspec", f"reading {shown(url)}")
+    except MissingPackage as e:
+        raise Fault("final", str(e)) from e
     try:
         fs, path = fsspec.core.url_to_fs(url, **options)
     except (ValueError, ImportError, TypeError) as e:

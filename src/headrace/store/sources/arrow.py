@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.base.extras import import_extra
 from headrace.errors import SourceError
 from headrace.store.sources.scan import (
     NotInPlace,
@@ -26,7 +27,6 @@ from headrace.store.sources.scan import (
     choose_label,
     damaged,
     file_volume,
-    import_extra,
     label_array,
     listed,
     null_problems,
@@ -121,7 +121,7 @@ def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tu
 
 
 def _types() -> Any:
-    return import_extra("pyarrow.types", "arrow", "the table")
+    return import_extra("pyarrow.types", "reading a table")
 
 
 def _is_text(kind: Any) -> bool:
@@ -346,8 +346,8 @@ class _Table:
     """An Arrow file laid over a mapping of it."""
 
     def __init__(self, path: str) -> None:
-        self._pa = import_extra("pyarrow", "arrow", path)
-        import_extra("pyarrow.ipc", "arrow", path)
+        self._pa = import_extra("pyarrow", f"reading {path}")
+        import_extra("pyarrow.ipc", f"reading {path}")
         self.path = path
         try:
             with open(path, "rb") as f:

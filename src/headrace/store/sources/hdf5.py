@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from headrace.base.extras import import_extra
 from headrace.errors import SourceError
 from headrace.store.sources.scan import (
     LABEL_NAMES,
@@ -27,7 +28,6 @@ from headrace.store.sources.scan import (
     check_unchanged,
     damaged,
     file_volume,
-    import_extra,
     label_array,
     listed,
     no_samples,
@@ -78,7 +78,7 @@ class _File:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.h5py = import_extra("h5py", "hdf5", path)
+        self.h5py = import_extra("h5py", f"reading {path}")
         try:
             self.status = os.stat(path)
             self._file = self.h5py.File(path, "r", locking=False)

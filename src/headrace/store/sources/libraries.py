@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.extras import import_extra
 from headrace.store.sources.arrow import LabelReader, choose_columns, stream_batch, stream_table
 from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     StreamItem,
     choose_label,
-    import_extra,
     label_array,
     listed,
     no_samples,
@@ -47,7 +47,7 @@ def _source(kind: str, path: str, options: SourceOptions, **more: Any) -> dict[s
 
 def open_zarr(path: str, options: SourceOptions) -> Stream:
     """The rows of a Zarr array, or of the arrays of a group, which are parts; versions 2 and 3."""
-    zarr = import_extra("zarr", "zarr", path)
+    zarr = import_extra("zarr", f"reading {path}")
     try:
         node = zarr.open(path, mode="r")
         arrays = _arrays(zarr, node)
@@ -146,7 +146,7 @@ def open_lmdb(path: str, options: SourceOptions) -> Stream:
     """The entries of an LMDB: each key is a sample's name, its value the bytes. There are no labels."""
     if options.column is not None or options.label is not None:
         raise ValueError("column and label are for tables, the source is an LMDB")
-    lmdb = import_extra("lmdb", "lmdb", path)
+    lmdb = import_extra("lmdb", f"reading {path}")
 
     @contextlib.contextmanager
     def entries() -> Iterator[Iterator[tuple[bytes, bytes]]]:
@@ -189,7 +189,7 @@ def open_lmdb(path: str, options: SourceOptions) -> Stream:
 
 def open_lance(path: str, options: SourceOptions) -> Stream:
     """The rows of a Lance data set, its latest version."""
-    lance = import_extra("lance", "lance", path)
+    lance = import_extra("lance", f"reading {path}")
     try:
         table = lance.dataset(path)
         count, schema, version = table.count_rows(), table.schema, table.version

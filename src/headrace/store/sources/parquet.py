@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from headrace.base.extras import import_extra
 from headrace.errors import SourceError
 from headrace.store.sources.arrow import (
     ArrowColumns,
@@ -32,7 +33,6 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     damaged,
-    import_extra,
     scan_rows,
     source_entry,
     unsound,
@@ -363,8 +363,8 @@ class _File:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.pyarrow = import_extra("pyarrow", "arrow", path)
-        parquet = import_extra("pyarrow.parquet", "arrow", path)
+        self.pyarrow = import_extra("pyarrow", f"reading {path}")
+        parquet = import_extra("pyarrow.parquet", f"reading {path}")
         try:
             self._file = parquet.ParquetFile(readable(path))
             self.schema = self._file.schema_arrow

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,7 +24,6 @@ from headrace.store.manifest import VolumeEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import ModuleType
 
     from numpy.typing import NDArray
 
@@ -356,18 +354,6 @@ class Rows:
 
 class NotInPlace(Exception):
     """The rows' bytes lie in no one place of the file; the message says why."""
-
-
-def import_extra(module: str, extra: str, path: str) -> ModuleType:
-    """Imports an optional package."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as e:
-        package = module.partition(".")[0]
-        raise refused(
-            path, f"reading it needs the package {package}, which is not here: {e}.",
-            f"Install it: pip install 'headrace[{extra}]'.",
-        ) from e  # fmt: skip
 
 
 def row_names(count: int, label: bytes = b"", rows: Iterable[int] | None = None) -> list[bytes]:

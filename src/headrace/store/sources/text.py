@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.extras import import_extra
 from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.scan import (
@@ -29,7 +30,6 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     StreamItem,
-    import_extra,
     label_array,
     listed,
     no_samples,
@@ -157,7 +157,7 @@ def _stream(path: str, label: str | None) -> Iterator[tuple[int, StreamedRow]]:
 def _decompressed(path: str) -> Any:
     if read_head(path, 4) != _ZSTD:
         return gzip.open(path, "rb")
-    zstandard = import_extra("zstandard", "text", path)
+    zstandard = import_extra("zstandard", f"reading {path}")
     return zstandard.open(path, "rb")
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.extras import import_extra
 from headrace.errors import SourceError
 from headrace.store.sources.detect import RIEGELI_MAGIC
 from headrace.store.sources.scan import (
@@ -28,7 +29,6 @@ from headrace.store.sources.scan import (
     StreamedRow,
     check_unchanged,
     damaged,
-    import_extra,
     refused,
     scan_rows,
     source_entry,
@@ -134,7 +134,7 @@ def stream_array_record(paths: list[str], options: SourceOptions) -> Stream:
 
 
 def _stream_array_record(path: str) -> Iterator[tuple[int, StreamedRow]]:
-    module = import_extra("array_record.python.array_record_module", "array-record", path)
+    module = import_extra("array_record.python.array_record_module", f"reading {path}")
     status = os.stat(path)
     # Anything else would be found by the reader only when it is asked, as "no records".
     _check_begin(path)
