@@ -1,14 +1,22 @@
-"""What `headrace --help` shows: each command, by what it is for, with its whole first sentence."""
+"""What `headrace --help` shows: the commands that people use, by what they are for; each help has examples."""
 
+import shlex
 import subprocess
 import sys
 
 import pytest
 import typer
 
-from headrace.cli.app import NAMES, SECTIONS, app
+import headrace
+from headrace.cli.app import NAMES, SECTIONS, SELDOM, app
+from headrace.cli.examples import EXAMPLES
 
 COMMANDS = typer.main.get_command(app).commands
+LEAVES = {
+    f"{name} {sub}".strip(): leaf
+    for name, command in COMMANDS.items()
+    for sub, leaf in getattr(command, "commands", {"": command}).items()
+}
 
 
 def test_each_command_stands_in_one_section():
@@ -17,17 +25,34 @@ def test_each_command_stands_in_one_section():
 
 
 @pytest.mark.parametrize("columns", [80, 132])
-def test_nothing_of_what_a_command_does_is_cut_off(run, monkeypatch, columns):
+@pytest.mark.parametrize("option", ["--help", "--all"])
+def test_help_is_one_screen_and_all_shows_every_command(run, monkeypatch, columns, option):
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = run("--help").out
-    assert max(map(len, out.splitlines())) <= columns
-    words = " ".join(out.split())
+    lines = run(option).out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert option == "--all" or len(lines) <= 54
     at = 0
-    for title, names in SECTIONS.items():
-        at = words.index(f" {title}: ", at)
-        for name in names:
-            says = " ".join(COMMANDS[name].help.split()).partition(". ")[0]
-            at = words.index(f" {name} {says}", at)
+    for title, commands in SECTIONS.items():
+        for name, (_, line) in commands.items():
+            if option == "--all" or name not in SELDOM:
+                at = lines.index(f"  {name.ljust(max(map(len, NAMES)))}  {line}", at)
+                assert f"{title}:" in lines[:at]
+    assert set(NAMES) > SELDOM
+
+
+def test_the_version_is_an_option_too(run):
+    assert run("--version").out == f"headrace {headrace.__version__}\n"
+
+
+@pytest.mark.parametrize(("words", "command"), LEAVES.items(), ids=LEAVES)
+def test_each_help_ends_with_examples_that_parse(words, command):
+    examples = EXAMPLES[words]
+    assert command.epilog is not None
+    for example in examples:
+        assert example in command.epilog
+        given = [word for word in shlex.split(example) if word[0] != ">"]
+        assert given[:1] + given[1 : 1 + len(words.split())] == ["headrace", *words.split()]
+        command.make_context(words, given[1 + len(words.split()) :])
 
 
 def test_help_imports_no_commands_module():
@@ -39,5 +64,5 @@ def test_help_imports_no_commands_module():
         "print(sorted(name for name in sys.modules if name.startswith('headrace.cli.')))"
     )
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    names = ["app", "exit_codes", "options", "printing"]
+    names = ["app", "examples", "exit_codes", "options", "printing"]
     assert ended.stdout.splitlines()[-1] == str([f"headrace.cli.{name}" for name in names])

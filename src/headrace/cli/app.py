@@ -4,8 +4,6 @@ A command's module is imported only when that command runs: dozens of others, wi
 typer three times as long as the interpreter needs to start. `headrace --help` prints this module's table.
 """
 
-# ruff: noqa: E501 - a command's line of help is a line of the table
-
 from __future__ import annotations
 
 import os
@@ -22,72 +20,76 @@ from headrace.cli.options import expanded
 
 _HELP = """Feeds deep-learning training: every sample, in exact random order, at the storage's speed.
 
-Exit codes: 0 done, 1 a finding (bad samples, samples left out), 2 usage, 3 a store, source or disk
-error, 4 a bug in headrace, 130 interrupted.
+Begin with `headrace doctor YOUR_DATA`, or `headrace demo`.
 """
 
+_EXIT_CODES = """Exit codes: 0 done, 1 a finding (bad samples, samples left out), 2 usage, 3 a store,
+source or disk error, 4 a bug in headrace, 130 interrupted."""
+
 SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
-    "First steps": {
-        "doctor": ("experiments", "Say how fast your data can be loaded here, what holds it back, and what to do first."),
-        "demo": ("install", "Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."),
-        "init": ("install", "Make a training project that runs as it is: script, batch job, data, checkpoints, resume."),
-    },
-    "Data sets": {
-        "pack": ("pack", "Copy a folder, tar, TFRecord, npy, HDF5, Parquet, Arrow, MDS or ArrayRecord into a new store."),
-        "index": ("pack", "Index a folder, uncompressed tar, TFRecord, npy, HDF5, Parquet, Arrow or MDS in place: no copy."),
-        "tokenize": ("pack", "Encode texts into a store whose samples are documents of tokens, for language models."),
-        "append": ("pack", "Add the samples of a source to a store, as a new segment."),
-        "info": ("store", "Show samples, sizes, classes, segments, volumes, checksums and page-cache residency."),
+    "Data": {
+        "pack": ("pack", "Copy a data set into a store: folders, tar, Parquet, ..."),
+        "index": ("pack", "Index files where they lie, without a copy."),
+        "tokenize": ("pack", "Encode texts as documents of tokens, for language models."),
+        "append": ("pack", "Add samples to a store, as a new segment."),
+        "info": ("store", "Show samples, sizes, classes, checksums, residency."),
+        "read": ("store", "Read an epoch as training would, and say how fast."),
+        "verify": ("pack", "Read and check everything; exit with 1 if anything is bad."),
+        "repair": ("pack", "Verify, then mend what the source still has."),
         "ls": ("store", "List samples: index, bytes, class and name."),
         "cat": ("store", "Write the bytes of a sample to stdout."),
-        "read": ("store", "Read an epoch as training would: throughput, CPU, stall, tiers, and what was tuned and why."),
-        "verify": ("pack", "Read and check everything; exit with 1 if anything is bad."),
-        "repair": ("pack", "Verify, then mend what the source still has; exit with 1 if something is left."),
-        "cache": ("store", "List and remove caches on the local disk (`cache_dir=`)."),
+        "cache": ("store", "List and remove caches on the local disk."),
     },
-    "Programs": {
-        "run": ("programs", "Run a program as it is; files that it opens come from memory where they can."),
-        "launch": ("launch", "Run a training script on all nodes of this job (Slurm's, or this machine), and leave nothing behind."),
-        "scaling": ("launch", "Run a project on 1, 2, 4, 8 ranks, one job after the other, and put them beside each other."),
-        "mount": ("programs", "Show a store as a read-only folder, until it is unmounted."),
-        "unmount": ("programs", "Take a mounted store away, also one whose process was killed."),
+    "Train": {
+        "demo": ("install", "Train on real images, interrupt, resume, compare with PyTorch."),
+        "init": ("install", "Make a project that runs: script, batch job, checkpoints."),
+        "run": ("programs", "Run a program as it is; its files come from memory."),
+        "launch": ("launch", "Run a training script on all nodes of this job."),
+        "mount": ("programs", "Show a store as a read-only folder."),
+        "unmount": ("programs", "Take a mounted store away."),
     },
-    "Why training waits": {
-        "report": ("reports", "Show where a run's time went: what its steps waited for, on which rank, when, and what to do."),
-        "top": ("top", "Show live who starves and why, and where bytes come from."),
-        "record": ("programs", "Run a program as it is, and write its reads as a workload: files, sizes, order, step times."),
-        "whatif": ("experiments", "Predict how long a job's steps take, and how much of that is waiting for data, elsewhere."),
-        "ab": ("experiments", "Run a command with and without headrace in turn; say how much faster it is, and how sure that is."),
-        "verify-epoch": ("reports", "Prove from a run's traces that every sample came exactly once over all ranks, in each epoch."),
-        "compare-runs": ("reports", "Tell what differs between two runs: versions, seeds, order, data, hardware, settings."),
-        "bench": ("bench", "Measure storage the way training uses it: DLIO's workloads, unchanged."),
-    },
-    "Other nodes' data": {
-        "export": ("serve", "Export files, block devices or stores, read-only, until SIGTERM or Ctrl-C."),
-        "image": ("serve", "Write a packed store as one image, which any NVMe target can export as a namespace."),
-        "stage": ("serve", "Copy a data set to the nodes' local disks, each sample once, and serve it until the job ends."),
-        "job": ("serve", "Show how a job's staging is doing: its nodes, what is there, and who is gone."),
-    },
-    "Nodes": {
-        "node": ("daemons", "Start, stop and watch the node daemon: one cache for all jobs (`plane='node'`)."),
-        "control": ("control", "Start, stop and watch the controller, which hands policies to planes."),
-        "policy": ("control", "Say which jobs, users and file systems may have how much."),
-        "agent": ("daemons", "Start, stop and watch the agent, which tells who starves on this node."),
+    "Measure": {
+        "doctor": ("experiments", "Say how fast your data can be loaded, and what to do first."),
+        "report": ("reports", "Show where a run's time went, and what to do."),
+        "top": ("top", "Show live who waits for data, and why."),
+        "bench": ("bench", "Measure storage the way training uses it: DLIO's workloads."),
+        "record": ("programs", "Write a program's reads as a workload."),
+        "ab": ("experiments", "Run a command with and without headrace in turn, and compare."),
+        "scaling": ("launch", "Run a project on 1, 2, 4, 8 ranks, and compare."),
+        "whatif": ("experiments", "Predict a job's steps on other storage."),
+        "verify-epoch": ("reports", "Prove that every sample was delivered exactly once."),
+        "compare-runs": ("reports", "Tell what differs between two runs."),
     },
     "Clusters": {
         "cluster": ("cluster", "Run training on a Slurm cluster, or here in the same words."),
-        "web": ("web", "Serve live pages: who waits for data and why, what weighs on file systems, policies, samples."),
-        "starving": ("reports", "Rank jobs by GPU-hours lost to waiting for data; then users, file systems and causes."),
+        "agent": ("daemons", "Start, stop and watch the agent, which tells who waits here."),
+        "web": ("web", "Serve live pages: who waits for data and why."),
+        "starving": ("reports", "Rank jobs by GPU-hours lost to waiting for data."),
         "usage": ("reports", "Print hours and efficiency by user and account."),
-        "job-report": ("reports", "Print what a job had, used, and waited for, from the agents' history."),
-        "grafana": ("install", "The Grafana dashboard that goes with `headrace node start --metrics`."),
+        "job-report": ("reports", "Print what a job had, used, and waited for."),
+        "grafana": ("install", "Print the Grafana dashboard."),
+    },
+    "Serve": {
+        "node": ("daemons", "One cache for all jobs of this node (`plane='node'`)."),
+        "stage": ("serve", "Copy a data set to the nodes' disks, and serve it."),
+        "export": ("serve", "Export files, devices or stores over NVMe/TCP."),
+        "control": ("control", "Start, stop and watch the controller of many planes."),
+        "policy": ("control", "Say which jobs, users and file systems may have how much."),
+        "job": ("serve", "Show how a job's staging is doing."),
+        "image": ("serve", "Write a store as one image for any NVMe target."),
     },
     "This installation": {
-        "config": ("install", "Flags and folders of the C API, on one line; all of them, named, without options."),
-        "version": ("install", "Version, native build, checksum implementation, Python, platform."),
+        "config": ("install", "Flags and folders of the C API."),
+        "version": ("install", "Version, native build, Python, platform."),
     },
 }  # fmt: skip
 """Each command by what it is for: the module where it lives, and its line of `headrace --help`."""
+
+SELDOM: Final = frozenset({
+    "repair", "ls", "cat", "cache", "unmount", "whatif", "verify-epoch", "compare-runs", "grafana",
+    "job", "image", "config", "version",
+})  # fmt: skip
+"""Commands that `headrace --help` leaves to `headrace --all`: the rest is one screen."""
 
 NAMES: Final = tuple(name for section in SECTIONS.values() for name in section)
 """All first words."""
@@ -96,6 +98,8 @@ _GROUPS: Final = frozenset(
     ("bench", "cache", "node", "control", "policy", "agent", "grafana", "cluster")
 )
 """Commands that have commands of their own."""
+
+_ALL = "headrace.cli.app.all"
 
 _LAUNCHERS: Final = ("run", "record", "launch", "ab")
 """What follows the own options of these is another program's."""
@@ -128,12 +132,19 @@ class _Commands(TyperGroup):
         sys.exit(code or exit_codes.OK)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes all commands by what they are for, whichever were imported."""
-        del ctx
+        """Writes commands by what they are for, whichever were imported; with `--all` each of them."""
+        every = ctx.meta.get(_ALL, False)
         width = max(map(len, NAMES))
+        formatter.write_paragraph()
         for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl([(n.ljust(width), line) for n, (_, line) in commands.items()])
+            shown = {n: line for n, (_, line) in commands.items() if every or n not in SELDOM}
+            if shown:
+                formatter.write(f"{title}:\n")
+                with formatter.indentation():
+                    formatter.write_dl([(n.ljust(width), line) for n, line in shown.items()])
+        more = "" if every else f"`headrace --all` shows {len(SELDOM)} more commands. "
+        formatter.write_paragraph()
+        formatter.write_text(f"{more}`headrace COMMAND --help` has examples. {_EXIT_CODES}")
 
     def invoke(self, ctx: Any) -> Any:
         """Runs the chosen command. A reader of our output that goes away (`| head`) is no error."""
@@ -175,7 +186,9 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 132},
     )
     # A single command would be taken for the program itself, without its name.
-    app.callback()(_nothing)
+    app.callback()(_before_any_command)
+    from headrace.cli.examples import epilog
+
     names = NAMES
     if words and words[0] in NAMES:
         names = (words[0],)
@@ -187,16 +200,41 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
                 continue
             module = import_module(f"headrace.cli.{chapter}")
             if name in _GROUPS:
-                app.add_typer(getattr(module, f"{name}_app"), name=name)
+                group = getattr(module, f"{name}_app")
+                for each in group.registered_commands:
+                    each.epilog = epilog(f"{name} {each.name or each.callback.__name__}")
+                app.add_typer(group, name=name)
                 continue
             settings = {"allow_interspersed_args": False} if name in _LAUNCHERS else None
             command = getattr(module, name.replace("-", "_"))
-            app.command(name, context_settings=settings)(expanded(command))
+            app.command(name, context_settings=settings, epilog=epilog(name))(expanded(command))
     return app
 
 
-def _nothing() -> None:
-    """Nothing is done before the command."""
+def _show_version(value: bool) -> None:
+    if value:
+        from headrace import __version__
+
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+def _show_all(context: typer.Context, value: bool) -> None:
+    if value:
+        context.meta[_ALL] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def _before_any_command(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_show_version, help="Show the version and exit."
+    ),
+    every: bool = typer.Option(
+        False, "--all", is_eager=True, callback=_show_all, help="Show all commands and exit."
+    ),
+) -> None:
+    """Options of `headrace` itself."""
 
 
 def __getattr__(name: str) -> typer.Typer:
