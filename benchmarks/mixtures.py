@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 RESULTS = ROOT / "benchmarks/results"
 BATCH = 256
 PARTS = {"a": 4, "b": 3, "c": 2, "d": 1}
-SIZES = {"1 KiB": (1 << 10, 50_000), "32 KiB": (32 << 10, 2_000)}
+SIZES = {"1 KiB": (1 << 10, 400_000), "32 KiB": (32 << 10, 16_000)}
 """Bytes of a sample, and samples of a source."""
 
 OTHERS = ("litdata", "streaming", "grain")
