@@ -278,7 +278,7 @@ bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/fabric.py $(BENCH)
 	$(BIN)/python -m benchmarks.bench $(BENCH)
 
-docs: $(DONE)/docs $(DONE)/build
+docs: $(DONE)/docs
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 
