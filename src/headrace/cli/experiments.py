@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from headrace.bench.config import LoadedWorkload
     from headrace.insight.ab.running import AbOptions, MeasuredRun
     from headrace.insight.doctor import Diagnosis
-    from headrace.insight.whatif.model import Check, JobFigures, Loader, Prediction
-    from headrace.insight.whatif.storage import Storage
+    from headrace.insight.whatif import Check, JobFigures, Loader, Prediction, Storage
     from headrace.trace.recorded import Recorded
 
 _STYLES = {"head": "bold", "verdict": "bold yellow", "do": "bold green", "command": "cyan"}
@@ -273,11 +272,16 @@ def whatif(
 ) -> int:
     """Predict how long a job's steps take, and how much of that is waiting for data, elsewhere.
 
-    A simulation of its reads, decoding and steps, with the recorded sizes and times. What it is worth
-    is said with it: how far it is off on the record itself.
+    A formula of its bottlenecks, with the recorded sizes and times. What it is worth is said with it: how
+    far it is off on the record itself.
     """
-    from headrace.insight.whatif.model import Scenario, check_of, predict, scenario_as_recorded
-    from headrace.insight.whatif.storage import slower, storage_of
+    from headrace.insight.whatif import (
+        Scenario,
+        check_of,
+        predict,
+        scenario_as_recorded,
+        storage_of,
+    )
 
     figures, home, reader = known = _known(job)
     if not decode:
@@ -289,7 +293,7 @@ def whatif(
             raise typer.BadParameter("--storage recorded needs a job of `headrace record`")
         storages.append(one)
     if (factor := _factor("--latency", latency)) != 1:
-        storages = [slower(one, factor) for one in storages]
+        storages = [one.slower(factor) for one in storages]
     if shared is not None:
         storages = [replace(one, shared="all" if shared else "none") for one in storages]
     wanted = Scenario(
@@ -347,8 +351,7 @@ def _known(job: str) -> _Known:
         ValueError: there is nothing to predict from.
     """
     from headrace.bench.config import load_workload, parse_command_line
-    from headrace.insight.whatif.model import figures_of, figures_of_run
-    from headrace.insight.whatif.storage import recorded_storage
+    from headrace.insight.whatif import figures_of, figures_of_run, recorded_storage
     from headrace.trace import read_run
     from headrace.trace.recorded import read_recorded
 
@@ -374,7 +377,7 @@ def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigure
 
     import numpy as np
 
-    from headrace.insight.whatif.model import JobFigures
+    from headrace.insight.whatif import JobFigures
 
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     random = np.random.default_rng(train.seed)
