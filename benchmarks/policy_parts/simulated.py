@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.policy_parts.psfa import UNDECLARED, Psfa
 from headrace.control.messages import API, Flow, Register, Report
-from headrace.control.policy.parse import parse_policy
+from headrace.control.policy import parse_policy
 from headrace.control.service.arbiter import Arbiter
 
 CAPACITY = 1000.0

@@ -16,7 +16,7 @@ from headrace import capi
 from headrace.base.causes import Cause
 from headrace.control import messages
 from headrace.control.metrics import MetricsServer, address_of
-from headrace.control.service import metrics as control_metrics
+from headrace.control.service import app as control_metrics
 from headrace.control.service.app import ControlService
 from headrace.control.service.auth import TokenFile
 from headrace.control.service.database import Database

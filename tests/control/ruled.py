@@ -7,7 +7,7 @@ import secrets
 import numpy as np
 
 from headrace.control.messages import API, Flow, Register, Report
-from headrace.control.policy.parse import parse_policy
+from headrace.control.policy import parse_policy
 from headrace.control.service.arbiter import Arbiter
 
 FS = "file_systems: {fs: {paths: [/x], capacity: {bytes_per_s: 100, reads_per_s: 1000}}}\n"

@@ -6,7 +6,7 @@ import pytest
 
 from control.ruled import FS, World, total
 from headrace.control.messages import Report
-from headrace.control.policy.parse import parse_policy
+from headrace.control.policy import parse_policy
 from headrace.control.service.arbiter import PLANES_MAX, Arbiter
 from headrace.control.service.auth import Refused
 

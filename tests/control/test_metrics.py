@@ -10,13 +10,13 @@ import pytest
 
 from headrace.control.messages import Flow, PlaneState, Register, Report
 from headrace.control.metrics import LABELS_MAX, OTHER, JobLabels, Labels, serve_metrics
-from headrace.control.policy.parse import parse_policy
-from headrace.control.service.arbiter import Arbiter
-from headrace.control.service.auth import Refused
-from headrace.control.service.metrics import (
+from headrace.control.policy import parse_policy
+from headrace.control.service.app import (
     TABLE,
     figures_of,
 )
+from headrace.control.service.arbiter import Arbiter
+from headrace.control.service.auth import Refused
 
 PAGE = Path(__file__).parents[2] / "docs/howto/metrics.md"
 

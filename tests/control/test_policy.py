@@ -15,9 +15,11 @@ from headrace.control.policy import (
     amount,
     amount_text,
     changes,
+    parse_document,
+    parse_policy,
     policy_document,
+    unknown_names,
 )
-from headrace.control.policy.parse import parse_document, parse_policy, unknown_names
 
 WHOLE = """
 version: 1

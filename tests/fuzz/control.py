@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.control import messages
 from headrace.control.messages import Flow, PlaneState, Register, Report
-from headrace.control.policy.parse import parse_policy
+from headrace.control.policy import parse_policy
 from headrace.control.service.arbiter import Arbiter
 from headrace.control.service.auth import Refused
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.control.policy import PolicyError
-from headrace.control.policy.parse import parse_policy
+from headrace.control.policy import PolicyError, parse_policy
 
 SEEDS = (
     """

@@ -18,8 +18,8 @@ import pytest
 import headrace as hr
 from headrace.control.client import Client, Endpoint
 from headrace.control.metrics import MetricsServer, address_of, asked, renderer, serve_metrics
+from headrace.control.service.app import TABLE as CONTROL_TABLE
 from headrace.control.service.app import ask_status as ask_control
-from headrace.control.service.metrics import TABLE as CONTROL_TABLE
 from headrace.errors import ControlError
 from headrace.insight import dashboard
 from headrace.machine.sensors import GPUs

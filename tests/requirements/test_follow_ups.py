@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from control.ruled import FS, World, total
 from control.service import controller, parent, request  # noqa: F401
 from control.shared_out import cases, share
-from headrace.control.policy import PolicyError
-from headrace.control.policy.parse import parse_policy
+from headrace.control.policy import PolicyError, parse_policy
 from headrace.control.sharing import SharingProblem, decide
 from headrace.node.limits import RateLimits
 from node.test_rate_limits import Client, Clock, Data, go_on, lease

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from headrace.base.text import bytes_text
 from headrace.control.controller import planes
-from headrace.control.model import STALL_BAD
+from headrace.control.history import STALL_BAD
 from headrace.control.stalls.live import verdict_on
 from headrace.plane.stage import KNOBS, latency_percentile_s
 

@@ -1,7 +1,7 @@
 """Tuner: from what was measured on a plane to where its knobs should stand. A pure function.
 
 The goal is the fewest resources that keep the consumer from waiting; where the storage cannot do
-that, the fewest that get out of it what it can give. Knobs follow the model (`headrace.control.model`)
+that, the fewest that get out of it what it can give. Knobs follow the model (`headrace.control.history`)
 first; every change is then a trial, judged by what was measured under it and taken back when it did
 not help. What was in vain is tried again later and later, but never given up.
 
@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from headrace.control.model import (
+from headrace.control.history import (
     BATCH_MARGIN,
     PATIENCE_S,
     SAME_RATE,
@@ -29,9 +29,8 @@ from headrace.control.model import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.control.history import Knobs, PlaneHistory
+    from headrace.control.history import Knobs, Need, PlaneHistory
     from headrace.control.limits import Limits
-    from headrace.control.model import Need
 
 BACKOFF_FIRST_S = 6.0
 BACKOFF_LAST_S = 96.0

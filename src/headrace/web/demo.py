@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.base.causes import cause_of
-from headrace.control.policy import changes, policy_document, policy_yaml
-from headrace.control.policy.parse import parse_policy
+from headrace.control.policy import changes, parse_policy, policy_document, policy_yaml
 from headrace.telemetry.history import JobRecord
 from headrace.web.views import (
     IDLE,
