@@ -10,7 +10,7 @@ from selenium.webdriver.common.keys import Keys
 import headrace as hr
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
-from headrace.web.demo import DemoPolicies
+from headrace.web.demo import DemoController
 from headrace.web.watching import ControllerPolicies
 from tests_shared import png
 from web.accessibility import contrast, problems
@@ -31,7 +31,12 @@ def site(tmp_path_factory):
     samples = [{"name": f"cats/{i}.png", "data": png(i, 48), "label": 0} for i in range(70)]
     hr.pack([*samples, {"name": EVIL, "data": b"<script>", "label": 0}], folder / "s.hr")
     given = {"stores": [str(folder / "s.hr")], "runs": (str(traced_run(folder)),)}
-    with Serving(folder, tokens="operator {operator}\n", policies=DemoPolicies(), **given) as one:
+    with Serving(
+        folder,
+        tokens="operator {operator}\n",
+        policies=ControllerPolicies(DemoController()),
+        **given,
+    ) as one:
         running = small_demo().cluster().jobs
         one.job = max(running, key=lambda job: job.gpus).job_id
         yield one

@@ -13,7 +13,7 @@ from headrace.errors import TelemetryError
 from headrace.insight.usage import starving_of
 from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.writing import HistoryWriter, file_of
-from headrace.web.views import UNKNOWN
+from headrace.web.views import UNKNOWN, nodes_of_scheduler
 from headrace.web.watching import ClusterSource
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
@@ -97,7 +97,7 @@ def snapshot():
 
 
 def test_the_scheduler_knows_gpus_and_the_history_how_they_fare(history):
-    cluster = watching(history, snapshot=snapshot).cluster()
+    cluster = watching(history, layout=lambda: nodes_of_scheduler(snapshot())).cluster()
     assert cells(cluster) == [
         ("n1", "20", None), ("n1", "17", 0.5), ("n1", "", None), ("n1", "17", 0.5),
         ("n2", "17", 0.1), ("n2", "17", 0.1), ("n3", "", None),
@@ -108,7 +108,9 @@ def test_the_scheduler_knows_gpus_and_the_history_how_they_fare(history):
 
 
 def test_without_a_history_there_are_nodes_and_a_note(tmp_path):
-    cluster = watching(tmp_path / "nothing", snapshot=snapshot).cluster()
+    cluster = watching(
+        tmp_path / "nothing", layout=lambda: nodes_of_scheduler(snapshot())
+    ).cluster()
     assert len(cluster.nodes) == 3
     assert "no history" in cluster.notes[0]
 

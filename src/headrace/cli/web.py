@@ -18,8 +18,7 @@ from headrace.cli.reports import HistoryOption, history_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.cluster.snapshot import ClusterSnapshot
-    from headrace.web.live import PageSource, Policies
+    from headrace.web.views import ClusterLayout
 
 
 def web(
@@ -63,7 +62,7 @@ def web(
     from headrace.control.client import Client, Endpoint
     from headrace.web.access import Sessions, WebOptions
     from headrace.web.app import serve
-    from headrace.web.demo import DemoPolicies, DemoSource, demo_store
+    from headrace.web.demo import DemoController, DemoSource, demo_store
     from headrace.web.stores import StoreBrowser
     from headrace.web.watching import ClusterSource, ControllerPolicies, TracedRuns
 
@@ -76,7 +75,7 @@ def web(
 
     with contextlib.ExitStack() as stack:
         sessions = Sessions(token_file)
-        policies: Policies | None = DemoPolicies() if demo else None
+        policies = ControllerPolicies(DemoController()) if demo else None
         client = None
         if controller is not None:
             endpoint = Endpoint(url=controller, token_file=controller_token_file, ca=tls_ca)
@@ -87,9 +86,10 @@ def web(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-"))
             paths = [demo_store(Path(folder) / "pictures.hr")]
         browser = StoreBrowser([open_store(path) for path in paths])
-        looked: PageSource = DemoSource()
-        if not demo:
-            looked = ClusterSource(history_of(history), client, _snapshots(executor, source))
+        if demo:
+            looked: ClusterSource = DemoSource()
+        else:
+            looked = ClusterSource(history_of(history), client, _layouts(executor, source))
 
         def ready(address: str) -> None:
             token = sessions.own.secret if sessions.own else None
@@ -109,12 +109,13 @@ def web(
         serve(looked, sessions, options, stores=browser, policies=policies, runs=runs, ready=ready)
 
 
-def _snapshots(executor: Any, snapshot_file: Any) -> Callable[[], ClusterSnapshot] | None:
+def _layouts(executor: Any, snapshot_file: Any) -> Callable[[], ClusterLayout] | None:
     """Looks at the scheduler; None: there is none here."""
     from headrace.cluster.executor import executor_name
 
     if snapshot_file is None and executor is None and executor_name() != "slurm":
         return None
     from headrace.cli.cluster_submit import cluster_snapshot
+    from headrace.web.views import nodes_of_scheduler
 
-    return lambda: cluster_snapshot(executor, snapshot_file, jobs=True)
+    return lambda: nodes_of_scheduler(cluster_snapshot(executor, snapshot_file, jobs=True))

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from headrace.web.access import Sessions, WebOptions
-    from headrace.web.live import PageSource, Policies
     from headrace.web.stores import StoreBrowser
+    from headrace.web.watching import ClusterSource, ControllerPolicies
 
 _T = TypeVar("_T")
 
@@ -185,12 +185,12 @@ class Web:
 
     def __init__(
         self,
-        source: PageSource,
+        source: ClusterSource,
         sessions: Sessions,
         options: WebOptions,
         *,
         stores: StoreBrowser,
-        policies: Policies | None = None,
+        policies: ControllerPolicies | None = None,
         runs: TracedRuns | None = None,
         live: Live | None = None,
     ) -> None:
@@ -484,12 +484,12 @@ CONNECTIONS_MAX: Final = 1024
 
 
 def serve(
-    source: PageSource,
+    source: ClusterSource,
     sessions: Sessions,
     options: WebOptions,
     *,
     stores: StoreBrowser,
-    policies: Policies | None = None,
+    policies: ControllerPolicies | None = None,
     runs: TracedRuns | None = None,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:

@@ -22,14 +22,7 @@ from headrace.web.views import Wire, plain
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from headrace.web.demo import DemoPolicies, DemoSource
-    from headrace.web.watching import ClusterSource, ControllerPolicies
-
-    PageSource = ClusterSource | DemoSource
-    """Looks at something. Called by one thread at a time; what it returns is not changed afterwards."""
-
-    Policies = ControllerPolicies | DemoPolicies
-    """What is wanted of jobs. Its calls wait: they are made off the loop."""
+    from headrace.web.watching import ClusterSource
 
 _log = logging.getLogger("headrace.web")
 
@@ -82,7 +75,7 @@ def event(name: str, document: Any) -> bytes:
 class Live:
     """Looks for all browsers together."""
 
-    def __init__(self, source: PageSource, clients_max: int = CLIENTS_MAX) -> None:
+    def __init__(self, source: ClusterSource, clients_max: int = CLIENTS_MAX) -> None:
         self.source = source
         self.clients: set[LiveClient] = set()
         self.dropped = 0

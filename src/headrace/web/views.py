@@ -312,6 +312,7 @@ def cluster_of(
             if name:
                 on_node[node, name] = of_job[name] = record
     boxes = [_box(job, of_job.get(job.job_id)) for job in layout.jobs.values()]
+    shares = {id(record): (record.stall, record.gpu_use) for _, record in parts}
     place = {job: at for at, job in enumerate(layout.jobs)}
     holders: list[int] = []
     stall: list[float | None] = []
@@ -320,8 +321,9 @@ def cluster_of(
         for job in held:
             known = on_node.get((box.name, job)) or of_job.get(job)
             holders.append(place.get(job, IDLE))
-            stall.append(known.stall if known else None)
-            busy.append(known.gpu_use if known else None)
+            waits, works = shares[id(known)] if known else (None, None)
+            stall.append(waits)
+            busy.append(works)
     return ClusterMoment(
         taken_s=taken_s, nodes=layout.nodes, jobs=boxes, holders=np.array(holders, np.int32),
         stall=levels(np.array(stall, np.float64)), busy=levels(np.array(busy, np.float64)),

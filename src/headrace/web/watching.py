@@ -24,6 +24,7 @@ from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.insight.report.figures import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
 from headrace.plane.stage import TIERS
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
+from headrace.telemetry.metrics import PrometheusHistory
 from headrace.trace import read_run
 from headrace.trace.format import finite
 from headrace.web.views import (
@@ -32,7 +33,6 @@ from headrace.web.views import (
     file_system,
     job_page,
     nodes_of_agents,
-    nodes_of_scheduler,
     plain,
     plainly,
 )
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.cluster.snapshot import ClusterSnapshot
     from headrace.control.client import Client
     from headrace.trace import RankTrace, Run
-    from headrace.web.views import ClusterMoment
+    from headrace.web.demo import DemoController, DemoHistory
+    from headrace.web.views import ClusterLayout, ClusterMoment
 
 DAY_S: Final = 86400.0
 NOW_S: Final = 150.0
@@ -56,7 +56,7 @@ JOB_S: Final = 6 * 3600.0
 WINDOWS: Final = 15
 """Of a history that is asked window by window."""
 
-SNAPSHOT_S: Final = 15.0
+LAYOUT_S: Final = 15.0
 HISTORY_S: Final = 8.0
 CONTROLLER_KEPT: Final = 450
 """Looks at the controller that are kept: at two seconds each, a quarter of an hour."""
@@ -66,9 +66,9 @@ class ClusterSource:
     """A real cluster.
 
     Args:
-        history: a folder of agents' files, or the URL of a Prometheus.
+        history: a folder of agents' files, the URL of a Prometheus, or what is asked as that is.
         client: asks the controller; None: there is none.
-        snapshot: looks at the scheduler; None: there is none.
+        layout: looks at the scheduler; None: there is none.
         clock: Unix seconds.
     """
 
@@ -76,16 +76,17 @@ class ClusterSource:
 
     def __init__(
         self,
-        history: str,
-        client: Client | None = None,
-        snapshot: Callable[[], ClusterSnapshot] | None = None,
+        history: str | DemoHistory,
+        client: Client | DemoController | None = None,
+        layout: Callable[[], ClusterLayout] | None = None,
         clock: Callable[[], float] = time.time,
         period_s: float = 2.0,
     ) -> None:
         self.period_s = period_s
-        self._history = history
+        self.kept_s = {"history": HISTORY_S, "layout": LAYOUT_S}
+        self._given = history
         self._client = client
-        self._snapshot = snapshot
+        self._layout = layout
         self._clock = clock
         self._kept: dict[str, tuple[float, Any]] = {}
         self._states: deque[tuple[float, dict[str, Any]]] = deque(maxlen=CONTROLLER_KEPT)
@@ -100,17 +101,16 @@ class ClusterSource:
     def cluster(self) -> ClusterMoment:
         """Nodes, GPUs and running jobs now; raises HeadraceError if nothing can be seen."""
         notes: list[str] = []
-        now, seen = self._clock(), None
-        parts = self._try(notes, "history", HISTORY_S, lambda: self._parts(now - NOW_S, now))
-        if self._snapshot is not None:
-            seen = self._try(notes, "snapshot", SNAPSHOT_S, self._snapshot)
+        now, layout = self._clock(), None
+        parts = self._try(notes, "history", lambda: self._parts(now - NOW_S, now))
+        if self._layout is not None:
+            layout = self._try(notes, "layout", self._layout)
         if self._client is not None:
             self._ask_controller(notes)
-        if parts is None and seen is None:
+        if parts is None and layout is None:
             raise TelemetryError(" ".join(notes) or "nothing can be seen")
         records = parts or []
-        layout = nodes_of_agents(records) if seen is None else nodes_of_scheduler(seen)
-        return cluster_of(layout, records, now, tuple(notes))
+        return cluster_of(layout or nodes_of_agents(records), records, now, tuple(notes))
 
     def records(self) -> list[JobRecord]:
         """Jobs of the last day."""
@@ -163,26 +163,29 @@ class ClusterSource:
 
     # -- history ------------------------------------------------------------------------------------
 
+    def _history(self) -> FileHistory | PrometheusHistory | DemoHistory:
+        return open_history(self._given) if isinstance(self._given, str) else self._given
+
     def _parts(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[str, JobRecord]]:
         """Records with their node; '' where the history tells of jobs as a whole."""
-        history = open_history(self._history)
-        if isinstance(history, FileHistory):
-            parts = history.parts(since_s, until_s, job_id)
-        else:
+        history = self._history()
+        if isinstance(history, PrometheusHistory):
             parts = [("", record) for record in history.records(since_s, until_s, job_id)]
+        else:
+            parts = history.parts(since_s, until_s, job_id)
         return [(node, record) for node, record in parts if record.job_id]
 
     def _records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        records = open_history(self._history).records(since_s, until_s, job_id)
+        records = self._history().records(since_s, until_s, job_id)
         return [record for record in records if record.job_id]
 
     def _over_time(
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[float, list[JobRecord], float]]:
         """Records over time: when, all that are known of then, and over how many seconds."""
-        history = open_history(self._history)
+        history = self._history()
         if isinstance(history, FileHistory):
             by_minute = history.minutes(since_s, until_s, job_id).items()
             return [(at, [r for r in records if r.job_id], 60.0) for at, records in by_minute]
@@ -253,16 +256,18 @@ class ClusterSource:
         until_s, value = self._kept.get(what, (-1e9, None))
         if time.monotonic() < until_s:
             return value
+        if not seconds:
+            return make()
         began_s = time.monotonic()
         value = make()
         now = time.monotonic()
         self._kept[what] = now + max(seconds, 10 * (now - began_s)), value
         return value
 
-    def _try(self, notes: list[str], what: str, seconds: float, make: Callable[[], Any]) -> Any:
+    def _try(self, notes: list[str], what: str, make: Callable[[], Any]) -> Any:
         """The same; None, and a note, where it cannot be had."""
         try:
-            return self._once(what, seconds, make)
+            return self._once(what, self.kept_s[what], make)
         except HeadraceError as e:
             notes.append(str(e))
             return None
@@ -271,7 +276,7 @@ class ClusterSource:
 class ControllerPolicies:
     """A controller's."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client | DemoController) -> None:
         self._client = client
         self._lock = threading.Lock()
         self.where = f"at {client.endpoint.url}"
