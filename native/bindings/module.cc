@@ -16,6 +16,7 @@
 #include "bindings/mapping.h"
 #include "bindings/permutation.h"
 #include "bindings/pixels.h"
+#include "bindings/rank_barrier.h"
 #include "bindings/reader.h"
 #include "bindings/remote.h"
 #include "bindings/sample_cache.h"
@@ -36,6 +37,7 @@ NB_MODULE(_native, m) {
   headrace::bindings::register_slow(m);
   headrace::bindings::register_remote(m);
   headrace::bindings::register_fabric(m);
+  headrace::bindings::register_rank_barrier(m);
   headrace::bindings::register_reader(m);
   headrace::bindings::register_file_reader(m);
   headrace::bindings::register_generation(m);

@@ -288,6 +288,43 @@ class FabricFailover:
         Reads ranges into `dest`, one behind the other. int64 for each: bytes that arrived, or -errno.
         """
 
+class RankBarrier:
+    """Where a benchmark's ranks of one host meet."""
+
+    @staticmethod
+    def create(ranks: int, led: bool) -> RankBarrier:
+        """For so many processes; `led`: nobody goes on before `release`."""
+
+    @staticmethod
+    def attach(fd: int, index: int) -> RankBarrier:
+        """
+        Another process's, by its descriptor; this one is the `index`-th there.
+        """
+
+    @property
+    def fd(self) -> int:
+        """For others to open; -1 in those that opened it."""
+
+    def arrive(self, ends: tuple[int, int]) -> None:
+        """
+        Say when this rank's step ended, and when it would have without the harness's delays.
+        """
+
+    def wait(self, until_ns: int) -> tuple[int, int] | None:
+        """The latest moments of all; None: not until then, or a signal came."""
+
+    def wait_host(self, until_ns: int) -> tuple[int, int] | None:
+        """For the leader: the latest moments of its host; None as for `wait`."""
+
+    @property
+    def missing(self) -> int:
+        """The first who has not arrived in this turn; -1: all have."""
+
+    def release(self, ends: tuple[int, int]) -> None:
+        """
+        For the leader: let the host go on, with the latest moments of all hosts.
+        """
+
 def retired_buffers() -> list[int]:
     """Identities of shared buffers that were unmapped since the last call."""
 

@@ -159,11 +159,11 @@ def ceiling(au):
 @pytest.mark.parametrize(
     ("more", "bound", "message"),
     [
-        ({}, "unknown", "run with --ceiling"),
+        ({}, "storage", "waiting for data"),
         ({"ceiling": ceiling(99.9)}, "storage", "without storage AU is 99.90 %"),
         # 10 of the 17 percent that are lost are lost without any storage.
-        ({"ceiling": ceiling(90)}, "harness", "so this result is not about the storage"),
-        ({"ceiling": ceiling(99.9), "blocks": blocks(late_s=0.06)}, "harness", "this host is too busy"),
+        ({"ceiling": ceiling(90)}, "harness", "the figure says nothing about the storage"),
+        ({"ceiling": ceiling(99.9), "blocks": blocks(late_s=0.06)}, "harness", "noticed up to 60.00 ms late"),
     ],
 )  # fmt: skip
 def test_a_result_is_not_called_the_storages_when_the_harness_is_the_limit(more, bound, message):

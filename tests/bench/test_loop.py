@@ -183,6 +183,67 @@ def test_an_engine_that_hangs_is_given_up():
         run([Real(0.7)], np.full((1, 2), 0.001), deadline_s=0.1)
 
 
+class StoppedClock(VirtualClock):
+    """A clock whose process does not run for 4 s from some moment on: what it waits for comes so late."""
+
+    def __init__(self, at_s):
+        super().__init__()
+        self.at_s = at_s
+
+    def take(self, inbox, wait_s):
+        before_s = self._now_s
+        arrival = super().take(inbox, wait_s)
+        if before_s <= self.at_s < self._now_s:
+            self._now_s += 4.0
+            if arrival is not None:
+                arrival = arrival._replace(at_s=self._now_s)
+            self._coming = [
+                (at_s + 4.0, number, one._replace(at_s=at_s + 4.0))
+                for at_s, number, one in self._coming
+            ]
+        return arrival
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("wait_s", [0.0, 0.03, 0.2])
+@pytest.mark.parametrize("share", np.linspace(0.05, 0.95, 7))
+def test_a_process_that_was_stopped_says_harness_and_never_wait(ahead, wait_s, share):
+    """Wherever in a step it is stopped: computing, or waiting for data."""
+    times = np.full((2, 12), 0.1)
+    [steady, _] = virtually([After(wait_s), After()], times, ahead=ahead)
+    at_s = steady.duration_s * (5 + share) / 12
+    blocks = run([After(wait_s), After()], times, ahead=ahead, clock=StoppedClock(at_s))[1]
+    for block in blocks:
+        assert block.harness_s.sum() == pytest.approx(4.0, abs=0.3)
+        parts = block.load_s.sum() + block.compute_s.sum() + block.harness_s.sum()
+        assert parts <= block.duration_s + 1e-9
+    waited = [block.load_s.sum() for block in blocks]
+    assert waited[0] <= steady.load_s.sum() + 0.06
+    assert waited[1] <= 0.06
+
+
+class OtherRank:
+    """The barrier with a rank that the harness holds up for 4 s in one step."""
+
+    def __init__(self, at_step):
+        self.at_step, self.step = at_step, -1
+
+    def meet(self, end_s, undelayed_s):
+        self.step += 1
+        if self.step == self.at_step:
+            return end_s + 4.0, undelayed_s
+        return end_s, undelayed_s
+
+
+def test_waiting_for_a_rank_that_was_stopped_is_the_harness_too():
+    other = OtherRank(5)
+    clock = VirtualClock()
+    [block] = run([After()], np.full((1, 10), 0.1), clock=clock, meet=other.meet)[1]
+    assert block.harness_s.sum() == pytest.approx(4.0)
+    assert block.load_s.sum() == 0
+    assert block.duration_s == pytest.approx(5.0)
+
+
 def test_bytes_and_waits_are_counted():
     loop, _ = run([Real(), Real()], np.full((2, 5), 0.001))
     assert loop.nbytes == 100

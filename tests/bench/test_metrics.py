@@ -149,21 +149,25 @@ def verdict(au, ceiling, *, wait=0.3, harness=0.0, late=0.0, step=0.1):
 
 def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
     assert verdict(99.5, None) == "compute"
-    assert verdict(70, None) == "unknown"
+    assert verdict(70, None) == "storage"
     assert verdict(70, 99.9) == "storage"
     assert verdict(70, 80) == "harness"  # the null run loses 20 of the 30 lost
     assert verdict(20, 98) == "storage"  # 2 of 80
-    assert verdict(70, 99.9, wait=0.1, harness=0.3) == "harness"
+    assert (
+        verdict(70, 99.9, wait=0.1, harness=0.3)
+        == verdict(70, None, wait=0.1, harness=0.3)
+        == "harness"
+    )
     assert verdict(70, 99.9, late=0.02) == "harness"
 
 
 @pytest.mark.parametrize(
-    ("wait", "barrier", "message"),
-    [(0.1, 1.9, "1.0% of the time was waiting for data, 19.0% waiting at the barrier for others that did"),
-     (1.5, 0.5, "15.0% of the time was waiting for data")],
+    ("wait", "barrier", "percent", "message"),
+    [(0.1, 1.9, 1.0, ", 19.0% to waiting at the barrier for others that did"), (1.5, 0.5, 15.0, "")],
 )  # fmt: skip
-def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, message):
+def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, percent, message):
     """An accelerator whose own data were there, as most are when one's come late."""
     result = verdict_of(80, 99.9, TimeShares(10, 8, wait, 0, barrier), 0.0, 0.1)
     assert result.bound == "storage"
-    assert result.reason == f"{message}; without storage AU is 99.90 %"
+    waited = f"{percent:.1f}% of the time was waiting for data, 0.0% went to the harness"
+    assert result.reason == f"{waited}{message}; without storage AU is 99.90 %"

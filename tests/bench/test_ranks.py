@@ -2,7 +2,9 @@
 
 import socket
 import threading
+import time
 
+import numpy as np
 import pytest
 
 from headrace.base.job import Rank
@@ -49,6 +51,56 @@ def test_one_process_needs_nobody(tmp_path):
     group = join(Rank(0, 1), tmp_path)
     group.barrier()
     assert (group.gather(3), group.broadcast(4)) == ([3], 4)
+
+
+@pytest.mark.parametrize("per_host", [12, 4, 1])
+def test_all_take_away_the_latest_moments_whatever_hosts_they_are_on(
+    tmp_path, monkeypatch, per_host
+):
+    """Twelve hosts are a tree of two levels. Their clocks are measured to within a wake-up."""
+    numbers = {}
+    monkeypatch.setattr(
+        ranks, "_this_host", lambda: str(numbers[threading.get_ident()] // per_host)
+    )
+    steps = 20
+
+    def do(group):
+        rank, start_s = group.place.rank, group.broadcast(time.perf_counter())
+        ends = []
+        for step in range(steps):
+            end_s = start_s + step + (0.5 if rank == step % 12 else 0.0)
+            ends.append(group.meet(end_s, end_s - 0.25))
+        return start_s, ends
+
+    world_join = ranks._listen, ranks._connect
+    for name, original in zip(("_listen", "_connect"), world_join, strict=True):
+
+        def known(place, *arguments, original=original):
+            numbers[threading.get_ident()] = place.rank
+            return original(place, *arguments)
+
+        monkeypatch.setattr(ranks, name, known)
+    for start_s, ends in together(12, tmp_path, do, 30.0):
+        expected = [(start_s + step + 0.5, start_s + step + 0.25) for step in range(steps)]
+        assert np.array(ends) == pytest.approx(np.array(expected), abs=0.2)
+        if per_host == 12:
+            assert np.array(ends) == pytest.approx(np.array(expected), abs=1e-8)
+
+
+def test_who_does_not_come_to_the_barrier_is_named(tmp_path):
+    """Rank 2 lives, and does not come."""
+    enough = threading.Event()
+
+    def do(group):
+        if group.place.rank == 2:
+            return enough.wait(20)
+        try:
+            return group.barrier(0.3)
+        finally:
+            enough.set()
+
+    result = together(3, tmp_path, do)
+    assert any(str(each).startswith("rank 2 did not answer within 0.3 s") for each in result[:2])
 
 
 def test_missing_ranks_are_named(tmp_path):

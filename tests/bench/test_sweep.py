@@ -70,9 +70,6 @@ def probe(accelerators, over, bound="storage"):
         (1, [probe(1, False), probe(2, True, "harness")],
          ("this host emulates 1 accelerator; with 2 the harness was the limit, so this says nothing "
           "of the storage"), "harness"),
-        (1, [probe(1, False), probe(2, True, "unknown")],
-         "this storage feeds 1 accelerator, if the harness was not the limit: no ceiling was measured",
-         "unknown"),
     ],
 )  # fmt: skip
 def test_the_answer_says_what_was_the_limit(most, probes, message, limit):

@@ -5,6 +5,10 @@ this is noticed, and the next step begins there. So lateness does not add up, an
 when its batch is there and, with a barrier at every step, when all accelerators have ended the one before,
 as the gradients' exchange makes it.
 
+What the harness does wrong is never the storage's. A batch that was asked for late, because the loop was late,
+may come so much later; and who does not run cannot read. Both are the harness's part of a wait. A process that
+was stopped for longer than a scheduler's turn goes on where it is: the steps do not make up for it.
+
 One thread for each accelerator waits for its batches, one at a time, and notes when each was there. Engines
 that read ahead are asked for the next batch when the one before is taken; the others when the accelerator is
 idle, as a training loop asks its loader. What is there already is taken by the loop's own thread.
@@ -15,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import heapq
+import math
 import os
 import sys
 import threading
@@ -44,11 +49,17 @@ _RESET_ON_FORK: Final = 0x40000000
 _PRIORITY: Final = 1
 """The lowest that is real-time."""
 
-_SIGNAL_CHECK_S: Final = 0.2
-"""How often a long wait looks for Ctrl-C."""
+_SLICE_S: Final = 0.05
+"""A long wait is many of these: it sees Ctrl-C, and how long the process did not run."""
 
 _OTHERS_CHECK_S: Final = 0.5
 """How often a block checks that the other processes live."""
+
+_STALL_S: Final = 0.1
+"""A step that is noticed later than this was not merely waiting for its turn: the process did not run."""
+
+_OVERSLEPT_S: Final = 0.02
+"""A wait that ends so long after it was to end was not the storage's."""
 
 _COMPUTE_S_LEAST: Final = 0.005
 """Of a step on average: with less the loop hardly sleeps, and must not come before those that read."""
@@ -190,6 +201,8 @@ class _Steps:
         self.step = self.nbytes = 0
         self.gate_s = self.end_s = start_s
         """When the step may begin, as far as the accelerators are concerned; when the last one ended."""
+        self.due_s, self.overslept_s = math.inf, 0.0
+        """When the next batch was to be asked for; how long the process had not run by then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,7 +213,8 @@ class StepLoop:
         first: the first accelerator's number among all processes'.
         barrier_every_step: all accelerators begin each step together.
         ahead: batches may be waited for while the one before is computed upon.
-        meet: the barrier with other processes, if there are any.
+        meet: the barrier with other processes, if there are any: it takes when this process's step ended and
+            when it would have without the harness's delays, and returns the latest of all.
         check: sees that the other processes live; raises if not.
         progress: called with the number of finished steps of all accelerators.
         deadline_s: how long nothing may happen at all.
@@ -212,7 +226,7 @@ class StepLoop:
     first: int = 0
     barrier_every_step: bool = True
     ahead: bool = True
-    meet: Callable[[], None] | None = None
+    meet: Callable[[float, float], tuple[float, float]] | None = None
     check: Callable[[], None] | None = None
     progress: Callable[[int], None] | None = None
     deadline_s: float = 330.0
@@ -269,10 +283,13 @@ class _Running:
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
         self._ends: list[tuple[float, int]] = []
         self._arrived: dict[int, Arrival] = {}
-        self._finished, self._at_barrier, self._barrier_s = 0, 0, 0.0
-        if loop.meet is not None:
-            loop.meet()
+        self._finished, self._at_barrier = 0, 0
+        self._barrier_s = self._undelayed_s = -math.inf
+        self._overslept_s = 0.0
+        """How long this process did not run when it was to, as far as it was noticed."""
         self.start_s = self._clock.now()
+        if loop.meet is not None:
+            self.start_s = loop.meet(self.start_s, self.start_s)[0]
         self.steps = [_Steps(self._total, self.start_s) for _ in sources]
         self._open = [True] * self._count
         """Which accelerators may begin their step once its batch is there."""
@@ -307,8 +324,9 @@ class _Running:
             if self._loop.check is not None and now - checked_s > _OTHERS_CHECK_S:
                 self._loop.check()
                 checked_s = now
-            wait_s = min(_SIGNAL_CHECK_S, self._ends[0][0] - now) if self._ends else _SIGNAL_CHECK_S
+            wait_s = min(_SLICE_S, self._ends[0][0] - now) if self._ends else _SLICE_S
             arrival = self._clock.take(self._inbox, max(0.0, wait_s))
+            self._oversleep(self._clock.now() - now - max(0.0, wait_s))
             if arrival is not None:
                 last_event_s = arrival.at_s
                 self._arrive(arrival)
@@ -318,6 +336,10 @@ class _Running:
     def close(self, *, keep: bool = False) -> None:
         for feeder in self._feeders:
             feeder.close(keep=keep)
+
+    def _oversleep(self, seconds: float) -> None:
+        if seconds > _OVERSLEPT_S:
+            self._overslept_s += seconds
 
     def _arrive(self, arrival: Arrival) -> None:
         if arrival.error is not None:
@@ -342,7 +364,8 @@ class _Running:
         steps = self.steps[number]
         at = steps.step
         begin_s = max(steps.gate_s, arrival.at_s)
-        harness_s = 0.0 if self._loop.ahead else max(0.0, arrival.asked_s - steps.gate_s)
+        asked_late_s = max(0.0, arrival.asked_s - steps.due_s)
+        harness_s = asked_late_s + self._overslept_s - steps.overslept_s
         steps.harness[at] = min(harness_s, begin_s - steps.gate_s)
         steps.load[at] = begin_s - steps.gate_s - steps.harness[at]
         steps.waits_s[at] = max(0.0, arrival.at_s - arrival.asked_s)
@@ -352,16 +375,22 @@ class _Running:
         steps.compute[at] = compute_s
         heapq.heappush(self._ends, (begin_s + compute_s, number))
         if self._loop.ahead and at + 1 < self._total:
+            steps.due_s, steps.overslept_s = begin_s, self._overslept_s
             self._want(number)
 
     def _end(self, number: int, end_s: float, now: float) -> None:
         steps = self.steps[number]
-        steps.late[steps.step] = now - end_s
+        steps.late[steps.step] = late_s = now - end_s
+        if late_s > _STALL_S:
+            steps.harness[steps.step] += late_s
+            end_s = now
         steps.step += 1
         steps.end_s = end_s
         last = steps.step == self._total
         if self._loop.barrier_every_step:
+            undelayed_s = end_s - float(steps.harness[steps.step - 1])
             self._barrier_s = max(self._barrier_s, end_s)
+            self._undelayed_s = max(self._undelayed_s, undelayed_s)
             self._at_barrier += 1
             if self._at_barrier == self._count:
                 self._pass_barrier()
@@ -370,22 +399,27 @@ class _Running:
         self._finished += last
 
     def _pass_barrier(self) -> None:
-        gate_s = self._barrier_s
+        gate_s, undelayed_s = self._barrier_s, self._undelayed_s
         self._at_barrier = 0
         if self._loop.meet is not None:
-            self._loop.meet()
-            gate_s = self._clock.now()
+            gate_s, undelayed_s = self._loop.meet(gate_s, undelayed_s)
+            self._oversleep(self._clock.now() - gate_s)
         done = self.steps[0].step
         if self._loop.progress is not None:
             self._loop.progress(done * self._count)
-        for number in range(self._count):
-            self.steps[number].end_s = gate_s
+        for number, steps in enumerate(self.steps):
+            # Who waits for one that the harness held up is held up by it, too.
+            held_s = min(gate_s - steps.end_s, gate_s - undelayed_s)
+            steps.harness[done - 1] += max(0.0, held_s)
+            steps.end_s = gate_s
             if done < self._total:
                 self._next(number, gate_s)
 
     def _next(self, number: int, gate_s: float) -> None:
-        self.steps[number].gate_s = gate_s
+        steps = self.steps[number]
+        steps.gate_s = gate_s
         self._open[number] = True
         if not self._loop.ahead:
+            steps.due_s, steps.overslept_s = gate_s, self._overslept_s
             self._feeders[number].permit()
         self._try_begin(number)

@@ -55,7 +55,8 @@ class Block(StepTimes):
     start_s: float
     end_s: float
     harness_s: NDArray[np.float64]
-    """(steps,) from a step's end to the moment when the next batch was asked for, barrier left out."""
+    """(steps,) that the harness itself held the step up: it asked late for the batch, the processor or the
+    whole process was taken from it, or another accelerator was held up so, and this one waited for it."""
     late_s: NDArray[np.float64]
     """(steps,) how late the end of each step was noticed."""
 
@@ -98,9 +99,8 @@ Formula = Literal["upstream", "mlcommons"]
 def _counted_time_s(block: Block, window: StepWindow) -> float:
     """The block's time without what the steps outside of the window took."""
     counted = window.bounds(block.steps)
-    process = block.process_s
-    outside = process[: counted.start].sum() + process[counted.stop :].sum()
-    return float(block.duration_s - outside)
+    steps = block.process_s + block.harness_s
+    return float(block.duration_s - steps[: counted.start].sum() - steps[counted.stop :].sum())
 
 
 def block_au(block: Block, window: StepWindow) -> float:
@@ -230,8 +230,7 @@ def shares_of(blocks: Sequence[Block], window: StepWindow) -> TimeShares:
     total = compute = wait = harness = 0.0
     for block in blocks:
         counted = window.bounds(block.steps)
-        outside = block.process_s.sum() - block.process_s[counted].sum()
-        total += block.duration_s - float(outside)
+        total += _counted_time_s(block, window)
         compute += float(block.compute_s[counted].sum())
         wait += float(block.load_s[counted].sum())
         harness += float(block.harness_s[counted].sum())
@@ -304,10 +303,16 @@ _LOSS_LEAST = 1.0
 
 
 class BoundVerdict(NamedTuple):
-    """What bounds a run, and why, with figures; unknown without a ceiling."""
+    """What bounds a run, and why, with figures."""
 
-    bound: Literal["compute", "storage", "harness", "unknown"]
+    bound: Literal["compute", "storage", "harness"]
     reason: str
+
+
+_NOT_THE_STORAGE: Final = (
+    "; the figure says nothing about the storage: give this host less to do besides, fewer accelerators or "
+    "longer steps"
+)
 
 
 def verdict_of(
@@ -315,23 +320,22 @@ def verdict_of(
 ) -> BoundVerdict:
     """Decide what lost the accelerators' time."""
     lost, wait, harness = 100 - au, shares.of("wait"), shares.of("harness")
-    if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
-        late, steps = f"{late_p99_s * 1e3:.2f} ms late (p99)", f"{step_s * 1e3:.2f} ms"
-        reason = f"ends of steps were noticed up to {late}, steps take {steps}: "
-        return BoundVerdict("harness", f"{reason}this host is too busy to emulate them")
     if lost <= _LOSS_LEAST:
         return BoundVerdict("compute", f"AU is {au:.2f} %: the storage keeps up")
-    if ceiling_au is None:
-        reason = "there is no ceiling: run with --ceiling to tell storage from harness"
-        return BoundVerdict("unknown", reason)
-    if ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
+    if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
+        late, steps = f"{late_p99_s * 1e3:.2f} ms late (p99)", f"{step_s * 1e3:.2f} ms"
+        reason = f"ends of steps were noticed up to {late}, steps take {steps}"
+        return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
+    if ceiling_au is not None and ceiling_au < _CEILING_LEAST and 100 - ceiling_au >= 0.2 * lost:
         reason = f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "
-        reason += f"{(100 - ceiling_au) / lost:.0%} of what is lost, so this result is not about the storage"
-        return BoundVerdict("harness", reason)
+        reason += f"{(100 - ceiling_au) / lost:.0%} of what is lost"
+        return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
     if harness > wait:
         reason = f"{harness:.1%} of the time went to the harness, {wait:.1%} to waiting for data"
-        return BoundVerdict("harness", reason)
-    waited = f"{wait:.1%} of the time was waiting for data"
+        return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
+    waited = f"{wait:.1%} of the time was waiting for data, {harness:.1%} went to the harness"
     if (barrier := shares.of("barrier")) > wait:
-        waited += f", {barrier:.1%} waiting at the barrier for others that did"
-    return BoundVerdict("storage", f"{waited}; without storage AU is {ceiling_au:.2f} %")
+        waited += f", {barrier:.1%} to waiting at the barrier for others that did"
+    if ceiling_au is not None:
+        waited += f"; without storage AU is {ceiling_au:.2f} %"
+    return BoundVerdict("storage", waited)

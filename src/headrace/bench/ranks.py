@@ -1,6 +1,11 @@
-"""Ranks: how the processes of a run find each other, and barrier, gather and broadcast among them. No MPI.
+"""Ranks: how the processes of a run find each other, and meet, gather and broadcast among them. No MPI.
 
 Rank 0 listens, and writes where into a file in the run's folder, which all ranks share; the others connect.
+Over these connections go the few documents of a run, and news of who is gone.
+
+At every step ranks of one host meet in memory that they share, and hosts in a tree, each by its first rank.
+They say on one clock when their steps ended: what it costs to meet, the harness's own doing, is in no step.
+
 Every wait has a deadline and names the ranks that are missing. It ends at once when a rank dies: its connection
 breaks, or, where its host is gone and says nothing any more, is given up after some seconds. Rank 0 tells the
 others which rank it was.
@@ -18,16 +23,18 @@ import socket
 import struct
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace._native import RankBarrier
 from headrace.base.documents import DocumentKind
 from headrace.base.files import replace_file
 from headrace.base.job import start_of_job
 from headrace.errors import BenchError
+from headrace.machine.host import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from headrace.base.job import Rank
 
@@ -48,12 +55,14 @@ class RankConnection:
 
     Attributes:
         messages: that have arrived, and nobody has taken yet.
+        ahead_ns: how far the other end's clock is ahead of ours, where it was measured.
     """
 
     def __init__(self, peer: socket.socket) -> None:
         self._peer = peer
         self._partial = bytearray()
         self.messages: deque[Any] = deque()
+        self.ahead_ns = 0
         self.fileno, self.close = peer.fileno, peer.close
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -89,6 +98,24 @@ class RankConnection:
                 self._take(self._peer.recv(1 << 20), _MESSAGE_BYTES_MAX)
         return bool(self.messages)
 
+    def show_clock(self, wait_s: float) -> None:
+        """Let the other end compare its clock with ours; errors as for `receive`."""
+        for _ in range(_CLOCK_ROUNDS):
+            self.receive(wait_s)
+            self.send(time.perf_counter_ns(), wait_s)
+
+    def compare_clocks(self, wait_s: float) -> None:
+        """Measure `ahead_ns` by the quickest of some answers; errors as for `receive`."""
+        rounds = []
+        for _ in range(_CLOCK_ROUNDS):
+            asked_ns = time.perf_counter_ns()
+            self.send(None, wait_s)
+            theirs_ns = int(self.receive(wait_s))
+            answered_ns = time.perf_counter_ns()
+            ahead_ns = theirs_ns - (asked_ns + answered_ns) // 2
+            rounds.append((answered_ns - asked_ns, ahead_ns))
+        self.ahead_ns = min(rounds)[1]
+
     def _take(self, data: bytes, most: int) -> None:
         if not data:
             raise ConnectionResetError("its connection ended")
@@ -116,6 +143,12 @@ class RankGroup:
         self.place = place
         self._connections = dict(connections)
         self._deadline_s = deadline_s
+        self._barrier: RankBarrier | None = None
+        self._host: list[int] = [place.rank]
+        """The ranks of this host, by their places in the barrier."""
+        self._up: dict[int, RankConnection] = {}
+        self._down: dict[int, RankConnection] = {}
+        """Of the rank that leads a host: to the one host above it, and to those below."""
 
     def gather(self, value: Any, deadline_s: float | None = None) -> list[Any]:
         """Every rank's value by rank, in rank 0; an empty list in the others.
@@ -144,9 +177,76 @@ class RankGroup:
 
     def barrier(self, deadline_s: float | None = None) -> None:
         """Wait for all ranks; errors as for `gather`."""
-        if self.place.world_size > 1:
-            self.gather(None, deadline_s)
-            self.broadcast(None, deadline_s)
+        now_s = time.perf_counter()
+        self.meet(now_s, now_s, deadline_s)
+
+    def meet(
+        self, end_s: float, undelayed_s: float, deadline_s: float | None = None
+    ) -> tuple[float, float]:
+        """Wait for all ranks, and return the latest of what they say; errors as for `gather`.
+
+        Args:
+            end_s: when this rank's step ended, on the clock of `time.perf_counter`.
+            undelayed_s: when it would have, without the harness's own delays.
+            deadline_s: how long the others may take.
+
+        Returns:
+            Both moments, on this host's clock.
+        """
+        if self._barrier is None:
+            return end_s, undelayed_s
+        wait_s = self._deadline_s if deadline_s is None else deadline_s
+        until = time.monotonic() + wait_s
+        self._barrier.arrive((round(end_s * 1e9), round(undelayed_s * 1e9)))
+        if self._up or self._down:
+            latest = self._await(self._barrier.wait_host, until, wait_s)
+            self._barrier.release(self._among_hosts(latest, until, wait_s))
+        end_ns, undelayed_ns = self._await(self._barrier.wait, until, wait_s)
+        return end_ns / 1e9, undelayed_ns / 1e9
+
+    def _await(
+        self, wait: Callable[[int], tuple[int, int] | None], until: float, wait_s: float
+    ) -> tuple[int, int]:
+        """Wait in the host's memory, and look meanwhile whether all live."""
+        assert self._barrier is not None
+        while True:
+            slice_s = min(until, time.monotonic() + _LIVING_CHECK_S)
+            if (latest := wait(round(slice_s * 1e9))) is not None:
+                return latest
+            self.check()
+            if time.monotonic() >= until:
+                late = self._barrier.missing
+                rank = self._host[late] if late >= 0 else self._host[0]
+                raise self._error(rank, TimeoutError(), wait_s)
+
+    def _among_hosts(self, latest: tuple[int, int], until: float, wait_s: float) -> tuple[int, int]:
+        """The latest of all hosts, from those below, and from those above."""
+        for rank, connection in self._down.items():
+            latest = _later(latest, self._from_host(rank, connection, until, wait_s))
+        for rank, connection in self._up.items():
+            with self._naming(rank, wait_s):
+                connection.send([ns + connection.ahead_ns for ns in latest], wait_s)
+            end, undelayed = self._from_host(rank, connection, until, wait_s)
+            latest = end - connection.ahead_ns, undelayed - connection.ahead_ns
+        for rank, connection in self._down.items():
+            with self._naming(rank, wait_s):
+                connection.send(latest, wait_s)
+        return latest
+
+    def _from_host(
+        self, rank: int, connection: RankConnection, until: float, wait_s: float
+    ) -> tuple[int, int]:
+        with self._naming(rank, wait_s):
+            while True:
+                left_s = until - time.monotonic()
+                try:
+                    end, undelayed = connection.receive(min(left_s, _LIVING_CHECK_S))
+                except TimeoutError as e:
+                    if e.errno is not None or left_s <= 0:
+                        raise
+                    self.check()
+                else:
+                    return int(end), int(undelayed)
 
     def check(self) -> None:
         """See that no rank has died, without waiting. Raises BenchError if one has."""
@@ -154,10 +254,52 @@ class RankGroup:
             with self._naming(rank, 0.0):
                 connection.pull()
 
+    def settle(self) -> None:
+        """Learn which ranks are on which host, and where they meet. Once, all ranks together."""
+        hosts: dict[str, list[int]] = {}
+        for rank, host in enumerate(self.broadcast(self.gather(_this_host()))):
+            hosts.setdefault(host, []).append(rank)
+        self._host = hosts[_this_host()]
+        leaders = [ranks[0] for ranks in hosts.values()]
+        leads = self._host[0] == self.place.rank
+        token = self.broadcast(os.urandom(16).hex())
+        number = leaders.index(self._host[0])
+        below = leaders[number * _HOSTS_BELOW + 1 : (number + 1) * _HOSTS_BELOW + 1]
+        with contextlib.ExitStack() as closing:
+            mine: dict[str, Any] = {}
+            if leads:
+                self._barrier = RankBarrier.create(len(self._host), led=len(leaders) > 1)
+                mine = {"memory": f"/proc/{os.getpid()}/fd/{self._barrier.fd}"}
+            if leads and below:
+                server = closing.enter_context(socket.create_server(("", 0), backlog=len(below)))
+                mine |= {"hosts": _addresses(), "port": server.getsockname()[1]}
+            every = self.broadcast(self.gather(mine))
+            if not leads:
+                leader, place = self._host[0], self._host.index(self.place.rank)
+                with self._naming(leader, self._deadline_s):
+                    self._barrier = _barrier_at(every[leader]["memory"], place)
+                return
+            until = time.monotonic() + self._deadline_s
+            if number:
+                above = leaders[(number - 1) // _HOSTS_BELOW]
+                with self._naming(above, self._deadline_s):
+                    connection = _reach_any(every[above], token, self.place.rank)
+                    if connection is None:
+                        raise ConnectionRefusedError("at none of its addresses")
+                    self._up[above] = connection
+                    connection.compare_clocks(self._deadline_s)
+            if below:
+                self._down |= _accept(server, token, below, until, self._deadline_s)
+                for rank, connection in self._down.items():
+                    with self._naming(rank, self._deadline_s):
+                        connection.show_clock(self._deadline_s)
+
     def close(self) -> None:
         """End the connections; others' waits end with an error that names this rank."""
-        for connection in self._connections.values():
-            connection.close()
+        self._barrier = None
+        for connections in (self._connections, self._up, self._down):
+            for connection in connections.values():
+                connection.close()
 
     def _receive_all(self, wait_s: float) -> dict[int, Any]:
         """A message of each of the others, in whatever order they come."""
@@ -209,6 +351,13 @@ def _gone(message: str) -> BenchError:
     return BenchError(message, next_step="Look at what that rank printed.")
 
 
+_HOSTS_BELOW: Final = 8
+"""Of each host in the tree."""
+
+_LIVING_CHECK_S: Final = 0.2
+"""How often who waits for others looks whether all live."""
+
+_CLOCK_ROUNDS: Final = 16
 _GREETING_BYTES_MAX: Final = 4096
 _GREETING_S: Final = 5.0
 _CONNECT_S: Final = 1.0
@@ -230,38 +379,51 @@ def join(place: Rank, folder: Path, deadline_s: float = 60.0) -> RankGroup:
         return RankGroup(place, {}, deadline_s)
     key = hashlib.sha256(start_of_job().encode()).hexdigest()
     meeting = folder / f".meeting-{key[:12]}.json"
-    if place.is_first:
-        return _listen(place, meeting, deadline_s)
-    return _connect(place, meeting, deadline_s)
+    group = (_listen if place.is_first else _connect)(place, meeting, deadline_s)
+    try:
+        group.settle()
+    except BaseException:
+        group.close()
+        raise
+    return group
 
 
 def _listen(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     meeting.parent.mkdir(parents=True, exist_ok=True)
     token = os.urandom(16).hex()
-    connections: dict[int, RankConnection] = {}
     until = time.monotonic() + deadline_s
     with socket.create_server(("", 0), backlog=place.world_size) as server:
         address = {"hosts": _addresses(), "port": server.getsockname()[1], "token": token}
         replace_file(meeting, _ADDRESS.encode(address), sync=False)
-        with contextlib.ExitStack() as closing:
-            try:
-                while missing := set(range(1, place.world_size)) - set(connections):
-                    server.settimeout(max(0.01, until - time.monotonic()))
-                    connection = RankConnection(server.accept()[0])
-                    closing.callback(connection.close)
-                    rank = _greet(connection, token)
-                    if rank in missing:
-                        connections[rank] = connection
-                    else:
-                        connection.close()
-                closing.pop_all()
-            except TimeoutError:
-                raise _missing(sorted(missing), deadline_s) from None
-            finally:
-                meeting.unlink(missing_ok=True)
-    group = RankGroup(place, connections, deadline_s)
+        try:
+            others = range(1, place.world_size)
+            group = RankGroup(place, _accept(server, token, others, until, deadline_s), deadline_s)
+        finally:
+            meeting.unlink(missing_ok=True)
     group.broadcast("all here")
     return group
+
+
+def _accept(
+    server: socket.socket, token: str, ranks: Iterable[int], until: float, deadline_s: float
+) -> dict[int, RankConnection]:
+    """A connection of each of these ranks. Raises BenchError if one does not come."""
+    connections: dict[int, RankConnection] = {}
+    with contextlib.ExitStack() as closing:
+        try:
+            while missing := set(ranks) - set(connections):
+                server.settimeout(max(0.01, until - time.monotonic()))
+                connection = RankConnection(server.accept()[0])
+                closing.callback(connection.close)
+                rank = _greet(connection, token)
+                if rank in missing:
+                    connections[rank] = connection
+                else:
+                    connection.close()
+        except TimeoutError:
+            raise _missing(sorted(missing), deadline_s) from None
+        closing.pop_all()
+    return connections
 
 
 def _greet(connection: RankConnection, token: str) -> int:
@@ -279,10 +441,8 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     while time.monotonic() < until:
         with contextlib.suppress(OSError, BenchError, ValueError, KeyError, TypeError):
             address = _ADDRESS.decode(meeting.read_bytes(), str(meeting)).plain()
-            port, token = int(address["port"]), str(address["token"])
-            for host in address["hosts"]:
-                if (connection := _reach(str(host), port, token, place.rank)) is None:
-                    continue
+            connection = _reach_any(address, str(address["token"]), place.rank)
+            if connection is not None:
                 group = RankGroup(place, {0: connection}, deadline_s)
                 try:
                     if group.broadcast(None, max(0.1, until - time.monotonic())) == "all here":
@@ -293,8 +453,15 @@ def _connect(place: Rank, meeting: Path, deadline_s: float) -> RankGroup:
     raise _missing([0], deadline_s)
 
 
+def _reach_any(address: Mapping[str, Any], token: str, rank: int) -> RankConnection | None:
+    """Whom an address is about, at the first of its hosts that answers so."""
+    port = int(address["port"])
+    reached = (_reach(str(host), port, token, rank) for host in address["hosts"])
+    return next((connection for connection in reached if connection is not None), None)
+
+
 def _reach(host: str, port: int, token: str, rank: int) -> RankConnection | None:
-    """Rank 0 at one of its addresses; None where it is not, or somebody else is."""
+    """Who listens at an address; None where nobody does, or somebody else."""
     try:
         connection = RankConnection(socket.create_connection((host, port), _CONNECT_S))
     except OSError:
@@ -318,6 +485,25 @@ def _addresses() -> list[str]:
                 answer = fcntl.ioctl(s.fileno(), _SIOCGIFADDR, asked)
                 addresses.append(socket.inet_ntoa(answer[20:24]))
     return list(dict.fromkeys(addresses))
+
+
+def _this_host() -> str:
+    """The same in processes that can share memory: of one kernel and name, that see each other."""
+    boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
+    return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _barrier_at(path: str, place: int) -> RankBarrier:
+    """The barrier of the rank that leads this host; OSError if it is gone."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return RankBarrier.attach(fd, place)
+    finally:
+        os.close(fd)
+
+
+def _later(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+    return max(a[0], b[0]), max(a[1], b[1])
 
 
 def _missing(ranks: list[int], deadline_s: float) -> BenchError:

@@ -183,6 +183,7 @@ class _Epochs:
         self.checkpointer: RunCheckpointer | None = None
         deadline_s, alone = options.deadline_s + 30, group.place.world_size == 1
         self._meet = functools.partial(group.barrier, deadline_s)
+        meet = None if alone else functools.partial(group.meet, deadline_s=deadline_s)
         steps_each = sum(plan.steps for plan in plans.values())
         total = steps_each * self._count * self._workload.train.epochs
 
@@ -192,7 +193,7 @@ class _Epochs:
 
         self._loop = StepLoop(
             first=self._first, barrier_every_step=options.barrier == "step", ahead=engine.ahead,
-            meet=None if alone else self._meet, check=None if alone else group.check,
+            meet=meet, check=None if alone else group.check,
             progress=report, deadline_s=deadline_s,
         )  # fmt: skip
 

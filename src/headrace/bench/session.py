@@ -422,10 +422,7 @@ class Sweep:
                 f"this host emulates {number} {noun}; with {over.accelerators} the harness was the limit, "
                 "so this says nothing of the storage"
             )
-        answer = f"this storage feeds {number} {noun}"
-        if self.limit == "unknown":
-            answer += ", if the harness was not the limit: no ceiling was measured"
-        return answer
+        return f"this storage feeds {number} {noun}"
 
 
 def most_before(over: Callable[[int], bool], least: int, greatest: int) -> int | None:

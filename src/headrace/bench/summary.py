@@ -366,7 +366,7 @@ _METRIC_LINES: Final = (
 
 
 def metric_lines(summary: dict[str, Any]) -> list[str]:
-    """The `[METRIC]` lines that DLIO logs at the end."""
+    """The `[METRIC]` lines that DLIO logs at the end, and what bounded the run."""
     metric, rule = summary["metric"], f"[METRIC] {'=' * 58}"
     lines = ["Averaged metric over all steps/epochs", rule]
     lines.append(f"[METRIC] Number of Simulated Accelerators: {summary['num_accelerators']} ")
@@ -376,4 +376,11 @@ def metric_lines(summary: dict[str, Any]) -> list[str]:
         elif name.format("mean") in metric:
             mean, deviation = metric[name.format("mean")], metric[name.format("stdev")]
             lines.append(f"[METRIC] {title}: {mean:.4f} ({deviation:.4f})")
-    return [*lines, rule]
+    lines.append(rule)
+    if "bound" in (own := summary["headrace"]):
+        lines.append(f"bound by {own['bound']}: {own['bound_reason']}")
+        late = [
+            f"{own['late_s'][p] * 1e3:.2f} ms late ({p})" for p in ("p50", "p99") if own["late_s"]
+        ]
+        lines += [f"ends of steps were noticed {', '.join(late)}"] if late else []
+    return lines

@@ -474,9 +474,6 @@ def _explained(summary: dict[str, Any]) -> Iterator[str]:
             if name != "total_s" and seconds > 0
         ]
         yield f"time to solution: {split['total_s']:.2f} s: {', '.join(spent)}"
-    yield f"bound by: {own['bound']} ({own['bound_reason']})"
-    if own["late_s"]:
-        yield f"ends of steps were noticed {own['late_s']['p99'] * 1e3:.2f} ms late (p99)"
     if own["bytes"]:
         yield (
             f"read {own['bytes'] / 1e9:.3f} GB, {own['device_bytes'] / 1e9:.3f} GB of it from the "
