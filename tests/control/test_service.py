@@ -105,7 +105,11 @@ def test_another_user_may_be_a_plane_of_his_own_jobs_and_nothing_else(controller
 
 @pytest.mark.parametrize(
     ("listen", "problem"),
-    [("tcp:0.0.0.0:9470", "anybody could ask"), ("tcp:x", "expected unix"), ("x", "expected unix")],
+    [
+        ("tcp:0.0.0.0:9470", "anybody could ask"),
+        ("tcp:x", "expected HOST:PORT"),
+        ("x", "expected unix"),
+    ],
 )
 def test_tcp_without_a_token_or_certificates_is_refused(tmp_path, listen, problem):
     with pytest.raises(ValueError, match=problem):

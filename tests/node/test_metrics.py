@@ -16,15 +16,14 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
+from headrace.base.peers import Address, address_of
 from headrace.control import metrics as control_metrics
 from headrace.control.messages import Grant, Lease
 from headrace.control.metrics import (
     CLIENTS_MAX,
     HEAD_BYTES_MAX,
     OTHER,
-    Address,
     Figures,
-    address_of,
     serve_metrics,
 )
 from headrace.errors import HeadraceError

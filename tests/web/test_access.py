@@ -345,7 +345,7 @@ def test_what_others_can_reach_needs_a_token(tmp_path):
     with pytest.raises(ValueError, match="--public: everybody could look"):
         WebOptions(listen="0.0.0.0:8470", token_file=tmp_path / "t", public=True)
     here = WebOptions(listen="[::1]:8470")
-    assert (here.needs_token, here.is_loopback) == (True, True)
+    assert (here.needs_token, here.address.loopback) == (True, True)
 
 
 def test_a_session_is_made_of_chance(serve):

@@ -14,6 +14,7 @@ import socket
 import struct
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -195,3 +196,38 @@ class Crowd(Generic[_MemberT]):
             self._count -= 1
             if not members:
                 del self._by_peer[peer]
+
+
+# -- addresses ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        with contextlib.suppress(ValueError):  # a name
+            return ipaddress.ip_address(self.host).is_loopback
+        return self.host == "localhost"
+
+
+def address_of(text: str, host: str = "127.0.0.1", what: str = "--metrics") -> Address:
+    """`9464`, `0.0.0.0:9464` or `[::1]:9464`; without a host it is `host`; '': one must be named.
+
+    Raises ValueError if it is none, which says `what` it is.
+    """
+    given, colon, port = text.strip().rpartition(":")
+    given = given.removeprefix("[").removesuffix("]")
+    good = port.isascii() and port.isdigit() and int(port) < 1 << 16
+    if not good or bool(colon) != bool(given) or not (given or host):
+        expected = "[HOST:]PORT, as 9464" if host else "HOST:PORT, as 127.0.0.1:8470"
+        raise ValueError(f"{what} is {text!r}, expected {expected}")
+    return Address(given or host, int(port))

@@ -70,7 +70,7 @@ def web(
         listen=listen, token_file=token_file, public=public, names=tuple(name or ()),
         stores=tuple(store or ()), runs=tuple(run or ()),
     )  # fmt: skip
-    if demo and options.is_loopback and not (options.stores or options.runs):
+    if demo and options.address.loopback and not (options.stores or options.runs):
         options = dataclasses.replace(options, public=True)  # it shows nothing of anybody's
 
     with contextlib.ExitStack() as stack:

@@ -88,26 +88,13 @@ class PlaneInterval:
     """In force during the interval."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlaneWindow:
-    """Several intervals taken together."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaneWindow(PlaneInterval):
+    """Several intervals taken together: sums, and the means of what was under way and ready at their ends."""
 
-    seconds: float
-    waited_s: float
-    worked_s: float
-    batches: int
-    samples: int
-    bytes: int
-    reads: int
-    in_flight: float
-    """Mean over the intervals' ends."""
     in_flight_min: float
-    ready_bytes: float
     ready_growth: int
     """By how many bytes the ready ones grew."""
-    latency_us: tuple[int, ...]
-    decode_busy_s: float
-    decode_wait_s: float
     stall_error: float
     """Standard error of `stall`, from how much the intervals differ; 1.0: unknown."""
     rate_error: float
@@ -124,7 +111,7 @@ class PlaneWindow:
             **{name: sum(getattr(each, name) for each in intervals) for name in _ADDED_UP},
             in_flight=sum(held) / count,
             in_flight_min=min(held),
-            ready_bytes=sum(each.ready_bytes for each in intervals) / count,
+            ready_bytes=sum(each.ready_bytes for each in intervals) // count,
             ready_growth=intervals[-1].ready_bytes - intervals[0].ready_bytes if intervals else 0,
             latency_us=counts,
             stall_error=_error([each.waited_s / each.seconds for each in intervals]),

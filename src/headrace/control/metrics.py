@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
+from headrace.base.peers import Address, address_of
 from headrace.errors import HeadraceError
 from headrace.plane.stage import LATENCY_BUCKETS
 
@@ -190,34 +191,6 @@ KEPT_S: Final = 0.25
 
 _LINGER_S: Final = 1.0
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @property
-    def loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
-
-
-def address_of(text: str) -> Address:
-    """`9464`, `0.0.0.0:9464` or `[::1]:9464`; without a host it is loopback.
-
-    Raises ValueError if it is none.
-    """
-    host, colon, port = text.strip().rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16) or bool(colon) != bool(host):
-        raise ValueError(f"{text!r} is no address for metrics, expected [HOST:]PORT, as {PORT}")
-    return Address(host or "127.0.0.1", int(port))
 
 
 class MetricsServer:

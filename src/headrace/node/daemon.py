@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.lifetime import Latch
+from headrace.base.peers import address_of
 from headrace.config import ReaderOptions, TierOptions
-from headrace.control.metrics import address_of, serve_metrics
+from headrace.control.metrics import serve_metrics
 from headrace.machine.host import available_memory
 from headrace.node.files.copies import raise_descriptor_limit
 from headrace.node.link import Link, LinkLost

@@ -11,7 +11,6 @@ something, and what a browser may do with our pages.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse
 
+from headrace.base.peers import Address, address_of
 from headrace.control.service.auth import Refused, Token, TokenFile, TokenThrottle, matching
 from headrace.control.service.http import refusal
 from headrace.pages.html import safe
@@ -165,10 +165,7 @@ class WebOptions:
     runs: tuple[str, ...] = ()  # folders of traced runs, or folders of such
 
     def __post_init__(self) -> None:
-        host, _, port = self.listen.rpartition(":")
-        if not (host and port.isascii() and port.isdecimal() and int(port) < 1 << 16):
-            raise ValueError(f"--listen is {self.listen!r}, expected HOST:PORT, as 127.0.0.1:8470")
-        if not self.is_loopback and (self.public or self.token_file is None):
+        if not self.address.loopback and (self.public or self.token_file is None):
             why = "--public: everybody" if self.public else "others"
             raise ValueError(
                 f"--listen {self.listen}: {why} could look; give --token-file, so that people can sign in"
@@ -178,21 +175,9 @@ class WebOptions:
                 raise ValueError(f"--name is {name!r}, expected the name of a host, without a port")
 
     @property
-    def address(self) -> tuple[str, int]:
+    def address(self) -> Address:
         """Host and port."""
-        host, _, port = self.listen.rpartition(":")
-        return host.strip("[]"), int(port)
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        host = self.address[0]
-        if host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return False
+        return address_of(self.listen, host="", what="--listen")
 
     @property
     def needs_token(self) -> bool:
@@ -203,8 +188,8 @@ class WebOptions:
     def hosts(self) -> frozenset[str] | None:
         """The names that requests may call this server by; None: any."""
         named = frozenset(name.lower() for name in self.names)
-        if self.is_loopback:
-            return LOOPBACK | {self.address[0]} | named
+        if self.address.loopback:
+            return LOOPBACK | {self.address.host} | named
         return named or None
 
 

@@ -28,6 +28,7 @@ from starlette.routing import Route
 
 from headrace import __version__
 from headrace.base.causes import Cause
+from headrace.base.peers import Address
 from headrace.control.client import Refusal as ControllerRefusal
 from headrace.control.policy import PolicyError
 from headrace.control.service.auth import Refused
@@ -207,7 +208,7 @@ class Web:
             name: (data, kind, f'"{sha256(data).hexdigest()[:20]}"')
             for name, (data, kind) in files().items()
         }
-        self.port = options.address[1]
+        self.port = options.address.port
         pages = [Route(page.path, self._page(page)) for page in PAGES if page.path != "/signin"]
         self.app = Guard(
             Starlette(
@@ -494,9 +495,8 @@ def serve(
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until a signal ends it; raises ControlError if it cannot listen there."""
-    host, port = options.address
     next_step = "Name another port: --listen 127.0.0.1:0 takes any that is free."
-    sock = listen_tcp(host, port, options.listen, next_step)
+    sock = listen_tcp(options.address, options.listen, next_step)
     web = Web(source, sessions, options, stores=stores, policies=policies, runs=runs)
     try:
         asyncio.run(_serve(web, sock, ready))
@@ -510,6 +510,5 @@ def serve(
 async def _serve(web: Web, sock: socket.socket, ready: Callable[[str], None]) -> None:
     web.port = sock.getsockname()[1]
     server = HttpServer(web.app, [HttpListener(sock)], CONNECTIONS_MAX)
-    host = sock.getsockname()[0]
-    ready(f"http://{f'[{host}]' if ':' in host else host}:{web.port}/")
+    ready(f"http://{Address(sock.getsockname()[0], web.port)}/")
     await server.serve_beside(web.live.run(), web.live.close)

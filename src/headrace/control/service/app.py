@@ -28,9 +28,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace import __version__
+from headrace.base.peers import address_of
 from headrace.control.client import Client, Endpoint
 from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, decode, encode
-from headrace.control.metrics import Figures, JobLabels, Kind, Metric, address_of, serve_metrics
+from headrace.control.metrics import Figures, JobLabels, Kind, Metric, serve_metrics
 from headrace.control.policy import (
     Policy,
     PolicyError,
@@ -260,9 +261,9 @@ class ControlOptions:
             address_of(self.metrics)
         for where in self.listen:
             kind, _, rest = where.partition(":")
-            host, _, port = rest.rpartition(":")
-            good = kind == "unix" and rest.startswith("/")
-            if not good and not (kind == "tcp" and host and port.isdigit() and int(port) < 1 << 16):
+            if kind == "tcp":
+                address_of(rest, host="", what="listen of tcp")
+            elif kind != "unix" or not rest.startswith("/"):
                 raise ValueError(f"listen is {where!r}, expected unix:/PATH or tcp:HOST:PORT")
             if kind == "tcp" and self.token_file is None and self.tls_ca is None:
                 raise ValueError(
@@ -341,12 +342,11 @@ async def _serve(
 def _listen(where: str, tls: ssl.SSLContext | None) -> Iterator[HttpListener]:
     kind, _, rest = where.partition(":")
     if kind == "tcp":
-        host, _, port = rest.rpartition(":")
-        host = host.strip("[]")
-        sock = listen_tcp(host, int(port), where)
-        if tls is None and host not in ("localhost", "127.0.0.1", "::1"):
+        address = address_of(rest, host="")
+        sock = listen_tcp(address, where)
+        if tls is None and not address.loopback:
             _log.warning("%s: tokens go over the network as they are; give --tls-cert", where)
-        _log.info("listens on tcp:%s:%d", host, sock.getsockname()[1])
+        _log.info("listens on tcp:%s:%d", address.host, sock.getsockname()[1])
         yield HttpListener(sock, tls)
         return
     path = Path(rest)

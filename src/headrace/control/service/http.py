@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from headrace.base.peers import Address
+
 _log = logging.getLogger("headrace")
 
 REQUEST_S: Final = 5.0
@@ -138,11 +140,12 @@ class HttpListener(NamedTuple):
     tls: ssl.SSLContext | None = None
 
 
-def listen_tcp(host: str, port: int, where: str, next_step: str = "") -> socket.socket:
+def listen_tcp(address: Address, where: str, next_step: str = "") -> socket.socket:
     """A socket that listens at what people call `where`; raises ControlError if it cannot."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        place = address.host, address.port
+        family = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server(place, family=family)
     except OSError as e:
         raise ControlError(f"{where}: cannot listen: {e}.", path=where, next_step=next_step) from e
 
