@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.store.residency import resident_range
+from headrace.store.sources.contents import format_of_bytes
 from headrace.web.views import plain
 
 if TYPE_CHECKING:
@@ -28,16 +29,8 @@ PREVIEW_BYTES: Final = 256
 
 def image_type(data: bytes | memoryview) -> str | None:
     """The type of a picture that browsers show safely, by its first bytes; None: it is none."""
-    head = bytes(data[:16])
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "image/webp"
-    return next((kind for start, kind in _IMAGES.items() if head.startswith(start)), None)
-
-
-_IMAGES: Final = {
-    b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg",
-    b"GIF87a": "image/gif", b"GIF89a": "image/gif",
-}  # fmt: skip
+    kind = format_of_bytes(bytes(data[:16]))
+    return f"image/{kind}" if kind in ("png", "jpeg", "gif", "webp") else None
 
 
 class StoreBrowser:

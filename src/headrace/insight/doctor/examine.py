@@ -34,7 +34,7 @@ from headrace.insight.doctor.reads import (
     plain_reads,
     resident_share,
 )
-from headrace.insight.doctor.samples import Piece, format_of_bytes, measure_decoding, version_of
+from headrace.insight.doctor.samples import Piece, measure_decoding, version_of
 from headrace.insight.doctor.survey import survey
 from headrace.io.objects.location import is_url, root_of, scheme_of, shown
 from headrace.machine.host import (
@@ -48,6 +48,7 @@ from headrace.machine.host import (
     read_text,
 )
 from headrace.store.residency import can_read_direct
+from headrace.store.sources.contents import format_of_bytes
 from headrace.testing import SlowVolume, simulated_files
 
 if TYPE_CHECKING:

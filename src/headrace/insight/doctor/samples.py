@@ -33,7 +33,7 @@ from headrace.errors import HeadraceError, SourceError
 from headrace.insight.doctor.findings import DataSet, Decode
 from headrace.plane.images import Images
 from headrace.store.directory import split_names
-from headrace.store.sources.contents import SHARD_KINDS, family_of, format_of
+from headrace.store.sources.contents import SHARD_KINDS, family_of, format_of, format_of_bytes
 from headrace.store.sources.detect import is_compressed, open_source
 from headrace.store.sources.scan import Scan, SourceOptions
 from headrace.store.sources.shards import Window, read_head
@@ -93,22 +93,6 @@ def quantiles(sizes: NDArray[np.int64]) -> dict[str, Any]:
         "size_p10": p10, "size_p50": p50, "size_p90": p90, "size_max": float(sizes.max()),
         "size_mean": float(sizes.mean()),
     }  # fmt: skip
-
-
-# -- formats -----------------------------------------------------------------------------------------
-
-_MAGICS: Final = (
-    (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
-    (b"II*\x00", "tiff"), (b"MM\x00*", "tiff"), (b"P6", "ppm"), (b"P5", "ppm"),
-    (b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"),
-)  # fmt: skip
-
-
-def format_of_bytes(head: bytes) -> str:
-    """By a sample's first bytes; `bytes` where they say nothing."""
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "webp"
-    return next((name for magic, name in _MAGICS if head.startswith(magic)), "bytes")
 
 
 # -- decoding ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.text import (
+    aligned,
     bytes_text,
     count_text,
     counted,
@@ -142,20 +143,28 @@ def _place(place: DataPlace, resident: float | None) -> str:
 
 def _storage(findings: Findings, storage: StorageRates, data: DataSet) -> Iterator[str]:
     memory = "" if storage.cold else ", from memory (the disk was not asked)"
-    head = f"random reads of {'whole samples' if data.in_place else 'blocks'}{memory}:"
-    yield f"{head:<42}{'half within':>12}{'99 % within':>13}"
-    for point in storage.points:
-        at = "one at a time" if point.depth == 1 else f"{point.depth} at a time"
-        yield (
-            f"  {at:<14}{rough_text(point.per_s):>10}/s{bytes_text(point.bytes_per_s):>12}/s"
-            f"{duration_text(point.p50_s):>12}{duration_text(point.p99_s):>13}"
-        )
+    yield f"random reads of {'whole samples' if data.in_place else 'blocks'}{memory}:"
+    yield from (f"  {line}" for line in aligned([_STORAGE_HEADS, *_storage_rows(storage)], "<>>>>"))
     if (opens := findings.opens) is not None:
         one, many = rough_text(opens.one_per_s), rough_text(opens.many_per_s)
         yield f"opening files: {one}/s one at a time, {many}/s by {opens.threads} threads"
     if storage.opened is not None and storage.small is not None:
         whole, small = rough_text(storage.opened.per_s), rough_text(storage.small.per_s)
         yield f"files already open: {whole}/s whole, {small}/s if only 4 kB are read"
+
+
+_STORAGE_HEADS: Final = ("asked for", "reads/s", "bytes/s", "half within", "99 % within")
+
+
+def _storage_rows(storage: StorageRates) -> list[tuple[str, ...]]:
+    return [
+        (
+            "one at a time" if point.depth == 1 else f"{point.depth} at a time",
+            f"{rough_text(point.per_s)}/s", f"{bytes_text(point.bytes_per_s)}/s",
+            duration_text(point.p50_s), duration_text(point.p99_s),
+        )
+        for point in storage.points
+    ]  # fmt: skip
 
 
 def _cpu(findings: Findings, environment: Environment) -> str:
@@ -324,12 +333,7 @@ def _page_storage(findings: Findings, data: DataSet) -> Iterator[str]:
     if storage is None or not storage.points:
         return
     parts = [Part(str(p.depth), p.per_s, f"{rough_text(p.per_s)}/s", "c1") for p in storage.points]
-    rates = [
-        (p.depth, rough_text(p.per_s), f"{bytes_text(p.bytes_per_s)}/s") for p in storage.points
-    ]
-    within = [(duration_text(p.p50_s), duration_text(p.p99_s)) for p in storage.points]
-    heads = ["asked for at a time", "reads/s", "bytes/s", "half within", "99 % within"]
-    behind = table(heads, [(*a, *b) for a, b in zip(rates, within, strict=True)])
+    behind = table(_STORAGE_HEADS, _storage_rows(storage))
     title = "How fast the storage answers, by how many reads at a time"
     drawn = columns(title, parts, lambda value: f"{rough_text(value)}/s", below="reads at a time")
     place = "." if storage.cold else ", from memory: the disk was not asked."

@@ -20,6 +20,7 @@ import numpy as np
 from headrace.errors import HeadraceError, RecordError
 from headrace.insight.record.log import Flag, visits_of
 from headrace.insight.record.rhythm import rhythm_of, trainers_of, workers_of
+from headrace.store.sources.contents import format_of, format_of_bytes
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, SourceOptions
 from headrace.trace.recorded import Recorded
@@ -397,14 +398,8 @@ def _correlation(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
 
 # -- job ---------------------------------------------------------------------------------------------
 
-_FORMATS: Final = {
-    ".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png", ".npz": "npz", ".npy": "npy", ".h5": "hdf5",
-    ".hdf5": "hdf5", ".csv": "csv", ".parquet": "parquet", ".tfrecord": "tfrecord", ".tfrecords": "tfrecord",
-}  # fmt: skip
-_MAGIC: Final = (
-    (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG", "png"), (b"PK\x03\x04", "npz"), (b"\x93NUMPY", "npy"),
-    (b"\x89HDF", "hdf5"), (b"PAR1", "parquet"),
-)  # fmt: skip
+_FORMATS: Final = frozenset({"jpeg", "png", "npz", "npy", "hdf5", "parquet", "tfrecord"})
+"""That DLIO calls as we do; csv besides."""
 _FRAMEWORKS: Final = (("pytorch", "/torch/"), ("tensorflow", "/tensorflow/"), ("jax", "/jax/"))
 _COVERS_LEAST: Final = 0.3
 _LONG: Final = 20.0
@@ -533,17 +528,14 @@ def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
 def _format(reads: SampleReads) -> tuple[str, str]:
     endings = Counter(os.path.splitext(name)[1].lower() for name in reads.names)
     ending, _ = endings.most_common(1)[0]
-    name = reads.names[0].lower()
-    if ending in _FORMATS:
-        return _FORMATS[ending], "ending"
-    if ".tfrecord" in os.path.basename(name):
-        return "tfrecord", "ending"
+    name = next(name for name in reads.names if name.lower().endswith(ending))
+    if ending == ".csv" or (known := format_of(name)) in _FORMATS:
+        return ("csv" if ending == ".csv" else known), "ending"
     head = b""
     with suppress(OSError), open(os.path.join(reads.root, reads.names[0]), "rb") as f:
-        head = f.read(8)
-    for magic, name in _MAGIC:
-        if head.startswith(magic):
-            return name, "magic"
+        head = f.read(16)
+    if (known := format_of_bytes(head)) in _FORMATS:
+        return known, "magic"
     many = len(reads.sample_file) > 2 * len(reads.names)
     return ("tfrecord" if many else "npy"), "guess"
 

@@ -76,6 +76,20 @@ def format_of(name: str) -> str:
     return by_suffix or "bytes"
 
 
+_MAGICS: Final = (
+    (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF87a", "gif"), (b"GIF89a", "gif"),
+    (b"BM", "bmp"), (b"II*\x00", "tiff"), (b"MM\x00*", "tiff"), (b"P6", "ppm"), (b"P5", "ppm"),
+    (b"\x93NUMPY", "npy"), (b"PK\x03\x04", "npz"), (b"\x89HDF", "hdf5"), (b"PAR1", "parquet"),
+)  # fmt: skip
+
+
+def format_of_bytes(head: bytes) -> str:
+    """By a file's or a sample's first 16 bytes; `bytes` where they say nothing."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "webp"
+    return next((name for magic, name in _MAGICS if head.startswith(magic)), "bytes")
+
+
 def family_of(name: str) -> str:
     """`image`, or the format itself."""
     return "image" if name in _IMAGES else name
