@@ -159,9 +159,10 @@ def test_what_cannot_be_meant_is_said_with_the_columns(tmp_path):
 
     two = pa.table({"a": [b"1"], "b": [b"2"], "n": [1.5]})
     refused("2 columns hold bytes .'a', 'b'.", two)
-    refused("0 columns hold bytes", pa.table({"n": [1.5]}))
+    refused("no column holds bytes, text or numbers", pa.table({"n": [True]}))
+    refused("a list of numbers holds a null", pa.table({"n": [[1, None]]}))
     refused("there is no column 'c'", two, column="c")
-    refused("'n' has the type double", two, column="n")
+    refused("'n' has the type bool", pa.table({"a": [b"1"], "n": [True]}), column="n")
     refused("'n' has the type double", two, column="a", label="n")
     refused("no samples", table_of([]))
     refused("a label in 'label' is -5", table_of([b"1"], [-5]))

@@ -216,3 +216,164 @@ def test_a_deep_description_is_no_recursion_error(tmp_path):
         index(path, tmp_path / "i.hr")
     with pytest.raises(SourceError):
         pack(path, tmp_path / "i.hr")
+
+
+# -- arrays of MDS, and LitData's chunks ---------------------------------------------------------------
+
+
+def array_bytes(values, dtype=None):
+    """An array as MDS's encoding `ndarray` writes it; `ndarray:<dtype>` if the type is given."""
+    codes = {"uint16": 16, "int32": 33, "float32": 34}
+    width = next(w for w in (0, 1, 2, 3) if max(values.shape) < 1 << (8 << w))
+    shape = np.array(values.shape, f"<u{1 << width}").tobytes()
+    kind = b"" if dtype else bytes([codes[values.dtype.name]])
+    return kind + bytes([values.ndim << 2 | width]) + shape + values.tobytes()
+
+
+@pytest.mark.parametrize("encoding", ["ndarray", "ndarray:uint16"])
+def test_arrays_of_one_dimension_are_documents_of_tokens(tmp_path, encoding):
+    documents = [np.arange(n, dtype=np.uint16) for n in (1, 255, 256, 70_000, 3)]
+    samples = [{"tokens": array_bytes(d, encoding[8:]), "n": i} for i, d in enumerate(documents)]
+    root = make_mds(tmp_path / "mds", samples, {"tokens": (encoding, None), "n": ("int", 8)}, 2)
+    report = index(root, tmp_path / "i.hr")
+    assert report.notes == ["columns left out: 'n'; --column takes them as parts"]
+    with open_store(tmp_path / "i.hr") as store:
+        assert read_all(store) == [d.tobytes() for d in documents]
+        source = store.segments[0].entry.source
+        assert (source["tokens"], source["dtypes"]) == ({"dtype": "uint16"}, {"tokens": "uint16"})
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [np.zeros((2, 3), np.uint16), np.zeros((6, 1), np.uint16)],
+        [np.zeros(4, np.uint16), np.zeros(4, np.int32)],
+        [np.zeros(4, np.uint16), np.zeros((2, 2), np.uint16)],
+    ],
+)
+def test_arrays_that_differ_keep_what_says_what_they_are(tmp_path, arrays):
+    samples = [{"x": array_bytes(a)} for a in arrays]
+    root = make_mds(tmp_path / "mds", samples, {"x": ("ndarray", None)})
+    with open_store(root) as store:
+        assert read_all(store) == [array_bytes(a) for a in arrays]
+        assert "tokens" not in store.segments[0].entry.source
+
+
+def chunk_bytes(items, tail=b""):
+    """A chunk of LitData's; each item is what lies between two of its offsets."""
+    first = 4 * (len(items) + 2)
+    offsets = np.cumsum([first, *map(len, items)])
+    return (
+        struct.pack(f"<{len(items) + 2}I", len(items), *offsets.tolist()) + b"".join(items) + tail
+    )
+
+
+def leaves_bytes(*leaves):
+    return struct.pack(f"<{len(leaves)}I", *map(len, leaves)) + b"".join(leaves)
+
+
+def tree(context, *children):
+    kind = None if context is None else "builtins.dict"
+    return {
+        "type": kind,
+        "context": context and json.dumps(context),
+        "children_spec": list(children),
+    }
+
+
+def make_litdata(folder, chunks, formats, spec, loader="PyTreeLoader", **config):
+    folder.mkdir()
+    described = []
+    for k, data in enumerate(chunks):
+        (folder / f"chunk-0-{k}.bin").write_bytes(data)
+        described.append(
+            {"chunk_bytes": len(data), "chunk_size": 1, "dim": None, "filename": f"chunk-0-{k}.bin"}
+        )
+    config |= {"data_format": formats, "data_spec": json.dumps([1, spec]), "item_loader": loader}
+    (folder / "index.json").write_text(json.dumps({"chunks": described, "config": config}))
+    return folder
+
+
+LEAF = tree(None)
+NESTED = tree(["image", "meta"], LEAF, tree(["id", "label"], LEAF, LEAF))
+
+
+def make_nested(folder, values, labels):
+    items = [
+        leaves_bytes(value, struct.pack("<q", i), struct.pack("<q", label))
+        for i, (value, label) in enumerate(zip(values, labels, strict=True))
+    ]
+    chunks = [chunk_bytes(items[at : at + 25]) for at in range(0, len(items), 25)]
+    return make_litdata(folder, chunks, ["bytes", "int", "int"], NESTED)
+
+
+def test_leaves_of_litdata_are_parts_and_labels(tmp_path, reference):
+    values, labels = some_values(), some_labels()
+    root = make_nested(tmp_path / "lit", values, labels)
+    check_in_place(root, tmp_path, values, labels, reference=reference, label="meta.label")
+    report = index(root, tmp_path / "other.hr")
+    assert report.notes == [
+        "columns left out: 'meta.id', 'meta.label'; --column takes them as parts"
+    ]
+    with open_store(tmp_path / "other.hr") as store:
+        assert store.parts == ["image"]
+    assert pack(root / "chunk-0-1.bin", tmp_path / "one.hr").samples == 25
+
+
+@pytest.mark.parametrize(
+    ("formats", "dtype"), [(["no_header_tensor:16"], "int32"), (["no_header_numpy:5"], "uint16")]
+)
+def test_tokens_of_litdata_are_documents(tmp_path, formats, dtype):
+    documents = [np.arange(n, dtype=dtype).tobytes() for n in (5, 0, 9)]
+    root = make_litdata(
+        tmp_path / "lit", [chunk_bytes(documents)] * 2, formats, LEAF, "TokensLoader"
+    )
+    with open_store(root) as store:
+        assert read_all(store) == documents * 2
+        assert store.segments[0].entry.source["tokens"] == {"dtype": dtype}
+
+
+def test_rows_in_arrow_at_the_end_of_a_chunk_are_in_place(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    values, labels = some_values(), some_labels()
+    sink = pa.BufferOutputStream()
+    table = pa.table({"image": pa.array(values, pa.binary()), "label": labels})
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=17)
+    rows = sink.getvalue().to_pybytes()
+    tail = rows + struct.pack("<I", len(rows)) + b"LDARW01\0"
+    root = make_litdata(tmp_path / "lit", [chunk_bytes([b""] * 60, tail)], ["bytes", "int"], LEAF)
+    check_in_place(root, tmp_path, values, labels)
+    path = root / "chunk-0-0.bin"
+    path.write_bytes(path.read_bytes()[:-12] + struct.pack("<I", 1 << 31) + b"LDARW01\0")
+    with pytest.raises(SourceError, match="size of the Arrow file at its end is 2,147,483,648"):
+        index(root, tmp_path / "x.hr")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"compression": "zstd"}, r"LitData data set with compression \(zstd\)"),
+        ({"encryption": {"algorithm": "fernet"}}, "LitData data set with encryption"),
+        ({"item_loader": "ParquetLoader"}, "are those of 'ParquetLoader'"),
+        ({"data_format": ["bytes"]}, "data_format and data_spec"),
+        ({"data_spec": "[" * 5000}, "data_format and data_spec"),
+    ],
+)
+def test_what_litdata_says_of_itself_is_read_or_refused(tmp_path, config, message):
+    root = make_nested(tmp_path / "lit", some_values(), some_labels())
+    document = json.loads((root / "index.json").read_text())
+    document["config"] |= config
+    (root / "index.json").write_text(json.dumps(document))
+    with pytest.raises(SourceError, match=message):
+        index(root, tmp_path / "x.hr")
+
+
+def test_damage_of_a_chunk_never_escapes_as_another_error(tmp_path):
+    root = make_nested(tmp_path / "lit", some_values(largest=300), some_labels())
+    path = root / "chunk-0-0.bin"
+    check_truncations(path, tmp_path, 97)
+    check_random_damage(path, tmp_path, 60, where=lambda size: (0, min(size, 400)))
+    (root / "chunk-0-2.bin").unlink()
+    with pytest.raises(SourceError, match="cannot be read"):
+        pack(root, tmp_path / "x.hr")

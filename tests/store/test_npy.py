@@ -89,3 +89,46 @@ def test_truncation_and_damage_never_escape_as_another_error(tmp_path, name):
         except HeadraceError:
             refused += 1
     assert refused > 20
+
+
+def arrays_in(folder, **arrays):
+    folder.mkdir()
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+def test_several_arrays_are_pieces_or_parts_as_is_said(tmp_path):
+    rows = np.arange(120, dtype=np.float32).reshape(10, 3, 4)
+    pieces = arrays_in(tmp_path / "pieces", a=rows[:4], b=rows[4:])
+    parts = arrays_in(tmp_path / "parts", x=rows, z=np.arange(10.0), label=np.arange(10) % 3)
+    for root in (pieces, parts):
+        for act in (index, pack):
+            with pytest.raises(
+                SourceError, match="is each a sample, or each of their rows"
+            ) as error:
+                act(root, tmp_path / "refused.hr")
+            assert "--as npy" in error.value.next_step
+        assert pack(root, tmp_path / f"{root.name}-files.hr", format="files").samples in (2, 3)
+        for act in (index, pack):
+            act(root, tmp_path / f"{root.name}.hr", format="npy", overwrite=True)
+            with open_store(tmp_path / f"{root.name}.hr") as store:
+                assert len(store) == 10
+                first = None if root == pieces else "x"
+                assert [bytes(store.read(i, part=first)) for i in range(10)] == [
+                    r.tobytes() for r in rows
+                ]
+    with open_store(tmp_path / "parts.hr") as store:
+        assert (store.parts, store.labels.tolist()) == (["x", "z"], [i % 3 for i in range(10)])
+        assert bytes(store.read(7, part="z")) == np.float64(7).tobytes()
+    odd = arrays_in(tmp_path / "odd", x=rows, z=np.arange(9.0))
+    with pytest.raises(SourceError, match="neither pieces of one nor of one number of rows"):
+        index(odd, tmp_path / "odd.hr", format="npy")
+
+
+def test_arrays_that_are_samples_stay_samples(tmp_path):
+    vectors = arrays_in(tmp_path / "vectors", **{f"{i:03d}": np.arange(i + 5.0) for i in range(70)})
+    assert index(vectors, tmp_path / "a.hr").samples == 70
+    (tmp_path / "classes").mkdir()
+    arrays_in(tmp_path / "classes" / "a", one=np.zeros((4, 4)), two=np.zeros((4, 4)))
+    assert index(tmp_path / "classes", tmp_path / "b.hr").samples == 2

@@ -34,7 +34,7 @@ from headrace.insight.doctor.findings import DataSet, Decode
 from headrace.plane.images import Images
 from headrace.store.directory import split_names
 from headrace.store.sources.contents import SHARD_KINDS, family_of, format_of, format_of_bytes
-from headrace.store.sources.detect import is_compressed, open_source
+from headrace.store.sources.detect import LIBRARIES, is_compressed, open_source
 from headrace.store.sources.scan import Scan, SourceOptions
 from headrace.store.sources.shards import Window, read_head
 from headrace.store.sources.tar import grouped, read_members
@@ -413,18 +413,21 @@ def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
 def _indexed(given: Shards) -> tuple[_Sampled | None, str, int | None]:
     """Files that say themselves where their samples lie; else why not, and their rows if they say that."""
     before = np.cumsum(given.sizes) <= _INDEXED_BYTES_MAX
-    names = given.names[: min(int(before.sum()), _FILES_MAX)]
+    whole = given.kind in LIBRARIES
+    names = given.names if whole else given.names[: min(int(before.sum()), _FILES_MAX)]
     if not names:
         why = f"its {given.kind} files are too large to be listed here: looked at in blocks"
         return None, why, None
     try:
-        scan = open_source(names, SourceOptions())
+        scan = open_source(given.path if whole else names, SourceOptions())
     except (HeadraceError, ImportError, OSError, ValueError) as e:
         message = (e.message if isinstance(e, HeadraceError) else str(e)) or type(e).__name__
         reason = printable(message.splitlines()[0][:120])
         return None, f"its samples cannot be listed ({reason}): looked at in blocks", None
     if not isinstance(scan, Scan):
-        rows = None if scan.count is None else round(scan.count * given.files / len(names))
+        rows = scan.count
+        if rows is not None and not whole:
+            rows = round(rows * given.files / len(names))
         return None, "it can only be read front to back: looked at in blocks", rows
     columns = scan.columns
     drawn = np.random.default_rng(3).permutation(columns.extents)[:POOL_MAX]

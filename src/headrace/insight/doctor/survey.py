@@ -36,6 +36,7 @@ from headrace.insight.doctor.samples import (
 )
 from headrace.io.objects.location import (
     HTTP,
+    expand_numbers,
     has_magic,
     is_url,
     literal_folder,
@@ -55,7 +56,7 @@ from headrace.store.sources.contents import (
     judge,
     library_folder,
 )
-from headrace.store.sources.detect import detect_file
+from headrace.store.sources.detect import LIBRARIES, detect_file
 from headrace.store.sources.scan import Scan
 
 if TYPE_CHECKING:
@@ -245,7 +246,10 @@ def survey(
             raise
         step = "Check its permissions, and those of the folders above it."
         raise _refused(path, f" cannot be looked at: {e.strerror or e}", step) from e
-    if glob.has_magic(path) and (matches := sorted(glob.glob(path))):
+    numbered = expand_numbers(path) if "{" in path else []
+    matches = sorted(glob.glob(path)) if glob.has_magic(path) else []
+    matches = numbered if len(numbered) > 1 else matches
+    if matches:
         return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, seconds, stop)
     if os.path.lexists(path):
         what = "a link to nothing" if os.path.islink(path) else "neither a file nor a folder"
@@ -451,12 +455,10 @@ def _library(
     """What a library wrote."""
     if library.kind == "folder":
         return _folder(library.paths[0], seconds, stop)
-    if library.kind not in SHARD_KINDS:
-        raise _refused(
-            path, f" is a data set of {library.kind}, which headrace reads by packing it",
-            f"Pack it, and examine the store: headrace pack {path} STORE",
-        )  # fmt: skip
     paths, kind = library.paths, library.kind
+    if kind in LIBRARIES:
+        seen = walk(path, 0.2 * seconds, stop=stop)
+        paths = [os.path.join(path, os.fsdecode(name)) for name in seen.drawn]
     return _shards(paths, seconds, stop, path=path, kind=kind, files=len(paths), exact=True)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +28,10 @@ from headrace.store.sources.scan import (
     damaged,
     file_volume,
     label_array,
+    left_out,
     listed,
     null_problems,
+    numbers_entry,
     refused,
     scan_rows,
     source_entry,
@@ -54,33 +56,61 @@ class ArrowColumns:
         data: names of the columns whose values are the samples' parts.
         label: the name of the column of labels, or None.
         class_names: what the schema says labels 0, 1, ... are called, or None.
+        numbers: names of the columns of numbers that become columns of the store.
         left: names of the columns that are not used.
+        dtypes: of the parts that are numbers, or lists of them: of which type.
     """
 
     data: tuple[str, ...]
     label: str | None
     class_names: tuple[bytes, ...] | None
+    numbers: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def read(self) -> list[str]:
+        """Names of all columns that are read of a row."""
+        return [*self.data, *filter(None, [self.label]), *self.numbers]
+
+    def entry(self) -> dict[str, Any]:
+        """What a manifest says of them."""
+        return {"columns": list(self.data), **numbers_entry(self.data, self.dtypes)}
 
     def notes(self, options: SourceOptions) -> list[str]:
         """What is left out without the user having said so."""
         if options.column or not self.left:
             return []
-        return [f"columns left out: {listed(self.left)}; --column takes those of bytes or text"]
+        return [left_out(self.left, "; --column takes those of bytes, text or lists of numbers")]
 
 
 def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColumns:
     """Chooses the columns of a `pyarrow.Schema` by the options, or by their types and names."""
     types = list(zip(schema.names, schema.types, strict=True))
     label = choose_label(types, _is_label, options, path, "integers or a dictionary of strings")
-    data = _choose_data(dict(types), options, path)
-    left = tuple(name for name, _ in types if name not in (*data, label))
-    return ArrowColumns(data, label, _names(schema, label), left)
+    kinds = dict(types)
+    data = _choose_data(kinds, label, options, path)
+    rest = [name for name, _ in types if name not in (*data, label)]
+    numbers = () if options.column else tuple(n for n in rest if _is_number(kinds[n]))
+    left = tuple(name for name in rest if name not in numbers)
+    dtypes = {n: str(_number_type(kinds[n])) for n in data if _number_type(kinds[n])}
+    return ArrowColumns(data, label, _names(schema, label), numbers, left, dtypes)
 
 
 def require_columns(schema: Any, columns: ArrowColumns, path: str) -> None:
-    """A further file has the columns of the first."""
-    choose_columns(schema, SourceOptions(column=columns.data, label=columns.label or ""), path)
+    """A further file has the columns of the first, and numbers of the same types."""
+    options = SourceOptions(column=columns.data, label=columns.label or "")
+    here = choose_columns(schema, options, path)
+    kinds = dict(zip(schema.names, schema.types, strict=True))
+    for name in columns.numbers:
+        if name not in kinds or not _is_number(kinds[name]):
+            what = f"column {name!r} is {kinds.get(name, 'not there')}, expected numbers as in the first file."
+            raise refused(path, what, "Name the samples' columns alone: column='image'.")
+    if here.dtypes != columns.dtypes:
+        raise refused(
+            path, f"the types of its numbers are {here.dtypes}, those of the first file {columns.dtypes}.",
+            "Give files of one schema.",
+        )  # fmt: skip
 
 
 def stream_table(
@@ -100,24 +130,35 @@ def stream_table(
     )  # fmt: skip
 
 
-def _choose_data(types: dict[str, Any], options: SourceOptions, path: str) -> tuple[str, ...]:
+def _choose_data(
+    types: dict[str, Any], label: str | None, options: SourceOptions, path: str
+) -> tuple[str, ...]:
     if options.column:
         for name in options.column:
-            if not _is_binary(types[name]):
+            if not (_is_binary(types[name]) or _number_type(types[name])):
                 raise refused(
                     path, f"column {name!r} has the type {types[name]}, expected binary, strings, "
-                    "lists of uint8, or a struct with a field `bytes`.",
+                    "numbers, lists of numbers, or a struct with a field `bytes`.",
                     "Name another column, or pack an iterable over the table.",
                 )  # fmt: skip
         return options.column
     names = [n for n, t in types.items() if _is_binary(t) and not _is_text(t)]
     names = names or [n for n, t in types.items() if _is_text(t)]
-    if len(names) != 1:
+    if names and len(names) != 1:
         raise refused(
             path, f"{len(names)} columns hold bytes ({listed(names)}), expected one; the columns "
             f"are {listed(list(types))}.", "Name the samples' column: column='image'.",
         )  # fmt: skip
-    return (names[0],)
+    # Of a table of numbers alone, lists (of tokens, of features) are the samples, else each row's numbers are.
+    names = names or [n for n, t in types.items() if _number_type(t) and not _is_number(t)]
+    names = names or [
+        n for n, t in types.items() if _is_number(t) and n != label and _number_type(t)
+    ]
+    names = names or [n for n in types if n == label and _number_type(types[n])]
+    if not names:
+        what = f"no column holds bytes, text or numbers; the columns are {listed(list(types))}."
+        raise refused(path, what, "Pack an iterable over the table.")
+    return tuple(names)
 
 
 def _types() -> Any:
@@ -140,6 +181,21 @@ def _is_binary(kind: Any) -> bool:
         _is_text(kind) or t.is_binary(kind) or t.is_large_binary(kind)
         or t.is_fixed_size_binary(kind) or t.is_binary_view(kind)
     )  # fmt: skip
+
+
+def _is_number(kind: Any) -> bool:
+    t = _types()
+    return bool(t.is_integer(kind) or t.is_floating(kind) or t.is_boolean(kind))
+
+
+def _number_type(kind: Any) -> Any:
+    """The type of numbers whose bytes, one or a list of them, a part can be; None: it cannot."""
+    t = _types()
+    if t.is_list(kind) or t.is_large_list(kind) or t.is_fixed_size_list(kind):
+        kind = None if t.is_uint8(kind.value_type) else kind.value_type
+    if kind is None or not (t.is_integer(kind) or t.is_floating(kind)):
+        return None
+    return np.dtype(kind.to_pandas_dtype())
 
 
 def _is_label(kind: Any) -> bool:
@@ -202,27 +258,36 @@ def values_of(array: Any, path: str) -> Values:
         return replace(inner, valid=valid)
     if t.is_binary_view(kind) or t.is_string_view(kind):
         raise NotInPlace(f"the type {kind} spreads values over several buffers")
-    fixed = t.is_fixed_size_binary(kind) or t.is_fixed_size_list(kind)
-    # Where the values' bytes lie, and where the first of them begins.
-    if t.is_fixed_size_list(kind) or t.is_list(kind) or t.is_large_list(kind):
-        buffer, base = array.values.buffers()[1], array.values.offset
-    else:
-        buffer, base = array.buffers()[1 if fixed else 2], 0
+    fixed = t.is_fixed_size_binary(kind) or t.is_fixed_size_list(kind) or _is_number(kind)
+    # Where the values' bytes lie, where the first of them begins, and the bytes of an element of a list.
+    buffer, base, unit = _elements(array, path) or (array.buffers()[1 if fixed else 2], 0, 1)
     size = 0 if buffer is None else buffer.size
     if fixed:
-        width = kind.list_size if t.is_fixed_size_list(kind) else kind.byte_width
+        width = kind.list_size * unit if t.is_fixed_size_list(kind) else kind.bit_width // 8
         base += array.offset * width
         if base + count * width > size:
             raise damaged(path, "size of a column", size, f"{base + count * width:,}")
         offsets = np.arange(count + 1, dtype=np.int64) * width
     else:
-        offsets = _offsets(array, path)
+        offsets = _offsets(array, path) * unit
     start, length = offsets[:-1] + base, np.diff(offsets)
     if count and (int(offsets[0]) < 0 or int(length.min()) < 0):
         raise damaged(path, "order of a column's offsets", "descending or negative", "ascending")
     if count and int((start + length).max()) > size:
         raise damaged(path, "end of a value", int((start + length).max()), f"at most {size:,}")
     return Values(buffer, start, length, valid)
+
+
+def _elements(array: Any, path: str) -> tuple[Any, int, int] | None:
+    """Of an array of lists: the buffer of all elements, where it begins, and the bytes of an element."""
+    t, kind = _types(), array.type
+    if not (t.is_fixed_size_list(kind) or t.is_list(kind) or t.is_large_list(kind)):
+        return None
+    if array.values.null_count and array.flatten().null_count:
+        what = "a list of numbers holds a null, expected numbers."
+        raise refused(path, what, "Fill it, or pack an iterable over the table.")
+    unit = kind.value_type.bit_width // 8
+    return array.values.buffers()[1], array.values.offset * unit, unit
 
 
 def _offsets(array: Any, path: str) -> NDArray[np.int64]:
@@ -238,6 +303,16 @@ def _offsets(array: Any, path: str) -> NDArray[np.int64]:
         raise damaged(path, "size of a column's offsets", have, f"{need:,} or more")
     offsets = np.frombuffer(buffer, f"<i{width}", count=count + 1, offset=array.offset * width)
     return offsets.astype(np.int64)
+
+
+def number_array(array: Any) -> NDArray[Any]:
+    """(n,) the numbers of a `pyarrow.Array`, or NaN in float64 for nulls, where there are some."""
+    if _types().is_boolean(array.type):
+        array = array.cast("int8")
+    if array.null_count:
+        array = array.cast("float64", safe=False)
+        return np.asarray(array.fill_null(float("nan")).to_numpy(zero_copy_only=False))
+    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 class LabelReader:
@@ -299,6 +374,7 @@ def stream_batch(
     parts = sorted(columns.data, key=os.fsencode)
     values = [_readable(batch.column(name), path) for name in parts]
     views = [memoryview(v.buffer if v.buffer is not None else b"") for v in values]
+    of_row = [number_array(batch.column(name)).tolist() for name in columns.numbers]
     for i in range(batch.num_rows):
         null = [
             n for n, v in zip(parts, values, strict=True) if v.valid is not None and not v.valid[i]
@@ -313,6 +389,7 @@ def stream_batch(
                 for name, view, v in zip(parts, views, values, strict=True)
             ),
             int(numbers[i]),
+            {name: column[i] for name, column in zip(columns.numbers, of_row, strict=True)},
         )
 
 
@@ -326,13 +403,16 @@ def _readable(array: Any, path: str) -> Values:
 
 _FILE_MAGIC = b"ARROW1"
 
+LITDATA_MAGIC = b"LDARW01\0"
+"""How a chunk of LitData's ends that has its rows in an Arrow file: behind its size in 4 bytes."""
 
-def open_arrow(paths: list[str], options: SourceOptions) -> Scan | Stream:
-    """Lists the rows of Arrow files; a stream if their buffers are compressed."""
+
+def open_arrow(paths: list[str], options: SourceOptions, kind: str = "arrow") -> Scan | Stream:
+    """Lists the rows of Arrow files, or of chunks that end with one; a stream if buffers are compressed."""
     first = _Table(paths[0])
     columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    source = {**source_entry("arrow", paths, options), "columns": list(columns.data)}
+    source = {**source_entry(kind, paths, options), **columns.entry()}
     try:
         files = [_list_rows(path, columns, labels) for path in paths]
     except NotInPlace as e:
@@ -352,17 +432,27 @@ class _Table:
         try:
             with open(path, "rb") as f:
                 self.status = os.fstat(f.fileno())
-                head = f.read(8)
+                head, size = f.read(8), self.status.st_size
+                tail = os.pread(f.fileno(), 12, max(0, size - 12))
                 # pyarrow's own mapping would end the process if somebody truncated the file.
                 self._mapped = _native.MappedFile(f.fileno(), self.status.st_size, path)
             self.base = self._pa.py_buffer(self._mapped.data)
         except OSError as e:
             raise unsound(path, "Arrow", e) from e
+        file = self.base
+        if tail[-8:] == LITDATA_MAGIC and head[:6] != _FILE_MAGIC:
+            nbytes = int.from_bytes(tail[:4], "little")
+            if nbytes > size - 12:
+                most = f"at most {size - 12:,}"
+                raise damaged(
+                    path, "size of the Arrow file at its end", f"{nbytes:,}", most, size - 12
+                )
+            file, head = self.base.slice(size - 12 - nbytes, nbytes), _FILE_MAGIC
         try:
             if head[:6] == _FILE_MAGIC:
-                self._reader = self._pa.ipc.open_file(self._pa.BufferReader(self.base))
+                self._reader = self._pa.ipc.open_file(self._pa.BufferReader(file))
             else:
-                self._reader = self._pa.ipc.open_stream(self._pa.BufferReader(self.base))
+                self._reader = self._pa.ipc.open_stream(self._pa.BufferReader(file))
             self.schema = self._reader.schema
             _ = self.schema.names, str(self.schema.types)  # finds names that are no text
         except (self._pa.ArrowException, OSError, ValueError) as e:
@@ -417,6 +507,7 @@ def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
     offset: dict[str, list[NDArray[np.uint64]]] = {name: [] for name in columns.data}
     length: dict[str, list[NDArray[np.uint64]]] = {name: [] for name in columns.data}
     valid, numbers = [np.zeros(0, bool)], [np.zeros(0, np.int64)]
+    of_row: dict[str, list[NDArray[Any]]] = {name: [] for name in columns.numbers}
     for batch in table.batches():
         good = np.ones(batch.num_rows, bool)
         for name in columns.data:
@@ -428,6 +519,8 @@ def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
         valid.append(good)
         if labels.name:
             numbers.append(labels.read(batch.column(labels.name)))
+        for name, column in of_row.items():
+            column.append(number_array(batch.column(name)))
     used = np.concatenate(valid)
     kept = np.flatnonzero(used)
 
@@ -441,6 +534,7 @@ def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
         np.concatenate(numbers)[kept] if labels.name else None,
         kept=kept,
         problems=null_problems(path, columns.data[0], np.flatnonzero(~used)),
+        columns={name: np.concatenate(c)[kept] for name, c in of_row.items() if c},
     )
 
 

@@ -114,7 +114,7 @@ class Verdict(NamedTuple):
     def takes(self, format: str) -> bool:  # noqa: A002 - as everywhere
         """Whether files of this format are samples, or shards."""
         family = family_of(format)
-        return family == self.kind if self.kind in SHARD_KINDS else self.family in (None, family)
+        return self.family in (None, family) if self.kind == "files" else family == self.kind
 
 
 def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) -> Verdict:
@@ -123,7 +123,7 @@ def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) ->
     Args:
         path: for the error.
         formats: how many files have each (`format_of`); companions are not counted.
-        wanted: the user's own word: `files`, a family, or one of `SHARD_KINDS`.
+        wanted: the user's own word: `files`, a family, `npy` for rows, or one of `SHARD_KINDS`.
 
     Raises:
         SourceError: the files are of several kinds, or none is of the wanted one.
@@ -136,7 +136,8 @@ def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) ->
     if wanted is not None:
         if counts and not counts[wanted]:
             raise refused(path, f"no file is {wanted}: {_shares(counts)}.", "Check --as.")
-        return Verdict(wanted) if wanted in SHARD_KINDS else Verdict("files", wanted)
+        many = wanted in SHARD_KINDS or wanted == "npy"
+        return Verdict(wanted) if many else Verdict("files", wanted)
     shards = [kind for kind in SHARD_KINDS if counts[kind]]
     media = max(_MEDIA, key=lambda family: counts[family])
     notes, total = counts["text"], counts.total()
@@ -235,7 +236,7 @@ class LibraryFolder:
     """A data set that a library wrote as a folder.
 
     Attributes:
-        kind: `zarr`, `lmdb`, `lance`, `mds`, `arrow`, `megatron`, or `folder`: another folder has it.
+        kind: `zarr`, `lmdb`, `lance`, `mds`, `litdata`, `arrow`, `megatron`; `folder`: another one has it.
         paths: its shards, or the folder itself.
     """
 
@@ -366,10 +367,9 @@ def _by_index(path: str) -> LibraryFolder | None:
 
         return LibraryFolder("mds", list_mds_folder(path))
     if isinstance(chunks, list) and isinstance(index.get("config"), dict):
-        raise refused(
-            path, "is a LitData data set, which is not read here.",
-            "Pack an iterable over litdata.StreamingDataset(path).",
-        )  # fmt: skip
+        from headrace.store.sources.mds import list_litdata_folder
+
+        return LibraryFolder("litdata", list_litdata_folder(path))
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import operator
 import os
+import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 _SUPPORTED = (
     "a folder of files, tar files (.tar; .tar.gz, .tar.bz2, .tar.xz for packing), TFRecord files, "
-    ".npy and .npz files, HDF5, Parquet and Arrow files, MDS shards, JSON Lines, a CSV file that lists files, "
+    ".npy and .npz files, HDF5, Parquet and Arrow files, shards of MDS and LitData, JSON Lines, "
+    "a CSV file that lists files, "
     "files of tokens; "
     "for packing ArrayRecord files, Zarr, LMDB and Lance; a data set of Hugging Face's, or an iterable of "
     "samples"
@@ -37,6 +39,7 @@ _OPENERS = {
     "parquet": ("parquet", "open_parquet"),
     "arrow": ("arrow", "open_arrow"),
     "mds": ("mds", "scan_mds"),
+    "litdata": ("mds", "open_litdata"),
     "array_record": ("tfrecord", "stream_array_record"),
     "jsonl": ("text", "open_jsonl"),
     "lines": ("text", "open_lines"),
@@ -53,13 +56,24 @@ _OPENERS = {
 }
 """Kinds of which several files make one source: the module, and the function in it that opens them."""
 
-_LIBRARIES = {"zarr", "lmdb", "lance"}
+LIBRARIES = frozenset({"zarr", "lmdb", "lance"})
 """Of which one folder is a data set."""
 
 _IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet", "jsonl"}
 """Kinds that are read where they lie in an object store."""
 
-_WITH_COLUMNS = {"hdf5", "parquet", "arrow", "mds", "jsonl", "manifest", "zarr", "lmdb", "lance"}
+_WITH_COLUMNS = {
+    "hdf5",
+    "parquet",
+    "arrow",
+    "mds",
+    "litdata",
+    "jsonl",
+    "manifest",
+    "zarr",
+    "lmdb",
+    "lance",
+}
 
 
 def open_source(
@@ -179,17 +193,17 @@ def _open_kind(kind: str, paths: list[str], options: SourceOptions) -> Scan | St
     if kind in _OPENERS:
         name, function = _OPENERS[kind]
         module = import_module(f"headrace.store.sources.{name}")
-        given = paths[0] if kind in _LIBRARIES else paths
-        if kind in _LIBRARIES and len(paths) > 1:
+        given = paths[0] if kind in LIBRARIES else paths
+        if kind in LIBRARIES and len(paths) > 1:
             raise refused(paths[1], f"is a second {kind} data set, expected one.", "Append stores.")
         opened: Scan | Stream = getattr(module, function)(given, options)
         return opened
-    if len(paths) > 1:
+    if len(paths) > 1 and kind != "npy":
         what = f"{len(paths)} {kind} files were given, expected one."
         raise SourceError(what, path=paths[1], next_step="Give them one by one, or append them.")
     from headrace.store.sources.npy import scan_npy
 
-    return scan_npy(paths[0], options)
+    return scan_npy(paths, options)
 
 
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
@@ -247,6 +261,7 @@ def detect_file(path: str) -> str:
     return kind
 
 
+_LITDATA_NAME = re.compile(r"chunk-\d+-\d+(\..*)?\.bin")
 _BY_NAME = {kind: kind for kind in ("tar", "tfrecord", "jsonl")}
 
 
@@ -260,6 +275,10 @@ def _detect_tokens(path: str, head: bytes, name: str) -> str | None:
         return None
     if index_of_bin(path) is not None:
         return "megatron"
+    if _LITDATA_NAME.fullmatch(name) and os.path.exists(
+        os.path.join(os.path.dirname(path), "index.json")
+    ):
+        return "litdata"
     return "tokens" if is_llmc(head) else None
 
 

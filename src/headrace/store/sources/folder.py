@@ -73,6 +73,10 @@ def scan_folder(
         files = [file for file in files if file[0] not in left]
     if verdict.kind != "files":
         return Shards(verdict.kind, [os.path.join(root, os.fsdecode(f[0])) for f in files], notes)
+    if options.format is None and not options.extensions:
+        from headrace.store.sources.npy import check_not_rows
+
+        check_not_rows(root, [name for name, _, _ in files])
     labels, classes = labels_of([name for name, _, _ in files])
     n = len(files)
     zeros = np.zeros(n, np.uint8)

@@ -29,6 +29,7 @@ from headrace.store.sources.scan import (
     damaged,
     file_volume,
     label_array,
+    left_out,
     listed,
     no_samples,
     refused,
@@ -63,14 +64,22 @@ def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
         data, label = _choose(first, options)
         items = zip(data, first.named(*data), strict=True)
         shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in items}
+        rest = [n for n in first.datasets() if n not in (*data, label)]
+    how = "; --column takes others, as parts"
+    notes = [left_out(rest, how)] if rest and not options.column else []
     source = {**source_entry("hdf5", paths, options), "arrays": shapes}
     try:
         files = [_list_rows(path, data, label) for path in paths]
     except NotInPlace as e:
         return stream_rows(
-            paths, lambda path: _stream(path, data, label), source, options, reason=str(e)
+            paths,
+            lambda path: _stream(path, data, label),
+            source,
+            options,
+            reason=str(e),
+            notes=notes,
         )
-    return scan_rows(paths, files, source, options)
+    return scan_rows(paths, files, source, options, notes=notes)
 
 
 class _File:

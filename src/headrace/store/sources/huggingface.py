@@ -22,6 +22,7 @@ from headrace.store.sources.arrow import (
     LabelReader,
     Values,
     choose_columns,
+    number_array,
     values_of,
 )
 from headrace.store.sources.scan import (
@@ -109,10 +110,13 @@ def open_dataset(dataset: Any, options: SourceOptions) -> Scan | Stream:
     view = _View(dataset, options)
     if not len(view.order):
         raise no_samples(_WHAT)
-    source = {"kind": "huggingface", "columns": list(view.columns.data), **options.to_json()}
+    source = {"kind": "huggingface", **view.columns.entry(), **options.to_json()}
     paths = view.paths()
     opened: Scan | Stream
     if paths is not None:
+        view.columns = replace(
+            view.columns, numbers=(), left=(*view.columns.numbers, *view.columns.left)
+        )
         opened = _scan_files(view, paths, source, options)
     else:
         try:
@@ -173,6 +177,14 @@ class _View:
         chunks = [reader.read(chunk) for chunk in self._table.column(reader.name).chunks]
         return np.concatenate([np.zeros(0, np.int64), *chunks])[self.order], reader.class_names
 
+    def numbers(self) -> dict[str, NDArray[Any]]:
+        """(n,) the columns of numbers of the shown rows."""
+        columns = {}
+        for name in self.columns.numbers:
+            chunks = [number_array(chunk) for chunk in self._table.column(name).chunks]
+            columns[name] = np.concatenate(chunks)[self.order]
+        return columns
+
     def paths(self) -> list[str] | None:
         """The shown rows' files, where the column holds their paths and no bytes."""
         if len(self.parts) != 1:
@@ -219,6 +231,7 @@ def _scan_values(view: _View, source: dict[str, Any], options: SourceOptions) ->
         parts=[os.fsencode(p) for p in view.parts],
         labels=None if labels is None else labels[valid],
         class_names=classes,
+        columns={name: column[valid] for name, column in view.numbers().items()},
     )  # fmt: skip
     source["files"] = [v.path for v in volumes]
     return Scan(columns, volumes, source, problems)
@@ -281,6 +294,7 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
         ends = [np.cumsum([len(v.start) for v in chunks]) for chunks in columns]
         labels, _ = view.labels()
         names = row_names(len(view.order))
+        numbers = {name: column.tolist() for name, column in view.numbers().items()}
         for i, row in enumerate(view.order.tolist()):
             parts = []
             for name, chunks, bytes_of, end in zip(view.parts, columns, views, ends, strict=True):
@@ -292,7 +306,9 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                 at = int(values.start[k])
                 parts.append((os.fsencode(name), bytes_of[c][at : at + int(values.length[k])]))
             if len(parts) == len(view.parts):
-                yield StreamItem(names[i], tuple(parts), -1 if labels is None else int(labels[i]))
+                label = -1 if labels is None else int(labels[i])
+                of_row = {name: column[i] for name, column in numbers.items()}
+                yield StreamItem(names[i], tuple(parts), label, of_row)
             else:
                 problems = null_problems(_WHAT, view.parts[len(parts)], np.array([i]))
                 if options.on_error == "raise":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from headrace.store.sources.scan import (
     StreamItem,
     choose_label,
     label_array,
+    left_out,
     listed,
     no_samples,
     refused,
@@ -90,7 +92,9 @@ def open_zarr(path: str, options: SourceOptions) -> Stream:
             raise unsound(path, "Zarr", e) from e
 
     source = _source("zarr", path, options, arrays=shapes)
-    return Stream(items, source, reason="Zarr's chunks are compressed", count=count)
+    rest = [name for name in arrays if name not in (*names, label)]
+    notes = [left_out(rest)] if rest and not options.column else []
+    return Stream(items, source, reason="Zarr's chunks are compressed", count=count, notes=notes)
 
 
 def _arrays(zarr: Any, node: Any) -> dict[str, Any]:
@@ -149,7 +153,7 @@ def open_lmdb(path: str, options: SourceOptions) -> Stream:
     lmdb = import_extra("lmdb", f"reading {path}")
 
     @contextlib.contextmanager
-    def entries() -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    def opened() -> Iterator[Any]:
         try:
             with (
                 lmdb.open(
@@ -161,14 +165,16 @@ def open_lmdb(path: str, options: SourceOptions) -> Stream:
                     max_dbs=1,
                 ) as environment,
                 environment.begin(buffers=False) as transaction,
-                transaction.cursor() as cursor,
             ):
-                yield iter(cursor)
+                yield transaction
         except lmdb.Error as e:
             raise unsound(path, "LMDB", e) from e
 
-    with entries() as first:
-        some = [value for _, value in zip(range(65), (v for _, v in first), strict=False)]
+    with opened() as transaction:
+        with transaction.cursor() as cursor:
+            some = [value for _, (_, value) in zip(range(65), cursor, strict=False)]
+        count = transaction.stat()["entries"]
+        count -= sum(transaction.get(key) is not None for key in _COUNTS)
     if some and len(some) < 65 and all(len(value) == _SUBDATABASE_BYTES for value in some):
         raise refused(
             path, f"its {len(some)} entries look like named databases, not samples.",
@@ -176,12 +182,14 @@ def open_lmdb(path: str, options: SourceOptions) -> Stream:
         )  # fmt: skip
 
     def items() -> Iterator[StreamItem]:
-        with entries() as every:
-            for key, value in every:
+        with opened() as transaction, transaction.cursor() as cursor:
+            for key, value in cursor:
                 if key not in _COUNTS:
                     yield StreamItem(key, ((b"", value),))
 
-    return Stream(items, _source("lmdb", path, options), reason="LMDB's pages may move")
+    return Stream(
+        items, _source("lmdb", path, options), reason="LMDB's pages may move", count=count
+    )
 
 
 # -- Lance -------------------------------------------------------------------------------------------
@@ -202,15 +210,17 @@ def open_lance(path: str, options: SourceOptions) -> Stream:
     def read(
         where: str, columns: ArrowColumns, labels: LabelReader
     ) -> Iterator[tuple[int, StreamedRow]]:
-        names = [*columns.data, *filter(None, [columns.label])]
         row = 0
         try:
-            for batch in lance.dataset(path, version=version).to_batches(columns=names):
+            for batch in lance.dataset(path, version=version).to_batches(columns=columns.read):
                 for streamed in stream_batch(batch, columns, labels, where, row):
                     yield count, streamed
                 row += batch.num_rows
         except OSError as e:
             raise unsound(path, "Lance", e) from e
 
-    source = _source("lance", path, options, columns=list(columns.data), version=version)
-    return stream_table([path], columns, read, source, options, reason="Lance's pages are encoded")
+    source = _source("lance", path, options, version=version, **columns.entry())
+    stream = stream_table(
+        [path], columns, read, source, options, reason="Lance's pages are encoded"
+    )
+    return replace(stream, count=count)

@@ -1,18 +1,21 @@
 """Numpy's files as a source: each row of an array is a sample.
 
 `.npy`: the rows of one array. `.npz` (uncompressed): arrays of one first dimension; each key is a part,
-and a one-dimensional integer array called `label`, `labels` or `y` gives the labels instead. The rows'
-shape and type are kept in the segment's `source`, so that arrays can be made of the bytes again.
+and a one-dimensional integer array called `label`, `labels` or `y` gives the labels instead. Several
+`.npy` files are one array in pieces if their rows are alike; else, if they have one number of rows, they
+are parts as in an `.npz`. The rows' shape and type are kept in the segment's `source`, so that arrays can
+be made of the bytes again.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import struct
 import zipfile
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -21,18 +24,24 @@ from headrace.errors import SourceError
 from headrace.store.directory import DirectoryColumns, columns_of
 from headrace.store.sources.scan import (
     LABEL_NAMES,
+    Rows,
     Scan,
     SourceOptions,
     damaged,
     file_volume,
+    listed,
     no_samples,
     refused,
     row_names,
+    scan_rows,
+    source_entry,
     unreadable,
     unsound,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
 _MAGIC = b"\x93NUMPY"
@@ -61,39 +70,117 @@ class _Array:
         return {"shape": list(self.shape), "dtype": npy_format.dtype_to_descr(self.dtype)}
 
 
-def scan_npy(path: str, options: SourceOptions) -> Scan:
-    """Lists the rows of a `.npy` or `.npz` file."""
-    absolute = os.path.abspath(path)
-    try:
-        with open(path, "rb") as f:
-            status = os.fstat(f.fileno())
-            arrays = _list_arrays(f, path)
-            rows, labels = _split_labels(f, arrays, path)
-    except OSError as e:
-        if isinstance(e, SourceError):
-            raise
-        raise unreadable(path, e, "Check the file.") from e
-    for array in arrays:
-        if array.end > status.st_size:
-            what, most = (
-                f"end of array {array.key!r}",
-                f"at most the file's size {status.st_size:,}",
-            )
-            raise damaged(path, what, f"{array.end:,}", most, array.offset)
+def scan_npy(paths: list[str], options: SourceOptions) -> Scan:
+    """Lists the rows of a `.npy` or `.npz` file, or of several `.npy` files."""
+    if len(paths) > 1:
+        return _scan_several(paths, options)
+    (path,) = paths
+    with _opened(path) as (f, status):
+        arrays = _list_arrays(f, path)
+        _check_ends(path, arrays, status)
+        given = _labels_among(arrays)
+        labels = None if given is None else _read_labels(f, given, path)
+    rows = [array for array in arrays if array is not given]
     volume = file_volume(path, status)
     source = {
         "kind": "npz" if arrays[0].key else "npy",
-        "path": absolute,
+        "path": os.path.abspath(path),
         "arrays": {a.key: a.to_json() for a in rows},
         **options.to_json(),
     }
     return Scan(_columns(rows, labels), (volume,), source)
 
 
-def _list_arrays(f: IO[bytes], path: str) -> list[_Array]:
+def _check_ends(path: str, arrays: list[_Array], status: os.stat_result) -> None:
+    for array in arrays:
+        if array.end > status.st_size:
+            what = f"end of array {array.key!r}"
+            most = f"at most the file's size {status.st_size:,}"
+            raise damaged(path, what, f"{array.end:,}", most, array.offset)
+
+
+def _scan_several(paths: list[str], options: SourceOptions) -> Scan:
+    arrays, volumes = [], []
+    for path in paths:
+        with _opened(path) as (f, status):
+            key = os.path.basename(path).removesuffix(".npy")
+            arrays += _list_arrays(f, path, key)
+            _check_ends(path, arrays[-1:], status)
+            volumes.append(file_volume(path, status))
+    source = source_entry("npy", paths, options)
+    if len({(array.shape[1:], array.dtype) for array in arrays}) == 1:
+        files = []
+        for array, volume in zip(arrays, volumes, strict=True):
+            rows, size = np.arange(array.shape[0], dtype=np.uint64), np.uint64(array.row_bytes)
+            place = rows * size + np.uint64(array.offset), np.full(len(rows), size)
+            files.append(Rows(volume, array.shape[0], {b"": place}))
+        source["arrays"] = {"": arrays[0].to_json()}
+        return scan_rows(paths, files, source, options)
+    if len({array.shape[0] for array in arrays}) > 1:
+        shapes = listed([f"{array.key} {array.shape}" for array in arrays])
+        what = f"these arrays are neither pieces of one nor of one number of rows: {shapes}."
+        raise refused(paths[0], what, "Name those that belong together; or --as files.")
+    given, labels = _labels_among(arrays), None
+    if given is not None:
+        path = paths[arrays.index(given)]
+        with _opened(path) as (f, _):
+            labels = _read_labels(f, given, path)
+    kept = [i for i, array in enumerate(arrays) if array is not given]
+    if len({arrays[i].key for i in kept}) < len(kept):
+        raise refused(
+            paths[0], "two arrays have one name.", "Rename one: names are those of parts."
+        )
+    source["arrays"] = {arrays[i].key: arrays[i].to_json() for i in kept}
+    return Scan(_columns([arrays[i] for i in kept], labels, kept), tuple(volumes), source)
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[IO[bytes], os.stat_result]]:
+    try:
+        with open(path, "rb") as f:
+            yield f, os.fstat(f.fileno())
+    except OSError as e:
+        if isinstance(e, SourceError):
+            raise
+        raise unreadable(path, e, "Check the file.") from e
+
+
+_FEW: Final = 64
+"""So many files of arrays may be a data set's rows; more are samples."""
+
+
+def check_not_rows(root: str, names: list[bytes]) -> None:
+    """A folder of a few arrays with many rows is taken neither for samples nor for rows without a word.
+
+    Raises:
+        SourceError: it is one.
+    """
+    if len(names) > _FEW or any(
+        b"/" in name or not name.lower().endswith(b".npy") for name in names
+    ):
+        return
+    shapes = []
+    for name in names:
+        path = os.path.join(root, os.fsdecode(name))
+        try:
+            with open(path, "rb") as f:
+                shapes.append(_read_header(f, path, "", 0).shape)
+        except (OSError, SourceError):
+            return  # files as they are
+    if all(len(shape) > 1 and shape[0] > 1 for shape in shapes) or (
+        len(shapes) > 1 and len({shape[:1] for shape in shapes}) == 1 and (shapes[0] or (0,))[0] > 1
+    ):
+        raise refused(
+            root, f"holds {len(names)} arrays ({listed([str(shape) for shape in shapes])}): is each a "
+            "sample, or each of their rows?",
+            "Say it: --as files or --as npy (in Python format='files' or format='npy').",
+        )  # fmt: skip
+
+
+def _list_arrays(f: IO[bytes], path: str, key: str = "") -> list[_Array]:
     head = f.read(6)
     f.seek(0)
-    arrays = [_read_header(f, path, "", 0)] if head == _MAGIC else _list_npz(f, path)
+    arrays = [_read_header(f, path, key, 0)] if head == _MAGIC else _list_npz(f, path)
     for array in arrays:
         if not array.shape or array.shape[0] != arrays[0].shape[0]:
             raise refused(
@@ -180,31 +267,36 @@ def _parse_header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     return shape, fortran, npy_format.descr_to_dtype(header["descr"])
 
 
-def _split_labels(
-    f: IO[bytes], arrays: list[_Array], path: str
-) -> tuple[list[_Array], NDArray[Any] | None]:
+def _labels_among(arrays: list[_Array]) -> _Array | None:
+    """The array that gives the labels, if one does."""
     labels = [
         a for a in arrays if a.key in LABEL_NAMES and len(a.shape) == 1 and a.dtype.kind in "iu"
     ]
-    if len(labels) != 1 or len(arrays) == 1:
-        return arrays, None
-    array = labels[0]
+    return labels[0] if len(labels) == 1 and len(arrays) > 1 else None
+
+
+def _read_labels(f: IO[bytes], array: _Array, path: str) -> NDArray[Any]:
     f.seek(array.offset)
     data = f.read(array.end - array.offset)
     if len(data) < array.end - array.offset:
         what, expected = f"array {array.key!r}", array.end - array.offset
         raise damaged(path, what, f"{len(data)} bytes", expected, array.offset)
-    return [a for a in arrays if a is not array], np.frombuffer(data, array.dtype).astype(np.int64)
+    return np.frombuffer(data, array.dtype).astype(np.int64)
 
 
-def _columns(arrays: list[_Array], labels: NDArray[Any] | None) -> DirectoryColumns:
+def _columns(
+    arrays: list[_Array], labels: NDArray[Any] | None, volumes: list[int] | None = None
+) -> DirectoryColumns:
+    """Of rows as parts; each array lies in the volume of this number, or all in the first."""
     n, k = arrays[0].shape[0], len(arrays)
-    arrays = sorted(arrays, key=lambda a: os.fsencode(a.key))
+    pairs = zip(arrays, volumes or [0] * k, strict=True)
+    placed = sorted(pairs, key=lambda pair: os.fsencode(pair[0].key))
+    arrays, volume = [array for array, _ in placed], np.array([number for _, number in placed])
     rows = np.arange(n, dtype=np.uint64)[:, None]
     starts = np.array([a.offset for a in arrays], np.uint64)
     sizes = np.array([a.row_bytes for a in arrays], np.uint64)
     return columns_of(
-        row_names(n), np.zeros(n * k, np.uint8), (starts + rows * sizes).reshape(-1), np.tile(sizes, n),
+        row_names(n), np.tile(volume, n), (starts + rows * sizes).reshape(-1), np.tile(sizes, n),
         parts=[os.fsencode(a.key) for a in arrays],
         labels=labels,
     )  # fmt: skip

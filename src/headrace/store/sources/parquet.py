@@ -21,6 +21,7 @@ from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
     choose_columns,
+    number_array,
     require_columns,
     stream_batch,
     stream_table,
@@ -331,6 +332,8 @@ _LABELS_AT_ONCE = 1 << 16
 _CODECS = {"1": "SNAPPY", "2": "GZIP", "3": "LZO", "4": "BROTLI", "5": "LZ4", "6": "ZSTD",
            "7": "LZ4_RAW"}  # fmt: skip
 _UNCOMPRESSED, _BYTE_ARRAY, _FIXED_LEN = 0, 6, 7
+_WIDTHS = {1: 4, 2: 8, 4: 4, 5: 8}
+"""Bytes of the physical types of numbers: INT32, INT64, FLOAT, DOUBLE."""
 
 
 def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
@@ -338,16 +341,16 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     with _File(paths[0]) as first:
         columns = choose_columns(first.schema, options, paths[0])
     labels = LabelReader(columns, paths[0])
-    source = {**source_entry("parquet", paths, options), "columns": list(columns.data)}
+    source = {**source_entry("parquet", paths, options), **columns.entry()}
     try:
         files = map_files(paths, lambda path: _list_rows(path, columns), options.workers)
     except NotInPlace as e:
         stream = stream_table(paths, columns, _stream, source, options, reason=str(e))
         return replace(stream, count=sum(map_files(paths, _count_rows, options.workers)))
-    if columns.label:
+    if columns.label or columns.numbers:
         for path, file in zip(paths, files, strict=True):
             # One after the other, so that words are numbered alike each time.
-            file.labels = _read_labels(path, file.count, columns, labels)
+            _read_numbers(path, file, columns, labels)
     return scan_rows(
         paths, files, source, options, labels.class_names, notes=columns.notes(options)
     )
@@ -397,9 +400,15 @@ class _File:
             if column.get(4) != _UNCOMPRESSED:
                 codec = _CODECS.get(str(column.get(4)), str(column.get(4)))
                 raise NotInPlace(f"{self.path}: column {name!r} is compressed ({codec})")
-            if leaf.max_repetition_level or column.get(1) not in (_BYTE_ARRAY, _FIXED_LEN):
+            kind = column.get(1)
+            if leaf.max_repetition_level or kind not in (_BYTE_ARRAY, _FIXED_LEN, *_WIDTHS):
                 raise NotInPlace(f"{self.path}: column {name!r} is nested")
-            width = leaf.length if column[1] == _FIXED_LEN else None
+            width = leaf.length if kind == _FIXED_LEN else _WIDTHS.get(kind)
+            read_as = self.schema.field(name).type
+            if kind in _WIDTHS and (width or 0) * 8 != getattr(read_as, "bit_width", 0):
+                raise NotInPlace(
+                    f"{self.path}: column {name!r} is stored in another type than {read_as}"
+                )
             numbers: list[Any] = [column.get(9), column.get(7), group.get(3)]
             if not all(isinstance(x, int) for x in numbers) or (width is not None and width < 1):
                 expected = "three numbers, and a width"
@@ -462,19 +471,27 @@ def _list_rows(path: str, columns: ArrowColumns) -> Rows:
         return Rows(window.volume(), count, places)
 
 
-def _read_labels(
-    path: str, count: int, columns: ArrowColumns, labels: LabelReader
-) -> NDArray[np.int64]:
-    pieces = [np.zeros(0, np.int64)]
+def _read_numbers(path: str, rows: Rows, columns: ArrowColumns, labels: LabelReader) -> None:
+    """Fills in labels and columns of numbers."""
+    names = [*filter(None, [columns.label]), *columns.numbers]
+    pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    count = 0
     with _File(path) as file:
-        for batch in file.batches([columns.label or ""], _LABELS_AT_ONCE):
-            pieces.append(labels.read(batch.column(columns.label)))
-            if sum(map(len, pieces)) > count:
+        for batch in file.batches(names, _LABELS_AT_ONCE):
+            count += batch.num_rows
+            if count > rows.count:
                 break
-    joined = np.concatenate(pieces)
-    if len(joined) != count:
-        raise damaged(path, f"number of labels in {columns.label!r}", len(joined), count, 0)
-    return joined
+            for name, column in pieces.items():
+                array = batch.column(name)
+                column.append(labels.read(array) if name == columns.label else number_array(array))
+    if count != rows.count:
+        raise damaged(path, f"number of values in {names[0]!r}", count, rows.count, 0)
+    if count:
+        joined = {name: np.concatenate(column) for name, column in pieces.items()}
+        rows.labels = joined.pop(columns.label, None) if columns.label else None
+        rows.columns = joined
+    elif columns.label:
+        rows.labels = np.zeros(0, np.int64)
 
 
 def _stream(
@@ -485,9 +502,8 @@ def _stream(
         count = int(file.metadata.num_rows)
         size = os.stat(path).st_size
         at_once = max(1, min(4096, _READ_BYTES * count // max(1, size)))
-        names = [*columns.data, *filter(None, [columns.label])]
         row = 0
-        for batch in file.batches(names, at_once):
+        for batch in file.batches(columns.read, at_once):
             for item in stream_batch(batch, columns, labels, path, row):
                 yield count, item
             row += batch.num_rows

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,7 +37,7 @@ PROBLEMS_SHOWN = 10
 
 FORMATS = (
     None, "files", "image", "audio", "video", "tar", "tfrecord", "parquet", "arrow", "mds", "array_record",
-    "hdf5", "jsonl", "lines", "manifest", "coco", "megatron",
+    "hdf5", "npy", "jsonl", "lines", "manifest", "coco", "megatron",
     "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64",
 )  # fmt: skip
 """What `SourceOptions.format` may be."""
@@ -341,6 +342,7 @@ class Rows:
         kept: (kept,) int64, which rows are samples; None for all.
         crc: (kept,) uint32, where rows have one part and a checksum; else None.
         problems: why the others are not.
+        columns: (kept,) numbers each, by name, which become columns of the store.
     """
 
     volume: VolumeEntry
@@ -350,6 +352,7 @@ class Rows:
     kept: NDArray[np.int64] | None = None
     crc: NDArray[np.uint32] | None = None
     problems: list[Problem] = field(default_factory=list)
+    columns: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class NotInPlace(Exception):
@@ -367,6 +370,28 @@ def listed(names: Sequence[str]) -> str:
     """Names of columns or data sets as a message shows them."""
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     return ", ".join(map(repr, names[:20])) + more or "none"
+
+
+def left_out(names: Sequence[str], how: str = "") -> str:
+    """The note that columns or data sets are not used."""
+    return f"columns left out: {listed(names)}{how}"
+
+
+TOKEN_PARTS = ("tokens", "input_ids")
+"""What parts of tokens are called where samples have several parts."""
+
+
+def numbers_entry(parts: Sequence[str], dtypes: Mapping[str, str]) -> dict[str, Any]:
+    """What a manifest says of parts that are numbers: their types, and what tokens are, if one part holds them.
+
+    Tokens are integers of the only part, or of the part that is called so.
+    """
+    entry: dict[str, Any] = {"dtypes": dict(dtypes)} if dtypes else {}
+    part = parts[0] if len(parts) == 1 else next((n for n in TOKEN_PARTS if n in parts), None)
+    dtype = None if part is None else dtypes.get(part)
+    if dtype and np.dtype(dtype).kind in "iu" and dtype != "uint64":
+        entry["tokens"] = {"dtype": dtype}
+    return entry
 
 
 def choose_label(
@@ -486,9 +511,11 @@ def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
         labels = np.concatenate(pieces)
     volume = np.repeat(np.arange(len(files), dtype=np.uint32), counts)
     crc = [f.crc for f in files if f.crc is not None]
+    given = [file for file in files if file.columns]
     return columns_of(
         names, volume, by_row(0), by_row(1), parts=parts, labels=labels,
         crc=np.concatenate(crc) if crc else None,
+        columns={n: np.concatenate([f.columns[n] for f in given]) for n in (given or files)[0].columns},
     )  # fmt: skip
 
 
@@ -498,6 +525,7 @@ class StreamedRow(NamedTuple):
     row: int
     parts: tuple[tuple[bytes, bytes | memoryview], ...] = ()
     label: int = -1
+    columns: Mapping[str, int | float] = MappingProxyType({})
     problem: str = ""
 
 
@@ -537,7 +565,7 @@ def stream_rows(
                     skipped.append(problem)
                     continue
                 (name,) = row_names(count, labels[path], [row.row])
-                yield StreamItem(name, row.parts, row.label)
+                yield StreamItem(name, row.parts, row.label, row.columns)
 
     # The message that quotes the reason begins with the first file already.
     reason = reason.removeprefix(f"{paths[0]}: ")

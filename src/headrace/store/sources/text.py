@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import operator
 import os
@@ -158,7 +159,7 @@ def _decompressed(path: str) -> Any:
     if read_head(path, 4) != _ZSTD:
         return gzip.open(path, "rb")
     zstandard = import_extra("zstandard", f"reading {path}")
-    return zstandard.open(path, "rb")
+    return io.BufferedReader(zstandard.open(path, "rb"))  # its own stream has no lines
 
 
 # -- manifests ---------------------------------------------------------------------------------------
