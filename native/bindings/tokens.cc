@@ -1,4 +1,5 @@
-// Token bindings: pieces of documents, as they were read, become rows of equal length.
+// Token bindings: pieces of documents, as they were read, become rows of equal length; and the
+// assignments that orders over windows and mixtures are made of.
 //
 // One call per group of batches; the GIL is free meanwhile. Everything that Python hands over is
 // checked against both buffers before a byte is touched.
@@ -15,6 +16,7 @@
 #include "bindings/arrays.h"
 #include "bindings/choice.h"
 #include "bindings/gil.h"
+#include "core/assignment.h"
 #include "core/error.h"
 
 namespace nb = nanobind;
@@ -110,6 +112,27 @@ bool place_tokens(const ArrayIn<uint8_t>& data, const std::string& dtype,
 }  // namespace
 
 void register_tokens(nb::module_& m) {
+  m.def(
+      "best_fit",
+      [](const ArrayIn<int64_t>& sizes, int64_t capacity) {
+        return own([&] {
+          const WithoutGil released;
+          return best_fit(view(sizes), capacity);
+        }());
+      },
+      "sizes"_a, "capacity"_a,
+      "The bin of each piece, placed in this order: the fullest that it fits into, else a new "
+      "one.");
+  m.def(
+      "shared_period",
+      [](const ArrayIn<int64_t>& parts) {
+        return own([&] {
+          const WithoutGil released;
+          return shared_period(view(parts));
+        }());
+      },
+      "parts"_a,
+      "The source at each position of one period of a mixture of so many parts of each source.");
   constexpr const char* kDoc =
       "Copies piece i, `counts[i]` tokens of `dtype` from byte `offsets[i]` of `data` on, to place "
       "`dests[i]` of `rows`. False: a token does not fit.";

@@ -1013,6 +1013,16 @@ class OpenRing:
 
     BLIND: int = 6
 
+def best_fit(sizes: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], capacity: int) -> Annotated[NDArray[numpy.int64], dict(shape=(None,))]:
+    """
+    The bin of each piece, placed in this order: the fullest that it fits into, else a new one.
+    """
+
+def shared_period(parts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.int16], dict(shape=(None,))]:
+    """
+    The source at each position of one period of a mixture of so many parts of each source.
+    """
+
 @overload
 def place_tokens(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], dtype: str, offsets: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], dests: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], counts: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> bool: ...
 

@@ -51,6 +51,25 @@ def test_no_proportions_are_kept_worse_than_to_one_sample(weights):
     assert max(errors_of(parts, pattern.sources(0, 3000))) <= pattern.error_max + 1e-6
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_proportions_of_one_denominator_are_kept_to_less_than_one_sample(seed):
+    """Also where no tree of pairs does it; the pattern goes on through its periods as it began."""
+    rng = np.random.default_rng(seed)
+    parts = tuple(rng.integers(1, 1000 if seed % 2 else 50, 15 + 5 * seed).tolist())
+    pattern, total = pattern_of(parts), sum(parts)
+    assert pattern.error_max < 1
+    numbers = pattern.sources(0, 2 * total + 5000)
+    assert max(errors_of(parts, numbers)) <= pattern.error_max + 1e-9
+    for position in (0, 1, 4095, 4096, total - 1, total, total + 4097, 2 * total):
+        assert (
+            pattern.counts(position)
+            == np.bincount(numbers[:position], minlength=len(parts)).tolist()
+        )
+    far = 10**12 // total * total
+    assert (pattern.sources(far + 3, far + 900) == numbers[3:900]).all()
+    assert pattern.counts(far) == [far // total * part for part in parts]
+
+
 def test_far_positions_follow_the_proportions_as_near_ones_do():
     parts = whole_parts([0.5, 2**0.5 / 3, 1e-3, 1 / 7])
     pattern, total = pattern_of(parts), sum(parts)

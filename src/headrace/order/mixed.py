@@ -8,8 +8,11 @@ divisions as the tree is deep, at position 10^12 as at 0.
 
 How far a count can be from its exact share follows from the tree: half a sample at each pair on the way down,
 of which a source inherits what its share in each pair is. The tree is chosen to keep that small
-(`Pattern.error_max`): 0.5 for two sources, below 1 for three, hardly ever above 1 and never above 1.1 in all
-that we tried.
+(`Pattern.error_max`): 0.5 for two sources, below 1 for three and for most of a few. Where it is 1 or more and
+the proportions have a common denominator of at most 2^22, one period of the pattern is computed and kept
+instead: by Tijdeman's rule, after which no count of n sources is ever further than 1 - 1 / (2n - 2) from its
+share. Longer periods would take too much memory, and the rule has no shortcut to a far position: there the
+tree stays, with an `error_max` that was never above 1.1 in all that we tried.
 
 A source's own samples come in an order of their own, with its own epochs: the k-th time that a source comes, it
 gives its k-th sample, on through the epochs of the mixture. So each source's samples all come once before any
@@ -28,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from headrace import _native
 from headrace.errors import OrderError, StateMismatch
 from headrace.order.hash import SAMPLES_MAX
 from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked
@@ -49,6 +53,9 @@ SOURCES_MAX = 10_000
 
 _GROUPS_MAX = 9
 """The tree's upper part is the best of all trees over so many groups: 3^9 steps, some 20 ms."""
+
+_PERIOD_MAX = 1 << 22
+"""The longest period that is kept: 8 MB, computed in some tenths of a second."""
 
 _ROOMS = (1.0, 1.05, 1.1, 1.2, 1.4)
 """Half samples that sources may inherit, tried one after another: nearly always the first can be kept to."""
@@ -134,12 +141,18 @@ class Pattern:
         for room in _ROOMS:
             tree = _best_tree(parts, room)
             trees.append((_error_max(tree, parts), len(trees), tree))
-            if trees[-1][0] <= 1.0:
+            if trees[-1][0] < 1.0 or sum(parts) <= _PERIOD_MAX:
                 break
         self.error_max, _, self._root = min(trees, key=lambda one: one[:2])
+        self._period: _Period | None = None
+        if self.error_max >= 1.0 and sum(parts) <= _PERIOD_MAX:
+            self._period = _Period(parts)
+            self.error_max = 1.0 - 1.0 / (2 * sum(part > 0 for part in parts) - 2)
 
     def counts(self, positions: int) -> list[int]:
         """Return how often each source came at the first so many positions."""
+        if self._period is not None:
+            return self._period.counts(positions)
         counts = [0] * len(self.parts)
         todo: list[tuple[_Pair | int, int]] = [(self._root, positions)]
         while todo:
@@ -153,6 +166,8 @@ class Pattern:
 
     def sources(self, start: int, stop: int) -> npt.NDArray[np.int32]:
         """Return the number of the source at positions `start` to `stop - 1`; int32."""
+        if self._period is not None:
+            return self._period.sources(start, stop)
         numbers = np.empty(stop - start, np.int32)
         todo: list[tuple[_Pair | int, int, int, npt.NDArray[np.int64]]]
         todo = [(self._root, start, stop, np.arange(stop - start))]
@@ -166,6 +181,32 @@ class Pattern:
                 begin, end = int(firsts[0]), int(firsts[-1])
                 todo.append((node.first, begin, end, places[of_first]))
                 todo.append((node.second, low - begin, high - end, places[~of_first]))
+        return numbers
+
+
+class _Period:
+    """One period of a pattern that is computed once, and then comes again and again."""
+
+    def __init__(self, parts: tuple[int, ...]) -> None:
+        self._parts = np.array(parts, np.int64)
+        self._numbers = _native.shared_period(self._parts)
+        # Counts at every so many positions: no more numbers than there are positions.
+        self._every = max(4096, len(parts))
+        starts = range(0, len(self._numbers), self._every)
+        pieces = [self._numbers[at : at + self._every] for at in starts]
+        each = [np.bincount(piece, minlength=len(parts)) for piece in pieces]
+        self._sums = np.cumsum([np.zeros(len(parts), np.int64), *each], axis=0, dtype=np.int32)
+
+    def counts(self, positions: int) -> list[int]:
+        rounds, rest = divmod(positions, len(self._numbers))
+        blocks = rest // self._every
+        begun = np.bincount(self._numbers[blocks * self._every : rest], minlength=len(self._parts))
+        counts: list[int] = (rounds * self._parts + self._sums[blocks] + begun).tolist()
+        return counts
+
+    def sources(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        at = np.arange(stop - start) + start % len(self._numbers)
+        numbers: npt.NDArray[np.int32] = self._numbers.take(at, mode="wrap").astype(np.int32)
         return numbers
 
 
@@ -322,6 +363,11 @@ class Mixed(Order):
     def length(self) -> int:
         """The number of positions in an epoch, see `stop`."""
         return self.epoch_samples
+
+    @property
+    def error_max(self) -> float:
+        """No source's count is ever further than this from its exact share, within a phase; in blocks."""
+        return max(pattern_of(parts).error_max for _, parts in self.phases)
 
     def describe(self) -> dict[str, Any]:
         """Say what identifies the sequence, ready for JSON; of `drawn`, states tell."""

@@ -40,6 +40,11 @@ class Follower:
     """
 
     def __init__(self, store: Store, order_of: Callable[[Store], Order]) -> None:
+        if store.mixture is not None:
+            raise ValueError(
+                "follow is True over a mixture, whose proportions and epochs are those of the sources as they "
+                "were: mix them anew where an epoch begins"
+            )
         if not store.appendable:
             raise ValueError(
                 f"follow is True and {store.path} is no store that is appended to: pack or index it first"

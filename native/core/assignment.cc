@@ -1,0 +1,172 @@
+#include "core/assignment.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <functional>
+#include <queue>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+
+namespace headrace {
+namespace {
+
+// Which rooms some bin has, with the smallest of at least a given one found in a few words. A word
+// of a level says which words of the level below are not zero.
+class Rooms {
+ public:
+  explicit Rooms(size_t size) {
+    do {
+      size = (size + 63) / 64;
+      levels_.emplace_back(size, 0);
+    } while (size > 1);
+  }
+
+  void set(size_t room) {
+    for (auto& level : levels_) {
+      level[room / 64] |= uint64_t{1} << (room % 64);
+      room /= 64;
+    }
+  }
+
+  void clear(size_t room) {
+    for (auto& level : levels_) {
+      level[room / 64] &= ~(uint64_t{1} << (room % 64));
+      if (level[room / 64] != 0) {
+        return;
+      }
+      room /= 64;
+    }
+  }
+
+  // The smallest room of at least `least`, or `kNone`.
+  static constexpr size_t kNone = SIZE_MAX;
+  [[nodiscard]] size_t find(size_t least) const {
+    for (size_t level = 0; level < levels_.size(); ++level) {
+      const size_t word = least / 64;
+      if (word >= levels_[level].size()) {
+        return kNone;
+      }
+      const uint64_t found = levels_[level][word] >> (least % 64) << (least % 64);
+      if (found != 0) {
+        size_t room = word * 64 + static_cast<size_t>(std::countr_zero(found));
+        while (level-- > 0) {
+          room = room * 64 + static_cast<size_t>(std::countr_zero(levels_[level][room]));
+        }
+        return room;
+      }
+      least = word + 1;  // nothing more in this word: go on with the next one, a level up
+    }
+    return kNone;
+  }
+
+ private:
+  std::vector<std::vector<uint64_t>> levels_;
+};
+
+}  // namespace
+
+std::vector<int64_t> best_fit(std::span<const int64_t> sizes, int64_t capacity) {
+  for (const int64_t size : sizes) {
+    if (size < 1 || size > capacity) {
+      throw Error(ErrorKind::kInvalidArgument, "a piece has the size " + std::to_string(size) +
+                                                   ", expected 1 to " + std::to_string(capacity));
+    }
+  }
+  if (sizes.empty()) {
+    return {};
+  }
+  // No bin has more room than is left of the largest capacity, so rooms are below it. Bins of one
+  // room are a stack: its head, and below each bin the next one.
+  constexpr int64_t kEnd = -1;
+  std::vector<int64_t> head(static_cast<size_t>(capacity), kEnd);
+  std::vector<int64_t> below;
+  std::vector<int64_t> placed(sizes.size());
+  Rooms rooms(static_cast<size_t>(capacity));
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const auto size = static_cast<size_t>(sizes[i]);
+    size_t room = rooms.find(size);
+    int64_t bin = 0;
+    if (room == Rooms::kNone) {
+      room = static_cast<size_t>(capacity);
+      bin = static_cast<int64_t>(below.size());
+      below.push_back(kEnd);
+    } else {
+      bin = head[room];
+      head[room] = below[static_cast<size_t>(bin)];
+      if (head[room] == kEnd) {
+        rooms.clear(room);
+      }
+    }
+    placed[i] = bin;
+    if (room > size) {
+      const size_t left = room - size;
+      below[static_cast<size_t>(bin)] = head[left];
+      head[left] = bin;
+      rooms.set(left);
+    }
+  }
+  return placed;
+}
+
+std::vector<int16_t> shared_period(std::span<const int64_t> parts) {
+  int64_t whole = 0;
+  int64_t sources = 0;
+  if (std::ssize(parts) > kPeriodSourcesMax) {
+    throw Error(ErrorKind::kInvalidArgument, std::to_string(parts.size()) + " sources");
+  }
+  for (const int64_t part : parts) {
+    if (part < 0 || part > kPeriodMax) {
+      throw Error(ErrorKind::kInvalidArgument, "a part is " + std::to_string(part));
+    }
+    whole += part;
+    sources += part > 0;
+  }
+  if (whole > kPeriodMax) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "the parts are " + std::to_string(whole) + " together");
+  }
+  // With shares in units of 1 / steps: a source may come for the c-th time (from 0) at the first
+  // position t (from 1) where steps * (part * t - whole * c) >= whole, and must come before its
+  // share is more than steps - 1 units ahead. All products stay below 2^14.3 * 2^22 * 2^22 and so
+  // in 64 bits.
+  const int64_t steps = std::max<int64_t>(1, 2 * sources - 2);
+  const auto opens = [&](size_t source, int64_t count) {
+    const int64_t units = steps * parts[source];
+    return (whole * (1 + steps * count) + units - 1) / units;
+  };
+  const auto closes = [&](size_t source, int64_t count) {
+    return whole * (steps - 1 + steps * count) / (steps * parts[source]);
+  };
+  using Entry = std::pair<int64_t, size_t>;  // a position, and the source
+  using Queue = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
+  Queue waiting;  // by the position that they may come at
+  Queue open;     // by the position that they must come at
+  std::vector<int64_t> counts(parts.size(), 0);
+  for (size_t source = 0; source < parts.size(); ++source) {
+    if (parts[source] > 0) {
+      waiting.emplace(opens(source, 0), source);
+    }
+  }
+  std::vector<int16_t> period(static_cast<size_t>(whole));
+  for (int64_t position = 1; position <= whole; ++position) {
+    while (!waiting.empty() && waiting.top().first <= position) {
+      const size_t source = waiting.top().second;
+      waiting.pop();
+      open.emplace(closes(source, counts[source]), source);
+    }
+    if (open.empty()) {
+      throw Error(ErrorKind::kInvalidArgument,
+                  "no source may come at position " + std::to_string(position));
+    }
+    const size_t source = open.top().second;
+    open.pop();
+    period[static_cast<size_t>(position - 1)] = static_cast<int16_t>(source);
+    waiting.emplace(opens(source, ++counts[source]), source);
+  }
+  return period;
+}
+
+}  // namespace headrace

@@ -1,0 +1,88 @@
+#include "core/assignment.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "core/error.h"
+
+using headrace::best_fit;
+using headrace::shared_period;
+
+namespace {
+
+// The same rule, looked up bin by bin.
+std::vector<int64_t> slow_best_fit(const std::vector<int64_t>& sizes, int64_t capacity) {
+  std::vector<int64_t> room;
+  std::vector<int64_t> changed;
+  std::vector<int64_t> placed;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    size_t best = room.size();
+    for (size_t bin = 0; bin < room.size(); ++bin) {
+      if (room[bin] < sizes[i]) continue;
+      if (best == room.size() || room[bin] < room[best] ||
+          (room[bin] == room[best] && changed[bin] > changed[best])) {
+        best = bin;
+      }
+    }
+    if (best == room.size()) {
+      room.push_back(capacity);
+      changed.push_back(0);
+    }
+    room[best] -= sizes[i];
+    changed[best] = static_cast<int64_t>(i);
+    placed.push_back(static_cast<int64_t>(best));
+  }
+  return placed;
+}
+
+}  // namespace
+
+TEST_CASE("each piece goes where the least room is left, at any size of windows") {
+  std::mt19937_64 random(1);
+  for (const int64_t capacity : {1, 2, 63, 64, 65, 4096, 4097, 300'000}) {
+    for (const size_t pieces : {0, 1, 7, 400}) {
+      std::vector<int64_t> sizes(pieces);
+      for (auto& size : sizes) {
+        size = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(capacity));
+      }
+      CHECK(best_fit(sizes, capacity) == slow_best_fit(sizes, capacity));
+    }
+  }
+  CHECK_THROWS_AS(best_fit(std::vector<int64_t>{3}, 2), headrace::Error);
+  CHECK_THROWS_AS(best_fit(std::vector<int64_t>{0}, 2), headrace::Error);
+}
+
+TEST_CASE("no source of a period is ever a whole sample away from its share") {
+  std::mt19937_64 random(2);
+  for (int round = 0; round < 60; ++round) {
+    const size_t sources = 1 + random() % 40;
+    std::vector<int64_t> parts(sources);
+    for (auto& part : parts) part = static_cast<int64_t>(random() % (round % 2 ? 5 : 2000));
+    parts[random() % sources] += 1;
+    int64_t whole = 0;
+    int64_t present = 0;
+    for (const int64_t part : parts) {
+      whole += part;
+      present += part > 0;
+    }
+    const auto period = shared_period(parts);
+    REQUIRE(period.size() == static_cast<size_t>(whole));
+    const double most = present > 1 ? 1.0 - 1.0 / static_cast<double>(2 * present - 2) : 0.0;
+    std::vector<int64_t> counts(sources, 0);
+    double worst = 0;
+    for (int64_t t = 1; t <= whole; ++t) {
+      ++counts[static_cast<size_t>(period[static_cast<size_t>(t - 1)])];
+      for (size_t i = 0; i < sources; ++i) {
+        const double share = static_cast<double>(parts[i] * t) / static_cast<double>(whole);
+        worst = std::max(worst, std::abs(static_cast<double>(counts[i]) - share));
+      }
+    }
+    CHECK(worst <= most + 1e-9);
+    CHECK(counts == parts);
+  }
+  CHECK_THROWS_AS(shared_period(std::vector<int64_t>{headrace::kPeriodMax, 1}), headrace::Error);
+  CHECK_THROWS_AS(shared_period(std::vector<int64_t>{-1, 2}), headrace::Error);
+}
