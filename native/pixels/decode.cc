@@ -63,12 +63,9 @@ void lay_over(uint32_t background, Picture* picture) {
 // The part of rows of red, green, blue, `width` pixels each, that `picture` has room for.
 void take(const uint8_t* rgb, int width, Picture* picture) {
   for (int y = picture->top; y < picture->top + picture->height; ++y) {
-    uint8_t* row = picture->row(y);
-    const uint8_t* from = rgb + 3 * (static_cast<size_t>(y) * static_cast<size_t>(width) +
-                                     static_cast<size_t>(picture->left));
-    for (int x = 0; x < picture->width; ++x, from += 3, row += kPixelBytes) {
-      std::memcpy(row, from, 3);
-    }
+    const size_t first =
+        static_cast<size_t>(y) * static_cast<size_t>(width) + static_cast<size_t>(picture->left);
+    to_pixels(rgb + 3 * first, static_cast<size_t>(picture->width), picture->row(y));
   }
 }
 
@@ -102,14 +99,7 @@ class PpmDecoder final : public Decoder {
   }
 
   Reason decode(const Region& region, int /*shift*/, Picture* picture) override {
-    picture->left = region.left;
-    picture->top = region.top;
-    picture->width = region.right - region.left;
-    picture->height = region.bottom - region.top;
-    picture->whole_width = width_;
-    picture->whole_height = height_;
-    picture->shift = 0;
-    picture->allocate(memory_);
+    picture->allocate(region, width_, height_, memory_);
     take(rgb_.data(), width_, picture);
     return {};
   }
@@ -267,13 +257,7 @@ void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, 
   const Plan plan = draw(recipe, width, height, what);
   const auto columns = plan.x.inputs(recipe.filter), rows = plan.y.inputs(recipe.filter);
   Picture picture;
-  picture.whole_width = width;
-  picture.whole_height = height;
-  picture.left = columns[0];
-  picture.top = rows[0];
-  picture.width = columns[1] - columns[0];
-  picture.height = rows[1] - rows[0];
-  picture.allocate(memory_);
+  picture.allocate({columns[0], rows[0], columns[1], rows[1]}, width, height, memory_);
   take(rgb, width, &picture);
   resizer_.run(recipe, plan, 1, picture, out);
 }

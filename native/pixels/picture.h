@@ -29,6 +29,11 @@ class Scratch {
   size_t capacity_ = 0;
 };
 
+// Which part is needed, in pixels of the whole picture.
+struct Region {
+  int left, top, right, bottom;
+};
+
 struct Picture {
   // Its columns [left, left + width) and rows [top, top + height) are in memory, of the picture as
   // it was decoded: at 1 / 2^shift of its size, `whole_width` x `whole_height` pixels.
@@ -41,7 +46,12 @@ struct Picture {
   uint8_t* row(int y) const { return data + static_cast<size_t>(y - top) * stride; }
   // Gives the part of a picture its memory.
   void allocate(Scratch& scratch);
+  // The same for a part of a picture that is not shrunk.
+  void allocate(const Region& part, int of_width, int of_height, Scratch& scratch);
 };
+
+// Rows of red, green, blue as four bytes each.
+void to_pixels(const uint8_t* rgb, size_t count, uint8_t* out);
 
 enum class Format : int { kUnknown, kJpeg, kPng, kWebp, kPpm };
 
@@ -57,11 +67,6 @@ struct Header {
   int height = 0;
   int orientation = 1;  // EXIF's; 1 where it is not asked for, or not there
   Alpha alpha = Alpha::kNone;
-};
-
-// Which part is needed, in pixels of the whole picture.
-struct Region {
-  int left, top, right, bottom;
 };
 
 // Why a picture could not be decoded; empty: it was.

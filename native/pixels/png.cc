@@ -19,6 +19,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define HEADRACE_AVX2 __attribute__((target("avx2")))
+#define HEADRACE_INLINE __attribute__((target("avx2"), always_inline)) inline
 #endif
 
 namespace headrace::pixels {
@@ -57,150 +58,133 @@ uint8_t paeth(int a, int b, int c) {
 }
 
 #if defined(__x86_64__)
-// Pixels of 3 or 4 bytes: each depends on the one before, so a vector holds one pixel. Four bytes
-// are read in any case, so rows need one more behind their end. (Three bytes that are put together
-// in memory would wait for their way through the store buffer, which takes longer than all the
-// rest.)
-__m128i load_pixel(const uint8_t* p) {
-  uint32_t value;
-  std::memcpy(&value, p, sizeof value);
-  return _mm_cvtsi32_si128(static_cast<int>(value));
-}
+// Up to four rows at once, of pixels of 3 or 4 bytes, each row one pixel behind the one above it:
+// alone a row waits for its own last pixel. Row r lies in lane r, as numbers of 16 bits.
 template <int kBytes>
-void store_pixel(uint8_t* p, __m128i pixel) {
-  const auto value = static_cast<uint32_t>(_mm_cvtsi128_si32(pixel));
-  if constexpr (kBytes == 4) {
-    std::memcpy(p, &value, sizeof value);
-  } else {
-    const auto low = static_cast<uint16_t>(value);
-    std::memcpy(p, &low, sizeof low);
-    p[2] = static_cast<uint8_t>(value >> 16);
+class FourRows {
+ public:
+  HEADRACE_INLINE FourRows(uint8_t* first, size_t stride, int count, const uint8_t* above,
+                           int columns)
+      : above_(above), count_(count), columns_(columns) {
+    alignas(32) int64_t of[5][4] = {};
+    for (int r = 0; r < count; ++r) {
+      rows_[r] = first + static_cast<size_t>(r) * stride + 1;
+      of[rows_[r][-1]][r] = -1;
+    }
+    for (int i = 0; i < 4; ++i)
+      filters_[i] = _mm256_load_si256(reinterpret_cast<__m256i*>(of[i + 1]));
   }
-}
 
-// One row's Paeth filter from left to right; numbers of 16 bits.
-struct Paeth {
-  __m128i a = _mm_setzero_si128(), c = _mm_setzero_si128();  // to the left; above that
-
-  // The pixel from its filtered bytes and the one above it.
-  HEADRACE_AVX2 __m128i next(__m128i filtered, __m128i above) {
-    const __m128i b = _mm_cvtepu8_epi16(above);
-    const __m128i to_a = _mm_sub_epi16(b, c), to_b = _mm_sub_epi16(a, c);
-    const __m128i pa = _mm_abs_epi16(to_a), pb = _mm_abs_epi16(to_b),
-                  pc = _mm_abs_epi16(_mm_add_epi16(to_a, to_b));
-    const __m128i least = _mm_min_epi16(pc, _mm_min_epi16(pa, pb));
-    const __m128i b_or_c = _mm_blendv_epi8(c, b, _mm_cmpeq_epi16(least, pb));
-    const __m128i guess = _mm_blendv_epi8(b_or_c, a, _mm_cmpeq_epi16(least, pa));
-    const __m128i sum = _mm_add_epi8(filtered, _mm_packus_epi16(guess, guess));
-    a = _mm_cvtepu8_epi16(sum);
-    c = b;
-    return sum;
+  HEADRACE_AVX2 void run() {
+    const int inside = count_ == 4 ? columns_ - 2 : 0;  // up to here all rows are under way
+    int t = 0;
+    __m256i filtered = load<true>(0);
+    while (t < columns_ + 3) {
+      if (t >= 3 && t < inside) {
+        for (; t < inside; ++t) filtered = step<false>(t, filtered);
+      } else {
+        filtered = step<true>(t, filtered);
+        ++t;
+      }
+    }
   }
+
+ private:
+  template <bool kEdge>
+  HEADRACE_INLINE bool has(int t, int r) const {
+    return !kEdge || (r < count_ && t >= r && t - r < columns_);
+  }
+
+  template <bool kEdge>
+  HEADRACE_INLINE __m256i load(int t) const {
+    uint32_t values[4] = {};
+    for (int r = 0; r < 4; ++r) {
+      if (has<kEdge>(t, r)) std::memcpy(&values[r], rows_[r] + (t - r) * kBytes, 4);
+    }
+    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+
+  // The filtered bytes of the next step are loaded before these pixels are stored: four bytes, of
+  // which the last may be the next pixel's.
+  template <bool kEdge>
+  HEADRACE_INLINE __m256i step(int t, __m256i filtered) {
+    uint32_t first = 0;
+    if (!kEdge || t < columns_) std::memcpy(&first, above_ + t * kBytes, sizeof first);
+    const __m256i top =
+        _mm256_castsi128_si256(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(static_cast<int>(first))));
+    // What is above, to the left of that, and to the left.
+    const __m256i a = left_, c = corner_;
+    const __m256i b = _mm256_blend_epi32(_mm256_permute4x64_epi64(a, 0b10010000), top, 3);
+    const __m256i to_a = _mm256_sub_epi16(b, c), to_b = _mm256_sub_epi16(a, c);
+    const __m256i pa = _mm256_abs_epi16(to_a), pb = _mm256_abs_epi16(to_b),
+                  pc = _mm256_abs_epi16(_mm256_add_epi16(to_a, to_b));
+    const __m256i least = _mm256_min_epi16(pc, _mm256_min_epi16(pa, pb));
+    const __m256i b_or_c = _mm256_blendv_epi8(c, b, _mm256_cmpeq_epi16(least, pb));
+    const __m256i paeth = _mm256_blendv_epi8(b_or_c, a, _mm256_cmpeq_epi16(least, pa));
+    const __m256i mean = _mm256_srli_epi16(_mm256_add_epi16(a, b), 1);
+    const __m256i guess = _mm256_or_si256(
+        _mm256_or_si256(_mm256_and_si256(a, filters_[0]), _mm256_and_si256(b, filters_[1])),
+        _mm256_or_si256(_mm256_and_si256(mean, filters_[2]), _mm256_and_si256(paeth, filters_[3])));
+    left_ = _mm256_and_si256(_mm256_add_epi16(filtered, guess), _mm256_set1_epi16(255));
+    corner_ = b;
+    const __m256i next = load<kEdge>(t + 1);
+    const __m256i bytes = _mm256_packus_epi16(left_, left_);
+    uint64_t pixels[2];
+    pixels[0] = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm256_castsi256_si128(bytes)));
+    pixels[1] = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm256_extracti128_si256(bytes, 1)));
+    for (int r = 0; r < 4; ++r) {
+      if (!has<kEdge>(t, r)) continue;
+      const auto pixel = static_cast<uint32_t>(pixels[r / 2] >> (32 * (r % 2)));
+      std::memcpy(rows_[r] + (t - r) * kBytes, &pixel, kEdge ? kBytes : sizeof pixel);
+    }
+    return next;
+  }
+
+  std::array<uint8_t*, 4> rows_{};
+  const uint8_t* above_;
+  int count_, columns_;
+  __m256i filters_[4];
+  __m256i left_ = _mm256_setzero_si256(), corner_ = _mm256_setzero_si256();
 };
 
 template <int kBytes>
-HEADRACE_AVX2 void unfilter_paeth(uint8_t* row, const uint8_t* above, size_t bytes) {
-  Paeth paeth;
-  for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
-    store_pixel<kBytes>(row + i, paeth.next(load_pixel(row + i), load_pixel(above + i)));
-  }
-}
-
-// Two such rows, the second one pixel behind the first: each row alone waits for its own last
-// pixel.
-template <int kBytes>
-HEADRACE_AVX2 void unfilter_paeth_pair(uint8_t* row, uint8_t* below, const uint8_t* above,
-                                       size_t bytes) {
-  Paeth first, second;
-  __m128i last = _mm_setzero_si128();
-  for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
-    const __m128i pixel = first.next(load_pixel(row + i), load_pixel(above + i));
-    if (i != 0) {
-      uint8_t* behind = below + i - kBytes;
-      store_pixel<kBytes>(behind, second.next(load_pixel(behind), last));
-    }
-    store_pixel<kBytes>(row + i, pixel);
-    last = pixel;
-  }
-  uint8_t* behind = below + bytes - kBytes;
-  store_pixel<kBytes>(behind, second.next(load_pixel(behind), last));
-}
-
-template <int kBytes>
-void unfilter_average(uint8_t* row, const uint8_t* above, size_t bytes) {
-  const __m128i one = _mm_set1_epi8(1);
-  __m128i a = _mm_setzero_si128();
-  for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
-    const __m128i b = load_pixel(above + i);
-    // avg_epu8 rounds up, PNG down.
-    const __m128i mean = _mm_sub_epi8(_mm_avg_epu8(a, b), _mm_and_si128(_mm_xor_si128(a, b), one));
-    a = _mm_add_epi8(load_pixel(row + i), mean);
-    store_pixel<kBytes>(row + i, a);
-  }
-}
-
-template <int kBytes>
-void unfilter_sub(uint8_t* row, size_t bytes) {
-  __m128i a = _mm_setzero_si128();
-  for (size_t i = 0; i + kBytes <= bytes; i += kBytes) {
-    a = _mm_add_epi8(a, load_pixel(row + i));
-    store_pixel<kBytes>(row + i, a);
-  }
+HEADRACE_AVX2 void unfilter_four(uint8_t* first, size_t stride, int count, const uint8_t* above,
+                                 int columns) {
+  FourRows<kBytes>(first, stride, count, above, columns).run();
 }
 #endif
 
-// False: the filter does not exist. `above` is the row before, zeros for the first. REQUIRES a
-// readable byte behind both rows.
-bool unfilter(int filter, uint8_t* row, const uint8_t* above, size_t bytes, size_t pixel) {
-  switch (filter) {
-    case 0:
-      return true;
-    case 1:
+void unfilter(int filter, uint8_t* row, const uint8_t* above, size_t bytes, size_t pixel) {
+  for (size_t i = 0; filter == 2 && i < bytes; ++i)
+    row[i] = static_cast<uint8_t>(row[i] + above[i]);
+  if (filter == 0 || filter == 2) return;
+  for (size_t i = 0; i < bytes; ++i) {
+    const int left = i >= pixel ? row[i - pixel] : 0, corner = i >= pixel ? above[i - pixel] : 0;
+    const int guess = filter == 1   ? left
+                      : filter == 3 ? (left + above[i]) >> 1
+                                    : paeth(left, above[i], corner);
+    row[i] = static_cast<uint8_t>(row[i] + guess);
+  }
+}
+
+// Undoes the filters of the first rows of up to four: returns of how many; 0: there is no such
+// filter. Only the first `columns` pixels of each are looked at, which `bytes` bytes hold. `above`
+// is the row before them, zeros for the first. REQUIRES a readable byte behind all rows.
+int unfilter_some(uint8_t* first, size_t stride, int count, const uint8_t* above, int columns,
+                  size_t bytes, size_t pixel) {
+  for (int r = 0; r < count; ++r) {
+    if (first[static_cast<size_t>(r) * stride] > 4) count = r;
+  }
 #if defined(__x86_64__)
-      if (pixel == 3) return unfilter_sub<3>(row, bytes), true;
-      if (pixel == 4) return unfilter_sub<4>(row, bytes), true;
-#endif
-      for (size_t i = pixel; i < bytes; ++i) row[i] = static_cast<uint8_t>(row[i] + row[i - pixel]);
-      return true;
-    case 2:
-      for (size_t i = 0; i < bytes; ++i) row[i] = static_cast<uint8_t>(row[i] + above[i]);
-      return true;
-    case 3:
-#if defined(__x86_64__)
-      if (pixel == 3) return unfilter_average<3>(row, above, bytes), true;
-      if (pixel == 4) return unfilter_average<4>(row, above, bytes), true;
-#endif
-      for (size_t i = 0; i < bytes; ++i) {
-        const int left = i >= pixel ? row[i - pixel] : 0;
-        row[i] = static_cast<uint8_t>(row[i] + ((left + above[i]) >> 1));
-      }
-      return true;
-    case 4:
-#if defined(__x86_64__)
-      if (pixel == 3) return unfilter_paeth<3>(row, above, bytes), true;
-      if (pixel == 4) return unfilter_paeth<4>(row, above, bytes), true;
-#endif
-      for (size_t i = 0; i < bytes; ++i) {
-        const int left = i >= pixel ? row[i - pixel] : 0,
-                  corner = i >= pixel ? above[i - pixel] : 0;
-        row[i] = static_cast<uint8_t>(row[i] + paeth(left, above[i], corner));
-      }
-      return true;
-    default:
-      return false;
+  static const bool avx2 = __builtin_cpu_supports("avx2");
+  if (avx2 && count > 0 && first[0] != 0 && first[0] != 2 && (pixel == 3 || pixel == 4)) {
+    (pixel == 3 ? unfilter_four<3> : unfilter_four<4>)(first, stride, count, above, columns);
+    return count;
   }
-}
-
-// The same for a row and the one below where that is faster; false: nothing was done.
-bool unfilter_two([[maybe_unused]] uint8_t* row, [[maybe_unused]] const uint8_t* above,
-                  [[maybe_unused]] size_t bytes, [[maybe_unused]] size_t pixel) {
-#if defined(__x86_64__)
-  uint8_t* below = row + bytes + 1;
-  if (row[0] != 4 || below[0] != 4) return false;
-  if (pixel == 3) return unfilter_paeth_pair<3>(row + 1, below + 1, above, bytes), true;
-  if (pixel == 4) return unfilter_paeth_pair<4>(row + 1, below + 1, above, bytes), true;
 #endif
-  return false;
+  if (count == 0) return 0;
+  unfilter(first[0], first + 1, above, bytes, pixel);
+  return 1;
 }
 
 class PngDecoder final : public Decoder {
@@ -229,15 +213,8 @@ class PngDecoder final : public Decoder {
   }
 
   Reason decode(const Region& region, int /* shift */, Picture* picture) override {
-    picture->shift = 0;
-    picture->whole_width = static_cast<int>(width_);
-    picture->whole_height = static_cast<int>(height_);
-    picture->left = region.left;
-    picture->top = region.top;
-    picture->width = region.right - region.left;
-    picture->height = region.bottom - region.top;
     if (Reason reason = inflate(); !reason.empty()) return reason;
-    picture->allocate(memory_);
+    picture->allocate(region, static_cast<int>(width_), static_cast<int>(height_), memory_);
     uint8_t* at = rows_;
     for (const Pass& pass : passes()) {
       const uint32_t columns = extent(width_, pass.x, pass.step_x);
@@ -366,28 +343,27 @@ class PngDecoder final : public Decoder {
     }
   }
 
+  // Of what lies right of the region or below it no pixel depends.
   bool read_pass(const Pass& pass, uint32_t columns, uint32_t rows, uint8_t** at,
                  const Region& region, Picture* picture) {
-    const size_t bytes = row_bytes(columns), pixel = std::max<size_t>(1, bits_ / 8);
+    const size_t stride = row_bytes(columns) + 1, pixel = std::max<size_t>(1, bits_ / 8);
+    const uint32_t left = extent(static_cast<uint32_t>(region.right), pass.x, pass.step_x);
+    const uint32_t end = extent(static_cast<uint32_t>(region.bottom), pass.y, pass.step_y);
+    const size_t bytes = row_bytes(left);
     zeros_.assign(bytes + 1, 0);
     const uint8_t* above = zeros_.data();
     uint8_t* row = *at;
-    bool ahead = false;  // this row was done with the one above
-    for (uint32_t i = 0; i < rows; ++i, row += bytes + 1) {
-      const auto y = static_cast<int>(pass.y + i * pass.step_y);
-      // Below the region no row is needed, but for the passes that come after.
-      if (!interlaced_ && y >= region.bottom) break;
-      if (ahead) {
-        ahead = false;
-      } else if (i + 1 < rows && unfilter_two(row, above, bytes, pixel)) {
-        ahead = true;
-      } else if (!unfilter(row[0], row + 1, above, bytes, pixel)) {
-        return false;
+    *at += stride * rows;
+    for (uint32_t i = 0; left > 0 && i < end;) {
+      const int some = unfilter_some(row, stride, static_cast<int>(std::min(4u, end - i)), above,
+                                     static_cast<int>(left), bytes, pixel);
+      if (some == 0) return false;
+      for (int k = 0; k < some; ++k, ++i, row += stride) {
+        const auto y = static_cast<int>(pass.y + i * pass.step_y);
+        if (y >= region.top) convert_row(pass, row + 1, region, picture->row(y));
       }
-      above = row + 1;
-      if (y >= region.top && y < region.bottom) convert_row(pass, row + 1, region, picture->row(y));
+      above = row - stride + 1;
     }
-    *at += (bytes + 1) * rows;
     return true;
   }
 
@@ -408,6 +384,7 @@ class PngDecoder final : public Decoder {
       case kTrue:
       case kTrueAlpha: {
         const size_t pixel = bits_ / 8;
+        if (pixel == 3 && !interlaced_) return to_pixels(row + i * pixel, end - i, out);
         if (wide == 1) {  // four bytes at once: the last are of the next pixel, or alpha
           each([&](uint32_t x, uint8_t* o) { std::memcpy(o, row + x * pixel, kPixelBytes); });
           return;

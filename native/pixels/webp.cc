@@ -30,14 +30,9 @@ class WebpDecoder final : public Decoder {
   Reason decode(const Region& region, int /* shift */, Picture* picture) override {
     const int left = std::max(0, region.left - kMargin) & ~1;
     const int top = std::max(0, region.top - kMargin) & ~1;
-    picture->shift = 0;
-    picture->whole_width = width_;
-    picture->whole_height = height_;
-    picture->left = left;
-    picture->top = top;
-    picture->width = std::min(width_, region.right + kMargin) - left;
-    picture->height = std::min(height_, region.bottom + kMargin) - top;
-    picture->allocate(memory_);
+    const int right = std::min(width_, region.right + kMargin);
+    const int bottom = std::min(height_, region.bottom + kMargin);
+    picture->allocate({left, top, right, bottom}, width_, height_, memory_);
     WebPDecoderConfig config;
     if (!WebPInitDecoderConfig(&config)) return "libwebp is of another version";
     config.options.use_cropping = 1;

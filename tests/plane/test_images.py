@@ -166,6 +166,44 @@ def differences(kinds, count: int, **options):
         yield np.abs(ours.astype(int) - pillows)
 
 
+def filtered(pixels: np.ndarray, filters: np.ndarray, pixel: int) -> bytes:
+    """Rows of a PNG, uint8 of shape (height, bytes), each by the filter of its number."""
+    values = np.pad(pixels.astype(int), ((1, 0), (pixel, 0)))
+    up, left, corner = values[:-1, pixel:], values[1:, :-pixel], values[:-1, :-pixel]
+    to = left + up - corner
+    far = [np.abs(to - each) for each in (left, up, corner)]
+    paeth = np.where(
+        (far[0] <= far[1]) & (far[0] <= far[2]), left, np.where(far[1] <= far[2], up, corner)
+    )
+    guesses = np.stack([np.zeros_like(up), left, up, (left + up) // 2, paeth])
+    rows = (pixels - guesses[filters, np.arange(len(pixels))]).astype(np.uint8)
+    return b"".join(bytes([f]) + row.tobytes() for f, row in zip(filters, rows, strict=True))
+
+
+@pytest.mark.parametrize(("colour", "depth"), [(0, 8), (4, 8), (2, 8), (6, 8), (2, 16), (6, 16)])
+def test_rows_of_a_png_come_back_from_whatever_filters_they_have(colour, depth):
+    rng = np.random.default_rng(colour)
+    pixel = {0: 1, 4: 2, 2: 3, 6: 4}[colour] * depth // 8
+    for i in range(60):
+        height, width = (int(side) for side in rng.integers(1, 41, 2))
+        pixels = rng.integers(0, 256, (height, width * pixel)).astype(np.uint8)
+        if i % 2:  # runs of one filter, and steps that tie
+            pixels //= 64
+        filters = np.repeat(rng.integers(0, 5, height), rng.integers(1, 7))[:height]
+        data = png(width, height, depth, colour, filtered(pixels, filters, pixel))
+        whole = hr.Images(size=(height, width), crop="stretch", layout="nhwc")
+        values = pixels.reshape(height, width, -1, depth // 8)[..., 0]
+        expected = values[..., [0, 0, 0]] if colour in {0, 4} else values[..., :3]
+        assert (decoded(whole, data, i) == expected).all()
+        part = hr.Images(size=(5, 7), scale=(0.01, 0.5), layout="nhwc")
+        plain = encoded(Image.fromarray(np.ascontiguousarray(expected)), "PPM")
+        assert (decoded(part, data, i) == decoded(part, plain, i)).all()
+    bad = bytearray(filtered(pixels, filters, pixel))
+    bad[(height // 2) * (width * pixel + 1)] = 5
+    with pytest.raises(ValueError, match="unknown filter"):
+        decoded(whole, png(width, height, depth, colour, bytes(bad)), 0)
+
+
 def check_exactness(count: int) -> None:
     levels = list(differences(list(KINDS), count, exact=True))
     assert max(level.max() for level in levels) <= 1
