@@ -326,6 +326,12 @@ void register_pixels(nb::module_& m) {
           "kept", [](const PoolHandle& handle) { return handle.pool->kept(); },
           "Pictures that are kept decoded, and their bytes.")
       .def(
+          "keeps",
+          [](const PoolHandle& handle, const ArrayIn<int64_t>& indices) {
+            return own(handle.pool->keeps(view(indices)));
+          },
+          "indices"_a, "Whether each of these pictures is kept: uint8, 1 or 0.")
+      .def(
           "submit",
           [](PoolHandle& handle, const Recipe& recipe, uint64_t seed, uint64_t epoch,
              std::shared_ptr<io::Batch> batch, uint64_t part,

@@ -304,6 +304,17 @@ void register_catalog(nb::module_& m) {
           "index"_a, "part"_a = -1, "start"_a = 0, "size"_a = -1, "verify"_a = true,
           nb::call_guard<WithoutGil>(),
           "Reads one sample (its first part when `part` is -1) in the calling thread.")
+      .def(
+          "filled_up",
+          [](const CatalogHandle& c, const ArrayIn<int64_t>& indices, const Batch* read,
+             const ArrayIn<int64_t>& positions) {
+            const auto all = view(indices);
+            return c.catalog->filled_up(*c.arena, {all.begin(), all.end()}, read, view(positions));
+          },
+          "indices"_a, "read"_a.none(), "positions"_a,
+          "A batch of all these samples, of which `read` has those at `positions`; None: of none. "
+          "The "
+          "others have their labels, and no bytes.")
       .def("failures", &failures, "batch"_a,
            nb::sig("def failures(self, batch: Batch) -> list[dict[str, typing.Any]]"),
            "What went wrong in a batch, one dict per slot.");

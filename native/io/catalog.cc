@@ -207,4 +207,38 @@ std::shared_ptr<Batch> Catalog::read_one(Arena& arena, int64_t index, int part, 
   return batch;
 }
 
+std::shared_ptr<Batch> Catalog::filled_up(Arena& arena, std::vector<int64_t> indices,
+                                          const Batch* read,
+                                          std::span<const int64_t> positions) const {
+  auto batch = read == nullptr ? std::make_shared<Batch>() : std::make_shared<Batch>(*read);
+  if (batch->samples != positions.size()) {
+    throw Error(ErrorKind::kInvalidArgument, "there is not one position for each sample");
+  }
+  if (read == nullptr) batch->buffer = arena.acquire(0);
+  const uint64_t parts = batch->parts;
+  batch->samples = indices.size();
+  batch->labels.clear();
+  batch->offsets.assign(indices.size() * parts, 0);
+  batch->lengths.assign(indices.size() * parts, 0);
+  for (const int64_t index : indices) {
+    check_index(index);
+    const Segment& segment = segment_of(static_cast<uint64_t>(index));
+    batch->labels.push_back(segment.directory->label(static_cast<uint64_t>(index) - segment.base));
+  }
+  for (size_t k = 0; k < positions.size(); ++k) {
+    const auto at = static_cast<uint64_t>(positions[k]);
+    if (at >= indices.size() || indices[at] != read->indices[k]) {
+      throw Error(ErrorKind::kInvalidArgument, "a sample is not the one at its position");
+    }
+    std::copy_n(&read->offsets[k * parts], parts, &batch->offsets[at * parts]);
+    std::copy_n(&read->lengths[k * parts], parts, &batch->lengths[at * parts]);
+  }
+  for (Failure& failure : batch->failures) {
+    failure.slot =
+        static_cast<uint64_t>(positions[failure.slot / parts]) * parts + failure.slot % parts;
+  }
+  batch->indices = std::move(indices);
+  return batch;
+}
+
 }  // namespace headrace::io

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,10 @@ class Catalog {
   // when the whole part is read. `size` -1: to the end. The batch has one sample.
   std::shared_ptr<Batch> read_one(Arena& arena, int64_t index, int part, uint64_t start,
                                   int64_t size, bool verify) const;
+  // A batch of all these samples, of which `read` has those at `positions`; null: of none. The
+  // others have their labels, and no bytes. Throws Error(kInvalidArgument) for what does not fit.
+  std::shared_ptr<Batch> filled_up(Arena& arena, std::vector<int64_t> indices, const Batch* read,
+                                   std::span<const int64_t> positions) const;
   // Reads exactly the bytes of an extent with buffered system calls: the slow and certain way, used
   // for single samples and for a second try. Returns 0 or a FailureKind in *failure.
   // `remote` says how remote volumes are read; may be null where there are none.

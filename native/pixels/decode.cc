@@ -118,6 +118,15 @@ std::shared_ptr<const KeptPictures::Kept> KeptPictures::find(uint64_t index) con
   return at == pictures_.end() ? nullptr : at->second;
 }
 
+std::vector<uint8_t> KeptPictures::have(std::span<const int64_t> indices) const {
+  std::vector<uint8_t> each(indices.size());
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < each.size(); ++i) {
+    each[i] = pictures_.contains(static_cast<uint64_t>(indices[i]));
+  }
+  return each;
+}
+
 void KeptPictures::add(uint64_t index, std::shared_ptr<const Kept> picture) {
   const std::lock_guard lock(mutex_);
   const size_t bytes = picture->rgb.size();

@@ -29,6 +29,8 @@ class KeptPictures {
   explicit KeptPictures(size_t budget_bytes) : budget_(budget_bytes) {}
 
   std::shared_ptr<const Kept> find(uint64_t index) const;
+  // Whether each of some pictures is kept; nobody ever takes one out.
+  std::vector<uint8_t> have(std::span<const int64_t> indices) const;
   // Where the budget is spent, nothing happens.
   void add(uint64_t index, std::shared_ptr<const Kept> picture);
   // How many, and their bytes.

@@ -95,6 +95,7 @@ class DecodePool {
   size_t mapped_bytes() const { return arena_->mapped_bytes() + kept_.held().second; }
   // Pictures that are kept decoded, and their bytes.
   std::pair<size_t, size_t> kept() const { return kept_.held(); }
+  std::vector<uint8_t> keeps(std::span<const int64_t> indices) const { return kept_.have(indices); }
 
  private:
   void work(unsigned number);

@@ -416,6 +416,11 @@ class Catalog:
         Reads one sample (its first part when `part` is -1) in the calling thread.
         """
 
+    def filled_up(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], read: Batch | None, positions: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Batch:
+        """
+        A batch of all these samples, of which `read` has those at `positions`; None: of none. The others have their labels, and no bytes.
+        """
+
     def failures(self, batch: Batch) -> list[dict[str, Any]]:
         """What went wrong in a batch, one dict per slot."""
 
@@ -699,6 +704,9 @@ class DecodePool:
     @property
     def kept(self) -> tuple[int, int]:
         """Pictures that are kept decoded, and their bytes."""
+
+    def keeps(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """Whether each of these pictures is kept: uint8, 1 or 0."""
 
     def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:
         """

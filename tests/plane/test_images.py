@@ -16,7 +16,7 @@ import headrace as hr
 from headrace import _native
 from headrace.errors import DecodeError, VolumeError
 from headrace.order.hash import GOLDEN, Purpose, derive_key, mix64
-from headrace.plane.images import THREADS_MAX, PendingPixels
+from headrace.plane.decoding import THREADS_MAX, PendingPixels
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -693,7 +693,11 @@ def test_kept_pictures_give_the_same_pixels_in_any_epoch_and_within_their_budget
     files = list(pictures.values())
     loader = hr.loader(photo_store, 4, seed=3, decode=images)
     for epoch in range(3):
+        count, _ = loader.decoding.kept
+        read = 0
         for batch in loader:
+            assert (batch.labels == batch.indices % 5).all()
+            read += np.count_nonzero(batch.lengths)
             for i, pixels in zip(batch.indices.tolist(), batch.pixels, strict=True):
                 im = Image.open(io.BytesIO(files[i])).convert("RGB")
                 short = min(im.size)
@@ -707,15 +711,38 @@ def test_kept_pictures_give_the_same_pixels_in_any_epoch_and_within_their_budget
                 # A JPEG that was scaled while it was decoded differs by a few levels.
                 assert np.abs(pixels.astype(int) - expected).mean() < 2
                 assert (pixels == decoded(images, files[i], i, 3, epoch)).all()
+        assert read == len(pictures) - count  # what is kept is not read again
         count, nbytes = loader.decoding.kept
         if budget is None:
             assert count == len(pictures)
+            if epoch:
+                with pytest.raises(ValueError, match=f"sample {batch.indices[0]} were not read"):
+                    batch[0]
         else:
             assert nbytes <= budget
             assert (count > 0) == (budget > 1)
         assert loader.decoding.mapped_bytes >= nbytes
     loader.close()
     assert loader.decoding.kept == (0, 0)
+
+
+def test_an_error_among_kept_pictures_names_the_sample_that_has_it(tmp_path):
+    samples = {f"{i}": encoded(picture(80, 60, i), "JPEG") for i in range(12)}
+    path = store_of(tmp_path, samples)
+    images = hr.Images(size=32, keep="decoded", keep_bytes=37 * 49 * 3 * 5)
+    with hr.open(path) as store:
+        loader = hr.loader(store, 4, seed=1, decode=images, on_error="skip", direct="never")
+        list(loader)
+        assert loader.decoding.kept[0] == 5
+        kept = {i for batch in loader for i in batch.indices[batch.lengths == 0].tolist()}
+        lost = max(set(range(12)) - kept)
+        offset = store.segments[0].directory.extents_of(np.array([lost]))["offset"][0]
+        with next(path.glob("*.hrv")).open("r+b") as f:
+            f.seek(int(offset) + 40)
+            f.write(b"damage")
+        assert sum(len(batch) for batch in loader) == 11
+        assert [skipped.index for skipped in loader.skipped] == [lost]
+        loader.close()
 
 
 def test_what_pillow_decodes_is_reduced_likewise(tmp_path):

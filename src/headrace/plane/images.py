@@ -1,57 +1,28 @@
-"""Images: pictures become pixels on their way into a batch, without the interpreter.
+"""Images: what pictures become on their way into a batch, and the batch that delivers them.
 
-`Images` says what pictures become; it is a frozen value that prints, compares and pickles. `Decoding` is the
-stage `decode`: native threads (`native/pixels`) decode each picture straight into its place in the batch's
-recycled buffer, only the region that its crop needs, resize it once and augment it. Which crop, flips and
-augmentations (`plane/augment.py`) a picture gets is a function of (seed, epoch, index): the same on any number
-of ranks and threads, and after any resume.
-
-What the native decoders refuse is given to Pillow, where it is installed; that is counted and said once. A
-picture that nobody can decode is an error that names its sample, or is left out, as `on_error` says. Its place
-in the buffer never shows what was there before.
+`Images` is a frozen value that prints, compares and pickles; the stage `decode` (`plane/decoding.py`) does what
+it says. Which crop, flips and augmentations (`plane/augment.py`) a picture gets is a function of (seed, epoch,
+index): the same on any number of ranks and threads, and after any resume.
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import os
-from collections import deque
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from headrace import _native
-from headrace.errors import DecodeError, HeadraceError
 from headrace.plane import augment
-from headrace.plane.batch import Batch, Skipped
-from headrace.plane.stage import StageStats
+from headrace.plane.batch import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.plane.batch import OnError
-    from headrace.plane.stage import PendingReads
-
-log = logging.getLogger("headrace")
-
-BATCHES_DECODED_AHEAD: Final = 2
-"""Beside the one that is asked for next: threads never wait for the consumer's next request."""
-
-THREADS_MAX: Final = 1024
-
-RETAIN_ALL: Final = (1 << 64) - 1
-"""`kRetainAll` of native/core/arena.h."""
-
 _EXTENSIONS: Final = ("jpg", "jpeg", "png", "webp", "img", "image", "bmp", "gif", "tif", "tiff")
 """Parts of a sample that may be its picture, by their names."""
-
-_POLL_S: Final = 0.004
-"""How often a wait for pixels looks whether further batches were read, to have them decoded."""
 
 _DTYPES: Final = {
     "uint8": np.uint8,
@@ -281,7 +252,7 @@ def _probability(flip: bool | float) -> float:
 
 
 class ImageBatch(Batch):
-    """Pictures that are delivered together, decoded; with the bytes that they were decoded from.
+    """Pictures that are delivered together, decoded; with their bytes, where those were read.
 
     Attributes:
         pixels: (samples, ...), each of `Images.shape` and `Images.numpy_dtype`; the buffer is this batch's
@@ -297,291 +268,19 @@ class ImageBatch(Batch):
     mixed: augment.MixedLabels | None
     recycled: bool
 
+    def __getitem__(self, i: int | tuple[int, str]) -> memoryview:
+        """Return the bytes of the i-th sample, as `Batch` does.
+
+        Raises:
+            ValueError: they were not read, since the picture was kept decoded.
+        """
+        sample = i[0] if isinstance(i, tuple) else i
+        if not self.lengths[sample].any():
+            raise ValueError(
+                f"the bytes of sample {self.indices[sample]} were not read: its picture was kept decoded "
+                "(keep='decoded'). Leave keep out, or read them with store.read."
+            )
+        return super().__getitem__(i)
+
     def __repr__(self) -> str:
         return f"ImageBatch({len(self)} samples, pixels {self.pixels.shape}, epoch {self.epoch})"
-
-
-class Decoded(NamedTuple):
-    """A batch that was read, and its pixels."""
-
-    native: _native.Batch
-    job: _native.DecodeJob
-
-
-class PendingPixels:
-    """A batch that is being read, or decoded."""
-
-    def __init__(self, stage: Decoding, epoch: int, reads: PendingReads | _native.Batch) -> None:
-        self._stage = stage
-        self._epoch = epoch
-        self._reads = reads
-        self._decoded: Decoded | None = None
-        self._error: HeadraceError | None = None
-
-    @property
-    def done(self) -> bool:
-        """Whether `take` would return at once."""
-        return self._decoded is not None and self._decoded.job.done
-
-    def begin(self) -> bool:
-        """Have it decoded if it was read; returns whether it is being decoded.
-
-        An error waits for its turn: batches before it are delivered first.
-        """
-        reads = self._reads
-        if self._decoded is None and self._error is None:
-            if not isinstance(reads, _native.Batch) and not reads.done:
-                return False
-            try:
-                self._submit()
-            except HeadraceError as e:
-                self._error = e
-        return self._decoded is not None
-
-    def _submit(self) -> Decoded:
-        native = self._reads if isinstance(self._reads, _native.Batch) else self._reads.take()
-        self._decoded = Decoded(native, self._stage.submit(native, self._epoch))
-        return self._decoded
-
-    def take(self, behind: Iterable[PendingPixels] = ()) -> Decoded:
-        """Wait for the pixels.
-
-        Args:
-            behind: further batches; some are begun with while this one is waited for.
-
-        Raises:
-            VolumeTimeout: it was not read within the deadline.
-        """
-        if self._error is not None:
-            raise self._error
-        decoded = self._decoded or self._submit()
-        while True:
-            for pending in islice(behind, BATCHES_DECODED_AHEAD):
-                if not pending.begin():
-                    break
-            if decoded.job.wait(_POLL_S):
-                return decoded
-
-
-class Decoding:
-    """The stage `decode`: threads that decode the batches of one pipeline.
-
-    Args:
-        images: what pictures become.
-        seed: of what is drawn for them.
-        part_names: the parts that are read.
-        threads: that decode; None: as many as this process has processors.
-
-    Attributes:
-        fallbacks: pictures that Pillow decoded, because the native decoders refused them.
-        seed: of the crops and flips of batches that are submitted from now on.
-        keeps_buffers: give no buffer back to the system while a pool lives, so that they may be page-locked;
-            set before the first batch.
-    """
-
-    name = "decode"
-
-    def __init__(
-        self, images: Images, seed: int, part_names: Sequence[str], threads: int | None = None
-    ) -> None:
-        if threads is not None and not 1 <= threads <= THREADS_MAX:
-            raise ValueError(f"decode_threads is {threads}, expected 1 to {THREADS_MAX}")
-        self.images = images
-        self.fallbacks = 0
-        self.seed = seed
-        self.keeps_buffers = False
-        self._part = images.part_of(part_names)
-        self._recipe = images.recipe()
-        self._threads = threads or len(os.sched_getaffinity(0))
-        self._pool: _native.DecodePool | None = None
-        self._pid = 0
-
-    # -- the stage, for whoever watches or tunes it ------------------------------------------------
-
-    def stats(self) -> StageStats:
-        """What its threads did in this process."""
-        pool = self._own_pool
-        return StageStats(name=self.name, **({} if pool is None else pool.stats()))
-
-    def knobs(self) -> Mapping[str, int]:
-        """Threads that decode."""
-        return {"decode_threads": self._threads}
-
-    def turn(self, knobs: Mapping[str, int]) -> None:
-        """Set the number of threads; it holds for pools that are made anew, too.
-
-        Raises:
-            ValueError: it is not positive.
-        """
-        threads = knobs.get("decode_threads", self._threads)
-        if threads < 1:
-            raise ValueError(f"decode_threads is {threads}, expected at least 1")
-        self._threads = min(threads, THREADS_MAX)
-        if (pool := self._own_pool) is not None:
-            pool.turn(self._threads)
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Memory that pixels take, those of delivered batches included."""
-        pool = self._own_pool
-        return 0 if pool is None else pool.mapped_bytes
-
-    @property
-    def kept(self) -> tuple[int, int]:
-        """How many pictures this process keeps decoded, and their bytes."""
-        pool = self._own_pool
-        return (0, 0) if pool is None else pool.kept
-
-    @property
-    def pool(self) -> object:
-        """What owns the buffers in this process: they are mapped as long as it is kept; None before any."""
-        return self._own_pool
-
-    @property
-    def _own_pool(self) -> _native.DecodePool | None:
-        """Of this process: over a fork, threads are not inherited."""
-        return self._pool if self._pid == os.getpid() else None
-
-    # -- decoding ----------------------------------------------------------------------------------
-
-    def submit(self, native: _native.Batch, epoch: int) -> _native.DecodeJob:
-        """Have a batch decoded that was read; returns at once."""
-        pool = self._own_pool
-        if pool is None:
-            free = (BATCHES_DECODED_AHEAD + 2) * native.samples * self._recipe.output_bytes
-            if self.keeps_buffers:
-                free = RETAIN_ALL
-            self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
-            self._pid = os.getpid()
-        steps = self.images.steps(self.seed, epoch, native.indices)
-        return pool.submit(self._recipe, self.seed, epoch, native, self._part, steps)
-
-    def _keep_bytes(self) -> int:
-        if self.images.keep is None or self.images.keep_bytes is not None:
-            return self.images.keep_bytes or 0
-        from headrace.machine.host import available_memory
-        from headrace.plane.tiers import memory_quota
-
-        return memory_quota(
-            "auto", far=False, data_bytes=1 << 60, available_bytes=available_memory()
-        )
-
-    def pending(self, reads: PendingReads | _native.Batch, epoch: int) -> PendingPixels:
-        """A batch that will be decoded once it was read."""
-        return PendingPixels(self, epoch, reads)
-
-    def ahead_of(
-        self, natives: Generator[_native.Batch, None, None], epoch: int
-    ) -> Generator[Decoded, None, None]:
-        """Decode batches that were read, some of them ahead, and yield them in order."""
-        waiting: deque[PendingPixels] = deque()
-        try:
-            for native in natives:
-                waiting.append(self.pending(native, epoch))
-                waiting[-1].begin()
-                if len(waiting) > BATCHES_DECODED_AHEAD:
-                    yield waiting.popleft().take()
-            while waiting:
-                yield waiting.popleft().take()
-        finally:
-            natives.close()
-
-    def close(self) -> None:
-        """End its threads; the stage can be used again. Pixels that were taken stay valid."""
-        self._pool = None
-
-    def batch(
-        self,
-        decoded: Decoded,
-        part_names: Sequence[str],
-        names: Sequence[str],
-        on_error: OnError,
-        skipped: list[Skipped],
-        *,
-        epoch: int,
-        position: int,
-        keep: NDArray[np.bool_] | None,
-    ) -> ImageBatch:
-        """Make the batch that is delivered.
-
-        Args:
-            decoded: what was read and decoded.
-            part_names: the parts that were read.
-            names: the store's names, for errors.
-            on_error: what to do with a picture that cannot be decoded.
-            skipped: takes what is left out.
-            epoch: the epoch.
-            position: the global position of the first sample.
-            keep: bool, shape (samples,): which samples were read; None: all.
-
-        Raises:
-            DecodeError: a picture cannot be decoded and `on_error` is `raise`; names the sample.
-        """
-        native, job = decoded
-        for sample, reason in job.failures:
-            if keep is not None and not keep[sample]:
-                continue
-            try:
-                self._replace(native, job, sample, reason)
-            except Exception as e:
-                index = int(native.indices[sample])
-                error = DecodeError(
-                    f"sample {index} ({names[index]!r}) is no picture that can be decoded: {reason}; "
-                    f"Pillow: {e}.",
-                    index=index,
-                    name=names[index],
-                    next_step="Take it out of the data, or give on_error='skip'.",
-                )
-                if on_error == "raise":
-                    raise error from e
-                keep = np.ones(native.samples, np.bool_) if keep is None else keep
-                keep[sample] = False
-                skipped.append(Skipped(index, names[index], str(error)))
-        batch = ImageBatch(native, part_names, epoch=epoch, position=position, keep=keep)
-        pixels = job.pixels.view(self.images.numpy_dtype).reshape(-1, *self.images.shape)
-        batch.pixels = pixels if keep is None else pixels[keep]
-        batch.recycled = keep is None
-        batch.mixed = None
-        if self.images.mixup or self.images.cutmix:
-            batch.mixed = augment.mix(
-                self.images, batch.pixels, batch.labels, batch.indices,
-                seed=self.seed, epoch=epoch,
-            )  # fmt: skip
-        return batch
-
-    def _replace(
-        self, native: _native.Batch, job: _native.DecodeJob, sample: int, reason: str
-    ) -> None:
-        """Decode with Pillow what the native decoders refused."""
-        slot = sample * native.parts + self._part
-        start = int(native.offsets[slot])
-        encoded = native.data[start : start + int(native.lengths[slot])]
-        job.replace(sample, _by_pillow(encoded.tobytes(), self.images))
-        self.fallbacks += 1
-        if self.fallbacks == 1:
-            log.warning(
-                "Pillow decodes what headrace's own decoders do not, sample %d first (%s); "
-                "the loader's decoding.fallbacks counts them",
-                int(native.indices[sample]), reason,
-            )  # fmt: skip
-
-
-def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
-    """Decode a picture.
-
-    Returns:
-        uint8, shape (height, width, 3).
-
-    Raises:
-        OSError, ValueError: Pillow cannot decode it, or the picture is too large.
-    """
-    from PIL import Image, ImageOps  # for rare pictures only: its import takes a while
-
-    with Image.open(io.BytesIO(encoded)) as picture:
-        if picture.width * picture.height > images.max_pixels:
-            raise ValueError(f"{picture.width} x {picture.height} pixels are more than max_pixels")
-        upright = ImageOps.exif_transpose(picture) if images.orient else picture
-        if images.background is not None and upright.has_transparency_data:
-            behind = Image.new("RGBA", upright.size, (*images.background, 255))
-            upright = Image.alpha_composite(behind, upright.convert("RGBA"))
-        return np.ascontiguousarray(np.asarray(upright.convert("RGB"), np.uint8))

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from headrace.config import ReaderOptions, TierOptions
     from headrace.order import Order, Share, Slices
     from headrace.plane.batch import Batch, OnError, Skipped
-    from headrace.plane.images import Decoding, Images
+    from headrace.plane.decoding import Decoding
+    from headrace.plane.images import Images
     from headrace.plane.pipeline import AddStage, Delivery, SampleSource
     from headrace.plane.tiers import CacheReport
     from headrace.plane.tokens import WindowReader

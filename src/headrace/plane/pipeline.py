@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, tee
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
     from headrace.config import ReaderOptions
     from headrace.io.objects.faults import RemoteStats
     from headrace.order import Order
+    from headrace.plane.decoding import Decoded, Decoding
     from headrace.plane.disk_cache import DiskCache
-    from headrace.plane.images import Decoded, Decoding, Images
+    from headrace.plane.images import Images
     from headrace.plane.loader import Span
     from headrace.plane.stage import BatchReads, PendingReads, Stage
     from headrace.plane.tiers import CacheReport, DiskTier, MemoryTier
@@ -278,7 +280,7 @@ class Pipeline:
         self._part_numbers = _numbers_of(self.part_names, source.parts)
         self.decoding: Decoding | None = None
         if decoding is not None:
-            from headrace.plane.images import Decoding  # who reads bytes alone needs it not
+            from headrace.plane.decoding import Decoding  # who reads bytes alone needs it not
 
             self.decoding = Decoding(*decoding, self.part_names, decode_threads)
         self.windows = windows
@@ -417,7 +419,8 @@ class Pipeline:
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 fetched = self._checked(native, epoch, position)
-                self._batch_bytes += 0.1 * (fetched.batch.nbytes - self._batch_bytes)
+                nbytes = fetched.batch.nbytes or self._batch_bytes  # 0: all of it was kept decoded
+                self._batch_bytes += 0.1 * (nbytes - self._batch_bytes)
                 yield fetched
         finally:
             natives.close()
@@ -443,25 +446,22 @@ class Pipeline:
     ) -> Generator[_native.Batch | Decoded, None, None]:
         """Yield the batch of each span, in order; each is read on its own.
 
-        Batches are submitted ahead without deciding how much memory that takes: the native reader keeps to
-        its budget, and what is more only queues up.
+        Batches are submitted ahead: the native reader keeps to its budget, and what is more only queues up.
         """
         pending: deque[Any] = deque()  # PendingPixels where pictures are decoded
-        decoding = self.decoding
+        submit: Callable[..., Any] = reader.submit
+        if self.decoding is not None:
+            submit = partial(self.decoding.ask, reader, self.source.catalog, epoch)
         for span in spans:
-            reads = reader.submit(order.wrapped(epoch, *span))
-            pending.append(reads if decoding is None else decoding.pending(reads, epoch))
+            pending.append(submit(order.wrapped(epoch, *span)))
             while len(pending) > max(1, self._batches_ahead()):
                 yield self._take(pending)
         while pending:
             yield self._take(pending)
 
     def _take(self, pending: deque[Any]) -> _native.Batch | Decoded:
-        first = pending.popleft()
-        self.was_ready = first.done
-        taken: _native.Batch | Decoded
-        taken = first.take() if self.decoding is None else first.take(pending)
-        return taken
+        self.was_ready = (first := pending.popleft()).done
+        return first.take() if self.decoding is None else first.take(pending)  # type: ignore[no-any-return]
 
     def _batches_ahead(self) -> int:
         """Batches to submit ahead: what reads never runs dry, and the buffer can be filled."""
@@ -503,15 +503,14 @@ class Pipeline:
         trace = BatchTrace(getattr(native, "way", NOT_READ))
         if not isinstance(taken, tuple) or self.decoding is None:
             batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
-            batch.mixture = self.source.mixture
-            return Fetched(batch, native.indices, native.stats, trace)
-        trace.decoding_s, trace.decoded_s, trace.work_s, trace.cpu_s = taken.job.times
-        pixels = self.decoding.batch(
-            taken, self.part_names, self.source.names, self._on_error, self.skipped,
-            epoch=epoch, position=position, keep=keep,
-        )  # fmt: skip
-        pixels.mixture = self.source.mixture
-        return Fetched(pixels, native.indices, native.stats, trace)
+        else:
+            trace.decoding_s, trace.decoded_s, trace.work_s, trace.cpu_s = taken.job.times
+            batch = self.decoding.batch(
+                taken, self.part_names, self.source.names, self._on_error, self.skipped,
+                epoch=epoch, position=position, keep=keep,
+            )  # fmt: skip
+        batch.mixture = self.source.mixture
+        return Fetched(batch, native.indices, native.stats, trace)
 
     def _without_failed(self, native: _native.Batch) -> NDArray[np.bool_]:
         keep = np.ones(native.samples, np.bool_)

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from headrace.plane.images import Decoding, ImageBatch, Images
+    from headrace.plane.decoding import Decoding
+    from headrace.plane.images import ImageBatch, Images
 
 log = logging.getLogger("headrace.torch")
 
