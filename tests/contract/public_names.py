@@ -41,7 +41,7 @@ def names_text() -> str:
     lines = []
     for module in MODULES:
         lines.append(module)
-        for name in sorted(_exported(module)):
+        for name in sorted(exported(module)):
             lines += [f"  {line}" for line in _described(module, name)]
         lines.append("")
     stub = (SOURCES / "headrace/_native.pyi").read_bytes()
@@ -64,7 +64,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(statement.body)
 
 
-def _exported(module: str) -> list[str]:
+def exported(module: str) -> list[str]:
     for statement in _tree(module).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         if any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets):
@@ -109,7 +109,7 @@ def _described(module: str, name: str) -> Iterator[str]:
         yield f"{name}: module {where}" if where.startswith("headrace.") else f"{name}: {where}"
     for statement in statements:
         if isinstance(statement, ast.ClassDef):
-            yield from _class(where, statement, set(_exported(module)))
+            yield from _class(where, statement, set(exported(module)))
         elif isinstance(statement, Definition):
             yield _signature(statement)
         else:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from contract.public_names import MODULES, exported
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMED = ("a", "button", "summary", "title", *(f"h{n}" for n in range(1, 7)))
@@ -109,6 +112,19 @@ def test_every_page_is_built(site, pages):
     sources = {p.relative_to(ROOT / "docs").with_suffix("") for p in ROOT.glob("docs/**/*.md")}
     built = {path.relative_to(site).with_suffix("") for path in pages}
     assert {p for p in sources if "_build" not in p.parts} <= built
+
+
+def test_every_public_name_is_in_the_index(site):
+    """Whatever a program imports has a place in the reference, which search and other projects' links find."""
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    listed = {line.split(" ")[0] for line in zlib.decompress(inventory).decode().splitlines()}
+    missing = [
+        f"{module}.{name}"
+        for module in MODULES
+        for name in sorted(exported(module))
+        if not {f"{module}.{name}", f"headrace.{name}"} & listed and name != "__version__"
+    ]
+    assert missing == []
 
 
 def test_every_link_leads_somewhere(site, pages):

@@ -85,14 +85,12 @@ def test_every_module_says_what_it_is_for():
 
 
 def test_every_name_of_the_facade_is_documented(root):
-    page = (root / "docs/reference/api.md").read_text()
     names = sorted(set(headrace.__all__) - {"__version__"})
     assert [name for name in names if not inspect.getdoc(getattr(headrace, name))] == []
-    assert [name for name in names if f"headrace.{name}\n" not in page] == []
 
 
 def test_every_error_is_drawn_and_documented(root):
-    page = (root / "docs/reference/api.md").read_text()
+    page = (root / "docs/reference/errors.md").read_text()
     for name in headrace.errors.__all__:
         assert re.search(rf"\b{name}\b", headrace.errors.__doc__), name
         assert f"autoexception:: {name}\n" in page

@@ -113,7 +113,7 @@ class TensorBatch:
     """Samples that are delivered together, as tensors. Do not write into them in place."""
 
     data: Tensor
-    """uint8, shape (bytes,): headrace's buffer. Samples lie in it in any order and with gaps."""
+    """headrace's buffer, uint8, shape (bytes,). Samples lie in it in any order and with gaps."""
 
     offsets: Tensor
     """int64, shape (samples,), or (samples, parts) where several parts are read."""
@@ -122,7 +122,7 @@ class TensorBatch:
     """int64, shaped like `offsets`; 0 where a sample lacks a part."""
 
     indices: Tensor
-    """int64, shape (samples,): the samples' indices in the store."""
+    """The samples' indices in the store, int64, shape (samples,)."""
 
     labels: Tensor
     """int64, shape (samples,), -1 where a sample has none."""

@@ -62,7 +62,7 @@ class TokenTensors:
 
     @property
     def cu_seqlens(self) -> torch.Tensor:
-        """int32, shape (sequences + 1,): where sequences begin in the flattened inputs, and where they end."""
+        """Where sequences begin in the flattened inputs, and where they end; int32, shape (sequences + 1,)."""
         return self._tensor(self.batch.cu_seqlens)
 
     @property
