@@ -40,7 +40,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help demo build test test-slow check format bench asan tsan fuzz docs stub clean
+.PHONY: help demo build test test-slow check format bench asan tsan fuzz docs wheel stub clean
 
 help:
 	@echo 'make demo        pack real images, train on them, interrupt, resume, compare (DATA=folder)'
@@ -58,6 +58,7 @@ help:
 	@echo 'make coverage    which lines of src the fast tests run, a line for each file'
 	@echo 'make mutants     small changes in $(MUTANTS): does a test notice? MUTANT="--count 100"'
 	@echo 'make docs        the documentation, into docs/_build/html; make test builds and checks it, too'
+	@echo 'make wheel       dist/: a source archive, and the wheel that is built from it, its libraries inside'
 	@echo 'make stub        write src/headrace/_native.pyi anew'
 	@echo 'make clean       remove all that make made'
 
@@ -97,6 +98,10 @@ $(DONE)/test: pyproject.toml $(DONE)/torch
 
 $(DONE)/check: pyproject.toml $(DONE)/venv
 	$(INSTALL) --group check
+	@touch $@
+
+$(DONE)/wheel: pyproject.toml $(DONE)/build-tools
+	$(INSTALL) --group wheel
 	@touch $@
 
 $(DONE)/docs: pyproject.toml $(DONE)/venv
@@ -161,7 +166,7 @@ test-python: $(DONE)/build
 	$(BIN)/python -m pytest -q -m 'alone and not slow' $(PYTEST) || test $$? = 5
 
 # The frameworks' layer for the real DLIO's TensorFlow, the launchers' for their matrix.
-test-slow: $(DONE)/debian-cluster $(DONE)/test $(DONE)/frameworks $(DONE)/launchers $(DONE)/build
+test-slow: $(DONE)/debian-cluster $(DONE)/test $(DONE)/frameworks $(DONE)/launchers $(DONE)/wheel $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
 
 # Every launcher with every loader, as a table: samples delivered, unique, duplicates, exit.
@@ -277,6 +282,15 @@ bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/policy.py $(BENCH)
 	$(BIN)/python benchmarks/fabric.py $(BENCH)
 	$(BIN)/python -m benchmarks.bench $(BENCH)
+
+# The archive first, and the wheel from what is in it; auditwheel puts the codecs inside and says how old a
+# glibc may be.
+wheel: $(DONE)/wheel
+	rm -rf build/wheel dist
+	$(BIN)/python -m build --no-isolation --outdir build/wheel .
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m auditwheel repair --wheel-dir dist build/wheel/*.whl
+	mv build/wheel/*.tar.gz dist
+	@ls dist
 
 docs: $(DONE)/docs
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build/html

@@ -6,6 +6,8 @@ What loads stores is imported when it is asked for: over a torch data set it is 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.extras import import_extra
+
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dataloader import DataLoader, adopt
     from headrace.frameworks.torch.dataset import Dataset, Sample, TensorBatch
@@ -31,6 +33,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'headrace.torch' has no attribute {name!r}")
+    import_extra("torch", "headrace.torch")
     module = import_module(f"headrace.frameworks.torch.{_HOMES[name]}")
     value = globals()[name] = getattr(module, name)
     return value

@@ -45,7 +45,14 @@ def read_page(page: Path, folder: Path, environment: Mapping[str, str] | None = 
 class Reader:
     """Somebody who works through one page. Use it as a context: it stops what it started."""
 
-    def __init__(self, page: Path, folder: Path, environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        page: Path,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+    ):
+        self._python = python
         self.ran = 0
         self.folder = folder / "home"
         self._state = folder / "state"
@@ -61,7 +68,7 @@ class Reader:
         base = environment or os.environ
         self.environment = {
             **{k: v for k, v in base.items() if k == "SLURM_CONF" or not k.startswith(_FOREIGN)},
-            "PATH": f"{_commands(folder / 'bin')}:{base['PATH']}",
+            "PATH": f"{_commands(folder / 'bin', python)}:{base['PATH']}",
             "HOME": str(self.folder),
             "HEADRACE_RUNTIME_DIR": str(folder / "run"),
             "ROOT": str(ROOT),
@@ -113,7 +120,7 @@ class Reader:
             self.ran += 1
             if block.language in ("python", "py"):
                 cwd = (self._state / "cwd").read_text().strip()
-                self._ends_well([sys.executable, "-W", "error", "-c", block.text], block, cwd)
+                self._ends_well([self._python, "-W", "error", "-c", block.text], block, cwd)
             elif block.language == "console":
                 self._console(block)
             elif "serves" in block.remarks:
@@ -198,16 +205,16 @@ class Reader:
 _FOREIGN: Final = ("SLURM", "SBATCH", "HEADRACE", "AWS_", "XDG_", "OMPI_", "PMI")
 
 
-def _commands(folder: Path) -> Path:
-    """A folder with the package's commands and `python`, of this very interpreter."""
+def _commands(folder: Path, python: str) -> Path:
+    """A folder with the package's commands and `python`, of one interpreter."""
     folder.mkdir()
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     for name, target in scripts.items():
         module, _, function = target.partition(":")
         code = f"import sys; sys.argv[0] = '{name}'; from {module} import {function} as f; sys.exit(f())"
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{code}" "$@"\n')
+        (folder / name).write_text(f'#!/bin/sh\nexec "{python}" -c "{code}" "$@"\n')
     for name in ("python", "python3"):
-        (folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        (folder / name).write_text(f'#!/bin/sh\nexec "{python}" "$@"\n')
     for command in folder.iterdir():
         command.chmod(0o755)
     return folder
