@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from headrace.config import ReaderOptions
-    from headrace.order.windows import Packing
+    from headrace.order.windows import JoinedPlan, Packing
     from headrace.plane.batch import OnError
     from headrace.plane.images import Images
     from headrace.plane.pipeline import AddStage
     from headrace.plane.tokens import TokenDtype, TokenLoader
+    from headrace.store.mixture import Mixture
 
 __all__ = ["loader", "open", "order_for", "plane_over", "tokens"]
 
@@ -259,11 +260,7 @@ def loader(
     if not isinstance(store, Store):
         store = open(store)
     if store.mixture is not None:
-        if seed not in {0, store.mixture.seed}:
-            raise ValueError(
-                f"seed is {seed}, the mixture has {store.mixture.seed}: give it to headrace.mix alone"
-            )
-        seed = store.mixture.seed
+        seed = _seed_of(store.mixture, seed)
         if decode is not None:
             names = tuple(parts or store.parts)
             store.mixture.check_part(names[decode.part_of(names)])
@@ -317,7 +314,8 @@ def tokens(
 
     Args:
         store: an open store whose samples are documents of tokens, or the path of one (or of token files that
-            say what they hold); see docs/howto/tokens.md.
+            say what they hold); or what `headrace.mix` returned of such stores, whose proportions are then
+            those of windows. See docs/howto/tokens.md.
         length: inputs of a window. Windows are one token longer, so that each input has a target.
         batch_size: windows per batch and rank.
         pack: `cut`: all documents one behind the other, cut every `length` tokens; what is left at the end is
@@ -342,18 +340,30 @@ def tokens(
         StoreError: a document is no whole number of tokens, or all of them make no window.
         ValueError: an unknown packing, part or option, or nobody says what the tokens are.
     """
-    from headrace.order.windows import Windows
     from headrace.plane.tokens import Documents, TokenLoader, WindowReader
 
     tiers, reading, tier_origins = tier_options(options)
-    given = [name for name, origin in tier_origins.items() if origin == "argument"]
-    if given:
-        raise ValueError(f"{given[0]} is for loaders of samples; windows of tokens know no tiers")
+    for name, origin in tier_origins.items():
+        if origin != "default":
+            said = name if origin == "argument" else f"HEADRACE_{name.upper()} is set, which"
+            raise ValueError(
+                f"{said} is for loaders of samples: windows of tokens know no tiers and no limits"
+            )
     if not isinstance(store, Store):
         store = open(store)
+    if store.mixture is not None:
+        seed = _seed_of(store.mixture, seed)
     documents = Documents(store, part, stored)
     windows = WindowReader(documents, length, pack, dtype, pad)
-    order = Windows(windows.plan.windows, length, pack, seed=seed, shuffle=shuffle)
+    order = _order_of_windows(
+        store.mixture,
+        windows.plan,
+        batch_size,
+        length=length,
+        pack=pack,
+        seed=seed,
+        shuffle=shuffle,
+    )
     share = Share(order.length, batch_size, RankDecision(rank, world_size), tail)
     tiers = TierOptions(ram_bytes=0)
     resolved, origins = reader_options(reading)
@@ -363,6 +373,36 @@ def tokens(
     )
     _introduce(new_loader, origins, share, tune=tune, memory_bytes=memory_bytes, trace=trace)
     return new_loader
+
+
+def _seed_of(mixture: Mixture, seed: int) -> int:
+    if seed not in {0, mixture.seed}:
+        raise ValueError(
+            f"seed is {seed}, the mixture has {mixture.seed}: give it to headrace.mix alone"
+        )
+    return mixture.seed
+
+
+def _order_of_windows(
+    mixture: Mixture | None, plan: JoinedPlan, batch_size: int,
+    *, length: int, pack: Packing, seed: int, shuffle: bool,
+) -> Order:  # fmt: skip
+    """The order over windows: of one store, or of a mixture's sources in their proportions."""
+    from headrace.order.windows import Windows
+
+    if mixture is None:
+        return Windows(plan.windows, length, pack, seed=seed, shuffle=shuffle)
+    named = {"shuffled": True, "sequential": False}
+    own = []
+    for name, each in zip(mixture.sources, plan.plans, strict=True):
+        kind = mixture.proportions.orders.get(name, "shuffled" if shuffle else "sequential")
+        if not isinstance(kind, str) or kind not in named:
+            raise ValueError(
+                f"the order of source {name!r} is {kind!r}: windows of tokens come 'shuffled' or 'sequential'"
+            )
+        own_seed = mixture.seed_of(name)
+        own.append(Windows(each.windows, length, pack, seed=own_seed, shuffle=named[kind]))
+    return mixture.order_over(own, batch_size)
 
 
 def _introduce(

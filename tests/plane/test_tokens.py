@@ -256,3 +256,102 @@ def test_pieces_that_leave_their_buffers_are_refused():
         arrays = (np.array([value]) for value in (offset, dest, count))
         with pytest.raises(ValueError, match="piece 0 leaves its buffers"):
             _native.place_tokens(data, "uint16", *arrays, rows)
+
+
+# -- mixtures ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sources(tmp_path):
+    made = {}
+    for seed, (name, count) in enumerate({"web": 90, "code": 40, "books": 60}.items()):
+        documents = documents_of(seed, count)
+        made[name] = documents, packed(tmp_path / f"{name}.hr", documents)
+    yield made
+    for _, store in made.values():
+        store.close()
+
+
+def mixed_windows(sources, pack):
+    """Every window of each source by its number through all of them: what must be in it, slow and plain."""
+    windows = []
+    for name, (documents, _) in sources.items():
+        for pieces in reference_windows([len(d) for d in documents], pack, LENGTH):
+            tokens = np.concatenate([documents[d][start : start + n] for d, start, n in pieces])
+            windows.append((name, tokens))
+    return windows
+
+
+@pytest.mark.parametrize("pack", ["cut", "best-fit"])
+def test_windows_of_a_mixture_are_its_sources_in_the_proportions_asked_for(sources, pack):
+    expected = mixed_windows(sources, pack)
+    stores = {
+        "web": (sources["web"][1], 5),
+        "code": (sources["code"][1], 3),
+        "books": (sources["books"][1], 2),
+    }
+    mixture = hr.mix(stores, seed=3, stop="last")
+    delivered = []
+    with hr.tokens(mixture, LENGTH, 10, pack=pack, stored="uint16") as batches:
+        for batch in batches:
+            if len(batch) == 10:
+                assert [batch.sources.count(name) for name in sources] == [5, 3, 2]
+            for number, row, name in zip(
+                batch.indices.tolist(), batch.tokens, batch.sources, strict=True
+            ):
+                tokens = expected[number][1]
+                assert name == expected[number][0]
+                assert (row[: len(tokens)] == tokens).all()
+                assert not row[len(tokens) :].any()
+                delivered.append(number)
+    assert set(delivered) == set(range(len(expected)))
+    bounds = batch.documents[batch.documents >= 0]
+    assert bounds.max() < sum(len(documents) for documents, _ in sources.values())
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_mixture_of_tokens_goes_on_with_any_world_size(sources, world_size):
+    mixture = hr.mix({name: store for name, (_, store) in sources.items()}, seed=3, stop=240)
+    options = {"length": LENGTH, "stored": "uint16"}
+    whole = hr.tokens(mixture, batch_size=6, **options)
+    rows = np.concatenate([batch.tokens for batch in whole])
+    first = hr.tokens(mixture, batch_size=6, **options)
+    batches = iter(first)
+    for _ in range(10):
+        next(batches)
+    state = json.loads(json.dumps(first.state_dict()))
+    parts = []
+    for rank in range(world_size):
+        again = hr.tokens(
+            mixture, batch_size=6, rank=rank, world_size=world_size, tail="exact", **options
+        )
+        again.load_state_dict(state)
+        parts.append([batch.tokens for batch in again])
+    rest = np.concatenate([row for step in zip(*parts, strict=True) for row in step])
+    assert (rest == rows[60:]).all()
+
+
+def test_sizes_of_a_mixture_of_tokens_are_windows_and_not_documents(sources, tmp_path):
+    """One long document has as many windows as hundreds of short ones."""
+    long = packed(tmp_path / "long.hr", [np.arange(100 * LENGTH + 1, dtype=np.uint16)])
+    short = packed(tmp_path / "short.hr", [np.arange(LENGTH, dtype=np.uint16)] * 301)
+    mixture = hr.mix({"long": long, "short": short}, seed=1)
+    with hr.tokens(mixture, LENGTH, 40, stored="uint16") as batches:
+        assert next(iter(batches)).sources.count("long") == 10
+
+
+def test_what_a_mixture_of_tokens_cannot_be_is_refused(sources, tmp_path, monkeypatch):
+    stores = {name: store for name, (_, store) in sources.items()}
+    with pytest.raises(ValueError, match="the order of source 'web' is 'balanced'"):
+        loader(hr.mix(stores, orders={"web": "balanced"}), seed=0)
+    with pytest.raises(ValueError, match="the mixture has 3"):
+        loader(hr.mix(stores, seed=3))
+    with loader(stores["web"]) as batches, pytest.raises(ValueError, match="is of one store"):
+        _ = next(iter(batches)).sources
+    for name in ("CACHE_DIR", "BYTES_PER_S"):
+        with monkeypatch.context() as environment:
+            environment.setenv(f"HEADRACE_{name}", str(1 << 30))
+            with pytest.raises(
+                ValueError, match=f"HEADRACE_{name} is set, which is for loaders of samples"
+            ):
+                loader(stores["web"])

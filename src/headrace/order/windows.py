@@ -12,17 +12,19 @@ many targets, and no target is lost between windows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, get_args
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast, get_args
 
 import numpy as np
 
+from headrace import _native
 from headrace.errors import OrderError
 from headrace.order.hash import SAMPLES_MAX, Purpose, derive_key, keyed
 from headrace.order.order import SEED_MAX, Order, checked
 from headrace.order.randomness import Randomness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -41,6 +43,9 @@ _BLOCK: Final = 16
 
 _PACKED_TOGETHER: Final = 1 << 16
 """Documents that `BestFitWindows` packs together: more would hardly fill windows better."""
+
+_PACKED_LENGTH_MAX: Final = 1 << 24
+"""The longest window that documents are packed into: the packer takes 8 bytes for each place of it."""
 
 _AT_ONCE: Final = 1 << 20
 """Documents whose sizes are asked for at once."""
@@ -125,6 +130,44 @@ class Plan(Protocol):
         """The pieces of these windows; int64, shape (windows,), each below `windows`."""
 
 
+class JoinedPlan:
+    """The windows of several plans, one plan's behind the other's: of each source of a mixture.
+
+    Args:
+        plans: of the sources.
+        documents: of each source.
+    """
+
+    def __init__(self, plans: Sequence[Plan], documents: Sequence[int]) -> None:
+        self.plans = tuple(plans)
+        self.windows = sum(plan.windows for plan in plans)
+        self.tokens = sum(plan.tokens for plan in plans)
+        self._starts = np.array([0, *accumulate(plan.windows for plan in plans)][:-1], np.int64)
+        self._documents = [0, *accumulate(documents)][:-1]
+
+    def source_of(self, windows: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The number of the plan that each window is of; int64, shaped like `windows`."""
+        return np.searchsorted(self._starts, np.asarray(windows, np.int64), "right") - 1
+
+    def pieces(self, windows: npt.NDArray[np.int64]) -> Pieces:
+        """The pieces of these windows."""
+        if len(self.plans) == 1:
+            return self.plans[0].pieces(windows)
+        source, pieces = self.source_of(windows), []
+        for number in np.unique(source).tolist():
+            rows = np.flatnonzero(source == number)
+            own = self.plans[number].pieces(windows[rows] - self._starts[number])
+            pieces.append(
+                own._replace(row=rows[own.row], document=own.document + self._documents[number])
+            )
+        if len(pieces) == 1:
+            return cast("Pieces", pieces[0])
+        # Rows stand in the order of their windows again; each keeps its pieces one behind the other.
+        joined = [np.concatenate(column) for column in zip(*pieces, strict=True)]
+        order = np.argsort(joined[0], kind="stable")
+        return Pieces._make(column[order] for column in joined)
+
+
 def plan_windows(pack: Packing, documents: int, sizes: Sizes, length: int) -> Plan:
     """Plan windows over all documents.
 
@@ -140,6 +183,10 @@ def plan_windows(pack: Packing, documents: int, sizes: Sizes, length: int) -> Pl
     length = checked("length", length, 1, SAMPLES_MAX)
     if pack not in get_args(Packing):
         raise OrderError(f"pack is {pack!r}, expected 'cut' or 'best-fit'")
+    if pack == "best-fit" and length > _PACKED_LENGTH_MAX:
+        raise OrderError(
+            f"length is {length:,}, expected at most {_PACKED_LENGTH_MAX:,} to pack whole documents"
+        )
     return (CutWindows if pack == "cut" else BestFitWindows)(documents, sizes, length)
 
 
@@ -205,7 +252,7 @@ class BestFitWindows:
             number = np.arange(len(document)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
             size = np.minimum(counts[document] - number * length, length + 1)
             longest = np.argsort(-size, kind="stable")
-            window = np.array(best_fit(size[longest].tolist(), length + 1), np.int64)
+            window = _native.best_fit(size[longest], length + 1)
             placed = longest[np.argsort(window, kind="stable")]
             offsets.append(document[placed].astype(np.uint16))
             numbers.append(number[placed].astype(np.uint32))
@@ -231,34 +278,3 @@ class BestFitWindows:
         count = np.minimum(self._sizes(document) - start, self._length + 1)
         sums = np.cumsum(count) - count
         return Pieces(row, sums - np.repeat(sums[stops - number], number), document, start, count)
-
-
-def best_fit(sizes: list[int], capacity: int) -> list[int]:
-    """The bin of each piece: one with the least room that it fits into, else a new one.
-
-    Args:
-        sizes: of the pieces, 1 to `capacity`, in the order in which they are placed.
-        capacity: room of an empty bin.
-
-    Returns:
-        The number of each piece's bin; bins are numbered as they are begun.
-    """
-    with_room: list[list[int]] = [[] for _ in range(capacity)]
-    rooms = 0  # bit r is set where a bin has room for exactly r
-    bins = 0
-    placed = []
-    for size in sizes:
-        fitting = rooms >> size
-        if fitting:
-            room = size + (fitting & -fitting).bit_length() - 1
-            number = with_room[room].pop()
-            if not with_room[room]:
-                rooms ^= 1 << room
-        else:
-            room, number = capacity, bins
-            bins += 1
-        placed.append(number)
-        if room > size:
-            with_room[room - size].append(number)
-            rooms |= 1 << (room - size)
-    return placed

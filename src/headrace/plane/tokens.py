@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from functools import cached_property
-from itertools import islice
+from functools import cached_property, partial
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -21,8 +21,9 @@ import numpy as np
 from headrace import _native
 from headrace.base.lifetime import Closing
 from headrace.errors import StoreError
-from headrace.order.windows import Pieces, plan_windows
+from headrace.order.windows import JoinedPlan, Pieces, plan_windows
 from headrace.plane.loader import Loader
+from headrace.store.sources.scan import TOKEN_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -55,7 +56,7 @@ class TokenBatch:
 
     Attributes:
         tokens: int32 or int64, shape (windows, length + 1): each row one token longer than its inputs.
-        indices: int64, shape (windows,): the windows' numbers.
+        indices: int64, shape (windows,): the windows' numbers, counted through the sources of a mixture.
         epoch: the epoch the batch belongs to.
         position: the global position of its first window.
         nbytes: bytes of its tokens in the store.
@@ -72,6 +73,7 @@ class TokenBatch:
         epoch: int,
         position: int,
         nbytes: int,
+        sources_of: Callable[[NDArray[np.int64]], list[str]] | None = None,
     ) -> None:
         self.tokens = tokens
         self.indices = indices
@@ -79,6 +81,7 @@ class TokenBatch:
         self.position = position
         self.nbytes = nbytes
         self._pieces = pieces
+        self._sources_of = sources_of
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,6 +91,17 @@ class TokenBatch:
         return (
             f"TokenBatch({windows} windows of {length - 1} {self.tokens.dtype}, epoch {self.epoch})"
         )
+
+    @property
+    def sources(self) -> list[str]:
+        """The name of each window's source in the mixture.
+
+        Raises:
+            ValueError: the batch is of one store.
+        """
+        if self._sources_of is None:
+            raise ValueError("the batch is of one store, not of a mixture: it has no sources")
+        return self._sources_of(self.indices)
 
     @property
     def inputs(self) -> NDArray[Any]:
@@ -166,9 +180,13 @@ class Documents:
     """The documents of a store: which part holds tokens, of what type, and how many each has.
 
     Args:
-        store: whose samples are documents.
-        part: the part that holds tokens; None: the only one.
+        store: whose samples are documents; a mixture of such stores.
+        part: the part that holds tokens; None: the only one, or the one that is called so.
         stored: what tokens are there (`uint16`, ...); None: what the store says.
+
+    Attributes:
+        sources: first document and number of documents of each source; of a store, its own.
+        names: of the sources of a mixture.
 
     Raises:
         ValueError: the store has no such part, or does not say what its tokens are.
@@ -177,13 +195,17 @@ class Documents:
     def __init__(self, store: Store, part: str | None = None, stored: str | None = None) -> None:
         names = store.parts
         if part is None and len(names) > 1:
-            part = "tokens" if "tokens" in names else None
+            part = next((name for name in TOKEN_PARTS if name in names), None)
         if (part is None and len(names) != 1) or (part is not None and part not in names):
             raise ValueError(f"part is {part!r}, expected one of {names}")
         self.part = names[0] if part is None else part
-        self.stored = _stored_as(store, stored)
+        self.stored = _stored_as(store, self.part, stored)
         self.width = np.dtype(self.stored).itemsize
         self._store = store
+        mixture = store.mixture
+        counts = [len(source) for source in mixture.sources.values()] if mixture else [len(store)]
+        self.sources = list(zip(accumulate(counts[:-1], initial=0), counts, strict=True))
+        self.names = list(mixture.sources) if mixture else []
         self._bases = np.array([segment.base for segment in store.segments])
         self._parts = [
             [*map(_text, segment.directory.part_names)].index(self.part)
@@ -234,12 +256,20 @@ def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
-def _stored_as(store: Store, given: str | None) -> str:
-    stated = {str(s.entry.source.get("tokens", {}).get("dtype")) for s in store.segments} - {"None"}
-    if given is None and len(stated) != 1:
-        what = f"says that they are {' and '.join(sorted(stated))}" if stated else "does not say"
+def _stored_as(store: Store, part: str, given: str | None) -> str:
+    stated = set()
+    for source in (segment.entry.source for segment in store.segments):
+        dtypes = source.get("dtypes", {})
+        dtype = dtypes[part] if part in dtypes else source.get("tokens", {}).get("dtype")
+        stated |= {str(dtype)} - {"None"}
+    if len(stated) > 1:
         raise ValueError(
-            f"what are the tokens of {store.path}? The store {what}: pass stored='uint16', or pack "
+            f"the tokens of {store.path} are {' and '.join(sorted(stated))}, expected one type: tokenize all "
+            "with one tokenizer, or pack them as one type"
+        )
+    if given is None and not stated:
+        raise ValueError(
+            f"what are the tokens of {store.path}? The store does not say: pass stored='uint16', or pack "
             "it from a source of tokens (docs/howto/tokens.md)"
         )
     if given is not None and stated - {given}:
@@ -248,6 +278,10 @@ def _stored_as(store: Store, given: str | None) -> str:
     if dtype not in STORED:
         raise ValueError(f"stored is {dtype!r}, expected one of {', '.join(STORED)}")
     return dtype
+
+
+def _sizes_from(documents: Documents, base: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    return documents.sizes(numbers + base if base else numbers)
 
 
 class ReadTokens(NamedTuple):
@@ -284,13 +318,18 @@ class WindowReader:
         if dtype not in get_args(TokenDtype):
             raise ValueError(f"dtype is {dtype!r}, expected 'int32' or 'int64'")
         self.documents = documents
-        self.plan = plan_windows(pack, len(documents), documents.sizes, length)
-        if not self.plan.windows:
-            raise StoreError(
-                f"the documents have {self.plan.tokens:,} tokens, expected more than {length:,}: "
-                "they do not fill one window.",
-                next_step="Pass a smaller length.",
-            )
+        plans = [
+            plan_windows(pack, count, partial(_sizes_from, documents, base), length)
+            for base, count in documents.sources
+        ]
+        for plan in plans:
+            if not plan.windows:
+                raise StoreError(
+                    f"the documents have {plan.tokens:,} tokens, expected more than {length:,}: "
+                    "they do not fill one window.",
+                    next_step="Pass a smaller length.",
+                )
+        self.plan = JoinedPlan(plans, [count for _, count in documents.sources])
         self.length = length
         self._pad = pad
         self._full = pack == "cut"
@@ -336,10 +375,14 @@ class WindowReader:
                 batch = TokenBatch(
                     rows[first:last], windows[first:last], own, epoch=epoch, position=start,
                     nbytes=int(own.size.sum()) * self.documents.width,
+                    sources_of=self._names_of if self.documents.names else None,
                 )  # fmt: skip
                 yield ReadTokens(batch, None if k else native, bool(k) or ready)
                 first = last
             del rows, batch, native  # so that memory can be used again
+
+    def _names_of(self, windows: NDArray[np.int64]) -> list[str]:
+        return [self.documents.names[number] for number in self.plan.source_of(windows).tolist()]
 
     def _next_group(self, spans: Iterable[Span]) -> list[Span]:
         group = list(islice(spans, 1))

@@ -48,7 +48,10 @@ class Proportions:
     """What of a mixture comes when, beside its sources."""
 
     phases: tuple[tuple[int, tuple[int, ...]], ...]
-    """Proportions from a position of the epoch on, see `Mixed.phases`."""
+    """Proportions from a position of the epoch on, see `Mixed.phases`; by samples, where they are sizes."""
+
+    temperature: float | None = None
+    """Proportions are the sources' sizes to the power of 1 / temperature: samples, or windows of tokens."""
 
     seed: int = 0
     stop: Stop | int = "first"
@@ -124,13 +127,13 @@ def mix(
         if schedule is not None:
             phases = _phases(schedule, global_batch, names)
         else:
-            sizes = [float(len(store)) for store in stores]
-            phases = ((0, whole_parts(_even(sizes, temperature) if weights is None else weights)),)
+            phases = ((0, whole_parts(weights or _even(list(map(len, stores)), temperature))),)
         if stop == "counts":
             stop = _sum_of_counts(weights, phases[0][1])
         proportions = Proportions(
-            phases=phases, seed=seed, stop=stop, repeats=repeats_each, batches=batches,
-            orders=dict(orders or {}),
+            phases=phases, temperature=None if weights or schedule else temperature or 1.0,
+            seed=seed, stop=stop,
+            repeats=repeats_each, batches=batches, orders=dict(orders or {}),
         )  # fmt: skip
         return Mixture(dict(zip(names, stores, strict=True)), proportions, opened)
     except BaseException:
@@ -202,15 +205,19 @@ class Mixture(Store):
         """The order of the mixture.
 
         Args:
-            orders: of each source's samples, in the order of `sources`.
+            orders: of each source's samples, or of its windows of tokens, in the order of `sources`.
             batch_size: samples of a rank's batch, which comes from one source where that was asked for.
 
         Raises:
             OrderError: proportions and batches do not fit.
         """
         chosen = self.proportions
+        phases = chosen.phases
+        if chosen.temperature is not None:
+            sizes = [order.samples for order in orders]
+            phases = ((0, whole_parts(_even(sizes, chosen.temperature))),)
         return Mixed(
-            tuple(orders), chosen.phases, seed=chosen.seed, stop=chosen.stop, repeats=chosen.repeats,
+            tuple(orders), phases, seed=chosen.seed, stop=chosen.stop, repeats=chosen.repeats,
             block=batch_size if chosen.batches == "one source" else 1,
         )  # fmt: skip
 
@@ -307,8 +314,8 @@ def _known(what: str, by_name: Mapping[str, object], names: Sequence[str]) -> No
             raise ValueError(f"{what} names the source {name!r}, the mixture has {names}")
 
 
-def _even(sizes: list[float], temperature: float | None) -> list[float]:
-    if temperature is None:
+def _even(sizes: Sequence[int], temperature: float | None) -> Sequence[float]:
+    if temperature is None or temperature == 1:
         return sizes
     if not temperature > 0:
         raise OrderError(f"temperature is {temperature}, expected more than 0")
