@@ -297,6 +297,21 @@ def test_changes_are_relative_and_know_which_way_is_worse(tmp_path):
     assert [verdict.holds for verdict in reported] == [True, False, True, True]
 
 
+def test_throughputs_by_other_formulas_are_computed_anew_or_left_out(tmp_path):
+    """Upstream's formula makes less than nothing of a step, which was a change of millions of percent."""
+    by_formula = {"upstream": 4.0, "mlcommons": 8.0}
+    more = {"throughput_by_formula_samples_per_s": by_formula}
+    a = load_runs(write_run(tmp_path / "a", throughput_formula="upstream", **more))
+    b = load_runs(write_run(tmp_path / "b", throughput_formula="mlcommons", **more))
+    rows = rows_of(compare(a, b))
+    assert rows["throughput"].change == 0
+    assert "MLCommons" in rows["throughput"].measure.title
+    assert "io" not in rows
+    dlios = load_runs(write_run(tmp_path / "dlio", own=False))
+    assert not {"throughput", "io"} & set(rows_of(compare(dlios, b)))
+    assert {"throughput", "io"} <= set(rows_of(compare(b, b)))
+
+
 @pytest.mark.parametrize("text", ["wait_max < 1", "wait_p50 > 10%"])
 def test_a_gate_that_cannot_be_told_is_an_error(tmp_path, text):
     comparison = both(tmp_path, wait_s={"p50": 0.1})

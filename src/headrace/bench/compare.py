@@ -73,6 +73,9 @@ MEASURES: Final = tuple(RunMeasure(*row) for row in (
 """In the order of tables."""
 
 
+_BY_MLCOMMONS: Final = "headrace.throughput_by_formula_samples_per_s.mlcommons"
+
+
 def measure_named(name: str) -> RunMeasure:
     """The measure of that name.
 
@@ -236,10 +239,21 @@ class ConditionResult(NamedTuple):
 
 
 def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
-    """Compare two results, each of one run or of repeats."""
+    """Compare two results, each of one run or of repeats.
+
+    Throughputs by different formulas are no change of anything: they are computed anew by MLCommons', and left
+    out where a result, as DLIO's own, does not say what that is.
+    """
+    measures = list(MEASURES)
+    if len({run.own.get("throughput_formula") for run in (*a, *b)}) > 1:
+        throughput = measure_named("throughput")
+        title = f"{throughput.title}, MLCommons' formula"
+        by_formula = throughput._replace(path=_BY_MLCOMMONS, title=title)
+        measures[measures.index(throughput)] = by_formula
+        measures.remove(measure_named("io"))
     rows = [
         ComparisonRow(measure, left, right)
-        for measure in MEASURES
+        for measure in measures
         if (left := measured(a, measure)) and (right := measured(b, measure))
     ]
     return RunComparison(rows, tuple(differences(a[0], b[0])))
