@@ -241,43 +241,46 @@ class _Npz(DatasetFormat):
 _CSV_PART = 1 << 18
 """Elements that are printed at a time."""
 
+_HEADER = b","
+"""How a header begins: the column of row numbers has no name."""
+
 _BYTES = [b",%d" % i for i in range(256)]
 _TABLE = np.array([list(t.ljust(4, b"\0")) for t in _BYTES], np.uint8)
 _USED = np.arange(4) < np.array([len(t) for t in _BYTES])[:, None]
 
 
 class _Csv(DatasetFormat):
-    """A row for each sample, of its elements as numbers, behind a column of row numbers, as pandas has it."""
+    """A row for each sample, of its elements as numbers. DLIO 2.0 had a header, and a column of row numbers."""
 
     def write(self, out: OutputFile, job: FileJob) -> None:
         with _compressed(out, job.spec, os.path.basename(job.path)) as f:
-            elements = job.sample_bytes // job.spec.dtype.itemsize
-            for first in range(0, elements, _CSV_PART):
-                columns = range(first, min(first + _CSV_PART, elements))
-                f.write(("," + ",".join(map(str, columns))).encode())
             stream = job.stream()
-            for row in range(job.samples):
-                f.write(b"\n%d" % row)
+            for _ in range(job.samples):
+                begun = 1  # the row's first number has no comma before it
                 for data in stream.blocks(job.sample_bytes):
                     for at in range(0, data.size, _CSV_PART):
-                        f.write(_csv_text(data[at : at + _CSV_PART].view(job.spec.dtype)))
-            f.write(b"\n")
+                        part = _csv_text(data[at : at + _CSV_PART].view(job.spec.dtype))
+                        f.write(part[begun:])
+                        begun = 0
+                f.write(b"\n")
 
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
         """The rows of a file; of a compressed one all samples are in all of it."""
         if spec.compression != "none":
             return super().sample_extents(path, spec)
         ends: list[NDArray[np.int64]] = []
-        at = 0
+        at = header = 0
         with open(path, "rb", buffering=0) as f:
             while data := f.read(1 << 22):
+                header = header or int(not at and data.startswith(_HEADER))
                 ends.append(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + at)
                 at += len(data)
         lines = np.concatenate(ends) + 1 if ends else np.empty(0, np.int64)
         if at and (not lines.size or lines[-1] != at):
             raise bad_file(path, "the end of the last row", "missing", "a line feed", at)
-        self._check_rows(path, len(lines), spec)
-        return SampleExtents.each(lines[:-1], np.diff(lines))
+        self._check_rows(path, len(lines) - header, spec)
+        starts = np.concatenate(([0], lines[:-1]))
+        return SampleExtents.each(starts[header:], (lines - starts)[header:])
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
         opened: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
@@ -287,14 +290,14 @@ class _Csv(DatasetFormat):
         else:
             with opened.get(spec.compression, open)(path, "rb") as f:
                 lines = f.read().splitlines()
-        self._check_rows(path, len(lines), spec)
-        rows = [np.array(line.split(b",")[1:]).astype(spec.dtype) for line in lines[1:]]
-        return rows[index]
+        header = int(bool(lines) and lines[0].startswith(_HEADER))
+        self._check_rows(path, len(lines) - header, spec)
+        return np.array(lines[index + header].split(b",")[header:]).astype(spec.dtype)
 
     @staticmethod
     def _check_rows(path: str, lines: int, spec: DatasetSpec) -> None:
-        if lines != spec.num_samples_per_file + 1:
-            raise bad_file(path, "the number of rows", lines - 1, spec.num_samples_per_file)
+        if lines != spec.num_samples_per_file:
+            raise bad_file(path, "the number of rows", lines, spec.num_samples_per_file)
 
 
 def _csv_text(values: NDArray[Any]) -> bytes:
