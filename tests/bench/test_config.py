@@ -94,8 +94,6 @@ def test_unknown_keys_name_file_line_and_what_was_meant(own):
         ("dataset:\n  enable_chunking: true", "does nothing with it"),
         ("dataset:\n  parquet:\n    columns: [{name: a, dtyp: int8}]", "columns.dtyp is unknown"),
         ("metric:\n  au: 90", "at most 1"),
-        ("workflow:\n  profiling: true", "outside profilers are not started"),
-        ("checkpoint:\n  ksm: {await_time: 3}", "not supported: checkpoints are streamed"),
         ("reader:\n  reader_classname: a.b", "custom:MODULE:CLASS"),
         ("dataset:\n  data_folder: ${oc.env:HOME}", "interpolation"),
         ("defaults: [base]", "files are not composed"),

@@ -96,7 +96,7 @@ MISTAKES = [
     ({"format": "tfrecord", "compression": "gzip"}, "dataset.compression is 'gzip', expected one of none"),
     ({"format": "jpeg", "num_samples_per_file": 2}, "one sample"),
     ({"format": "png", "record_dims": [3, 3, 3]}, "2 dimensions"),
-    ({"format": "jpeg", "record_element_type": "float32"}, "uint8"),
+    ({"format": "jpeg", "record_dims": [2, 3, 4]}, "does not support more than 2 dimensions, but got 3"),
     ({"format": "hdf5", "record_dims": [5, 2], "hdf5": {"num_dset_per_record": 2}}, "divisor"),
     ({"parquet": {"columns": ["a", "a"]}}, "names that differ"),
     ({"parquet": {"columns": [{"name": "a", "dtype": "complex"}]}}, "parquet.columns.a.dtype"),

@@ -314,11 +314,12 @@ def test_what_dlio_takes_from_the_environment_is_told_to_have_no_effect(tmp_path
     ended = dlio_benchmark(
         "workload=llama_7b", *TINY, "++workload.checkpoint.num_checkpoints_write=1",
         "++workload.checkpoint.num_checkpoints_read=0", f"++hydra.run.dir={tmp_path}", cwd=tmp_path,
-        DLIO_OUTPUT_FOLDER="x", DFTRACER_ENABLE="1",
+        DLIO_OUTPUT_FOLDER="x", DLIO_PROFILER_ENABLE="1", DFTRACER_ENABLE="1",
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "note: DLIO_OUTPUT_FOLDER has no effect: give ++hydra.run.dir=DIR" in ended.stderr
-    assert "note: DFTRACER_ENABLE has no effect: `headrace bench trace` writes" in ended.stderr
+    assert "note: DLIO_PROFILER_ENABLE has no effect: DFTRACER_ENABLE=1 writes" in ended.stderr
+    assert '"cat":"ai_root"' in (tmp_path / "trace-0-of-1.pfw").read_text()
 
 
 def test_mistakes_end_with_what_is_wrong_and_no_result(configs, tmp_path):

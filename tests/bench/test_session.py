@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import yaml
 from headrace.base.job import Rank
 from headrace.bench import session
 from headrace.bench.compare import measure_named, measured
+from headrace.bench.postprocess import write_postprocessed
 from headrace.bench.ranks import join
 from headrace.bench.results import load_runs
 from headrace.bench.run import SessionOptions
@@ -244,13 +247,112 @@ def test_custom_engines(words, name, message):
             run_session(given)
 
 
+STEPS_BETWEEN = ("++workload.workflow.checkpoint=True", "++workload.model.model_size_bytes=4096")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["++workload.train.total_training_steps=900"], None),
+        (["++workload.workflow.evaluate=False"], "it reads workflow.evaluation"),
+        (["++workload.workflow.evaluation=True", "++workload.dataset.num_files_eval=0"],
+         "evaluations have no steps"),
+        (["++workload.reader.dont_use_mmap=True"], "DALI"),
+        (["++workload.checkpoint.ksm.await_time=3"], "no memory to merge"),
+        (["++workload.workflow.profiling=True", "++workload.profiling.profiler=darshan"], "not started"),
+        ([*STEPS_BETWEEN, "++workload.checkpoint.steps_between_checkpoints=1"], "AU leaves out 1 steps"),
+        ([*STEPS_BETWEEN, "++workload.checkpoint.steps_between_checkpoints=0"], "no checkpoint is written"),
+        (["++workload.dataset.format=png", "++workload.dataset.num_samples_per_file=1",
+          "++workload.dataset.record_element_type=float32"], "a png has uint8"),
+    ],
+)  # fmt: skip
+def test_what_dlio_runs_is_run_with_a_note(words, tmp_path, overrides, message):
+    folder = f"++workload.checkpoint.checkpoint_folder={tmp_path / 'saved'}"
+    report = run_session(words("unet3d_h100", GENERATE, folder, *overrides))
+    assert message is None or sum(message in note for note in report.notes) == 1
+    steps = json.loads((tmp_path / "out/0_output.json").read_text())["2"]["load"]
+    assert sum(map(len, steps.values())) == (2 if "png" in str(overrides) else 8)
+
+
+def test_checkpoints_of_tensorflow_have_its_files(words, tmp_path):
+    saved = tmp_path / "saved"
+    run_session(words(
+        "unet3d_h100", GENERATE, "++workload.framework=tensorflow", *STEPS_BETWEEN,
+        f"++workload.checkpoint.checkpoint_folder={saved}", "++workload.train.epochs=1",
+        "++workload.checkpoint.checkpoint_after_epoch=1",
+    ))  # fmt: skip
+    [folder] = saved.iterdir()
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    state = "model_states-0.pb-1"
+    assert set(sizes) == {"checkpoint", f"{state}.index", f"{state}.data-00000-of-00001"}
+    assert sizes[f"{state}.data-00000-of-00001"] == 4096
+
+
+def test_each_accelerator_leaves_a_trace_of_every_step(words, tmp_path):
+    options = SessionOptions(accelerators=2, trace=True)
+    run_session(words("unet3d_h100", GENERATE, *STEPS_BETWEEN,
+                      f"++workload.checkpoint.checkpoint_folder={tmp_path / 'saved'}",
+                      "++workload.checkpoint.checkpoint_after_epoch=1",
+                      "++workload.checkpoint.epochs_between_checkpoints=1"), options)  # fmt: skip
+    for rank in range(2):
+        first, *lines, last = (tmp_path / f"out/trace-{rank}-of-2.pfw").read_text().splitlines()
+        assert (first, last) == ("[", "]")
+        assert not any("[" in line or "]" in line for line in lines)
+        events = [json.loads(line) for line in lines]
+        names = Counter(f"{event['cat']} {event['name']}" for event in events)
+        del names["comm barrier"]
+        assert names == {
+            "ai_root ai_root": 1, "pipeline epoch.block": 2, "pipeline train": 2,
+            "dataloader fetch.iter": 8, "data item": 8, "data preprocess": 8, "compute compute": 8,
+        } | ({"checkpoint capture": 2} if rank == 0 else {})  # fmt: skip
+        root = next(event for event in events if event["cat"] == "ai_root")
+        assert all(
+            root["ts"] - 1e4 <= event["ts"] <= root["ts"] + root["dur"] + 1e4 for event in events
+        )
+
+
+def test_iostat_is_sampled_and_the_postprocessor_shows_it(words, tmp_path):
+    run_session(words("unet3d_h100", GENERATE, "++workload.workflow.profiling=True"))
+    [host] = json.loads((tmp_path / "out/iostat.json").read_text())["sysstat"]["hosts"]
+    assert {"timestamp", "avg-cpu", "disk"} == set(host["statistics"][0])
+    assert sum(host["statistics"][0]["avg-cpu"].values()) == pytest.approx(100, abs=1)
+    text = write_postprocessed(str(tmp_path / "out"), "mine").read_text()
+    assert "Run name: mine" in text
+    assert all(name in text for name in ("Epoch 2, block1", "IO Wait (%)", "Samples/s"))
+
+
+class Terminating:
+    """An engine whose process is terminated in its second epoch."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def open(self, split, epoch, _):
+        for step in range(self.context.plans[split].steps):
+            if (epoch, step) == (2, 3):
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield b"."
+
+
+def test_a_terminated_run_leaves_its_log_and_what_was_done(words, tmp_path):
+    given = words(
+        "unet3d_h100", GENERATE, f"++workload.reader.engine=custom:{__name__}:Terminating"
+    )
+    program = "import sys; sys.path[:0] = ['tests']; from headrace.cli.dlio import main; main()"
+    ended = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True,
+                           timeout=120, check=False)  # fmt: skip
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
+    assert "after 1 of 2 epochs: terminated" in (tmp_path / "out/dlio.log").read_text()
+    output = json.loads((tmp_path / "out/0_output.json").read_text())
+    assert "1" in output
+    assert "2" not in output
+    assert not (tmp_path / "out/summary.json").exists()
+
+
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
         (["++workload.reader.batch_size=100"], WorkloadError, "are 0 steps of 1 accelerators x 100"),
-        (["++workload.train.total_training_steps=9"], WorkloadError, "are 8 steps .* expected 9"),
-        (["++workload.workflow.checkpoint=True", "++workload.checkpoint.steps_between_checkpoints=1"],
-         WorkloadError, "steps_between_checkpoints: is 1, expected at least 2"),
         (["++workload.workflow.checkpoint=True", "++workload.checkpoint.num_checkpoints_write=2"],
          WorkloadError, "runs of checkpoints alone"),
         (["++workload.workflow.checkpoint=True", "++workload.checkpoint.fsync=True",

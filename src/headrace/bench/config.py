@@ -139,10 +139,8 @@ def _unquoted(value: str) -> str:
 _DOCUMENT_BYTES_MAX: Final = 4 << 20
 _DEPTH_MAX: Final = 12
 
-_FREE: Final = frozenset(
-    {"storage.storage_options", "checkpoint.ksm"}
-    | {name for name in KEYS if name.endswith("_time")}
-)  # fmt: skip
+_MAPPINGS: Final = ("storage.storage_options", "checkpoint.ksm")
+_FREE: Final = frozenset({*_MAPPINGS, *(name for name in KEYS if name.endswith("_time"))})
 """Keys whose value may be a mapping of its own."""
 
 _DICT_KEY: Final = re.compile(r"([{,]\s*[\w.]+):(?=\S)")
@@ -334,7 +332,7 @@ class _Merging:
         if known is None:
             self.problems.append(f"{setting.where}: {closest_key(spelled)}")
         else:
-            self.settings[spelled if known.startswith("storage.") else known] = setting
+            self.settings[spelled if known in _MAPPINGS else known] = setting
 
     def override(self, override: HydraOverride) -> None:
         where = f"command line: {override.written}"

@@ -218,13 +218,14 @@ def plan_of(
     Of a recorded job one accelerator reads all of its order, several what is whole.
 
     Raises:
-        WorkloadError: the data set is too small for a single step, or for total_training_steps.
+        WorkloadError: the data set is too small for a single step.
     """
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     of_train = split == "train"
     key = "dataset.num_files_train" if of_train else "dataset.num_files_eval"
     files, batch = data.num_files(split), reader.batch_size if of_train else reader.batch_size_eval
-    asked = train.total_training_steps if of_train and train.total_training_steps > 0 else None
+    # An upper bound, as in DLIO.
+    most = train.total_training_steps if of_train and train.total_training_steps > 0 else math.inf
     each, order, step = (
         batch * accelerators,
         None,
@@ -246,24 +247,22 @@ def plan_of(
                 f"{data.requests}: {order.reads:,} reads of an epoch are no step of {step}.",
                 next_step="Give fewer accelerators, or a smaller batch.",
             )
-        steps, seed = min(steps, asked or steps), train.seed
+        seed = train.seed
     else:
         per_file = data.num_samples_per_file
-        available = files * per_file // each
-        steps = asked or available
-        if not available or steps > available:
-            least = -(-each * max(steps, 1) // per_file)
+        steps = files * per_file // each
+        if not steps:
             raise WorkloadError(
-                f"{loaded.at(key)}: {files:,} files of {per_file:,} samples are {available:,} steps of "
-                f"{step}, expected {max(steps, 1):,}.",
-                next_step=f"It takes at least {least:,} files, or fewer accelerators, a smaller batch or "
-                "fewer total_training_steps.",
+                f"{loaded.at(key)}: {files:,} files of {per_file:,} samples are 0 steps of {step}, expected "
+                "at least 1.",
+                next_step=f"It takes at least {-(-each // per_file):,} files, or fewer accelerators, or a "
+                "smaller batch.",
             )
     files_alone: Shuffle = "files" if reader.file_shuffle != "off" else "none"
     shuffle: Shuffle = "samples" if reader.sample_shuffle != "off" else files_alone
     return StepPlan(
         split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
-        accelerators=accelerators, steps=steps, shuffle=shuffle, seed=seed,
+        accelerators=accelerators, steps=int(min(steps, most)), shuffle=shuffle, seed=seed,
         new_order=train.seed_change_epoch, recorded=order,
     )  # fmt: skip
 
@@ -433,11 +432,17 @@ class DatasetSpec:
             "record_length_bytes_stdev": (not (dims and stdev), "0 with record_dims"),
         }
         if self.requests is None and (image := self.format) in ("jpeg", "png"):
+            if len(dims) > 2:  # DLIO's words
+                count = len(dims)
+                raise ValueError(
+                    f"dataset.record_dims: {image} format does not support more than 2 dimensions, but got "
+                    f"{count} dimensions."
+                )
             expected |= {
-                "record_element_type": (self.record_element_type == "uint8", f"uint8 for {image}"),
                 "num_samples_per_file": (self.num_samples_per_file == 1, f"1: a {image} is one sample"),
                 "record_dims": (len(dims) in (0, 2), f"2 dimensions for {image}"),
             }  # fmt: skip
+            object.__setattr__(self, "record_element_type", "uint8")  # as DLIO makes them
         pieces = self.hdf5.num_dset_per_record
         if self.requests is None and pieces > 1:
             fits = bool(dims) and dims[0] % pieces == 0

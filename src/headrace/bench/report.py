@@ -9,7 +9,8 @@ the barrier between processes, and is given to all steps alike.
 
 Names and categories of a trace are those that DFTracer's conventions for AI give and DLIO uses: `fetch.iter`
 of `dataloader`, `compute`, `barrier` of `comm`, and `epoch.block`, `train`, `evaluate` of `pipeline`; so
-DFTracer's analysis finds what it looks for. A process of the trace is an accelerator.
+DFTracer's analysis finds what it looks for. A process of the trace is an accelerator. Runs with DFTRACER_ENABLE
+write a trace of every step, each accelerator its own, as DLIO does.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from headrace.pages.charts import Part, bars, columns, figure, stacked, table
 from headrace.pages.html import axis_text, card_list, document, measure_text, safe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.bench.metrics import Confidence
+    from headrace.bench.metrics import CheckpointTimes, Confidence
     from headrace.bench.results import RankBlock, RunResult
 
 
@@ -459,39 +460,98 @@ def trace_events(
          "args": {"name": f"accelerator {rank}"}}
         for rank in sorted({block.rank for phase, _ in chosen.values() for block in phase.blocks})
     ]  # fmt: skip
+    of_epoch: dict[tuple[int, bool], list[StepPhase]] = defaultdict(list)
     for phase, steps in chosen.values():
+        of_epoch[phase.blocks[0].epoch, phase.blocks[0].kind == "eval"].append(phase)
         for row in range(len(phase.blocks)):
-            events += _of_accelerator(phase, row, sorted(steps))
+            events += _of_steps(phase, row, sorted(steps))
+    for parts in of_epoch.values():
+        for row in range(len(parts[0].blocks)):
+            events += _of_epoch(parts, row)
     return [{"id": number, **event} for number, event in enumerate(events)]
 
 
-def _of_accelerator(phase: StepPhase, row: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
-    block = phase.blocks[row]
-    origin_s = min((b.start_s for b in phase.blocks if b.start_s is not None), default=0.0)
+def rank_trace(
+    blocks: Sequence[RankBlock], run: tuple[int, float, float], data_format: str,
+    checkpoints: Mapping[str, Sequence[CheckpointTimes]], between_s: float | None,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """All events of an accelerator's run, as DLIO has them with DFTracer: one `item` for each batch.
 
-    def event(
-        name: str, category: str, begin_s: float, end_s: float, **more: int
-    ) -> dict[str, Any]:
-        return {
-            "name": name, "cat": category, "ph": "X", "pid": block.rank, "tid": 0,
-            "ts": round((origin_s + begin_s) * 1e6), "dur": max(0, round((end_s - begin_s) * 1e6)),
-            "args": {"epoch": block.epoch, **more},
-        }  # fmt: skip
+    Args:
+        blocks: the accelerator's own.
+        run: its number, and when its run began and ended in seconds since 1970.
+        data_format: tfrecord's samples are not seen one by one, and synthetic ones need no preprocessing.
+        checkpoints: those of its process: `capture` and `restart`.
+        between_s: what is computed before each of them; None: nothing.
+    """
+    rank, began_s, ended_s = run
+    yield _event(rank, "ai_root", "ai_root", began_s, ended_s)
+    of_epoch: dict[tuple[int, bool], list[StepPhase]] = defaultdict(list)
+    for phase in phases_of(blocks):
+        of_epoch[phase.blocks[0].epoch, phase.blocks[0].kind == "eval"].append(phase)
+    for parts in of_epoch.values():
+        yield from _of_epoch(parts, 0)
+        for phase in parts:
+            for event in _of_steps(phase, 0, range(phase.steps)):
+                yield event
+                if event["name"] == "fetch.iter":
+                    yield from _of_batch(event, data_format)
+    for name, each in checkpoints.items():
+        for one in each:
+            if one.nbytes:
+                end_s = one.start_s + one.duration_s
+                yield _event(rank, name, "checkpoint", one.start_s, end_s, epoch=one.epoch)
+            if one.nbytes and between_s is not None:
+                yield _event(rank, "compute", "compute", one.start_s - between_s, one.start_s)
 
-    over_s = float(phase.end_s[row, -1])
-    yield event("epoch.block", "pipeline", 0.0, over_s)
-    yield event("train" if block.kind == "train" else "evaluate", "pipeline", 0.0, over_s)
+
+def _of_batch(fetched: dict[str, Any], data_format: str) -> Iterator[dict[str, Any]]:
+    if data_format == "tfrecord":
+        return
+    yield fetched | {"name": "item", "cat": "data"}
+    if data_format != "synthetic":
+        over = {"ts": fetched["ts"] + fetched["dur"], "dur": 0}
+        yield fetched | {"name": "preprocess", "cat": "data"} | over
+
+
+def _event(
+    rank: int, name: str, category: str, begin_s: float, end_s: float, **more: int
+) -> dict[str, Any]:
+    return {
+        "name": name, "cat": category, "ph": "X", "pid": rank, "tid": 0, "ts": round(begin_s * 1e6),
+        "dur": max(0, round((end_s - begin_s) * 1e6)), "args": more,
+    }  # fmt: skip
+
+
+def _origin_s(phase: StepPhase) -> float:
+    return min((b.start_s for b in phase.blocks if b.start_s is not None), default=0.0)
+
+
+def _of_epoch(parts: Sequence[StepPhase], row: int) -> Iterator[dict[str, Any]]:
+    """Of an epoch's training, or of its evaluation: checkpoints part it into phases."""
+    block = parts[0].blocks[row]
+    begin_s = min(_origin_s(phase) for phase in parts)
+    end_s = max(_origin_s(phase) + float(phase.end_s[row, -1]) for phase in parts)
+    names = ("evaluate",) if block.kind == "eval" else ("epoch.block", "train")
+    for name in names:
+        yield _event(block.rank, name, "pipeline", begin_s, end_s, epoch=block.epoch)
+
+
+def _of_steps(phase: StepPhase, row: int, steps: Sequence[int]) -> Iterator[dict[str, Any]]:
+    block, origin_s = phase.blocks[row], _origin_s(phase)
     for step in steps:
-        begin_s, end_s = float(phase.begin_s[row, step]), float(phase.end_s[row, step])
+        begin_s = origin_s + float(phase.begin_s[row, step])
         there_s = begin_s + float(block.load_s[step])
         done_s = there_s + float(block.compute_s[step])
-        yield event("fetch.iter", "dataloader", begin_s, there_s, step=step)
-        yield event("compute", "compute", there_s, done_s, step=step)
+        end_s = origin_s + float(phase.end_s[row, step])
+        of_step = {"epoch": block.epoch, "step": step}
+        yield _event(block.rank, "fetch.iter", "dataloader", begin_s, there_s, **of_step)
+        yield _event(block.rank, "compute", "compute", there_s, done_s, **of_step)
         if end_s - done_s >= 1e-6:
-            yield event("barrier", "comm", done_s, end_s, step=step)
+            yield _event(block.rank, "barrier", "comm", done_s, end_s, **of_step)
 
 
-def trace_text(events: Sequence[dict[str, Any]], *, lines: bool) -> str:
+def trace_text(events: Iterable[dict[str, Any]], *, lines: bool) -> str:
     """The file's text.
 
     Args:
@@ -499,7 +559,8 @@ def trace_text(events: Sequence[dict[str, Any]], *, lines: bool) -> str:
         lines: one event a line after `[`, as DFTracer's .pfw files; else one JSON document.
     """
     if lines:
-        return "\n".join(["[", *(json.dumps(event) for event in events), "]", ""])
+        compact = (json.dumps(event, separators=(",", ":")) for event in events)
+        return "\n".join(["[", *compact, "]", ""])
     return json.dumps({
         "traceEvents": list(events), "displayTimeUnit": "ms",
         "otherData": {"note": NOT_MLPERF},

@@ -265,10 +265,11 @@ def rank_blocks(result: RunResult) -> list[RankBlock]:
     """
     folder = Path(result.folder)
     ranks = sorted(int(m[1]) for name in os.listdir(folder) if (m := _RANK_FILE.fullmatch(name)))
-    return [block for rank in ranks for block in _of_rank(folder, rank)]
+    return [block for rank in ranks for block in blocks_of_rank(folder, rank)]
 
 
-def _of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
+def blocks_of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
+    """Those of one accelerator; errors as for `rank_blocks`."""
     output = _document(folder / f"{rank}_output.json")
     path = folder / f"{rank}_per_epoch_stats.json"
     stats = _document(path) if path.exists() else {}

@@ -87,6 +87,7 @@ class SessionOptions:
         overwrite: another data set of ours that is in the way is removed before data is generated.
         generate_threads: that write data; not given: reader.write_threads, or as many as suit this host.
         formula: DLIO's throughput formula in summary.json.
+        trace: write a trace of each accelerator's steps.
         progress: called with (what, done, total).
 
     Raises:
@@ -104,6 +105,7 @@ class SessionOptions:
     overwrite: bool = False
     generate_threads: int | None = None
     formula: Formula = "mlcommons"
+    trace: bool = False
     progress: Callable[[str, int, int | None], None] | None = None
 
     def __post_init__(self) -> None:
@@ -121,7 +123,7 @@ def plans_of(loaded: LoadedWorkload, world_accelerators: int) -> dict[str, StepP
     plans: dict[str, StepPlan] = {}
     if does.train:
         plans["train"] = plan_of(loaded, "train", world_accelerators, seed)
-    if does.train and does.evaluation:
+    if does.train and loaded.workload.evaluates:
         plans["valid"] = plan_of(loaded, "valid", world_accelerators, seed + 1)
     return plans
 
@@ -131,9 +133,11 @@ def run_epochs(
     options: SessionOptions,
     group: RankGroup,
     files: Mapping[str, Sequence[str]],
+    *,
     progress: Callable[[int, int], None] | None = None,
+    done: list[Block] | None = None,
 ) -> RunRecord:
-    """Train, and evaluate when it is due, for all epochs.
+    """Train, and evaluate when it is due, for all epochs; `done` has the blocks that are over at any time.
 
     Raises:
         WorkloadError: the workload cannot be run so.
@@ -148,6 +152,7 @@ def run_epochs(
     with contextlib.ExitStack() as closing:
         closing.callback(engine.close)
         epochs = _Epochs(loaded, options, group, engine, plans, times, progress)
+        epochs.done = [] if done is None else done
         if loaded.workload.workflow.checkpoint:
             epochs.checkpointer = RunCheckpointer(loaded, group, options.accelerators)
             closing.callback(epochs.checkpointer.close)
@@ -179,7 +184,8 @@ class _Epochs:
         self._workload, self._engine = loaded.workload, engine
         self._plans, self._times = plans, times
         self._count, self._first = options.accelerators, options.accelerators * group.place.rank
-        self._done = 0
+        self._steps_done = 0
+        self.done: list[Block] = []
         self.checkpointer: RunCheckpointer | None = None
         deadline_s, alone = options.deadline_s + 30, group.place.world_size == 1
         self._meet = functools.partial(group.barrier, deadline_s)
@@ -189,7 +195,7 @@ class _Epochs:
 
         def report(steps: int) -> None:
             if progress is not None:
-                progress(self._done + steps, total)
+                progress(self._steps_done + steps, total)
 
         self._loop = StepLoop(
             first=self._first, barrier_every_step=options.barrier == "step", ahead=engine.ahead,
@@ -199,7 +205,7 @@ class _Epochs:
 
     def run(self) -> RunRecord:
         train, evaluation = self._workload.train, self._workload.evaluation
-        blocks: list[Block] = []
+        blocks = self.done
         cpu_s, device_bytes = used()
         for epoch in range(1, train.epochs + 1):
             steps = self._plans["train"].steps
@@ -258,7 +264,7 @@ class _Epochs:
                 keep = first + every < steps
                 blocks += self._loop.run(sources, part, epoch, kind, number, keep=keep)
                 idle = True
-                self._done += part.shape[1] * self._count
+                self._steps_done += part.shape[1] * self._count
                 if every < steps and part.shape[1] == every:
                     assert self.checkpointer is not None
                     with self._times.of("checkpointing"):

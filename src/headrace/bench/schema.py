@@ -36,9 +36,7 @@ _DATATYPE: Final = choice(*DATATYPE_BYTES)
 _STEPS: Final = integer(-1)
 _PYTHON_CLASS: Final = "DLIO's plugin classes are made for its own base classes; "
 _NO_EFFECT: Final = "DLIO reads this key and does nothing with it"
-_PROFILER: Final = "outside profilers are not started: the report has device bytes and latencies"
 _MOUNTED: Final = "mounted file systems are read"
-_NO_PROFILERS: Final = "outside profilers are not started (workflow.profiling)"
 _LEFT_TO_ENGINE: Final = "it is left to the engine"
 _FRAMEWORKS: Final = ("torch", "tensorflow")
 _DECODING: Final = ("headrace", *_FRAMEWORKS)
@@ -77,7 +75,7 @@ class WorkflowSection:
     train: bool = key(True, boolean)
     evaluation: bool = key(False, boolean)
     checkpoint: bool = key(False, boolean)
-    profiling: bool = key(False, boolean, only=(False,), reason=_PROFILER)
+    profiling: bool = key(False, boolean)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +198,10 @@ class OutputSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilingSection:
-    """DLIO's outside profilers, which the report's own figures replace."""
+    """What else is noted down, with `workflow.profiling`. DLIO starts other programs for it."""
 
-    profiler: str = key(
-        "iostat", choice("none", "iostat", "darshan", "tensorboard"), unused=_NO_PROFILERS
-    )
-    iostat_devices: tuple[str, ...] = key((), texts, unused=_NO_PROFILERS)
+    profiler: str = key("iostat", choice("none", "iostat", "darshan", "tensorboard"))
+    iostat_devices: tuple[str, ...] = key((), texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,11 +229,17 @@ class Workload:
     profiling: ProfilingSection = field(default_factory=ProfilingSection)
     metric: MetricSection = field(default_factory=MetricSection)
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether a run that trains evaluates anything: DLIO evaluates no files, too, in no steps."""
+        return self.workflow.evaluation and self.dataset.num_files_eval > 0
+
 
 KEYS: Final[dict[str, SchemaKey]] = {
     **keys_of(Workload),
     "debug": SchemaKey(boolean, (False,), _NO_EFFECT),
     "workflow.debug": SchemaKey(boolean, (False,), _NO_EFFECT),
+    "workflow.evaluate": SchemaKey(boolean, unused="DLIO does not read it; it reads workflow.evaluation"),
     "workflow.query": SchemaKey(reason="`dlio_benchmark_query` alone has it"),
     "dataset.record_element_bytes": SchemaKey(
         reason="DLIO overwrites it with the size of dataset.record_element_type; set that one"
@@ -266,15 +268,15 @@ KEYS: Final[dict[str, SchemaKey]] = {
     "reader.file_access": SchemaKey(choice("multi", "shared", "collective", "mpio", "posix"),
         ("multi", "posix"), _NO_EFFECT),
     "reader.preprocess_time_stdev": SchemaKey(number(0)),
-    "reader.dont_use_mmap": SchemaKey(boolean, (False,), _NO_EFFECT),
+    "reader.dont_use_mmap": SchemaKey(boolean, unused="DLIO hands it to DALI's readers alone"),
     "train.computation_time_stdev": SchemaKey(number(0)),
     "evaluation.eval_time_stdev": SchemaKey(number(0)),
     "checkpoint.checkpoint_mechanism_classname": SchemaKey(reason=_PYTHON_CLASS + "leave it out"),
     "checkpoint.ksm": SchemaKey(
-        reason="checkpoints are streamed from small buffers: there is no memory to merge"
+        optional(mapping), unused="checkpoints are streamed from small buffers: there is no memory to merge"
     ),
 }  # fmt: skip
-"""By their full names. `profiling.profiler` counts only with `workflow.profiling`."""
+"""By their full names."""
 
 SECTION_ALIASES: Final = {"data_reader": "reader"}
 """DLIO's own other name."""

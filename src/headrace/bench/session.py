@@ -7,12 +7,14 @@ holds, and bisected below. Nothing is run with many more accelerators than are f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.files import replace_file
 from headrace.base.job import which_rank
 from headrace.bench import results
 from headrace.bench.checkpoints import (
@@ -25,6 +27,7 @@ from headrace.bench.compare import MEASURES, value_of
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files
 from headrace.bench.engines import engine_name
+from headrace.bench.iostat import IostatSampler
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
 from headrace.bench.schema import KEYS
@@ -43,13 +46,13 @@ from headrace.bench.values import SchemaKey
 from headrace.errors import BenchError, WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from headrace.bench.compare import Condition
     from headrace.bench.config import LoadedWorkload
     from headrace.bench.dataset import Split
-    from headrace.bench.metrics import CheckpointTimes
+    from headrace.bench.metrics import Block, CheckpointTimes
     from headrace.bench.ranks import RankGroup
 
 _RESIDENCY_FILES: Final = 2000
@@ -97,9 +100,24 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     try:
         if place.is_first:
             results.write_configuration(folder, line, loaded)
-        return _Session(words, loaded, options, group, folder).run()
+        with _iostat(loaded, place.is_first, folder):
+            return _Session(words, loaded, options, group, folder).run()
     finally:
         group.close()
+
+
+@contextlib.contextmanager
+def _iostat(loaded: LoadedWorkload, first: bool, folder: Path) -> Iterator[None]:
+    """Rank 0's iostat.json, with `workflow.profiling`."""
+    profiling = loaded.workload.profiling
+    if not (first and loaded.workload.workflow.profiling and profiling.profiler == "iostat"):
+        yield
+        return
+    sampler = IostatSampler(profiling.iostat_devices)
+    try:
+        yield
+    finally:
+        results.write_json(folder / "iostat.json", sampler.document())
 
 
 def _check_options(loaded: LoadedWorkload, options: SessionOptions) -> None:
@@ -158,7 +176,7 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
     if does.train and does.checkpoint:
         alone = ("checkpoint.time_between_checkpoints", "checkpoint.recovery_rank_shift")
         unused |= dict.fromkeys(alone, ": it is for runs of checkpoints alone")
-        if loaded.workload.checkpoint.steps_between_checkpoints > 0:
+        if loaded.workload.checkpoint.steps_between_checkpoints >= 0:
             epochs = ("checkpoint.checkpoint_after_epoch", "checkpoint.epochs_between_checkpoints")
             why = ": checkpoint.steps_between_checkpoints says when they are written"
             unused |= dict.fromkeys(epochs, why)
@@ -166,8 +184,39 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
         unused["dataset.listing_validation_interval"] = " without dataset.skip_listing"
     if not does.generate_data:
         unused["reader.write_threads"] = ": nothing is generated"
+    if not does.profiling:
+        unused |= dict.fromkeys(
+            ("profiling.profiler", "profiling.iostat_devices"), " without workflow.profiling"
+        )
     reasons = {name: unused.get(name) or _why_unused(loaded, name) for name in loaded.origins}
-    return [f"{loaded.at(name)} has no effect{why}" for name, why in reasons.items() if why]
+    notes = [f"{loaded.at(name)} has no effect{why}" for name, why in reasons.items() if why]
+    return notes + list(_deviations(loaded))
+
+
+def _deviations(loaded: LoadedWorkload) -> Iterator[str]:
+    """A line for each thing that is done, and that its user may not expect."""
+    workload = loaded.workload
+    does, data = workload.workflow, workload.dataset
+    given = loaded.document.get("dataset", {}).get("record_element_type")
+    if data.format in ("jpeg", "png") and given not in (None, "uint8"):
+        yield f"{loaded.at('dataset.record_element_type')}: a {data.format} has uint8"
+    if does.profiling and workload.profiling.profiler in ("darshan", "tensorboard"):
+        name = workload.profiling.profiler
+        yield f"{loaded.at('profiling.profiler')}: {name} is not started; the run has its own figures"
+    if not does.train:
+        return
+    if does.evaluation and not data.num_files_eval:
+        yield f"{loaded.at('dataset.num_files_eval')} is 0: evaluations have no steps"
+    between, output = workload.checkpoint.steps_between_checkpoints, workload.output
+    if does.checkpoint and between == 0:
+        yield f"{loaded.at('checkpoint.steps_between_checkpoints')} is 0: no checkpoint is written"
+    left_out = output.metric_exclude_start_steps + output.metric_exclude_end_steps
+    if does.checkpoint and 0 < between <= left_out:
+        # DLIO measures the steps between two checkpoints by themselves, and leaves out some of them.
+        yield (
+            f"{loaded.at('checkpoint.steps_between_checkpoints')} is {between}: AU leaves out {left_out} "
+            "steps after each checkpoint, so there is none"
+        )
 
 
 def _why_unused(loaded: LoadedWorkload, name: str) -> str:
@@ -240,7 +289,14 @@ class _Session:
             if options.cold:
                 residency = self._make_cold(files)
             started = self._started if number == 1 else time.time()
-            record = run_epochs(self._loaded, options, self._group, files, self._progress)
+            done: list[Block] = []
+            try:
+                record = run_epochs(
+                    self._loaded, options, self._group, files, progress=self._progress, done=done
+                )
+            except BaseException as e:
+                self._leave(done, e)
+                raise
             if staged is not None:
                 record.phases_s = {**record.phases_s, "staging": staged.seconds}
             record.ceiling, record.residency = ceiling, residency
@@ -256,6 +312,24 @@ class _Session:
             if gathered:
                 runs.append(record)
         return runs
+
+    def _leave(self, done: list[Block], why: BaseException) -> None:
+        """The files of a run that ends before its time: the epochs that are over, and a line in the log."""
+        if done:
+            self._write_ranks(
+                self._folder, RunRecord(engine=engine_name(self._loaded), blocks=done)
+            )
+        if self._group.place.is_first:
+            epochs, all_epochs = (
+                max((b.epoch for b in done), default=0),
+                self._workload.train.epochs,
+            )
+            signals: dict[type[BaseException], str] = {
+                SystemExit: "terminated", KeyboardInterrupt: "interrupted",
+            }  # fmt: skip
+            reason = signals.get(type(why), str(why))
+            line = f"Ended early, after {epochs} of {all_epochs} epochs: {reason}"
+            results.write_log(self._folder, self._workload.output.log_file, [line])
 
     def _checkpoints(self) -> SessionReport:
         """A run of checkpoints alone."""
@@ -309,7 +383,7 @@ class _Session:
     def _files(self) -> dict[str, list[str]]:
         data = self._workload.dataset
         splits: list[Split] = ["train"]
-        if self._workload.workflow.evaluation:
+        if self._workload.evaluates:
             splits.append("valid")
         if data.format == "synthetic" and engine_name(self._loaded) == "null":
             return {split: [] for split in splits}  # as DLIO: nothing needs to be there
@@ -345,6 +419,25 @@ class _Session:
                 formula=self._options.formula, host=host, saved=record.checkpoints,
                 restored=record.restores,
             )  # fmt: skip
+            if self._options.trace:
+                self._write_trace(folder, rank, record if rank == first else None)
+
+    def _write_trace(self, folder: Path, rank: int, process: RunRecord | None) -> None:
+        """trace-R-of-N.pfw; `process` is the record of its process, which its first accelerator shows."""
+        from headrace.bench.report import rank_trace, trace_text
+
+        checkpoints: dict[str, Sequence[CheckpointTimes]] = {}
+        if process is not None:
+            checkpoints = {"capture": process.checkpoints, "restart": process.restores}
+        alone = not self._workload.workflow.train
+        between_s = max(0.0, self._workload.checkpoint.time_between_checkpoints) if alone else None
+        events = rank_trace(
+            list(results.blocks_of_rank(folder, rank)), (rank, self._started, time.time()),
+            self._workload.dataset.format, checkpoints, between_s,
+        )  # fmt: skip
+        world = self._options.accelerators * self._group.place.world_size
+        path = folder / f"trace-{rank}-of-{world}.pfw"
+        replace_file(path, trace_text(events, lines=True).encode(), sync=False)
 
     def _gather(self, record: RunRecord, started: float) -> bool:
         """Make the record one of all ranks; whether this is the rank that has it."""

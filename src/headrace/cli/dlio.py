@@ -1,12 +1,15 @@
 """`dlio_benchmark`: the command line that DLIO's users and `mlpstorage` call, run by `headrace bench`.
 
 One rank is one emulated accelerator, as there. What DLIO has no words for comes from the environment:
-HEADRACE_BENCH_ENGINE, HEADRACE_BENCH_FORMULA. `dlio_benchmark_query` prints one value of a workload.
+HEADRACE_BENCH_ENGINE, HEADRACE_BENCH_FORMULA. DFTRACER_ENABLE=1 writes traces, as there.
+`dlio_benchmark_query` prints one value of a workload.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,10 +30,19 @@ _QUERY_HELP = """dlio_benchmark_query [workload=NAME] [++workload.KEY=VALUE ...]
 Prints the value that a DLIO workload has for KEY, as dataset.num_files_train.
 """
 
+_POSTPROCESS_HELP = """dlio_postprocessor --output-folder=DIR [--name=NAME]
+
+Writes DLIO_report.txt into the folder of a run. What else DLIO asks for, the run's files say.
+"""
+
+_KNOWN_BY_THE_RUN = (
+    ("-hf", "--hydra-folder"), ("-np", "--num-proc"), ("-e", "--epochs"), ("-bs", "--batch-size"),
+    ("-de", "--do-eval"), ("-bse", "--batch-size-eval"), ("-c", "--do-checkpoint"), ("-d", "--debug"),
+)  # fmt: skip
+
 _NOT_OURS = {
     "DLIO_LOG_LEVEL": "the log has what DLIO's level OUTPUT has",
-    "DLIO_PROFILER_ENABLE": "`headrace bench trace` writes traces",
-    "DFTRACER_ENABLE": "`headrace bench trace` writes traces",
+    "DLIO_PROFILER_ENABLE": "DFTRACER_ENABLE=1 writes traces",
     "DLIO_OUTPUT_FOLDER": "give ++hydra.run.dir=DIR",
     "DLIO_STORAGE_TYPE": "give ++workload.storage.storage_type=TYPE",
     "DLIO_STORAGE_LIBRARY": "mounted file systems are read",
@@ -51,11 +63,30 @@ def query() -> None:
     _exit(_query, _QUERY_HELP)
 
 
+def postprocess() -> None:
+    """`dlio_postprocessor`: writes DLIO_report.txt into the folder of a run."""
+    _exit(_postprocess, _POSTPROCESS_HELP)
+
+
+def _postprocess(words: list[str]) -> int:
+    from headrace.bench.postprocess import write_postprocessed
+
+    parser = argparse.ArgumentParser(prog="dlio_postprocessor", add_help=False)
+    parser.add_argument("-of", "--output-folder", default="./output")
+    parser.add_argument("-n", "--name", default="")
+    for short, long in _KNOWN_BY_THE_RUN:
+        parser.add_argument(short, long)
+    given = parser.parse_args(words)
+    print(f"wrote {write_postprocessed(given.output_folder, given.name)}")
+    return 0
+
+
 def _exit(do: Callable[[list[str]], int], about: str) -> NoReturn:
     words = sys.argv[1:]
     if {"-h", "--help", "--hydra-help"} & set(words):
         sys.stdout.write(about)
         sys.exit(0)
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         code = do(words)
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
@@ -63,6 +94,11 @@ def _exit(do: Callable[[list[str]], int], about: str) -> NoReturn:
 
         code = report(e, as_json=False, verbose=False)
     sys.exit(code)
+
+
+def _terminated(number: int, _: object) -> None:
+    """What is done is written, as after Ctrl-C."""
+    raise SystemExit(128 + number)
 
 
 def _run(words: list[str]) -> int:
@@ -74,7 +110,9 @@ def _run(words: list[str]) -> int:
     if formula not in ("mlcommons", "upstream"):
         raise ValueError(f"HEADRACE_BENCH_FORMULA is {formula!r}, expected mlcommons or upstream")
     given = [*words, f"++workload.reader.engine={engine}"] if engine else words
-    report = run_session(given, SessionOptions(formula=formula))  # type: ignore[arg-type]  # checked
+    trace = os.environ.get("DFTRACER_ENABLE") == "1"
+    options = SessionOptions(formula=formula, trace=trace)  # type: ignore[arg-type]  # checked
+    report = run_session(given, options)
     for name in sorted(_NOT_OURS.keys() & os.environ.keys()):
         print(f"note: {name} has no effect: {_NOT_OURS[name]}", file=sys.stderr)
     for note in report.notes:
