@@ -234,7 +234,14 @@ def test_summary_json_has_every_key_that_dlio_documents(trained):
 
 def test_rank_files_have_every_key_that_dlio_documents(trained):
     output, stats = (read(trained[0], f"0_{name}.json") for name in ("output", "per_epoch_stats"))
-    assert set(output) == {"1", "2", "hostname", "host_cpuinfo", "host_meminfo"}
+    host = {"memory_GB", "cpu_count", "processor_name", "cpuinfo", "meminfo"}
+    assert set(output) == {
+        "1",
+        "2",
+        "hostname",
+        "potential_caching",
+        *(f"host_{name}" for name in host),
+    }
     assert set(stats) == {"1", "2"}
     blocks = {"block1": 2, "block2": 2, "eval": 4}
     for epoch in ("1", "2"):

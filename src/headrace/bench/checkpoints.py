@@ -396,10 +396,7 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> Iterator[tuple[st
     checkpoint, model = loaded.workload.checkpoint, loaded.workload.model
     numbers = ("num_checkpoints_write", "num_checkpoints_read")
     asked = [f"checkpoint.{name}" for name in numbers if getattr(checkpoint, name) > 0]
-    if loaded.workload.workflow.train:
-        for name in asked:
-            yield name, "is for runs of checkpoints alone (workflow.train=False)"
-    elif not asked:
+    if not asked and not loaded.workload.workflow.train:
         why = "and num_checkpoints_read are not above 0, so there is nothing to run"
         yield "checkpoint.num_checkpoints_write", why
     if checkpoint.fsync and checkpoint.writer == "plain":

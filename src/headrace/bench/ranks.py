@@ -135,12 +135,16 @@ class RankConnection:
 
 
 class RankGroup:
-    """All ranks of a run. Calls must come in the same order in every rank."""
+    """All ranks of a run. Calls must come in the same order in every rank.
+
+    Attributes:
+        hosts: that they are on.
+    """
 
     def __init__(
         self, place: Rank, connections: Mapping[int, RankConnection], deadline_s: float
     ) -> None:
-        self.place = place
+        self.place, self.hosts = place, 1
         self._connections = dict(connections)
         self._deadline_s = deadline_s
         self._barrier: RankBarrier | None = None
@@ -262,6 +266,7 @@ class RankGroup:
         self._host = hosts[_this_host()]
         leaders = [ranks[0] for ranks in hosts.values()]
         leads = self._host[0] == self.place.rank
+        self.hosts = len(hosts)
         token = self.broadcast(os.urandom(16).hex())
         number = leaders.index(self._host[0])
         below = leaders[number * _HOSTS_BELOW + 1 : (number + 1) * _HOSTS_BELOW + 1]

@@ -98,8 +98,10 @@ def write_rank_files(
     """{rank}_output.json and {rank}_per_epoch_stats.json of one accelerator."""
     memory = host.get("meminfo", {})
     output: dict[str, Any] = {
-        "hostname": host.get("hostname", ""), "host_cpuinfo": host.get("cpuinfo", {}),
-        "host_meminfo": memory,
+        "hostname": host.get("hostname", ""), "host_memory_GB": host.get("memory_gb", 0.0),
+        "host_cpu_count": host.get("cpu_count", 0), "host_processor_name": host.get("processor", ""),
+        "potential_caching": host.get("potential_caching", 0),
+        "host_cpuinfo": host.get("cpuinfo", {}), "host_meminfo": memory,
     }  # fmt: skip
     spans: dict[int, list[tuple[str, float, float, dict[str, Any]]]] = {}
     for block in blocks:

@@ -174,8 +174,12 @@ def notes_of(loaded: LoadedWorkload) -> list[str]:
     does = loaded.workload.workflow
     unused: dict[str, str] = {}
     if does.train and does.checkpoint:
-        alone = ("checkpoint.time_between_checkpoints", "checkpoint.recovery_rank_shift")
-        unused |= dict.fromkeys(alone, ": it is for runs of checkpoints alone")
+        alone = (
+            "time_between_checkpoints", "recovery_rank_shift", "num_checkpoints_write",
+            "num_checkpoints_read",
+        )  # fmt: skip
+        why = ": it is for runs of checkpoints alone"
+        unused |= {f"checkpoint.{name}": why for name in alone}
         if loaded.workload.checkpoint.steps_between_checkpoints >= 0:
             epochs = ("checkpoint.checkpoint_after_epoch", "checkpoint.epochs_between_checkpoints")
             why = ": checkpoint.steps_between_checkpoints says when they are written"
@@ -409,7 +413,9 @@ class _Session:
             self._options.progress("running", done, total)
 
     def _write_ranks(self, folder: Path, record: RunRecord) -> None:
-        host, reader = host_document(), self._workload.reader
+        host, reader, data = host_document(), self._workload.reader, self._workload.dataset
+        per_host_gb = data.num_samples("train") * data.nominal_bytes / 2**30 / self._group.hosts
+        host["potential_caching"] = int(per_host_gb <= host["memory_gb"])
         first = self._options.accelerators * self._group.place.rank
         for rank in range(first, first + self._options.accelerators):
             results.write_rank_files(
