@@ -8,9 +8,8 @@ away, loses nothing. Called by the controller's thread, and at the process's end
      "local_ranks": 4, "began_s": Unix seconds, "worked_s": ..., "batches": ..., "samples": ...,
      "file_systems": {"/scratch": {"stall_s": {"storage": ...}, "tier_bytes": {"source": ...}}}}
 
-Where no steps are counted, causes that say less are used: `storage`, whatever was slow about it, and
-`memory`. What a loader cannot know, whoever collects it may: `node` is what the node daemon was waited
-for, and the daemon knows why.
+What a loader cannot know, whoever collects it may: `node` is what the node daemon was waited for, and
+the daemon knows why.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from headrace.control.history import PlaneReading
 from headrace.control.stalls.live import seen_of
 from headrace.control.stalls.verdict import verdict_of
 from headrace.machine.host import file_system_of
-from headrace.plane.stage import StageStats
 from headrace.runtime import agent_sockets, checked
 
 if TYPE_CHECKING:
@@ -42,58 +40,37 @@ if TYPE_CHECKING:
 
     from headrace.control.controller import Plane
     from headrace.control.stalls.verdict import Verdict
+    from headrace.plane.stage import StageStats
 
 _SMALL: Final = 0.02
 """Causes of a smaller share are not told one by one."""
 
-_SATURATED: Final = 0.85
-"""Decoders that are busy for more than this share of their time are what is waited for."""
-
 
 def split_wait(
-    waited_s: float, before: Sequence[StageStats], now: Sequence[StageStats]
+    waited_s: float,
+    before: Sequence[StageStats],
+    now: Sequence[StageStats],
+    verdict: Verdict | None = None,
 ) -> dict[Cause, float]:
-    """The seconds that were waited, by cause; they add up to `waited_s`."""
+    """The seconds that were waited, by cause; they add up to `waited_s`.
+
+    What the node daemon was waited for is told apart from what came after. A wait that is under way, which no
+    verdict has seen, is taken to be as those before it: `verdict` is the last one; before the first it is the
+    storage that has not answered.
+    """
     if waited_s <= 0.0:
         return {}
-    stages = _since(before, now)
-    if "node" in stages:
-        asked_s = min(waited_s, stages["node"].wait_input_s)
-        rest_s = waited_s - asked_s
-        return {cause: s for cause, s in ((Cause.NODE, asked_s), (Cause.DECODE, rest_s)) if s > 0.0}
-    if "decode" in stages:
-        busy_s, idle_s = stages["decode"].busy_s, stages["decode"].wait_input_s
-        if busy_s > _SATURATED * (busy_s + idle_s) > 0.0:
-            return {Cause.DECODE: waited_s}
-    held_s = min(waited_s, stages["throttle"].busy_s) if "throttle" in stages else 0.0
-    causes = {Cause.POLICY: held_s} if held_s > 0.0 else {}
-    if waited_s > held_s:
-        causes[_source(tuple(stages.values()))] = waited_s - held_s
-    return causes
+    node = next((stage for stage in now if stage.name == "node"), None)
+    if node is None:
+        return (divided(waited_s, verdict) if verdict else {}) or {Cause.STORAGE: waited_s}
+    then_s = next((stage.wait_input_s for stage in before if stage.name == "node"), 0.0)
+    asked_s = min(waited_s, _grown(then_s, node.wait_input_s))
+    causes = {Cause.NODE: asked_s, Cause.DECODE: waited_s - asked_s}
+    return {cause: seconds for cause, seconds in causes.items() if seconds > 0.0}
 
 
 def _grown(before: float, now: float) -> float:
     return now - before if now >= before else now
-
-
-def _since(before: Sequence[StageStats], now: Sequence[StageStats]) -> dict[str, StageStats]:
-    """What stages did between two looks; of a new chain of stages counters begin anew."""
-    then = {stage.name: stage for stage in before}
-    stages = {}
-    for stage in now:
-        old = then.get(stage.name, _NO_STAGE)
-        stages[stage.name] = replace(
-            stage,
-            busy_s=_grown(old.busy_s, stage.busy_s),
-            wait_input_s=_grown(old.wait_input_s, stage.wait_input_s),
-            samples=int(_grown(old.samples, stage.samples)),
-            reads=int(_grown(old.reads, stage.reads)),
-            bytes_by_tier={
-                tier: int(_grown(old.bytes_by_tier.get(tier, 0), count))
-                for tier, count in stage.bytes_by_tier.items()
-            },
-        )
-    return stages
 
 
 def divided(waited_s: float, verdict: Verdict) -> dict[Cause, float]:
@@ -112,25 +89,17 @@ def divided(waited_s: float, verdict: Verdict) -> dict[Cause, float]:
     return {cause: waited_s * seconds / total for cause, seconds in here.items()}
 
 
-def tier_bytes(stages: Sequence[StageStats]) -> dict[str, int]:
-    """Bytes so far, by where they came from."""
+def tier_bytes(before: Sequence[StageStats], now: Sequence[StageStats]) -> dict[str, int]:
+    """Bytes that came between two looks, by where from; of a new chain of stages counters begin anew."""
     totals: Counter[str] = Counter()
-    for stage in stages:
-        totals.update(stage.bytes_by_tier)
+    then = {stage.name: stage.bytes_by_tier for stage in before}
+    for stage in now:
+        old = then.get(stage.name, {})
+        totals.update(
+            {t: int(_grown(old.get(t, 0), count)) for t, count in stage.bytes_by_tier.items()}
+        )
     return dict(totals)
 
-
-def _source(stages: Sequence[StageStats]) -> Cause:
-    """Where the bytes came from that were waited for."""
-    if any(stage.reads > 0 for stage in stages):
-        tiers = tier_bytes(stages)
-        rest = sum(tiers.values()) - tiers.get("ram", 0)
-        return Cause.PEER if tiers.get("peer", 0) > 0.5 * rest else Cause.STORAGE
-    # Nothing has come yet: a first batch is under way.
-    return Cause.MEMORY if any(stage.samples > 0 for stage in stages) else Cause.STORAGE
-
-
-_NO_STAGE: Final = StageStats(name="")
 
 PERIOD_S: Final = 2.0
 LAST_S: Final = 0.5
@@ -160,17 +129,15 @@ class Totals:
         before: PlaneReading,
         verdict: Verdict | None = None,
     ) -> None:
-        """Add what happened between two looks at a plane; `verdict`: on the steps between."""
+        """Add what happened between two looks at a plane; `verdict`: the last one on its steps."""
         now, then = look.consumer, before.consumer
         self.worked_s += max(0.0, now.worked_s - then.worked_s)
         self.batches += max(0, now.batches - then.batches)
         self.samples += max(0, now.samples - then.samples)
         waited_s = max(0.0, now.waited_s - then.waited_s)
-        causes = {} if verdict is None else divided(waited_s, verdict)
-        causes = causes or split_wait(waited_s, before.stages, look.stages)
-        for cause, seconds in causes.items():
+        for cause, seconds in split_wait(waited_s, before.stages, look.stages, verdict).items():
             _grow(self.stall_s, system, cause, seconds)
-        tiers = tier_bytes(tuple(_since(before.stages, look.stages).values()))
+        tiers = tier_bytes(before.stages, look.stages)
         rest = max(0, now.bytes - then.bytes) - sum(tiers.values())
         if any(stage.name == "node" for stage in look.stages):
             tiers["node"] = tiers.get("node", 0) + max(0, rest)  # what no stage accounts for
@@ -186,6 +153,8 @@ class _KnownPlane:
     """File system that its source lies on."""
     figures: PlaneReading
     steps: int = 0
+    verdict: Verdict | None = None
+    """On the last steps that were seen."""
 
 
 def _grow(table: dict[str, dict[str, float]], system: str, name: str, amount: float) -> None:
@@ -279,13 +248,12 @@ class Publisher:
             known = self._known[plane] = _KnownPlane(system, before)
         elif look.consumer.batches < known.figures.consumer.batches:
             known.figures = _NOTHING  # it began anew
-        verdict = None
         # What the node daemon was waited for, it knows more of.
         if look.steps is not None and all(stage.name != "node" for stage in look.stages):
             steps, known.steps = look.steps.since(known.steps)
-            verdict = verdict_of(steps, seen_of(plane)) if len(steps) else None
+            known.verdict = verdict_of(steps, seen_of(plane)) if len(steps) else known.verdict
         before, now = known.figures, look.consumer
-        self.totals.add(known.system, look, before, verdict)
+        self.totals.add(known.system, look, before, known.verdict)
         # A wait that is under way may turn out to be none; what was told stays told.
         waited_s = max(before.consumer.waited_s, now.waited_s)
         worked_s = max(before.consumer.worked_s, now.worked_s)
