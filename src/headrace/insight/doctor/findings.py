@@ -11,8 +11,8 @@ decodes it, and copies it into the batch. So with W workers and R samples a seco
     R x (processor time, stretched where there are fewer processors than workers)
         + R x (wait for what lies in memory) + (reads in flight that give R)  =  W
 
-whose left side grows with R: one R solves it. headrace reads ahead: the storage works while the workers
-do, at any depth, and the slower of the two is the rate.
+whose left side grows with R, straight between measured depths: one R solves it. headrace reads ahead: the
+storage works while the workers do, at any depth, and the slower of the two is the rate.
 
 What is left out: the variance of sizes and times, the training process's own load on the processors, and
 what a batch's transfer to the device takes. `benchmarks/doctor.py` compares with loaders that run.
@@ -21,9 +21,8 @@ what a batch's transfer to the device takes. `benchmarks/doctor.py` compares wit
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -280,8 +279,8 @@ MODEL_ERROR: Final = 0.6
 """Either way, of nine in ten. On a quiet machine 38 predictions were off by a factor of 1.10 in the middle,
 1.49 at the 90th percentile, 1.93 at most (`benchmarks/results/doctor-2026-11-22.json`)."""
 
-_STEPS: Final = 100
 _RATE_MAX: Final = 1e9
+_NOTHING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,15 +311,6 @@ class Curve:
     def rate(self, depth: float) -> float:
         """With `depth` in flight; in proportion below the first point."""
         return float(np.interp(depth, (0.0, *self.depths), (0.0, *self.rates)))
-
-    def depth(self, rate: float) -> float:
-        """The least depth that gives a rate; infinite beyond the most."""
-        if rate > self.most:
-            return math.inf
-        depths, rates = (0.0, *self.depths), (0.0, *self.rates)
-        at = max(1, bisect_left(rates, rate))
-        share = (rate - rates[at - 1]) / (rates[at] - rates[at - 1])
-        return depths[at - 1] + share * (depths[at] - depths[at - 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,42 +360,28 @@ class Work:
         return min(wanted, self.cpus * wanted / max(self.cpus, wanted + self.others))
 
 
-class Shares(NamedTuple):
-    """What a worker of torch's does with its time; adds up to 1."""
-
-    wait: float
-    read: float
-    decode: float
-    collate: float
-
-
 def torch_rate(work: Work, workers: int) -> float:
     """Samples a second of torch's DataLoader, if nobody waits with taking them; 0: the training itself."""
+    customers, cpu_s = max(1, workers), _stretched_s(work, workers)
+    if work.cold < _NOTHING:
+        return min(_RATE_MAX, customers / max(1e-9, cpu_s))
+    rates = np.array((0.0, *work.curve.rates)) / work.cold
+    busy = rates * cpu_s + np.array((0.0, *work.curve.depths)) * work.wait_factor
+    return float(np.interp(customers, busy, rates))
+
+
+def _stretched_s(work: Work, workers: int) -> float:
+    """Processor time of a sample in one of torch's workers, stretched where there are fewer processors."""
     customers = max(1, workers)
-    stretch = customers / work.share_of_cpus(customers)
-
-    def busy(rate: float) -> float:
-        """Workers that are busy at a rate."""
-        reading = 0.0
-        if work.cold > 0:
-            reading = work.curve.depth(rate * work.cold) * work.wait_factor
-        return rate * work.torch_cpu_s * stretch + reading
-
-    low, high = 0.0, _RATE_MAX
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if busy(middle) <= customers else (low, middle)
-    return low
+    return work.torch_cpu_s * customers / work.share_of_cpus(customers)
 
 
-def torch_shares(work: Work, workers: int) -> Shares:
-    """What the workers do at `torch_rate`."""
-    customers = max(1, workers)
-    stretch = customers / work.share_of_cpus(customers)
-    rate = torch_rate(work, workers)
+def torch_shares(work: Work, workers: int) -> dict[Cause, float]:
+    """What the workers do with their time at `torch_rate`; for the rest of it they wait for the storage."""
+    part = torch_rate(work, workers) * _stretched_s(work, workers) / max(1, workers)
     read_s = work.torch_cpu_s - work.decode_s - work.collate_s
-    parts = [rate * s * stretch / customers for s in (read_s, work.decode_s, work.collate_s)]
-    return Shares(max(0.0, 1.0 - sum(parts)), *parts)
+    parts = zip(_OF_WORKERS, (work.decode_s, work.collate_s, read_s), strict=True)
+    return {cause: part * seconds / max(1e-12, work.torch_cpu_s) for cause, seconds in parts}
 
 
 def ahead_rate(work: Work, workers: int) -> float:
@@ -528,11 +504,10 @@ _OF_WORKERS: Final = (Cause.DECODE, Cause.COLLATE, Cause.PYTHON)
 def _cause(findings: Findings, work: Work, loader: str, workers: int, rate: float) -> str:
     """What holds a loader back."""
     if loader == TORCH:
-        shares = torch_shares(work, workers)
-        part_s = shares.decode, shares.collate, shares.read
-        parts = dict(zip(_OF_WORKERS, part_s, strict=True))
-        if shares.wait >= 0.5 or (work.cold > 0 and shares.wait > max(parts.values())):
-            return storage_cause(findings, work.curve.depth(rate * work.cold))
+        parts = torch_shares(work, workers)
+        wait = 1.0 - sum(parts.values())
+        if wait >= 0.5 or (work.cold > 0 and wait > max(parts.values())):
+            return storage_cause(findings, wait * max(1, workers) / work.wait_factor)
     else:
         read_s = work.read_s + work.cold * work.ahead_s
         parts = dict(zip(_OF_WORKERS, (work.decode_s, work.ahead_collate_s, read_s), strict=True))
