@@ -14,11 +14,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+import warm
 from documents.blocks import blocks_of, page_remarks
 from documents.output import difference
 from tests_shared import CLIPART, ROOT, until, write_photos
@@ -52,7 +52,7 @@ class Reader:
         environment: Mapping[str, str] | None = None,
         python: str = sys.executable,
     ):
-        self._python = python
+        self._interpreter = python
         self.ran = 0
         self.folder = folder / "home"
         self._state = folder / "state"
@@ -119,8 +119,7 @@ class Reader:
         elif block.runs:
             self.ran += 1
             if block.language in ("python", "py"):
-                cwd = (self._state / "cwd").read_text().strip()
-                self._ends_well([self._python, "-W", "error", "-c", block.text], block, cwd)
+                self._python(block)
             elif block.language == "console":
                 self._console(block)
             elif "serves" in block.remarks:
@@ -130,6 +129,16 @@ class Reader:
         if after := block.remarks.get("after"):
             self._stop_servers(of=block)
             self._shell(after, block)
+
+    def _python(self, block: Block) -> None:
+        cwd = (self._state / "cwd").read_text().strip()
+        if "torch" not in block.text or self._interpreter != sys.executable:
+            self._ends_well([self._interpreter, "-W", "error", "-c", block.text], block, cwd)
+            return
+        ended = warm.run(
+            block.text, warnings=["error"], cwd=cwd, env=self.environment, timeout=TIMEOUT_S
+        )
+        self._check(ended.returncode, ended.stdout + ended.stderr, block)
 
     def _console(self, block: Block) -> None:
         """Commands behind `$`, each with the output that the page shows below it, if it shows any."""
@@ -171,18 +180,17 @@ class Reader:
         return log.read_text()
 
     def _ends_well(self, command: list[str], block: Block, cwd: str | Path) -> str:
-        begun = time.monotonic()
         ended = subprocess.run(
             command, cwd=cwd, env=self.environment, check=False, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TIMEOUT_S,
         )  # fmt: skip
         said = ended.stdout.decode(errors="replace")
-        took = time.monotonic() - begun
-        wanted = int(block.remarks.get("ends with", "0"))
-        assert ended.returncode == wanted, (
-            f"{block.place} ended with {ended.returncode} after {took:.0f} s:\n{said}"
-        )
+        self._check(ended.returncode, said, block)
         return said
+
+    def _check(self, code: int, said: str, block: Block) -> None:
+        wanted = int(block.remarks.get("ends with", "0"))
+        assert code == wanted, f"{block.place} ended with {code}:\n{said}"
 
     def _of_here(self, text: str) -> str:
         for there, here in self._here.items():

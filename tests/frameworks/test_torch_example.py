@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import warm
 from tests_shared import CLIPART, write_real_images
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_torch.py"
@@ -23,10 +22,8 @@ def images(tmp_path_factory):
 
 def run(script, images, *options):
     # Pillow tells some clip art's palettes that they should be converted twice: not our affair.
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Palette images", str(script), str(images), *options],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    warnings = ("error", "ignore:Palette images")
+    ended = warm.run(script, images, *options, warnings=warnings, timeout=120)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -6,8 +6,6 @@ import gc
 import multiprocessing
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 from torch.utils import data as torch_data
 
+import warm
 from headrace.frameworks.torch.dropin.sending import Sender
 from headrace.torch import DataLoader
 from tests_shared import own_bytes, python_threads, until
@@ -154,10 +153,7 @@ print("left", sum("memfd" in link for link in links), threading.active_count(), 
 
 def test_a_worker_that_is_killed_is_torchs_error_and_leaves_nothing():
     """In a process of its own: torch raises from a signal handler, again whenever a child ends."""
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
-    )  # fmt: skip
+    ended = warm.run(KILLED, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
     assert re.search(
         r"raised DataLoader worker \(pid.*(exited unexpectedly|killed by signal: Killed)",
         ended.stdout,
@@ -231,10 +227,8 @@ print(loader.explain())
 
 def test_sixty_four_descriptors_are_enough():
     """Torch needs one for each tensor of a list; the arena none."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FEW_DESCRIPTORS], capture_output=True, text=True,
-        timeout=100, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = warm.run(FEW_DESCRIPTORS, warnings=["ignore"], env=environment)
     assert "6 came through headrace's shared memory" in ended.stdout, ended.stderr
 
 

@@ -7,13 +7,12 @@ import gc
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch.utils import data as torch_data
 
+import warm
 from headrace.io.replaced import real_open
 from headrace.plane.read_ahead import ReadAheadOptions
 from headrace.torch import DataLoader
@@ -222,12 +221,9 @@ def test_an_unpicklable_dataset_of_files_is_torchs_error(files):
     assert delivered(DataLoader(UnpicklableFiles(files, 20), 2, collate_fn=keep)) == list(range(20))
 
 
-def run(code: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)], check=False, text=True,
-        capture_output=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
-    )  # fmt: skip
+def run(code, *arguments, **environment):
+    own = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    return warm.run(code, *arguments, warnings=["ignore"], env=own)
 
 
 KILLED = """

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+import warm
 from headrace.control.stalls.live import evidence_of
 from headrace.errors import CorruptSample, DecodeError, StateMismatch
 from headrace.order import combine_hashes
@@ -271,10 +270,8 @@ except RuntimeError as e:
 
 def test_a_killed_worker_is_an_error_not_a_hang(path):
     """In a process of its own: torch raises from a signal handler, again whenever a child ends."""
-    result = subprocess.run(
-        [sys.executable, "-c", KILLED, path], capture_output=True, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, check=False,
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    result = warm.run(KILLED, path, env=environment)
     assert "DataLoader worker" in result.stdout + result.stderr
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import headrace as hr
+import warm
 from headrace.errors import SourceChanged, VolumeError, VolumeTimeout
 from headrace.testing import Simulation, SlowVolume
 from headrace.torch import StoreLoader
@@ -143,11 +142,8 @@ for options in ({"threads": 4}, {"num_workers": 2}):
 
 
 def test_sixty_four_descriptors_are_enough(path):
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FEW, path], check=False, text=True,
-        capture_output=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = warm.run(FEW, path, warnings=["ignore"], env=environment)
     assert ended.stdout.split() == [str(SAMPLES)] * 2, ended.stderr
 
 
