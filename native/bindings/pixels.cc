@@ -111,12 +111,31 @@ pixels::Worker& own_worker() {
 
 using PixelBytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 
-// Writable: the buffer is this batch's alone, until its last array goes.
-PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self) {
+const DecodeJob& finished(nb::handle_t<DecodeJob> self) {
   const auto& job = nb::cast<const DecodeJob&>(self);
   if (!job.done()) throw Error(ErrorKind::kInvalidArgument, "the batch is not decoded yet");
+  return job;
+}
+
+// Writable: the buffers are this batch's alone, until its last array goes.
+PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self) {
+  const DecodeJob& job = finished(self);
   const size_t each = job.recipe.output_bytes();
   return PixelBytes(reinterpret_cast<uint8_t*>(job.pixels->data), {job.batch->samples, each}, self);
+}
+
+PixelBytes mask_bytes(nb::handle_t<DecodeJob> self) {
+  const DecodeJob& job = finished(self);
+  if (!job.masks) throw Error(ErrorKind::kInvalidArgument, "the batch has no masks");
+  return PixelBytes(reinterpret_cast<uint8_t*>(job.masks->data),
+                    {job.batch->samples, job.recipe.output_pixels()}, self);
+}
+
+using Mappings = nb::ndarray<nb::numpy, const double, nb::ndim<2>>;
+
+Mappings mappings(nb::handle_t<DecodeJob> self) {
+  const DecodeJob& job = finished(self);
+  return Mappings(job.mappings.data(), {job.batch->samples, 4}, self);
 }
 
 using StepsIn = nb::ndarray<const double, nb::shape<-1, -1, sizeof(pixels::Step) / sizeof(double)>,
@@ -150,6 +169,8 @@ void replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
   const WithoutGil released;
   own_worker().resize(job.recipe, job.draw(sample), rgb.data(), static_cast<int>(rgb.shape(1)),
                       static_cast<int>(rgb.shape(0)), job.at(sample));
+  const pixels::Reason reason = job.follow(own_worker(), sample);
+  if (!reason.empty()) throw Error(ErrorKind::kInvalidArgument, reason);
 }
 
 using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / sizeof(int32_t)>,
@@ -298,6 +319,8 @@ void register_pixels(nb::module_& m) {
            "Whether it is done, after at most so many seconds.")
       .def_prop_ro("done", &DecodeJob::done)
       .def_prop_ro("pixels", &pixel_bytes, "uint8, shape (samples, bytes of one), once it is done.")
+      .def_prop_ro("masks", &mask_bytes, "uint8, shape (samples, pixels of one), likewise.")
+      .def_prop_ro("mappings", &mappings, "float64, shape (samples, 4): see decode.h.")
       .def_prop_ro(
           "failures",
           [](const DecodeJob& job) {
@@ -335,13 +358,15 @@ void register_pixels(nb::module_& m) {
           "submit",
           [](PoolHandle& handle, const Recipe& recipe, uint64_t seed, uint64_t epoch,
              std::shared_ptr<io::Batch> batch, uint64_t part,
-             const std::optional<StepsIn>& given_steps) {
+             const std::optional<StepsIn>& given_steps, std::optional<uint64_t> mask_part,
+             uint8_t mask_fill) {
             std::vector<pixels::Step> steps = steps_of(given_steps, batch->samples);
             const WithoutGil released;
             return handle.pool->submit(recipe, seed, epoch, std::move(batch), part,
-                                       std::move(steps));
+                                       std::move(steps), mask_part, mask_fill);
           },
           "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, "steps"_a = nb::none(),
+          "mask_part"_a = nb::none(), "mask_fill"_a = 0,
           "Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the "
           "order of augment.h's Step.")
       .def("submit_given", &submit_given, "recipe"_a, "pictures"_a, "cuts"_a,

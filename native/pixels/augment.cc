@@ -120,22 +120,6 @@ void smooth(const uint32_t* in, int width, int height, bool avx2, uint32_t* out)
   }
 }
 
-// In 16.16 fixed point, as Pillow does it.
-void transform(const std::array<double, 6>& numbers, const uint32_t* in, int width, int height,
-               uint32_t* out) {
-  const auto fixed = [](double x) { return static_cast<int64_t>(std::floor(x * 65536.0 + 0.5)); };
-  const auto& [a, b, c, d, e, f] = numbers;
-  int64_t x0 = fixed(c + a * 0.5 + b * 0.5), y0 = fixed(f + d * 0.5 + e * 0.5);
-  for (int y = 0; y < height; ++y, x0 += fixed(b), y0 += fixed(e)) {
-    int64_t from_x = x0, from_y = y0;
-    for (int x = 0; x < width; ++x, from_x += fixed(a), from_y += fixed(d)) {
-      const int64_t column = from_x >> 16, row = from_y >> 16;
-      const bool inside = column >= 0 && column < width && row >= 0 && row < height;
-      *out++ = inside ? in[row * width + column] : 0;
-    }
-  }
-}
-
 void erase(const std::array<double, 6>& values, int width, uint32_t* pixels) {
   const auto& [left, top, columns, rows, colour, seed] = values;
   auto state = static_cast<uint64_t>(seed);
@@ -148,6 +132,25 @@ void erase(const std::array<double, 6>& values, int width, uint32_t* pixels) {
 }
 
 }  // namespace
+
+// In 16.16 fixed point, as Pillow does it.
+template <class T>
+void move_affine(const std::array<double, 6>& numbers, const T* in, int width, int height, T fill,
+                 T* out) {
+  const auto fixed = [](double x) { return static_cast<int64_t>(std::floor(x * 65536.0 + 0.5)); };
+  const auto& [a, b, c, d, e, f] = numbers;
+  int64_t x0 = fixed(c + a * 0.5 + b * 0.5), y0 = fixed(f + d * 0.5 + e * 0.5);
+  for (int y = 0; y < height; ++y, x0 += fixed(b), y0 += fixed(e)) {
+    int64_t from_x = x0, from_y = y0;
+    for (int x = 0; x < width; ++x, from_x += fixed(a), from_y += fixed(d)) {
+      const int64_t column = from_x >> 16, row = from_y >> 16;
+      const bool inside = column >= 0 && column < width && row >= 0 && row < height;
+      *out++ = inside ? in[row * width + column] : fill;
+    }
+  }
+}
+template void move_affine(const std::array<double, 6>&, const uint8_t*, int, int, uint8_t,
+                          uint8_t*);
 
 void check(std::span<const Step> steps, int width, int height) {
   for (const auto& [op, v] : steps) {
@@ -224,7 +227,7 @@ void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx
         break;
       case Op::kAffine:
         other_.resize(count);
-        transform(values, pixels.data(), width, height, other_.data());
+        move_affine(values, pixels.data(), width, height, 0u, other_.data());
         pixels.swap(other_);
         break;
       case Op::kErase:

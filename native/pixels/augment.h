@@ -37,6 +37,11 @@ struct Step {
 // Throws Error(kInvalidArgument) for what is no step of an output of this size.
 void check(std::span<const Step> steps, int width, int height);
 
+// Moves pixels by Pillow's affine transform, nearest neighbour; `fill` comes from outside.
+template <class T>
+void move_affine(const std::array<double, 6>& numbers, const T* in, int width, int height, T fill,
+                 T* out);
+
 class Augmenter {
  public:
   // Pixels of an output, row by row without gaps: red, green, blue and nothing, from the low byte

@@ -34,6 +34,19 @@ std::pair<int, int> upright(const Header& header) {
   return {header.width, header.height};
 }
 
+// Which column or row of the picture each one of the output is. Pillow adds up positions, and cuts
+// them off.
+std::vector<int> nearest(const Axis& axis, bool flip) {
+  std::vector<int> places;
+  double at = axis.origin - axis.low + axis.scale * 0.5;
+  for (int i = 0; i < axis.first + axis.count; ++i, at += axis.scale) {
+    if (i < axis.first) continue;
+    places.push_back(axis.low + std::clamp(static_cast<int>(at), 0, axis.high - axis.low - 1));
+  }
+  if (flip) std::ranges::reverse(places);
+  return places;
+}
+
 Reason too_large(const Recipe& recipe, const Header& header) {
   if (static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height) <=
       recipe.pixels_max) {
@@ -193,6 +206,53 @@ Reason Worker::decode(const Recipe& recipe, const Draw& draw, std::span<const ui
   return reason;
 }
 
+std::array<double, 4> Worker::mapping(const Recipe& recipe) const {
+  const auto along = [](const Axis& axis, bool flip, int side) {
+    const double scale = 1 / axis.scale, shift = -axis.origin * scale - axis.first;
+    return flip ? std::array{-scale, side - shift} : std::array{scale, shift};
+  };
+  const auto x = along(plan_.x, plan_.flip, recipe.width);
+  const auto y = along(plan_.y, plan_.flip_vertical, recipe.height);
+  return {x[0], x[1], y[0], y[1]};
+}
+
+Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_t fill,
+                    uint8_t* out) {
+  const size_t count = recipe.output_pixels();
+  std::fill_n(out, count, fill);
+  Header header;
+  Decoder* decoder = nullptr;
+  Picture picture;
+  try {
+    if (Reason reason = opened(bytes, false, &header, &decoder); !reason.empty()) return reason;
+    if (header.width != width_ || header.height != height_) {
+      return "it has " + std::to_string(header.width) + " x " + std::to_string(header.height) +
+             " pixels, and the picture " + std::to_string(width_) + " x " + std::to_string(height_);
+    }
+    if (Reason reason = decoder->numbers(); !reason.empty()) return reason;
+    const std::vector<int> xs = nearest(plan_.x, plan_.flip),
+                           ys = nearest(plan_.y, plan_.flip_vertical);
+    const auto [left, right] = std::ranges::minmax(xs);
+    const auto [top, bottom] = std::ranges::minmax(ys);
+    const Reason reason = decoder->decode({left, top, right + 1, bottom + 1}, 0, &picture);
+    if (!reason.empty()) return reason;
+    uint8_t* to = out;
+    for (const int y : ys) {
+      const uint8_t* row = picture.row(y);
+      for (const int x : xs) *to++ = row[kPixelBytes * static_cast<size_t>(x - picture.left)];
+    }
+    for (const auto& [op, values] : plan_.steps) {
+      if (static_cast<Op>(static_cast<int>(op)) != Op::kAffine) continue;
+      moved_.assign(out, out + count);
+      move_affine(values, moved_.data(), recipe.width, recipe.height, fill, out);
+    }
+  } catch (const std::bad_alloc&) {
+    std::fill_n(out, count, fill);
+    return "there is no memory for it";
+  }
+  return {};
+}
+
 Reason Worker::open(std::span<const uint8_t> bytes, bool orientation, Header* header) {
   try {
     Decoder* decoder = nullptr;
@@ -233,9 +293,10 @@ Reason Worker::decoded(const Recipe& recipe, const Draw& what, const Header& hea
   }
   const auto [width, height] = upright(header);
   if (!recipe.fits(width, height, what.index)) return "its size is not the one that was given";
-  Plan plan = draw(recipe, width, height, what);
+  plan_ = draw(recipe, width, height, what);
+  width_ = width, height_ = height;
   // Axes are mirrored while they are still the upright picture's.
-  plan = in_file(plan, header.orientation, width, height);
+  const Plan plan = in_file(plan_, header.orientation, width, height);
   const int shift = recipe.scaled && decoder.shrinks() ? plan.shift() : 0;
   const auto shrunk = [&](const Axis& axis, int side) {
     return shift == 0 ? axis : axis.shrunk(shift, (side + (1 << shift) - 1) >> shift);
@@ -263,7 +324,8 @@ void Worker::resize(const Recipe& recipe, const Draw& what, const uint8_t* rgb, 
     rgb = small.data();
     width = sides[0], height = sides[1];
   }
-  const Plan plan = draw(recipe, width, height, what);
+  const Plan plan = plan_ = draw(recipe, width, height, what);
+  width_ = width, height_ = height;
   const auto columns = plan.x.inputs(recipe.filter), rows = plan.y.inputs(recipe.filter);
   Picture picture;
   picture.allocate({columns[0], rows[0], columns[1], rows[1]}, width, height, memory_);

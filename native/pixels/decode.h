@@ -50,6 +50,16 @@ class Worker {
   Reason decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out,
                 KeptPictures* kept = nullptr);
 
+  // The mask of the picture that was decoded or resized last: a PNG of one channel and at most 8
+  // bits, as large as the picture is upright. Its numbers follow the picture's crop, flips and
+  // affine steps, nearest neighbour as Pillow's; `fill` is what comes from outside. Writes a byte
+  // for each pixel of the output, or says why not.
+  Reason mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_t fill, uint8_t* out);
+
+  // Where the output lies of that picture, before affine steps: column x becomes x * [0] + [1], row
+  // y becomes y * [2] + [3].
+  std::array<double, 4> mapping(const Recipe& recipe) const;
+
   // The header alone.
   Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header);
 
@@ -68,8 +78,12 @@ class Worker {
   Decoder& decoder_of(Format format);
 
   std::array<std::unique_ptr<Decoder>, 5> decoders_;
+  // Of the last picture, upright.
+  Plan plan_;
+  int width_ = 0, height_ = 0;
   Resizer resizer_;
   Scratch memory_;
+  std::vector<uint8_t> moved_;
 };
 
 }  // namespace headrace::pixels

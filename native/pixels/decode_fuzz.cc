@@ -50,6 +50,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (byte != 0) std::abort();
     }
   }
+  // The same bytes as the mask of what they were decoded to.
+  if (reason.empty()) {
+    std::vector<uint8_t> mask(recipe.output_pixels());
+    const bool made = worker->mask(recipe, bytes, 7, mask.data()).empty();
+    for (const uint8_t number : mask) {
+      if (!made && number != 7) std::abort();
+    }
+  }
 #if HEADRACE_HAVE_JPEG
   static Rewriter* const rewriter = new Rewriter;
   std::span<const uint8_t> result;

@@ -84,6 +84,8 @@ class Decoder {
   // at a shift is given by `side`.
   virtual Reason decode(const Region& region, int shift, Picture* picture) = 0;
   virtual bool shrinks() const { return false; }
+  // Between the two: `decode` gives each pixel's number as it is stored, as red, and no colours.
+  virtual Reason numbers() { return "it is no PNG"; }
 };
 
 std::unique_ptr<Decoder> make_jpeg_decoder();

@@ -198,7 +198,7 @@ class PngDecoder final : public Decoder {
 
   Reason open(std::span<const uint8_t> bytes, bool orientation, Header* header) override {
     colours_ = 0;
-    transparent_ = false;
+    transparent_ = numbers_ = false;
     data_.clear();
     exif_ = {};
     if (Reason reason = read_chunks(bytes); !reason.empty()) return reason;
@@ -209,6 +209,12 @@ class PngDecoder final : public Decoder {
     header->alpha = channel || (transparent_ && colour_ == kPalette) ? Alpha::kPixels
                     : transparent_                                   ? Alpha::kColour
                                                                      : Alpha::kNone;
+    return {};
+  }
+
+  Reason numbers() override {
+    if (bits_ > 8) return "it is no PNG of 8 bits and one channel";
+    numbers_ = true;
     return {};
   }
 
@@ -380,6 +386,12 @@ class PngDecoder final : public Decoder {
       for (; i < end; ++i, out += step) convert(i, out);
     };
     const size_t wide = depth_ / 8;  // bytes of a channel; 0 below 8 bits
+    if (numbers_) {
+      each([&](uint32_t x, uint8_t* o) {
+        o[0] = wide != 0 ? row[x] : static_cast<uint8_t>(small(row, x));
+      });
+      return;
+    }
     switch (colour_) {
       case kTrue:
       case kTrueAlpha: {
@@ -433,7 +445,7 @@ class PngDecoder final : public Decoder {
   uint32_t width_ = 0, height_ = 0;
   size_t bits_ = 0, depth_ = 0;
   int colour_ = 0;
-  bool interlaced_ = false, transparent_ = false;
+  bool interlaced_ = false, transparent_ = false, numbers_ = false;
 };
 
 }  // namespace

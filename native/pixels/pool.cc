@@ -24,10 +24,25 @@ bool DecodeJob::wait(double seconds) const {
   return ended_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return done(); });
 }
 
-std::span<const uint8_t> DecodeJob::encoded(uint64_t sample) const {
-  const uint64_t slot = sample * batch->parts + part;
+std::span<const uint8_t> DecodeJob::encoded(uint64_t sample, uint64_t of_part) const {
+  const uint64_t slot = sample * batch->parts + of_part;
   return {reinterpret_cast<const uint8_t*>(batch->buffer->data) + batch->offsets[slot],
-          static_cast<size_t>(batch->lengths[slot])};
+          static_cast<size_t>(std::max<int64_t>(0, batch->lengths[slot]))};
+}
+
+Reason DecodeJob::follow(Worker& worker, uint64_t sample) {
+  mappings[sample] = worker.mapping(recipe);
+  if (!masks) return {};
+  const size_t each = recipe.output_pixels();
+  auto* out = reinterpret_cast<uint8_t*>(masks->data + sample * each);
+  const Reason reason = worker.mask(recipe, encoded(sample, *mask_part), mask_fill, out);
+  return reason.empty() ? reason : "of its mask: " + reason;
+}
+
+void DecodeJob::clear(uint64_t sample) {
+  std::fill_n(at(sample), recipe.output_bytes(), std::byte{0});
+  const size_t each = recipe.output_pixels();
+  if (masks) std::fill_n(masks->data + sample * each, each, std::byte{mask_fill});
 }
 
 Draw DecodeJob::draw(uint64_t sample) const {
@@ -52,7 +67,7 @@ DecodePool::~DecodePool() {
     const std::lock_guard lock(job->mutex_);
     const uint64_t open = job->batch->samples - job->next_;
     for (uint64_t i = job->next_; i < job->batch->samples; ++i) {
-      std::fill_n(job->at(i), job->recipe.output_bytes(), std::byte{0});
+      job->clear(i);
       job->failures.push_back({i, "decoding was stopped"});
     }
     job->left_ -= open;
@@ -72,9 +87,12 @@ void DecodePool::turn(unsigned threads) {
 
 std::shared_ptr<DecodeJob> DecodePool::submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
                                               std::shared_ptr<io::Batch> batch, uint64_t part,
-                                              std::vector<Step> steps) {
-  if (part >= batch->parts) {
-    throw Error(ErrorKind::kInvalidArgument, "the batch has no part " + std::to_string(part));
+                                              std::vector<Step> steps,
+                                              std::optional<uint64_t> mask_part,
+                                              uint8_t mask_fill) {
+  for (const uint64_t each : {part, mask_part.value_or(part)}) {
+    if (each < batch->parts) continue;
+    throw Error(ErrorKind::kInvalidArgument, "the batch has no part " + std::to_string(each));
   }
   check(steps, recipe.width, recipe.height);
   if (batch->samples == 0 ? !steps.empty() : steps.size() % batch->samples != 0) {
@@ -87,6 +105,12 @@ std::shared_ptr<DecodeJob> DecodePool::submit(const Recipe& recipe, uint64_t see
   job->part = part;
   job->steps = std::move(steps);
   job->pixels = arena_->acquire(std::max<size_t>(1, batch->samples * recipe.output_bytes()));
+  job->mask_part = mask_part;
+  job->mask_fill = mask_fill;
+  if (mask_part) {
+    job->masks = arena_->acquire(std::max<size_t>(1, batch->samples * recipe.output_pixels()));
+  }
+  job->mappings.resize(batch->samples);
   job->left_ = batch->samples;
   job->batch = std::move(batch);
   job->begun_s = job->ended_s = seconds_of(CLOCK_MONOTONIC);
@@ -124,6 +148,8 @@ void DecodePool::work(unsigned number) {
     const double begun_s = seconds_of(CLOCK_MONOTONIC), cpu_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     const auto encoded = job->encoded(sample);
     Reason reason = worker.decode(job->recipe, job->draw(sample), encoded, job->at(sample), &kept_);
+    if (reason.empty()) reason = job->follow(worker, sample);
+    if (!reason.empty()) job->clear(sample);
     const double ended_s = seconds_of(CLOCK_MONOTONIC);
     const double used_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu_s;
     lock.lock();

@@ -9,12 +9,14 @@
 // go.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -55,16 +57,26 @@ class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
   Recipe recipe;
   uint64_t seed = 0, epoch = 0;
   std::shared_ptr<io::Batch> batch;
-  uint64_t part = 0;  // whose bytes are the picture
+  uint64_t part = 0;                  // whose bytes are the picture
+  std::optional<uint64_t> mask_part;  // whose bytes are the picture's mask
+  uint8_t mask_fill = 0;
   BufferPtr pixels;
-  std::vector<Step> steps;              // as many of each sample
-  std::vector<DecodeFailure> failures;  // by sample
+  BufferPtr masks;                              // a byte for each pixel, where there is `mask_part`
+  std::vector<std::array<double, 4>> mappings;  // of each sample: see Worker::mapping
+  std::vector<Step> steps;                      // as many of each sample
+  std::vector<DecodeFailure> failures;          // by sample
   // Seconds of the steady clock.
   double begun_s = 0, ended_s = 0;
   double busy_s = 0, cpu_s = 0;  // of its pictures, added up
 
   std::byte* at(uint64_t sample) const { return pixels->data + sample * recipe.output_bytes(); }
-  std::span<const uint8_t> encoded(uint64_t sample) const;
+  std::span<const uint8_t> encoded(uint64_t sample, uint64_t of_part) const;
+  std::span<const uint8_t> encoded(uint64_t sample) const { return encoded(sample, part); }
+  // What follows a sample's picture, which the worker has just decoded or resized: its mapping and
+  // its mask. Says why there is none.
+  Reason follow(Worker& worker, uint64_t sample);
+  // Whatever cannot be decoded.
+  void clear(uint64_t sample);
   Draw draw(uint64_t sample) const;
 
  private:
@@ -89,7 +101,9 @@ class DecodePool {
   // for a part that the batch lacks, or steps that do not fit.
   std::shared_ptr<DecodeJob> submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
                                     std::shared_ptr<io::Batch> batch, uint64_t part,
-                                    std::vector<Step> steps = {});
+                                    std::vector<Step> steps = {},
+                                    std::optional<uint64_t> mask_part = std::nullopt,
+                                    uint8_t mask_fill = 0);
   void turn(unsigned threads);
   DecodeStats stats() const;
   size_t mapped_bytes() const { return arena_->mapped_bytes() + kept_.held().second; }

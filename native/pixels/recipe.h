@@ -77,9 +77,8 @@ struct Recipe {
   Recipe reduction(std::array<int, 2> sides) const;
   // False: the cut that was given for this picture is of one with another size.
   bool fits(int picture_width, int picture_height, uint64_t index) const;
-  size_t output_bytes() const {
-    return 3 * bytes_of(type) * static_cast<size_t>(width) * static_cast<size_t>(height);
-  }
+  size_t output_pixels() const { return static_cast<size_t>(width) * static_cast<size_t>(height); }
+  size_t output_bytes() const { return 3 * bytes_of(type) * output_pixels(); }
 };
 
 // Which random numbers a picture gets, and what was drawn with others: steps that `check` accepts.

@@ -682,6 +682,14 @@ class DecodeJob:
         """uint8, shape (samples, bytes of one), once it is done."""
 
     @property
+    def masks(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
+        """uint8, shape (samples, pixels of one), likewise."""
+
+    @property
+    def mappings(self) -> Annotated[NDArray[numpy.float64], dict(shape=(None, None), writable=False)]:
+        """float64, shape (samples, 4): see decode.h."""
+
+    @property
     def failures(self, /) -> list[tuple[int, str]]:
         """Samples that could not be decoded, and why. Their pixels are zeros."""
 
@@ -708,7 +716,7 @@ class DecodePool:
     def keeps(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """Whether each of these pictures is kept: uint8, 1 or 0."""
 
-    def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:
+    def submit(self, recipe: PictureRecipe, seed: int, epoch: int, batch: Batch, part: int, steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None, mask_part: int | None = None, mask_fill: int = 0) -> DecodeJob:
         """
         Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the order of augment.h's Step.
         """

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.plane.test_images import KINDS, encoded, picture
 
 import headrace as hr
@@ -72,6 +73,32 @@ def test_mixed_batches_carry_both_labels_as_tensors(photo_store):
     exact = mixed.lam * plain + (1 - mixed.lam) * plain[::-1]
     assert np.abs(pixels.numpy() - exact).max() <= 0.5
     loader.close()
+
+
+def test_masks_and_boxes_are_tensors_behind_the_labels(tmp_path):
+    mask = np.arange(60 * 80, dtype=np.uint8).reshape(60, 80)
+    parts = {"jpg": encoded(picture(80, 60), "JPEG"), "png": encoded(Image.fromarray(mask), "PNG")}
+    hr.pack(((f"{i}", parts) for i in range(6)), tmp_path / "scenes.hr")
+    images = hr.Images(size=24, flip=True, mask="png", boxes=box_by_index)
+    expected = pixels_of(tmp_path / "scenes.hr", images)
+    for options in ({}, {"collate_fn": list}, {"sampler": range(6)}):
+        loader = DataLoader(tmp_path / "scenes.hr", batch_size=6, decode=images, **options)
+        (batch,) = loader
+        if "collate_fn" in options:
+            batch = list(zip(*batch, strict=True))
+        pixels, labels, masks, boxes = batch
+        assert len(pixels) == len(labels) == 6
+        if "sampler" in options:  # torch's own draws
+            assert masks.shape == (6, 24, 24)
+            continue
+        for i in range(6):
+            np.testing.assert_array_equal(masks[i].numpy(), expected.masks[i])
+            np.testing.assert_array_equal(boxes[i].numpy(), expected.boxes[i])
+
+
+def box_by_index(index, parts):
+    assert set(parts) == {"jpg", "png"}
+    return [[0, 0, 80 - index, 60]]
 
 
 def test_what_contradicts_images_is_refused(photo_store):

@@ -154,6 +154,8 @@ def check_pixels(form: str, usual: str, decode: Images) -> None:
     Raises:
         ValueError: `elements` is another than the default, or pictures would be mixed.
     """
+    if decode.mask is not None or decode.boxes is not None:
+        raise ValueError("elements have no place for masks and boxes: iterate headrace.loader")
     if decode.mixup or decode.cutmix:
         raise ValueError(
             "mixup and cutmix give each picture two labels, for which elements have no place: mix in the "

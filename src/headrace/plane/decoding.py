@@ -22,9 +22,10 @@ import numpy as np
 from headrace import _native
 from headrace.errors import DecodeError, HeadraceError
 from headrace.plane import augment
-from headrace.plane.batch import Skipped
+from headrace.plane.batch import Batch, Skipped
 from headrace.plane.images import ImageBatch
 from headrace.plane.stage import StageStats
+from headrace.plane.targets import boxes_of, moved_boxes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -58,6 +59,7 @@ class Decoded(NamedTuple):
 
     native: _native.Batch
     job: _native.DecodeJob
+    steps: NDArray[np.float64] | None
 
 
 class PendingPixels:
@@ -92,7 +94,7 @@ class PendingPixels:
 
     def _submit(self) -> Decoded:
         native = self._reads if isinstance(self._reads, _native.Batch) else self._reads.take()
-        self._decoded = Decoded(native, self._stage.submit(native, self._epoch))
+        self._decoded = self._stage.submit(native, self._epoch)
         return self._decoded
 
     def take(self, behind: Iterable[PendingPixels] = ()) -> Decoded:
@@ -133,6 +135,35 @@ class _PartlyKept(NamedTuple):
         return self.catalog.filled_up(self.indices, read, self.positions)
 
 
+class _Refused(NamedTuple):
+    """The samples of a batch that cannot be delivered, by their places in it."""
+
+    native: _native.Batch
+    names: Sequence[str]
+    on_error: OnError
+    skipped: list[Skipped]
+    samples: list[int]
+
+    def add(self, sample: int, what: str, cause: Exception) -> None:
+        """Leave a sample out.
+
+        Raises:
+            DecodeError: `on_error` is `raise`.
+        """
+        index = int(self.native.indices[sample])
+        name = self.names[index]
+        error = DecodeError(
+            f"sample {index} ({name!r}) {what}.",
+            index=index,
+            name=name,
+            next_step="Take it out of the data, or give on_error='skip'.",
+        )
+        if self.on_error == "raise":
+            raise error from cause
+        self.samples.append(sample)
+        self.skipped.append(Skipped(index, name, str(error)))
+
+
 class Decoding:
     """The stage `decode`: threads that decode the batches of one pipeline.
 
@@ -161,6 +192,7 @@ class Decoding:
         self.seed = seed
         self.keeps_buffers = False
         self._part, self._parts = images.part_of(part_names), len(part_names)
+        self._mask = None if images.mask is None else list(part_names).index(images.mask)
         self._recipe = images.recipe()
         self._threads = threads or len(os.sched_getaffinity(0))
         self._pool: _native.DecodePool | None = None
@@ -214,7 +246,7 @@ class Decoding:
 
     # -- decoding ----------------------------------------------------------------------------------
 
-    def submit(self, native: _native.Batch, epoch: int) -> _native.DecodeJob:
+    def submit(self, native: _native.Batch, epoch: int) -> Decoded:
         """Have a batch decoded that was read; returns at once."""
         pool = self._own_pool
         if pool is None:
@@ -224,7 +256,17 @@ class Decoding:
             self._pool = pool = _native.DecodePool(self._threads, free, self._keep_bytes())
             self._pid = os.getpid()
         steps = self.images.steps(self.seed, epoch, native.indices)
-        return pool.submit(self._recipe, self.seed, epoch, native, self._part, steps)
+        job = pool.submit(
+            self._recipe,
+            self.seed,
+            epoch,
+            native,
+            self._part,
+            steps,
+            self._mask,
+            self.images.mask_fill,
+        )
+        return Decoded(native, job, steps)
 
     def _keep_bytes(self) -> int:
         if self.images.keep is None or self.images.keep_bytes is not None:
@@ -300,37 +342,59 @@ class Decoding:
         Raises:
             DecodeError: a picture cannot be decoded and `on_error` is `raise`; names the sample.
         """
-        native, job = decoded
+        native, job, steps = decoded
+        refused = _Refused(native, names, on_error, skipped, [])
+        wanted = np.ones(native.samples, np.bool_) if keep is None else keep
         for sample, reason in job.failures:
-            if keep is not None and not keep[sample]:
+            if not wanted[sample]:
                 continue
             try:
                 self._replace(native, job, sample, reason)
-            except Exception as e:
-                index = int(native.indices[sample])
-                error = DecodeError(
-                    f"sample {index} ({names[index]!r}) is no picture that can be decoded: {reason}; "
-                    f"Pillow: {e}.",
-                    index=index,
-                    name=names[index],
-                    next_step="Take it out of the data, or give on_error='skip'.",
-                )
-                if on_error == "raise":
-                    raise error from e
-                keep = np.ones(native.samples, np.bool_) if keep is None else keep
-                keep[sample] = False
-                skipped.append(Skipped(index, names[index], str(error)))
+            except Exception as e:  # noqa: BLE001 - whatever Pillow raises
+                refused.add(sample, f"is no picture that can be decoded: {reason}; Pillow: {e}", e)
+        wanted[refused.samples] = False
+        boxes = self._boxes(native, part_names, wanted, refused)
+        if refused.samples:
+            wanted[refused.samples] = False
+            keep = wanted
         batch = ImageBatch(native, part_names, epoch=epoch, position=position, keep=keep)
         pixels = job.pixels.view(self.images.numpy_dtype).reshape(-1, *self.images.shape)
         batch.pixels = pixels if keep is None else pixels[keep]
         batch.recycled = keep is None
-        batch.mixed = None
+        batch.mixed = batch.masks = batch.boxes = None
+        if self._mask is not None:
+            masks = job.masks.reshape(-1, *self.images.planes[1:])
+            batch.masks = masks if keep is None else masks[keep]
+        if boxes is not None:
+            at = list(boxes)
+            drawn = None if steps is None else steps[at]
+            batch.boxes = moved_boxes(self.images, list(boxes.values()), job.mappings[at], drawn)
         if self.images.mixup or self.images.cutmix:
             batch.mixed = augment.mix(
                 self.images, batch.pixels, batch.labels, batch.indices,
                 seed=self.seed, epoch=epoch,
             )  # fmt: skip
         return batch
+
+    def _boxes(
+        self,
+        native: _native.Batch,
+        part_names: Sequence[str],
+        wanted: NDArray[np.bool_],
+        refused: _Refused,
+    ) -> dict[int, NDArray[np.float64]] | None:
+        """The boxes as they are given, by the sample's place in the batch; None: nobody asked for any."""
+        if self.images.boxes is None:
+            return None
+        boxes = {}
+        read = Batch(native, part_names)
+        for sample in np.flatnonzero(wanted).tolist():
+            parts = {name: read[sample, name] for name in part_names}
+            try:
+                boxes[sample] = boxes_of(self.images, int(native.indices[sample]), parts)
+            except Exception as e:  # noqa: BLE001 - whatever the user's function raises
+                refused.add(sample, f"has no boxes that can be used: {type(e).__name__}: {e}", e)
+        return boxes
 
     def _replace(
         self, native: _native.Batch, job: _native.DecodeJob, sample: int, reason: str

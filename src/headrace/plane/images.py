@@ -17,9 +17,9 @@ from headrace.plane import augment
 from headrace.plane.batch import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
 _EXTENSIONS: Final = ("jpg", "jpeg", "png", "webp", "img", "image", "bmp", "gif", "tif", "tiff")
 """Parts of a sample that may be its picture, by their names."""
@@ -143,7 +143,33 @@ class Images:
     part: str | None = None
     """Which part of a sample is its picture; None: the only one, or the one whose name says so."""
 
+    mask: str | None = None
+    """Which part is the picture's mask, a PNG of one channel, at most 8 bits and the picture's size, upright:
+    `batch.masks` has its numbers (of a palette: the indices) after the same crop, flips, padding and affine
+    steps, by nearest neighbour as Pillow has it."""
+
+    mask_fill: int = 0
+    """What masks are padded with, 0 to 255."""
+
+    boxes: str | Callable[[int, Mapping[str, memoryview]], ArrayLike] | None = None
+    """A picture's boxes, which follow likewise into `batch.boxes`: an array of shape (boxes, 4 or more), left,
+    top, right and bottom in pixels of the upright picture, and whatever goes with each. The part that holds it
+    as `.npy`, or as COCO's list of annotations, whose category becomes a fifth column; or a function of the
+    sample's index and of its parts' bytes by name."""
+
+    empty_boxes: Literal["drop", "keep"] = "drop"
+    """What becomes of boxes of which nothing is left within the output."""
+
     def __post_init__(self) -> None:
+        if self.mask is not None or self.boxes is not None:
+            mixed = self.mixup or self.cutmix
+            if mixed or self.keep is not None:
+                other = "mixup and cutmix" if mixed else "keep='decoded'"
+                raise ValueError(f"masks and boxes do not go with {other}: leave one of them out")
+        if not 0 <= self.mask_fill <= 255:
+            raise ValueError(f"mask_fill is {self.mask_fill}, expected 0 to 255")
+        if self.empty_boxes not in ("drop", "keep"):
+            raise ValueError(f"empty_boxes is {self.empty_boxes!r}, expected 'drop' or 'keep'")
         self.recipe()
 
     @property
@@ -223,17 +249,18 @@ class Images:
         """Which of a sample's parts is its picture, by its number.
 
         Raises:
-            ValueError: none of them, or several may be.
+            ValueError: none of them, or several may be; or there is no part for masks or boxes.
         """
+        others = [self.mask, self.boxes if isinstance(self.boxes, str) else None]
+        for what, wanted in zip(("part", "mask", "boxes"), (self.part, *others), strict=True):
+            if wanted is not None and wanted not in names:
+                raise ValueError(f"{what} is {wanted!r}, and the samples have {list(names)}")
         if self.part is not None:
-            if self.part not in names:
-                raise ValueError(f"part is {self.part!r}, and the samples have {list(names)}")
             return list(names).index(self.part)
-        if len(names) == 1:
-            return 0
-        known = [
-            i for i, name in enumerate(names) if name.lower().rpartition(".")[2] in _EXTENSIONS
-        ]
+        left = [i for i, name in enumerate(names) if name not in others]
+        if len(left) == 1:
+            return left[0]
+        known = [i for i in left if names[i].lower().rpartition(".")[2] in _EXTENSIONS]
         if len(known) != 1:
             raise ValueError(
                 f"the samples have the parts {list(names)}: say Images(part=...), which is the picture"
@@ -258,14 +285,19 @@ class ImageBatch(Batch):
         pixels: (samples, ...), each of `Images.shape` and `Images.numpy_dtype`; the buffer is this batch's
             alone.
         mixed: both labels of each picture and their shares, where `mixup` or `cutmix` mixed them; or None.
+        masks: uint8, shape (samples, height, width), where `mask` is given; or None.
+        boxes: of each sample float32, shape (boxes, 4 or more), where `boxes` is given: left, top, right and
+            bottom in pixels of the output; or None.
         recycled: they lie in a buffer of the decode stage, which it uses again when this batch is gone; else,
             where samples were left out, in a copy.
     """
 
-    __slots__ = ("mixed", "pixels", "recycled")
+    __slots__ = ("boxes", "masks", "mixed", "pixels", "recycled")
 
     pixels: NDArray[Any]
     mixed: augment.MixedLabels | None
+    masks: NDArray[np.uint8] | None
+    boxes: list[NDArray[np.float32]] | None
     recycled: bool
 
     def __getitem__(self, i: int | tuple[int, str]) -> memoryview:

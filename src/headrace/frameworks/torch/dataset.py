@@ -71,8 +71,8 @@ def shared_tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.asarray(_Writable(array)))
 
 
-def labelled_pixels(batch: ImageBatch, images: Images) -> list[tuple[Tensor, int]]:
-    """Return each picture with its label, as `collate_fn` takes them.
+def labelled_pixels(batch: ImageBatch, images: Images) -> list[tuple[Any, ...]]:
+    """Return each picture with its label, as `collate_fn` takes them; and its mask and boxes, where there are.
 
     Raises:
         ValueError: pictures were mixed, and have two labels.
@@ -82,7 +82,8 @@ def labelled_pixels(batch: ImageBatch, images: Images) -> list[tuple[Tensor, int
             "collate_fn takes each picture with its label, and mixed ones (mixup, cutmix) have two: "
             "leave one of them out"
         )
-    return list(zip(pixel_tensors(batch, images)[0], batch.labels.tolist(), strict=True))
+    pixels, _, *targets = pixel_tensors(batch, images)
+    return list(zip(pixels, batch.labels.tolist(), *targets, strict=True))
 
 
 def pixel_tensors(batch: ImageBatch, images: Images) -> list[Any]:
@@ -95,7 +96,8 @@ def pixel_tensors(batch: ImageBatch, images: Images) -> list[Any]:
     Returns:
         Pixels, shape (samples, 3, height, width), of channels-last memory where `Images` asked for that;
         labels, int64, shape (samples,), -1: none; `MixedLabels` of two such tensors
-        where pictures were mixed.
+        where pictures were mixed. Behind them masks, uint8, shape (samples, height, width), and a list of each
+        sample's boxes, where `Images` asked for them.
     """
     pixels = torch.from_numpy(batch.pixels)
     if images.dtype == "bfloat16":  # which numpy has not
@@ -105,7 +107,10 @@ def pixel_tensors(batch: ImageBatch, images: Images) -> list[Any]:
     if (mixed := batch.mixed) is not None:
         labels = (shared_tensor(mixed.labels_a), shared_tensor(mixed.labels_b))
         return [pixels, MixedLabels(*labels, mixed.lam)]
-    return [pixels, shared_tensor(batch.labels)]
+    targets: list[Any] = [] if batch.masks is None else [torch.from_numpy(batch.masks)]
+    if batch.boxes is not None:
+        targets.append([torch.from_numpy(each) for each in batch.boxes])
+    return [pixels, shared_tensor(batch.labels), *targets]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -322,6 +322,11 @@ def _to_device(
             + ("decode is no headrace.Images" if images is None else "collate_fn")
             + " is given: whole batches of pixels are sent, so leave it out and use batch.to(device)"
         )
+    if images.mask is not None or images.boxes is not None:
+        raise ValueError(
+            f"device is {device!r}, which takes pixels and labels: leave it out, and send masks and boxes with "
+            "batch.to(device)"
+        )
     return ToDevice(place, images)
 
 
