@@ -2,6 +2,7 @@
 // out.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -85,9 +86,55 @@ MountOptions options_of(const hr_mount_options* given) {
   return out;
 }
 
+namespace pixels = headrace::pixels;
+
+pixels::Recipe recipe_of(const hr_images& given) {
+  const auto one_of = [](uint32_t value, uint32_t last, const char* what) {
+    if (value <= last) return value;
+    refuse(std::string(what) + " is " + std::to_string(value) + ", expected 0 to " +
+           std::to_string(last) + ": see headrace.h");
+  };
+  const auto side = [](uint32_t value, const char* what) {
+    if (value <= static_cast<uint32_t>(pixels::kSideMax)) return static_cast<int>(value);
+    refuse(std::string(what) + " is " + std::to_string(value) + ", expected at most " +
+           std::to_string(pixels::kSideMax));
+  };
+  pixels::Recipe recipe;
+  recipe.height = side(given.height, "height");
+  recipe.width = side(given.width, "width");
+  recipe.crop = static_cast<pixels::Crop>(one_of(given.crop, HR_CROP_STRETCH, "crop"));
+  const int usual =
+      static_cast<int>(std::nearbyint(std::max(recipe.height, recipe.width) * 8 / 7.0));
+  recipe.short_side = given.short_side == 0 ? usual : side(given.short_side, "short_side");
+  recipe.area = {given.scale[0], given.scale[1]};
+  recipe.aspect = {given.ratio[0], given.ratio[1]};
+  recipe.flip = given.flip;
+  recipe.flip_vertical = given.flip_vertical;
+  recipe.filter = static_cast<pixels::Filter>(one_of(given.filter, HR_FILTER_LANCZOS, "filter"));
+  recipe.type = static_cast<pixels::Type>(one_of(given.dtype, HR_FLOAT32, "dtype"));
+  recipe.planar = one_of(given.channels_last, 1, "channels_last") == 0;
+  recipe.scaled = one_of(given.exact, 1, "exact") == 0;
+  recipe.orient = one_of(given.orient, 1, "orient") == 1;
+  if (given.background < -1 || given.background > 0xffffff) {
+    refuse("background is " + std::to_string(given.background) + ", expected 0xRRGGBB or -1");
+  }
+  recipe.background = given.background;
+  recipe.pixels_max = given.max_pixels;
+  std::copy_n(given.mean, 3, recipe.mean.begin());
+  std::copy_n(given.std, 3, recipe.deviation.begin());
+  recipe.check();
+  return recipe;
+}
+
+// What a batch that was handed over owns.
+struct Owned {
+  std::shared_ptr<headrace::io::Batch> batch;
+  std::shared_ptr<pixels::DecodeJob> pixels;
+};
+
 hr_batch batch_of(Sequence::Delivery delivery) {
-  auto* owner = new std::shared_ptr<headrace::io::Batch>(std::move(delivery.batch));
-  const headrace::io::Batch& batch = **owner;
+  auto* owner = new Owned{std::move(delivery.batch), std::move(delivery.pixels)};
+  const headrace::io::Batch& batch = *owner->batch;
   hr_batch out = HR_BATCH_INIT;
   out.samples = batch.samples;
   out.parts = batch.parts;
@@ -99,8 +146,12 @@ hr_batch batch_of(Sequence::Delivery delivery) {
   out.indices = batch.indices.data();
   out.epoch = delivery.epoch;
   out.position = delivery.position;
-  out.failed = batch.failures.size();
+  out.failed = delivery.failed;
   out.owner = owner;
+  if (owner->pixels != nullptr) {
+    out.pixels = owner->pixels->pixels->data;
+    out.pixel_bytes = owner->pixels->recipe.output_bytes();
+  }
   return out;
 }
 
@@ -126,9 +177,10 @@ const char* hr_code_name(int code) {
       "HR_ERR_VERSION",
       "HR_ERR_MEMORY",
       "HR_ERR_INTERNAL",
+      "HR_ERR_PICTURE",
   };
   if (code == HR_END) return "HR_END";
-  return code <= 0 && code >= HR_ERR_INTERNAL ? kNames[-code] : "an unknown code";
+  return code <= 0 && code >= HR_ERR_PICTURE ? kNames[-code] : "an unknown code";
 }
 
 const char* hr_last_error(void) { return last_error(); }
@@ -252,9 +304,26 @@ int hr_sequence_close(hr_sequence_t* sequence) {
   });
 }
 
+int hr_sequence_images(hr_sequence_t* sequence, const hr_images* images) {
+  return guarded([&] {
+    Sequence& of = checked(sequence, "sequence").sequence;
+    if (images == nullptr) {
+      of.decode(std::nullopt, 0, 0);
+      return int{HR_OK};
+    }
+    const hr_images given = understood(images, sizeof(hr_images), "images");
+    if (given.threads > pixels::kThreadsMax) {
+      refuse("threads is " + std::to_string(given.threads) + ", expected at most " +
+             std::to_string(pixels::kThreadsMax));
+    }
+    of.decode(recipe_of(given), given.part, given.threads);
+    return int{HR_OK};
+  });
+}
+
 int hr_batch_read(hr_sequence_t* sequence, uint64_t n, hr_batch* batch) {
   return guarded([&] {
-    if (checked(batch, "batch").size < sizeof(hr_batch)) {
+    if (checked(batch, "batch").size < offsetof(hr_batch, pixels)) {
       refuse("batch's size is " + std::to_string(batch->size) + ": begin with HR_BATCH_INIT");
     }
     if (batch->owner != nullptr) refuse("this batch was not released");
@@ -272,7 +341,7 @@ int hr_batch_read(hr_sequence_t* sequence, uint64_t n, hr_batch* batch) {
 
 int hr_batch_release(hr_batch* batch) {
   return guarded([&] {
-    delete static_cast<std::shared_ptr<headrace::io::Batch>*>(checked(batch, "batch").owner);
+    delete static_cast<Owned*>(checked(batch, "batch").owner);
     hand_over(hr_batch HR_BATCH_INIT, batch);
     return int{HR_OK};
   });

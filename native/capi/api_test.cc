@@ -154,6 +154,41 @@ Taken take(hr_sequence_t* sequence, uint64_t epochs, uint64_t n, const TestStore
   return taken;
 }
 
+TEST_CASE("pictures are decoded ahead for all threads, and what is none is marked") {
+  DiskStore disk({.samples = 200, .parts = 1});  // of random bytes: not one is a picture
+  hr_mount_t* mount = disk.mount();
+  hr_sequence_t* sequence = nullptr;
+  REQUIRE(hr_sequence(mount, 5, 0, 1, &sequence) == HR_OK);
+  hr_images images = HR_IMAGES_INIT;
+  images.height = images.width = 8;
+  REQUIRE(hr_sequence_images(sequence, &images) == HR_OK);
+  hr_batch first = HR_BATCH_INIT;
+  for (int again = 0; again < 2; ++again) {
+    CHECK(hr_batch_read(sequence, 7, &first) == HR_ERR_PICTURE);
+    CHECK(first.owner == nullptr);
+  }
+  REQUIRE(hr_sequence_set(sequence, HR_SET_ON_ERROR, HR_ON_ERROR_MARK) == HR_OK);
+  std::atomic<uint64_t> marked{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      hr_batch batch = HR_BATCH_INIT;
+      while (hr_batch_read(sequence, 7, &batch) == HR_OK) {
+        const auto* pixels = static_cast<const uint8_t*>(batch.pixels);
+        CHECK(batch.pixel_bytes == 3 * 8 * 8);
+        CHECK(std::count(pixels, pixels + batch.samples * batch.pixel_bytes, 0) ==
+              static_cast<int64_t>(batch.samples * batch.pixel_bytes));
+        marked += batch.failed;
+        hr_batch_release(&batch);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(marked == 200);
+  hr_sequence_close(sequence);
+  hr_unmount(mount);
+}
+
 TEST_CASE("threads that share a sequence read each epoch exactly once, however many they are") {
   constexpr uint64_t kEpochs = 3;
   DiskStore disk({.samples = 409});

@@ -38,7 +38,7 @@ extern "C" {
 
 /* Grows when something is added; what is there is never changed or taken away within one file name
  * of the library. */
-#define HR_ABI_VERSION 1
+#define HR_ABI_VERSION 2
 HR_API uint32_t hr_abi_version(void);
 
 /* -- codes ------------------------------------------------------------------------------------ */
@@ -58,7 +58,8 @@ enum {
   HR_ERR_UNSUPPORTED = -10,   /* Python's headrace can do this, this library cannot */
   HR_ERR_VERSION = -11,       /* the structure is of a newer header, and says something new */
   HR_ERR_MEMORY = -12,        /* out of memory */
-  HR_ERR_INTERNAL = -13       /* a mistake of ours */
+  HR_ERR_INTERNAL = -13,      /* a mistake of ours */
+  HR_ERR_PICTURE = -14        /* a sample is no picture that can be decoded */
 };
 
 /* The name of a code: "HR_ERR_IO". Never null. */
@@ -183,13 +184,15 @@ typedef struct hr_batch {
   const int64_t *labels;  /* samples; -1: none */
   const int64_t *indices; /* samples: which they are in the store */
   uint64_t epoch;
-  uint64_t position; /* global, of the first sample */
-  uint64_t failed;   /* samples whose length is -1 */
-  void *owner;       /* the library's */
+  uint64_t position;  /* global, of the first sample */
+  uint64_t failed;    /* samples whose length is -1 */
+  void *owner;        /* the library's */
+  const void *pixels; /* of sample i from i * pixel_bytes on; null without hr_sequence_images */
+  uint64_t pixel_bytes;
 } hr_batch;
 
 #define HR_BATCH_INIT \
-  { sizeof(hr_batch), 0, 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, 0, NULL }
+  { sizeof(hr_batch), 0, 0, NULL, 0, NULL, NULL, NULL, NULL, 0, 0, 0, NULL, NULL, 0 }
 
 /* This rank's next mini-batch of `n` samples, fewer at the end of an epoch. HR_END: the epoch
  * `batch->epoch` is over, nothing was delivered. While batches are of one size, those that follow
@@ -204,6 +207,51 @@ typedef struct hr_batch {
  * before it starts them. */
 HR_API int hr_batch_read(hr_sequence_t *sequence, uint64_t n, hr_batch *batch);
 HR_API int hr_batch_release(hr_batch *batch);
+
+/* -- pictures --------------------------------------------------------------------------------- */
+
+enum { HR_CROP_RANDOM = 0, HR_CROP_CENTER = 1, HR_CROP_STRETCH = 2 };
+enum {
+  HR_FILTER_BOX = 0,
+  HR_FILTER_BILINEAR = 1,
+  HR_FILTER_HAMMING = 2,
+  HR_FILTER_BICUBIC = 3,
+  HR_FILTER_LANCZOS = 4
+};
+enum { HR_UINT8 = 0, HR_FLOAT16 = 1, HR_BFLOAT16 = 2, HR_FLOAT32 = 3 };
+
+/* What pictures become: the fields of Python's headrace.Images, with its defaults and its results.
+ */
+typedef struct hr_images {
+  size_t size; /* sizeof(hr_images) */
+  uint32_t height, width;
+  uint32_t crop;              /* one of HR_CROP_* */
+  uint32_t short_side;        /* of HR_CROP_CENTER; 0: 8/7 of the larger side */
+  double scale[2], ratio[2];  /* of HR_CROP_RANDOM */
+  double flip, flip_vertical; /* probabilities */
+  uint32_t filter;            /* one of HR_FILTER_* */
+  uint32_t dtype;             /* HR_UINT8, or (value / 255 - mean) / std in another */
+  uint32_t channels_last;     /* 0: planes of red, green and blue; 1: three values a pixel */
+  uint32_t exact;             /* 1: JPEGs are decoded at their full size always */
+  uint32_t orient;            /* 1: turned upright as EXIF says */
+  int32_t background;         /* 0xRRGGBB behind transparent pixels; -1: transparency is left out */
+  float mean[3], std[3];
+  uint64_t max_pixels; /* pictures with more are refused before memory is taken for them */
+  uint32_t part;       /* of each sample: which is the picture */
+  uint32_t threads;    /* that decode; 0: as many as this process has processors */
+} hr_images;
+
+#define HR_IMAGES_INIT                                                                             \
+  {                                                                                                \
+    sizeof(hr_images), 224, 224, HR_CROP_RANDOM, 0, {0.08, 1.0}, {3.0 / 4.0, 4.0 / 3.0}, 0.0, 0.0, \
+        HR_FILTER_BILINEAR, HR_UINT8, 0, 0, 0, -1, {0.0f, 0.0f, 0.0f}, {1.0f, 1.0f, 1.0f},         \
+        89478485, 0, 0                                                                             \
+  }
+
+/* From the next batch on, the library's threads decode pictures into `pixels`, ahead of the caller;
+ * null: no more. A picture that cannot be decoded fails its batch with HR_ERR_PICTURE, or is
+ * marked: its length is -1 and its pixels are zeros. */
+HR_API int hr_sequence_images(hr_sequence_t *sequence, const hr_images *images);
 
 /* CRC-32C (Castagnoli) of some bytes: the checksum that samples have. `crc` continues an earlier
  * call's, or is 0. */

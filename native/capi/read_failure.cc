@@ -9,11 +9,12 @@
 namespace headrace::capi {
 namespace {
 
-std::string name_of(const Mounted& mounted, int64_t index) {
+// Which one it is.
+std::string sample_text(const Mounted& mounted, int64_t index) {
   const io::Segment& segment = mounted.catalog->segment_of(static_cast<uint64_t>(index));
   std::string name;
   segment.directory->name(static_cast<uint64_t>(index) - segment.base, &name);
-  return name;
+  return "sample " + std::to_string(index) + " ('" + name + "'): ";
 }
 
 std::string hex8(uint32_t value) {
@@ -39,8 +40,8 @@ std::string hex8(uint32_t value) {
 }  // namespace
 
 void fail_read(const Mounted& mounted, int64_t index, const io::Failure& failure) {
-  const std::string where = "sample " + std::to_string(index) + " ('" + name_of(mounted, index) +
-                            "'): " + mounted.catalog->volume(failure.volume).path();
+  const std::string where =
+      sample_text(mounted, index) + mounted.catalog->volume(failure.volume).path();
   const std::string at = " (offset " + std::to_string(failure.offset) + ")";
   switch (failure.kind) {
     case io::FailureKind::kChecksum:
@@ -63,6 +64,12 @@ void fail_read(const Mounted& mounted, int64_t index, const io::Failure& failure
       break;
   }
   fail_system(where + at, failure.system_errno);
+}
+
+void fail_picture(const Mounted& mounted, int64_t index, const std::string& reason) {
+  throw Failure(HR_ERR_PICTURE,
+                sample_text(mounted, index) + "it is no picture that this library decodes: " +
+                    reason + ". Take it out of the data, or have it marked (HR_ON_ERROR_MARK).");
 }
 
 }  // namespace headrace::capi

@@ -1,5 +1,7 @@
 #include "capi/sequence.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -18,6 +20,8 @@ namespace {
 constexpr double kCloseSeconds = 5;
 constexpr uint64_t kBatchMax = uint64_t{1} << 31;
 constexpr uint64_t kBatchesAheadMax = 4096;
+// Beside the one that is asked for next.
+constexpr size_t kDecodedAhead = 2;
 
 // Numbers a thread for good. The system gives a thread's identity to another when it has ended.
 uint64_t this_thread() {
@@ -120,6 +124,25 @@ uint64_t Sequence::get(int what) const {
   }
 }
 
+void Sequence::decode(std::optional<pixels::Recipe> recipe, uint64_t part, unsigned threads) {
+  const std::lock_guard lock(mutex_);
+  const size_t parts = mounted_->catalog->part_names().size();
+  if (recipe && part >= parts) {
+    refuse("part is " + std::to_string(part) + ", and samples have " + std::to_string(parts));
+  }
+  ahead_.clear();
+  pool_.reset();
+  recipe_ = std::move(recipe);
+  picture_part_ = part;
+  if (!recipe_) return;
+  if (threads == 0) {
+    cpu_set_t own;
+    threads =
+        sched_getaffinity(0, sizeof own, &own) == 0 ? static_cast<unsigned>(CPU_COUNT(&own)) : 1;
+  }
+  pool_ = std::make_unique<pixels::DecodePool>(threads, buffer_bytes_);
+}
+
 Sequence::Delivery Sequence::next(uint64_t n) {
   if (n == 0 || n > kBatchMax) {
     refuse("a batch of " + std::to_string(n) + " samples, expected 1 to 2^31");
@@ -146,43 +169,81 @@ Sequence::Delivery Sequence::next(uint64_t n) {
     return {nullptr, epoch_, position_};
   }
   fill_locked(n);
-  auto batch = take_locked();
-  const Delivery delivery{std::move(batch), epoch_, span.start};
+  Delivery delivery = take_locked();
+  delivery.epoch = epoch_;
+  delivery.position = span.start;
   batch_bytes_ += 0.1 * (static_cast<double>(delivery.batch->bytes) - batch_bytes_);
   position_ = span.after;
   fill_locked(n);
   return delivery;
 }
 
+// Whether it was read, after at most so many seconds; then it is being decoded.
+bool Sequence::read_locked(Ahead* ahead, double seconds) {
+  if (ahead->batch == nullptr) ahead->batch = ahead->job->wait(seconds);
+  if (ahead->batch == nullptr) return false;
+  // Before threads look at it: of what was not read nothing is decoded.
+  for (const io::Failure& failure : ahead->batch->failures)
+    ahead->batch->lengths[failure.slot] = -1;
+  if (pool_ != nullptr && ahead->pixels == nullptr) {
+    ahead->pixels = pool_->submit(*recipe_, seed_, ahead->epoch, ahead->batch, picture_part_);
+  }
+  return true;
+}
+
 // The batch in front. One that fails is read anew when it is asked for again, one that is late is
 // waited for.
-std::shared_ptr<io::Batch> Sequence::take_locked() {
+Sequence::Delivery Sequence::take_locked() {
+  const double timeout_s = mounted_->options.timeout_s;
   const std::shared_ptr<io::Job> job = ahead_.front().job;
+  bool whole = false;
   try {
-    auto batch = job->wait(mounted_->options.timeout_s);
-    if (batch != nullptr) {
-      check_delivery(batch.get());
-      ahead_.pop_front();
-      return batch;
+    whole = read_locked(&ahead_.front(), timeout_s);
+    for (size_t i = 1; pool_ != nullptr && whole && i < std::min(ahead_.size(), 1 + kDecodedAhead);
+         ++i) {
+      if (ahead_[i].pixels != nullptr) continue;
+      if (!ahead_[i].job->done()) break;
+      try {
+        read_locked(&ahead_[i], 0);
+      } catch (...) {  // those from here on are read anew, and fail in their turn
+        ahead_.resize(i);
+      }
+    }
+    if (whole) {
+      Delivery delivery{ahead_.front().batch, 0, 0, ahead_.front().pixels};
+      whole = delivery.pixels == nullptr || delivery.pixels->wait(timeout_s);
+      if (whole) {
+        check_delivery(&delivery);
+        ahead_.pop_front();
+        return delivery;
+      }
     }
   } catch (...) {
     ahead_.clear();
     throw;
   }
-  throw Failure(HR_ERR_TIMEOUT, mounted_->where + ": a batch was not read within " +
-                                    std::to_string(mounted_->options.timeout_s) +
-                                    " s; it waits for " + job->waiting_for() +
+  throw Failure(HR_ERR_TIMEOUT, mounted_->where + ": a batch was not read and decoded within " +
+                                    std::to_string(timeout_s) + " s; it waits for " +
+                                    job->waiting_for() +
                                     ". Ask for it again, or look at the storage.");
 }
 
-// Throws for the first sample that failed, or marks all of them.
-void Sequence::check_delivery(io::Batch* batch) const {
-  if (batch->failures.empty()) return;
-  if (!marks_failed_) {
-    const io::Failure& failure = batch->failures.front();
-    fail_read(*mounted_, batch->indices[failure.slot / batch->parts], failure);
+// Throws for the first sample that failed, or marks and counts all of them.
+void Sequence::check_delivery(Delivery* delivery) const {
+  io::Batch& batch = *delivery->batch;
+  delivery->failed = batch.failures.size();
+  if (!marks_failed_ && !batch.failures.empty()) {
+    const io::Failure& failure = batch.failures.front();
+    fail_read(*mounted_, batch.indices[failure.slot / batch.parts], failure);
   }
-  for (const io::Failure& failure : batch->failures) batch->lengths[failure.slot] = -1;
+  if (delivery->pixels == nullptr) return;
+  for (const pixels::DecodeFailure& failure : delivery->pixels->failures) {
+    int64_t& length = batch.lengths[failure.sample * batch.parts + picture_part_];
+    if (length < 0) continue;
+    if (!marks_failed_) fail_picture(*mounted_, batch.indices[failure.sample], failure.reason);
+    length = -1;
+    ++delivery->failed;
+  }
 }
 
 void Sequence::open_reader_locked() {

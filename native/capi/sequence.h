@@ -22,6 +22,7 @@
 #include "capi/slices.h"
 #include "core/permutation.h"
 #include "io/reader.h"
+#include "pixels/pool.h"
 
 namespace headrace::capi {
 
@@ -35,11 +36,15 @@ class Sequence {
   // One of HR_SET_*. Both throw Failure(HR_ERR_ARGUMENT) for what there is not.
   void set(int what, uint64_t value);
   uint64_t get(int what) const;
+  // Batches have pixels from now on; no recipe: they have none. Throws Failure(HR_ERR_ARGUMENT).
+  void decode(std::optional<pixels::Recipe> recipe, uint64_t part, unsigned threads);
 
   struct Delivery {
     std::shared_ptr<io::Batch> batch;  // null at the end of an epoch
     uint64_t epoch = 0;
     uint64_t position = 0;
+    std::shared_ptr<pixels::DecodeJob> pixels = nullptr;
+    uint64_t failed = 0;  // samples that are marked
   };
   Delivery next(uint64_t n);
 
@@ -48,16 +53,19 @@ class Sequence {
     Span span;
     uint64_t epoch;
     std::shared_ptr<io::Job> job;
+    std::shared_ptr<io::Batch> batch = nullptr;  // once it was read
+    std::shared_ptr<pixels::DecodeJob> pixels = nullptr;
   };
 
   void begin_locked(uint64_t epoch, uint64_t position);
   void open_reader_locked();
   void drop_locked();
   void fill_locked(uint64_t n);
-  std::shared_ptr<io::Batch> take_locked();
+  Delivery take_locked();
+  bool read_locked(Ahead* ahead, double seconds);
   unsigned batches_ahead_locked() const;
   const Permutation& order_locked(uint64_t epoch);
-  void check_delivery(io::Batch* batch) const;
+  void check_delivery(Delivery* delivery) const;
 
   const std::shared_ptr<Mounted> mounted_;
   const uint64_t seed_;
@@ -74,6 +82,9 @@ class Sequence {
   uint64_t reads_in_flight_ = 0;
 
   std::shared_ptr<io::Reader> reader_;
+  std::optional<pixels::Recipe> recipe_;
+  uint64_t picture_part_ = 0;
+  std::unique_ptr<pixels::DecodePool> pool_;
   uint64_t ahead_n_ = 0;
   double batch_bytes_ = 0;  // lately
   std::deque<Ahead> ahead_;

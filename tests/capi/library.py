@@ -60,7 +60,7 @@ class Batch(c.Structure):
         ("offsets", c.POINTER(c.c_int64)), ("lengths", c.POINTER(c.c_int64)),
         ("labels", c.POINTER(c.c_int64)), ("indices", c.POINTER(c.c_int64)),
         ("epoch", c.c_uint64), ("position", c.c_uint64), ("failed", c.c_uint64),
-        ("owner", c.c_void_p),
+        ("owner", c.c_void_p), ("pixels", c.c_void_p), ("pixel_bytes", c.c_uint64),
     )  # fmt: skip
 
     def content(self) -> list[tuple[int, int, list[bytes | None]]]:
@@ -74,6 +74,28 @@ class Batch(c.Structure):
                 parts.append(c.string_at(begin, length) if length >= 0 else None)
             out.append((self.indices[i], self.labels[i], parts))
         return out
+
+
+class Images(c.Structure):
+    _fields_ = (
+        ("size", c.c_size_t), ("height", c.c_uint32), ("width", c.c_uint32), ("crop", c.c_uint32),
+        ("short_side", c.c_uint32), ("scale", c.c_double * 2), ("ratio", c.c_double * 2),
+        ("flip", c.c_double), ("flip_vertical", c.c_double), ("filter", c.c_uint32),
+        ("dtype", c.c_uint32), ("channels_last", c.c_uint32), ("exact", c.c_uint32),
+        ("orient", c.c_uint32), ("background", c.c_int32), ("mean", c.c_float * 3),
+        ("std", c.c_float * 3), ("max_pixels", c.c_uint64), ("part", c.c_uint32),
+        ("threads", c.c_uint32),
+    )  # fmt: skip
+
+
+def images(**changed: Any) -> Images:
+    """HR_IMAGES_INIT with some fields changed."""
+    values = {
+        "size": c.sizeof(Images), "height": 224, "width": 224, "scale": (0.08, 1.0),
+        "ratio": (3 / 4, 4 / 3), "filter": 1, "background": -1, "std": (1, 1, 1),
+        "max_pixels": 89_478_485,
+    }  # fmt: skip
+    return Images(**(values | changed))
 
 
 class Library:

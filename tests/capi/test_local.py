@@ -7,8 +7,10 @@ import subprocess
 
 import numpy as np
 import pytest
+from tests.plane.test_images import KINDS, SIZES, picture
 
 import headrace as hr
+from capi.library import Batch, Failed, images
 from headrace import capi
 from headrace.base.checksum import crc32c
 
@@ -83,7 +85,8 @@ def test_the_header_is_clean(how, tmp_path):
     source.write_text(
         "#include <headrace.h>\n"
         "int main(void) { hr_batch b = HR_BATCH_INIT; hr_mount_options o = HR_MOUNT_OPTIONS_INIT;\n"
-        "hr_store_info i = HR_STORE_INFO_INIT; return (int)(b.samples + o.no_digests + i.samples); }\n"
+        "hr_store_info i = HR_STORE_INFO_INIT; hr_images p = HR_IMAGES_INIT;\n"
+        "return (int)(b.samples + o.no_digests + i.samples + p.width); }\n"
     )
     subprocess.run(
         [
@@ -147,6 +150,127 @@ def test_batches_may_change_their_size(library, numbers):
         found += batch.content()
         library.release(batch)
     assert found == whole[: len(found)]
+    library.call("hr_sequence_close", sequence)
+    library.call("hr_unmount", mount)
+
+
+PICTURES = {
+    f"{i:02d}": list(KINDS.values())[i % len(KINDS)](picture(*SIZES[i % 4], seed=i))
+    for i in range(43)
+}
+
+
+@pytest.mark.parametrize(
+    ("ours", "pythons"),
+    [
+        ({"flip": 0.5}, {"flip": True}),
+        (
+            {"height": 48, "width": 64, "crop": 1, "short_side": 70, "filter": 3, "channels_last": 1,
+             "dtype": 3, "mean": (0.5, 0.25, 0.125), "std": (0.5, 0.25, 0.125)},
+            {"size": (48, 64), "crop": "center", "short": 70, "filter": "bicubic", "layout": "nhwc",
+             "dtype": "float32", "mean": (0.5, 0.25, 0.125), "std": (0.5, 0.25, 0.125)},
+        ),
+        (
+            {"height": 50, "width": 50, "crop": 2, "exact": 1, "orient": 1, "background": 0x20F0A0,
+             "dtype": 2, "threads": 3},
+            {"size": 50, "crop": "stretch", "exact": True, "orient": True, "dtype": "bfloat16",
+             "background": (0x20, 0xF0, 0xA0)},
+        ),
+        ({"height": 90, "width": 90, "crop": 1}, {"size": 90, "crop": "center"}),
+    ],
+)  # fmt: skip
+def test_pictures_are_pythons_pixels(library, tmp_path, ours, pythons):
+    hr.pack(PICTURES.items(), tmp_path / "pictures.hr")
+    mount = library.mount(tmp_path / "pictures.hr")
+    sequence = library.sequence(mount, 9, 1, 2)
+    given = images(**ours)
+    library.call("hr_sequence_images", sequence, ctypes.byref(given))
+    loader = hr.loader(
+        tmp_path / "pictures.hr", 6, seed=9, rank=1, world_size=2, decode=hr.Images(**pythons)
+    )
+    for _ in range(2):
+        for expected in loader:
+            batch = library.batch(sequence, 6)
+            assert batch.indices[: batch.samples] == expected.indices.tolist()
+            assert batch.pixel_bytes == expected.pixels[0].nbytes
+            pixels = ctypes.string_at(batch.pixels, batch.samples * batch.pixel_bytes)
+            assert pixels == expected.pixels.tobytes()
+            assert [parts for _, _, [parts] in batch.content()] == list(map(bytes, expected))
+            library.release(batch)
+        assert library.batch(sequence, 6) is None
+    assert loader.decoding.fallbacks == 0
+    loader.close()
+    library.call("hr_sequence_images", sequence, None)
+    batch = library.batch(sequence, 6)
+    assert not batch.pixels
+    library.release(batch)
+    library.call("hr_sequence_close", sequence)
+    library.call("hr_unmount", mount)
+
+
+def test_what_is_no_picture_fails_its_batch_or_is_marked(library, tmp_path):
+    samples = {
+        f"{i}": b"no picture" if i == 5 else data for i, data in enumerate(PICTURES.values())
+    }
+    hr.pack(samples.items(), tmp_path / "pictures.hr")
+    mount = library.mount(tmp_path / "pictures.hr")
+    sequence = library.sequence(mount, 3)
+    given = images(height=32, width=32)
+    library.call("hr_sequence_images", sequence, ctypes.byref(given))
+    seen = []
+    for _ in range(2):  # it stays where it is
+        with pytest.raises(Failed, match=r"HR_ERR_PICTURE: sample 5 \('5'\)") as caught:
+            while (batch := library.batch(sequence, 4)) is not None:
+                seen += batch.indices[: batch.samples]
+                library.release(batch)
+    assert "none of the formats" in caught.value.message
+    assert 5 not in seen
+    assert len(seen) == len(set(seen)) == library.get(sequence, "HR_SET_POSITION")
+    library.set(sequence, "HR_SET_ON_ERROR", library.codes["HR_ON_ERROR_MARK"])
+    library.set(sequence, "HR_SET_EPOCH", 0)
+    marked = 0
+    while (batch := library.batch(sequence, 4)) is not None:
+        bad = [i for i in range(batch.samples) if batch.lengths[i] < 0]
+        assert [batch.indices[i] for i in bad] == [5] * batch.failed
+        for i in bad:
+            pixels = ctypes.string_at(batch.pixels + i * batch.pixel_bytes, batch.pixel_bytes)
+            assert pixels == bytes(batch.pixel_bytes)
+        marked += batch.failed
+        library.release(batch)
+    assert marked == 1
+    library.call("hr_sequence_close", sequence)
+    library.call("hr_unmount", mount)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"width": 0}, "side of the output"), ({"height": 1 << 20}, "height is 1048576"),
+        ({"crop": 3}, "crop is 3"), ({"filter": 5}, "filter is 5"), ({"dtype": 4}, "dtype is 4"),
+        ({"channels_last": 2}, "channels_last is 2"), ({"flip": 1.5}, "flip"),
+        ({"scale": (0.0, 1.0)}, "areas"), ({"background": 1 << 24}, "background is 16777216"),
+        ({"part": 1}, "part is 1"), ({"threads": 4000}, "threads is 4000"), ({"size": 8}, "size is 8"),
+        ({"std": (0, 1, 1)}, "deviation"), ({"max_pixels": 0}, "max_pixels"),
+    ],
+)  # fmt: skip
+def test_images_that_make_no_sense_are_refused(library, packed_photos, changed, words):
+    mount = library.mount(packed_photos)
+    sequence = library.sequence(mount, 3)
+    given = images(**changed)
+    with pytest.raises(Failed, match=words) as caught:
+        library.call("hr_sequence_images", sequence, ctypes.byref(given))
+    assert caught.value.name == "HR_ERR_ARGUMENT"
+    library.call("hr_sequence_close", sequence)
+    library.call("hr_unmount", mount)
+
+
+def test_a_program_with_an_older_header_reads_batches_without_pixels(library, packed_photos):
+    mount = library.mount(packed_photos)
+    sequence = library.sequence(mount, 3)
+    batch = Batch(size=Batch.pixels.offset, pixels=77)
+    library.call("hr_batch_read", sequence, ctypes.c_uint64(4), ctypes.byref(batch))
+    assert (batch.samples, batch.pixels, batch.size) == (4, 77, Batch.pixels.offset)
+    library.release(batch)
     library.call("hr_sequence_close", sequence)
     library.call("hr_unmount", mount)
 
