@@ -59,70 +59,112 @@ SampleCache::SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes,
           Arena::make(memory == Memory::kShared ? kSharedRetained : kDeliveredRetained, memory)),
       quota_bytes_(quota_bytes) {}
 
-// A new slab for at least `bytes`; false where the quota is used up, or the system says no.
-bool SampleCache::make_slab(uint64_t bytes) {
+// A new slab for at least `bytes`; false where the quota is used up, or the system says no. Without
+// the lock while memory is made, which takes as long as copying it full.
+bool SampleCache::make_slab(uint64_t bytes, std::unique_lock<std::mutex>& lock) {
   // What was given back and is still looked at counts too.
   const uint64_t mapped = memory_->mapped_bytes();
   uint64_t left = quota_bytes_ > mapped ? quota_bytes_ - mapped : 0;
   if (left < bytes || left < kSlabBytesMin || refused_) return false;
   if (bytes > kSlabBytesLimit || last_number_ == UINT32_MAX) return false;
+  const bool first = words_ == nullptr;
+  const uint64_t index_bytes = samples_ * sizeof(uint64_t);
+  if (first && index_bytes > left) return false;
+  const uint64_t slab_bytes = slab_bytes_of(quota_bytes_);
+  BufferPtr words;
+  BufferPtr buffer;
+  lock.unlock();
   try {
-    BufferPtr words;
-    if (words_ == nullptr) {
-      const uint64_t index_bytes = samples_ * sizeof(uint64_t);
-      if (index_bytes > left) return false;
+    if (first) {
       words = memory_->acquire(index_bytes);
-      if (words->capacity >= left) return false;
-      left -= words->capacity;
-      if (left < bytes || left < kSlabBytesMin) return false;
+      left -= std::min<uint64_t>(left, words->capacity);
     }
-    // The arena rounds up by as much as an eighth; what would pass the quota goes straight back.
-    const uint64_t wanted = std::min(slab_bytes_of(quota_bytes_), left / 9 * 8);
-    BufferPtr buffer = memory_->acquire(std::max(bytes, wanted));
-    if (buffer->capacity > left) return false;
-    if (files_are_short(buffer->fd)) {
-      refused_ = true;
-      return false;
+    if (left >= bytes && left >= kSlabBytesMin) {
+      // The arena rounds up by as much as an eighth; what would pass the quota goes straight back.
+      buffer = memory_->acquire(std::max(bytes, std::min(slab_bytes, left / 9 * 8)));
     }
-    if (words != nullptr) {
-      slab_bytes_ += words->capacity;
-      index_ = HeldIndex(words->data, samples_);
-      words_ = std::move(words);
-    }
-    slab_bytes_ += buffer->capacity;
-    OwnSlab slab;
-    slab.number = ++last_number_;
-    slab.buffer = buffer;
-    slab.view = {buffer->data, std::min<uint64_t>(buffer->capacity, kSlabBytesLimit), buffer, 0};
-    slabs_.push_back(std::move(slab));
   } catch (const Error&) {
-    refused_ = true;
+    buffer = nullptr;
+    left = 0;
+  }
+  lock.lock();
+  if (buffer == nullptr || files_are_short(buffer->fd)) {
+    refused_ = refused_ || left == 0 || buffer != nullptr;
     return false;
   }
+  // The quota may have become another one meanwhile.
+  const uint64_t more = buffer->capacity + (first ? words->capacity : 0);
+  if (buffer->capacity > left || first != (words_ == nullptr)) return false;
+  if (slab_bytes_ + more > quota_bytes_) return false;
+  if (first) {
+    index_ = HeldIndex(words->data, samples_);
+    words_ = std::move(words);
+  }
+  slab_bytes_ += more;
+  OwnSlab slab;
+  slab.number = ++last_number_;
+  slab.buffer = buffer;
+  slab.view = {buffer->data, std::min<uint64_t>(buffer->capacity, kSlabBytesLimit), buffer, 0};
+  slabs_.push_back(std::move(slab));
   version_.fetch_add(1, std::memory_order_release);
   return true;
 }
 
 // Room for `bytes` in the newest slab, or in a new one; null when there is none.
-std::byte* SampleCache::reserve(uint64_t bytes, EntryAt* at) {
+BufferPtr SampleCache::reserve(uint64_t bytes, EntryAt* at, std::unique_lock<std::mutex>& lock) {
   if (slabs_.empty() || slabs_.back().full ||
       slabs_.back().view.size - slabs_.back().used < bytes) {
-    if (!make_slab(bytes)) return nullptr;
+    if (!make_slab(bytes, lock)) return nullptr;
   }
   OwnSlab& slab = slabs_.back();
   *at = {slab.number, slab.used};
   slab.used += bytes;
-  ++slab.samples;
-  return slab.buffer->data + at->offset;
+  return slab.buffer;
+}
+
+// Where the slab of this number stands, if it is still there.
+std::optional<size_t> SampleCache::place_of(uint32_t number) const {
+  const auto at = std::lower_bound(slabs_.begin(), slabs_.end(), number,
+                                   [](const OwnSlab& slab, uint32_t n) { return slab.number < n; });
+  if (at == slabs_.end() || at->number != number) return std::nullopt;
+  return static_cast<size_t>(at - slabs_.begin());
 }
 
 uint64_t SampleCache::insert(const Batch& batch) {
   if (batch.parts != parts_) throw Error(ErrorKind::kInvalidArgument, "the batch has other parts");
+  const std::vector<Copy> copies = reserve_all(batch);
+  // Without the lock: copies take as long as all else here by a hundred times.
+  for (const Copy& copy : copies) {
+    std::byte* to = copy.slab->data + copy.at.offset + entry_head_bytes(parts_);
+    for (uint64_t p = 0; p < parts_; ++p) {
+      const auto length = static_cast<size_t>(batch.lengths[copy.sample * parts_ + p]);
+      std::memcpy(to, batch.buffer->data + batch.offsets[copy.sample * parts_ + p], length);
+      to += length;
+    }
+  }
+  std::lock_guard lock(mutex_);
+  uint64_t taken = 0;
+  for (const Copy& copy : copies) {
+    const int64_t index = batch.indices[copy.sample];
+    const auto place = place_of(copy.at.slab);  // none: it went with a smaller quota
+    if (!place || index_.load(index).slab != 0) continue;
+    index_.store(index, copy.at);
+    ++slabs_[*place].samples;
+    ++taken;
+  }
+  held_ += taken;
+  return taken;
+}
+
+// Room for the batch's samples that are not held, and the heads of their entries there.
+std::vector<SampleCache::Copy> SampleCache::reserve_all(const Batch& batch) {
   std::vector<bool> failed(batch.samples);
   for (const Failure& failure : batch.failures) failed[failure.slot / parts_] = true;
-  std::lock_guard lock(mutex_);
+  std::vector<Copy> copies;
+  copies.reserve(batch.samples);
+  const std::lock_guard one(inserting_);
+  std::unique_lock lock(mutex_);
   refused_ = false;
-  uint64_t taken = 0;
   for (uint64_t k = 0; k < batch.samples; ++k) {
     const int64_t index = batch.indices[k];
     if (failed[k] || index < 0 || static_cast<uint64_t>(index) >= samples_) continue;
@@ -130,23 +172,16 @@ uint64_t SampleCache::insert(const Batch& batch) {
     const int64_t* lengths = batch.lengths.data() + k * parts_;
     uint64_t bytes = entry_head_bytes(parts_);
     for (uint64_t p = 0; p < parts_; ++p) bytes += static_cast<uint64_t>(lengths[p]);
-    EntryAt at;
-    std::byte* to = reserve(align_up(bytes), &at);
-    if (to == nullptr) continue;  // a smaller one may still fit
-    std::memcpy(to, &index, sizeof index);
-    std::memcpy(to + sizeof index, &batch.labels[k], sizeof(int64_t));
-    std::memcpy(to + 2 * sizeof index, lengths, parts_ * sizeof(int64_t));
-    to += entry_head_bytes(parts_);
-    for (uint64_t p = 0; p < parts_; ++p) {
-      std::memcpy(to, batch.buffer->data + batch.offsets[k * parts_ + p],
-                  static_cast<size_t>(lengths[p]));
-      to += lengths[p];
-    }
-    index_.store(index, at);
-    ++taken;
+    Copy copy{k, {}, nullptr};
+    copy.slab = reserve(align_up(bytes), &copy.at, lock);
+    if (copy.slab == nullptr) continue;  // a smaller one may still fit
+    std::byte* head = copy.slab->data + copy.at.offset;
+    std::memcpy(head, &index, sizeof index);
+    std::memcpy(head + sizeof index, &batch.labels[k], sizeof(int64_t));
+    std::memcpy(head + 2 * sizeof index, lengths, parts_ * sizeof(int64_t));
+    copies.push_back(std::move(copy));
   }
-  held_ += taken;
-  return taken;
+  return copies;
 }
 
 std::shared_ptr<Hits> SampleCache::look_up(std::span<const int64_t> indices) const {
@@ -161,10 +196,8 @@ std::shared_ptr<Hits> SampleCache::look_up(std::span<const int64_t> indices) con
     return hits;
   }
   auto hits = io::look_up(index_, parts_, indices, ++look_ups_, [&](uint32_t number) {
-    const auto found =
-        std::lower_bound(slabs_.begin(), slabs_.end(), number,
-                         [](const OwnSlab& slab, uint32_t n) { return slab.number < n; });
-    return found == slabs_.end() || found->number != number ? nullptr : &found->view;
+    const auto place = place_of(number);
+    return place ? &slabs_[*place].view : nullptr;
   });
   read_entries(hits.get());
   return hits;

@@ -17,6 +17,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -70,15 +71,25 @@ class SampleCache {
     SlabView view;
   };
 
+  // A sample of a batch, and where it goes.
+  struct Copy {
+    uint64_t sample;
+    EntryAt at;
+    BufferPtr slab;
+  };
+
   SampleCache(uint64_t samples, uint64_t parts, uint64_t quota_bytes, Memory memory);
-  std::byte* reserve(uint64_t bytes, EntryAt* at);
-  bool make_slab(uint64_t bytes);
+  std::vector<Copy> reserve_all(const Batch& batch);
+  BufferPtr reserve(uint64_t bytes, EntryAt* at, std::unique_lock<std::mutex>& lock);
+  std::optional<size_t> place_of(uint32_t number) const;
+  bool make_slab(uint64_t bytes, std::unique_lock<std::mutex>& lock);
   void forget(const OwnSlab& slab);
 
   const uint64_t samples_;
   const uint64_t parts_;
   std::shared_ptr<Arena> memory_;
   std::shared_ptr<Arena> delivered_;
+  std::mutex inserting_;  // one batch at a time gets room; taken before the other
   mutable std::mutex mutex_;
   uint64_t quota_bytes_;
   BufferPtr words_;  // of the index; null while there are no slabs
