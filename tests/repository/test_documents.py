@@ -89,6 +89,12 @@ def test_make_targets_that_are_named_exist():
         assert named <= known, f"{name_of(page)}: {named - known}"
 
 
+def test_benchmarks_that_are_named_exist():
+    for page in PAGES:
+        for name in re.findall(r"python -m benchmarks\.(\w+)", page.read_text()):
+            assert (ROOT / f"benchmarks/{name}.py").is_file(), f"{name_of(page)}: benchmarks.{name}"
+
+
 def anchors(page: Path) -> set[str]:
     found = set()
     for heading in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE):
