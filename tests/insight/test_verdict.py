@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -304,6 +306,14 @@ def test_evidence_that_cannot_be_counts_as_not_known():
     assert math.isnan(sane.cpu_share)
     assert math.isnan(sane.io_pressure)
     assert run_of({"read": 0.09}, wild, **SLOW).main is Cause.LATENCY
+
+
+def test_evidence_of_a_file_may_have_any_types():
+    wild = Evidence(
+        source=3, file_system="x" * 999, reads_allowed="7", reads_set=1, interpreter_looks=None,
+        interpreter_contended=True, simulation=[], buffer_bytes=10**400,
+    )  # fmt: skip
+    assert wild.sane() == replace(Evidence(), file_system="x" * 400, cpu_share=ANY, io_pressure=ANY)
 
 
 amounts = st.one_of(

@@ -33,6 +33,7 @@ Source = Literal["local", "network", "peer"]
 """Where the bytes lie: on a file system of this node, in an object store, on other nodes."""
 
 _SOURCES: Final = ("local", "network", "peer")
+_TEXT_MAX: Final = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +78,23 @@ class Evidence:
     """`simulated lustre` where the storage is not real."""
 
     def sane(self) -> Evidence:
-        """The same without what no honest counter says: it counts as not known."""
+        """The same without what no honest counter says, of whatever type: it counts as not known."""
         bad: dict[str, object] = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, bool | str):
-                continue
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
+            if isinstance(each.default, bool | str):
+                if type(value) is not type(each.default):
+                    bad[each.name] = each.default
+                elif isinstance(value, str) and len(value) > _TEXT_MAX:
+                    bad[each.name] = value[:_TEXT_MAX]
+            elif not isinstance(value, int | float) or not 0 <= value < 1e300:
                 bad[each.name] = each.default  # NaN, where that is what is not known
-        if self.interpreter_contended > self.interpreter_looks:
-            bad["interpreter_contended"] = 0  # they are of different stretches
         if self.source not in _SOURCES:
             bad["source"] = "local"
-        return replace(self, **bad) if bad else self  # type: ignore[arg-type]
+        sane = replace(self, **bad) if bad else self  # type: ignore[arg-type]
+        if sane.interpreter_contended > sane.interpreter_looks:  # they are of different stretches
+            return replace(sane, interpreter_contended=0)
+        return sane
 
     @property
     def contended(self) -> float:

@@ -100,20 +100,8 @@ def evidence_of(trace: RankTrace) -> Evidence:
     """What was known of the run beside its steps, when it was last looked at."""
     last: Mapping[str, Any] = next(iter(reversed(trace.of_kind("evidence"))), {})
     written = _dict(last.get("found"))
-    plain = Evidence()
-    values: dict[str, Any] = {}
-    for each in fields(Evidence):
-        value, default = written.get(each.name), getattr(plain, each.name)
-        if isinstance(default, bool):
-            values[each.name] = value is True
-        elif isinstance(default, str):
-            values[each.name] = _text(value) or default
-        elif isinstance(value, (int, float)):
-            number = finite(value)
-            values[each.name] = int(number) if isinstance(default, int) else number
-    if values.get("source") not in ("local", "network", "peer"):
-        values.pop("source", None)
-    return Evidence(**values)
+    known = {each.name: written[each.name] for each in fields(Evidence) if each.name in written}
+    return Evidence(**known).sane()
 
 
 _TEXT_MAX: Final = 400
