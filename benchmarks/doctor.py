@@ -32,9 +32,10 @@ from PIL import Image
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset
 
+import headrace
 from benchmarks import machine
 from headrace.insight.doctor import ExamineOptions, diagnose, examine
-from headrace.insight.doctor.findings import AHEAD, TORCH
+from headrace.insight.doctor.findings import AHEAD, TORCH, Diagnosis, Findings
 from headrace.testing import SlowVolume, simulated_files
 from headrace.torch import DataLoader
 
@@ -209,7 +210,43 @@ def run_case(case: Case, folder: Path, options: argparse.Namespace) -> list[dict
                 f"real {real:9,.0f}/s  x {expected.per_s / real:5.2f}  {expected.cause}",
                 flush=True,
             )
+        rows += native_rows(case, folder, found, told, workers, options)
     return rows
+
+
+def native_rows(
+    case: Case,
+    folder: Path,
+    found: Findings,
+    told: Diagnosis,
+    workers: int,
+    options: argparse.Namespace,
+) -> list[dict[str, object]]:
+    """What the advice to decode natively promises beside what it brings; none where it is not given."""
+    advice = [each for each in told.advice if each.key == "images"]
+    if not advice or case.simulate or advice[0].factor is None:
+        return []
+    torchs = next(e for e in told.expected if e.loader == TORCH and not e.when)
+    predicted = advice[0].factor * torchs.per_s
+    rates = []
+    for _ in range(options.rounds):
+        prepare([str(p) for p in folder.glob("*/*")], cold=case.cold)
+        loader = DataLoader(
+            folder, batch_size=BATCH, shuffle=True, decode=headrace.Images(size=SIDE)
+        )
+        rates.append(real_rate((pixels for pixels, _ in loader), options.seconds))
+        loader.close()
+    real = sorted(rates)[len(rates) // 2]
+    print(
+        f"{case.name:<13} {'headrace.Images':<26} {workers} workers: predicted {predicted:9,.0f}/s "
+        f"real {real:9,.0f}/s  x {predicted / real:5.2f}  advice {told.advice.index(advice[0]) + 1}",
+        flush=True,
+    )
+    return [
+        {"case": case.name, "loader": "headrace.Images", "workers": workers, "predicted": predicted,
+         "real": real, "ratio": predicted / real, "cause": torchs.cause,
+         "others": found.cpu.others if found.cpu else None, "notes": found.notes}
+    ]  # fmt: skip
 
 
 def main() -> None:
