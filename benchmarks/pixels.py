@@ -1,6 +1,6 @@
 """The pixel benchmark: pictures decoded, cropped at random to 224, flipped, in batches of 64.
 
-    python -m benchmarks.pixels            # two sizes of JPEG, and PNG; median of 5
+    python -m benchmarks.pixels            # two sizes of JPEG, PNG and clip art; median of 5
     python -m benchmarks.pixels --rounds 1 --pictures 200
 
 Engines take turns, round after round, each run in a fresh process over files in the page cache (but for
@@ -18,9 +18,12 @@ import argparse
 import datetime as dt
 import importlib
 import json
+import math
 import os
+import random
 import resource
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -44,8 +47,12 @@ SETS = {
     "small JPEG": (500, 375, "JPEG", {"quality": 90}, 1.0),
     "large JPEG": (2000, 1500, "JPEG", {"quality": 88}, 0.3),
     "PNG": (500, 375, "PNG", {}, 0.25),
+    "clip art PNG": (0, 0, "PNG", {}, 0.25),
 }
-"""Width, height, format, options and the share of `--pictures` that is made."""
+"""Width, height, format, options and the share of `--pictures` that is made; without a size they are Debian's
+openclipart-png, those of at most two million pixels, or left out where it is not installed."""
+
+CLIP_ART = Path("/usr/share/openclipart/png")
 
 OWN: dict[str, dict[str, Any]] = {
     "headrace": {},
@@ -88,10 +95,21 @@ def make(folder: Path, name: str, pictures: int) -> list[Path]:
     width, height, form, options, share = SETS[name]
     count = max(BATCH, int(pictures * share))
     paths = [folder / f"{i % 10}" / f"{i:05d}.{form.lower()}" for i in range(count)]
+    if not width:
+        art = [p for p in sorted(CLIP_ART.rglob("*.png")) if not p.is_symlink() and _is_small(p)]
+        for path, original in zip(paths, random.Random(1).sample(art, count), strict=True):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(original.read_bytes())
+        return paths
     with ProcessPoolExecutor() as pool:
         jobs = [(path, i, width, height, form, options) for i, path in enumerate(paths)]
         list(pool.map(_write, jobs, chunksize=8))
     return paths
+
+
+def _is_small(path: Path) -> bool:
+    with path.open("rb") as f:
+        return math.prod(struct.unpack(">II", f.read(24)[16:])) <= 2_000_000
 
 
 # -- one run, in a process of its own ---------------------------------------------------------------
@@ -203,6 +221,9 @@ def main() -> None:
         work = Path(temporary)
         program = probe_program(work)
         for name in options.sets:
+            if not SETS[name][0] and not CLIP_ART.exists():
+                print(f"\n{name}: openclipart-png is not installed, left out")
+                continue
             folder, store = work / name, work / f"{name}.hr"
             paths = make(folder, name, options.pictures)
             for images in {recipe.get("packed", "") for recipe in OWN.values()}:
