@@ -14,7 +14,9 @@ FRAMEWORKS = REPOSITORY / ".venv-frameworks"
 
 # The last release; mpich is the MPI library that mpi4py looks for.
 _ALONE = ("dlio-benchmark==2.0.0",)
-_WITH_WHAT_THEY_NEED = ("hydra-core==1.3.2", "pydftracer==1.0.2", "mpi4py==4.1.2", "mpich==5.0.2")
+_WITH_WHAT_THEY_NEED = (
+    "hydra-core==1.3.2", "pydftracer==1.0.2", "mpi4py==4.1.2", "mpich==5.0.2", "pytest", "pytest-timeout",
+)  # fmt: skip
 
 
 class RealDlio:
