@@ -68,11 +68,13 @@ struct ReaderHandle {
   ReaderHandle(const CatalogHandle& catalog, std::vector<int> parts, const std::string& engine,
                const std::string& direct, unsigned queue_depth, unsigned threads, unsigned workers,
                unsigned reads_in_flight, uint64_t budget_bytes, bool verify, double deadline_s,
-               std::shared_ptr<io::SlowModel> simulate, nb::object remote, bool shared) {
+               std::shared_ptr<io::SlowModel> simulate, nb::object remote, bool shared,
+               int done_fd) {
     io::ReaderOptions options;
     options.reads_in_flight = reads_in_flight;
     options.remote_deadline_s = deadline_s;
     options.slow = std::move(simulate);
+    options.done_fd = done_fd;
     options.buffers = shared ? Memory::kShared : Memory::kPrivate;
     options.remote = remote_engine_of(std::move(remote));
     options.engine = choice<io::EngineChoice>(engine,
@@ -338,16 +340,16 @@ void register_reader(nb::module_& m) {
   nb::class_<ReaderHandle>(m, "Reader", "Reads submitted batches ahead, in order.")
       .def(nb::init<const CatalogHandle&, std::vector<int>, const std::string&, const std::string&,
                     unsigned, unsigned, unsigned, unsigned, uint64_t, bool, double,
-                    std::shared_ptr<io::SlowModel>, nb::object, bool>(),
+                    std::shared_ptr<io::SlowModel>, nb::object, bool, int>(),
            "catalog"_a, nb::kw_only(), "parts"_a, "engine"_a, "direct"_a, "queue_depth"_a,
            "threads"_a, "workers"_a, "reads_in_flight"_a = 0, "budget_bytes"_a, "verify"_a,
            "deadline_s"_a = 300.0, "simulate"_a = nb::none(), "remote"_a = nb::none(),
-           "shared"_a = false,
+           "shared"_a = false, "done_fd"_a = -1,
            nb::sig("def __init__(self, catalog: Catalog, *, parts: collections.abc.Sequence[int], "
                    "engine: str, direct: str, queue_depth: int, threads: int, workers: int, "
                    "reads_in_flight: int = 0, budget_bytes: int, verify: bool, "
                    "deadline_s: float = 300.0, simulate: SlowModel | None = None, "
-                   "remote: typing.Any = None, shared: bool = False) -> None"))
+                   "remote: typing.Any = None, shared: bool = False, done_fd: int = -1) -> None"))
       .def(
           "submit",
           [](ReaderHandle& h, const ArrayIn<int64_t>& indices,

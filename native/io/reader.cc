@@ -1,6 +1,8 @@
 #include "io/reader.h"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +31,16 @@ ReaderOptions with_places(ReaderOptions options, std::shared_ptr<InFlight> in_fl
 // How much a new batch counts in the mean number of requests per batch.
 constexpr double kNewBatchWeight = 0.25;
 
+int kept_done_fd(int fd) {
+  if (fd < 0) return -1;
+  const int kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (kept >= 0) return kept;
+  throw Error(
+      ErrorKind::kVolume,
+      std::string("cannot keep the descriptor that says when batches are done: ") + strerror(errno),
+      {}, -1, errno);
+}
+
 int64_t now_ns() { return InFlight::Clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 // Batches submitted ahead: 16 small ones hide a hiccup.
@@ -48,9 +60,19 @@ Reader::Reader(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
       remote_(options.remote ? options.remote : catalog_->remote()),
       options_(with_places(options, in_flight_)),
       planner_(catalog_, options_, std::move(parts)),
+      done_fd_(kept_done_fd(options.done_fd)),
       arena_(Arena::make(options.budget_bytes, options.buffers)),
       owner_pid_(getpid()),
       budget_bytes_(options.budget_bytes) {}
+
+Reader::~Reader() {
+  if (done_fd_ >= 0) ::close(done_fd_);
+}
+
+// Full or not: who waits for it has been rung for then.
+void Reader::ring() const {
+  if (done_fd_ >= 0) eventfd_write(done_fd_, 1);
+}
 
 bool Reader::foreign() const { return getpid() != owner_pid_; }
 
@@ -82,6 +104,7 @@ bool Reader::close(double seconds) {
     job->stage_ = Job::Stage::kDone;
     job->ready_.notify_all();
   }
+  ring();
   std::unique_lock lock(mutex_);
   return ended_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return alive_ == 0; });
 }
@@ -216,6 +239,7 @@ void Reader::work() {
       job->stage_ = Job::Stage::kDone;
     }
     job->ready_.notify_all();
+    ring();
   }
 }
 

@@ -72,6 +72,7 @@ class Reader : public std::enable_shared_from_this<Reader> {
   // `parts`: numbers in Catalog::part_names() to read, in this order.
   static std::shared_ptr<Reader> make(std::shared_ptr<const Catalog> catalog, ReaderOptions options,
                                       std::vector<int> parts);
+  ~Reader();
 
   // `ranges`: one per index, within the only part that is read; empty for whole samples. Throws
   // Error(kSampleNotFound) for an index outside the store, Error(kInvalidArgument) for other
@@ -116,12 +117,14 @@ class Reader : public std::enable_shared_from_this<Reader> {
   void delivered(Job& job);
   void count_wait(std::chrono::nanoseconds waited);
   void performed(const Worker& worker, const Plan& plan, Job& job);
+  void ring() const;
 
   const std::shared_ptr<const Catalog> catalog_;
   const std::shared_ptr<InFlight> in_flight_;
   const std::shared_ptr<RemoteEngine> remote_;
   const ReaderOptions options_;
   const Planner planner_;
+  const int done_fd_;
   std::shared_ptr<Arena> arena_;
   const int owner_pid_;
   bool foreign() const;  // in a forked child, where no lock of ours may be taken

@@ -1,5 +1,9 @@
 // The reader over time: memory stays within the budget, nothing hangs, knobs, forks, accounts.
 
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
 #include <cmath>
 
 #include "testing/child_process.h"
@@ -398,4 +402,30 @@ TEST_CASE("the reader accounts for what it read, gathered and delivered, and for
     CHECK(stats.wait_input_s >= 0.002);  // at least one idle worker since the delivery
     CHECK(stats.buffered_bytes == 0);
   }
+}
+
+TEST_CASE("whoever waits for many batches is rung for each that is done, in any order") {
+  TestStore store({.samples = 100});
+  ReaderOptions options;
+  options.done_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  REQUIRE(options.done_fd >= 0);
+  std::vector<std::shared_ptr<Job>> jobs;
+  {
+    const Reading reading(store.catalog(), options);
+    for (int i = 0; i < 20; ++i) jobs.push_back(reading->submit(store.all()));
+    size_t taken = 0;
+    while (taken < jobs.size()) {
+      pollfd wait{options.done_fd, POLLIN, 0};
+      REQUIRE(poll(&wait, 1, 10'000) == 1);
+      eventfd_t rung = 0;
+      REQUIRE(eventfd_read(options.done_fd, &rung) == 0);
+      for (auto& job : jobs) {
+        if (job == nullptr || !job->done()) continue;
+        check_batch(store, *job->wait(kLong), store.all());
+        job.reset();
+        ++taken;
+      }
+    }
+  }
+  CHECK(close(options.done_fd) == 0);
 }

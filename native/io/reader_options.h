@@ -48,6 +48,9 @@ struct ReaderOptions {
   std::shared_ptr<RemoteEngine> remote = nullptr;
   // Makes the engine instead of `engine`: tests hand over one that fails.
   std::function<std::unique_ptr<Engine>(const EngineOptions&)> make_engine = nullptr;
+  // An eventfd that is rung whenever a batch is done, for who waits for many. The reader keeps a
+  // duplicate. -1: none.
+  int done_fd = -1;
   // Every read takes as long as this model says, and nothing is gathered from the page cache.
   std::shared_ptr<SlowModel> slow = nullptr;
 };

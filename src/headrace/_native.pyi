@@ -438,7 +438,7 @@ class Job:
 class Reader:
     """Reads submitted batches ahead, in order."""
 
-    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool, deadline_s: float = 300.0, simulate: SlowModel | None = None, remote: Any = None, shared: bool = False) -> None: ...
+    def __init__(self, catalog: Catalog, *, parts: Sequence[int], engine: str, direct: str, queue_depth: int, threads: int, workers: int, reads_in_flight: int = 0, budget_bytes: int, verify: bool, deadline_s: float = 300.0, simulate: SlowModel | None = None, remote: Any = None, shared: bool = False, done_fd: int = -1) -> None: ...
 
     def submit(self, indices: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], starts: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None, sizes: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)] | None = None) -> Job:
         """

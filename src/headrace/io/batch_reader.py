@@ -73,6 +73,7 @@ class BatchReader:
         parts: numbers of the parts to read (`Catalog.part_names`), in this order.
         options: how to read.
         shared: read into memory that other processes may map (`Batch.shared`).
+        done_fd: an eventfd that is rung whenever a batch is done, for who waits for many; -1: none.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class BatchReader:
         options: ReaderOptions,
         *,
         shared: bool = False,
+        done_fd: int = -1,
     ) -> None:
         self._pid = os.getpid()
         self._deadline_s = options.deadline_s
@@ -99,6 +101,7 @@ class BatchReader:
             deadline_s=options.deadline_s,
             simulate=_model_of(options.simulate),
             shared=shared,
+            done_fd=done_fd,
         )
 
     @property
@@ -115,6 +118,8 @@ class BatchReader:
     def mapped_bytes(self) -> int:
         """Memory that batch buffers take, those of delivered batches included."""
         return self._reader.mapped_bytes
+
+    ahead_bytes = 0  # as the knobs say
 
     def submit(
         self,
