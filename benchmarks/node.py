@@ -253,6 +253,7 @@ def cold(options: Options, *, same_seed: bool) -> dict[str, Any]:
         "source_bytes": data["source_bytes"],
         "ratio": data["source_bytes"] / nbytes,
         "sample_ratio": data["source_samples_bytes"] / nbytes,
+        "left_samples": data["left_samples"],
         "direct_batches": sum(run["direct_batches"] for run in runs),
         "samples_per_s": sum(run["samples_per_s"] for run in runs),
     }

@@ -21,6 +21,7 @@ from headrace.node.wire import (
     WireError,
     Working,
 )
+from headrace.plane.batch_trace import NOT_READ
 
 WINDOW, JOB_WINDOW, ROOM = 1000, 1500, 2000
 SIZE, SAMPLES = 100, 50
@@ -36,10 +37,29 @@ class Memory:
         self.data = bytes(min(1, len(indices)))
         self.capacity = -(-max(1, SIZE * len(indices)) // ROUND) * ROUND
         self.shared = (0, buffer, self.capacity) if buffer else None
+        self.way = NOT_READ
         self.abandoned = 0
 
     def abandon(self):
         self.abandoned += 1
+
+
+class Tuning:
+    """Counts what is leased, and who uses the data set."""
+
+    held_back = None
+
+    def __init__(self):
+        self.leased_bytes, self.sessions = 0, set()
+
+    def join(self, session):
+        self.sessions.add(session)
+
+    def leave(self, session):
+        self.sessions.discard(session)
+
+    def note(self, session, note):
+        pass
 
 
 class Data:
@@ -52,6 +72,7 @@ class Data:
         self.users = {}
         self.reading = []
         self.part_names = ("",)
+        self.tuning = Tuning()
 
     def slabs(self):
         return []
@@ -227,6 +248,11 @@ class Host:
                 c.session.job.name for c in self.living() if data.number in c.session._data
             )
             assert data.users == dict(sessions_of_jobs)
+            mine = {c.session for c in self.living() if data.number in c.session._data}
+            assert data.tuning.sessions == mine
+            leases = [lease for c in self.living() for lease in c.session.leases.values()]
+            held = sum(lease.held_bytes for lease in leases if lease.data is data)
+            assert data.tuning.leased_bytes == held
 
     def hang_up_all(self):
         """Everybody goes; reads that are under way end when nobody is there any more."""

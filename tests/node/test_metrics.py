@@ -284,6 +284,7 @@ def test_waiting_gets_the_causes_that_the_daemon_saw():
     totals.note(note(waited_s=2.0, direct_s=0.25), "decode")
     assert totals.stall_s == {
         "storage": 1.5, "window": 0.5, "memory": 0.0, "policy": 0.0, "direct": 0.25, "decode": 0.0,
+        "prefetch": 0.0,
     }  # fmt: skip
     totals.note(note(waited_s=1.0), "window")  # nothing has come since
     assert totals.stall_s["window"] == 1.5

@@ -142,14 +142,15 @@ def test_the_same_batch_asked_twice_is_read_once(folder, store, link):
 class _Held:
     """Reads that are not done before an event, however fast they were."""
 
-    done = False
-
     def __init__(self, pending, event):
         self._pending, self._event = pending, event
 
-    def take(self):
-        assert self._event.wait(10)
-        return self._pending.take()
+    @property
+    def done(self):
+        return self._event.is_set() and self._pending.done
+
+    def __getattr__(self, name):
+        return getattr(self._pending, name)
 
 
 def _opened(link, store, parts=("",)):

@@ -36,7 +36,7 @@ class Cause(StrEnum):
     PREFETCH = (
         "prefetch",
         "its loader's own buffer",
-        "Reads began too late: the loader's own buffer or reads_in_flight let too few be under way.",
+        "Reads began too late: the loader's or the node daemon's own buffer or reads_in_flight were too small.",
         "give the loader a larger buffer (budget_bytes=), and leave reads_in_flight to headrace",
     )
     POLICY = (

@@ -207,6 +207,20 @@ def node_unit(context: typer.Context, *, output: JsonOutput) -> None:
     output.result(texts, "\n".join(texts.values()).rstrip("\n"))
 
 
+def _tuned(data: dict[str, Any]) -> str:
+    """How the reads of a data set go, who is the slower side, and what the tuner does about it."""
+    reads, tuning = data["reads"], data["tuning"]
+    recent, knobs = tuning["recent"], tuning["knobs"]
+    text = (
+        f"{recent['reads_in_flight']:.0f} of {reads['in_flight_max']} reads in flight, "
+        f"{bytes_text(knobs['buffer_bytes']['value'])} of buffer; consumers wait {recent['stall']:.1%}: "
+        f"{tuning['verdict']}"
+    )
+    held_back = f", held back by {data['held_back']}" if data["held_back"] else ""
+    doing = f"; tuner: {tuning['doing']}" if tuning["doing"] else ""
+    return f"{text}{held_back}{doing}"
+
+
 def _print_node(output: Output, state: dict[str, Any]) -> None:
     output.line(
         f"process {state['pid']} in {state['folder']}, up {state['uptime_s']:.0f} s: "
@@ -220,6 +234,7 @@ def _print_node(output: Output, state: dict[str, Any]) -> None:
             f"{bytes_text(data['delivered_bytes'])} delivered "
             f"({bytes_text(data['ram_bytes'])} from memory)"
         )
+        output.line(f"    {_tuned(data)}")
     for root in state["files"]["roots"]:
         output.line(
             f"  {root['root']}: {count_text(root['files'])} files, "

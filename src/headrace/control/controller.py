@@ -123,6 +123,7 @@ class Plane:
         memory_bytes: what all buffers may take together, see `read_limits`.
         enabled: False: only watch, so that `explain` can tell.
         source: path or URL of what is read, for those who ask which file system that is.
+        published: False: agents are told of its consumers by somebody else.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class Plane:
         memory_bytes: int | None = None,
         enabled: bool = True,
         source: str = "",
+        published: bool = True,
     ) -> None:
+        self.published = published
         self.name = name
         self.source = source
         self.enabled = enabled
@@ -393,6 +396,7 @@ class _Controller:
         self, planes: Sequence[Plane], *, ended: bool = False, due_at: float | None = None
     ) -> None:
         """Tell the node's agents how planes fare, now; or at this moment only if it is time to."""
+        planes = [plane for plane in planes if plane.published]
 
         def tell(publisher: Publisher) -> None:
             if due_at is None or publisher.due(due_at):

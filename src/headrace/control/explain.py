@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from headrace.base.text import bytes_text
-from headrace.control.controller import planes
+from headrace.control.controller import CHANGES_KEPT, planes
 from headrace.control.history import STALL_BAD
 from headrace.control.stalls.live import verdict_on
 from headrace.plane.stage import KNOBS, latency_percentile_s
@@ -26,6 +26,7 @@ VERDICTS = {
     "storage-bound": "the consumer waits for the storage",
     "decode-bound": "the consumer waits for decoding",
     "memory-bound": "the consumer waits for bytes that are in memory already: copying is the limit",
+    "node-bound": "the consumer waits for the node daemon: `headrace node status` says what that waits for",
     "idle": "nothing was delivered lately",
 }
 
@@ -74,7 +75,7 @@ def explain(loader: object = None, *, epoch: int | None = None) -> Explanation |
         ranks = getattr(getattr(loader, "_loader", loader), "ranks", "")
         return replace(verdict_on(loader, epoch=epoch), rank=str(ranks))
     working, ended = planes()
-    return Explanation([_plane(plane) for plane in (*ended, *working)])
+    return Explanation([plane_report(plane) for plane in (*ended, *working)])
 
 
 def verdict(window: PlaneWindow, stages: Sequence[StageStats]) -> str:
@@ -86,12 +87,15 @@ def verdict(window: PlaneWindow, stages: Sequence[StageStats]) -> str:
     decoding_s = window.decode_busy_s + window.decode_wait_s
     if decoding_s and window.decode_busy_s > 0.85 * decoding_s:
         return "decode-bound"
+    if any(s.name == "node" and s.bytes > 2 * s.bytes_by_tier.get("ram", 0) for s in stages):
+        return "node-bound"
     if window.reads == 0 and window.batches and stages:
         return "memory-bound"
     return "storage-bound"
 
 
-def _plane(plane: Plane) -> dict[str, Any]:
+def plane_report(plane: Plane, changes: int = CHANGES_KEPT) -> dict[str, Any]:
+    """What is known of a plane, as plain values; of its changes the last ones."""
     window = plane.window()
     stages = plane.stages
     slower_side = verdict(window, stages)
@@ -137,7 +141,7 @@ def _plane(plane: Plane) -> dict[str, Any]:
                 "reason": change.reason,
                 "evidence": change.evidence,
             }
-            for change in plane.changes
+            for change in tuple(plane.changes)[-changes:]
         ],
     }
 

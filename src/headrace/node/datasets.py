@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from headrace.base.loop import Loop
     from headrace.node.daemon import NodeOptions
     from headrace.node.files.root_files import RootFiles
     from headrace.node.wire import Open
@@ -107,11 +108,12 @@ class OpenDatasets:
         self,
         options: NodeOptions,
         working: Executor,
-        call_soon: Callable[[Callable[[], None]], None],
+        keeping: Executor,
+        loop: Loop,
     ) -> None:
         self._options = options
-        self._working = working
-        self._call_soon = call_soon
+        self._working, self._keeping = working, keeping
+        self._loop = loop
         self._data: dict[tuple[str, ...], ServedData] = {}
         self.quotas_of_jobs: dict[str, int] = {}
         self._opening: dict[tuple[str, ...], list[Any]] = {}
@@ -161,7 +163,7 @@ class OpenDatasets:
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             _log.exception("%s cannot be opened", request.path)
             status, text = Status.NOT_FOUND, f"{type(e).__name__}: {e}"
-        self._call_soon(lambda: self._opened(key, store, status, text))
+        self._loop.call_soon(lambda: self._opened(key, store, status, text))
 
     def _opened(self, key: tuple[str, ...], store: Store | None, status: Status, text: str) -> None:
         data = None
@@ -172,13 +174,12 @@ class OpenDatasets:
                     self._next, store, key[1:], options=self._options.reader,
                     # Memory is shared out as soon as somebody uses it.
                     tiers=replace(self._options.tiers, ram_bytes=1),
-                    gathering=self._working, call_soon=self._call_soon,
+                    gathering=self._working, keeping=self._keeping, loop=self._loop,
                 )  # fmt: skip
             except (HeadraceError, OSError) as e:
                 status, text = Status.NOT_FOUND, str(e)
             else:
                 self._data[key] = data
-                self._threads.add(data.thread)
                 self._next += 1
                 _log.info("serves %s (%d samples)", store.path, len(store))
         if data is None and store is not None:
@@ -220,6 +221,15 @@ class OpenDatasets:
     def changed(self) -> list[ServedData]:
         """Data sets whose memory came or went since the last call."""
         return [data for data in self._data.values() if data.slabs_changed()]
+
+    def look(self, most_bytes: Callable[[Mapping[str, int]], int]) -> None:
+        """Look after reads that nobody rings for (what is late, or held back), and how far clients ask ahead.
+
+        `most_bytes`: what the windows of a data set's users hold.
+        """
+        for data in tuple(self._data.values()):
+            data.look()
+            data.tuning.look(most_bytes(data.users))
 
     @property
     def in_use(self) -> bool:

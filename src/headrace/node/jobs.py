@@ -48,7 +48,7 @@ class ClientJob:
 
 
 CAUSES: Final = (
-    Cause.STORAGE, Cause.MEMORY, Cause.POLICY, Cause.WINDOW, Cause.DIRECT, Cause.DECODE,
+    Cause.STORAGE, Cause.PREFETCH, Cause.MEMORY, Cause.POLICY, Cause.WINDOW, Cause.DIRECT, Cause.DECODE,
 )  # fmt: skip
 """Why a training step waits, as far as the daemon can know."""
 
@@ -57,7 +57,7 @@ LABELS_MAX: Final = 64
 KEPT_S: Final = 900.0
 """Figures of a job whose clients have gone are shown so long: longer than anybody's scrape interval."""
 
-_SERVED: Final = (Cause.STORAGE, Cause.MEMORY, Cause.POLICY, Cause.WINDOW)
+_SERVED: Final = (Cause.STORAGE, Cause.PREFETCH, Cause.MEMORY, Cause.POLICY, Cause.WINDOW)
 
 
 @dataclass(slots=True)

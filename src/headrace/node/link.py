@@ -72,6 +72,7 @@ class Link:
     Attributes:
         lost: why the connection is of no use any more; '' while it is.
         dataset: the one that was opened on it; 0: none.
+        ahead_bytes: of batches that may be asked for before they are taken; 0: the daemon has not said.
         cache: what the daemon holds of it.
 
     Raises:
@@ -94,7 +95,7 @@ class Link:
         self._fds: deque[int] = deque()
         self._ticket = 0
         self.answered_s = time.monotonic()
-        self.dataset = 0
+        self.dataset = self.ahead_bytes = 0
         self.cache = SharedCache()
         # Batches, samples and bytes that were gathered from it, and how much of it was said.
         self._gathered, self._reported = [0, 0, 0], [0, 0, 0]
@@ -284,6 +285,8 @@ class Link:
             finally:
                 for fd in fds:
                     os.close(fd)
+        elif isinstance(message, wire.Ahead):
+            self.ahead_bytes = message.nbytes
         elif isinstance(message, wire.Retired):
             self.mappings.retire(message.buffers)
         elif isinstance(message, wire.Gone):

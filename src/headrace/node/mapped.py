@@ -25,6 +25,7 @@ import numpy as np
 from headrace import _native
 from headrace.errors import HeadraceError
 from headrace.node.wire import WireError
+from headrace.plane.batch_trace import NOT_READ
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,6 +94,7 @@ class NodeBatch:
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
     labels: NDArray[np.int64]
+    way: bytes = NOT_READ
     failed: ClassVar = 0
 
     @property
@@ -163,7 +165,8 @@ class Mappings:
             and (offsets + lengths).max() <= reply.nbytes
         ):
             raise WireError(f"batch {reply.ticket} has samples outside its bytes")
-        return NodeBatch(np.asarray(lease), indices, offsets, lengths, labels)
+        way = reply.way if len(reply.way) == len(NOT_READ) else NOT_READ
+        return NodeBatch(np.asarray(lease), indices, offsets, lengths, labels, way)
 
 
 _log = logging.getLogger("headrace")

@@ -103,6 +103,8 @@ TABLE: Final = (
     Metric("headrace_read_seconds", "histogram", _DATA, "How long each read of the source took."),
     Metric("headrace_reads_in_flight", "gauge", _DATA, "Reads in flight now."),
     Metric("headrace_reads_in_flight_max", "gauge", _DATA, "How many may be in flight."),
+    Metric("headrace_dataset_buffer_bytes", "gauge", _DATA,
+           "Bytes that clients may have asked for and not taken."),
     *_OF_DATA.values(),
     Metric("headrace_dataset_cached_samples", "gauge", _DATA, "Samples cached on the local disk."),
     Metric("headrace_dataset_clients", "gauge", _DATA, "Clients that have it open."),
@@ -132,6 +134,7 @@ def figures_of(state: Mapping[str, Any]) -> Figures:
         )
         figures.add("headrace_reads_in_flight", reads["in_flight"], dataset=label)
         figures.add("headrace_reads_in_flight_max", reads["in_flight_max"], dataset=label)
+        figures.add("headrace_dataset_buffer_bytes", reads["buffer_bytes"], dataset=label)
         figures.add("headrace_dataset_clients", sum(data["jobs"].values()), dataset=label)
         if data["cache"] is not None:
             figures.add("headrace_dataset_cached_samples", data["cache"]["samples"], dataset=label)

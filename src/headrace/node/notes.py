@@ -1,4 +1,4 @@
-"""Notes: a process tells the node daemon once a second how its consumers fare, so that it knows who starves.
+"""Notes: a process tells the node daemon again and again how its consumers fare: so it knows who starves.
 
 A thread for each loader, so that no batch waits for it. A note goes over the link on
 which batches are asked for; where other processes ask for them (a DataLoader's workers), over one of
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace")
 
-PERIOD_S: Final = 1.0
+PERIOD_S: Final = 0.2
+"""The daemon's tuner answers within a second what a consumer waits for."""
 
 RETRY_S: Final = 5.0
 """Between attempts to get a link of its own."""

@@ -184,7 +184,7 @@ class NodeReport:
 
 
 class NodeReads(ReadStage):
-    """Batches from the daemon, or from below; at most `budget_bytes` are read ahead."""
+    """Batches from the daemon, or from below."""
 
     name = "node"
 
@@ -225,6 +225,12 @@ class NodeReads(ReadStage):
         """False in a forked child of the process that made it."""
         return os.getpid() == self._pid and super().usable
 
+    @property
+    def ahead_bytes(self) -> int:
+        """How far the daemon lets this client ask ahead; without one, as far as is read directly."""
+        link = self._link
+        return self._budget_bytes if link is None or not link.ahead_bytes else link.ahead_bytes
+
     def _own_bytes(self) -> int:
         """Without the daemon's."""
         return self._gatherer.mapped_bytes
@@ -250,10 +256,10 @@ class NodeReads(ReadStage):
         return pending
 
     def _begin(self, link: Link) -> None:
-        """Begin what may be under way: as many bytes ahead of the consumer as without a daemon."""
+        """Begin what may be under way."""
         ahead = AHEAD_FIRST
         if self._batch_bytes > 0.0:
-            ahead = max(AHEAD_MIN, 1 + int(self._budget_bytes / self._batch_bytes))
+            ahead = max(AHEAD_MIN, 1 + int(self.ahead_bytes / self._batch_bytes))
         ahead = min(ahead, link.requests_max)
         try:
             while self._unsent and len(self._under_way) < ahead:

@@ -1,23 +1,26 @@
 """ServedData: one data set that the daemon has open: its chain of stages, and the reads under way.
 
-Requests come from the daemon's loop, and their outcomes go back to it; only the waiting is done in
-threads. A sample that somebody reads already is not read again: whoever asks for the very same
-batch gets it too, and whoever asks for some of its samples waits until they are in memory.
+All of it happens in the daemon's loop, which the pipeline rings when batches are done, in whatever order they
+are; only copies of megabytes are made in threads. A sample that somebody reads already is not read again:
+whoever asks for the very same batch gets it too, and whoever asks for some of its samples waits until they are
+in memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import queue
-import threading
+import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.errors import HeadraceError
-from headrace.plane.pipeline import build_stages, bytes_of
+from headrace.node.tuning import ServedPlane
+from headrace.plane.pipeline import Pipeline, bytes_of, is_far
 from headrace.plane.rate_limit import Cost
 
 if TYPE_CHECKING:
@@ -27,8 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace import _native
+    from headrace.base.loop import Loop
     from headrace.config import ReaderOptions, TierOptions
-    from headrace.plane.stage import PendingReads
+    from headrace.plane.tiers import MemoryPending
     from headrace.store import Store
 
 _log = logging.getLogger("headrace.node")
@@ -37,6 +41,10 @@ READS_MAX = 1 << 30
 
 GATHER_HERE_MAX = 1 << 20
 """A batch of fewer bytes is put together in the loop: 100 us."""
+
+KEEPING_MAX = 64 << 20
+"""Bytes that were handed out and wait to be copied into the memory for samples. With more, batches are handed
+out when they have been copied; what is near, and read for one job alone, is left for the next epoch."""
 
 LABEL_MAX = 40
 
@@ -87,8 +95,12 @@ class _Reading:
     number: int
     key: bytes
     indices: NDArray[np.int64]
+    begun_s: float
+    pending: MemoryPending
     waiters: list[Callable[[ReadOutcome], None]] = field(default_factory=list)
     postponed: list[_Postponed] = field(default_factory=list)
+    part_of: _Postponed | None = None
+    """What nobody else reads of a batch that waits for others' reads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,8 +109,16 @@ class _Postponed:
 
     indices: NDArray[np.int64]
     done: Callable[[ReadOutcome], None]
-    others: int
+    others: int = 0
     """Reads that it waits for."""
+    bytes_read: int = 0
+    """From the source, for it alone, meanwhile."""
+
+    def answer(self, outcome: ReadOutcome) -> None:
+        """The whole batch is there."""
+        if outcome.bytes_read is not None and self.bytes_read:
+            outcome = replace(outcome, bytes_read=outcome.bytes_read + self.bytes_read)
+        self.done(outcome)
 
 
 class ServedData:
@@ -110,12 +130,12 @@ class ServedData:
         part_names: the parts that are read.
         options: how to read.
         tiers: `ram_bytes` is what it begins with.
-        gathering: threads that put batches together from memory.
-        call_soon: runs a function in the daemon's loop; thread-safe.
+        gathering: threads that put batches together.
+        keeping: a thread that copies what may as well be left.
+        loop: the daemon's.
 
     Attributes:
         users: sessions that have it open, by job.
-        thread: takes in what is read; ends after `close`, unless a read never returns.
     """
 
     def __init__(
@@ -127,7 +147,8 @@ class ServedData:
         options: ReaderOptions,
         tiers: TierOptions,
         gathering: Executor,
-        call_soon: Callable[[Callable[[], None]], None],
+        keeping: Executor,
+        loop: Loop,
     ) -> None:
         self.number = number
         self.store = store
@@ -135,29 +156,35 @@ class ServedData:
         self.part_names = tuple(part_names)
         self.users: dict[str, int] = {}
         self.used_s = time.monotonic()
-        names = list(store.parts)
-        numbers = [names.index(part) for part in part_names]
-        self.chain = build_stages(store, self.part_names, numbers, options, tiers, shared=True)
+        self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.pipeline = Pipeline(
+            store, options, self.part_names, tiers=tiers, done_fd=self._done_fd
+        )
+        self.chain = self.pipeline.begin()
         assert self.chain.ram is not None  # `tiers` gives it a byte at least
         self._ram = self.chain.ram
-        self._gathering = gathering
-        self._call_soon = call_soon
+        self.tuning = ServedPlane(
+            number, label_of(store.path, store.fingerprint), self.pipeline, options, loop.call_soon,
+            source=store.path,
+        )  # fmt: skip
+        self._deadline_s = options.deadline_s
+        self._gathering, self._keeping = gathering, keeping
+        self._loop = loop
+        loop.register(self._done_fd, self._done)
         # Zeros that were never written to take no memory. 0: nobody reads the sample.
         self._reader_of = np.zeros(len(store), np.int32)
         self._readings: dict[int, _Reading] = {}
         self._by_key: dict[bytes, _Reading] = {}
+        self._unread: dict[int, _Reading] = {}  # of these, those that are not done
         self._next = 1
         self._closed = False
-        self._queue: queue.SimpleQueue[tuple[_Reading, PendingReads] | None] = queue.SimpleQueue()
-        self.thread = threading.Thread(
-            target=self._read, name=f"headrace-node-read-{number}", daemon=True
-        )
-        self.thread.start()
         self._slabs_version = 0
         self._mapped: dict[int, _Mapped] = {}  # by identity: what clients have been told of
         self.batches = self.samples = self.bytes = self.ram_bytes = 0
         self.gathered_batches = self.gathered_bytes = 0
-        self.shared_batches = self.postponed = self.failed = 0
+        self.shared_batches = self.postponed = self.failed = self.left = 0
+        self._keeping_bytes = 0
+        self._far = is_far(store, options)
 
     def bytes_of(self, indices: NDArray[np.int64]) -> int:
         """Bytes of these samples, all parts counted."""
@@ -251,55 +278,99 @@ class ServedData:
             same.waiters.append(done)
             return
         numbers = self._reader_of[indices]
-        others = []
-        if numbers.any() and self._keeps():
-            others = [self._readings[n] for n in sorted(set(numbers.tolist()) - {0})]
-        if not others:
-            self._begin(indices, done)
+        if not numbers.any() or not self._keeps():
+            self._begin(indices, [done])
             return
         self.postponed += 1
-        postponed = _Postponed(indices, done, len(others))
+        # What nobody reads is read meanwhile; who asks for it then waits for that.
+        postponed = _Postponed(indices, done)
+        missing = self._ram.missing(indices[numbers == 0])
+        if len(missing):
+            self._begin(missing, [], postponed)
+        others = [self._readings[n] for n in set(self._reader_of[indices].tolist()) - {0}]
+        postponed.others = len(others)
         for reading in others:
             reading.postponed.append(postponed)
+        if not others:
+            self._begin(indices, [postponed.answer])
 
     def _keeps(self) -> bool:
         """Whether what is read now will probably be in memory afterwards."""
         return self._ram.held_bytes < self._ram.knobs()["cache_bytes"] * 7 // 8
 
-    def _begin(self, indices: NDArray[np.int64], done: Callable[[ReadOutcome], None]) -> None:
-        reading = _Reading(self._next, indices.tobytes(), indices, [done])
-        self._next = self._next % READS_MAX + 1
+    def _begin(
+        self,
+        indices: NDArray[np.int64],
+        waiters: list[Callable[[ReadOutcome], None]],
+        part_of: _Postponed | None = None,
+    ) -> None:
         try:
-            pending = self.chain.top.submit(indices)
+            pending = self._ram.submit(indices)
         except (HeadraceError, OSError) as e:
             outcome = ReadOutcome(None, str(e))
-            self._call_soon(lambda: self._finish(reading, outcome))
+            self.failed += len(waiters)
+            for waiter in waiters:
+                self._loop.call_soon(partial(waiter, outcome))
             return
-        self._readings[reading.number] = reading
+        number, self._next = self._next, self._next % READS_MAX + 1
+        reading = _Reading(
+            number, indices.tobytes(), indices, time.monotonic(), pending, waiters, part_of=part_of
+        )
+        self._readings[number] = reading
         self._by_key[reading.key] = reading
         if pending.done:  # in memory: others need not wait for those that read
-            if getattr(pending, "ram_bytes", GATHER_HERE_MAX) < GATHER_HERE_MAX:
-                # Shorter than the way to a thread and back.
-                self._finish(reading, self._taken(pending))
-            else:
-                self._gathering.submit(self._take, reading, pending)
-            return
-        self._reader_of[indices] = reading.number
-        self._queue.put((reading, pending))
+            self._take(reading)
+        else:
+            self._reader_of[indices] = number
+            self._unread[number] = reading
 
-    def _read(self) -> None:
-        """Takes what was read, in the order in which it was asked for; runs in a thread."""
-        while (item := self._queue.get()) is not None:
-            self._take(*item)
-            del item
+    def _done(self, _: int) -> None:
+        """Some batches are done."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._done_fd)
+        self.look()
 
-    def _take(self, reading: _Reading, pending: PendingReads) -> None:
-        outcome = self._taken(pending)
-        self._call_soon(lambda: self._finish(reading, outcome))
+    def look(self) -> None:
+        """Take what is done, and give up what takes longer than the deadline."""
+        late_s = time.monotonic() - self._deadline_s
+        for number, reading in tuple(self._unread.items()):
+            if reading.pending.done:
+                del self._unread[number]
+                self._take(reading)
+            elif reading.begun_s < late_s:
+                del self._unread[number]
+                text = f"{len(reading.indices)} samples were not read within {self._deadline_s:g} s"
+                self._finish(reading, ReadOutcome(None, text))
 
-    def _taken(self, pending: PendingReads) -> ReadOutcome:
+    def _take(self, reading: _Reading) -> None:
+        crowded = self._keeping_bytes > KEEPING_MAX and not self._may_leave
+        copied = reading.pending.ram_bytes > 0 and self._mean_bytes(reading) >= GATHER_HERE_MAX
+        # The local disk's tier reads again what was damaged there, and so may wait.
+        if crowded or copied or self.chain.disk is not None:
+            self._gathering.submit(self._take_there, reading, crowded)
+        else:  # shorter than the way to a thread and back
+            self._finish(reading, self._taken(reading.pending))
+
+    @property
+    def _may_leave(self) -> bool:
+        """Whether samples may be left for the next epoch: they are near, and nobody else wants them."""
+        return not self._far and len(self.users) <= 1
+
+    def _mean_bytes(self, reading: _Reading) -> int:
+        return len(reading.indices) * self.store.nbytes // self.samples_count
+
+    def _take_there(self, reading: _Reading, keep: bool) -> None:
+        """Runs in a thread."""
+        outcome = self._taken(reading.pending)
         try:
-            batch = pending.take()
+            if keep:
+                reading.pending.keep()
+        finally:
+            self._loop.call_soon(lambda: self._finish(reading, outcome))
+
+    def _taken(self, pending: MemoryPending) -> ReadOutcome:
+        try:
+            batch = pending.hand_over()
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             # What a closed reader gives up is no failure.
             if not (self._closed or isinstance(e, (HeadraceError, OSError))):
@@ -311,33 +382,59 @@ class ServedData:
             return ReadOutcome(None, str(self.store.failure_error(index, failure)))
         # Of what the local disk has read, the statistics say nothing of their own.
         read = int(batch.stats["bytes_read"]) if self.chain.disk is None else None
-        return ReadOutcome(batch, "", int(getattr(pending, "ram_bytes", 0)), read)
+        return ReadOutcome(batch, "", pending.ram_bytes, read)
 
     def _finish(self, reading: _Reading, outcome: ReadOutcome) -> None:
-        self._readings.pop(reading.number, None)
         if self._by_key.get(reading.key) is reading:
             del self._by_key[reading.key]
-        mine = reading.indices[self._reader_of[reading.indices] == reading.number]
-        self._reader_of[mine] = 0
         if outcome.batch is None:
-            self.failed += 1
+            self.failed += len(reading.waiters)
         else:
             size = int(outcome.batch.lengths.sum())
             self.batches += len(reading.waiters)
             self.samples += outcome.batch.samples * len(reading.waiters)
             self.bytes += size * len(reading.waiters)
-            self.ram_bytes += outcome.ram_bytes + size * (len(reading.waiters) - 1)
+            self.ram_bytes += outcome.ram_bytes + size * max(0, len(reading.waiters) - 1)
+        if reading.part_of is not None:
+            reading.part_of.bytes_read += outcome.bytes_read or 0
         for waiter in reading.waiters:
             waiter(outcome)
+        pending = reading.pending
+        size = 0 if pending.read is None else self._mean_bytes(reading)
+        if size and (self._keeping_bytes <= KEEPING_MAX or not self._may_leave):
+            self._keeping_bytes += size
+            threads = self._keeping if self._may_leave else self._gathering
+            threads.submit(self._keep, reading, size)
+            return
+        self.left += len(reading.indices) if size else 0
+        pending.read = None
+        self._release(reading)
+
+    def _keep(self, reading: _Reading, size: int) -> None:
+        """Runs in a thread."""
+        try:
+            reading.pending.keep()
+        finally:
+            self._loop.call_soon(lambda: self._kept(reading, size))
+
+    def _kept(self, reading: _Reading, size: int) -> None:
+        self._keeping_bytes -= size
+        self._release(reading)
+
+    def _release(self, reading: _Reading) -> None:
+        """Its samples are in memory, if there is room: who waits for them goes on."""
+        self._readings.pop(reading.number, None)
+        mine = reading.indices[self._reader_of[reading.indices] == reading.number]
+        self._reader_of[mine] = 0
         for postponed in reading.postponed:
             postponed.others -= 1
             if postponed.others:
                 continue
             same = self._by_key.get(postponed.indices.tobytes())
             if same is not None:
-                same.waiters.append(postponed.done)
+                same.waiters.append(postponed.answer)
             else:
-                self._begin(postponed.indices, postponed.done)
+                self._begin(postponed.indices, [postponed.answer])
 
     def report(self) -> dict[str, Any]:
         """Its figures, for `headrace node status`."""
@@ -374,14 +471,18 @@ class ServedData:
             "shared_batches": self.shared_batches,
             "postponed_batches": self.postponed,
             "failed_batches": self.failed,
+            "left_samples": self.left,
             "reading": len(self._readings),
             "bytes_by_tier": tiers,
+            "tuning": self.tuning.report(),
+            "held_back": self.tuning.held_back.phrase if self.tuning.held_back else "",
             "cache": cache,
             "reads": {
                 "count": int(source["reads"]),
                 "seconds": float(source["in_flight_s"]),
                 "in_flight": int(reader["in_flight"]),
                 "in_flight_max": int(reader["reads_in_flight"]),
+                "buffer_bytes": int(reader["buffer_bytes"]),
                 "buffered_bytes": int(reader["buffered_bytes"]),
                 "latency_us": [int(count) for count in source["latency_us"]],
             },
@@ -390,9 +491,11 @@ class ServedData:
     def close(self) -> None:
         """End reading. Batches that were handed out stay valid."""
         self._closed = True
-        self._queue.put(None)
-        self.chain.top.close()
+        self.tuning.close()
+        self._loop.unregister(self._done_fd)
+        self.pipeline.close()
         self.store.close()
+        os.close(self._done_fd)
 
 
 def label_of(path: str, fingerprint: str) -> str:

@@ -32,11 +32,11 @@ from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
 from headrace.node.jobs import ClientJob, JobTally
 from headrace.node.limits import LeaseAgent, RateLimits
-from headrace.node.session import Session, WindowBudget
+from headrace.node.session import WINDOW_MIN, Session, WindowBudget
 from headrace.node.wire import WireError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from msgspec import Struct
 
@@ -181,7 +181,8 @@ class Server:
         self._working = ThreadPoolExecutor(
             min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
         )
-        self._datasets = OpenDatasets(options, self._working, self.call_soon)
+        self._keeping = ThreadPoolExecutor(1, "headrace-keep")
+        self._datasets = OpenDatasets(options, self._working, self._keeping, self._loop)
         self.share = self._datasets.share
         self.files = FileService(options, self.call_soon, self.share)
         self._datasets.sharers = self.files.sharers
@@ -233,8 +234,14 @@ class Server:
             if connection.deadline is not None and now > connection.deadline:
                 self._hang_up(connection, "a message did not come whole within its deadline")
         self._prune_jobs()
+        self._datasets.look(self._window_of)
         if self._datasets.in_use:
             self.share()
+
+    def _window_of(self, users: Mapping[str, int]) -> int:
+        """Bytes that these jobs' clients may ask ahead: a quarter of their windows is for what they use."""
+        jobs = (min(self.job_window_bytes, count * self.window_bytes) for count in users.values())
+        return max(WINDOW_MIN, 3 * min(sum(jobs), self.budget.bytes_max) // 4)
 
     def _pause_s(self) -> float | None:
         if any(not connection.choked for connection in self._behind):
@@ -478,6 +485,7 @@ class Server:
         self.files.close()
         self._datasets.close()
         self._working.shutdown(wait=False, cancel_futures=True)
+        self._keeping.shutdown(wait=False, cancel_futures=True)
         ended = self._datasets.join(JOIN_S)
         self._loop.close()
         if self._spare_fd >= 0:

@@ -23,6 +23,7 @@ from headrace.base.causes import Cause
 from headrace.machine.host import available_memory
 from headrace.node import wire
 from headrace.node.wire import WireError
+from headrace.plane.batch_trace import reading_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from headrace.node.limits import Charge
     from headrace.node.served import ReadOutcome, ServedData
     from headrace.node.server import Server
+    from headrace.node.tuning import ServedPlane
 
 _log = logging.getLogger("headrace.node")
 
@@ -106,6 +108,7 @@ class _Lease:
 
     batch: _native.Batch
     held_bytes: int
+    data: ServedData
 
 
 _NUMBERED = (wire.Ask, wire.Open, wire.Files, wire.FilesAsked, wire.StatusAsked, wire.StopAsked)
@@ -138,6 +141,7 @@ class Session:
         self.held_bytes = 0
         self._last_ticket = 0
         self._data: dict[int, ServedData] = {}
+        self._planes: set[ServedPlane] = set()  # that it told how its consumer fares
         self.requests: dict[int, _Asked] = {}
         self.waiting: deque[_Asked] = deque()
         self.waiting_bytes = 0
@@ -215,6 +219,12 @@ class Session:
         else:  # nothing is asked for: what the consumer waits for is its own workers
             under_way = Cause.DECODE
         self.job.totals.note(note, under_way)
+        # Who asks for nothing consumes what others of its job ask for: its workers.
+        asking = [self] if self._data else sessions
+        planes = {data.tuning for session in asking for data in session.data()}
+        self._planes |= planes
+        for plane in planes:
+            plane.note(self, note)
 
     def _files(self, request: wire.Files) -> None:
         if self._has_files:
@@ -237,9 +247,12 @@ class Session:
             assert self.job is not None
             if data.number not in self._data:
                 data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
-            self._data[data.number] = data
         self._send(wire.Opened(ticket, status, message, data.number if data else 0))
         if data is not None:
+            if data.number not in self._data:
+                self._data[data.number] = data
+                self._planes.add(data.tuning)
+                data.tuning.join(self)
             self.changed(data)
 
     # -- the cache, which the client has mapped -----------------------------------------------------
@@ -284,6 +297,10 @@ class Session:
         for identity in request.identities:
             data.dropped_by(self, identity)
         self._host.share()
+
+    def data(self) -> Collection[ServedData]:
+        """The data sets that it has open."""
+        return self._data.values()
 
     def _of(self, dataset: int) -> ServedData:
         data = self._data.get(dataset)
@@ -394,8 +411,9 @@ class Session:
             if buffer not in self._known:
                 self._known.add(buffer)
                 self._send(wire.Buffers([(buffer, capacity)]), (fd,), batch)
-            self.leases[asked.ticket] = _Lease(batch, capacity)
+            self.leases[asked.ticket] = _Lease(batch, capacity, asked.data)
             self._hold(capacity)
+            asked.data.tuning.leased_bytes += capacity
             self.batches += 1
             self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
         self.pump()
@@ -404,15 +422,24 @@ class Session:
         assert self.job is not None
         totals, now = self.job.totals, time.monotonic()
         # Of reads at a time, each moment counts once; and not while the next is held back by a limit.
-        took_s = min(now, self._limited_since_s or now) - max(asked.begun_s, self._read_at_s)
+        at_s, end_s = max(asked.begun_s, self._read_at_s), min(now, self._limited_since_s or now)
         self.reading -= 1
         self._read_at_s = now
+        planned_s = begun_s = ready_s = end_s
         if outcome.batch is None:
             totals.failed += 1
         else:
             totals.served(len(asked.indices), asked.size_bytes, outcome.ram_bytes)
-        held = outcome.ram_bytes >= asked.size_bytes
-        totals.took(Cause.MEMORY if held else Cause.STORAGE, max(0.0, took_s))
+            planned_s, begun_s, ready_s = reading_of(outcome.batch.way)
+        # One after the other: it waited for those before it, waited for room, was read, was handed on.
+        reads = asked.data.tuning.held_back or Cause.STORAGE
+        stages = (
+            (planned_s, reads), (begun_s, Cause.PREFETCH), (ready_s, reads), (end_s, Cause.MEMORY),
+        )  # fmt: skip
+        for stage_end_s, cause in stages:
+            until_s = min(stage_end_s, end_s)
+            totals.took(cause, max(0.0, until_s - at_s))
+            at_s = max(at_s, until_s)
 
     def _hurry(self, ticket: int) -> None:
         """The client uses all that it has been given, and waits for this one."""
@@ -442,9 +469,13 @@ class Session:
                 raise WireError(f"lease {ticket} is not held: a message came twice")
             if abandoned:
                 lease.batch.abandon()
-            self._hold(-lease.held_bytes)
+            self._end(lease)
         if leases:
             self._pump_others()
+
+    def _end(self, lease: _Lease) -> None:
+        self._hold(-lease.held_bytes)
+        lease.data.tuning.leased_bytes -= lease.held_bytes
 
     def _pump_others(self) -> None:
         """Something is free again."""
@@ -472,12 +503,14 @@ class Session:
             self._host.rate_limits.forget(self)
         for lease in self.leases.values():
             lease.batch.abandon()
-            self._hold(-lease.held_bytes)
+            self._end(lease)
         self.leases.clear()
         # What is being read for it is held until it comes: who comes and goes gets no more than others.
         self.requests.clear()
         self.waiting.clear()
         self.waiting_bytes = 0
+        for plane in self._planes:
+            plane.leave(self)
         job = self.job
         if job is None:
             return
@@ -493,5 +526,5 @@ class Session:
 def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> wire.Samples:
     return wire.Samples(
         ticket, wire.Status.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
-        batch.lengths.tobytes(), batch.labels.tobytes(), ram_bytes,
+        batch.lengths.tobytes(), batch.labels.tobytes(), ram_bytes, batch.way,
     )  # fmt: skip

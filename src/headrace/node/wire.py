@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of the protocol. Both sides must have the same."""
 
 HELLO_BYTES_MAX = 4096
@@ -254,6 +254,14 @@ class Cache(_Message, frozen=True, tag="cache"):
     """(identity, number, bytes). Number 0: the index, a new one; what came before is of no use."""
 
 
+class Ahead(_Message, frozen=True, tag="ahead"):
+    """How far the client may ask ahead of its consumer, from now on."""
+
+    dataset: int
+    nbytes: Annotated[int, Meta(ge=1, le=1 << 62)]
+    """Of batches that were asked for and not taken."""
+
+
 class Gone(_Message, frozen=True, tag="gone"):
     """Memory of a cache that the daemon has given back; to be unmapped, and answered."""
 
@@ -277,6 +285,8 @@ class Samples(_Message, frozen=True, tag="samples"):
     """int64, one per sample; -1: none."""
     ram_bytes: int = 0
     """How much of it was in memory."""
+    way: bytes = b""
+    """How it was read: a record of `headrace.plane.batch_trace.READ`; empty: that is not known."""
 
 
 class Working(_Message, frozen=True, tag="working"):
@@ -321,7 +331,17 @@ Request = (
     | StatusAsked | StopAsked
 )  # fmt: skip
 Reply = (
-    Welcome | Opened | Buffers | Retired | Cache | Gone | Samples | Working | FilesReady | Report
+    Welcome
+    | Opened
+    | Ahead
+    | Buffers
+    | Retired
+    | Cache
+    | Gone
+    | Samples
+    | Working
+    | FilesReady
+    | Report
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -91,6 +91,12 @@ def read_record(begun_s: float, ready_s: float, read_s: float, open_s: float) ->
     return times + _REST  # numpy's own way takes 2 us
 
 
+def reading_of(record: bytes) -> tuple[float, float, float]:
+    """When a batch was planned, its reads began, and its bytes were there, of a record of dtype `READ`."""
+    _, planned_ns, begun_ns, ready_ns, _, _ = _TIMES.unpack_from(record)
+    return planned_ns * 1e-9, begun_ns * 1e-9, ready_ns * 1e-9
+
+
 class BatchTrace:
     """When one batch passed each stage.
 

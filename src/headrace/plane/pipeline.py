@@ -24,10 +24,11 @@ from headrace.machine.host import available_memory
 from headrace.order import Blocked
 from headrace.plane.batch import Batch, OnError, Skipped
 from headrace.plane.batch_trace import NOT_READ, BatchTrace
+from headrace.plane.blocked import read_windows
 from headrace.plane.stage import StageStats, native_figures, own_knobs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -39,16 +40,13 @@ if TYPE_CHECKING:
     from headrace.plane.disk_cache import DiskCache
     from headrace.plane.images import Images
     from headrace.plane.loader import Span
-    from headrace.plane.stage import BatchReads, PendingReads, Stage
+    from headrace.plane.stage import BatchReads, Stage
     from headrace.plane.tiers import CacheReport, DiskTier, MemoryTier
     from headrace.plane.tokens import WindowReader
     from headrace.store import Store
 
     SampleSource = Store
     """What loaders read: any store."""
-
-WINDOWS_AHEAD_MAX = 2
-"""Windows of a blocked order that are submitted ahead of the one that is being consumed."""
 
 BATCHES_AHEAD_MAX = 4096
 """However small they are: a submitted batch costs memory for its indices."""
@@ -155,16 +153,24 @@ def build_stages(
     options: ReaderOptions,
     tiers: TierOptions,
     *,
-    shared: bool = False,
+    done_fd: int | None = None,
 ) -> Stages:
-    """Make the stages that the options ask for; `shared`: they deliver in memory that others may map."""
+    """Make the stages that the options ask for.
+
+    `done_fd`: they serve other processes. Batches lie in memory that these may map, and this eventfd is rung
+    whenever one is done.
+    """
+    shared = done_fd is not None
     # Stages that nobody asked for are not imported: the first batch waits for every module.
     cache = None
     if tiers.cache_dir is not None:
         from headrace.plane.disk_cache import CacheDirectory, DiskCache
 
         cache = DiskCache(CacheDirectory(tiers.cache_dir, tiers.cache_bytes), source, part_names)
-    reader = BatchReader(source.catalog, part_numbers, _budgeted(options, cache), shared=shared)
+    rung = -1 if done_fd is None else done_fd
+    reader = BatchReader(
+        source.catalog, part_numbers, _budgeted(options, cache), shared=shared, done_fd=rung
+    )
     top: BatchReads = reader
     stages: list[Stage] = []
     if tiers.bytes_per_s is not None or tiers.reads_per_s is not None:
@@ -185,7 +191,7 @@ def build_stages(
         from headrace.plane.tiers import DiskTier
 
         writer = CacheWriter(cache, min(_QUEUE_BYTES, options.budget_bytes))
-        top = disk = DiskTier(top, cache, options, writer, shared=shared)
+        top = disk = DiskTier(top, cache, options, writer, shared=shared, done_fd=rung)
         stages.append(disk)
     ram = None
     quota = _ram_bytes(source, options, tiers)
@@ -223,11 +229,16 @@ def _budgeted(options: ReaderOptions, cache: DiskCache | None) -> ReaderOptions:
     return replace(options, budget_bytes=max(_IDLE_BYTES, share))
 
 
+def is_far(source: Store, options: ReaderOptions) -> bool:
+    """Whether a store lies on no disk of this machine, or behaves so."""
+    kinds = {v.kind for s in source.segments for v in s.entry.volumes}
+    return not kinds <= set(_LOCAL_KINDS) or bool(options.simulate)
+
+
 def _ram_bytes(source: Store, options: ReaderOptions, tiers: TierOptions) -> int:
     if isinstance(tiers.ram_bytes, int):
         return tiers.ram_bytes
-    kinds = {v.kind for s in source.segments for v in s.entry.volumes}
-    far = not kinds <= set(_LOCAL_KINDS) or bool(options.simulate)
+    far = is_far(source, options)
     # What lies on the local disk already is near, once it is there; memory still saves reading it.
     if tiers.ram_bytes is None and (not far or tiers.cache_dir is not None):
         return 0
@@ -245,7 +256,7 @@ class Pipeline:
     too. Samples that cannot be read become errors, or are left out.
 
     `windows` makes batches of tokens of what was read. `over` puts another stage on top. `decoding` is what
-    pictures become, and the seed of their crops; None: bytes are delivered.
+    pictures become, and the seed of their crops; None: bytes are delivered. `done_fd`: as in `build_stages`.
 
     Attributes:
         part_names: the parts that are read.
@@ -271,6 +282,7 @@ class Pipeline:
         decoding: tuple[Images, int] | None = None,
         decode_threads: int | None = None,
         windows: WindowReader | None = None,
+        done_fd: int | None = None,
     ) -> None:
         self.source = source
         self.options = options
@@ -287,6 +299,7 @@ class Pipeline:
         self._on_error = on_error
         self._tiers = tiers or TierOptions()
         self._over = over
+        self._done_fd = done_fd
         self._stages: Stages | None = None
         self._turned: dict[str, int] = {}
         self._batch_bytes = 0.0  # of a batch, lately
@@ -398,12 +411,9 @@ class Pipeline:
         Raises:
             HeadraceError: a sample cannot be read and `on_error` is `raise`.
         """
-        # What is shown is what holds: the reader starts the workers that so many reads take. Left to
-        # their depths, two workers with small batches would have a handful of slow reads in flight.
-        self._turned.setdefault("reads_in_flight", self._knobs["reads_in_flight"])
-        reader = self._reader()
-        if self._stages is not None:
-            self._stages.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
+        stages = self.begin()
+        reader = stages.top
+        stages.begin({"buffer_bytes": self.options.budget_bytes, **self._turned})
         if self.windows is not None:
             yield from self._read_tokens(self.windows, order, epoch, spans)
             return
@@ -413,9 +423,9 @@ class Pipeline:
         if not isinstance(order, Blocked):
             natives = self._read_batches(reader, order, epoch, ahead)
         elif self.decoding is None:
-            natives = _read_windows(reader, order, epoch, ahead)
+            natives = read_windows(reader, order, epoch, ahead)
         else:
-            natives = self.decoding.ahead_of(_read_windows(reader, order, epoch, ahead), epoch)
+            natives = self.decoding.ahead_of(read_windows(reader, order, epoch, ahead), epoch)
         try:
             for native, (position, _) in zip(natives, here, strict=True):
                 fetched = self._checked(native, epoch, position)
@@ -470,8 +480,18 @@ class Pipeline:
         active = self._stages.active
         if self._batch_bytes <= 0.0:  # before the first batch
             return active.batches_ahead
-        filling = 1 + int(self.knobs()["buffer_bytes"] / self._batch_bytes)
+        wanted = self._stages.top.ahead_bytes or self.knobs()["buffer_bytes"]
+        filling = 1 + int(wanted / self._batch_bytes)
         return max(active.batches_ahead, min(filling, BATCHES_AHEAD_MAX))
+
+    def begin(self) -> Stages:
+        """The stages of this process, whose knobs stand where `knobs` says."""
+        # What is shown is what holds: the reader starts the workers that so many reads take. Left to
+        # their depths, two workers with small batches would have a handful of slow reads in flight.
+        self._turned.setdefault("reads_in_flight", self._knobs["reads_in_flight"])
+        self._reader()
+        assert self._stages is not None
+        return self._stages
 
     def close(self) -> None:
         """Stop reading ahead. Delivered batches stay valid; the pipeline can be used again."""
@@ -489,8 +509,9 @@ class Pipeline:
     def _reader(self) -> BatchReads:
         if self._stages is None or not self._stages.top.usable:
             self._stages = build_stages(
-                self.source, self.part_names, self._part_numbers, self.options, self._tiers
-            )
+                self.source, self.part_names, self._part_numbers, self.options, self._tiers,
+                done_fd=self._done_fd,
+            )  # fmt: skip
             if self._over is not None:
                 self._stages = self._over(self._stages, self.source, self.part_names)
             if self._turned:
@@ -540,60 +561,3 @@ def _numbers_of(wanted: Sequence[str], available: Sequence[str]) -> list[int]:
     if missing:
         raise ValueError(f"the store has no part {missing[0]!r}, only {list(available)}")
     return [list(available).index(name) for name in wanted]
-
-
-_Pieces = list[tuple[int, bool]]
-"""How positions fall into batches: numbers of samples, and whether the batch is complete with them."""
-
-
-def _windows(
-    order: Blocked, epoch: int, spans: Iterable[Span]
-) -> Iterator[tuple[NDArray[np.int64], _Pieces]]:
-    """Cut spans at the bounds of windows: the samples of each, and the pieces of batches that they are.
-
-    A padded span comes back to the first windows.
-    """
-    indices, pieces, bounds = [np.empty(0, np.int64)], _Pieces(), (0, 0)
-    for start, stop in spans:
-        if start == stop:
-            pieces.append((0, True))
-        at = start
-        while at < stop:
-            position = at % order.length
-            if not bounds[0] <= position < bounds[1]:
-                if pieces:
-                    yield np.concatenate(indices), pieces
-                indices, pieces = [np.empty(0, np.int64)], []
-                bounds = order.window_at(epoch, position)
-            count = min(stop - at, bounds[1] - position)
-            indices.append(order.indices(epoch, position, position + count))
-            at += count
-            pieces.append((count, at == stop))
-    if pieces:
-        yield np.concatenate(indices), pieces
-
-
-def _read_windows(
-    reader: BatchReads, order: Blocked, epoch: int, spans: Iterable[Span]
-) -> Generator[_native.Batch, None, None]:
-    """Yield the batch of each span, in order.
-
-    A whole window of a blocked order is read at once, so that neighbours are read together; batches are
-    copied out of it.
-    """
-    windows = ((reader.submit(i), pieces) for i, pieces in _windows(order, epoch, spans))
-    ahead: deque[tuple[PendingReads, _Pieces]] = deque()
-    batch: list[tuple[_native.Batch, int, int]] = []
-    while True:
-        ahead.extend(islice(windows, 1 + WINDOWS_AHEAD_MAX - len(ahead)))
-        if not ahead:
-            return
-        pending, pieces = ahead.popleft()
-        native = pending.take()
-        at = 0
-        for count, complete in pieces:
-            batch.append((native, at, at + count))
-            at += count
-            if complete:
-                yield reader.gather(batch)
-                batch = []

@@ -202,6 +202,10 @@ class BatchReads(Protocol):
     def mapped_bytes(self) -> int:
         """Memory that it and those below it take."""
 
+    @property
+    def ahead_bytes(self) -> int:
+        """How many bytes of batches should be under way; 0: as the knobs say."""
+
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; returns at once.
 
@@ -239,6 +243,11 @@ class ReadStage:
 
     def _own_bytes(self) -> int:
         """Memory that it takes itself."""
+        return 0
+
+    @property
+    def ahead_bytes(self) -> int:
+        """As the knobs say."""
         return 0
 
     def gather(self, pieces: list[tuple[_native.Batch, int, int]]) -> _native.Batch:

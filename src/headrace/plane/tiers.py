@@ -132,13 +132,13 @@ class MemoryTier(ReadStage):
         """Those of the indices that are not held."""
         return indices[self._cache.look_up(indices).missing]
 
-    def submit(self, indices: NDArray[np.int64]) -> PendingReads:
+    def submit(self, indices: NDArray[np.int64]) -> MemoryPending:
         """Ask for one batch; what is not held is read below."""
         hits = self._cache.look_up(indices)
         missing = hits.missing
         if not len(missing) and len(indices):
-            return _MemoryPending(self, hits, None)
-        return _MemoryPending(self, hits, self._below.submit(indices[missing]))
+            return MemoryPending(self, hits, None)
+        return MemoryPending(self, hits, self._below.submit(indices[missing]))
 
     def close(self) -> None:
         """Give all memory back, and close what is below."""
@@ -170,13 +170,17 @@ class MemoryTier(ReadStage):
         for quota in own_knobs(knobs, {"cache_bytes"}).values():
             self._cache.set_quota(quota)
 
-    def join(self, hits: _native.Hits, job: PendingReads | None) -> _native.Batch:
-        """Take what was read, keep it, and put the batch together."""
-        read = None if job is None else job.take()
+    def keep(self, read: _native.Batch) -> None:
+        """Hold what was read, as far as there is room."""
         began = time.perf_counter()
-        if read is not None:
-            self._yield_memory()
-            self._cache.insert(read)
+        self._yield_memory()
+        self._cache.insert(read)
+        with self._lock:
+            self._busy_s += time.perf_counter() - began
+
+    def join(self, hits: _native.Hits, read: _native.Batch | None) -> _native.Batch:
+        """Put a batch together of what is held and what was read."""
+        began = time.perf_counter()
         if read is not None and len(hits.missing) == len(hits.indices):
             batch = read
         else:
@@ -201,12 +205,14 @@ class MemoryTier(ReadStage):
 
 
 @dataclass(eq=False, slots=True)
-class _MemoryPending:
+class MemoryPending:
     """A batch of which some is held and the rest is being read."""
 
     tier: MemoryTier
     hits: _native.Hits
     job: PendingReads | None
+    read: _native.Batch | None = None
+    """What was read, while it is not kept."""
 
     @property
     def ram_bytes(self) -> int:
@@ -220,7 +226,20 @@ class _MemoryPending:
 
     def take(self) -> _native.Batch:
         """Wait for the batch."""
-        return self.tier.join(self.hits, self.job)
+        batch = self.hand_over()
+        self.keep()
+        return batch
+
+    def hand_over(self) -> _native.Batch:
+        """The same for who is in a hurry, and calls `keep` afterwards."""
+        self.read = None if self.job is None else self.job.take()
+        return self.tier.join(self.hits, self.read)
+
+    def keep(self) -> None:
+        """Hold what was read."""
+        read, self.read = self.read, None
+        if read is not None:
+            self.tier.keep(read)
 
 
 _log = logging.getLogger("headrace")
@@ -279,13 +298,14 @@ class DiskTier(ReadStage):
         writer: CacheWriter,
         *,
         shared: bool = False,
+        done_fd: int = -1,
     ) -> None:
         super().__init__(below)
         self.cache = cache
         self.writer = writer
         self._options = replace(options, simulate=None)  # which stands for the source alone
         self._assembler = _native.Assembler(min(_RETAINED_BYTES, options.budget_bytes), shared)
-        self._shared = shared
+        self._shared, self._done_fd = shared, done_fd
         self._local: _Local | None = None
         self._whole: BatchReader | None = None
         self._looked_at = time.monotonic()
@@ -471,7 +491,9 @@ class DiskTier(ReadStage):
             if not self.cache.complete:
                 options = replace(options, budget_bytes=max(1 << 20, options.budget_bytes // 2))
             # Batches under way keep the reader before this one until they are taken.
-            reader = BatchReader(store.catalog, numbers, options, shared=self._shared)
+            reader = BatchReader(
+                store.catalog, numbers, options, shared=self._shared, done_fd=self._done_fd
+            )
             local = self._local = _Local(store, reader)
         return local
 

@@ -73,6 +73,7 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
     plane: Plane | None = getattr(inner, "tuning", None)
     source = str(getattr(getattr(inner, "source", None), "path", "") or "")
     simulation = _simulation(stages)
+    by_node = any(stage.name == "node" and stage.samples for stage in stages)
     remote = next((stage.remote for stage in stages if stage.remote is not None), None)
     quota, cpus = cpu_quota(Path("/")), len(os.sched_getaffinity(0))
     knobs = [stage.knobs() for stage in inner.stats.stages_now()]
@@ -94,8 +95,9 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
         remote_retries=remote.retries if remote else 0,
         remote_requests=remote.requests if remote else 0,
         simulation=simulation,
-        reads_allowed=turned.get("reads_in_flight", 0),
-        buffer_bytes=turned.get("buffer_bytes", 0),
+        # Of what the node daemon reads, its own knobs are what counts.
+        reads_allowed=0 if by_node else turned.get("reads_in_flight", 0),
+        buffer_bytes=0 if by_node else turned.get("buffer_bytes", 0),
         limit_bytes_per_s=float(max((each.get("bytes_per_s", 0) for each in knobs), default=0)),
         **({} if plane is None else _tuned(plane)),
     )
