@@ -129,7 +129,7 @@ def test_after_the_shift_each_host_reads_what_the_next_one_wrote(words, tmp_path
     ))  # fmt: skip
     hosts = {}
     monkeypatch.setattr(
-        "headrace.bench.checkpoints._host",
+        "headrace.bench.checkpoints.this_host",
         lambda: f"host{hosts[threading.current_thread().name]}",
     )
     read, errors = {}, []

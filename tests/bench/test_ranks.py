@@ -59,9 +59,7 @@ def test_all_take_away_the_latest_moments_whatever_hosts_they_are_on(
 ):
     """Twelve hosts are a tree of two levels. Their clocks are measured to within a wake-up."""
     numbers = {}
-    monkeypatch.setattr(
-        ranks, "_this_host", lambda: str(numbers[threading.get_ident()] // per_host)
-    )
+    monkeypatch.setattr(ranks, "this_host", lambda: str(numbers[threading.get_ident()] // per_host))
     steps = 20
 
     def do(group):

@@ -30,6 +30,7 @@ import numpy as np
 from headrace.base.files import sync_folder
 from headrace.bench.content import Content
 from headrace.bench.metrics import CheckpointTimes
+from headrace.bench.ranks import this_host
 from headrace.bench.schema import DATATYPE_BYTES
 from headrace.bench.staging import make_cold, residency_of
 from headrace.checkpoint import Checkpointer, CheckpointOptions
@@ -47,8 +48,7 @@ if TYPE_CHECKING:
     from headrace.bench.schema import ModelSection
 
 
-_TENSORFLOW_INDEX_BYTES: Final = 64
-"""Of the index of a TensorFlow checkpoint: its end, and as much for each tensor."""
+_TENSORFLOW_INDEX_BYTES: Final = 64  # of a checkpoint's end, and of each tensor
 
 
 class RankShare(NamedTuple):
@@ -75,16 +75,14 @@ class RankShare(NamedTuple):
     def as_tensorflow(self, rank: int) -> RankShare:
         """The same in TensorFlow's files: an index and the data of each state, and one file of a folder."""
 
-        def files_of(states: dict[str, list[int]]) -> dict[str, list[int]]:
-            files: dict[str, list[int]] = {}
+        def files_of(states: dict[str, list[int]]) -> Iterator[tuple[str, list[int]]]:
             for name, sizes in states.items():
                 state = f"{name.removesuffix('.pt')}.pb-1"
-                files[f"{state}.index"] = [_TENSORFLOW_INDEX_BYTES * (1 + len(sizes))]
-                files[f"{state}.data-00000-of-00001"] = sizes
-            return files
+                yield f"{state}.index", [_TENSORFLOW_INDEX_BYTES * (1 + len(sizes))]
+                yield f"{state}.data-00000-of-00001", sizes
 
         last = {"checkpoint": [_TENSORFLOW_INDEX_BYTES]} if rank == 0 else {}
-        return RankShare(files_of(self.model) | last, files_of(self.optimizer))
+        return RankShare(dict(files_of(self.model)) | last, dict(files_of(self.optimizer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +374,7 @@ CheckpointWriter = _Streamed | _InBackground
 """How a rank saves and restores. `save` returns when training may go on, `wait` when the save is complete."""
 
 
+_RESIDENCY_FILES: Final = 500
 _SIDE_BY_SIDE: Final = 16
 """Accelerators of a process that write at the same time."""
 
@@ -394,9 +393,8 @@ def writer_name(loaded: LoadedWorkload) -> WriterName:
 def checkpoint_problems(loaded: LoadedWorkload, world: int) -> Iterator[tuple[str, str]]:
     """What is wrong with a workload's checkpoints on so many accelerators: (key, why)."""
     checkpoint, model = loaded.workload.checkpoint, loaded.workload.model
-    numbers = ("num_checkpoints_write", "num_checkpoints_read")
-    asked = [f"checkpoint.{name}" for name in numbers if getattr(checkpoint, name) > 0]
-    if not asked and not loaded.workload.workflow.train:
+    none_asked = max(checkpoint.num_checkpoints_write, checkpoint.num_checkpoints_read) <= 0
+    if none_asked and not loaded.workload.workflow.train:
         why = "and num_checkpoints_read are not above 0, so there is nothing to run"
         yield "checkpoint.num_checkpoints_write", why
     if checkpoint.fsync and checkpoint.writer == "plain":
@@ -407,9 +405,8 @@ def checkpoint_problems(loaded: LoadedWorkload, world: int) -> Iterator[tuple[st
     if checkpoint.mode == "subset" and model.parallelism_data < 0:
         yield "checkpoint.mode", "is subset: it needs model.parallelism.data, of the whole"
     elif checkpoint.mode == "default" and model.parallelism_data > 0 and world < whole:
-        why = f"makes tensor x pipeline x data = {whole} accelerators, there are {world}"
-        advice = "with checkpoint.mode=subset they write their part"
-        yield "model.parallelism.data", f"{why}; {advice}"
+        why = f"makes tensor x pipeline x data = {whole} accelerators, there are {world}; "
+        yield "model.parallelism.data", f"{why}with checkpoint.mode=subset they write their part"
 
 
 class RunCheckpointer:
@@ -510,8 +507,7 @@ class RunCheckpointer:
         """
         if not self._options.recovery_rank_shift:
             return self._writers
-        host = _host()
-        hosts = self._group.broadcast(self._group.gather(host))
+        hosts = self._group.broadcast(self._group.gather(host := this_host()))
         first = (self._group.place.rank + hosts.count(host)) * self._count
         return [self._writer((first + n) % self._world) for n in range(self._count)]
 
@@ -540,10 +536,6 @@ class RunCheckpointer:
             self._pool.shutdown()
 
 
-def _host() -> str:
-    return os.uname().nodename
-
-
 def require_checkpoints(loaded: LoadedWorkload) -> None:
     """Refuse to read what was not written and will not be.
 
@@ -562,9 +554,6 @@ def require_checkpoints(loaded: LoadedWorkload) -> None:
                 f"{place}: there is no such checkpoint, and {asked} is {count}.", path=str(place),
                 next_step="Write as many as are read, or correct checkpoint.checkpoint_folder.",
             )  # fmt: skip
-
-
-_RESIDENCY_FILES: Final = 500
 
 
 def run_checkpoints(

@@ -6,16 +6,20 @@ sampler, and the same keys. A run of less than a second has one entry, of all of
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.bench.results import write_json
 from headrace.machine.host import lines_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from headrace.bench.schema import Workload
 
 _INTERVAL_S: Final = 1.0
 _SECTOR_MIB: Final = 512 / 2**20
@@ -25,6 +29,19 @@ _KINDS: Final = {"r": 0, "w": 4, "d": 11}
 """Reads, writes and discards: where in a line of /proc/diskstats their four numbers begin."""
 
 _BUSY_MS, _QUEUE_MS, _FLUSHES, _FLUSH_MS = 9, 10, 15, 16
+
+
+@contextlib.contextmanager
+def sampled(workload: Workload, folder: Path) -> Iterator[None]:
+    """Leave an iostat.json of what is done within, where the workload asks for it (`workflow.profiling`)."""
+    if not workload.workflow.profiling or workload.profiling.profiler != "iostat":
+        yield
+        return
+    sampler = IostatSampler(workload.profiling.iostat_devices)
+    try:
+        yield
+    finally:
+        write_json(folder / "iostat.json", sampler.document())
 
 
 class IostatSampler:

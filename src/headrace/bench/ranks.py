@@ -261,9 +261,9 @@ class RankGroup:
     def settle(self) -> None:
         """Learn which ranks are on which host, and where they meet. Once, all ranks together."""
         hosts: dict[str, list[int]] = {}
-        for rank, host in enumerate(self.broadcast(self.gather(_this_host()))):
+        for rank, host in enumerate(self.broadcast(self.gather(this_host()))):
             hosts.setdefault(host, []).append(rank)
-        self._host = hosts[_this_host()]
+        self._host = hosts[this_host()]
         leaders = [ranks[0] for ranks in hosts.values()]
         leads = self._host[0] == self.place.rank
         self.hosts = len(hosts)
@@ -492,7 +492,7 @@ def _addresses() -> list[str]:
     return list(dict.fromkeys(addresses))
 
 
-def _this_host() -> str:
+def this_host() -> str:
     """The same in processes that can share memory: of one kernel and name, that see each other."""
     boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
     return f"{socket.gethostname()} {boot} {os.stat('/proc/self/ns/pid').st_ino}"

@@ -27,7 +27,7 @@ from headrace.bench.compare import MEASURES, value_of
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files
 from headrace.bench.engines import engine_name
-from headrace.bench.iostat import IostatSampler
+from headrace.bench.iostat import sampled
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
 from headrace.bench.schema import KEYS
@@ -100,24 +100,10 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
     try:
         if place.is_first:
             results.write_configuration(folder, line, loaded)
-        with _iostat(loaded, place.is_first, folder):
+        with sampled(loaded.workload, folder) if place.is_first else contextlib.nullcontext():
             return _Session(words, loaded, options, group, folder).run()
     finally:
         group.close()
-
-
-@contextlib.contextmanager
-def _iostat(loaded: LoadedWorkload, first: bool, folder: Path) -> Iterator[None]:
-    """Rank 0's iostat.json, with `workflow.profiling`."""
-    profiling = loaded.workload.profiling
-    if not (first and loaded.workload.workflow.profiling and profiling.profiler == "iostat"):
-        yield
-        return
-    sampler = IostatSampler(profiling.iostat_devices)
-    try:
-        yield
-    finally:
-        results.write_json(folder / "iostat.json", sampler.document())
 
 
 def _check_options(loaded: LoadedWorkload, options: SessionOptions) -> None:
@@ -328,10 +314,8 @@ class _Session:
                 max((b.epoch for b in done), default=0),
                 self._workload.train.epochs,
             )
-            signals: dict[type[BaseException], str] = {
-                SystemExit: "terminated", KeyboardInterrupt: "interrupted",
-            }  # fmt: skip
-            reason = signals.get(type(why), str(why))
+            # SIGTERM is a SystemExit here, Ctrl-C a KeyboardInterrupt.
+            reason = "terminated" if isinstance(why, SystemExit) else str(why) or "interrupted"
             line = f"Ended early, after {epochs} of {all_epochs} epochs: {reason}"
             results.write_log(self._folder, self._workload.output.log_file, [line])
 
