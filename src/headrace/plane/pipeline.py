@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, tee
+from itertools import tee
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
