@@ -151,23 +151,37 @@ demo: $(if $(DATA),,$(DONE)/debian-demo) $(DONE)/demo $(DONE)/build
 
 # -- tests -----------------------------------------------------------------------------------------
 
-# The images of the demo are those of the examples' tests too. What uses one processor at a time runs beside the rest,
-# each with its output in one piece; the Python tests come last, with pytest's closing lines. Packages are installed
-# before: two installations at once would wait for each other, or fail.
-APART := check test-frameworks native-test test-peers
+# The images of the demo are those of the examples' tests too. What keeps processors busy comes first; then the Python
+# tests, many of which wait, beside the frameworks' and the guests'. The output of each comes in one piece, but for the
+# Python tests', which is printed as it comes. Packages are installed before: two installations at once would wait for
+# each other, or fail.
+BESIDE := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 test: $(addprefix $(DONE)/debian-,test demo cluster browser check peers) $(DONE)/test $(DONE)/docs $(DONE)/frameworks $(DONE)/build
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target $(APART)
-	@$(MAKE) --no-print-directory test-python
+	@$(BESIDE) check native-test
+	@$(BESIDE) shared-as-it-comes test-frameworks test-peers
+	@$(MAKE) --no-print-directory test-alone
 
-# What is judged by a clock runs by itself, at the end; 5 says that PYTEST selects none of it.
-.PHONY: test-python
+.PHONY: test-python test-shared test-alone shared-as-it-comes
 test-python: $(DONE)/build
+	@$(MAKE) --no-print-directory test-shared
+	@$(MAKE) --no-print-directory test-alone
+
+test-shared: $(DONE)/build
 	$(BIN)/python -m pytest -m 'not slow and not alone' $(if $(filter-out 1,$(TEST_JOBS)),$(SHARED_OUT)) $(PYTEST)
-	$(BIN)/python -m pytest -q -m 'alone and not slow' $(PYTEST) || test $$? = 5
+
+shared-as-it-comes:
+	@$(MAKE) --no-print-directory --output-sync=none test-shared
+
+# What is judged by a clock runs by itself, at the end; 5 says that PYTEST selects none of it. Only modules with such
+# tests are collected, unless PYTEST names others.
+ALONE = $(if $(findstring tests/,$(PYTEST)),,$(shell grep -rl --include='*.py' 'mark\.alone' tests))
+test-alone: $(DONE)/build
+	$(BIN)/python -m pytest -q -m 'alone and not slow' $(ALONE) $(PYTEST) || test $$? = 5
 
 # The frameworks' layer for the real DLIO's TensorFlow, the launchers' for their matrix.
-test-slow: $(DONE)/debian-cluster $(DONE)/test $(DONE)/frameworks $(DONE)/launchers $(DONE)/wheel $(DONE)/build
+test-slow: $(DONE)/debian-cluster $(DONE)/debian-peers $(DONE)/test $(DONE)/frameworks $(DONE)/launchers $(DONE)/wheel $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
+	$(BIN)/python -m pytest -q -m slow tests/peers
 
 # Every launcher with every loader, as a table: samples delivered, unique, duplicates, exit.
 .PHONY: launchers
@@ -188,7 +202,7 @@ test-frameworks: $(DONE)/debian-demo $(DONE)/test $(DONE)/frameworks $(DONE)/bui
 # Kernels and the guests' disk are made once, in build/peers. Each check is printed as it passes.
 .PHONY: test-peers
 test-peers: $(DONE)/debian-peers $(DONE)/test $(DONE)/build
-	$(BIN)/python -m pytest -q tests/peers
+	$(BIN)/python -m pytest -q -m 'not slow' tests/peers
 
 # The same build folder as the extension's, so that each native source is compiled once.
 .PHONY: native-test
