@@ -71,9 +71,19 @@ def test_discovery_and_identity(linux, known, store_image, passed):
     )
 
 
-@pytest.mark.parametrize("hdgst", [False, True], ids=["", "hdgst"])
-@pytest.mark.parametrize("ddgst", [False, True], ids=["", "ddgst"])
-@pytest.mark.parametrize("nsid", [1, 2], ids=["512", "4096"])
+# Each pair of digests and blocks is in four of the eight; the others are for `make test-slow`.
+@pytest.mark.parametrize(
+    ("hdgst", "ddgst", "nsid"),
+    [
+        pytest.param(
+            hdgst, ddgst, nsid, id=f"{'hdgst' * hdgst}-{'ddgst' * ddgst}-{512 if nsid == 1 else 4096}",
+            marks=() if (hdgst == ddgst) == (nsid == 1) else pytest.mark.slow,
+        )
+        for nsid in (1, 2)
+        for hdgst in (False, True)
+        for ddgst in (False, True)
+    ],
+)  # fmt: skip
 def test_all_sizes_and_alignments(linux, known, passed, hdgst, ddgst, nsid):
     data = known[1]
     random = np.random.default_rng(7)
