@@ -50,7 +50,10 @@ MATRIX = [
 ]
 
 
-@pytest.mark.parametrize(("context", "workers"), [("fork", 1), ("fork", 4), ("spawn", 2)])
+@pytest.mark.parametrize(
+    ("context", "workers"),
+    [("fork", 1), ("fork", 4), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.slow)],
+)
 def test_however_many_workers_are_started_however(context, workers):
     assert_identical(
         lambda: (Everything(), {"batch_size": 5, "shuffle": True, "collate_fn": everything}),
