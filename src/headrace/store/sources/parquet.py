@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from headrace.base.extras import import_extra
-from headrace.errors import SourceError
+from headrace.errors import SourceError, VolumeError
 from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
@@ -38,7 +38,7 @@ from headrace.store.sources.scan import (
     source_entry,
     unsound,
 )
-from headrace.store.sources.shards import Window, map_files, readable
+from headrace.store.sources.shards import ObjectName, Window, map_files, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -438,7 +438,7 @@ class _File:
         try:
             yield from self._file.iter_batches(batch_size=rows, columns=names)
         except (self.pyarrow.ArrowException, OSError, ValueError, MemoryError) as e:
-            if isinstance(e, SourceError):
+            if isinstance(e, (SourceError, VolumeError)):
                 raise
             raise self.damaged(e) from e
 
@@ -500,7 +500,7 @@ def _stream(
     with _File(path) as file:
         require_columns(file.schema, columns, path)
         count = int(file.metadata.num_rows)
-        size = os.stat(path).st_size
+        size = path.remote.size if isinstance(path, ObjectName) else os.stat(path).st_size
         at_once = max(1, min(4096, _READ_BYTES * count // max(1, size)))
         row = 0
         for batch in file.batches(columns.read, at_once):

@@ -86,11 +86,11 @@ def readable(path: str) -> Any:
 
 
 class _ObjectFile(io.RawIOBase):
-    """A seekable file over an object."""
+    """A seekable file over an object; who reads it front to back finds the next bytes on their way."""
 
     def __init__(self, name: ObjectName) -> None:
         super().__init__()
-        self._name = name
+        self._window = ObjectWindow(name)
         self._at = 0
 
     def readable(self) -> bool:
@@ -103,17 +103,16 @@ class _ObjectFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._name.remote.size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._window.size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        view = view[: max(0, min(len(view), self._name.remote.size - self._at))]
-        if len(view):
-            self._name.engine.fetch(str(self._name), self._at, view)
-        self._at += len(view)
-        return len(view)
+        data = self._window.read(self._at, len(view))
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 T = TypeVar("T")
@@ -265,13 +264,16 @@ class ObjectWindow(Window):
 
 HEAD_BYTES = 1024
 
+_STREAMED = {"parquet", "jsonl"}
+"""Kinds whose compressed objects are packed as they come, without a copy first."""
+
 
 def open_objects(
     urls: list[str],
     options: SourceOptions,
     objects: ObjectEngine | None,
     open_files: Callable[[list[Any], SourceOptions], Scan | Stream],
-) -> Scan:
+) -> Scan | Stream:
     """Lists the objects that URLs and patterns stand for.
 
     Raises:
@@ -304,14 +306,15 @@ def open_objects(
     engine.register(name.remote for name in listed_names)
     engine.looked_at.update(names)
     listed = open_files(listed_names, options)
-    if not isinstance(listed, Scan):
+    if isinstance(listed, Scan):
+        listed.objects = engine
+    elif listed.source["kind"] not in _STREAMED:
         raise SourceError(
             f"{shown(names[0])} is compressed, or can only be read front to back.",
             path=shown(names[0]),
             next_step="Copy it to a disk and pack it there, or decompress it.",
         )
-    listed.objects = engine
-    listed.notes += notes
+    listed.notes.extend(notes)
     return listed
 
 

@@ -42,7 +42,7 @@ from headrace.store.sources.scan import (
     unreadable,
     unsound,
 )
-from headrace.store.sources.shards import Window, map_files, read_head
+from headrace.store.sources.shards import Window, map_files, read_head, readable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -157,9 +157,9 @@ def _stream(path: str, label: str | None) -> Iterator[tuple[int, StreamedRow]]:
 
 def _decompressed(path: str) -> Any:
     if read_head(path, 4) != _ZSTD:
-        return gzip.open(path, "rb")
+        return gzip.open(readable(path), "rb")
     zstandard = import_extra("zstandard", f"reading {path}")
-    return io.BufferedReader(zstandard.open(path, "rb"))  # its own stream has no lines
+    return io.BufferedReader(zstandard.open(readable(path), "rb"))  # its own stream has no lines
 
 
 # -- manifests ---------------------------------------------------------------------------------------
