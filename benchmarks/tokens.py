@@ -6,7 +6,8 @@
 Documents of random lengths are written in each engine's own format, uint16. Engines take turns, round after
 round, each run in a fresh process that reads for some seconds; cold runs begin with the files out of the page
 cache. Each delivers what a step needs: inputs and targets, int64 tensors where the engine makes tensors. An
-engine whose package is not installed is left out, and that is said; Megatron's GPTDataset is not among them.
+engine whose package is not installed is left out, and that is said. `disk` reads the same bytes one behind the
+other, past the page cache, in pieces of 4 MiB, eight at a time: no engine can be faster cold.
 Writes raw runs to benchmarks/results/.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import mmap
 import os
 import resource
 import statistics
@@ -24,10 +26,12 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run as a file, whose folder would hide HF's `datasets` behind ours
@@ -81,6 +85,17 @@ def _write_litdata(folder: Path, tokens: float) -> None:
         writer[i] = torch.from_numpy(document.astype(np.int32))
     writer.done()
     writer.merge()
+
+
+def _write_megatron(folder: Path, tokens: float) -> None:
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(str(folder / "train.bin"), dtype=np.uint16)
+    for document in _documents(tokens):
+        builder.add_document(torch.from_numpy(document.astype(np.int32)), [len(document)])
+    builder.finalize(str(folder / "train.idx"))
+    next(_megatron(folder))  # it keeps its shuffled index on disk
 
 
 def _write_mds(folder: Path, tokens: float) -> None:
@@ -162,6 +177,53 @@ def _litdata(folder: Path) -> Iterator[Any]:
             yield tokens[:, :-1], tokens[:, 1:]
 
 
+class _NoTokenizer:
+    """What Megatron asks of a tokenizer where tokens are there already."""
+
+    eod = pad = 0
+    vocab_size = 50_000
+    unique_identifiers: ClassVar = {"class": "none"}
+
+
+def _megatron(folder: Path) -> Iterator[Any]:
+    import torch
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    config = GPTDatasetConfig(
+        random_seed=1, sequence_length=LENGTH, blend=([str(folder / "train")], None), split="1",
+        path_to_cache=str(folder / "cache"), reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, create_attention_mask=False, tokenizer=_NoTokenizer(),
+    )  # fmt: skip
+    windows = (folder / "train.bin").stat().st_size // 2 // LENGTH
+    builder = BlendedMegatronDatasetBuilder(GPTDataset, [windows, 0, 0], lambda: True, config)
+    dataset = builder.build()[0]
+    while True:
+        for batch in torch.utils.data.DataLoader(dataset, BATCH):
+            yield batch["tokens"], batch["labels"]
+
+
+def _disk(folder: Path) -> Iterator[Any]:
+    """The disk's limit: a batch's worth of bytes after the other, of one file, again and again."""
+    size, step = (folder / "train.bin").stat().st_size, 4 << 20
+    fd = os.open(folder / "train.bin", os.O_RDONLY | os.O_DIRECT)
+    buffers = [mmap.mmap(-1, step) for _ in range(8)]
+    per_batch = LENGTH * BATCH * 2
+    row = np.zeros((BATCH, LENGTH), np.int64)
+    with ThreadPoolExecutor(8) as pool:
+        while True:
+            for first in range(0, size // step * step, 8 * step):
+                places = range(first, min(first + 8 * step, size // step * step), step)
+                reads = [
+                    pool.submit(os.preadv, fd, [b], at)
+                    for b, at in zip(buffers, places, strict=False)
+                ]
+                for _ in range(sum(read.result() for read in reads) // per_batch):
+                    yield row, row
+
+
 def _mds(folder: Path) -> Iterator[Any]:
     import torch
     from streaming import StreamingDataset
@@ -183,6 +245,8 @@ ENGINES: dict[str, tuple[str, Callable[..., None], Callable[..., Iterator[Any]],
     "Grain over memmap": ("flat", _write_flat, _grain, "grain"),
     "LitData TokensLoader": ("litdata", _write_litdata, _litdata, "litdata"),
     "MosaicML Streaming": ("mds", _write_mds, _mds, "streaming"),
+    "Megatron GPTDataset": ("megatron", _write_megatron, _megatron, "megatron.core"),
+    "disk": ("flat", _write_flat, _disk, "mmap"),
 }
 """By name: the folder of its data, what writes them, what reads them, the module that it takes."""
 
@@ -203,6 +267,7 @@ def _warm(folder: Path) -> None:
 
 def run(engine: str, folder: Path) -> dict[str, float]:
     """One run in this process: tokens a second, CPU s for a billion tokens, seconds to the first batch."""
+    warnings.simplefilter("ignore")  # what others' packages miss is not measured
     begun = time.perf_counter()
     batches = ENGINES[engine][2](folder)
     total = int(next(batches)[0][0][0]) * 0
