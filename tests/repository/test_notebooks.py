@@ -50,4 +50,4 @@ def test_three_notebooks_are_there_with_what_they_printed_and_no_folder_of_the_m
         assert printed, path
         assert not [output for output in printed if output["output_type"] == "error"], path
         assert "/tmp/" not in path.read_text(), path
-        assert "\x1b" not in path.read_text(), path
+        assert "\\u001b" not in path.read_text(), path
