@@ -36,8 +36,8 @@ def small_buffer():
 def limited_job():
     """What the node daemon knows of a job that a policy holds back."""
     job = JobTotals()
-    job.took(CAUSES[2], 2.0)
-    job.note(Note(2.0, 0.0, 0.0, 1.0, 3, 12, 4096, 0), CAUSES[2])
+    job.took(Cause.POLICY, 2.0)
+    job.note(Note(2.0, 0.0, 0.0, 1.0, 3, 12, 4096, 0), Cause.POLICY)
     return job.as_dict()["stall_s"]
 
 

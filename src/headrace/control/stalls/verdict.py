@@ -90,6 +90,7 @@ _GAINS: Final[Mapping[Cause, str]] = {
     Cause.POLICY: "how long reads were held back",
     Cause.METADATA: "the share of the reads' time that opening files took",
     Cause.BANDWIDTH: "all that was waited for bytes, from the second epoch on, if the nearer place keeps up",
+    Cause.MEMORY: "the time that copies and messages took: the most that larger batches could save",
     Cause.NETWORK: "all that was waited for the network, from the second epoch on",
     Cause.PEER: "all that was waited for other nodes, if a copy lies on this one",
     Cause.PYTHON: "the time for which batches waited for the interpreter's lock",
@@ -176,7 +177,7 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
 
 
 _READ_CAUSES: Final = frozenset(
-    (Cause.LATENCY, Cause.BANDWIDTH, Cause.PREFETCH, Cause.NETWORK, Cause.PEER)
+    (Cause.LATENCY, Cause.BANDWIDTH, Cause.PREFETCH, Cause.MEMORY, Cause.NETWORK, Cause.PEER)
 )
 
 _SHOWN: Final = 0.05

@@ -511,8 +511,7 @@ def _storage(
     known = {"network": Cause.NETWORK, "peer": Cause.PEER}
     if not far_bytes:
         if sum(tiers.values()):
-            # Where nothing came from farther than memory, memory delivered all it could.
-            return {Cause.BANDWIDTH: left}
+            return {Cause.MEMORY: left}  # nothing came from farther
         if seen.source in known:
             return {known[seen.source]: left}
         far, far_bytes = {"source": 1.0}, 1.0
