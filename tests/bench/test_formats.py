@@ -18,7 +18,7 @@ from headrace.bench.content import BLOCK_BYTES, LARGEST_CODE, Checksum, Content,
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import generate
 from headrace.bench.formats import FileJob, format_of, layout_of
-from headrace.errors import SourceError
+from headrace.errors import MissingPackage, SourceError
 from headrace.store.sources.tfrecord import mask
 
 
@@ -366,7 +366,7 @@ def test_a_missing_library_says_what_to_install(tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(SourceError, match=r"pip install 'headrace\[bench\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'headrace\[hdf5\]'"):
         generated(tmp_path, format="hdf5")
     assert not list((tmp_path / "data/train").iterdir())
 

@@ -12,7 +12,7 @@ from documents.blocks import blocks_of
 from documents.running import Reader
 from tests_shared import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import SourceError
+from headrace.errors import MissingPackage, SourceError
 from headrace.store import open_store
 from headrace.store.pack import index, pack
 from headrace.store.sources.detect import RIEGELI_MAGIC
@@ -54,5 +54,5 @@ def test_truncated_files_are_refused_though_their_reader_says_nothing(tmp_path):
 def test_without_the_package_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "array_record.python.array_record_module", None)
     (tmp_path / "x").write_bytes(RIEGELI_MAGIC + bytes(100))
-    with pytest.raises(SourceError, match=r"pip install 'headrace\[array-record\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'headrace\[array-record\]'"):
         pack(tmp_path / "x", tmp_path / "p.hr")

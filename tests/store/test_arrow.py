@@ -10,7 +10,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 import pyarrow.ipc  # noqa: E402, F401 - pa.ipc
 
-from headrace.errors import SourceError  # noqa: E402
+from headrace.errors import MissingPackage, SourceError  # noqa: E402
 from headrace.store import open_store  # noqa: E402
 from headrace.store.pack import index, pack  # noqa: E402
 from headrace.store.sources import arrow  # noqa: E402
@@ -261,5 +261,5 @@ def test_a_changed_file_is_noticed(tmp_path):
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     path = make(tmp_path / "a.arrow", table_of(some_values()))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.types", None)
-    with pytest.raises(SourceError, match=r"pip install 'headrace\[arrow\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'headrace\[arrow\]'"):
         open_store(path)
