@@ -26,6 +26,22 @@ def test_text(run, photos):
         assert len(line) <= 80 or line.strip().startswith("$"), line
 
 
+def test_ext_chooses_files_as_pack_does(run, photos, tmp_path):
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for number, picture in enumerate(sorted(photos.rglob("*.png"))[:4]):
+        (mixed / f"{number}.{'PNG' if number else 'png'}").write_bytes(picture.read_bytes())
+        (mixed / f"{number}.wav").write_bytes(b"RIFF" + bytes(100))
+    chosen = run("doctor", mixed, *QUICK, "--ext", "png,gif", "--json").document
+    assert chosen["findings"]["data"]["samples"] == 4
+    packed = run("pack", mixed, tmp_path / "p.hr", "--ext", "png,gif", "--json").document
+    assert packed["report"]["samples"] == 4
+    none = run("doctor", mixed, *QUICK, "--ext", "tiff")
+    assert none.code == 3
+    assert "no files that end in .tiff" in none.err
+    assert run("doctor", mixed / "0.wav", *QUICK, "--ext", "wav").code == 2
+
+
 def test_quiet(run, photos):
     assert run("doctor", photos, *QUICK, "-q").err == ""
 

@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from headrace.base.text import aligned, bytes_text, seconds_text
 from headrace.cli import exit_codes
-from headrace.cli.options import QuietOutput, StorageOptions
+from headrace.cli.options import QuietOutput, StorageOptions, endings_of
 from headrace.cli.printing import Output
 from headrace.cli.simulate import SimulateOption
 
@@ -49,6 +49,7 @@ def doctor(
         None, min=0, max=1024, help="num_workers; default: as many as CPUs, up to 8."
     ),
     seconds: float = Option(15.0, min=0.2, max=3600, help="About how long it may take."),
+    ext: str | None = Option(None, help="Folders: only files that end so, as 'jpg,png'."),
     html: str | None = Option(
         None, "--html", metavar="FILE", help="Write one HTML file that works offline."
     ),
@@ -65,7 +66,10 @@ def doctor(
 
     if html is not None and not Path(html).parent.is_dir():  # known before it takes 15 seconds
         raise typer.BadParameter(f"--html {html}: there is no folder {Path(html).parent}")
-    options = ExamineOptions(seconds=seconds, simulate=simulate, storage_options=storage)
+    options = ExamineOptions(
+        seconds=seconds, simulate=simulate, storage_options=storage,
+        extensions=endings_of(ext) if ext else (),
+    )  # fmt: skip
     with _examining(output) as tell:
         examination = examine(data, options, tell)
     diagnosis = diagnose(

@@ -186,3 +186,9 @@ TrustOptions = Annotated[
         metavar="PLACE",
     ),
 ]
+
+
+def endings_of(text: str) -> tuple[str, ...]:
+    """What `--ext` says: `jpg,.png` is `.jpg` and `.png`."""
+    endings = [each.strip().lstrip(".") for each in text.split(",")]
+    return tuple(f".{each}" for each in endings if each)

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from headrace.base.text import bytes_text, count_text, duration_text
 from headrace.cli import exit_codes
-from headrace.cli.options import FullOutput, Group, StorageOptions, TrustOptions
+from headrace.cli.options import FullOutput, Group, StorageOptions, TrustOptions, endings_of
 from headrace.cli.printing import Output
 from headrace.cli.progress import progress
 
@@ -89,9 +89,8 @@ def _reading(
 ) -> dict[str, Any]:
     """What stood on the command line, as the library takes it."""
     options = same | {"column": tuple(column) if column else None, "extensions": None}
-    if extensions is not None:  # 'jpg,.png' -> ('.jpg', '.png')
-        endings = [each.strip().lstrip(".") for each in extensions.split(",")]
-        options["extensions"] = tuple(f".{each}" for each in endings if each)
+    if extensions is not None:
+        options["extensions"] = endings_of(extensions)
     if restart is not None:
         options["resume"] = not restart
     if skip_errors is not None:

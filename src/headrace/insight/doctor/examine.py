@@ -123,6 +123,8 @@ class ExamineOptions:
     Attributes:
         seconds: about how long it takes; less where there is little to measure.
         simulate: a storage to feel like: a preset's name or a `Simulation`. Figures are labelled.
+        storage_options: for URLs.
+        extensions: of a folder, look only at files that end so (`.png`).
 
     Raises:
         ValueError: a value is out of bounds.
@@ -131,6 +133,7 @@ class ExamineOptions:
     seconds: float = 15.0
     simulate: str | Simulation | None = None
     storage_options: Mapping[str, Any] | None = None
+    extensions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0.2 <= self.seconds <= 3600:
@@ -231,8 +234,9 @@ class _Run:
         begun = _cpu_times()
         seconds = self._begin("data")
         findings.data, pool = survey(
-            self.target, seconds, stop=self._stop, storage_options=options.storage_options
-        )
+            self.target, seconds, stop=self._stop, storage_options=options.storage_options,
+            extensions=options.extensions,
+        )  # fmt: skip
         findings.notes += findings.data.notes
         try:
             with contextlib.ExitStack() as stack:

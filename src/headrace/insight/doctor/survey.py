@@ -133,9 +133,17 @@ class Walk:
 
 
 def walk(
-    root: str | os.PathLike[str], seconds: float, *, stop: _Stop = lambda: False, seed: int = 0
-) -> Walk:
+    root: str | os.PathLike[str], seconds: float, *, stop: _Stop = lambda: False, seed: int = 0,
+    extensions: Sequence[str] = (),
+) -> Walk:  # fmt: skip
     """Look around in a folder for so many seconds, apart from one listing that the system is slow with.
+
+    Args:
+        root: the folder.
+        seconds: how long.
+        stop: ends it earlier.
+        seed: of the draw.
+        extensions: take only files that end so, in any case of letters.
 
     Raises:
         OSError: the folder itself cannot be listed.
@@ -144,6 +152,7 @@ def walk(
     until = time.monotonic() + seconds
     dice = random.Random(seed)  # noqa: S311 - a draw, no secret
     pending: list[_Folder] = [(b"", ())]
+    endings = tuple(os.fsencode(each.lower()) for each in extensions)
     while pending and not walk.cut and time.monotonic() < until and not stop():
         at = dice.randrange(len(pending))
         pending[at], pending[-1] = pending[-1], pending[at]
@@ -157,7 +166,7 @@ def walk(
                 continue
             with os.scandir(path) as entries:
                 walk.entered += 1
-                _list(walk, entries, (folder, below), pending, dice=dice, until=until)
+                _list(walk, entries, (folder, below), pending, endings, dice=dice, until=until)
         except OSError as e:
             if not folder:
                 raise
@@ -169,8 +178,8 @@ def walk(
 
 
 def _list(
-    walk: Walk, entries: Iterator[os.DirEntry[bytes]], place: _Folder, pending: list[_Folder], *,
-    dice: random.Random, until: float,
+    walk: Walk, entries: Iterator[os.DirEntry[bytes]], place: _Folder, pending: list[_Folder],
+    endings: tuple[bytes, ...], *, dice: random.Random, until: float,
 ) -> None:  # fmt: skip
     folder, below = place
     before = walk.files
@@ -191,7 +200,7 @@ def _list(
                 pending.append((path, below))
             else:
                 walk.pending += 1
-        elif is_file and is_companion(entry.name):
+        elif is_file and _lies_beside(entry.name, endings):
             walk.companions += 1
         elif is_file:
             walk.note_file(path, dice)
@@ -202,6 +211,10 @@ def _list(
         walk.tops.add(folder.split(b"/", 1)[0])
     elif not folder:
         walk.loose += walk.files - before
+
+
+def _lies_beside(name: bytes, endings: tuple[bytes, ...]) -> bool:
+    return not name.lower().endswith(endings) if endings else is_companion(name)
 
 
 _STORE_SAMPLES: Final = 2000
@@ -217,9 +230,11 @@ _Stop = Callable[[], bool]
 
 def survey(
     target: str | os.PathLike[str], seconds: float, *, stop: _Stop = lambda: False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None, extensions: Sequence[str] = (),
 ) -> tuple[DataSet, SamplePool]:  # fmt: skip
     """Find out what is at a path, a pattern or a URL, in about so many seconds.
+
+    Of a folder, only files with one of the `extensions` count, where any are given.
 
     Returns:
         The pool holds an open store where its samples are no files.
@@ -229,16 +244,20 @@ def survey(
         CorruptStore: it is a damaged store.
         SourceError: it cannot be read, or there are no samples.
         VolumeError: an object cannot be read.
+        ValueError: extensions, and no folder.
     """
     text = os.fsdecode(target)
-    if is_url(text):
+    if is_url(text) and not extensions:
         return _at_url(text, seconds, stop, storage_options)
     path = os.path.abspath(text.removeprefix("file://"))
+    is_store = os.path.isfile(os.path.join(path, "store.json"))
     try:
-        if os.path.isfile(os.path.join(path, "store.json")):
+        if os.path.isdir(path) and not is_store:
+            return _folder(path, seconds, stop, extensions)
+        if extensions:
+            raise ValueError(f"{printable(path)} is no folder of files: --ext chooses among those")
+        if is_store:
             return _store(path, storage_options)
-        if os.path.isdir(path):
-            return _folder(path, seconds, stop)
         if os.path.isfile(path):
             return _files([path], path, seconds, stop)
     except OSError as e:
@@ -251,15 +270,19 @@ def survey(
     matches = numbered if len(numbered) > 1 else matches
     if matches:
         return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, seconds, stop)
+    raise _nothing_at(path)
+
+
+def _nothing_at(path: str) -> SourceError | StoreNotFound:
     if os.path.lexists(path):
         what = "a link to nothing" if os.path.islink(path) else "neither a file nor a folder"
-        raise _refused(path, f" is {what}", "Give a folder, a file or a store.")
+        return _refused(path, f" is {what}", "Give a folder, a file or a store.")
     above = os.path.dirname(path)
     while above != "/" and not os.path.isdir(above):
         above = os.path.dirname(above)
     nearest = f"the nearest folder that exists is {printable(above)}"
     what = f"{printable(path)}: there is no such file, folder or store ({nearest})."
-    raise StoreNotFound(what, path=path, next_step="Check the path.")
+    return StoreNotFound(what, path=path, next_step="Check the path.")
 
 
 def _refused(path: str, problem: str, next_step: str) -> SourceError:
@@ -392,12 +415,14 @@ def _objects(
 # -- folders -----------------------------------------------------------------------------------------
 
 
-def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool]:
-    if (library := library_folder(path)) is not None:
+def _folder(
+    path: str, seconds: float, stop: _Stop, extensions: Sequence[str] = ()
+) -> tuple[DataSet, SamplePool]:
+    if not extensions and (library := library_folder(path)) is not None:
         return _library(library, path, seconds, stop)
-    seen = walk(path, 0.6 * seconds, stop=stop)
+    seen = walk(path, 0.6 * seconds, stop=stop, extensions=extensions)
     if not seen.files:
-        raise _no_files(path, seen)
+        raise _no_files(path, seen, extensions)
     notes = _notes(seen)
     try:
         verdict = judge(path, seen.formats)
@@ -441,8 +466,13 @@ def _folder(path: str, seconds: float, stop: _Stop) -> tuple[DataSet, SamplePool
     return data, SamplePool(pieces=_full(sized, sizes), whole_files=True, unopened=unopened)
 
 
-def _no_files(path: str, seen: Walk) -> SourceError:
-    what = "no files" if not seen.odd else f"no regular files ({printable(seen.first_odd)} is none)"
+def _no_files(path: str, seen: Walk, extensions: Sequence[str]) -> SourceError:
+    ends = f" that end in {' or '.join(extensions)}" if extensions else ""
+    what = (
+        f"no files{ends}"
+        if not seen.odd
+        else f"no regular files ({printable(seen.first_odd)} is none)"
+    )
     if seen.unreadable:
         what += f"; {seen.unreadable} folders cannot be listed ({printable(seen.first_unreadable)})"
     what += f"; {seen.hidden} names begin with a dot and are left out" if seen.hidden else ""
