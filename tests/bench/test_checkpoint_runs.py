@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.job import Rank
-from headrace.bench.checkpoints import ModelSpec, RunCheckpointer
+from headrace.bench.checkpoints import RunCheckpointer
 from headrace.bench.config import load_workload, parse_command_line
+from headrace.bench.model import ModelSpec
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions
 from headrace.bench.session import run_session

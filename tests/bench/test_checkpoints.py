@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.checkpoints import ModelSpec, writer_of
+from headrace.bench.checkpoints import writer_of
+from headrace.bench.model import ModelSpec
 from headrace.bench.schema import ModelSection
 from headrace.errors import CheckpointNotFound, CorruptCheckpoint, VolumeError
 from headrace.store import output_file

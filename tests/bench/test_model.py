@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.bench.checkpoints import ModelSpec
+from headrace.bench.model import ModelSpec
 from headrace.bench.schema import KEYS, ModelSection
 
 GIB = 1 << 30
