@@ -155,7 +155,7 @@ def test_new_proportions_go_on_with_the_samples_that_come_next(block):
     """A source's own order has no gap and no repetition where the proportions change."""
     old = Mixed(ORDERS, ((0, (7, 2, 1)),), stop="never", block=block)
     new = Mixed(ORDERS, ((0, (1, 1, 3)),), stop="never", block=block)
-    begun = new.resumed(1, 0, old.drawn_at(0, 202))
+    begun = new.resumed(1, 0, old.basis(0, 202))
     drawn = np.concatenate([old.indices(0, 0, 202), begun.indices(1, 0, 200)])
     sources = begun.source_of(drawn)
     for number, order in enumerate(ORDERS):
@@ -177,6 +177,18 @@ def test_a_state_keeps_what_each_source_has_given():
     assert loaded == state
     assert mixed.resumed(2, 30, loaded.basis).drawn_at(0 + 2, 0) == mixed.drawn_at(2, 0)
     assert "basis" not in OrderState.begin(ORDERS[0], "f").to_dict()
+
+
+def test_new_proportions_are_no_way_to_go_on_in_other_orders_of_the_sources():
+    old = Mixed(ORDERS, ((0, (7, 2, 1)),), seed=5)
+    state = OrderState(
+        seed=5, epoch=2, position=30, fingerprint="f", order_digest=old.digest(),
+        basis=old.basis(2, 30),
+    ).to_dict()  # fmt: skip
+    assert Mixed(ORDERS, ((0, (1, 1, 3)),), seed=5).continue_from(state)["epoch"] == 3
+    others = [Shuffled(ORDERS[0].length, seed=99), *ORDERS[1:]]
+    with pytest.raises(StateMismatch, match="in other orders"):
+        Mixed(others, ((0, (1, 1, 3)),), seed=5).continue_from(state)
 
 
 @pytest.mark.parametrize("basis", [(), (1, 2), (0, 0, 0)])

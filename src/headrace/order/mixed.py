@@ -34,7 +34,7 @@ import numpy as np
 from headrace import _native
 from headrace.errors import OrderError, StateMismatch
 from headrace.order.hash import SAMPLES_MAX
-from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked
+from headrace.order.order import EPOCH_MAX, SEED_MAX, Order, checked, digest_of
 from headrace.order.randomness import Randomness
 from headrace.order.state import OrderState
 
@@ -540,8 +540,12 @@ class Mixed(Order):
     # -- states ------------------------------------------------------------------------------------
 
     def basis(self, epoch: int, position: int) -> tuple[int, ...]:
-        """What a state holds of this order beside its digest: samples of each source that came before."""
-        return self.drawn_at(epoch, position)
+        """What a state holds beside the digest: samples of each source that came before, and their orders."""
+        return (*self.drawn_at(epoch, position), self._orders_digest())
+
+    def _orders_digest(self) -> int:
+        """Identify the sources' orders: a place in one means nothing in another. 32 bits."""
+        return int(digest_of(",".join(order.digest() for order in self.orders).encode())[:8], 16)
 
     def resumed(self, epoch: int, position: int, basis: tuple[int, ...]) -> Mixed:
         """Return the order that goes on where each source had given so many samples.
@@ -550,10 +554,10 @@ class Mixed(Order):
             StateMismatch: the state belongs to another kind of order, or to other proportions.
         """
         counts = self.counts(min(position, self.length))
-        drawn = tuple(map(sub, basis, counts))
-        if len(basis) != len(self.orders) or min(drawn) < 0:
+        drawn = tuple(map(sub, basis[:-1], counts))
+        if len(basis) != len(self.orders) + 1 or min(drawn) < 0:
             raise StateMismatch(
-                f"state has samples of {len(basis)} sources ({basis[:8]}), this order has "
+                f"state has samples of {len(basis) - 1} sources ({basis[:8]}), this order has "
                 f"{len(self.orders)}, of which {counts[:8]} come before position {position}.",
                 next_step="Resume with the mixture that the state was saved with.",
             )
@@ -569,14 +573,21 @@ class Mixed(Order):
                 proportions begins.
 
         Raises:
-            StateMismatch: it is the state of no mixture, or of one of another number of sources.
+            StateMismatch: it is the state of no mixture, or of one of other sources or orders of theirs.
             OrderError: the state is damaged.
         """
         loaded = OrderState.from_dict(state)
-        if len(loaded.basis) != len(self.orders):
+        if len(loaded.basis) != len(self.orders) + 1:
             raise StateMismatch(
-                f"state says what {len(loaded.basis)} sources have given, this mixture has {len(self.orders)}.",
+                f"state says what {max(0, len(loaded.basis) - 1)} sources have given, this mixture has "
+                f"{len(self.orders)}.",
                 next_step="Continue from the state of a mixture of the same sources.",
+            )
+        if loaded.basis[-1] != self._orders_digest():
+            raise StateMismatch(
+                "the sources' samples came in other orders (another kind, seed, length of windows, or number "
+                "of samples): where each source stood means nothing in these.",
+                next_step="Change the proportions alone, or start anew.",
             )
         return replace(
             loaded, epoch=loaded.epoch + 1, position=0, order_hash=0, order_digest=self.digest()
