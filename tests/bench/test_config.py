@@ -140,7 +140,7 @@ def test_storage_root_is_joined_as_in_dlio(own):
 
 
 def test_free_mappings_are_kept(own):
-    loaded = own("storage: {storage_type: s3, storage_options: {endpoint_url: 'http://x'}}",
+    loaded = own("storage: {storage_type: s3, storage_root: b, storage_options: {endpoint_url: 'http://x'}}",
                  "++workload.storage.storage_options.region=eu")  # fmt: skip
     assert loaded.workload.storage.storage_options == {"endpoint_url": "http://x", "region": "eu"}
 

@@ -12,6 +12,7 @@ import pytest
 import headrace.bench
 from headrace.bench import schema
 from headrace.bench.config import load_workload, parse_command_line, queried
+from headrace.bench.objects import redacted
 from headrace.bench.schema import ALIASES, KEYS
 from headrace.bench.session import check_supported, notes_of
 from headrace.errors import WorkloadError
@@ -45,7 +46,7 @@ DOCUMENTED = {
     "workflow.query": ("dataset.format", "`dlio_benchmark_query` alone has it"),
     "workflow.debug": (True, "does nothing with it"),
     "debug": (True, "does nothing with it"),
-    "storage.storage_type": ("s3", "s3 is not read by the benchmark: mount it"),
+    "storage.storage_type": ("s3", ""),
     "storage.storage_root": ("/mnt/x", ""),
     **{
         f"storage.storage_options.{name}": (value, "mounted file systems are read")
@@ -157,6 +158,7 @@ OURS = {"reader.engine", "checkpoint.writer", "checkpoint.local_folder", "datase
 """Keys that DLIO does not have."""
 
 NEEDED = {
+    "storage.storage_type": "storage.storage_root=bucket",
     "dataset.compression": "dataset.format=csv",
     "dataset.compression_level": "dataset.format=hdf5",
     "dataset.hdf5.num_dset_per_record": "dataset.record_dims=[4,4]",
@@ -194,7 +196,7 @@ def refusal(load, *words):
 def test_a_documented_key_has_its_fate(load, name):
     value, message = DOCUMENTED[name]
     word, needed = f"{name}={value}", NEEDED.get(name)
-    reported = f"command line: ++workload.{word}"
+    reported = redacted(f"command line: ++workload.{word}")
     refused = refusal(load, needed, word) if message else None
     if refused is not None:
         assert reported in refused

@@ -107,15 +107,6 @@ def test_images_hold_one_sample(tmp_path, form, engine):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("engine", ["headrace", "torch", "tensorflow", CUSTOM])
-@pytest.mark.parametrize("workload", ["unet3d_a100_s3", "unet3d_h100_s3", "unet3d_v100_s3"])
-def test_object_stores_are_refused(tmp_path, workload, engine):
-    words = scaled(workload, "npz", tmp_path, tmp_path / "out", "++workload.storage.storage_type=s3",
-                   f"++workload.reader.engine={engine}")  # fmt: skip
-    with pytest.raises(WorkloadError, match=r"storage\.storage_type: s3 is not read .*: mount it"):
-        run_session(words)
-
-
 @pytest.mark.parametrize("engine", ["torch", "tensorflow", "null"])
 def test_a_storage_is_simulated_for_none_that_reads_by_itself(data, tmp_path, engine):
     """It would be called simulated, and nothing would be slower."""

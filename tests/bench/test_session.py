@@ -358,7 +358,7 @@ def test_a_terminated_run_leaves_its_log_and_what_was_done(words, tmp_path):
           "++workload.checkpoint.writer=plain"], WorkloadError, "does not sync"),
         (["++workload.workflow.checkpoint=True", "++workload.model.parallelism.tensor=2"],
          WorkloadError, "no multiple of tensor x pipeline"),
-        (["++workload.storage.storage_type=s3"], WorkloadError, "s3 is not read"),
+        (["++workload.storage.storage_type=direct_fs"], WorkloadError, "direct_fs is not read"),
         (["++workload.workflow.train=False"], WorkloadError, "nothing to run"),
         (["++workload.reader.engine=dali"], WorkloadError,
          "expected one of headrace, torch, tensorflow, null"),

@@ -18,7 +18,7 @@ import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,17 @@ from headrace.base.files import sync_folder
 from headrace.bench.content import Content
 from headrace.bench.metrics import CheckpointTimes
 from headrace.bench.model import ModelSpec
+from headrace.bench.objects import objects_of
 from headrace.bench.ranks import this_host
 from headrace.bench.staging import make_cold, residency_of
 from headrace.checkpoint import Checkpointer, CheckpointOptions
-from headrace.errors import BenchError, CheckpointNotFound, CorruptCheckpoint, WorkloadError
+from headrace.errors import (
+    BenchError,
+    CheckpointNotFound,
+    CorruptCheckpoint,
+    VolumeError,
+    WorkloadError,
+)
 from headrace.store.output_file import BUFFER_BYTES, OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.config import LoadedWorkload
     from headrace.bench.model import RankShare
+    from headrace.bench.objects import ObjectFolder
     from headrace.bench.ranks import RankGroup
 
 
@@ -62,11 +70,13 @@ class SaveTimes(NamedTuple):
 def writer_of(
     name: WriterName, folder: str, share: RankShare, *, rank: int = 0, world_size: int = 1,
     local: str | None = None, seed: int = 0, random: bool = True, run: str | None = None,
+    objects: ObjectFolder | None = None,
 ) -> CheckpointWriter:  # fmt: skip
     """The writer of a rank.
 
     Only the writer headrace has a `local` folder, which is written first, and a `run`, which is the same in all
-    ranks of a run. Bytes that are not `random` are ones, as DLIO's `randomize_tensor` has it.
+    ranks of a run. Bytes that are not `random` are ones, as DLIO's `randomize_tensor` has it. With `objects`
+    the folder is in that bucket: an object is on disk when it is written, so that fsync has nothing to add.
 
     Raises:
         ValueError: there is no such writer.
@@ -83,16 +93,17 @@ def writer_of(
         raise ValueError(f"the checkpoint writer is {name!r}, expected {expected}")
     if local is not None:
         raise ValueError(f"local is {local!r}: only the writer headrace has a local folder")
-    return _Streamed(name, folder, share, rank, content)
+    return _Streamed(name, folder, share, rank, content, objects)
 
 
 class _Streamed:
     """Stands still until all is written, as DLIO does."""
 
-    def __init__(
-        self, name: str, folder: str, share: RankShare, rank: int, content: Content | None
-    ) -> None:
-        self._name, self._folder = name, folder
+    def __init__(  # noqa: PLR0917 - called by `writer_of` alone
+        self, name: str, folder: str, share: RankShare, rank: int, content: Content | None,
+        objects: ObjectFolder | None,
+    ) -> None:  # fmt: skip
+        self._name, self._folder, self._objects = name, folder, objects
         self._files = [(n, sum(sizes)) for n, sizes in (share.model | share.optimizer).items()]
         self._rank, self._content = rank, content
         self._buffers = [WriteBuffer() for _ in range(_STREAMS)]
@@ -106,25 +117,32 @@ class _Streamed:
 
         def write(stream: int) -> int:
             for number in range(stream, len(self._files), _STREAMS):
-                name, size = self._files[number]
-                with OutputFile(
-                    os.path.join(place, name), self._buffers[stream],
-                    direct=self._name == "direct", sync=self._name != "plain",
-                ) as out:  # fmt: skip
-                    for data in self._blocks(base + number, size):
-                        out.write(data)
+                path, size = os.path.join(place, self._files[number][0]), self._files[number][1]
+                self._write(path, self._blocks(base + number, size), size, stream)
             return sum(size for _, size in self._files[stream::_STREAMS])
 
         try:
-            os.makedirs(place, exist_ok=True)
+            if self._objects is None:
+                os.makedirs(place, exist_ok=True)
             with ThreadPoolExecutor(_STREAMS, "checkpoint") as pool:
                 nbytes = sum(pool.map(write, range(_STREAMS)))
-            if self._name != "plain":
+            if self._name != "plain" and self._objects is None:
                 sync_folder(place)
+        except VolumeError:
+            raise
         except OSError as e:
             raise write_error(e, getattr(e, "path", None) or e.filename or place) from e
         seconds = time.monotonic() - started
         self._times = SaveTimes(nbytes, seconds, seconds)
+
+    def _write(self, path: str, blocks: Iterator[Any], size: int, stream: int) -> None:
+        if self._objects is not None:
+            self._objects.send(path, blocks, size)
+            return
+        direct, sync = self._name == "direct", self._name != "plain"
+        with OutputFile(path, self._buffers[stream], direct=direct, sync=sync) as out:
+            for data in blocks:
+                out.write(data)
 
     def _blocks(self, key: int, size: int) -> Iterator[NDArray[np.uint8]]:
         """A file's bytes, piece by piece."""
@@ -137,10 +155,11 @@ class _Streamed:
         return self._times
 
     def load(self, epoch: int, step: int) -> int:
-        place = Path(self._folder, f"global_epoch{epoch}_step{step}")
+        place = os.path.join(self._folder, f"global_epoch{epoch}_step{step}")
 
         def read(stream: int) -> int:
-            return sum(_count_bytes(place / name, n) for name, n in self._files[stream::_STREAMS])
+            files = [(os.path.join(place, name), n) for name, n in self._files[stream::_STREAMS]]
+            return sum(_count_bytes(path, size, self._objects) for path, size in files)
 
         with ThreadPoolExecutor(_STREAMS, "restore") as pool:
             return sum(pool.map(read, range(_STREAMS)))
@@ -149,22 +168,29 @@ class _Streamed:
         """Nothing runs."""
 
 
-def _count_bytes(path: Path, size: int) -> int:
+def _count_bytes(path: str, size: int, objects: ObjectFolder | None) -> int:
     """Read a file of a checkpoint, which must have so many bytes."""
-    buffer = np.empty(BUFFER_BYTES, np.uint8)
-    done = 0
-    try:
-        with path.open("rb", buffering=0) as f:
-            while count := f.readinto(buffer.data):
-                done += count
-    except FileNotFoundError as e:
+    done = _file_bytes(path) if objects is None else objects.count_bytes(path, size)
+    if done is None:
         raise CheckpointNotFound(
-            f"{path}: there is no such file of a checkpoint.", path=str(path),
+            f"{path}: there is no such file of a checkpoint.", path=path,
             next_step="Check checkpoint_folder, and that the same number of ranks wrote it.",
-        ) from e  # fmt: skip
+        )  # fmt: skip
     if done != size:
         what, again = f"has {done:,} bytes, expected {size:,}", "Write the checkpoint again."
-        raise CorruptCheckpoint(f"{path}: {what}.", path=str(path), next_step=again)
+        raise CorruptCheckpoint(f"{path}: {what}.", path=path, next_step=again)
+    return done
+
+
+def _file_bytes(path: str) -> int | None:
+    """Read all of a file; None where there is none."""
+    buffer, done = np.empty(BUFFER_BYTES, np.uint8), 0
+    try:
+        with open(path, "rb", buffering=0) as f:
+            while count := f.readinto(buffer.data):
+                done += count
+    except FileNotFoundError:
+        return None
     return done
 
 
@@ -254,7 +280,7 @@ class RunCheckpointer:
     def __init__(self, loaded: LoadedWorkload, group: RankGroup, accelerators: int) -> None:
         self._loaded, self._group = loaded, group
         self._options = loaded.workload.checkpoint
-        self._name = writer_name(loaded)
+        self._name, self._objects = writer_name(loaded), objects_of(loaded.workload)
         self._count, self._world = accelerators, accelerators * group.place.world_size
         own = range(accelerators * group.place.rank, accelerators * (group.place.rank + 1))
         try:
@@ -282,7 +308,7 @@ class RunCheckpointer:
             self._name, self._options.checkpoint_folder, self._share(number),
             rank=number, world_size=self._world, local=self._options.local_folder,
             seed=self._loaded.workload.train.seed, random=self._options.randomize_tensor,
-            run=self._run,
+            run=self._run, objects=self._objects,
         )  # fmt: skip
 
     @property
@@ -305,7 +331,7 @@ class RunCheckpointer:
             CheckpointError: the writer headrace has one of this step already.
         """
         self.settle()
-        if self._size:
+        if self._size and self._objects is None:
             place = Path(self._options.checkpoint_folder)
             try:
                 place.mkdir(parents=True, exist_ok=True)
@@ -367,6 +393,8 @@ class RunCheckpointer:
         try:
             for writer in self._writers:
                 writer.close()
+            if self._objects is not None:
+                self._objects.close()
         finally:
             self._pool.shutdown()
 
@@ -380,15 +408,25 @@ def require_checkpoints(loaded: LoadedWorkload) -> None:
     options = loaded.workload.checkpoint
     if writer_name(loaded) == "headrace":
         return  # says so itself
+    objects = objects_of(loaded.workload)
     for step in range(max(0, options.num_checkpoints_write) + 1, options.num_checkpoints_read + 1):
-        place = Path(options.checkpoint_folder) / f"global_epoch1_step{step}"
-        if not place.is_dir():
+        place = os.path.join(options.checkpoint_folder, f"global_epoch1_step{step}")
+        if not (os.path.isdir(place) if objects is None else objects.sizes(place)):
             asked = loaded.at("checkpoint.num_checkpoints_read")
             count = options.num_checkpoints_read
             raise BenchError(
-                f"{place}: there is no such checkpoint, and {asked} is {count}.", path=str(place),
+                f"{place}: there is no such checkpoint, and {asked} is {count}.", path=place,
                 next_step="Write as many as are read, or correct checkpoint.checkpoint_folder.",
             )  # fmt: skip
+
+
+def _residency(folder: str, *, cold: bool) -> float | None:
+    """The share of the checkpoints in the page cache; made none with `cold`."""
+    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+    if cold:
+        advice = "On tmpfs it is impossible. Run without --cold."
+        make_cold(paths, _RESIDENCY_FILES, "the checkpoints", advice)
+    return residency_of(paths, _RESIDENCY_FILES).share
 
 
 def run_checkpoints(
@@ -420,12 +458,8 @@ def run_checkpoints(
         group.barrier(_DEADLINE_S)
         if reads:
             readers = checkpointer.shifted()
-            folders = os.walk(options.checkpoint_folder)
-            paths = [os.path.join(place, name) for place, _, names in folders for name in names]
-            if cold:
-                advice = "On tmpfs it is impossible. Run without --cold."
-                make_cold(paths, _RESIDENCY_FILES, "the checkpoints", advice)
-            residency = residency_of(paths, _RESIDENCY_FILES).share
+            if not loaded.workload.storage.is_objects:
+                residency = _residency(options.checkpoint_folder, cold=cold)
             for number in range(1, reads + 1):
                 time.sleep(between_s)
                 restored.append(checkpointer.load(1, number, number, readers))

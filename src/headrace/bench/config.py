@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
 
+from headrace.bench.objects import object_url, redacted
 from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, Workload
 from headrace.bench.values import TimeDistribution, build, values_of
 from headrace.errors import WorkloadError
@@ -83,7 +84,7 @@ def parse_command_line(words: Sequence[str]) -> CommandLine:
             else:
                 _take(line, word)
         except ValueError as e:
-            problems.append(str(e))
+            problems.append(redacted(str(e)))
     if problems:
         raise WorkloadError("\n".join(problems))
     return line
@@ -121,13 +122,13 @@ def _take(line: CommandLine, word: str) -> None:
     elif section != "workload":
         raise ValueError(f"{word!r}: {key} is no key, did you mean {sign or '++'}workload.{key}?")
     elif name:
-        line.overrides += (HydraOverride(sign, name, match["value"], word),)
+        line.overrides += (HydraOverride(sign, name, match["value"], redacted(word)),)
     elif sign == "~":
         raise ValueError(f"{word!r}: a run needs a workload")
     else:
         line.workload = _unquoted(value)
     if section == "workload":
-        line.task_overrides += (word,)
+        line.task_overrides += (redacted(word),)
 
 
 def _unquoted(value: str) -> str:
@@ -281,7 +282,7 @@ def load_workload(line: CommandLine) -> LoadedWorkload:
     left = len(merging.problems) - _PROBLEMS_MAX
     if merging.problems:
         problems = merging.problems[:_PROBLEMS_MAX] + ([f"and {left} more"] if left > 0 else [])
-        raise WorkloadError("\n".join(problems), path=str(path))
+        raise WorkloadError(redacted("\n".join(problems)), path=str(path))
     assert workload is not None
     return LoadedWorkload(
         name=line.workload, source=str(path), workload=workload, document=merging.document(),
@@ -389,13 +390,10 @@ class _Merging:
         if self.problems:
             return None
         try:
-            workload: Workload = build(Workload, values)
+            return _placed(build(Workload, values))
         except ValueError as e:  # of keys that do not go together
             self.problems.append(f"{self._where(str(e))}: {e}")
             return None
-        root, data = workload.storage.storage_root, workload.dataset
-        folder = os.path.normpath(os.path.join(root, data.data_folder))
-        return replace(workload, dataset=replace(data, data_folder=folder))
 
     def _spread_times(self, values: dict[str, Any]) -> None:
         for time in _TIMES:
@@ -412,8 +410,8 @@ class _Merging:
         return os.path.join(folder, name)
 
     def _where(self, message: str) -> str:
-        """Where the key stands that a message of DatasetSpec names."""
-        match = re.match(r"dataset\.[\w.]+", message)
+        """Where the key stands that a message begins with."""
+        match = re.match(r"\w+\.[\w.]+", message)
         name = match[0] if match else ""
         for key in (name, *_parents(name)):
             if key in self.settings:
@@ -421,7 +419,7 @@ class _Merging:
         return self._source
 
     def document(self) -> dict[str, Any]:
-        """The settings as nested mappings, with DLIO's names."""
+        """The settings as nested mappings, with DLIO's names and without secrets."""
         nested: dict[str, Any] = {}
         for name, setting in self.settings.items():
             *outer, last = name.split(".")
@@ -429,7 +427,21 @@ class _Merging:
             for part in outer:
                 place = place.setdefault(part, {})
             place[last] = setting.value
-        return nested
+        plain: dict[str, Any] = redacted(nested)
+        return plain
+
+
+def _placed(workload: Workload) -> Workload:
+    """With the folders below `storage_root`. Raises ValueError if they are not of its bucket."""
+    storage, data, saved = workload.storage, workload.dataset, workload.checkpoint
+    if storage.is_objects:
+        folder = object_url(storage, data.data_folder, "dataset.data_folder")
+        if workload.workflow.checkpoint:
+            place = object_url(storage, saved.checkpoint_folder, "checkpoint.checkpoint_folder")
+            workload = replace(workload, checkpoint=replace(saved, checkpoint_folder=place))
+    else:
+        folder = os.path.normpath(os.path.join(storage.storage_root, data.data_folder))
+    return replace(workload, dataset=replace(data, data_folder=folder))
 
 
 def _converted(base: str, name: str, value: Any) -> Any:

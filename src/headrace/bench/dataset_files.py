@@ -14,14 +14,16 @@ checked, since engines that hand on bytes would read anything.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
 import os
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -38,9 +40,10 @@ from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from headrace.bench.dataset import Split
+    from headrace.bench.objects import ObjectFolder
 
     Progress = Callable[[int, int | None, int, int | None], None]
 
@@ -79,20 +82,27 @@ class DatasetManifest:
             fields = {"requests": fingerprint(spec.requests), "seed": spec.seed}
         return cls(json.loads(json.dumps(fields)), complete, spec.total_files)
 
-    def write(self, folder: str) -> None:
+    def write(self, folder: str, objects: ObjectFolder | None = None) -> None:
         """Puts it in its place, durably. Several ranks may write the same at the same time."""
         text = _MANIFEST.encode(dataclasses.asdict(self), indent=1)
-        replace_file(Path(folder, FILE_NAME), text)
+        if objects is not None:
+            objects.send(f"{folder}/{FILE_NAME}", [text], len(text))
+        else:
+            replace_file(Path(folder, FILE_NAME), text)
 
 
-def read_manifest(folder: str) -> DatasetManifest | None:
+def read_manifest(folder: str, objects: ObjectFolder | None = None) -> DatasetManifest | None:
     """The manifest of a data folder; None where there is none. Raises SourceError if it is damaged."""
     path = os.path.join(folder, FILE_NAME)
-    try:
-        with open(path, "rb") as f:
-            text = f.read(_MANIFEST.bytes_max + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    if objects is not None:
+        if (text := objects.read(path, _MANIFEST.bytes_max + 1)) is None:
+            return None
+    else:
+        try:
+            with open(path, "rb") as f:
+                text = f.read(_MANIFEST.bytes_max + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
     fields = _MANIFEST.decode(text, path)
     return DatasetManifest(
         fields.inner("spec").plain(), fields.flag("complete"), fields.integer("files", 0, 1 << 62)
@@ -108,11 +118,13 @@ def differences(spec: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     ]
 
 
-def wait_for(folder: str, expected: DatasetManifest, deadline_s: float) -> None:
+def wait_for(
+    folder: str, expected: DatasetManifest, deadline_s: float, objects: ObjectFolder | None = None
+) -> None:
     """Waits until rank 0 has prepared the folder. Raises SourceError if it has not, in time."""
     end = time.monotonic() + deadline_s
     while True:
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder, objects)
         if manifest is not None and manifest.spec == expected.spec:
             return
         if time.monotonic() > end:
@@ -131,7 +143,10 @@ _MAY_DIFFER = ("num_files_train", "num_files_eval", "seed")
 """A run may use fewer files than there are."""
 
 
-def find_files(spec: DatasetSpec, split: Split, listing_interval: int | None = None) -> list[str]:
+def find_files(
+    spec: DatasetSpec, split: Split, listing_interval: int | None = None,
+    objects: ObjectFolder | None = None,
+) -> list[str]:  # fmt: skip
     """The files of a split, in the order that the samples are counted in.
 
     Args:
@@ -139,12 +154,13 @@ def find_files(spec: DatasetSpec, split: Split, listing_interval: int | None = N
         split: of it.
         listing_interval: names are taken from the numbers of files, as `dataset.skip_listing` asks, and
             only every so many-th file is looked for. Not given, folders are listed.
+        objects: the bucket that it lies in, if it does not lie in a folder.
 
     Raises:
         SourceError: the data set is half-generated, another one, or has too few files.
     """
     folder = spec.data_folder
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, objects)
     if manifest is not None:
         expected = DatasetManifest.of(spec, complete=True).spec
         for key in _MAY_DIFFER:
@@ -159,7 +175,7 @@ def find_files(spec: DatasetSpec, split: Split, listing_interval: int | None = N
         return [spec.path(split, index) for index in range(wanted)]
     if listing_interval is not None:
         return _named(spec, split, listing_interval)
-    paths = _listed(spec, split)
+    paths = _listed(spec, split, objects)
     if len(paths) < wanted:
         raise _unfit(
             os.path.join(folder, split),
@@ -169,8 +185,11 @@ def find_files(spec: DatasetSpec, split: Split, listing_interval: int | None = N
     return paths[:wanted]
 
 
-def foreign_files(spec: DatasetSpec) -> str | None:
+def foreign_files(spec: DatasetSpec, objects: ObjectFolder | None = None) -> str | None:
     """A file of the data folder, if there is any."""
+    if objects is not None:
+        places = tuple(f"{spec.data_folder}/{split}/" for split in _SPLITS)
+        return next((u for u in objects.sizes(spec.data_folder) if u.startswith(places)), None)
     for split in _SPLITS:
         for name in (split, *spec.subfolders(split)):
             try:
@@ -183,8 +202,12 @@ def foreign_files(spec: DatasetSpec) -> str | None:
     return None
 
 
-def _listed(spec: DatasetSpec, split: Split) -> list[str]:
+def _listed(spec: DatasetSpec, split: Split, objects: ObjectFolder | None) -> list[str]:
     ending, paths = f".{spec.extension}", list[str]()
+    if objects is not None:
+        places = {f"{spec.data_folder}/{name}" for name in spec.subfolders(split)}
+        every = objects.sizes(f"{spec.data_folder}/{split}")
+        return [u for u in every if u.endswith(ending) and u.rpartition("/")[0] in places]
     for name in spec.subfolders(split):
         folder = os.path.join(spec.data_folder, name)
         try:
@@ -229,7 +252,9 @@ _HEADERS_MOST: Final = 3
 _SIZES_MOST: Final = 2000
 
 
-def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
+def check_files(
+    spec: DatasetSpec, split: Split, paths: Sequence[str], objects: ObjectFolder | None = None
+) -> None:
     """Look at a split's files: the sizes of many, and the headers of a few unless they are a recorded job's.
 
     Raises:
@@ -238,12 +263,15 @@ def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
     if spec.requests is not None:
         _check_sizes(spec, split)
         return
-    manifest = read_manifest(spec.data_folder)
+    manifest = read_manifest(spec.data_folder, objects)
     if manifest is not None:
         generated = {**manifest.spec, "data_folder": spec.data_folder}
-        _check_sizes(DatasetSpec.from_mapping(generated), split)
+        _check_sizes(DatasetSpec.from_mapping(generated), split, objects)
     last, most = len(paths) - 1, min(len(paths), _HEADERS_MOST)
     for path in [paths[i * last // max(1, most - 1)] for i in range(most)]:  # with both ends
+        if objects is not None:
+            objects.check_begin(path, spec.format)
+            continue
         try:
             if not os.path.getsize(path):
                 raise bad_file(path, "the file's size", 0, "a sample")
@@ -259,15 +287,16 @@ def check_files(spec: DatasetSpec, split: Split, paths: Sequence[str]) -> None:
             ) from e  # fmt: skip
 
 
-def _check_sizes(spec: DatasetSpec, split: Split) -> None:
+def _check_sizes(spec: DatasetSpec, split: Split, objects: ObjectFolder | None = None) -> None:
     count, shapes = spec.num_files(split), spec.sample_shapes()
+    listed = None if objects is None else objects.sizes(f"{spec.data_folder}/{split}")
     for index in {*range(0, count, max(1, count // _SIZES_MOST)), *([count - 1] if count else [])}:
         path = spec.path(split, index)
         expected = format_of(spec).file_bytes(
             spec, tuple(shapes[spec.number(split, index)].tolist())
         )
         try:
-            size = os.path.getsize(path)
+            size = os.path.getsize(path) if listed is None else listed.get(path, expected)
         except OSError as e:
             if spec.requests is not None:
                 raise _refused(path, f"cannot be looked at ({e.strerror})", _AS_RECORDED) from e
@@ -322,13 +351,15 @@ def generate(
     sync: bool = True,
     overwrite: bool = False,
     progress: Progress | None = None,
+    objects: ObjectFolder | None = None,
 ) -> GenerateReport:
     """Writes a data set, or this rank's share of it, by more threads than there are processors.
 
     Each thread waits for the disk half of its time. With `direct` large files are written past the page cache;
     with `sync` all is on the disk when this returns, and before the data set counts as complete. `overwrite`
     removes another data set of ours first. `progress` is called with (samples done, samples, bytes done, bytes)
-    from any thread.
+    from any thread. With `objects` the data set lies in a bucket: files are made in the system's folder for
+    temporary ones, a few at a time, and removed when they are written.
 
     Raises:
         SourceError: the folder holds something else, or rank 0 does not begin.
@@ -340,14 +371,16 @@ def generate(
     expected = DatasetManifest.of(spec, complete=False)
     try:
         if rank == 0:
-            _prepare(spec, expected, overwrite=overwrite)
+            _prepare(spec, expected, overwrite=overwrite, objects=objects)
         else:
-            wait_for(spec.data_folder, expected, _RANK_0_DEADLINE_S)
-        run = _Run(spec, range(rank, spec.total_files, world_size), progress, direct=direct)
-        run.write_all(threads or min(2 * len(os.sched_getaffinity(0)) + 2, _THREADS_MAX))
-        if sync:
+            wait_for(spec.data_folder, expected, _RANK_0_DEADLINE_S, objects)
+        share = range(rank, spec.total_files, world_size)
+        run = _Run(spec, share, progress, direct=direct, objects=objects)
+        with run.working():
+            run.write_all(threads or min(2 * len(os.sched_getaffinity(0)) + 2, _THREADS_MAX))
+        if sync and objects is None:
             _sync(spec.data_folder)
-        run.report.complete = _finish(spec, expected, rank, world_size)
+        run.report.complete = _finish(spec, expected, rank, world_size, objects)
     except OSError as e:
         if isinstance(e, VolumeError):
             raise
@@ -360,9 +393,12 @@ class _Run:
     """One rank's files, on their way to the disk."""
 
     def __init__(
-        self, spec: DatasetSpec, numbers: range, progress: Progress | None, *, direct: bool
-    ) -> None:
+        self, spec: DatasetSpec, numbers: range, progress: Progress | None, *, direct: bool,
+        objects: ObjectFolder | None = None,
+    ) -> None:  # fmt: skip
         self._spec, self._numbers, self._progress, self._direct = spec, numbers, progress, direct
+        self._objects, self._folder = objects, spec.data_folder
+        self._listed = {} if objects is None else objects.sizes(spec.data_folder)
         self._format = format_of(spec)
         self._layout = lru_cache(_LAYOUTS_KEPT)(lambda shape: layout_of(spec, shape))
         self._file_bytes = lru_cache(_LAYOUTS_KEPT)(lambda s: self._format.file_bytes(spec, s))
@@ -374,12 +410,27 @@ class _Run:
         self._todo, self._at_once, self._sample_bytes = iter(numbers), 1, 0
         self.report = GenerateReport(spec.data_folder)
 
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """The folder that files are made in: the data set's own, or for objects a temporary one."""
+        if self._objects is None:
+            yield
+            return
+        with tempfile.TemporaryDirectory(prefix="headrace-generate-") as folder:
+            self._spec, self._direct = replace(self._spec, data_folder=folder), False
+            for split in _SPLITS:
+                for name in self._spec.subfolders(split):
+                    os.makedirs(os.path.join(folder, name))
+            yield
+
     def write_all(self, threads: int) -> None:
         """Writes what is not there yet; the first error stops all."""
+        threads, files = max(1, threads), max(1, len(self._numbers))
         begun = any(self._is_there(self._job(number)) for number in self._numbers[:1])
         if self._numbers.start == 0 and not begun and self._spec.format != "synthetic":
-            check_free_space(Path(self._spec.data_folder), self._estimate * self._numbers.step)
-        threads, files = max(1, threads), max(1, len(self._numbers))
+            share = 1.0 if self._objects is None else min(1.0, threads / files)  # at a time
+            nbytes = int(self._estimate * self._numbers.step * share)
+            check_free_space(Path(self._spec.data_folder), nbytes)
         fitting = _AT_ONCE_BYTES * files // max(1, self._estimate)
         self._at_once = max(1, min(_AT_ONCE_FILES, fitting, files // (4 * threads)))
         with ThreadPoolExecutor(threads, "generate") as pool:
@@ -411,6 +462,9 @@ class _Run:
                         with OutputFile(job.path, buffer, direct=self._direct) as out:
                             self._format.write(out, job)
                         written += out.written
+                if self._objects is not None:
+                    for job in missing:
+                        self._objects.move_here(job.path, self._url(job))
                 self._count(jobs, len(jobs) - len(missing), written)
         except BaseException:
             self._stop.set()
@@ -424,11 +478,19 @@ class _Run:
 
     def _is_there(self, job: FileJob) -> bool:
         """Whether a file is, whole: a power cut may leave a name with nothing behind it."""
-        if not os.access(job.path, os.F_OK):  # most are not: an exception costs more than the look
-            return False
-        size = os.stat(job.path).st_size
         expected = self._file_bytes(job.shape)
+        if self._objects is not None:
+            size = self._listed.get(self._url(job), 0)
+        elif not os.access(
+            job.path, os.F_OK
+        ):  # most are not: an exception costs more than the look
+            return False
+        else:
+            size = os.stat(job.path).st_size
         return size > 0 if expected is None else size == expected
+
+    def _url(self, job: FileJob) -> str:
+        return f"{self._folder}/{job.spec.file_name(job.split, job.index)}"
 
     def _write_native(
         self, jobs: list[FileJob], layouts: list[Any], writer: _native.FileWriter
@@ -455,12 +517,14 @@ class _Run:
             self._progress(done * samples, total, nbytes, max(self._estimate, nbytes))
 
 
-def _prepare(spec: DatasetSpec, expected: DatasetManifest, *, overwrite: bool) -> None:
+def _prepare(
+    spec: DatasetSpec, expected: DatasetManifest, *, overwrite: bool, objects: ObjectFolder | None
+) -> None:
     """Makes the folders and the manifest, unless something else is there."""
     folder = spec.data_folder
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, objects)
     if manifest is None:
-        if strange := foreign_files(spec):
+        if strange := foreign_files(spec, objects):
             what = f"holds files that headrace has not generated, as {strange}"
             raise _refused(folder, what, "Choose another data_folder, or remove them.")
     elif manifest.spec != expected.spec:
@@ -470,23 +534,27 @@ def _prepare(spec: DatasetSpec, expected: DatasetManifest, *, overwrite: bool) -
                 folder, f"holds another data set: {what}",
                 "Choose another data_folder, or pass --overwrite to replace it.",
             )  # fmt: skip
-        _remove(folder, manifest)
+        _remove(folder, manifest, objects)
         manifest = None
-    for split in _SPLITS:
-        for name in spec.subfolders(split):
-            os.makedirs(os.path.join(folder, name), exist_ok=True)
-            remove_leftovers(os.path.join(folder, name))
-    remove_leftovers(folder)
+    if objects is None:
+        for split in _SPLITS:
+            for name in spec.subfolders(split):
+                os.makedirs(os.path.join(folder, name), exist_ok=True)
+                remove_leftovers(os.path.join(folder, name))
+        remove_leftovers(folder)
     if manifest is None:
-        expected.write(folder)
+        expected.write(folder, objects)
 
 
-def _remove(folder: str, old: DatasetManifest) -> None:
+def _remove(folder: str, old: DatasetManifest, objects: ObjectFolder | None) -> None:
     """Removes the files that an older manifest names, and no others. Its own goes last."""
     if "requests" in old.spec:
         what = "holds the files of another recorded job"
         raise _refused(folder, what, "Choose another data_folder, or remove that one.")
     spec = DatasetSpec.from_mapping({**old.spec, "data_folder": folder})
+    if objects is not None:
+        objects.remove([spec.path(split, index) for split, index in spec.files()])
+        return
     for split, index in spec.files():
         path = Path(spec.path(split, index))
         for name in (path, Path(f"{path}.off.idx"), Path(f"{path}.sz.idx")):
@@ -496,17 +564,26 @@ def _remove(folder: str, old: DatasetManifest) -> None:
         marker.unlink(missing_ok=True)
 
 
-def _finish(spec: DatasetSpec, expected: DatasetManifest, rank: int, world_size: int) -> bool:
+def _finish(
+    spec: DatasetSpec, expected: DatasetManifest, rank: int, world_size: int,
+    objects: ObjectFolder | None,
+) -> bool:  # fmt: skip
     """Says that this rank has finished; the one that sees all others marks the data set complete."""
     folder = Path(spec.data_folder)
     markers = [folder / f".generated-{r}-of-{world_size}" for r in range(world_size)]
     if world_size > 1:
-        markers[rank].touch()
-        if not all(m.exists() for m in markers):
+        if objects is None:
+            markers[rank].touch()
+            seen = all(m.exists() for m in markers)
+        else:
+            seen = objects.all_marked(spec.data_folder, rank, world_size)
+        if not seen:
             # The last one may have seen all and removed them already.
-            now = read_manifest(spec.data_folder)
+            now = read_manifest(spec.data_folder, objects)
             return now is not None and now.complete
-    DatasetManifest(expected.spec, complete=True, files=expected.files).write(spec.data_folder)
+    replace(expected, complete=True).write(spec.data_folder, objects)
+    if objects is not None:
+        objects.remove_marks(spec.data_folder)
     for marker in folder.glob(".generated-*"):
         marker.unlink(missing_ok=True)
     return True

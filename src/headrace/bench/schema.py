@@ -92,6 +92,11 @@ class StorageSection:
     )
     post_generation_settle_seconds: float = key(0.0, number(0))
 
+    @property
+    def is_objects(self) -> bool:
+        """Whether it is an object store; else folders are read."""
+        return self.storage_type in ("s3", "aistore")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSection:

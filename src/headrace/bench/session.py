@@ -25,9 +25,10 @@ from headrace.bench.checkpoints import (
 )
 from headrace.bench.compare import MEASURES, value_of
 from headrace.bench.config import load_workload, parse_command_line
-from headrace.bench.dataset_files import AT_REST_S, check_files, find_files
+from headrace.bench.dataset_files import AT_REST_S, check_files, find_files, generate
 from headrace.bench.engines import engine_name
 from headrace.bench.iostat import sampled
+from headrace.bench.objects import check_options, object_problems, objects_of, redacted
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
 from headrace.bench.schema import KEYS
@@ -112,6 +113,7 @@ def _check_options(loaded: LoadedWorkload, options: SessionOptions) -> None:
     Nothing delays the reads of a framework's loader, and what is simulated cannot be copied from.
     """
     does = loaded.workload.workflow
+    check_options(loaded.workload, options)
     engine = engine_name(loaded) if does.train else ""
     if options.simulate is not None and engine in ("torch", "tensorflow", "null"):
         raise BenchError(
@@ -137,10 +139,8 @@ def check_supported(loaded: LoadedWorkload, world: int) -> None:
     Raises:
         WorkloadError: with everything that is not done, and where it was asked for.
     """
-    workload, does, problems = loaded.workload, loaded.workload.workflow, []
-    if (kind := workload.storage.storage_type) not in ("local_fs", "parallel_fs"):
-        why = f"{kind} is not read by the benchmark: mount it, give local_fs"
-        problems.append(("storage.storage_type", why))
+    workload, does = loaded.workload, loaded.workload.workflow
+    problems = list(object_problems(loaded))
     if does.checkpoint:
         problems += checkpoint_problems(loaded, world)
     if not (does.train or does.generate_data or does.checkpoint):
@@ -213,8 +213,9 @@ def _why_unused(loaded: LoadedWorkload, name: str) -> str:
     """Why a key has no effect in this run; nothing where it has one."""
     does = loaded.workload.workflow
     key = KEYS.get(name) or KEYS.get(name.rpartition(".")[0]) or SchemaKey()
+    honoured = loaded.workload.storage.is_objects and name.startswith("storage.storage_options")
     if key.unused and not key.engines:
-        return f": {key.unused}"
+        return "" if honoured else f": {key.unused}"
     if not does.train:
         reads_nothing = not does.generate_data and name.startswith(_OF_DATA)
         return ": no data set is read" if reads_nothing and name != "train.seed" else ""
@@ -237,6 +238,7 @@ class _Session:
     ) -> None:  # fmt: skip
         self._words, self._loaded, self._options = words, loaded, options
         self._workload, self._group, self._folder = loaded.workload, group, folder
+        self._objects = objects_of(loaded.workload)
         self._started = time.time()
         self._report = SessionReport(
             str(folder), group.place.rank, None, (), (*loaded.notes, *notes_of(loaded))
@@ -270,7 +272,7 @@ class _Session:
         self, files: Mapping[str, Sequence[str]], staged: Staged | None
     ) -> list[RunRecord]:
         options, residency = self._options, dict[str, Any]()
-        if self._group.place.is_first:
+        if self._group.place.is_first and self._objects is None:
             every = [path for paths in files.values() for path in paths]
             residency = residency_of(every, _RESIDENCY_FILES).document()
         ceiling = run_ceiling(self._loaded, options, self._group) if options.ceiling else ()
@@ -352,8 +354,6 @@ class _Session:
         return replace(self._report, summary=summary, lines=tuple(lines))
 
     def _generate(self) -> int:
-        from headrace.bench.dataset_files import generate
-
         def progress(done: int, total: int | None, *_: Any) -> None:
             if self._options.progress is not None:
                 self._options.progress("generating", done, total)
@@ -362,7 +362,7 @@ class _Session:
             self._workload.dataset, rank=self._group.place.rank,
             world_size=self._group.place.world_size,
             threads=self._options.generate_threads or self._workload.reader.write_threads,
-            overwrite=self._options.overwrite, progress=progress,
+            overwrite=self._options.overwrite, progress=progress, objects=self._objects,
         )  # fmt: skip
         self._group.barrier(24 * 3600.0)
         time.sleep(max(self._workload.storage.post_generation_settle_seconds, AT_REST_S))
@@ -375,10 +375,10 @@ class _Session:
             splits.append("valid")
         if data.format == "synthetic" and engine_name(self._loaded) == "null":
             return {split: [] for split in splits}  # as DLIO: nothing needs to be there
-        every = self._loaded.listing_interval
-        files: dict[str, list[str]] = {split: find_files(data, split, every) for split in splits}
+        every, objects = self._loaded.listing_interval, self._objects
+        files = {str(split): find_files(data, split, every, objects) for split in splits}
         for split in splits if self._group.place.is_first else ():
-            check_files(data, split, files[split])
+            check_files(data, split, files[split], objects)
         return files
 
     def _make_cold(self, files: Mapping[str, Sequence[str]]) -> dict[str, Any]:
@@ -442,8 +442,8 @@ class _Session:
         record.accelerators = options.accelerators * place.world_size
         record.checkpoint_writer = writer_name(self._loaded) if does.checkpoint else None
         record.notes = self._report.notes
-        record.provenance = provenance(measured_folder, list(sys.argv)) | {
-            "words": list(self._words), "engine": record.engine_figures, "launcher": place.source,
+        record.provenance = provenance(measured_folder, redacted(sys.argv)) | {
+            "words": redacted(list(self._words)), "engine": record.engine_figures, "launcher": place.source,
             "barrier": options.barrier, "simulated": None if name is None else str(name),
             "staged": options.stage,
         }  # fmt: skip

@@ -19,6 +19,7 @@ import numpy as np
 
 import headrace
 from headrace.bench import metrics
+from headrace.io.objects.location import is_url
 from headrace.machine.host import mount_of, mounts, read_text
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _pairs(path: str) -> dict[str, str]:
 
 def provenance(data_folder: str, command: list[str]) -> dict[str, Any]:
     """What one needs to know to believe a result, and to make it again."""
-    mount = mount_of(os.path.abspath(data_folder), mounts())
+    mount = None if is_url(data_folder) else mount_of(os.path.abspath(data_folder), mounts())
     return {
         "headrace": headrace.__version__,
         "python": sys.version.split()[0],

@@ -248,7 +248,7 @@ def key(default: Any, convert: Converter, **more: Any) -> Any:
     """A field that is a key of DLIO's; `more` as in `SchemaKey`."""
     metadata = {"key": SchemaKey(convert, **more)}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
+        return field(default_factory=dict, metadata=metadata, repr=False)  # it may hold a secret
     return field(default=default, metadata=metadata)
 
 

@@ -1,9 +1,11 @@
-"""headrace's engines: whole files by path, or samples by their extents, perhaps with emulated preprocessing.
+"""headrace's engines: whole files by path, samples by their extents, or objects, perhaps with preprocessing.
 
 A batch of whole files reads each file it touches once, whatever the number of its samples. In files of many
 samples each is read where it lies: the extents become a sample directory in memory over the data set's own
 files, and batches are read through it as a store's are: sorted, coalesced, by io_uring or threads. Samples that
 can only be had together, as the rows of a Parquet row group or the slices of an npz, are read once for a batch.
+
+Objects are read as a whole, large ones in ranges side by side: a sample of npy or npz can only be had so.
 
 One reader serves all accelerators of the process; `read_threads` reads are in flight for each of them.
 """
@@ -28,9 +30,11 @@ from headrace.bench.dataset import replay_of
 from headrace.bench.dataset_files import AT_REST_S
 from headrace.bench.engines import Delivered, Engine, batches_ahead
 from headrace.bench.formats import SampleExtents, format_of
+from headrace.bench.objects import RANGE_BYTES, ObjectFolder
 from headrace.config import ReaderOptions
 from headrace.errors import BenchError
 from headrace.io.batch_reader import BatchReader
+from headrace.io.objects.faults import Failure
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import available_memory
 from headrace.store.directory import DirectoryColumns
@@ -38,11 +42,13 @@ from headrace.store.segment import catalog_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
     from headrace.bench.engines import BatchSource, EngineContext
     from headrace.bench.values import TimeDistribution
+    from headrace.io.objects.engine import ObjectEngine
 
 _READS_IN_FLIGHT_MAX: Final = 1024
 _MEMORY_BYTES_LEAST: Final = 64 << 20
@@ -64,6 +70,8 @@ def native_engine(context: EngineContext) -> Engine:
         BenchError: batches that are read ahead do not fit into memory, or the samples are too many.
         SourceError: a file is not of its format.
     """
+    if context.workload.storage.is_objects:
+        return _ObjectsEngine(context)
     data = context.workload.dataset
     whole = data.num_samples_per_file == 1
     if data.requests is not None:
@@ -84,6 +92,17 @@ class _NativeEngine(Engine):
         self.reads_in_flight = max(1, reader.read_threads) * context.accelerators
         batch = max(plan.batch for plan in context.plans.values()) * (self.batches_ahead + 1)
         self.sample_memory_bytes = int(data.nominal_bytes * batch) * context.accelerators
+
+    def whole_files_bytes(self) -> int:
+        """Memory of batches of whole files. Raises BenchError if there is not so much."""
+        needed = self.sample_memory_bytes * self.context.workload.dataset.num_samples_per_file
+        if needed > (available := available_memory()):
+            raise BenchError(
+                f"{self.context.accelerators} accelerators x {self.batches_ahead + 1} batches in memory "
+                f"take {needed / 1e9:.1f} GB, there are {available / 1e9:.1f} GB.",
+                next_step="Lower reader.prefetch_size, reader.read_threads or the accelerators.",
+            )
+        return needed
 
     def open(self, split: str, epoch: int, accelerator: int) -> BatchSource:
         source = _ReadAheadSource(self, split, epoch, accelerator)
@@ -153,15 +172,7 @@ class _FilesEngine(_NativeEngine):
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
-        data = context.workload.dataset
-        needed = self.sample_memory_bytes * data.num_samples_per_file
-        available = available_memory()
-        if needed > available:
-            raise BenchError(
-                f"{context.accelerators} accelerators x {self.batches_ahead + 1} batches in memory "
-                f"take {needed / 1e9:.1f} GB, there are {available / 1e9:.1f} GB.",
-                next_step="Lower reader.prefetch_size, reader.read_threads or the accelerators.",
-            )
+        needed = self.whole_files_bytes()
         simulate = context.simulate
         model = getattr(simulate, "model", None)
         if simulate is not None and not isinstance(model, _native.SlowModel):
@@ -170,7 +181,7 @@ class _FilesEngine(_NativeEngine):
             reads_in_flight=min(_READS_IN_FLIGHT_MAX, self.reads_in_flight),
             buffer_bytes=max(_MEMORY_BYTES_LEAST, int(needed * 1.25)), simulate=model,
             cold="direct" if context.workload.reader.odirect else "fill",
-            simulated_roots=[] if model is None else [os.path.realpath(data.data_folder)],
+            simulated_roots=[] if model is None else [os.path.realpath(context.workload.dataset.data_folder)],
         )  # fmt: skip
 
     def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
@@ -217,6 +228,76 @@ class _FilesEngine(_NativeEngine):
 
     def close(self) -> None:
         self._reader.close()
+
+
+class _ObjectsJob:
+    """A batch of objects that are read; as its own batch, too, it holds their memory."""
+
+    def __init__(self, engine: ObjectEngine, sizes: dict[str, int]) -> None:
+        self.lengths = np.array(list(sizes.values()), np.int64)
+        self.ready_ns = 0
+        self._memory = [np.empty(size, np.uint8) for size in sizes.values()]
+        self._running = engine.start([
+            (url, at, memory.data[at : at + RANGE_BYTES])
+            for url, memory in zip(sizes, self._memory, strict=True)
+            for at in range(0, len(memory), RANGE_BYTES)
+        ])  # fmt: skip
+        for each in self._running:
+            each.add_done_callback(self._note)
+
+    def _note(self, _: Future[Any]) -> None:
+        self.ready_ns = time.perf_counter_ns()
+
+    @property
+    def done(self) -> bool:
+        return all(each.done() for each in self._running)
+
+    def failure(self, deadline_s: float) -> Failure | None:
+        """Wait, and say what could not be read. Raises TimeoutError."""
+        until = time.monotonic() + deadline_s
+        results = [each.result(max(0.0, until - time.monotonic())) for each in self._running]
+        return next((each for each in results if isinstance(each, Failure)), None)
+
+
+class _ObjectsEngine(_NativeEngine):
+    """Whole objects, which have to be those that were listed."""
+
+    def __init__(self, context: EngineContext) -> None:
+        super().__init__(context)
+        self.whole_files_bytes()
+        self._folder = ObjectFolder(context.workload.storage)
+        self._reader = self._folder.engine
+        objects = self._folder.objects(context.workload.dataset.data_folder)
+        self._reader.register(objects)
+        self._reader.turn(min(_READS_IN_FLIGHT_MAX, self.reads_in_flight))
+        self._sizes = {each.url: each.size for each in objects}
+
+    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+        paths = self.context.paths(split, indices)
+        urls = [os.fsdecode(path) for path in paths]
+        return _ObjectsJob(self._reader, {url: self._sizes[url] for url in urls}), paths
+
+    def take(self, split: str, job: _ObjectsJob, paths: list[bytes]) -> tuple[Any, int]:  # noqa: ARG002
+        try:
+            failure = job.failure(limit := self.context.deadline_s)
+        except TimeoutError as e:
+            batch = f"a batch of {len(paths)} objects, the first of them {os.fsdecode(paths[0])}"
+            raise BenchError(
+                f"{self._folder.endpoint}: {batch}, was not read within {limit:g} s."
+            ) from e
+        if failure is None:
+            return job, job.ready_ns
+        error = self._folder.refused(failure.to_error(), failure.url)
+        raise BenchError(error.message, path=failure.url, next_step=error.next_step) from error
+
+    def figures(self) -> dict[str, Any]:
+        stats = self._reader.stats()
+        names = ("reads", "bytes", "failures", "requests", "retries", "latency_us")
+        figures = {name: getattr(stats, name) for name in names}
+        return figures | {"endpoint": self._folder.endpoint, "bucket": self._folder.bucket}
+
+    def close(self) -> None:
+        self._folder.close()
 
 
 def extents_reader(

@@ -26,7 +26,7 @@ from headrace.io.objects.transport import file_system
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 PART_BYTES = 16 << 20
 """One part of a multipart upload: 10,000 parts, which is what S3 allows, are 160 GB."""
@@ -126,6 +126,24 @@ def write(data: bytes, url: str, options: Mapping[str, Any], *, create: bool) ->
         VolumeError: the store refuses.
     """
     _put(url, options, partial(io.BytesIO, data), len(data), create=create)
+
+
+def write_blocks(client: Any, url: str, blocks: Iterable[bytes], size: int) -> None:
+    """Writes an object of so many bytes with a client that is there, which keeps its connections.
+
+    Raises:
+        VolumeError: the store refuses.
+    """
+    import obstore
+    from obstore.exceptions import BaseError
+
+    try:
+        obstore.put(
+            client, key_of(url), iter(blocks), use_multipart=size > PART_BYTES,
+            chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE,
+        )  # fmt: skip
+    except (BaseError, FileNotFoundError, PermissionError) as e:
+        raise _refused(url, "written", e) from e
 
 
 def _put(url: str, options: Mapping[str, Any], opener: Any, size: int, *, create: bool) -> None:
