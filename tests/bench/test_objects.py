@@ -149,6 +149,22 @@ def test_generation_goes_on_where_it_stopped_and_refuses_other_data(words, bucke
         run_session(words(larger))
 
 
+def test_dlios_default_workload_runs_on_part_of_what_was_generated(words, bucket):
+    """As DLIO's own case: 64 files are generated, 8 of them read; every second step is saved."""
+    everything = ("++workload.dataset.num_files_train=64", "++workload.dataset.num_files_eval=8")
+    run_session(words(GENERATE, ALONE, *everything, workload="default"))
+    times = ("++workload.evaluation.eval_time=0.005", "++workload.train.epochs=2")
+    report = run_session(words(
+        *times, CHECKPOINT, "++workload.checkpoint.steps_between_checkpoints=2",
+        "++workload.dataset.num_files_eval=8", workload="default",
+    ))  # fmt: skip
+    assert report.summary["headrace"]["provenance"]["engine"]["reads"] == 2 * (8 + 8)
+    saved = folder_of(words()).sizes(f"{bucket}/checkpoints")
+    assert [url.split("/")[4] for url in saved] == [
+        f"global_epoch{epoch}_step{step}" for epoch in (1, 2) for step in (2, 4)
+    ]
+
+
 def test_ranks_generate_their_shares_and_the_last_says_that_all_is_there(words, bucket):
     loaded = load_workload(parse_command_line(words()))
     spec, folder = loaded.workload.dataset, objects_of(loaded.workload)
@@ -293,6 +309,8 @@ def test_no_secret_is_written_anywhere(words, tmp_path, monkeypatch):
      "{access_key_id: ***, secret_access_key: ***, region: r}"),
     ({"a": {"session_token": "t", "region": "r"}}, {"a": {"session_token": "***", "region": "r"}}),
     (["x", "secret=1"], ["x", "secret=***"]),
+    ({"secret_access_key": 12, "tokenizer": "x"}, {"secret_access_key": "***", "tokenizer": "x"}),
+    ("++workload.tokenizer=x", "++workload.tokenizer=x"),
     (3, 3),
 ])  # fmt: skip
 def test_secrets_are_left_out_of_words_and_mappings(given, expected):

@@ -262,7 +262,7 @@ def objects_of(workload: Workload) -> ObjectFolder | None:
 
 
 _SECRET = re.compile(
-    r"""(["']?\w*(?:secret|token|password|access_key)\w*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,}]+)""",
+    r"""(["']?\w*(?:secret\w*|token|password|access_key\w*)["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,}]+)""",
     re.IGNORECASE,
 )
 
@@ -271,7 +271,9 @@ def redacted(given: Any) -> Any:
     """Words of a command line, or settings as mappings, without secrets."""
     if isinstance(given, dict):
         return {
-            key: "***" if isinstance(value, str) and _SECRET.match(f"{key}=x") else redacted(value)
+            key: redacted(value)
+            if isinstance(value, dict) or not _SECRET.match(f"{key}=x")
+            else "***"
             for key, value in given.items()
         }
     if isinstance(given, (list, tuple)):
