@@ -71,7 +71,7 @@ def test_doctor_bench_and_the_node_daemon_need_no_extra(python, tmp_path):
     for number in range(8):
         (tmp_path / f"photos/{number}.bin").write_bytes(bytes(1000))
     for words in (
-        ["doctor", "photos", "--seconds", "0.1"],
+        ["doctor", "photos", "--seconds", "0.3"],
         ["bench", "workloads"],
         ["node", "status"],
         ["cluster", "queue", "--executor", "local"],

@@ -53,6 +53,16 @@ def test_its_parts_agree(demo):
     }
 
 
+def test_pages_of_jobs_are_there(served):
+    """Running ones and those that ended: a page is JSON, whatever the recording's arrays hold."""
+    jobs = served.ask("/api/starving").document["jobs"][:4]
+    for job in jobs:
+        assert (
+            served.ask(f"/api/job?id={job['job_id']}").document["facts"]["job_id"] == job["job_id"]
+        )
+    assert len(jobs) == 4
+
+
 def test_an_unknown_job_is_none(demo):
     assert demo.job("7") is None
     assert demo.job("<script>") is None

@@ -361,7 +361,9 @@ def read(
     output.line(f"CPU {cpu_s:.2f} s, {cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
     share = stats.stall_s / elapsed_s
     output.line(f"waited {duration_text(stats.stall_s)} for data, {share:.1%} of the time")
-    if plane:
+    if plane.get("verdict") == "idle":  # over before anybody looked
+        output.line(str(explain(loader)))
+    elif plane:
         output.line(str(explanation).split("\n\n")[-1])
 
 

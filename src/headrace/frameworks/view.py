@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from headrace.order import Order
     from headrace.plane import Batch, Loader, LoaderStats
     from headrace.plane.batch import Skipped
+    from headrace.plane.decoding import Decoding
     from headrace.plane.images import Images
 
 
@@ -84,6 +85,17 @@ class LoaderView(Closing):
     def skipped(self) -> list[Skipped]:
         """Samples that were left out so far, in the order in which that was noticed."""
         return self._loader.skipped
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """The stage that makes pixels, which counts its `fallbacks`; None without `Images`."""
+        return self._loader.decoding
+
+    def explain(self) -> str:
+        """Say what was waited for, what shows it, and what to do; `headrace.explain` has it as values."""
+        from headrace.control.explain import explain
+
+        return str(explain(self))
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` with the next iterator. Not needed: epochs advance by themselves."""

@@ -159,7 +159,8 @@ class DemoHistory:
         return JobRecord(
             job_id=str(FIRST_ID + job), name=self._named("name", job), user=user,
             account=f"proj-{user[:2]}", nodes=nodes,
-            first_s=shift_s + self._began[job], last_s=shift_s + until_s, measured=measured, figures=figures,
+            first_s=float(shift_s + self._began[job]), last_s=float(shift_s + until_s), measured=measured,
+            figures=figures,
         )  # fmt: skip
 
     def layout(self) -> ClusterLayout:

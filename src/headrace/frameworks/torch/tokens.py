@@ -46,6 +46,11 @@ class TokenTensors:
         return f"TokenTensors({self.batch!r})"
 
     @property
+    def sources(self) -> list[str]:
+        """The name of each window's source in the mixture; see `headrace.TokenBatch`."""
+        return self.batch.sources
+
+    @property
     def documents(self) -> torch.Tensor:
         """int64: the document of each input, -1 for padding."""
         return self._tensor(self.batch.documents)

@@ -52,7 +52,8 @@ _IMAGES: Final = frozenset({"jpeg", "png", "gif", "webp", "bmp", "tiff", "ppm"})
 _MEDIA: Final = ("image", "audio", "video")
 
 _COMPANIONS: Final = re.compile(
-    rb"(?i)readme(\..*)?|licen[cs]e(\..*)?|thumbs\.db|desktop\.ini|_success|_metadata|_common_metadata|"
+    rb"(?i)headrace-dataset\.json|readme(\..*)?|licen[cs]e(\..*)?|thumbs\.db|desktop\.ini|_success|"
+    rb"_metadata|_common_metadata|"
     rb"(md5|sha1|sha256)sums?(\.txt)?|.*\.(md5|sha256|crc|lock|idx|index)"
 )
 """Names of files that lie beside data and are none, whatever the data are."""

@@ -308,10 +308,10 @@ class Watcher:
         if self._ahead is not None:
             self._ahead.close()
 
-    def __del__(self) -> None:
+    def __del__(self, _ending: Any = sys.is_finalizing, _pid: Any = os.getpid) -> None:
         # With the loader: whoever serves opens would be kept, and `open` replaced, for ever. At the
-        # interpreter's end modules are gone already.
-        if not sys.is_finalizing() and os.getpid() == self._pid:
+        # interpreter's end modules are gone already, and their names with them.
+        if not _ending() and _pid() == self._pid:
             self.close()
 
     def _say(self, batch: Any) -> None:
