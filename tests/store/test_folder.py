@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 
 import pytest
@@ -36,9 +37,14 @@ def test_a_file_at_the_top_means_no_labels(folder):
     (root / "notes.txt").write_bytes(b"x")
     scan = scan_folder(root)
     assert scan.columns.labels is None
+    note = "no labels: 1 file lies in no class folder, the first is notes.txt"
+    assert scan.notes == [f"{note} (leave it out, or put it into a folder)"]
     assert scan.columns.class_names is None
     # ... unless the extensions leave it out.
     assert scan_folder(root, SourceOptions(extensions=(".bin",))).columns.labels is not None
+    for name in ("class0", "class1", "class2"):
+        shutil.rmtree(root / name)
+    assert not scan_folder(root).notes  # nobody meant classes
 
 
 def test_hidden_files_are_left_out_and_extensions_ignore_case(tmp_path):

@@ -33,9 +33,14 @@ def test_other_files_beside_images_are_left_out(photos, tmp_path):
     for name in ("README.md", "labels.csv", "LICENSE"):
         (folder / name).write_text("x")
     data, pool = look(folder)
-    assert (data.format, data.samples, data.classes) == ("png", 36, 0)
+    assert (data.format, data.samples, data.classes) == ("png", 36, 3)
     assert all(p.path.endswith(".png") for p in pool.pieces)
     assert any("no images" in note for note in data.notes)
+    for name in ("stray.png", "another.png"):
+        shutil.copy(next(photos.glob("*/*.png")), folder / name)
+    data, _ = look(folder)
+    assert (data.samples, data.classes) == (38, 0)
+    assert any("2 files lie in no class folder, the first is another.png" in n for n in data.notes)
 
 
 def test_empty_files_are_counted(photos, tmp_path):

@@ -55,6 +55,7 @@ from headrace.store.sources.contents import (
     is_companion,
     judge,
     library_folder,
+    no_labels,
 )
 from headrace.store.sources.detect import LIBRARIES, detect_file
 from headrace.store.sources.scan import Scan
@@ -89,7 +90,7 @@ class Walk:
         drawn: paths of files at random, each with the same chance.
         cut: whether the walk ended within one folder, of which nobody knows how long it goes on.
         tops: first-level folders with files in them.
-        loose: files that lie in no folder.
+        loose: files that lie in no folder, by format: how many, and the first name.
         formats: how many files have each, by the ends of their names.
         companions: READMEs, checksums and the like, which are no samples; not among `files`.
         loops: links back to a folder above.
@@ -106,7 +107,7 @@ class Walk:
     cut: bool = False
     pending: int = 0
     tops: set[bytes] = field(default_factory=set)
-    loose: int = 0
+    loose: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     hidden: int = 0
     companions: int = 0
     loops: int = 0
@@ -124,8 +125,12 @@ class Walk:
 
     def note_file(self, path: bytes, dice: random.Random) -> None:
         """Count a file; of all, `DRAWN_MAX` are kept, each with the same chance."""
-        self.formats[format_of(os.fsdecode(os.path.basename(path)))] += 1
+        name = format_of(os.fsdecode(os.path.basename(path)))
+        self.formats[name] += 1
         self.files += 1
+        if b"/" not in path:
+            count, first = self.loose.get(name, (0, path))
+            self.loose[name] = count + 1, min(first, path)
         if len(self.drawn) < DRAWN_MAX:
             self.drawn.append(path)
         elif (at := int(dice.random() * self.files)) < DRAWN_MAX:
@@ -209,8 +214,6 @@ def _list(
             walk.first_odd = walk.first_odd or os.fsdecode(path)
     if folder and walk.files > before:
         walk.tops.add(folder.split(b"/", 1)[0])
-    elif not folder:
-        walk.loose += walk.files - before
 
 
 def _lies_beside(name: bytes, endings: tuple[bytes, ...]) -> bool:
@@ -455,12 +458,15 @@ def _folder(
     if empty == len(sizes):
         what = f": all of {len(sizes):,} files that were looked at are empty"
         raise _refused(path, what, "Check that the data were copied.")
+    loose = [each for name, each in seen.loose.items() if verdict.takes(name)]
+    if loose and seen.tops:
+        notes += no_labels(sum(count for count, _ in loose), min(first for _, first in loose))
     data = DataSet(
         path=path, kind="folder", format=kind if most > _MAJORITY * seen.files else "mixed",
         samples=round(files), exact=seen.complete, at_least=seen.cut,
         files=round(seen.files_estimated), folders=seen.folders,
         nbytes=_total(sizes, files), **quantiles(sizes),
-        classes=len(seen.tops) if not seen.loose else 0, notes=tuple(notes),
+        classes=len(seen.tops) if not loose else 0, notes=tuple(notes),
     )  # fmt: skip
     unopened = names[POOL_MAX:]
     return data, SamplePool(pieces=_full(sized, sizes), whole_files=True, unopened=unopened)

@@ -191,16 +191,28 @@ def sort_files(
 
 
 def labels_of(
-    names: Sequence[bytes],
+    names: Sequence[bytes], notes: list[str]
 ) -> tuple[NDArray[np.int32] | None, tuple[bytes, ...] | None]:
-    """ImageFolder's rule: if each file lies in a first-level folder, these are the classes, sorted."""
+    """ImageFolder's rule: if each file lies in a first-level folder, these are the classes, sorted.
+
+    One file that lies in none takes all labels away: `notes` gets a line that says so.
+    """
     folders = [name.partition(b"/") for name in names]
-    if not all(slash for _, slash, _ in folders):
+    loose = [name for name, slash, _ in folders if not slash]
+    if loose:
+        notes += no_labels(len(loose), loose[0]) if len(loose) < len(names) else ()
         return None, None
     classes = sorted({first for first, _, _ in folders})
     number = {name: i for i, name in enumerate(classes)}
     labels = np.fromiter((number[first] for first, _, _ in folders), np.int32, len(names))
     return labels, tuple(classes)
+
+
+def no_labels(loose: int, first: bytes) -> list[str]:
+    """The note that so many files lie beside folders, which thus are no classes."""
+    lie, them = ("1 file lies", "it") if loose == 1 else (f"{loose:,} files lie", "them")
+    what = f"no labels: {lie} in no class folder, the first is {os.fsdecode(first)}"
+    return [f"{what} (leave {them} out, or put {them} into a folder)"]
 
 
 _SPLITS: Final = {

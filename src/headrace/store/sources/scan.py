@@ -133,7 +133,7 @@ class Scan:
         volumes: what `columns.volume` counts.
         source: how to scan this again; goes into the manifest.
         skipped: what was left out (only with `on_error="skip"`).
-        notes: what was left out because it is no sample.
+        notes: what was left out because it is no sample, and why there are no labels.
         objects: reads volumes that are objects.
         modes: st_mode and st_gid of a tree's files and folders, each once.
     """

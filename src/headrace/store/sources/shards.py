@@ -342,7 +342,7 @@ def _open_prefix(
     engine.register(remotes)
     engine.looked_at.update(remote.url for remote in remotes)
     kept = [name for name in names if name not in left]
-    labels, classes = labels_of(kept)
+    labels, classes = labels_of(kept, notes)
     numbers = np.arange(len(kept), dtype=np.uint32)
     sizes = np.array([remote.size for remote in remotes], np.uint64)
     columns = columns_of(kept, numbers, 0 * sizes, sizes, labels=labels, class_names=classes)
