@@ -22,7 +22,7 @@ from headrace.errors import (
     WorkloadError,
 )
 from headrace.io.objects.listing import write
-from objects.conftest import bucket, client_options, moto_port
+from objects.conftest import AUTHORIZATION, bucket, client_options, moto_port
 from objects.faulty_proxy import FaultyProxy
 
 __all__ = ["bucket", "moto_port"]
@@ -163,6 +163,33 @@ def test_dlios_default_workload_runs_on_part_of_what_was_generated(words, bucket
     assert [url.split("/")[4] for url in saved] == [
         f"global_epoch{epoch}_step{step}" for epoch in (1, 2) for step in (2, 4)
     ]
+
+
+class AIStoreLike(FaultyProxy):
+    """Has its S3 interface below /s3, as AIStore has it."""
+
+    async def _forward(self, head, body):
+        assert b" /s3/" in head.split(b"\r\n")[0]
+        return await super()._forward(head.replace(b" /s3/", b" /", 1), body)
+
+
+def test_aistore_is_read_and_written_by_its_s3_interface_without_credentials(
+    words, bucket, moto_port
+):
+    name = bucket.removeprefix("s3://")
+    with AIStoreLike(moto_port, AUTHORIZATION) as proxy:
+        command = words(
+            GENERATE, CHECKPOINT, "++workload.storage.storage_type=aistore",
+            f"++workload.dataset.data_folder=ais://{name}",
+            f"++workload.checkpoint.checkpoint_folder=ais://{name}/saved",
+            "~workload.storage.storage_options.access_key_id",
+            "~workload.storage.storage_options.secret_access_key", to=proxy.url,
+        )  # fmt: skip
+        report = run_session(command)
+        assert not any("X-Amz-Signature" in line for line, _ in proxy.requests)
+    figures = report.summary["headrace"]["provenance"]["engine"]
+    assert (figures["endpoint"], figures["reads"]) == (f"{proxy.url}/s3", 2 * 8)
+    assert len(folder_of(words()).sizes(f"{bucket}/saved")) == 2
 
 
 def test_ranks_generate_their_shares_and_the_last_says_that_all_is_there(words, bucket):
@@ -337,7 +364,9 @@ def test_folders_that_are_not_are_refused(folder):
     ("reader.odirect=True", "reader.odirect: is of files.*leave it out"),
     ("dataset.skip_listing=True", "dataset.skip_listing: is of files"),
     ("storage.storage_options.bucket=x", r"storage_options\.bucket: is not known for s3"),
-    ("storage.storage_options.s3_max_attempts=none", "s3_max_attempts: is 'none', expected"),
+    ("storage.storage_options.s3_max_attempts=none", "s3_max_attempts: expected a whole"),
+    ("storage.storage_options.endpoint_url=http://me:pw@host", "expected http://HOST:PORT, or https"),
+    ("storage.storage_options.s3_force_path_style=maybe", "expected True or False"),
     ("storage.storage_root=./", "storage.storage_root is './', expected a bucket's name"),
     ("storage.storage_type=direct_fs", "direct_fs is not read by the benchmark: mount it"),
 ])  # fmt: skip

@@ -55,9 +55,14 @@ _INSTEAD: Final = {
     "checkpoint.writer": "expected plain",
 }
 _CREDENTIALS: Final = ("access_key_id", "secret_access_key", "session_token")
-_OPTIONS: Final = (
-    *_CREDENTIALS, "endpoint_url", "region", "s3_force_path_style", "s3_max_attempts",
-)  # fmt: skip
+_OPTIONS: Final = {
+    **dict.fromkeys(_CREDENTIALS, (".+", "text")),
+    "endpoint_url": (r"https?://[^\s@]+", "http://HOST:PORT, or https, without credentials"),
+    "region": (".*", "text"),
+    "s3_force_path_style": ("(?i)true|false", "True or False"),
+    "s3_max_attempts": (r"[1-9]\d{0,3}", "a whole number of at least 1"),
+}
+"""What values look like, as an expression and in words. Values are not printed: they may be secret."""
 _AISTORE: Final = "http://localhost:8080"
 
 
@@ -76,8 +81,8 @@ def object_problems(loaded: LoadedWorkload) -> Iterator[tuple[str, str]]:
         key = f"storage.storage_options.{name}"
         if name not in _OPTIONS:
             yield key, f"is not known for {kind}, expected {', '.join(_OPTIONS)}"
-        elif name == "s3_max_attempts" and not re.fullmatch(r"[1-9]\d{0,3}", str(value)):
-            yield key, f"is {value!r}, expected a whole number of at least 1"
+        elif not re.fullmatch(_OPTIONS[name][0], str(value).strip()):
+            yield key, f"expected {_OPTIONS[name][1]}"
     reads, engine, writer = does.train, engine_name(loaded), workload.checkpoint.writer
     refused = {
         "dataset.format": (reads or does.generate_data) and data.format not in _MAGIC,
@@ -148,11 +153,7 @@ class ObjectFolder:
         if endpoint:
             self._options["endpoint"] = endpoint
         self._attempts = attempts
-
-    @cached_property
-    def engine(self) -> ObjectEngine:
-        """What reads; made when it is needed."""
-        return ObjectEngine(self._options | {"attempts_max": self._attempts})
+        self.engine = ObjectEngine(self._options | {"attempts_max": attempts})
 
     @cached_property
     def _client(self) -> Any:
@@ -252,8 +253,7 @@ class ObjectFolder:
 
     def close(self) -> None:
         """End the engine's thread."""
-        if "engine" in self.__dict__:
-            self.engine.close()
+        self.engine.close()
 
 
 def objects_of(workload: Workload) -> ObjectFolder | None:
