@@ -2,9 +2,9 @@
 
 If every file lies below a first-level sub-folder, the sorted sub-folders are the classes and label their
 files; otherwise there are no labels, and where there are sub-folders, a note names the first file that lies
-in none. Names are the paths below the folder, as bytes, in bytewise order. Files and folders whose name begins
-with a dot are left out, and so are files that lie beside samples and are none (`contents`). Symbolic links are
-followed; a link back to a folder above itself is not entered again, which loses nothing.
+in none. Names are the paths below the folder, as bytes, in bytewise order. Files and folders whose name
+begins with a dot are left out, and so are files that lie beside samples and are none (`contents`). Symbolic
+links are followed; a link back to a folder above itself is not entered again, which loses nothing.
 """
 
 from __future__ import annotations
