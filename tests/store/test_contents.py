@@ -1,5 +1,6 @@
 """What a folder holds: what is left out is said, what is not plain is refused by name, with a next step."""
 
+import codecs
 import gzip
 import io
 import json
@@ -269,6 +270,51 @@ def test_lines_that_are_no_json_are_refused(tmp_path):
     path.write_bytes(gzip.compress(b"{}\n" * 100)[:-9])
     with pytest.raises(SourceError, match="no sound compressed file"):
         headrace.pack(path, tmp_path / "out")
+
+
+def compressors():
+    import bz2
+    import lzma
+
+    zstandard = pytest.importorskip("zstandard", reason="the extra `text` is not installed")
+    return {
+        "gz": gzip.compress,
+        "bz2": bz2.compress,
+        "xz": lzma.compress,
+        "zst": zstandard.compress,
+    }
+
+
+def test_each_file_is_read_as_its_own_first_bytes_say(tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    halves = b"\n".join(line.encode() for line in TEXTS[:4]), TEXTS[4].encode()
+    (root / "0.jsonl").write_bytes(codecs.BOM_UTF8 + b"\n".join(halves))
+    for end, compress in compressors().items():
+        # As one writes who appends to a compressed file: streams, one behind the other.
+        data = compress(codecs.BOM_UTF8 + halves[0]) + compress(b"\n" + halves[1]) + bytes(4)
+        (root / f"{end}.jsonl.{end}").write_bytes(data)
+    assert headrace.pack(root, tmp_path / "out").samples == 25
+    with headrace.open(tmp_path / "out") as store:
+        assert [bytes(store.read(i)).decode() for i in range(25)] == TEXTS[:5] * 5
+    assert headrace.index(root / "0.jsonl", tmp_path / "index").samples == 5
+    with headrace.open(tmp_path / "index") as store:
+        assert bytes(store.read(0)).decode() == TEXTS[0]
+
+
+@pytest.mark.parametrize("end", ["gz", "bz2", "xz", "zst"])
+def test_a_damaged_compressed_file_loses_no_line_in_silence(tmp_path, end):
+    path = tmp_path / f"x.jsonl.{end}"
+    data = compressors()[end](b"".join(b'{"text": "line %d"}\n' % (i * i) for i in range(50_000)))
+    for wrong in (
+        data[: len(data) // 2],
+        data[:-3],
+        data[:2000] + bytes(8) + data[2008:],
+        data + b"x",
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(SourceError, match=r"x.jsonl.*no sound compressed file"):
+            headrace.pack(path, tmp_path / "out", resume=False)
 
 
 def test_labels_of_lines_are_taken_from_a_key(tmp_path):

@@ -98,12 +98,22 @@ def test_documents_are_what_the_library_makes_of_each_text(tmp_path, tokenizer, 
 
 def test_each_line_of_a_text_file_is_a_document_if_that_is_said(tmp_path, tokenizer):
     path, model = tokenizer
-    (tmp_path / "a.txt").write_text("one river\n\nanother river\n")
+    (tmp_path / "a.txt").write_text("one river\n\nanother river\n", "utf-8-sig")
     with pytest.raises(SourceError) as error:
         headrace.tokenize(tmp_path / "a.txt", tmp_path / "a.hr", tokenizer=path)
     assert "--as lines" in error.value.next_step
     headrace.tokenize(tmp_path / "a.txt", tmp_path / "a.hr", tokenizer=path, format="lines")
     assert read(tmp_path / "a.hr") == [model.encode(t).ids for t in ("one river", "another river")]
+
+
+def test_the_mark_before_a_file_is_no_part_of_its_text(tmp_path, tokenizer):
+    path, model = tokenizer
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "a.txt").write_text("one river", "utf-8-sig")
+    headrace.tokenize(tmp_path / "a", tmp_path / "a.hr", tokenizer=path)
+    (tmp_path / "b.jsonl").write_text('{"text": "one river"}\n', "utf-8-sig")
+    headrace.tokenize(tmp_path / "b.jsonl", tmp_path / "b.hr", tokenizer=path)
+    assert read(tmp_path / "a.hr") == read(tmp_path / "b.hr") == [model.encode("one river").ids]
 
 
 def test_an_interrupted_run_goes_on_without_encoding_again(tmp_path, tokenizer, monkeypatch):

@@ -50,6 +50,10 @@ _READ_BYTES: Final = 4 << 20
 """Bytes of a source that are read and encoded together."""
 
 
+_FILES: Final = frozenset({"folder", "objects", "manifest", "tar", "compressed tar"})
+"""Sources whose texts are whole files: an editor's mark at the beginning of one is no part of it."""
+
+
 class _Text(NamedTuple):
     """A text of the source, as bytes."""
 
@@ -192,7 +196,9 @@ class _Texts:
         self._path = str(
             (listed.source.get("paths") or [listed.source.get("path", "the source")])[0]
         )
-        self._field = field if listed.source.get("kind") == "jsonl" else None
+        kind = listed.source.get("kind")
+        self._field = field if kind == "jsonl" else None
+        self._files = kind in _FILES
         self._skipped: list[Problem] = []  # what the packer reports
         if isinstance(listed, Scan) and listed.columns.extents != listed.columns.samples:
             names = listed.columns.part_names
@@ -282,7 +288,7 @@ class _Texts:
         try:
             decoded = str(text.data, "utf-8")
             if self._field is None:
-                return decoded
+                return decoded.removeprefix("\ufeff") if self._files else decoded
             value = json.loads(decoded)
         except (ValueError, RecursionError) as e:
             what = "UTF-8" if isinstance(e, UnicodeDecodeError) else "JSON"

@@ -34,9 +34,9 @@ from headrace.insight.doctor.findings import DataSet, Decode
 from headrace.plane.images import Images
 from headrace.store.directory import split_names
 from headrace.store.sources.contents import SHARD_KINDS, family_of, format_of, format_of_bytes
-from headrace.store.sources.detect import LIBRARIES, is_compressed, open_source
+from headrace.store.sources.detect import LIBRARIES, open_source
 from headrace.store.sources.scan import Scan, SourceOptions
-from headrace.store.sources.shards import Window, read_head
+from headrace.store.sources.shards import Window, is_compressed, read_head
 from headrace.store.sources.tar import grouped, read_members
 from headrace.store.sources.tfrecord import read_records
 

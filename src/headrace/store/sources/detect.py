@@ -206,9 +206,6 @@ def _open_kind(kind: str, paths: list[str], options: SourceOptions) -> Scan | St
     return scan_npy(paths, options)
 
 
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
-"""How files of gzip, bzip2, xz and zstd begin."""
-
 RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
 """How each Riegeli file begins: the header of its first block, and where its first chunk ends."""
 
@@ -224,11 +221,6 @@ _TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (
     ("arrow", (b"ARROW1",), (".arrow", ".feather", ".arrows", ".ipc")),
     ("array_record", (RIEGELI_MAGIC,), (".array_record", ".arrayrecord")),
 )
-
-
-def is_compressed(head: bytes) -> bool:
-    """Whether a file that begins with `head` is compressed."""
-    return head.startswith(_COMPRESSED)
 
 
 def detect_file(path: str) -> str:
@@ -289,6 +281,7 @@ def _detect_array(head: bytes, name: str) -> str | None:
 
 
 def _detect_shard(head: bytes, name: str) -> str | None:
+    from headrace.store.sources.shards import is_compressed
     from headrace.store.sources.tfrecord import looks_like_tfrecord
 
     if name.endswith((".csv", ".tsv")):

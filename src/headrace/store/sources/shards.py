@@ -10,10 +10,11 @@ from __future__ import annotations
 import io
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import numpy as np
 
+from headrace.base.extras import import_extra
 from headrace.errors import SourceError
 from headrace.io.objects.faults import Failure
 from headrace.io.objects.location import has_magic, shown
@@ -26,6 +27,7 @@ from headrace.store.sources.scan import (
     check_unchanged,
     refused,
     unreadable,
+    unsound,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +85,105 @@ def readable(path: str) -> Any:
     if not isinstance(path, ObjectName):
         return path
     return io.BufferedReader(_ObjectFile(path), _BUFFER_BYTES)
+
+
+_COMPRESSED: Final = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
+"""How files of gzip, bzip2, xz and zstd begin."""
+
+_COMPRESSED_STEP: Final = 4 << 10
+"""Bytes that are decompressed at once: the densest that zstd can write are 128 MiB."""
+
+
+def is_compressed(head: bytes) -> bool:
+    """Whether a file that begins with `head` is compressed."""
+    return head.startswith(_COMPRESSED)
+
+
+def opened(path: str) -> io.BufferedReader:
+    """A file or object to be read front to back, decompressed where its own first bytes say so.
+
+    Raises:
+        SourceError: it cannot be opened; when it is read: it is damaged, or ends too early.
+        MissingExtra: it is compressed with zstd, whose library is not installed.
+    """
+    head, file = read_head(path, 8), readable(path)
+    if isinstance(file, str):
+        try:
+            file = open(file, "rb")  # noqa: SIM115 - the caller's to close
+        except OSError as e:
+            raise unreadable(path, e, "Make it readable.") from e
+    return (
+        io.BufferedReader(_Decompressed(path, file, head), 64 << 10)
+        if is_compressed(head)
+        else file
+    )
+
+
+class _Decompressed(io.RawIOBase):
+    """What compressed streams, one behind the other, hold.
+
+    The libraries' own files differ in what they pass over: an end that is missing (zstd), or bytes that are no
+    stream (bzip2). Here each stream must be whole, with its checksum, and nothing but zeros may stand between.
+    """
+
+    def __init__(self, path: str, file: io.BufferedReader, head: bytes) -> None:
+        super().__init__()
+        self._path, self._file = path, file
+        self._make, self._errors = _decompressor(path, head)
+        self._stream: Any = None
+        self._rest = b""
+        self._data = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        while not self._data and self._decompress():
+            pass
+        count = min(len(view), len(self._data))
+        view[:count], self._data = self._data[:count], self._data[count:]
+        return count
+
+    def _decompress(self) -> bool:
+        chunk = self._rest or self._file.read(_COMPRESSED_STEP)
+        self._rest = b""
+        if self._stream is None:
+            padded, chunk = chunk, chunk.lstrip(b"\0")
+            if not chunk:
+                return bool(padded)
+            self._stream = self._make()
+        if not chunk:
+            raise unsound(self._path, "compressed", "it ends too early")
+        try:
+            self._data = memoryview(self._stream.decompress(chunk))
+        except self._errors as e:
+            raise unsound(self._path, "compressed", e) from e
+        if self._stream.eof:
+            self._rest, self._stream = self._stream.unused_data, None
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def _decompressor(path: str, head: bytes) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
+    """What decompresses one stream of a file that begins so, and what it raises."""
+    if head.startswith(_COMPRESSED[0]):
+        import zlib
+
+        return (lambda: zlib.decompressobj(wbits=31)), (zlib.error,)
+    if head.startswith(_COMPRESSED[1]):
+        import bz2
+
+        return bz2.BZ2Decompressor, (OSError,)
+    if head.startswith(_COMPRESSED[2]):
+        import lzma
+
+        return lzma.LZMADecompressor, (lzma.LZMAError,)
+    zstandard = import_extra("zstandard", f"reading {path}")
+    return (lambda: zstandard.ZstdDecompressor().decompressobj()), (zstandard.ZstdError,)
 
 
 class _ObjectFile(io.RawIOBase):

@@ -22,7 +22,6 @@ import numpy as np
 
 from headrace.errors import SourceError
 from headrace.store.directory import DirectoryColumns, columns_of, printable
-from headrace.store.sources.detect import is_compressed
 from headrace.store.sources.scan import (
     Problem,
     Scan,
@@ -37,7 +36,7 @@ from headrace.store.sources.scan import (
     source_entry,
     unreadable,
 )
-from headrace.store.sources.shards import Window, map_files, read_head
+from headrace.store.sources.shards import Window, is_compressed, map_files, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,18 +8,16 @@ pictures and what is to be seen on each; a sample is a picture and its annotatio
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import json
 import operator
 import os
+from codecs import BOM_UTF8
 from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.base.extras import import_extra
 from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.scan import (
@@ -42,7 +40,7 @@ from headrace.store.sources.scan import (
     unreadable,
     unsound,
 )
-from headrace.store.sources.shards import Window, map_files, read_head, readable
+from headrace.store.sources.shards import Window, is_compressed, map_files, opened, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
 
 _BLOCK: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 1 << 30
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"
 
 
 def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
@@ -63,10 +60,11 @@ def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
             f"column={options.column!r} is for tables; a sample of JSON Lines is its line"
         )
     source = source_entry("jsonl", paths, options)
-    if any(read_head(path, 4).startswith((b"\x1f\x8b", _ZSTD)) for path in paths):
+    compressed = _compressed(paths)
+    if compressed is not None:
         return stream_rows(
             paths, lambda path: _stream(path, options.label), source, options,
-            reason=f"{paths[0]}: it is compressed",
+            reason=f"{compressed}: it is compressed",
         )  # fmt: skip
     files = map_files(paths, lambda path: _list_lines(path, options.label), options.workers)
     return scan_rows(paths, files, source, options)
@@ -74,18 +72,26 @@ def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
 
 def open_lines(paths: list[str], options: SourceOptions) -> Scan:
     """The lines of text files that hold something, each a sample."""
-    if any(read_head(path, 4).startswith((b"\x1f\x8b", _ZSTD)) for path in paths):
-        raise refused(paths[0], "is compressed, expected lines of text.", "Decompress it first.")
+    compressed = _compressed(paths)
+    if compressed is not None:
+        raise refused(compressed, "is compressed, expected lines of text.", "Decompress it first.")
     files = map_files(paths, lambda path: _list_lines(path, None, as_json=False), options.workers)
     return scan_rows(paths, files, source_entry("lines", paths, options), options)
+
+
+def _compressed(paths: list[str]) -> str | None:
+    """The first of these files that is compressed."""
+    return next((path for path in paths if is_compressed(read_head(path, 8))), None)
 
 
 def _list_lines(path: str, label: str | None, *, as_json: bool = True) -> Rows:
     with Window(path) as window:
         breaks = [np.array([-1])]
         for at in range(0, window.size, _BLOCK):
-            block = np.frombuffer(window.read(at, min(_BLOCK, window.size - at)), np.uint8)
-            breaks.append(np.flatnonzero(block == ord("\n")) + at)
+            data = window.read(at, min(_BLOCK, window.size - at))
+            if not at and data.startswith(BOM_UTF8):
+                breaks[0] += len(BOM_UTF8)  # an editor's mark is no part of the first line
+            breaks.append(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + at)
         if window.size and window.read(window.size - 1, 1) != b"\n":
             breaks.append(np.array([window.size]))
         ends = np.concatenate(breaks).astype(np.int64)
@@ -138,28 +144,22 @@ def _label(path: str, row: int, line: bytes, name: str) -> int:
 
 def _stream(path: str, label: str | None) -> Iterator[tuple[int, StreamedRow]]:
     row = -1
-    try:
-        with _decompressed(path) as f:
-            while line := f.readline(_LINE_BYTES_MAX):
-                row += 1
-                line = line.removesuffix(b"\n")
-                if line:
-                    if not row:
-                        _check(path, row, line)
-                    number = _label(path, row, line, label) if label else -1
-                    # How many there are is known at the end only: names have room for a billion.
-                    yield 10**9, StreamedRow(row, ((b"", line),), number)
-    except (EOFError, OSError, ValueError) as e:
-        if hasattr(e, "next_step"):
-            raise
-        raise unsound(path, "compressed", e) from e
-
-
-def _decompressed(path: str) -> Any:
-    if read_head(path, 4) != _ZSTD:
-        return gzip.open(readable(path), "rb")
-    zstandard = import_extra("zstandard", f"reading {path}")
-    return io.BufferedReader(zstandard.open(readable(path), "rb"))  # its own stream has no lines
+    with opened(path) as f:
+        while line := f.readline(_LINE_BYTES_MAX):
+            row += 1
+            if len(line) == _LINE_BYTES_MAX and not line.endswith(b"\n"):
+                raise refused(
+                    path, f"line {row + 1} has {len(line):,} bytes or more, expected less.",
+                    "Decompress the file: then lines of any length are read.",
+                )  # fmt: skip
+            line = line.removesuffix(b"\n")
+            line = line if row else line.removeprefix(BOM_UTF8)
+            if line:
+                if not row:
+                    _check(path, row, line)
+                number = _label(path, row, line, label) if label else -1
+                # How many there are is known at the end only: names have room for a billion.
+                yield 10**9, StreamedRow(row, ((b"", line),), number)
 
 
 # -- manifests ---------------------------------------------------------------------------------------
