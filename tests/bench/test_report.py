@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.bench.compare import (
     MEASURES,
+    ComparisonRow,
     compare,
     condition_of,
     judge,
@@ -19,6 +20,7 @@ from headrace.bench.compare import (
     measured,
     value_of,
 )
+from headrace.bench.metrics import Confidence
 from headrace.bench.report import (
     phases_of,
     report_page,
@@ -333,6 +335,15 @@ def test_repeats_in_folders_give_confidence(tmp_path):
     assert with_confidence(au, "%").endswith("(95 %, 2 runs)")
     assert with_confidence(au, "%", brief=True).endswith("%")
     assert "AU of each run" in page_of(tmp_path / "a")
+
+
+def test_a_change_from_nothing_is_noise_where_its_interval_says_so():
+    """0 to 0.39 +- 1.66 is no change for the worse, though no percentage can be told."""
+    wait = MEASURES[0]
+    nothing, some = Confidence(0.0, None, 1), Confidence(0.39, 1.66, 3)
+    assert ComparisonRow(wait, nothing, some).clear is False
+    assert ComparisonRow(wait, nothing, Confidence(3.9, 1.66, 3)).clear is None
+    assert ComparisonRow(wait, Confidence(0.0, 0.1, 3), Confidence(3.9, 1.66, 3)).clear is True
 
 
 def test_repeats_of_one_run_give_confidence_of_au(tmp_path):

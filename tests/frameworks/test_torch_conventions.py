@@ -88,7 +88,7 @@ def test_workers_options_are_torchs_with_workers(path):
         ({"persistent_workers": True}, "needs worker processes"),
         ({"multiprocessing_context": "fork"}, "needs worker processes"),
         ({"timeout": 5}, "needs worker processes"),
-        ({"images": True, "num_workers": 2, "prefetch_factor": 4}, "threads share each batch"),
+        ({"images": True, "num_workers": 2, "timeout": 4}, "no process is waited for"),
         ({"images": True, "num_workers": 2, "worker_init_fn": print}, "no process is started"),
         ({"images": True, "num_workers": 2, "timeout": 5}, "deadline_s"),
         ({"pin_memory_device": "cuda"}, "pin_memory_device is 'cuda'"),

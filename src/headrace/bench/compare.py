@@ -199,11 +199,11 @@ class ComparisonRow:
 
     @property
     def clear(self) -> bool | None:
-        """Whether the change is more than its interval; None without repeats on both sides."""
-        change, width = self.change, self.change_half_width
-        if change is None or width is None or None in (self.a.half_width, self.b.half_width):
-            return None
-        return abs(change) > width
+        """Whether the change is more than its interval; None where repeats on one side cannot tell."""
+        widths = [side.half_width for side in (self.a, self.b) if side.half_width is not None]
+        if widths and abs(self.b.mean - self.a.mean) <= math.hypot(*widths):
+            return False
+        return True if len(widths) == 2 else None
 
     @property
     def worse(self) -> bool | None:
