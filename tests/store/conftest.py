@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import lzma
 import random
 from typing import TYPE_CHECKING
 
@@ -51,3 +54,15 @@ def folder(tmp_path: Path) -> tuple[Path, dict[str, bytes]]:
 def reference(request: pytest.FixtureRequest) -> bool:
     """Both directories and readers, the plain one and the native one."""
     return request.param == "reference"
+
+
+COMPRESSIONS = ("gz", "bz2", "xz", "zst")
+
+
+def compress(end, data):
+    """`data` as one stream of the compression whose files end so."""
+    if end == "zst":
+        return pytest.importorskip(
+            "zstandard", reason="the extra `text` is not installed"
+        ).compress(data)
+    return {"gz": gzip, "bz2": bz2, "xz": lzma}[end].compress(data)

@@ -14,6 +14,7 @@ import pytest
 import headrace
 from headrace.errors import SourceError
 
+from .conftest import COMPRESSIONS, compress
 from .matrix import COUNT, PICTURES, TEXTS, folder, tars, webdataset_folder
 
 
@@ -272,27 +273,16 @@ def test_lines_that_are_no_json_are_refused(tmp_path):
         headrace.pack(path, tmp_path / "out")
 
 
-def compressors():
-    import bz2
-    import lzma
-
-    zstandard = pytest.importorskip("zstandard", reason="the extra `text` is not installed")
-    return {
-        "gz": gzip.compress,
-        "bz2": bz2.compress,
-        "xz": lzma.compress,
-        "zst": zstandard.compress,
-    }
-
-
 def test_each_file_is_read_as_its_own_first_bytes_say(tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     halves = b"\n".join(line.encode() for line in TEXTS[:4]), TEXTS[4].encode()
     (root / "0.jsonl").write_bytes(codecs.BOM_UTF8 + b"\n".join(halves))
-    for end, compress in compressors().items():
+    for end in COMPRESSIONS:
         # As one writes who appends to a compressed file: streams, one behind the other.
-        data = compress(codecs.BOM_UTF8 + halves[0]) + compress(b"\n" + halves[1]) + bytes(4)
+        data = (
+            compress(end, codecs.BOM_UTF8 + halves[0]) + compress(end, b"\n" + halves[1]) + bytes(4)
+        )
         (root / f"{end}.jsonl.{end}").write_bytes(data)
     assert headrace.pack(root, tmp_path / "out").samples == 25
     with headrace.open(tmp_path / "out") as store:
@@ -302,10 +292,10 @@ def test_each_file_is_read_as_its_own_first_bytes_say(tmp_path):
         assert bytes(store.read(0)).decode() == TEXTS[0]
 
 
-@pytest.mark.parametrize("end", ["gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("end", COMPRESSIONS)
 def test_a_damaged_compressed_file_loses_no_line_in_silence(tmp_path, end):
     path = tmp_path / f"x.jsonl.{end}"
-    data = compressors()[end](b"".join(b'{"text": "line %d"}\n' % (i * i) for i in range(50_000)))
+    data = compress(end, b"".join(b'{"text": "line %d"}\n' % (i * i) for i in range(50_000)))
     for wrong in (
         data[: len(data) // 2],
         data[:-3],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
@@ -14,7 +15,7 @@ from headrace.store.pack import index, pack
 from headrace.store.repair import repair
 from headrace.store.verify import verify
 
-from .conftest import flip
+from .conftest import COMPRESSIONS, compress, flip
 
 
 def make_tar(path, members, fmt=tarfile.GNU_FORMAT, mode="w"):
@@ -213,10 +214,12 @@ def test_random_damage_never_escapes_as_another_error(tmp_path):
     assert refused > 10
 
 
-@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
-def test_compressed_tars_are_packed_but_not_indexed(tmp_path, mode):
+@pytest.mark.parametrize("end", COMPRESSIONS)
+def test_compressed_tars_are_packed_but_not_indexed(tmp_path, end):
     members = list(dataset())
-    path = make_tar(tmp_path / f"a.tar.{mode[2:]}", members, mode=mode)
+    path = tmp_path / f"a.tar.{end}"
+    plain = make_tar(tmp_path / "a.tar", members)
+    path.write_bytes(compress(end, plain.read_bytes()))
     with pytest.raises(SourceError, match="front to back"):
         index(path, tmp_path / "i.hr")
     with pytest.raises(HeadraceError, match="front to back"):
@@ -225,9 +228,32 @@ def test_compressed_tars_are_packed_but_not_indexed(tmp_path, mode):
     with open_store(tmp_path / "out.hr") as store:
         check(store, members)
         assert store.labels.tolist() == [i % 7 for i in range(30)]
+    assert pack([path, plain], tmp_path / "both.hr", prefix_names=True).samples == 60
     path.write_bytes(path.read_bytes()[:-200])
-    with pytest.raises(SourceError, match="cannot be unpacked"):
+    with pytest.raises(SourceError, match="no sound compressed file: it ends too early"):
         pack(path, tmp_path / "out2.hr")
+
+
+def test_a_damaged_compressed_tar_loses_no_member_in_silence(tmp_path):
+    path = tmp_path / "a.tar.gz"
+    good = make_tar(
+        tmp_path / "a.tar", [(f"{i:02}.bin", bytes([i]) * 600) for i in range(30)]
+    ).read_bytes()
+    member = 512 + 1024
+    flipped = bytearray(good)
+    flipped[10 * member + 150] ^= 255  # the header's checksum
+    stored = bytearray(gzip.compress(good, 0))
+    stored[10 * member + 1000] ^= 1  # a byte of a member
+    cases = {
+        "a header is none": gzip.compress(flipped),
+        "header is none: empty": gzip.compress(good[: 10 * member]),
+        "unexpected end": gzip.compress(good[: 10 * member + 600]),
+        "incorrect data check": stored,
+    }
+    for message, data in cases.items():
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=message):
+            pack(path, tmp_path / "out.hr", resume=False)
 
 
 def test_a_packed_tar_is_repaired_from_its_shards(tmp_path):

@@ -292,7 +292,7 @@ def _detect_shard(head: bytes, name: str) -> str | None:
         return "tar"
     if looks_like_tfrecord(head):
         return "tfrecord"
-    packed = is_compressed(head) and name.endswith((".gz", ".bz2", ".xz"))
+    packed = is_compressed(head) and name.endswith((".gz", ".bz2", ".xz", ".zst"))
     return "tar" if packed or head[257:262] == b"ustar" else None
 
 

@@ -16,7 +16,7 @@ import tarfile
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from headrace.store.sources.scan import (
     source_entry,
     unreadable,
 )
-from headrace.store.sources.shards import Window, is_compressed, map_files, read_head
+from headrace.store.sources.shards import Window, is_compressed, map_files, opened, read_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -84,18 +84,9 @@ class _Listing:
 
 
 def open_tar(paths: list[str], options: SourceOptions) -> Scan | Stream:
-    """Lists tar files; a stream if they are compressed."""
-    compressed = [p for p in paths if _is_compressed(p)]
-    if compressed and len(compressed) < len(paths):
-        plain = next(p for p in paths if p not in compressed)
-        raise SourceError(
-            f"{compressed[0]} is compressed and {plain} is not, expected one kind.",
-            path=plain,
-            next_step="Decompress all of them.",
-        )
-    if compressed:
-        return _stream_tar(paths, options)
-    return scan_tar(paths, options)
+    """Lists tar files; a stream where one is compressed."""
+    compressed = any(_is_compressed(path) for path in paths)
+    return _stream_tar(paths, options) if compressed else scan_tar(paths, options)
 
 
 def scan_tar(paths: list[str], options: SourceOptions) -> Scan:
@@ -347,6 +338,9 @@ def _join(shards: list[_Listing]) -> DirectoryColumns:
 # -- compressed -------------------------------------------------------------------------------------
 
 
+_STREAM_STEP: Final = 64 << 10
+
+
 def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     source = source_entry("compressed tar", paths, options)
     skipped: list[Problem] = []
@@ -364,11 +358,27 @@ def _stream_tar(paths: list[str], options: SourceOptions) -> Stream:
     return Stream(items, source, skipped=skipped)
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose header is sound: the library takes one that is not for the tar's end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as e:
+            if buf and not any(buf):
+                raise  # zeros are the end
+            raise tarfile.ReadError(f"a header is none: {e}") from e
+
+
 def _stream_members(
     path: str, options: SourceOptions, skipped: list[Problem]
 ) -> Iterator[tuple[bytes, bytes]]:
     try:
-        with tarfile.open(path, "r|*", encoding="utf-8", errors="surrogateescape") as tar:
+        with opened(path) as f, tarfile.open(
+            fileobj=f, mode="r|", tarinfo=_Member, encoding="utf-8", errors="surrogateescape",
+            bufsize=_STREAM_STEP,
+        ) as tar:  # fmt: skip
             for member in tar:
                 name = _clean(member.name.encode("utf-8", "surrogateescape"))
                 if member.isdir() or name.rpartition(b"/")[2].startswith(b"."):
@@ -380,10 +390,12 @@ def _stream_members(
                     skipped.append(Problem(path, f"{printable(name)} is no regular file"))
                     if options.on_error == "raise":
                         raise_problems(path, skipped)
+            while f.read(_STREAM_STEP):
+                pass  # behind the tar's end stands the checksum of all
     except (tarfile.TarError, EOFError, OSError, ValueError) as e:
         if isinstance(e, SourceError):
             raise
         raise refused(
             path, f"cannot be unpacked: {e}.",
-            "The file is truncated, damaged or of an unknown compression: fetch it again.",
+            "The file is truncated or damaged: fetch it again.",
         ) from e  # fmt: skip
