@@ -299,6 +299,21 @@ def test_the_state_of_a_mixture_is_small_and_refuses_other_data(paths, mixture):
     ("arguments", "error", "message"),
     [
         ({"sources": {}}, OrderError, "a mixture has 0 sources"),
+        (
+            {"sources": [("web.hr", 1)]},
+            TypeError,
+            r"of type list, expected a dict .*: mix\(\{'web': ",
+        ),
+        (
+            {"sources": {"web": ("web.hr",)}},
+            TypeError,
+            r"'web' is \('web.hr',\), expected .* a pair",
+        ),
+        (
+            {"sources": {"web": (0.7, "web.hr")}},
+            TypeError,
+            "expected a store, or a pair of one and its",
+        ),
         ({"repeats": {"wbe": 2}}, ValueError, "repeats names the source 'wbe'"),
         ({"schedule": [(0, {"web": 1})]}, OrderError, "global_batch is None"),
         ({"schedule": [(0, {"wbe": 1})], "global_batch": 8}, ValueError, "schedule names .* 'wbe'"),

@@ -154,7 +154,9 @@ def test_an_interrupted_run_goes_on_without_encoding_again(tmp_path, tokenizer, 
     ("line", "message"),
     [
         (b'{"txt": "a"}', r"no text in 'text': it has \['txt'\]"),
-        (b'{"text": 7}', "no text in 'text'"),
+        (b'{"text": 7}', "no text in 'text': it is 7, expected a string"),
+        (b'{"text": null}', "no text in 'text': it is null, expected a string"),
+        (b'["text"]', r"no text in 'text': it is no object: \["),
         (b'{"text": "a"', "is no JSON"),
         (b'{"text": "\xff"}', "is no UTF-8"),
     ],
@@ -167,6 +169,7 @@ def test_what_is_no_text_is_refused_or_left_out(tmp_path, tokenizer, line, messa
         headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path)
     report = headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path, on_error="skip")
     assert len(report.skipped) == 1
+    assert str(report.skipped[0]).startswith(f"{source}: sample ")  # its path is shown once
     assert read(tmp_path / "a.hr") == [model.encode(t).ids for t in ("river", "mill")]
 
 

@@ -11,6 +11,7 @@ Nothing is copied or opened twice: sources that were given open stay the caller'
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate
@@ -29,7 +30,7 @@ from headrace.store.store import Store
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -287,6 +288,11 @@ def _taken_apart(
     sources: Mapping[str, Source | tuple[Source, float]],
 ) -> tuple[list[str], list[Source], list[float] | None]:
     """Names, sources and proportions; None where there are none."""
+    form = "mix({'web': ('web.hr', 0.7), 'code': ('code.hr', 0.3)})"
+    if not isinstance(sources, Mapping):
+        raise TypeError(
+            f"sources is of type {type(sources).__name__}, expected a dict of sources by name: {form}"
+        )
     if not 1 <= len(sources) <= SOURCES_MAX:
         raise OrderError(f"a mixture has {len(sources)} sources, expected 1 to {SOURCES_MAX:,}")
     given: list[Source] = []
@@ -296,7 +302,12 @@ def _taken_apart(
             raise ValueError(
                 f"a source is named {name[:80]!r}, expected 1 to {NAME_CHARACTERS_MAX} printable characters"
             )
-        if isinstance(value, tuple):
+        if isinstance(value, (tuple, list)):
+            if len(value) != 2 or not isinstance(value[1], (int, float, np.number)):
+                raise TypeError(
+                    f"the source {name!r} is {value!r:.100}, expected a store, or a pair of one and its "
+                    f"proportion: {form}"
+                )
             given.append(value[0])
             weights.append(value[1])
         else:

@@ -298,9 +298,13 @@ class _Texts:
             ) from e  # fmt: skip
         content = value.get(self._field) if isinstance(value, dict) else None
         if not isinstance(content, str):
-            keys = sorted(map(str, value))[:10] if isinstance(value, dict) else type(value).__name__
+            has = f"it is no object: {decoded[:40]}"
+            if isinstance(value, dict) and self._field in value:
+                has = f"it is {json.dumps(content)[:40]}, expected a string"
+            elif isinstance(value, dict):
+                has = f"it has {sorted(value)[:10]}"
             raise refused(
-                self._path, f"sample {name!r} has no text in {self._field!r}: it has {keys}.",
+                self._path, f"sample {name!r} has no text in {self._field!r}: {has}.",
                 "Name the field: --field content; or leave such texts out: --skip-errors.",
             )  # fmt: skip
         return content

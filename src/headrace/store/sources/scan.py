@@ -112,7 +112,8 @@ class Problem:
     @staticmethod
     def of(error: SourceError) -> Problem:
         """What an error says, for a report."""
-        return Problem(error.path or "", error.message, error.offset_bytes)
+        path = error.path or ""
+        return Problem(path, error.message.removeprefix(f"{path}: "), error.offset_bytes)
 
     def __str__(self) -> str:
         where = "" if self.offset_bytes is None else f" (offset {self.offset_bytes:,})"
