@@ -263,3 +263,24 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.types", None)
     with pytest.raises(MissingPackage, match=r"pip install 'headrace\[arrow\]'"):
         open_store(path)
+
+
+@pytest.mark.parametrize("form", ["arrow", "parquet", "compressed"])
+def test_integers_that_nulls_would_round_are_refused(tmp_path, form):
+    """Nulls are NaN, and float64 does not hold 2^53 + 1: also where the null lies in another piece."""
+    import pyarrow.parquet as pq
+
+    numbers = [1, 2**53 + 1, 3, None]
+    table = pa.table({"data": [b"a", b"b", b"c", b"d"], "big": pa.array(numbers, pa.int64())})
+    source = tmp_path / ("t.arrow" if form == "arrow" else "t.parquet")
+    if form == "arrow":
+        with pa.OSFile(str(source), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+            out.write_table(table, max_chunksize=2)
+    else:
+        pq.write_table(
+            table, source, row_group_size=2, use_dictionary=False,
+            compression="snappy" if form == "compressed" else "none",
+        )  # fmt: skip
+    with pytest.raises(SourceError, match=r"column 'big' has .*(nulls|point)"):
+        pack(source, tmp_path / "p.hr")
+    assert not (tmp_path / "p.hr").exists()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from headrace.store.manifest import Segment
     from headrace.store.publish import Partial
     from headrace.store.rewriting import ImageRecipe
@@ -377,8 +379,19 @@ class StreamMetadata:
             parts=self._parts,
             counts=np.array(self._counts, np.uint64),
             labels=np.array(self._labels, np.int64),
-            columns={name: np.array(values) for name, values in self._columns.items()},
+            columns={name: _column(name, values) for name, values in self._columns.items()},
         )  # fmt: skip
+
+
+def _column(name: str, values: list[int | float]) -> NDArray[Any]:
+    column = np.array(values)
+    if column.dtype.kind == "f" and any(isinstance(v, int) and abs(v) >= 1 << 53 for v in values):
+        raise SourceError(
+            f"column {name!r} has numbers with a point (nulls are NaN) and integers beyond 2^53, which float64 "
+            "does not hold.",
+            next_step="Fill the nulls, or leave the column out.",
+        )
+    return column
 
 
 def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:

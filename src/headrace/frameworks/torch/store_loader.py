@@ -85,7 +85,7 @@ class StoreLoader(LoaderView):
         multiprocessing_context: how workers are started: `fork`, `spawn` or `forkserver`.
         generator: a seed is drawn from it when the loader is made. For one rank only: others' generators may
             differ, so several ranks give `seed`.
-        prefetch_factor: batches made ahead per worker; None: 2. Threads work ahead within `memory_bytes` instead.
+        prefetch_factor: batches made ahead per worker; None: 2. Threads work ahead within `memory_bytes`.
         persistent_workers: keep the workers from epoch to epoch.
         pin_memory_device: "" only; torch has deprecated it.
         in_order: batches come in order always.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from headrace.store.sources.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -305,14 +305,49 @@ def _offsets(array: Any, path: str) -> NDArray[np.int64]:
     return offsets.astype(np.int64)
 
 
-def number_array(array: Any) -> NDArray[Any]:
-    """(n,) the numbers of a `pyarrow.Array`, or NaN in float64 for nulls, where there are some."""
+def number_array(array: Any, name: str, path: str) -> NDArray[Any]:
+    """(n,) the numbers of a `pyarrow.Array`, or NaN in float64 for nulls, where there are some.
+
+    Raises:
+        SourceError: there are nulls, and integers that float64 does not hold.
+    """
     if _types().is_boolean(array.type):
         array = array.cast("int8")
     if array.null_count:
-        array = array.cast("float64", safe=False)
+        try:
+            array = array.cast("float64")
+        except ValueError as e:  # pyarrow's, of numbers beyond 2^53
+            raise _inexact(name, path, str(e)) from e
         return np.asarray(array.fill_null(float("nan")).to_numpy(zero_copy_only=False))
     return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def joined_numbers(pieces: Sequence[NDArray[Any]], name: str, path: str) -> NDArray[Any]:
+    """(n,) a column out of its pieces: float64 where any of them has nulls.
+
+    Raises:
+        SourceError: another has integers that float64 does not hold.
+    """
+    column = np.concatenate(pieces)
+    for piece in pieces if column.dtype.kind == "f" else ():
+        if (
+            piece.dtype.kind in "iu"
+            and (beyond := piece[abs(piece.astype(np.float64)) >= _EXACT]).size
+        ):
+            raise _inexact(name, path, f"{beyond[0]} is one")
+    return column
+
+
+_EXACT: Final = 2.0**53
+"""From here on float64 does not hold every integer."""
+
+
+def _inexact(name: str, path: str, example: str) -> SourceError:
+    return refused(
+        path,
+        f"column {name!r} has nulls, which become NaN, and integers that float64 cannot hold: {example}.",
+        "Fill the nulls, or leave the column out.",
+    )
 
 
 class LabelReader:
@@ -374,7 +409,7 @@ def stream_batch(
     parts = sorted(columns.data, key=os.fsencode)
     values = [_readable(batch.column(name), path) for name in parts]
     views = [memoryview(v.buffer if v.buffer is not None else b"") for v in values]
-    of_row = [number_array(batch.column(name)).tolist() for name in columns.numbers]
+    of_row = [number_array(batch.column(name), name, path).tolist() for name in columns.numbers]
     for i in range(batch.num_rows):
         null = [
             n for n, v in zip(parts, values, strict=True) if v.valid is not None and not v.valid[i]
@@ -520,7 +555,7 @@ def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
         if labels.name:
             numbers.append(labels.read(batch.column(labels.name)))
         for name, column in of_row.items():
-            column.append(number_array(batch.column(name)))
+            column.append(number_array(batch.column(name), name, path))
     used = np.concatenate(valid)
     kept = np.flatnonzero(used)
 
@@ -534,7 +569,7 @@ def _list_rows(path: str, columns: ArrowColumns, labels: LabelReader) -> Rows:
         np.concatenate(numbers)[kept] if labels.name else None,
         kept=kept,
         problems=null_problems(path, columns.data[0], np.flatnonzero(~used)),
-        columns={name: np.concatenate(c)[kept] for name, c in of_row.items() if c},
+        columns={name: joined_numbers(c, name, path)[kept] for name, c in of_row.items() if c},
     )
 
 

@@ -22,6 +22,7 @@ from headrace.store.sources.arrow import (
     LabelReader,
     Values,
     choose_columns,
+    joined_numbers,
     number_array,
     values_of,
 )
@@ -181,8 +182,11 @@ class _View:
         """(n,) the columns of numbers of the shown rows."""
         columns = {}
         for name in self.columns.numbers:
-            chunks = [number_array(chunk) for chunk in self._table.column(name).chunks]
-            columns[name] = np.concatenate(chunks)[self.order]
+            chunks = [
+                number_array(chunk, name, "the data set")
+                for chunk in self._table.column(name).chunks
+            ]
+            columns[name] = joined_numbers(chunks, name, "the data set")[self.order]
         return columns
 
     def paths(self) -> list[str] | None:

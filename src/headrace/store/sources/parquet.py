@@ -21,6 +21,7 @@ from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
     choose_columns,
+    joined_numbers,
     number_array,
     require_columns,
     stream_batch,
@@ -483,11 +484,12 @@ def _read_numbers(path: str, rows: Rows, columns: ArrowColumns, labels: LabelRea
                 break
             for name, column in pieces.items():
                 array = batch.column(name)
-                column.append(labels.read(array) if name == columns.label else number_array(array))
+                is_label = name == columns.label
+                column.append(labels.read(array) if is_label else number_array(array, name, path))
     if count != rows.count:
         raise damaged(path, f"number of values in {names[0]!r}", count, rows.count, 0)
     if count:
-        joined = {name: np.concatenate(column) for name, column in pieces.items()}
+        joined = {name: joined_numbers(column, name, path) for name, column in pieces.items()}
         rows.labels = joined.pop(columns.label, None) if columns.label else None
         rows.columns = joined
     elif columns.label:
