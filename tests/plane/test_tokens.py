@@ -210,6 +210,16 @@ def test_what_tokens_are_is_never_guessed(data, tmp_path):
     _, store = data
     with pytest.raises(ValueError, match="what are the tokens of"):
         hr.tokens(store, LENGTH, 4)
+    for name, what in {"a.jsonl": "JSON Lines", "a.txt": "text", "a.jpg": "pictures"}.items():
+        folder = tmp_path / what
+        folder.mkdir()
+        (folder / name).write_bytes(b'{"text": "a"}\n')
+        hr.pack(folder, tmp_path / f"{what}.hr")
+        for source in (folder, tmp_path / f"{what}.hr"):
+            with pytest.raises(
+                ValueError, match=f"holds {what}, expected tokens. .*headrace tokenize"
+            ):
+                hr.tokens(source, LENGTH, 4)
     with pytest.raises(ValueError, match="stored is 'float32'"):
         loader(store, stored="float32")
     with pytest.raises(ValueError, match="cache_dir"):

@@ -23,6 +23,7 @@ from headrace.base.lifetime import Closing
 from headrace.errors import StoreError
 from headrace.order.windows import JoinedPlan, Pieces, plan_windows
 from headrace.plane.loader import Loader
+from headrace.store.sources.contents import family_of, format_of
 from headrace.store.sources.scan import TOKEN_PARTS
 
 if TYPE_CHECKING:
@@ -256,6 +257,21 @@ def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
+_TOKENIZE: Final = (
+    ". Text is tokenized first: headrace tokenize TEXTS OUT.hr --tokenizer tokenizer.json "
+    "(docs/howto/tokens.md)"
+)
+
+
+def _no_tokens(store: Store, part: str) -> str:
+    """What a store surely holds that is none, by its source and by the name of its first sample; or nothing."""
+    kinds = {segment.entry.source.get("kind") for segment in store.segments}
+    if kinds <= {"jsonl", "lines"}:
+        return "JSON Lines" if "jsonl" in kinds else "lines of text"
+    name = family_of(format_of(f"{store.names[0]}.{part}" if part else store.names[0]))
+    return {"image": "pictures", "text": "text", "audio": "audio", "video": "video"}.get(name, "")
+
+
 def _stored_as(store: Store, part: str, given: str | None) -> str:
     stated = set()
     for source in (segment.entry.source for segment in store.segments):
@@ -268,9 +284,11 @@ def _stored_as(store: Store, part: str, given: str | None) -> str:
             "with one tokenizer, or pack them as one type"
         )
     if given is None and not stated:
+        if what := _no_tokens(store, part):
+            raise ValueError(f"{store.path} holds {what}, expected tokens{_TOKENIZE}")
         raise ValueError(
-            f"what are the tokens of {store.path}? The store does not say: pass stored='uint16', or pack "
-            "it from a source of tokens (docs/howto/tokens.md)"
+            f"what are the tokens of {store.path}? The store does not say{_TOKENIZE}. If it holds tokens, pass "
+            "stored='uint16', or pack it from a source of tokens"
         )
     if given is not None and stated - {given}:
         raise ValueError(f"stored is {given!r}, the store says that tokens are {min(stated)}")
