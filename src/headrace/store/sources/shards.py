@@ -123,7 +123,8 @@ class _Decompressed(io.RawIOBase):
     """What compressed streams, one behind the other, hold.
 
     The libraries' own files differ in what they pass over: an end that is missing (zstd), or bytes that are no
-    stream (bzip2). Here each stream must be whole, with its checksum, and nothing but zeros may stand between.
+    stream (bzip2). Here each stream must be whole, its checksum (where it has one) must fit, and nothing
+    but zeros may stand between.
     """
 
     def __init__(self, path: str, file: io.BufferedReader, head: bytes) -> None:
