@@ -19,8 +19,10 @@ import headrace as hr
 import warm
 from headrace.control.stalls.live import evidence_of
 from headrace.errors import CorruptSample, DecodeError, StateMismatch
+from headrace.insight.verify import verify_epochs
 from headrace.order import combine_hashes
 from headrace.torch import DataLoader, Dataset
+from headrace.trace import flush, read_run
 
 from .decoders import (
     SAMPLES,
@@ -226,14 +228,18 @@ def test_an_error_names_the_sample_and_comes_in_its_turn(path, way):
 
 
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])
-def test_skipping_leaves_out_one_sample_and_records_it(path, way):
+def test_skipping_leaves_out_one_sample_and_records_it(path, way, tmp_path):
     loader = DataLoader(
-        path, 16, shuffle=True, seed=5, decode=fail_on_77, on_error="skip", **WAYS[way]
-    )
+        path, 16, shuffle=True, seed=5, decode=fail_on_77, on_error="skip", trace=tmp_path / "run", **WAYS[way],
+    )  # fmt: skip
     with loader:
         assert sorted(rows(loader)) == [i for i in range(SAMPLES) if i != 77]
         assert [s.index for s in loader.skipped] == [77]
         assert loader.stats.samples == SAMPLES - 1
+    flush()
+    (epoch,) = verify_epochs(read_run(tmp_path / "run")).loaders[0].epochs
+    assert (str(epoch.state), epoch.left_out) == ("wrong", 1)
+    assert "decoding sample 77 ('00077') failed" in epoch.findings[0].where
 
 
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])

@@ -40,7 +40,8 @@ class Run:
         given = {"source": 1_000_000} if nbytes is None else nbytes
         row = {
             "epoch": 0, "step": len(self.rows), "position": 8 * len(self.rows), "samples": 8,
-            "order_hash": 1, "asked_s": asked_s, "delivered_s": delivered_s, "waited_s": waited,
+            "order_hash": 1, "left_out": 0, "left_out_hash": 0, "asked_s": asked_s, "delivered_s": delivered_s,
+            "waited_s": waited,
             "bytes": tuple(given.get(name, 0) for name in TIERS), "room_s": 0.0, "held_s": 0.0,
             "reads": 8, "read_s": 8 * 0.005, "depth": 0, "quiet_reads": 0, "quiet_s": 0.0, "work_s": 0.0,
             "cpu_s": 0.0, "serial": False, "looks": 0, "contended": 0, "others_s": 0.0, **more,

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.lib.recfunctions import repack_fields
 from typer.testing import CliRunner
 
 from headrace.cli.app import app
 from headrace.insight.deliveries import sums_at
 from headrace.insight.verify import same_order, verify_epochs
-from headrace.order import Blocked, Sequential, Shuffled, Weighted, order_hash
+from headrace.order import Blocked, Sequential, Shuffled, Weighted, combine_hashes, order_hash
 from headrace.order.hash import position_hashes
+from headrace.plane.batch_trace import STEP
 from headrace.trace import read_run
 from traces.runs import Loaders, made_run, steps_of
 
@@ -77,6 +79,20 @@ def skipped(step, rank=1, samples=3):
     return change
 
 
+def left_out(step, *slots, rank=1, order=Shuffled(1000, seed=7)):  # noqa: B008 - nothing changes it
+    """Samples of a step could not be delivered, and the step says so."""
+
+    def change(r, rows):
+        if r == rank:
+            row = rows[step]
+            places = [int(row["position"]) + slot for slot in slots]
+            gone = [order_hash(at, order.indices(int(row["epoch"]), at, at + 1)) for at in places]
+            row["left_out"] = len(slots)
+            row["left_out_hash"] = combine_hashes(*gone)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "found"), [
         (without(4), [("missing", (144, 160))]),
@@ -86,12 +102,40 @@ def skipped(step, rank=1, samples=3):
         (other_sample(4), [("other samples", (144, 160))]),
         (swapped(4, 6), [("other samples", (144, 160)), ("other samples", (208, 224))]),
         (skipped(4), [("left out", (144, 160))]),
-    ], ids=["missing", "last missing", "first missing", "doubled", "changed", "swapped", "skipped"],
+        (left_out(4, 2, 5), [("left out", (144, 160))]),
+    ], ids=["missing", "last missing", "first missing", "doubled", "changed", "swapped", "skipped", "left out"],
 )  # fmt: skip
 def test_what_is_wrong_is_found_with_its_place(tmp_path, change, found):
     Loaders(tmp_path / "run").epoch(0).epoch(1, change=change).epoch(2).close()
     assert findings(tmp_path / "run") == [(kind, 1, at) for kind, at in found]
     assert not proof_of(tmp_path / "run").holds
+
+
+def test_samples_that_were_left_out_are_named_and_not_in_the_hash(tmp_path):
+    loaders = Loaders(tmp_path / "run").epoch(0, change=left_out(4, 2, 5)).epoch(1)
+    loaders.event(1, "left out", epoch=0, step=4, position=149, index=3, reason="sample 3 is bad.")
+    loaders.event(1, "left out", epoch=1, step=4, position=146, index=4, reason="another epoch's")
+    loaders.close()
+    epoch, whole = proof_of(tmp_path / "run").loaders[0].epochs
+    assert (epoch.left_out, str(epoch.state), str(whole.state)) == (2, "wrong", "whole")
+    assert [(f.positions, f.where) for f in epoch.findings] == [
+        ((149, 150), "rank 1, step 4: sample 3 is bad."), ((144, 160), "rank 1, step 4: 1 sample"),
+    ]  # fmt: skip
+    hashes = position_hashes(0, loaders.order.indices(0, 0, 1000))
+    assert epoch.order_hash == int(np.delete(hashes, [146, 149]).sum(dtype=np.uint64))
+
+
+def test_a_trace_that_cannot_say_what_was_left_out_proves_nothing(tmp_path, monkeypatch):
+    older = STEP[[name for name in STEP.names if not name.startswith("left_out")]]
+    monkeypatch.setattr("headrace.trace.format.STEP", packed := repack_fields(older))
+    Loaders(tmp_path / "run").epoch(
+        0, change=lambda _, rows: rows[list(packed.names)].astype(packed)
+    ).close()
+    monkeypatch.undo()
+    (loader,) = proof_of(tmp_path / "run").loaders
+    assert "does not say whether samples were left out" in loader.gaps[0]
+    assert str(loader.epochs[0].state) == "whole"
+    assert not loader.holds
 
 
 def test_a_run_in_which_all_is_wrong_is_told_in_a_few_lines(tmp_path):
@@ -249,6 +293,14 @@ def test_another_seed_or_other_data_is_another_order(tmp_path):
     made_run(tmp_path / "c", samples=500)
     made_run(tmp_path / "d", samples=500, fingerprint="e" * 16)
     assert "other data" in same(tmp_path / "c", tmp_path / "d").first.what
+
+
+def test_a_run_that_lacks_samples_is_another(tmp_path):
+    made_run(tmp_path / "a", epochs=1)
+    for name in "bc":
+        Loaders(tmp_path / name).epoch(0, change=left_out(4, 2)).close()
+    assert same(tmp_path / "a", tmp_path / "b").first.positions == (144, 160)
+    assert same(tmp_path / "b", tmp_path / "c").holds
 
 
 def test_a_shorter_run_is_compared_as_far_as_it_went(tmp_path):

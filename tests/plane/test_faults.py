@@ -13,7 +13,10 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample, CorruptStore, SourceChanged, VolumeError, VolumeTimeout
-from headrace.order import Weighted
+from headrace.insight.verify import verify_epochs
+from headrace.order import Shuffled, Weighted
+from headrace.order.hash import position_hashes
+from headrace.trace import flush, read_run
 
 from .conftest import SAMPLES, content
 
@@ -73,6 +76,26 @@ def test_a_flipped_bit_is_never_delivered(copy, order, options):
         assert sorted(seen) == [i for i in range(SAMPLES) if i != 123]
         assert [(s.index, s.name) for s in loader.skipped] == [(123, "00123")]
         assert loader.stats.batches == len(loader)
+
+
+def test_an_epoch_that_lost_a_sample_is_not_proved(copy, tmp_path):
+    offset, length = extent_of(copy, 123)
+    order = Shuffled(SAMPLES, seed=1)
+    whole = position_hashes(0, order.indices(0, 0, SAMPLES))
+    flip_byte(volume_of(copy), offset + length // 2)
+    with hr.open(copy) as store:
+        loader = hr.loader(store, 32, seed=1, on_error="skip", trace=tmp_path / "run")
+        assert sum(map(len, loader)) == SAMPLES - 1
+        flush()
+    proof = verify_epochs(read_run(tmp_path / "run"))
+    (epoch,) = proof.loaders[0].epochs
+    (finding,) = epoch.findings
+    at = int(np.flatnonzero(order.indices(0, 0, SAMPLES) == 123)[0])
+    assert (finding.kind, finding.positions, epoch.left_out) == ("left out", (at, at + 1), 1)
+    assert "sample 123" in finding.where
+    assert "checksum" in finding.where
+    assert epoch.order_hash == int(np.delete(whole, at).sum(dtype=np.uint64))
+    assert not proof.holds
 
 
 def test_without_verification_the_flipped_bit_arrives(copy):

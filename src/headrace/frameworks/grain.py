@@ -119,7 +119,8 @@ class StackingDecoder:
                 continue
             if self._on_error == "raise":
                 raise result
-            self._skipped.append(Skipped(result.index, result.name, str(result)))
+            trace.left_out.append(Skipped(result.index, result.name, result.message))
+            self._skipped.append(trace.left_out[-1])
         kept = [i for i in places if not isinstance(results[i], DecodeError)]
         if not kept:
             raise ValueError(
@@ -450,7 +451,7 @@ class Batches(grain.DatasetIterator):  # type: ignore[misc]
                 self._under_way = None
                 self._finished()
                 continue
-            self._delivered(one.delivery(None, len(one.batch)), (asked_s, time.perf_counter()))
+            self._delivered(one.delivery(None), (asked_s, time.perf_counter()))
             return element
         self._loader.stats.rest()
         raise StopIteration

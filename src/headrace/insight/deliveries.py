@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 DELIVERY: Final = np.dtype(
     [
         ("begin", "<u8"), ("samples", "<u4"), ("rank", "<u4"), ("attempt", "<u4"), ("step", "<u4"),
-        ("order_hash", "<u8"),
+        ("order_hash", "<u8"), ("left_out", "<u4"), ("left_out_hash", "<u8"),
     ]
 )  # fmt: skip
-"""One step of one rank; `begin` is the position of its first sample."""
+"""One step of one rank: `begin` is the position of its first sample, `samples` are those asked for."""
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ def _passages(number: int, attempt: Attempt, odd: list[str]) -> list[Passage]:
         for rank, steps in there.items():
             part = np.zeros(len(steps), DELIVERY)
             part["begin"], part["rank"], part["attempt"] = steps["position"], rank, number
-            for name in ("samples", "step", "order_hash"):
+            for name in ("samples", "step", "order_hash", "left_out", "left_out_hash"):
                 part[name] = steps[name]
             parts.append(part)
         rows = by_position(parts)
@@ -198,6 +198,12 @@ def _cut_by_passages(steps: NDArray[np.void]) -> list[NDArray[np.void]]:
     # A step that comes twice in a row is a doubled one, not a passage.
     cuts = cuts[(step[cuts] == 0) | (epoch[cuts] != epoch[cuts - 1])]
     return np.split(steps, cuts)
+
+
+def delivered_hashes(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """The order hash of what each delivery had; uint64, shape (deliveries,)."""
+    hashes: NDArray[np.uint64] = rows["order_hash"] - rows["left_out_hash"]  # mod 2^64
+    return hashes
 
 
 def by_position(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:

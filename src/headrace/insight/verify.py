@@ -1,7 +1,8 @@
 """Verify: that a run delivered every sample exactly once over all its ranks, and that two runs had one order.
 
 Positions prove that nothing is missing or doubled; hashes prove that at each position there was the sample
-that the order has there. A step that left samples out has the hash of what was asked for, and fewer samples.
+that the order has there. A step says how many of its samples were left out, and their share of its hash; an
+epoch that lacks samples is not proved, nor one of a trace that does not say.
 Two runs may have had other numbers of ranks and other batches: what is compared is the sequence of all ranks
 together, at the positions where steps of both runs end. Where the order is not headrace's, each rank's
 steps are compared one by one.
@@ -17,7 +18,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace.base.text import counted
-from headrace.insight.deliveries import by_position, histories, length_of, order_of, sums_at
+from headrace.insight.deliveries import (
+    by_position,
+    delivered_hashes,
+    histories,
+    length_of,
+    order_of,
+    sums_at,
+)
+from headrace.trace.format import finite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -67,6 +76,7 @@ class EpochProof:
         padded: samples that came again to fill the last step.
         dropped: samples that did not fill a last step of all ranks, as `tail="drop"` says.
         left_out: samples that could not be delivered and were skipped.
+        order_hash: of what was delivered.
         more_findings: beyond those that are told.
     """
 
@@ -116,13 +126,14 @@ def check_epoch(
         proof.add("outside", begin, begin + int(row["samples"]), place(row))
     inside = rows[reachable]
     lengths = _lengths(inside, epoch, order, about.batch_size, proof)
+    _left_out(history, inside, proof)
     if last and history.attempts[passages[-1].attempt].cut:
         # Some ranks were a few steps ahead: what all had come to counts.
         mine, steps = inside["attempt"] == passages[-1].attempt, inside["step"].astype(np.int64)
         ranks = [mine & (inside["rank"] == rank) for rank in passages[-1].ranks]
         together = ~mine | (steps <= min(int(steps[of].max(initial=-1)) for of in ranks))
         inside, lengths = inside[together], lengths[together]
-    proof.order_hash = int(np.sum(inside["order_hash"], dtype=np.uint64))
+    proof.order_hash = int(np.sum(delivered_hashes(inside), dtype=np.uint64))
     end = _cover(proof, inside, lengths, about.length)
     _end(proof, end, passages[-1], about.tail, last=last)
     if proof.findings:
@@ -135,6 +146,32 @@ def place(row: np.void) -> str:
     attempt = int(row["attempt"])
     begun = f" of attempt {attempt + 1}" if attempt else ""
     return f"rank {int(row['rank'])}, step {int(row['step'])}{begun}"
+
+
+def _left_out(history: LoaderHistory, rows: NDArray[np.void], proof: EpochProof) -> None:
+    """What steps say of samples that could not be delivered: each by its name, where the trace has it."""
+    for row in rows[rows["left_out"] > 0]:
+        count, begin, end = (
+            int(row["left_out"]),
+            int(row["begin"]),
+            int(row["begin"] + row["samples"]),
+        )
+        proof.left_out += count
+        if len(proof.findings) >= FINDINGS_MAX:
+            proof.more_findings += count
+            continue
+        step = proof.epoch, int(row["step"])
+        events = history.attempts[row["attempt"]].traces[int(row["rank"])].of_kind("left out")
+        named = {
+            int(finite(event.get("position"), -1.0)): event
+            for event in events
+            if (event.get("epoch"), event.get("step")) == step
+        }
+        named = {at: event for at, event in named.items() if begin <= at < end}
+        for at, event in sorted(named.items()):
+            proof.add("left out", at, at + 1, f"{place(row)}: {str(event.get('reason'))[:1024]}")
+        if (unnamed := count - len(named)) > 0:
+            proof.add("left out", begin, end, f"{place(row)}: {counted(unnamed, 'sample')}")
 
 
 def _lengths(
@@ -297,6 +334,11 @@ def _gaps(history: LoaderHistory) -> list[str]:
             ran = f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {ranks}"
             problems.append(ran + (f" and {more} more" if more > 0 else ""))
         for rank, trace in attempt.traces.items():
+            if not trace.says_left_out:
+                silent = (
+                    "does not say whether samples were left out, as headrace did not write it then"
+                )
+                problems.append(f"the trace of rank {rank} {silent}")
             if trace.lost:
                 lost = f"{trace.lost:,} steps faster than they were written"
                 problems.append(f"rank {rank} delivered {lost}")
@@ -401,7 +443,7 @@ class _Prefix:
         gaps = np.flatnonzero(rows["begin"] != expected)
         whole = int(gaps[0]) if len(gaps) else len(rows)
         self.rows, self.ends = rows[:whole], ends[:whole]
-        self.sums = np.cumsum(self.rows["order_hash"], dtype=np.uint64)
+        self.sums = np.cumsum(delivered_hashes(self.rows), dtype=np.uint64)
 
     def at(self, position: int) -> str:
         """Which delivery a position came with."""
@@ -416,7 +458,7 @@ def _by_rank(a: NDArray[np.void], b: NDArray[np.void], epoch: int) -> tuple[int,
         one, other = (rows[rows["rank"] == rank] for rows in (a, b))
         many = min(len(one), len(other))
         wrong = np.flatnonzero(
-            (one["order_hash"][:many] != other["order_hash"][:many])
+            (delivered_hashes(one)[:many] != delivered_hashes(other)[:many])
             | (one["samples"][:many] != other["samples"][:many])
         )
         if len(wrong):
@@ -489,6 +531,8 @@ def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
     notes = [counted(epoch.steps, "step"), f"hash {epoch.order_hash:016x}"]
     if epoch.resumed_at:
         notes.append("resumed at position " + ", ".join(f"{at:,}" for at in epoch.resumed_at[:4]))
+    if epoch.left_out:
+        notes.append(f"{counted(epoch.left_out, 'sample')} left out: could not be delivered")
     if epoch.padded:
         notes.append(f"{counted(epoch.padded, 'sample')} again to fill the last step")
     if epoch.dropped:

@@ -174,3 +174,4 @@ class Skipped:
     index: int
     name: str
     reason: str
+    """A sentence that names it, too."""

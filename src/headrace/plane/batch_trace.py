@@ -9,12 +9,13 @@ machine share.
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from headrace.machine.host import HostCounters, read_host
+from headrace.order import combine_hashes, order_hash
 from headrace.plane.interpreter import Contention, contention, delivered
 from headrace.plane.stage import TIERS
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+    from headrace.plane.batch import Skipped
 
 
 READ: Final = np.dtype(
@@ -102,6 +105,7 @@ class BatchTrace:
 
     Attributes:
         interruptions: what else the consumer's own thread waited for when it asked for this batch.
+        left_out: its samples that could not be delivered, in no order: threads that decode add theirs.
         others: as in `PREPARED`.
     """
 
@@ -111,6 +115,7 @@ class BatchTrace:
         "decoded_s",
         "decoding_s",
         "interruptions",
+        "left_out",
         "moved_s",
         "read",
         "serial",
@@ -123,6 +128,7 @@ class BatchTrace:
         self.work_s = self.cpu_s = 0.0
         self.serial = False
         self.interruptions: Sequence[Interruption] = ()
+        self.left_out: list[Skipped] = []
 
 
 Interruption = tuple[float, bytes]
@@ -308,8 +314,10 @@ STEP: Final = np.dtype(
         ("epoch", "<u4"),
         ("step", "<u4"),  # within the epoch's pass, from 0
         ("position", "<u8"),  # global position of its first sample
-        ("samples", "<u4"),
+        ("samples", "<u4"),  # asked for: positions that it took
         ("order_hash", "<u8"),  # of these samples at these positions; sums over an epoch
+        ("left_out", "<u4"),  # of these samples, those that could not be delivered
+        ("left_out_hash", "<u8"),  # theirs: what is delivered has `order_hash` less this one
         ("asked_s", "<f8"),  # monotonic
         ("delivered_s", "<f8"),
         ("waited_s", "<f4", (len(PHASES),)),
@@ -335,6 +343,34 @@ STEP: Final = np.dtype(
 """One step as a record of fixed size."""
 
 
+class LeftOut(NamedTuple):
+    """A sample that was to come at a position, and could not be delivered."""
+
+    epoch: int
+    step: int
+    position: int
+    sample: Skipped
+
+    @property
+    def order_hash(self) -> int:
+        """Its share of its step's order hash."""
+        return order_hash(self.position, np.array([self.sample.index], np.int64))
+
+
+def _places_of(
+    samples: Sequence[Skipped], place: tuple[int, int, int, int], asked: NDArray[np.int64]
+) -> list[LeftOut]:
+    """Where in its step each sample was to come; of one that comes there again, the first place is taken."""
+    epoch, step, first, _ = place
+    left_out, taken = [], Counter[int]()
+    for sample in samples:
+        slots = np.flatnonzero(asked == sample.index)
+        slot = int(slots[taken[sample.index]])
+        taken[sample.index] += 1
+        left_out.append(LeftOut(epoch, step, first + slot, sample))
+    return sorted(left_out, key=lambda each: each.position)
+
+
 MARKS: Final = 64
 
 
@@ -351,9 +387,13 @@ class PassMark(NamedTuple):
 
 _NOTHING: Final = BatchTrace()
 
+_NUMBERS: Final = (
+    "epoch", "step", "position", "order_hash", "samples", "left_out", "left_out_hash",
+)  # fmt: skip
+
 _DELIVERY: Final = np.dtype(
     [
-        ("epoch", "<u8"), ("step", "<u8"), ("position", "<u8"), ("order_hash", "<u8"), ("samples", "<u8"),
+        *((name, "<u8") for name in _NUMBERS),
         ("asked_s", "<f8"), ("delivered_s", "<f8"),
         *((name, "<f8") for name in PREPARED.names or ()),
         # What had been seen in this process, up to this delivery.
@@ -363,7 +403,7 @@ _DELIVERY: Final = np.dtype(
 )  # fmt: skip
 """A delivery as it was added. What it means is worked out when somebody takes it."""
 
-_PACKED: Final = struct.Struct(f"<5Q2d7d3d{READ.itemsize}s")
+_PACKED: Final = struct.Struct(f"<7Q2d7d3d{READ.itemsize}s")
 assert _PACKED.size == _DELIVERY.itemsize
 
 _put: Final = _PACKED.pack_into
@@ -378,6 +418,7 @@ class StepLog:
     Attributes:
         added: steps that were ever added.
         marks: what had been counted when the last passes began.
+        left_out: the last samples that were left out, until somebody takes them from there.
         first: is called once, by the next `add`: whoever takes steps can sleep until there are some.
     """
 
@@ -390,20 +431,21 @@ class StepLog:
         self._interruptions: deque[tuple[int, Sequence[Interruption]]] = deque()
         self.added = 0
         self.marks: deque[PassMark] = deque(maxlen=MARKS)
+        self.left_out: deque[LeftOut] = deque(maxlen=most)
         self.first: Callable[[], object] | None = None
-        self._write(0, (0, 0, 0, 0), 0, (0.0, 0.0), _NOTHING)
+        self._write(0, (0, 0, 0, 0), (0, 0, 0), (0.0, 0.0), _NOTHING)
 
     def _write(
         self,
         slot: int,
         place: tuple[int, int, int, int],
-        samples: int,
+        samples: tuple[int, int, int],
         times: tuple[float, float],
         trace: BatchTrace,
     ) -> None:
         looks, contended, _, others_s = contention()
         _put(
-            self._ring, slot * _PACKED.size, *place, samples, *times,
+            self._ring, slot * _PACKED.size, *place, *samples, *times,
             trace.decoding_s, trace.decoded_s, trace.collated_s, trace.moved_s,
             trace.work_s, trace.cpu_s, trace.serial,
             looks, contended, others_s, trace.read,
@@ -415,6 +457,7 @@ class StepLog:
         samples: int,
         times: tuple[float, float],
         trace: BatchTrace | None = None,
+        asked: NDArray[np.int64] | None = None,
     ) -> None:
         """Add the delivery of a batch, and forget the oldest if there is no room.
 
@@ -423,6 +466,7 @@ class StepLog:
             samples: positions that it was asked for, those included whose sample was left out.
             times: when it was asked for, and delivered.
             trace: complete; None: it is not known.
+            asked: the samples themselves, where some of them may be left out; int64, shape (samples,).
         """
         if place[1] == 0:
             self.marks.append(
@@ -435,7 +479,13 @@ class StepLog:
             self._interruptions.append((self.added, trace.interruptions))
             while self._interruptions[0][0] <= self.added - self._most:
                 self._interruptions.popleft()
-        self._write((self.added + 1) % self._slots, place, samples, times, trace)
+        numbers = samples, 0, 0
+        if trace.left_out and asked is not None:
+            left_out = _places_of(trace.left_out, place, asked)
+            hashed = combine_hashes(*(each.order_hash for each in left_out))
+            numbers = samples, len(left_out), hashed
+            self.left_out.extend(left_out)
+        self._write((self.added + 1) % self._slots, place, numbers, times, trace)
         self.added += 1
         if self.first is not None:
             first, self.first = self.first, None
@@ -487,7 +537,7 @@ def _rows_of(
     """
     before, now = deliveries[:-1], deliveries[1:]
     rows = np.empty(len(now), STEP)
-    for name in ("epoch", "step", "position", "order_hash", "samples", "asked_s", "delivered_s"):
+    for name in (*_NUMBERS, "asked_s", "delivered_s"):
         rows[name] = now[name]
     traces = traces_of(now["read"], now)
     cut = waits(now["asked_s"], now["delivered_s"], traces, _by_turn(interruptions))

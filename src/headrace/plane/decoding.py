@@ -161,7 +161,7 @@ class _Refused(NamedTuple):
         if self.on_error == "raise":
             raise error from cause
         self.samples.append(sample)
-        self.skipped.append(Skipped(index, name, str(error)))
+        self.skipped.append(Skipped(index, name, error.message))
 
 
 class Decoding:

@@ -319,7 +319,7 @@ class LoaderStats:
         """
         _, asked, samples, nbytes, reads, trace = delivery
         self.count(samples, nbytes, reads, times[1] - times[0], ready=ready)
-        self.steps.add(a_pass.delivered(step, asked), len(asked), times, trace)
+        self.steps.add(a_pass.delivered(step, asked), len(asked), times, trace, asked)
 
 
 _ROUTES = ("cached_reads", "direct_reads", "buffered_reads", "opened_files")
@@ -537,7 +537,7 @@ class Loader:
                 asked_at = time.perf_counter()
                 one = next(fetched)
                 times = asked_at, time.perf_counter()
-                delivery = one.delivery(one.batch, len(one.batch))
+                delivery = one.delivery(one.batch)
                 self.stats.deliver(a_pass, step, delivery, times, ready=self._reader.was_ready)
                 yield one.batch
             self.stats.ask()  # what came after the last batch was work, too

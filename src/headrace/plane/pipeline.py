@@ -88,8 +88,9 @@ class Fetched(NamedTuple):
     trace: BatchTrace
     """When and how it was read; each stage that works on the batch adds its time."""
 
-    def delivery(self, value: Any, samples: int) -> Delivery:
-        """The delivery of a value of so many samples that was made from the batch."""
+    def delivery(self, value: Any) -> Delivery:
+        """The delivery of a value that was made from the batch."""
+        samples = len(self.asked) - len(self.trace.left_out)
         return Delivery(value, self.asked, samples, self.batch.nbytes, self.reads, self.trace)
 
 
@@ -449,7 +450,7 @@ class Pipeline:
 
     def _refuse_failed(self, native: _native.Batch) -> None:
         if native.failed:
-            self._without_failed(native)
+            self._without_failed(native, self.skipped)
 
     def _read_batches(
         self, reader: BatchReads, order: Order, epoch: int, spans: Iterable[Span]
@@ -520,20 +521,21 @@ class Pipeline:
 
     def _checked(self, taken: _native.Batch | Decoded, epoch: int, position: int) -> Fetched:
         native = taken[0] if isinstance(taken, tuple) else taken
-        keep = self._without_failed(native) if native.failed else None
         trace = BatchTrace(getattr(native, "way", NOT_READ))
+        keep = self._without_failed(native, trace.left_out) if native.failed else None
         if not isinstance(taken, tuple) or self.decoding is None:
             batch = Batch(native, self.part_names, epoch=epoch, position=position, keep=keep)
         else:
             trace.decoding_s, trace.decoded_s, trace.work_s, trace.cpu_s = taken.job.times
             batch = self.decoding.batch(
-                taken, self.part_names, self.source.names, self._on_error, self.skipped,
+                taken, self.part_names, self.source.names, self._on_error, trace.left_out,
                 epoch=epoch, position=position, keep=keep,
             )  # fmt: skip
+        self.skipped += trace.left_out
         batch.mixture = self.source.mixture
         return Fetched(batch, native.indices, native.stats, trace)
 
-    def _without_failed(self, native: _native.Batch) -> NDArray[np.bool_]:
+    def _without_failed(self, native: _native.Batch, left_out: list[Skipped]) -> NDArray[np.bool_]:
         keep = np.ones(native.samples, np.bool_)
         for failure in self.source.catalog.failures(native):
             sample = failure["slot"] // native.parts
@@ -543,7 +545,7 @@ class Pipeline:
                 raise self.source.failure_error(index, failure)
             if keep[sample]:
                 error = self.source.failure_error(index, failure)
-                self.skipped.append(Skipped(index, self.source.names[index], str(error)))
+                left_out.append(Skipped(index, self.source.names[index], error.message))
             keep[sample] = False
         return keep
 

@@ -199,6 +199,7 @@ class Layout:
     def __init__(self, header: Mapping[str, Any], path: str) -> None:
         self._path = path
         self._theirs = _dtype_of(header.get("step"), path)
+        self.says_left_out = {"left_out", "left_out_hash"} <= {*(self._theirs.names or ())}
         self._columns = {
             "waited_s": _columns(header.get("phases"), PHASES, self._theirs, "waited_s", path),
             "bytes": _columns(header.get("tiers"), TIERS, self._theirs, "bytes", path),
@@ -244,10 +245,11 @@ def _sensible(rows: NDArray[np.void]) -> bool:
     for name in STEP.names or ():
         values, kind = rows[name], STEP[name].base.kind
         most = _SECONDS_MAX if kind == "f" else _AMOUNT_MAX
-        bounded = kind in "fu" and name != "order_hash"
+        bounded = kind in "fu" and name not in ("order_hash", "left_out_hash")
         if bounded and not np.all((values >= 0) & (values <= most)):
             return False
-    return bool(np.all(rows["delivered_s"] >= rows["asked_s"]))
+    some_left = np.all(rows["left_out"] <= rows["samples"])
+    return bool(some_left and np.all(rows["delivered_s"] >= rows["asked_s"]))
 
 
 def _dtype_of(described: Any, path: str) -> np.dtype[np.void]:
@@ -320,7 +322,7 @@ def _short(error: BaseException) -> str:
 LOG = logging.getLogger("headrace.trace")
 
 BYTES_MAX: Final = 1 << 30
-"""Of one file: nine million steps. HEADRACE_TRACE_BYTES sets another limit."""
+"""Of one file: six million steps. HEADRACE_TRACE_BYTES sets another limit."""
 
 _END_BYTES: Final = 4096
 """Is left free for the file's last word."""

@@ -74,6 +74,8 @@ class RankTrace:
     """dtype `headrace.plane.batch_trace.STEP`, as they were delivered."""
     events: tuple[dict[str, Any], ...] = ()
     """JSON objects with at least `kind` (text) and `at_s` (monotonic seconds)."""
+    says_left_out: bool = True
+    """Whether its steps say how many of their samples could not be delivered; they did not always."""
     cut: str = ""
     """Why there is nothing after what is here; "" if the loader or the process ended properly."""
 
@@ -88,6 +90,11 @@ class RankTrace:
     def __repr__(self) -> str:
         cut = ", cut off" if self.cut else ""
         return f"RankTrace(rank {self.rank} of {self.world_size}, {len(self.steps):,} steps{cut})"
+
+    @property
+    def delivered(self) -> int:
+        """Samples."""
+        return int(self.steps["samples"].sum()) - int(self.steps["left_out"].sum())
 
     @property
     def lost(self) -> int:
@@ -123,7 +130,7 @@ class Run:
             ("data", ", ".join(sorted({trace.source for trace in traces})[:4]) or "-"),
             ("ranks", f"{len({trace.rank for trace in self.ranks}):,}"),
             ("steps", f"{steps:,}"),
-            ("samples", f"{sum(int(trace.steps['samples'].sum()) for trace in traces):,}"),
+            ("samples", f"{sum(trace.delivered for trace in traces):,}"),
             ("epochs", f"{len(epochs):,}"),
         ]
         waited_s = sum(float((t.steps["delivered_s"] - t.steps["asked_s"]).sum()) for t in traces)
@@ -224,7 +231,7 @@ def _read(path: str, name: str) -> RankTrace:
     return RankTrace(
         path=path, **_facts(header, path, rank),
         steps=np.concatenate(steps) if steps else np.empty(0, STEP),
-        events=tuple(events), cut=_cut(events, end, len(data)),
+        events=tuple(events), says_left_out=layout.says_left_out, cut=_cut(events, end, len(data)),
     )  # fmt: skip
 
 

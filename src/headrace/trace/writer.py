@@ -125,6 +125,9 @@ LOOKS_SHARE: Final = 1 / 600
 EVIDENCE_S: Final = 10.0
 """Between two looks at what explains waits: it takes a millisecond."""
 
+_TEXT_MAX: Final = 1024
+"""Characters of a sample's name, and of what is wrong with it."""
+
 END_S: Final = 2.0
 """How long the end of the process waits for a disk that may hang."""
 
@@ -170,6 +173,18 @@ class _Followed:
             self.file.event({"kind": "lost", "at_s": time.monotonic(), "steps": lost})
         self.seen = seen
         self.file.steps(rows)
+        self._name_left_out(self.file)
+
+    def _name_left_out(self, file: TraceFile) -> None:
+        """Write which samples were left out, and why."""
+        left_out = self.steps.left_out
+        while left_out:
+            epoch, step, position, sample = left_out.popleft()
+            file.event({
+                "kind": "left out", "at_s": time.monotonic(), "epoch": epoch, "step": step,
+                "position": position, "index": sample.index, "name": sample.name[:_TEXT_MAX],
+                "reason": sample.reason[:_TEXT_MAX],
+            })  # fmt: skip
 
     def _begin(self) -> None:
         now = time.monotonic()
@@ -254,6 +269,7 @@ class _Writer:
             if each.file is not None:
                 each.file.forget()
             each.file, each.host, each.seen = None, False, each.steps.added
+            each.steps.left_out.clear()
             each.steps.first = self.wake
 
     def __reduce__(self) -> str:

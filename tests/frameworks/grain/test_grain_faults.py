@@ -52,6 +52,7 @@ def test_a_sample_that_does_not_decode_is_left_out_on_request(path):
     seen = [int(i) for batch in it for i in batch["indices"]]
     assert sorted(seen) == [i for i in range(SAMPLES) if i != 17]
     assert [s.index for s in it.skipped] == [17]
+    assert it._loader.stats.samples == SAMPLES - 1
 
 
 def test_a_batch_without_samples_cannot_be_stacked(path):

@@ -358,7 +358,7 @@ class Run:
             for one in fetched:
                 if self._decodes:
                     one.trace.decoding_s = time.perf_counter()
-                self.taken.append(one.delivery(epoch, len(one.batch)))
+                self.taken.append(one.delivery(epoch))
                 yield one.batch
         finally:
             fetched.close()

@@ -305,7 +305,7 @@ class Decoder:
 
     def decode(
         self,
-        batch: Batch,
+        fetched: Fetched,
         names: Sequence[str],
         skipped: list[Skipped],
         span: slice = slice(None),
@@ -315,6 +315,7 @@ class Decoder:
         Raises:
             DecodeError: the user's function failed; names the sample.
         """
+        batch = fetched.batch
         places = range(len(batch))[span]
         if self.function is None:
             tensors = TensorBatch.over(batch)
@@ -328,7 +329,9 @@ class Decoder:
                 error = decode_error(index, names[index], f"{type(e).__name__}: {e}")
                 if self._on_error == "raise":
                     raise error from e
-                skipped.append(Skipped(error.index, error.name, str(error)))
+                one = Skipped(error.index, error.name, error.message)
+                fetched.trace.left_out.append(one)
+                skipped.append(one)
         return decoded
 
     def _call(self, batch: Batch, i: int) -> Any:
@@ -446,7 +449,7 @@ class Dataset(torch_data.Dataset[Decoded]):
 
     def decoded(self, fetched: Fetched) -> list[Decoded]:
         """Decode a batch that was read."""
-        return self.decoder.decode(fetched.batch, self.store.names, self.skipped)
+        return self.decoder.decode(fetched, self.store.names, self.skipped)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}

@@ -135,7 +135,7 @@ class WholeBatches:
                     one.trace.collated_s = time.perf_counter()
                     value = pinned(value)  # type: ignore[no-untyped-call]
                     one.trace.moved_s = time.perf_counter()
-                yield one.delivery(value, len(one.batch))
+                yield one.delivery(value)
         finally:
             fetched.close()
 
@@ -203,7 +203,7 @@ class DeviceBatches:
         one.trace.collated_s = time.perf_counter()
         transfer = self.to_device.send(one.batch, self._stage)
         one.trace.moved_s = time.perf_counter()
-        return one.delivery(None, len(one.batch)), transfer, one.batch.mixed
+        return one.delivery(None), transfer, one.batch.mixed
 
     def close(self) -> None:
         """Wait for copies that are under way, and unlock all memory."""
@@ -321,7 +321,7 @@ class ThreadedDecoding:
     def decode(self, one: Fetched, span: slice) -> list[Decoded]:
         """Decode some samples of a batch, in any thread."""
         skipped = self._loader.skipped
-        return self._decoder.decode(one.batch, self._loader.source.names, skipped, span)
+        return self._decoder.decode(one, self._loader.source.names, skipped, span)
 
     def finish(self, one: Fetched, samples: list[Decoded]) -> Delivery:
         """Put a batch together, in any thread."""
@@ -332,7 +332,7 @@ class ThreadedDecoding:
         if self._pin_memory:
             value = pinned(value)  # type: ignore[no-untyped-call]
             trace.moved_s = time.perf_counter()
-        return one.delivery(value, len(samples))
+        return one.delivery(value)
 
 
 class _Job:
@@ -442,7 +442,7 @@ class _Answers(torch_data.Dataset[Any]):
         trace.decoded_s, trace.cpu_s = time.perf_counter(), time.thread_time() - cpu_s
         trace.work_s = trace.decoded_s - trace.decoding_s
         value = self._collate(samples, len(fetched.asked))
-        delivery = fetched.delivery(value, len(samples))
+        delivery = fetched.delivery(value)
         trace.collated_s = time.perf_counter()
         return _Answer(delivery, self._dataset.skipped[already:])
 

@@ -219,7 +219,9 @@ def _add_amounts(
         same = (epoch == 0) & (step > 0)
         between = steps["asked_s"][1:] - steps["delivered_s"][:-1]
         worked_s[1:] = np.where(same & (between > 0), between, 0.0)
-    amounts[:, :4] = np.stack([worked_s, waited_s, steps["samples"], np.ones(len(steps))], axis=1)
+    amounts[:, :4] = np.stack(
+        [worked_s, waited_s, steps["samples"] - steps["left_out"], np.ones(len(steps))], axis=1
+    )
     phases = steps["waited_s"].astype(np.float64)
     # They add up to the wait, but for rounding; what a foreign trace does not say is `read`.
     total = phases.sum(axis=1)
@@ -516,9 +518,9 @@ def _note(trace: RankTrace, notes: Counter[str]) -> None:
         notes[trace.cut.partition(": the last")[0]] += 1
     if trace.lost:
         notes["some steps came faster than they were written"] += 1
-    for event in trace.of_kind("evidence")[-1:]:
-        if finite(event.get("skipped")) > 0:
-            notes["samples were left out"] += 1
+    evidence = trace.of_kind("evidence")[-1:]
+    if trace.steps["left_out"].any() or any(finite(e.get("skipped")) > 0 for e in evidence):
+        notes["samples were left out"] += 1
 
 
 def _judge(run: TraceFigures, judged: list[_Judged]) -> None:
