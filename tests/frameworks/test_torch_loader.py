@@ -228,7 +228,7 @@ def test_an_error_names_the_sample_and_comes_in_its_turn(path, way):
 
 
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])
-def test_skipping_leaves_out_one_sample_and_records_it(path, way, tmp_path):
+def test_skipping_leaves_out_one_sample_and_records_it(path, way, tmp_path, caplog, capfd):
     loader = DataLoader(
         path, 16, shuffle=True, seed=5, decode=fail_on_77, on_error="skip", trace=tmp_path / "run", **WAYS[way],
     )  # fmt: skip
@@ -240,6 +240,7 @@ def test_skipping_leaves_out_one_sample_and_records_it(path, way, tmp_path):
     (epoch,) = verify_epochs(read_run(tmp_path / "run")).loaders[0].epochs
     assert (str(epoch.state), epoch.left_out) == ("wrong", 1)
     assert "decoding sample 77 ('00077') failed" in epoch.findings[0].where
+    assert (caplog.text + capfd.readouterr().err).count("has left out 1 sample so far") == 1
 
 
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])

@@ -637,6 +637,24 @@ def test_pillow_decodes_what_the_native_decoders_refuse_and_it_is_said_once(tmp_
     loader.close()
 
 
+def test_what_is_left_out_is_said_once_and_not_counted_as_delivered(
+    tmp_path, caplog, capsys, monkeypatch
+):
+    monkeypatch.setenv("HEADRACE_VERDICT", "1")
+    samples = {f"{i}.jpg": b"none" if i in (3, 4, 8) else GOOD for i in range(12)}
+    loader = hr.loader(
+        store_of(tmp_path, samples), 5, order="sequential", decode=IMAGES, on_error="skip"
+    )
+    with caplog.at_level("WARNING", "headrace"):
+        assert [[len(batch) for batch in loader] for _ in range(2)] == [[3, 4, 2]] * 2
+    (warning,) = [r.getMessage() for r in caplog.records if "left out" in r.message]
+    assert "2 samples so far" in warning
+    assert "skipped lists all. The first: sample 3 ('3.jpg') is no picture" in warning
+    assert len(loader.skipped) == 6
+    assert "| 9 samples |" in capsys.readouterr().err
+    loader.close()
+
+
 def translucent(mode: str) -> Image.Image:
     """A picture whose alpha slopes from nothing to all."""
     im = picture(90, 70).convert("RGBA")

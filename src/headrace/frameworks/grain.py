@@ -577,6 +577,7 @@ class ShareOfBatches(Batches):
         # The place is a step, however large.
         waited_s = times[1] - times[0]
         self._loader.stats.count(delivery.samples, delivery.nbytes, delivery.reads, waited_s)
+        self._loader.stats.steps.warn_once(delivery.trace.left_out)
         self._step += self._stride
 
     def _finished(self) -> None:

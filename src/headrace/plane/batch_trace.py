@@ -8,12 +8,14 @@ machine share.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from headrace.base.text import counted
 from headrace.machine.host import HostCounters, read_host
 from headrace.order import combine_hashes, order_hash
 from headrace.plane.interpreter import Contention, contention, delivered
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.plane.batch import Skipped
+
+log = logging.getLogger("headrace")
 
 
 READ: Final = np.dtype(
@@ -429,6 +433,7 @@ class StepLog:
         self._slots = most + 2
         self._ring = bytearray(self._slots * _PACKED.size)
         self._interruptions: deque[tuple[int, Sequence[Interruption]]] = deque()
+        self._warned = False
         self.added = 0
         self.marks: deque[PassMark] = deque(maxlen=MARKS)
         self.left_out: deque[LeftOut] = deque(maxlen=most)
@@ -481,6 +486,7 @@ class StepLog:
                 self._interruptions.popleft()
         numbers = samples, 0, 0
         if trace.left_out and asked is not None:
+            self.warn_once(trace.left_out)
             left_out = _places_of(trace.left_out, place, asked)
             hashed = combine_hashes(*(each.order_hash for each in left_out))
             numbers = samples, len(left_out), hashed
@@ -490,6 +496,15 @@ class StepLog:
         if self.first is not None:
             first, self.first = self.first, None
             first()
+
+    def warn_once(self, left_out: Sequence[Skipped]) -> None:
+        """The first time that a delivery lacks samples, say so."""
+        if left_out and not self._warned:
+            self._warned = True
+            log.warning(
+                "on_error='skip' has left out %s so far; the loader's skipped lists all. The first: %s",
+                counted(len(left_out), "sample"), left_out[0].reason,
+            )  # fmt: skip
 
     def since(self, seen: int) -> tuple[NDArray[np.void], int]:
         """Steps that were added after the first `seen`, as far as they are still there.

@@ -168,7 +168,7 @@ def epoch_line(
     epoch: int, steps: NDArray[np.void], verdict: Verdict, changes: Sequence[Change] = ()
 ) -> str:
     """A pass in a line."""
-    samples = int(steps["samples"].sum())
+    samples = int(steps["samples"].sum()) - int(steps["left_out"].sum())
     parts = [f"headrace: epoch {epoch}", f"{samples:,} samples"]
     if verdict.seconds > 0.0:
         parts.append(f"{samples / verdict.seconds:,.0f}/s")
