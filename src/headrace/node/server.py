@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -165,6 +166,16 @@ class ClientConnection:
             self.pidfd = -1
 
 
+def _threads(count: int, name: str) -> ThreadPoolExecutor:
+    """A pool whose threads have begun: when memory is short, the daemon cannot start one, and must go on."""
+    pool = ThreadPoolExecutor(count, name)
+    begun = threading.Barrier(count + 1)
+    for _ in range(count):
+        pool.submit(begun.wait)
+    begun.wait()
+    return pool
+
+
 class Server:
     """Serves clients until `stop`."""
 
@@ -178,10 +189,9 @@ class Server:
         self._loop = Loop()
         self.call_soon, self.stop = self._loop.call_soon, self._loop.stop
         self._spare_fd = _spare_fd()
-        self._working = ThreadPoolExecutor(
-            min(_GATHERERS_MAX, max(2, os.cpu_count() or 2)), "headrace-node"
-        )
-        self._keeping = ThreadPoolExecutor(1, "headrace-keep")
+        gatherers = min(_GATHERERS_MAX, max(2, os.cpu_count() or 2))
+        self._working = _threads(gatherers, "headrace-node")
+        self._keeping = _threads(1, "headrace-keep")
         self._datasets = OpenDatasets(options, self._working, self._keeping, self._loop)
         self.share = self._datasets.share
         self.files = FileService(options, self.call_soon, self.share)
