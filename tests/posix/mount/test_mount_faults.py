@@ -264,7 +264,7 @@ def test_a_slow_read_holds_nobody_else_up(tmp_path, mounts):
         assert error_of(os.stat, folder / f"nothing-{small}") == errno.ENOENT
         small += 1
     thread.join()
-    assert small > 20, took
+    assert small > 3, took  # 0 or 1, if it went first
 
 
 def test_two_mounts_of_one_store(store, mounts):
