@@ -129,19 +129,25 @@ def write(data: bytes, url: str, options: Mapping[str, Any], *, create: bool) ->
 
 
 def write_blocks(client: Any, url: str, blocks: Iterable[bytes], size: int) -> None:
-    """Writes an object of so many bytes with a client that is there, which keeps its connections.
+    """Writes an object of so many bytes with an open client, whose connections are used again.
 
     Raises:
         VolumeError: the store refuses.
     """
+    _put_object(client, url, iter(blocks), size)
+
+
+def _put_object(client: Any, url: str, data: Any, size: int, *, create: bool = False) -> None:
     import obstore
-    from obstore.exceptions import BaseError
+    from obstore.exceptions import AlreadyExistsError, BaseError
 
     try:
         obstore.put(
-            client, key_of(url), iter(blocks), use_multipart=size > PART_BYTES,
-            chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE,
+            client, key_of(url), data, use_multipart=size > PART_BYTES, chunk_size=PART_BYTES,
+            max_concurrency=_PARTS_AT_ONCE, mode="create" if create else "overwrite",
         )  # fmt: skip
+    except (AlreadyExistsError, FileExistsError) as e:
+        raise store_exists(url) from e
     except (BaseError, FileNotFoundError, PermissionError) as e:
         raise _refused(url, "written", e) from e
 
@@ -156,20 +162,9 @@ def _put(url: str, options: Mapping[str, Any], opener: Any, size: int, *, create
     if scheme_of(url) not in SCHEMES:
         _put_fsspec(url, options, opener, create=create)
         return
-    import obstore
-    from obstore.exceptions import AlreadyExistsError, BaseError
-
     client = make_client(root_of(url), options)
-    try:
-        with opener() as file:
-            obstore.put(
-                client, key_of(url), file, use_multipart=size > PART_BYTES, chunk_size=PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE, mode="create" if create else "overwrite",
-            )  # fmt: skip
-    except (AlreadyExistsError, FileExistsError) as e:
-        raise store_exists(url) from e
-    except BaseError as e:
-        raise _refused(url, "written", e) from e
+    with opener() as file:
+        _put_object(client, url, file, size, create=create)
 
 
 def _put_fsspec(url: str, options: Mapping[str, Any], opener: Any, *, create: bool) -> None:
