@@ -9,7 +9,6 @@
 namespace headrace::capi {
 namespace {
 
-// Which one it is.
 std::string sample_text(const Mounted& mounted, int64_t index) {
   const io::Segment& segment = mounted.catalog->segment_of(static_cast<uint64_t>(index));
   std::string name;

@@ -180,12 +180,13 @@ Sequence::Delivery Sequence::next(uint64_t n) {
 
 // Whether it was read, after at most so many seconds; then it is being decoded.
 bool Sequence::read_locked(Ahead* ahead, double seconds) {
-  if (ahead->batch == nullptr) ahead->batch = ahead->job->wait(seconds);
+  if (ahead->batch != nullptr) return true;
+  ahead->batch = ahead->job->wait(seconds);
   if (ahead->batch == nullptr) return false;
   // Before threads look at it: of what was not read nothing is decoded.
   for (const io::Failure& failure : ahead->batch->failures)
     ahead->batch->lengths[failure.slot] = -1;
-  if (pool_ != nullptr && ahead->pixels == nullptr) {
+  if (pool_ != nullptr) {
     ahead->pixels = pool_->submit(*recipe_, seed_, ahead->epoch, ahead->batch, picture_part_);
   }
   return true;
@@ -224,8 +225,9 @@ Sequence::Delivery Sequence::take_locked() {
   }
   throw Failure(HR_ERR_TIMEOUT, mounted_->where + ": a batch was not read and decoded within " +
                                     std::to_string(timeout_s) + " s; it waits for " +
-                                    job->waiting_for() +
-                                    ". Ask for it again, or look at the storage.");
+                                    (job->done() ? "its pictures to be decoded. Ask for it again."
+                                                 : job->waiting_for() +
+                                                       ". Ask for it again, or look at the storage."));
 }
 
 // Throws for the first sample that failed, or marks and counts all of them.
