@@ -50,12 +50,14 @@ PARTS_MAX = 1 << 30
 """The most parts that proportions are counted in: products of two fit 64 bits, and 10^-9 is exact enough."""
 
 SOURCES_MAX = 10_000
+"""As `kPeriodSourcesMax` in native/core/assignment.h."""
 
 _GROUPS_MAX = 9
 """The tree's upper part is the best of all trees over so many groups: 3^9 steps, some 20 ms."""
 
 _PERIOD_MAX = 1 << 22
-"""The longest period that is kept: 8 MB, computed in some tenths of a second."""
+"""As `kPeriodMax` in native/core/assignment.h: the longest period that is kept, 8 MB and at most 16 MB of sums,
+computed in some tenths of a second."""
 
 _ROOMS = (1.0, 1.05, 1.1, 1.2, 1.4)
 """Half samples that sources may inherit, tried one after another: nearly always the first can be kept to."""
@@ -212,7 +214,7 @@ class _Period:
 
 @lru_cache(maxsize=64)
 def pattern_of(parts: tuple[int, ...]) -> Pattern:
-    """Return the pattern of these proportions; the last are kept, a tree takes some milliseconds."""
+    """Return the pattern of these proportions; the last are kept: a long period takes tenths of a second."""
     return Pattern(parts)
 
 
