@@ -22,6 +22,7 @@ import stat
 import sys
 import tempfile
 import time
+import zipfile  # noqa: F401 - likewise
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -12,7 +12,7 @@ import pyarrow.ipc  # noqa: E402, F401 - pa.ipc
 
 from headrace.errors import MissingPackage, SourceError  # noqa: E402
 from headrace.store import open_store  # noqa: E402
-from headrace.store.pack import index, pack  # noqa: E402
+from headrace.store.pack import append, index, pack  # noqa: E402
 from headrace.store.sources import arrow  # noqa: E402
 from headrace.store.sources.arrow import values_of  # noqa: E402
 
@@ -284,3 +284,20 @@ def test_integers_that_nulls_would_round_are_refused(tmp_path, form):
     with pytest.raises(SourceError, match=r"column 'big' has .*(nulls|point)"):
         pack(source, tmp_path / "p.hr")
     assert not (tmp_path / "p.hr").exists()
+
+
+def test_integers_that_nulls_would_round_are_refused_over_files_and_segments_too(tmp_path):
+    import pyarrow.parquet as pq
+
+    exact, with_null = tmp_path / "0.parquet", tmp_path / "1.parquet"
+    for path, numbers in ((exact, [1, 2**53 + 1]), (with_null, [3, None])):
+        table = pa.table({"data": [b"a", b"b"], "big": pa.array(numbers, pa.int64())})
+        pq.write_table(table, path, use_dictionary=False, compression="none")
+    for make in (pack, index):
+        with pytest.raises(SourceError, match="column 'big' has nulls"):
+            make([exact, with_null], tmp_path / "both.hr")
+    pack(exact, tmp_path / "one.hr")
+    with pytest.raises(SourceError, match="column 'big' has nulls"):
+        append(with_null, tmp_path / "one.hr", prefix_names=True)
+    with open_store(tmp_path / "one.hr") as store:
+        assert store.columns["big"].tolist() == [1, 2**53 + 1]

@@ -259,6 +259,21 @@ def test_arrays_that_differ_keep_what_says_what_they_are(tmp_path, arrays):
         assert "tokens" not in store.segments[0].entry.source
 
 
+@pytest.mark.parametrize("other", ["ndarray:int16", "bytes"])
+def test_shards_that_encode_a_part_otherwise_are_refused(tmp_path, other):
+    """-1 would be read as 65535 by the first shard's word."""
+    shards = []
+    for k, encoding in enumerate(("ndarray:uint16", other)):
+        values = [{"x": array_bytes(np.arange(4, dtype=np.uint16), "uint16")}] * 2
+        data = shard_bytes(values, {"x": (encoding, None)})
+        (tmp_path / f"shard.{k:05d}.mds").write_bytes(data)
+        raw = {"basename": f"shard.{k:05d}.mds", "bytes": len(data), "hashes": {}}
+        shards.append({"format": "mds", "raw_data": raw, "compression": None, "samples": 2})
+    (tmp_path / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+    with pytest.raises(SourceError, match=r"encoded as 'x: .*first shard as 'x: ndarray:uint16'"):
+        pack(tmp_path, tmp_path / "p.hr")
+
+
 def chunk_bytes(items, tail=b""):
     """A chunk of LitData's; each item is what lies between two of its offsets."""
     first = 4 * (len(items) + 2)

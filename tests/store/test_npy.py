@@ -132,3 +132,12 @@ def test_arrays_that_are_samples_stay_samples(tmp_path):
     (tmp_path / "classes").mkdir()
     arrays_in(tmp_path / "classes" / "a", one=np.zeros((4, 4)), two=np.zeros((4, 4)))
     assert index(tmp_path / "classes", tmp_path / "b.hr").samples == 2
+
+
+@pytest.mark.parametrize("shapes", [((4, 2), (4, 2)), ((4, 2), (4, 3))])
+def test_an_npz_under_another_name_is_refused(tmp_path, shapes):
+    arrays_in(tmp_path / "rows", a=np.zeros((4, 2), np.uint8))
+    with (tmp_path / "rows/b.npy").open("wb") as file:
+        np.savez(file, **{f"c{i}": np.zeros(shape, np.uint8) for i, shape in enumerate(shapes)})
+    with pytest.raises(SourceError, match=r"b\.npy: is no \.npy file"):
+        pack(tmp_path / "rows", tmp_path / "p.hr", format="npy")

@@ -27,7 +27,16 @@ from headrace.store.publish import check_free_space
 from headrace.store.rewriting import RewrittenImages, recorded_images
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
 from headrace.store.sources.extents import BATCH_BYTES, ScanReader, plan_batches, read_ahead
-from headrace.store.sources.scan import Problem, Scan, Stream, StreamItem, no_samples
+from headrace.store.sources.scan import (
+    EXACT,
+    Problem,
+    Scan,
+    Stream,
+    StreamItem,
+    inexact,
+    joined_numbers,
+    no_samples,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -385,12 +394,10 @@ class StreamMetadata:
 
 def _column(name: str, values: list[int | float]) -> NDArray[Any]:
     column = np.array(values)
-    if column.dtype.kind == "f" and any(isinstance(v, int) and abs(v) >= 1 << 53 for v in values):
-        raise SourceError(
-            f"column {name!r} has numbers with a point (nulls are NaN) and integers beyond 2^53, which float64 "
-            "does not hold.",
-            next_step="Fill the nulls, or leave the column out.",
-        )
+    if column.dtype.kind == "f":
+        beyond = [value for value in values if isinstance(value, int) and abs(value) >= EXACT]
+        if beyond:
+            raise inexact(name, "the samples", f"{beyond[0]} is one")
     return column
 
 
@@ -421,6 +428,8 @@ def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
                 path=str(place),
                 next_step="Append samples with the same columns.",
             )
+        for name, column in columns.columns.items():
+            joined_numbers((store.columns[name], column), name, str(place))
         return _merge_classes(columns, store.classes or ())
 
 

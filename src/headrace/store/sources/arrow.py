@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from headrace.store.sources.scan import (
     choose_label,
     damaged,
     file_volume,
+    inexact,
+    joined_numbers,
     label_array,
     left_out,
     listed,
@@ -40,7 +42,7 @@ from headrace.store.sources.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -79,9 +81,9 @@ class ArrowColumns:
 
     def notes(self, options: SourceOptions) -> list[str]:
         """What is left out without the user having said so."""
-        if options.column or not self.left:
-            return []
-        return [left_out(self.left, "; --column takes those of bytes, text or lists of numbers")]
+        return left_out(
+            self.left, options, "; --column takes those of bytes, text or lists of numbers"
+        )
 
 
 def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColumns:
@@ -121,12 +123,13 @@ def stream_table(
     options: SourceOptions,
     *,
     reason: str,
+    count: int | None = None,
 ) -> Stream:
     """The rows of tables that can only be read, whose labels are numbered in the order of reading."""
     labels = LabelReader(columns, paths[0])
     return stream_rows(
         paths, lambda path: read(path, columns, labels), source, options, reason=reason,
-        class_names=lambda: labels.class_names, notes=columns.notes(options),
+        class_names=lambda: labels.class_names, notes=columns.notes(options), count=count,
     )  # fmt: skip
 
 
@@ -317,37 +320,9 @@ def number_array(array: Any, name: str, path: str) -> NDArray[Any]:
         try:
             array = array.cast("float64")
         except ValueError as e:  # pyarrow's, of numbers beyond 2^53
-            raise _inexact(name, path, str(e)) from e
+            raise inexact(name, path, str(e)) from e
         return np.asarray(array.fill_null(float("nan")).to_numpy(zero_copy_only=False))
     return np.asarray(array.to_numpy(zero_copy_only=False))
-
-
-def joined_numbers(pieces: Sequence[NDArray[Any]], name: str, path: str) -> NDArray[Any]:
-    """(n,) a column out of its pieces: float64 where any of them has nulls.
-
-    Raises:
-        SourceError: another has integers that float64 does not hold.
-    """
-    column = np.concatenate(pieces)
-    for piece in pieces if column.dtype.kind == "f" else ():
-        if (
-            piece.dtype.kind in "iu"
-            and (beyond := piece[abs(piece.astype(np.float64)) >= _EXACT]).size
-        ):
-            raise _inexact(name, path, f"{beyond[0]} is one")
-    return column
-
-
-_EXACT: Final = 2.0**53
-"""From here on float64 does not hold every integer."""
-
-
-def _inexact(name: str, path: str, example: str) -> SourceError:
-    return refused(
-        path,
-        f"column {name!r} has nulls, which become NaN, and integers that float64 cannot hold: {example}.",
-        "Fill the nulls, or leave the column out.",
-    )
 
 
 class LabelReader:

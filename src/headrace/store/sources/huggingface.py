@@ -22,7 +22,6 @@ from headrace.store.sources.arrow import (
     LabelReader,
     Values,
     choose_columns,
-    joined_numbers,
     number_array,
     values_of,
 )
@@ -34,6 +33,7 @@ from headrace.store.sources.scan import (
     Stream,
     StreamItem,
     file_volume,
+    joined_numbers,
     no_samples,
     null_problems,
     raise_problems,

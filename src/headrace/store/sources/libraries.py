@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -93,8 +92,13 @@ def open_zarr(path: str, options: SourceOptions) -> Stream:
 
     source = _source("zarr", path, options, arrays=shapes)
     rest = [name for name in arrays if name not in (*names, label)]
-    notes = [left_out(rest)] if rest and not options.column else []
-    return Stream(items, source, reason="Zarr's chunks are compressed", count=count, notes=notes)
+    return Stream(
+        items,
+        source,
+        reason="Zarr's chunks are compressed",
+        count=count,
+        notes=left_out(rest, options),
+    )
 
 
 def _arrays(zarr: Any, node: Any) -> dict[str, Any]:
@@ -220,7 +224,6 @@ def open_lance(path: str, options: SourceOptions) -> Stream:
             raise unsound(path, "Lance", e) from e
 
     source = _source("lance", path, options, version=version, **columns.entry())
-    stream = stream_table(
-        [path], columns, read, source, options, reason="Lance's pages are encoded"
+    return stream_table(
+        [path], columns, read, source, options, reason="Lance's pages are encoded", count=count
     )
-    return replace(stream, count=count)

@@ -14,6 +14,7 @@ import json
 import os
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -36,7 +37,7 @@ from headrace.store.sources.scan import (
 from headrace.store.sources.shards import Window, map_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -135,12 +136,15 @@ def scan_mds(paths: list[str], options: SourceOptions) -> Scan:
     with Window(paths[0]) as window:
         _, described = _read_head(window)
     data, label, notes = _choose(described, options, paths[0])
-    listings = map_files(paths, lambda path: _list_rows(path, None, data, label), options.workers)
-    arrays = {column.name: _array_of(column.encoding) for column in described}
+    encodings = {c.name: c.encoding for c in described if c.name in data}
+    listings = map_files(
+        paths, lambda path: _list_rows(path, None, data, label, encodings), options.workers
+    )
+    arrays = {name: _array_of(encoding) for name, encoding in encodings.items()}
     dtypes = {name: dtype for name in data if (dtype := arrays[name][0])}
     _take_headers_off(listings, arrays, dtypes)
     source = source_entry("mds", paths, options)
-    source["encodings"] = {c.name: c.encoding for c in described if c.name in data}
+    source["encodings"] = encodings
     source |= numbers_entry(data, dtypes)
     return scan_rows(paths, [rows for rows, _ in listings], source, options, notes=notes)
 
@@ -158,8 +162,7 @@ def _choose(
         )
         raise refused(path, what, "Name the samples' columns: column='x'.")
     rest = [c.name for c in columns if c.name not in (*data, label)]
-    notes = [left_out(rest, "; --column takes them as parts")] if rest else []
-    return data, label, [] if options.column else notes
+    return data, label, left_out(rest, options, "; --column takes them as parts")
 
 
 def _is_label(encoding: str) -> bool:
@@ -219,13 +222,27 @@ _HEAD_BYTES: Final = 10
 
 
 def _list_rows(
-    path: str, columns: Sequence[_Column] | None, data: tuple[str, ...], label: str | None
-) -> tuple[Rows, _Heads]:
-    """The rows of a shard; of MDS, which says itself what its columns are, without `columns`."""
+    path: str, columns: Sequence[_Column] | None, data: tuple[str, ...], label: str | None,
+    encodings: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Rows, _Heads]:  # fmt: skip
+    """The rows of a shard; of MDS, which says itself what its columns are, without `columns`.
+
+    Raises:
+        SourceError: the shard is damaged, or its parts are not encoded as the first one's `encodings`.
+    """
     with Window(path) as window:
         if columns is None:
             offsets, columns = _read_head(window)
             _choose(columns, SourceOptions(column=data, label=label or ""), path)
+            own = {c.name: c.encoding for c in columns if c.name in data}
+            if own != encodings:
+                stated, expected = (
+                    listed([f"{n}: {e}" for n, e in each.items()]) for each in (own, encodings)
+                )
+                raise refused(
+                    path, f"its columns are encoded as {stated}, those of the first shard as {expected}.",
+                    "Pack the shards one by one, or write them with the same columns.",
+                )  # fmt: skip
         else:
             offsets = _read_offsets(window)
         names = [c.name for c in columns]

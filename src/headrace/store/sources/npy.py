@@ -103,6 +103,9 @@ def _scan_several(paths: list[str], options: SourceOptions) -> Scan:
     arrays, volumes = [], []
     for path in paths:
         with _opened(path) as (f, status):
+            if f.read(len(_MAGIC)) != _MAGIC:
+                raise refused(path, "is no .npy file.", "Name .npy files alone, or one .npz.")
+            f.seek(0)
             key = os.path.basename(path).removesuffix(".npy")
             arrays += _list_arrays(f, path, key)
             _check_ends(path, arrays[-1:], status)
@@ -150,10 +153,10 @@ _FEW: Final = 64
 
 
 def check_not_rows(root: str, names: list[bytes]) -> None:
-    """A folder of a few arrays with many rows is taken neither for samples nor for rows without a word.
+    """Refuse a folder of a few arrays, of which each file, or each row, could be the sample.
 
     Raises:
-        SourceError: it is one.
+        SourceError: the folder is such a one.
     """
     if len(names) > _FEW or any(
         b"/" in name or not name.lower().endswith(b".npy") for name in names

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -21,7 +21,6 @@ from headrace.store.sources.arrow import (
     ArrowColumns,
     LabelReader,
     choose_columns,
-    joined_numbers,
     number_array,
     require_columns,
     stream_batch,
@@ -35,6 +34,7 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     damaged,
+    joined_numbers,
     scan_rows,
     source_entry,
     unsound,
@@ -346,8 +346,8 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
     try:
         files = map_files(paths, lambda path: _list_rows(path, columns), options.workers)
     except NotInPlace as e:
-        stream = stream_table(paths, columns, _stream, source, options, reason=str(e))
-        return replace(stream, count=sum(map_files(paths, _count_rows, options.workers)))
+        count = sum(map_files(paths, _count_rows, options.workers))
+        return stream_table(paths, columns, _stream, source, options, reason=str(e), count=count)
     if columns.label or columns.numbers:
         for path, file in zip(paths, files, strict=True):
             # One after the other, so that words are numbered alike each time.

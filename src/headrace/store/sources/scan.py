@@ -13,7 +13,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -373,9 +373,9 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:20])) + more or "none"
 
 
-def left_out(names: Sequence[str], how: str = "") -> str:
-    """The note that columns or data sets are not used."""
-    return f"columns left out: {listed(names)}{how}"
+def left_out(names: Sequence[str], options: SourceOptions, how: str = "") -> list[str]:
+    """The note that columns or data sets are not used, unless the user chose those that are."""
+    return [f"columns left out: {listed(names)}{how}"] if names and not options.column else []
 
 
 TOKEN_PARTS = ("tokens", "input_ids")
@@ -496,6 +496,35 @@ def _check_alike(files: Sequence[Rows]) -> None:
             )  # fmt: skip
 
 
+def joined_numbers(pieces: Sequence[NDArray[Any]], name: str, path: str) -> NDArray[Any]:
+    """(n,) a column out of its pieces: float64 where any of them is, since nulls are NaN.
+
+    Raises:
+        SourceError: another has integers that float64 does not hold.
+    """
+    column = np.concatenate(pieces)
+    for piece in pieces if column.dtype.kind == "f" else ():
+        if piece.dtype.kind in "iu":
+            beyond = piece[abs(piece.astype(np.float64)) >= EXACT]
+            if beyond.size:
+                raise inexact(name, path, f"{beyond[0]} is one")
+    return column
+
+
+EXACT: Final = 2.0**53
+"""From here on float64 does not hold every integer."""
+
+
+def inexact(name: str, path: str, example: str) -> SourceError:
+    """The error for a column that cannot be one of float64."""
+    return refused(
+        path,
+        f"column {name!r} has nulls, which become NaN, or numbers with a point, and integers that float64 "
+        f"cannot hold: {example}.",
+        "Fill the nulls, or leave the column out.",
+    )
+
+
 def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
     parts = sorted(files[0].parts)
     k = len(parts)
@@ -516,7 +545,10 @@ def _columns(names: list[bytes], files: Sequence[Rows]) -> DirectoryColumns:
     return columns_of(
         names, volume, by_row(0), by_row(1), parts=parts, labels=labels,
         crc=np.concatenate(crc) if crc else None,
-        columns={n: np.concatenate([f.columns[n] for f in given]) for n in (given or files)[0].columns},
+        columns={
+            n: joined_numbers([f.columns[n] for f in given], n, given[0].volume.path)
+            for n in (given or files)[0].columns
+        },
     )  # fmt: skip
 
 
@@ -539,6 +571,7 @@ def stream_rows(
     reason: str,
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None,
     notes: Sequence[str] = (),
+    count: int | None = None,
 ) -> Stream:
     """The rows of files that can only be read front to back.
 
@@ -550,6 +583,7 @@ def stream_rows(
         reason: why there are no places to be indexed.
         class_names: gives the names of labels 0, 1, ... when all was read.
         notes: `Stream.notes`.
+        count: `Stream.count`.
     """
     labels = dict(zip(paths, shard_labels(list(paths)), strict=True))
 
@@ -558,21 +592,22 @@ def stream_rows(
     def items() -> Iterator[StreamItem]:
         skipped.clear()
         for path in paths:
-            for count, row in read(path):
+            for rows, row in read(path):
                 if row.problem:
                     problem = Problem(path, f"row {row.row}: {row.problem}")
                     if options.on_error == "raise":
                         raise_problems(path, [problem])
                     skipped.append(problem)
                     continue
-                (name,) = row_names(count, labels[path], [row.row])
+                (name,) = row_names(rows, labels[path], [row.row])
                 yield StreamItem(name, row.parts, row.label, row.columns)
 
     # The message that quotes the reason begins with the first file already.
     reason = reason.removeprefix(f"{paths[0]}: ")
     return Stream(
-        items, source, reason=reason, class_names=class_names, notes=list(notes), skipped=skipped
-    )
+        items, source, reason=reason, class_names=class_names, notes=list(notes), count=count,
+        skipped=skipped,
+    )  # fmt: skip
 
 
 def null_problems(path: str, column: str, rows: NDArray[np.int64]) -> list[Problem]:

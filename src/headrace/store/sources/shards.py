@@ -104,19 +104,17 @@ def opened(path: str) -> io.BufferedReader:
 
     Raises:
         SourceError: it cannot be opened; when it is read: it is damaged, or ends too early.
-        MissingExtra: it is compressed with zstd, whose library is not installed.
+        MissingPackage: it is compressed with zstd, whose library is not installed.
     """
-    head, file = read_head(path, 8), readable(path)
+    head = read_head(path, 8)
+    how = _decompressor(path, head) if is_compressed(head) else None
+    file = readable(path)
     if isinstance(file, str):
         try:
             file = open(file, "rb")  # noqa: SIM115 - the caller's to close
         except OSError as e:
             raise unreadable(path, e, "Make it readable.") from e
-    return (
-        io.BufferedReader(_Decompressed(path, file, head), 64 << 10)
-        if is_compressed(head)
-        else file
-    )
+    return file if how is None else io.BufferedReader(_Decompressed(path, file, *how), 64 << 10)
 
 
 class _Decompressed(io.RawIOBase):
@@ -127,10 +125,16 @@ class _Decompressed(io.RawIOBase):
     but zeros may stand between.
     """
 
-    def __init__(self, path: str, file: io.BufferedReader, head: bytes) -> None:
+    def __init__(
+        self,
+        path: str,
+        file: io.BufferedReader,
+        make: Callable[[], Any],
+        errors: tuple[type[Exception], ...],
+    ) -> None:
         super().__init__()
         self._path, self._file = path, file
-        self._make, self._errors = _decompressor(path, head)
+        self._make, self._errors = make, errors
         self._stream: Any = None
         self._rest = b""
         self._data = memoryview(b"")
