@@ -223,11 +223,12 @@ Sequence::Delivery Sequence::take_locked() {
     ahead_.clear();
     throw;
   }
-  throw Failure(HR_ERR_TIMEOUT, mounted_->where + ": a batch was not read and decoded within " +
-                                    std::to_string(timeout_s) + " s; it waits for " +
-                                    (job->done() ? "its pictures to be decoded. Ask for it again."
-                                                 : job->waiting_for() +
-                                                       ". Ask for it again, or look at the storage."));
+  throw Failure(
+      HR_ERR_TIMEOUT,
+      mounted_->where + ": a batch was not read and decoded within " + std::to_string(timeout_s) +
+          " s; it waits for " +
+          (job->done() ? "its pictures to be decoded. Ask for it again."
+                       : job->waiting_for() + ". Ask for it again, or look at the storage."));
 }
 
 // Throws for the first sample that failed, or marks and counts all of them.

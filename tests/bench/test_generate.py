@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import FILE_NAME, find_files, generate, read_manifest
-from headrace.errors import SourceError, VolumeError
+from headrace.bench.dataset_files import FILE_NAME, check_files, find_files, generate, read_manifest
+from headrace.bench.formats import format_of
+from headrace.errors import MissingPackage, SourceError, VolumeError
 from headrace.store import output_file
 
 
@@ -82,6 +83,19 @@ spec = DatasetSpec(data_folder=sys.argv[1], format=sys.argv[2], num_files_train=
 print("begun", flush=True)
 generate(spec, sync=False)
 """
+
+
+def test_files_are_looked_at_as_far_as_that_needs_no_package(tmp_path, monkeypatch):
+    spec = DatasetSpec(data_folder=str(tmp_path), format="hdf5", num_files_train=2)
+    generate(spec)
+    paths = find_files(spec, "train")
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(MissingPackage):
+        format_of(spec).sample_extents(paths[0], spec)
+    check_files(spec, "train", paths)
+    Path(paths[1]).write_bytes(b"")
+    with pytest.raises(SourceError, match="size is 0"):
+        check_files(spec, "train", paths)
 
 
 @pytest.mark.parametrize("form", ["npz", "hdf5", "jpeg"])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import headrace.bench
+from headrace.base.text import redacted
 from headrace.bench import schema
 from headrace.bench.config import load_workload, parse_command_line, queried
-from headrace.bench.objects import redacted
 from headrace.bench.schema import ALIASES, KEYS
 from headrace.bench.session import check_supported, notes_of
 from headrace.errors import WorkloadError

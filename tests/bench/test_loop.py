@@ -245,6 +245,19 @@ def test_waiting_for_a_rank_that_was_stopped_is_the_harness_too():
     assert block.duration_s == pytest.approx(5.0)
 
 
+def test_waiting_at_the_barrier_for_another_ranks_data_is_no_harness():
+    clock = VirtualClock()
+
+    def meet(end_s, undelayed_s):
+        clock._now_s = end_s + 4.0  # its data came so late: the barrier is where this one waits
+        return end_s + 4.0, undelayed_s + 4.0
+
+    [block] = run([After(), After()], np.full((2, 3), 0.1), clock=clock, meet=meet)[1][:1]
+    assert block.harness_s.sum() == 0
+    assert block.load_s.sum() == 0
+    assert block.duration_s == pytest.approx(3 * 4.1 + 4.0, abs=4.1)
+
+
 def test_bytes_and_waits_are_counted():
     loop, _ = run([Real(), Real()], np.full((2, 5), 0.001))
     assert loop.nbytes == 100

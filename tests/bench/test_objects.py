@@ -1,5 +1,6 @@
 """Workloads whose data and checkpoints are objects, against an S3 server on loopback."""
 
+import dataclasses
 import io
 import json
 import os
@@ -7,9 +8,10 @@ import os
 import numpy as np
 import pytest
 
+from headrace.base.text import redacted
 from headrace.bench.config import load_workload, parse_command_line, queried
 from headrace.bench.dataset_files import find_files, generate
-from headrace.bench.objects import ObjectFolder, object_url, objects_of, redacted
+from headrace.bench.objects import ObjectFolder, object_url, objects_of
 from headrace.bench.run import SessionOptions
 from headrace.bench.schema import StorageSection
 from headrace.bench.session import run_session
@@ -195,7 +197,12 @@ def test_aistore_is_read_and_written_by_its_s3_interface_without_credentials(
 def test_ranks_generate_their_shares_and_the_last_says_that_all_is_there(words, bucket):
     loaded = load_workload(parse_command_line(words()))
     spec, folder = loaded.workload.dataset, objects_of(loaded.workload)
-    reports = [generate(spec, rank=rank, world_size=3, objects=folder) for rank in range(3)]
+    smaller = dataclasses.replace(spec, record_length_bytes=1024)
+    for rank in (0, 2):  # rank 1 never comes: their marks stay
+        assert not generate(smaller, rank=rank, world_size=3, objects=folder).complete
+    reports = [
+        generate(spec, rank=rank, world_size=3, objects=folder, overwrite=True) for rank in range(3)
+    ]
     assert [report.complete for report in reports] == [False, False, True]
     assert [report.files for report in reports] == [4, 3, 3]
     assert len(find_files(spec, "train", objects=folder)) == 8
@@ -338,6 +345,7 @@ def test_no_secret_is_written_anywhere(words, tmp_path, monkeypatch):
     (["x", "secret=1"], ["x", "secret=***"]),
     ({"secret_access_key": 12, "tokenizer": "x"}, {"secret_access_key": "***", "tokenizer": "x"}),
     ("++workload.tokenizer=x", "++workload.tokenizer=x"),
+    *(("++a.secret_access_key=" + value, "++a.secret_access_key=***") for value in ("ab,cd", "ab}cd", "a b c")),
     (3, 3),
 ])  # fmt: skip
 def test_secrets_are_left_out_of_words_and_mappings(given, expected):

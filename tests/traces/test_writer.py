@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.base.files import is_temporary
 from headrace.errors import TraceError
 from headrace.order import Shuffled, Slices
 from headrace.plane import LoaderStats
@@ -80,8 +79,10 @@ def same(found, rows):
 
 
 def traces(folder):
-    begun = folder.is_dir() and not all(is_temporary(path.name) for path in folder.iterdir())
-    return read_run(folder).ranks if begun else ()
+    try:
+        return read_run(folder).ranks
+    except TraceError:  # not begun
+        return ()
 
 
 def test_steps_are_written_while_a_loader_lives_and_the_file_ends_with_it(tmp_path):

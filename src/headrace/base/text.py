@@ -6,8 +6,9 @@ One rule for each kind of number, wherever it is shown: terminal, report, page o
 from __future__ import annotations
 
 import os
+import re
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,3 +144,31 @@ def printable(text: str, *, lines: bool = False) -> str:
     kept = "\n\t" if lines else ""
     raw = os.fsencode(text).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in raw)
+
+
+_SECRET_WORDS: Final = r"secret\w*|token|password|passwd|credential\w*|access_key\w*"  # noqa: S105 - a pattern
+
+_SECRET_WORD: Final = re.compile(rf"[-+~]{{0,2}}[\w./@-]*(?:{_SECRET_WORDS})=", re.IGNORECASE)
+"""How a word of a command line begins whose value is secret, whatever the value holds."""
+
+_SECRET_IN_TEXT: Final = re.compile(
+    rf"""(["']?\w*(?:{_SECRET_WORDS})["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,}}]+)""", re.IGNORECASE
+)
+
+
+def redacted(given: Any) -> Any:
+    """Words of a command line, texts, or settings as mappings, without secrets."""
+    if isinstance(given, dict):
+        return {
+            key: redacted(value)
+            if isinstance(value, dict) or not _SECRET_IN_TEXT.match(f"{key}=x")
+            else "***"
+            for key, value in given.items()
+        }
+    if isinstance(given, (list, tuple)):
+        return type(given)(redacted(each) for each in given)
+    if not isinstance(given, str):
+        return given
+    if word := _SECRET_WORD.match(given):
+        return f"{word[0]}***"
+    return _SECRET_IN_TEXT.sub(r"\1***", given)

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
 
-from headrace.bench.objects import object_url, redacted
+from headrace.base.text import redacted
+from headrace.bench.objects import object_url
 from headrace.bench.schema import ALIASES, KEYS, SECTION_ALIASES, Workload
 from headrace.bench.values import TimeDistribution, build, values_of
 from headrace.errors import WorkloadError

@@ -35,7 +35,7 @@ from headrace.base.files import remove_leftovers, replace_file
 from headrace.bench.content import Content
 from headrace.bench.dataset import DatasetSpec, fingerprint
 from headrace.bench.formats import FileJob, bad_file, format_of, layout_of
-from headrace.errors import SourceError, VolumeError
+from headrace.errors import MissingPackage, SourceError, VolumeError
 from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
@@ -276,10 +276,8 @@ def check_files(
             if not os.path.getsize(path):
                 raise bad_file(path, "the file's size", 0, "a sample")
             format_of(spec).sample_extents(path, spec)
-        except SourceError as e:
-            # An engine that does not decode needs no library for it.
-            if not isinstance(e.__cause__, ImportError):
-                raise
+        except MissingPackage:
+            continue  # an engine that does not decode needs no library for it
         except OSError as e:  # it was listed a moment ago, or is a link to nothing
             raise SourceError(
                 f"{path} cannot be read: {e.strerror}.", path=path,
@@ -478,15 +476,13 @@ class _Run:
 
     def _is_there(self, job: FileJob) -> bool:
         """Whether a file is, whole: a power cut may leave a name with nothing behind it."""
-        expected = self._file_bytes(job.shape)
         if self._objects is not None:
-            size = self._listed.get(self._url(job), 0)
-        elif not os.access(
-            job.path, os.F_OK
-        ):  # most are not: an exception costs more than the look
+            size = self._listed.get(self._url(job))
+        else:  # most are not there: an exception costs more than the look
+            size = os.stat(job.path).st_size if os.access(job.path, os.F_OK) else None
+        if size is None:
             return False
-        else:
-            size = os.stat(job.path).st_size
+        expected = self._file_bytes(job.shape)
         return size > 0 if expected is None else size == expected
 
     def _url(self, job: FileJob) -> str:
@@ -554,14 +550,14 @@ def _remove(folder: str, old: DatasetManifest, objects: ObjectFolder | None) -> 
     spec = DatasetSpec.from_mapping({**old.spec, "data_folder": folder})
     if objects is not None:
         objects.remove([spec.path(split, index) for split, index in spec.files()])
+        objects.remove_marks(folder)
         return
     for split, index in spec.files():
         path = Path(spec.path(split, index))
         for name in (path, Path(f"{path}.off.idx"), Path(f"{path}.sz.idx")):
             name.unlink(missing_ok=True)
         Path(folder, "index", split, path.name + ".idx").unlink(missing_ok=True)
-    for marker in Path(folder).glob(".generated-*"):
-        marker.unlink(missing_ok=True)
+    _remove_marks(Path(folder))
 
 
 def _finish(
@@ -570,9 +566,9 @@ def _finish(
 ) -> bool:  # fmt: skip
     """Says that this rank has finished; the one that sees all others marks the data set complete."""
     folder = Path(spec.data_folder)
-    markers = [folder / f".generated-{r}-of-{world_size}" for r in range(world_size)]
     if world_size > 1:
         if objects is None:
+            markers = [folder / f".generated-{r}-of-{world_size}" for r in range(world_size)]
             markers[rank].touch()
             seen = all(m.exists() for m in markers)
         else:
@@ -584,9 +580,14 @@ def _finish(
     replace(expected, complete=True).write(spec.data_folder, objects)
     if objects is not None:
         objects.remove_marks(spec.data_folder)
+    else:
+        _remove_marks(folder)
+    return True
+
+
+def _remove_marks(folder: Path) -> None:
     for marker in folder.glob(".generated-*"):
         marker.unlink(missing_ok=True)
-    return True
 
 
 def _sync(folder: str) -> None:

@@ -318,7 +318,8 @@ class _Running:
             while self._ends and self._ends[0][0] <= now:
                 end_s, number = heapq.heappop(self._ends)
                 self._end(number, end_s, now)
-                last_event_s = now
+                # The barrier may have taken long: that was the others' waiting, and no oversleeping.
+                last_event_s = now = self._clock.now()
             if self._finished == self._count:
                 break
             if self._loop.check is not None and now - checked_s > _OTHERS_CHECK_S:

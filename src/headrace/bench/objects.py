@@ -5,7 +5,7 @@
 read by the object engine in ranges, and written in one piece, or in parts when they are large. DLIO names its
 objects by the whole URL, the bucket in front; those that it generated are not found here.
 
-Who reads a result is to know the endpoint, and nobody the secret: `redacted` is for all that is written.
+Results name the endpoint and never a secret: `base.text.redacted` is applied to everything that is written.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class ObjectFolder:
         return every <= self.sizes(begin).keys()
 
     def remove_marks(self, folder: str) -> None:
-        """Of all ranks."""
+        """Remove the marks of all ranks."""
         self.remove(list(self.sizes(f"{folder}/.generated")))
 
     def count_bytes(self, url: str, size: int) -> int | None:
@@ -259,23 +259,3 @@ class ObjectFolder:
 def objects_of(workload: Workload) -> ObjectFolder | None:
     """The bucket of a workload; None: it has files."""
     return ObjectFolder(workload.storage) if workload.storage.is_objects else None
-
-
-_SECRET = re.compile(
-    r"""(["']?\w*(?:secret\w*|token|password|access_key\w*)["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,}]+)""",
-    re.IGNORECASE,
-)
-
-
-def redacted(given: Any) -> Any:
-    """Words of a command line, or settings as mappings, without secrets."""
-    if isinstance(given, dict):
-        return {
-            key: redacted(value)
-            if isinstance(value, dict) or not _SECRET.match(f"{key}=x")
-            else "***"
-            for key, value in given.items()
-        }
-    if isinstance(given, (list, tuple)):
-        return type(given)(redacted(each) for each in given)
-    return _SECRET.sub(r"\1***", given) if isinstance(given, str) else given

@@ -285,6 +285,8 @@ class RankGroup:
                     self._barrier = _barrier_at(every[leader]["memory"], place)
                 return
             until = time.monotonic() + self._deadline_s
+            if below:  # first: who comes is greeted within seconds, whoever is late above
+                self._down |= _accept(server, token, below, until, self._deadline_s)
             if number:
                 above = leaders[(number - 1) // _HOSTS_BELOW]
                 with self._naming(above, self._deadline_s):
@@ -293,11 +295,9 @@ class RankGroup:
                         raise ConnectionRefusedError("at none of its addresses")
                     self._up[above] = connection
                     connection.compare_clocks(self._deadline_s)
-            if below:
-                self._down |= _accept(server, token, below, until, self._deadline_s)
-                for rank, connection in self._down.items():
-                    with self._naming(rank, self._deadline_s):
-                        connection.show_clock(self._deadline_s)
+            for rank, connection in self._down.items():
+                with self._naming(rank, self._deadline_s):
+                    connection.show_clock(self._deadline_s)
 
     def close(self) -> None:
         """End the connections; others' waits end with an error that names this rank."""

@@ -460,12 +460,10 @@ def trace_events(
          "args": {"name": f"accelerator {rank}"}}
         for rank in sorted({block.rank for phase, _ in chosen.values() for block in phase.blocks})
     ]  # fmt: skip
-    of_epoch: dict[tuple[int, bool], list[StepPhase]] = defaultdict(list)
     for phase, steps in chosen.values():
-        of_epoch[phase.blocks[0].epoch, phase.blocks[0].kind == "eval"].append(phase)
         for row in range(len(phase.blocks)):
             events += _of_steps(phase, row, sorted(steps))
-    for parts in of_epoch.values():
+    for parts in _by_epoch(phase for phase, _ in chosen.values()):
         for row in range(len(parts[0].blocks)):
             events += _of_epoch(parts, row)
     return [{"id": number, **event} for number, event in enumerate(events)]
@@ -486,10 +484,7 @@ def rank_trace(
     """
     rank, began_s, ended_s = run
     yield _event(rank, "ai_root", "ai_root", began_s, ended_s)
-    of_epoch: dict[tuple[int, bool], list[StepPhase]] = defaultdict(list)
-    for phase in phases_of(blocks):
-        of_epoch[phase.blocks[0].epoch, phase.blocks[0].kind == "eval"].append(phase)
-    for parts in of_epoch.values():
+    for parts in _by_epoch(phases_of(blocks)):
         yield from _of_epoch(parts, 0)
         for phase in parts:
             for event in _of_steps(phase, 0, range(phase.steps)):
@@ -527,8 +522,16 @@ def _origin_s(phase: StepPhase) -> float:
     return min((b.start_s for b in phase.blocks if b.start_s is not None), default=0.0)
 
 
+def _by_epoch(phases: Iterable[StepPhase]) -> Iterable[list[StepPhase]]:
+    """The phases of each epoch's training, and of its evaluation: checkpoints part them."""
+    of_epoch: dict[tuple[int, bool], list[StepPhase]] = defaultdict(list)
+    for phase in phases:
+        of_epoch[phase.blocks[0].epoch, phase.blocks[0].kind == "eval"].append(phase)
+    return of_epoch.values()
+
+
 def _of_epoch(parts: Sequence[StepPhase], row: int) -> Iterator[dict[str, Any]]:
-    """Of an epoch's training, or of its evaluation: checkpoints part it into phases."""
+    """Of an epoch's training, or of its evaluation."""
     block = parts[0].blocks[row]
     begin_s = min(_origin_s(phase) for phase in parts)
     end_s = max(_origin_s(phase) + float(phase.end_s[row, -1]) for phase in parts)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.files import replace_file
 from headrace.base.job import which_rank
+from headrace.base.text import redacted
 from headrace.bench import results
 from headrace.bench.checkpoints import (
     checkpoint_problems,
@@ -28,7 +29,7 @@ from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files, generate
 from headrace.bench.engines import engine_name
 from headrace.bench.iostat import sampled
-from headrace.bench.objects import check_options, object_problems, objects_of, redacted
+from headrace.bench.objects import check_options, object_problems, objects_of
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
 from headrace.bench.schema import KEYS

@@ -45,7 +45,7 @@ _NOT_OURS = {
     "DLIO_PROFILER_ENABLE": "DFTRACER_ENABLE=1 writes traces",
     "DLIO_OUTPUT_FOLDER": "give ++hydra.run.dir=DIR",
     "DLIO_STORAGE_TYPE": "give ++workload.storage.storage_type=TYPE",
-    "DLIO_STORAGE_LIBRARY": "mounted file systems are read",
+    "DLIO_STORAGE_LIBRARY": "object stores are read by our own engine",
     "DLIO_DATA_GEN": "data is made by headrace's own generator",
     "DLIO_MAX_AUTO_THREADS": "reader.read_threads is taken as it is",
     "DLIO_DROP_CACHES_TIMEOUT": "caches are not dropped; `headrace bench run --cold` evicts the data",

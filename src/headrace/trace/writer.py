@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import clean
+from headrace.base.text import redacted
 from headrace.control.stalls.live import evidence_of
 from headrace.machine.sensors import all_sensors
 from headrace.trace.format import RUN, TraceFile, bytes_max, write_once
@@ -431,6 +432,6 @@ def _without_secrets(words: list[str]) -> list[str]:
         if secret and equals:
             shown.append(f"{name}=***")
         else:
-            shown.append("***" if hide and not word.startswith("-") else word[:1024])
+            shown.append("***" if hide and not word.startswith("-") else redacted(word)[:1024])
         hide = secret and not equals
     return shown
