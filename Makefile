@@ -58,6 +58,7 @@ help:
 	@echo 'make coverage    which lines of src the fast tests run, a line for each file'
 	@echo 'make mutants     small changes in $(MUTANTS): does a test notice? MUTANT="--count 100"'
 	@echo 'make docs        the documentation, into docs/_build/html; make test builds and checks it, too'
+	@echo 'make pictures    docs/images: pages in Chromium, commands in a terminal, drawings'
 	@echo 'make wheel       dist/: a source archive, and the wheel that is built from it, its libraries inside'
 	@echo 'make stub        write src/headrace/_native.pyi anew'
 	@echo 'make clean       remove all that make made'
@@ -299,6 +300,11 @@ bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 
 # The archive first, and the wheel from what is in it; auditwheel puts the codecs inside and says how old a
 # glibc may be.
+# What the documentation shows, made anew: docs/images.
+.PHONY: pictures
+pictures: $(addprefix $(DONE)/debian-,browser demo) $(DONE)/test $(DONE)/build
+	$(BIN)/python tools/pictures
+
 wheel: $(DONE)/wheel
 	rm -rf build/wheel dist
 	$(BIN)/python -m build --no-isolation --outdir build/wheel .

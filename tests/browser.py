@@ -112,6 +112,12 @@ class Browser:
         )
         return found
 
+    def unroll(self) -> None:
+        """Make the window as high as the page, so that nothing that stays at its edge lies over the page."""
+        width, height = self.run("return [innerWidth, document.documentElement.scrollHeight]")
+        self._do("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                 deviceScaleFactor=1, mobile=False)  # fmt: skip
+
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG file."""
         taken = self._do("Page.captureScreenshot", captureBeyondViewport=True)

@@ -114,13 +114,13 @@ PAGES: Final = (
 _CAUSES: Final = b"export const CAUSES = {}"
 
 _COLOURS: Final = {
-    Cause.PREFETCH: "rest", Cause.POLICY: "rest", Cause.WINDOW: "rest", Cause.DIRECT: "b4",
-    Cause.NODE: "rest", Cause.METADATA: "b1", Cause.STORAGE: "b1", Cause.LATENCY: "b4",
-    Cause.BANDWIDTH: "b6", Cause.NETWORK: "b5", Cause.PEER: "b5", Cause.MEMORY: "b0",
-    Cause.DECODE: "b0", Cause.PYTHON: "b2", Cause.COLLATE: "b2", Cause.TRANSFER: "b3",
-    Cause.SLOW_RANK: "b3", Cause.OTHER: "rest",
+    Cause.PREFETCH: "b6 hatched", Cause.POLICY: "rest hatched", Cause.WINDOW: "rest hatched",
+    Cause.DIRECT: "b4 hatched", Cause.NODE: "rest hatched", Cause.METADATA: "b1",
+    Cause.STORAGE: "b1 hatched", Cause.LATENCY: "b4", Cause.BANDWIDTH: "b6", Cause.NETWORK: "b5",
+    Cause.PEER: "b5 hatched", Cause.MEMORY: "b0 hatched", Cause.DECODE: "b0", Cause.PYTHON: "b2",
+    Cause.COLLATE: "b2 hatched", Cause.TRANSFER: "b3 hatched", Cause.SLOW_RANK: "b3", Cause.OTHER: "rest",
 }  # fmt: skip
-"""The class of each cause's colour."""
+"""The classes of each cause's colour: more causes than colours that all eyes tell apart, some are hatched."""
 
 
 def files() -> dict[str, tuple[bytes, str]]:

@@ -25,7 +25,7 @@ const grid = new Grid($("grid"), {
     const job = jobs.get(slot), level = stall[gpu];
     if (wanted.by === "use") return busy[gpu] === UNKNOWN ? g.colours.unknown : g.ramp[LEVELS - busy[gpu]];
     if (wanted.by === "job") return g.colours[JOB_COLOURS[hash(job ? job[ID] : "") % JOB_COLOURS.length]];
-    if (wanted.by === "cause") return level === UNKNOWN ? g.colours.unknown : level < LITTLE * LEVELS || !job ? g.colours.s0 : g.colours[causeColour(job[CAUSE])];
+    if (wanted.by === "cause") return level === UNKNOWN ? g.colours.unknown : level < LITTLE * LEVELS || !job ? g.colours.s0 : g.colours[causeColour(job[CAUSE]).split(" ")[0]];
     return g.shade(level);
   },
 });

@@ -1,7 +1,7 @@
 // The leaderboard: jobs by GPU-hours lost.
 import { $, ask, causeColour, causeName, count, fill, filters, h, hours, live, options, percent, seconds, table, trouble } from "./core.js";
 
-const COLUMNS = [["job", "Job", "words"], ["user", "User", "words wide-only"], ["lost", "Lost GPU-h"], ["hours", "GPU-h", "wide-only"], ["stall", "Waits"], ["cause", "Cause", "words"], ["on", "On", "words wide-only"], [null, "What helps", "words wide-only"]];
+const COLUMNS = [["job", "Job", "words"], ["user", "User", "words wide-only"], ["lost", "Lost GPU-h"], ["hours", "GPU-h", "wider-only"], ["stall", "Waits"], ["cause", "Cause", "words"], ["on", "On", "words wider-only"], [null, "What helps", "words wide-only"]];
 const FALLING = new Set(["lost", "hours", "stall", "waited"]);
 const form = $("tools");
 const asked = new URLSearchParams(location.search);
@@ -39,8 +39,8 @@ function meter(share) { const i = h("i"); i.style.width = `${100 * share}%`; ret
 
 function row(job) {
   return h("tr", {}, h("th", { scope: "row" }, h("a", { href: `/job?id=${encodeURIComponent(job.job_id)}` }, `${job.job_id} ${job.name}`)), h("td", { class: "words wide-only" }, job.user),
-    h("td", {}, h("strong", {}, hours(job.lost))), h("td", { class: "wide-only" }, hours(job.gpu_hours)), h("td", {}, meter(job.stall), h("span", { class: "share" }, `${job.measured ? "" : "~"}${percent(job.stall)}`)),
-    h("td", { class: "words fixed" }, job.cause && [h("i", { class: `swatch ${causeColour(job.cause)}` }), ` ${causeName(job.cause)}`]), h("td", { class: "words wide-only" }, job.on), h("td", { class: "words wide-only" }, job.hint));
+    h("td", {}, h("strong", {}, hours(job.lost))), h("td", { class: "wider-only" }, hours(job.gpu_hours)), h("td", {}, meter(job.stall), h("span", { class: "share" }, `${job.measured ? "" : "~"}${percent(job.stall)}`)),
+    h("td", { class: "words fixed" }, job.cause && [h("i", { class: `swatch ${causeColour(job.cause)}` }), ` ${causeName(job.cause)}`]), h("td", { class: "words wider-only" }, job.on), h("td", { class: "words wide-only advice" }, job.hint));
 }
 
 function groups(place, title, list, choose) {
