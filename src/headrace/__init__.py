@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.store.tokenizing import tokenize
     from headrace.store.verify import verify
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Batch",

@@ -131,3 +131,26 @@ def test_one_module_reads_what_launchers_say(tracked, root):
         if parts[:2] == ("src", "headrace") and launchers.search(path.read_text(errors="replace")):
             readers.add("/".join(parts[2:3] if parts[2] == "cluster" else parts[2:]))
     assert readers == {"base/job.py", "cluster"}
+
+
+def test_what_is_tested_is_what_is_installed_for_the_tests(root):
+    """The table of support names the versions that the tests pin, in the order of their names."""
+    groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
+    pinned = dict(
+        re.fullmatch(r"([\w.-]+)(?:\[\w+\])?==(\S+)", each).groups()
+        for group in groups.values()
+        for each in group
+        if "==" in each and ";" not in each
+    )
+    pinned["torch"] = re.search(r"torch==([\d.]+)", (root / "Makefile").read_text())[1]
+    rows = [line.split("|") for line in (root / "docs/support.md").read_text().splitlines()]
+    tested = {row[1].strip(): row[2] for row in rows if len(row) == 6}
+    for name, packages in {
+        "torch": ("torch",), "TensorFlow": ("tensorflow-cpu",), "JAX, Grain": ("jax", "grain"),
+        "torchdata, Accelerate, Lightning": ("torchdata", "accelerate", "lightning"),
+        "Ray Train, Transformers, DeepSpeed": ("ray", "transformers", "deepspeed"),
+        "pyarrow, h5py, Zarr, LMDB, Lance": ("pyarrow", "h5py", "zarr", "lmdb", "pylance"),
+        "datasets, tokenizers": ("datasets", "tokenizers"), "S3 and the like": ("moto",),
+    }.items():  # fmt: skip
+        versions = re.findall(r"\d+\.\d[\d.]*", tested[name])
+        assert versions == [pinned[package] for package in packages], name
