@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <unordered_set>
 
 #include "core/error.h"
 
@@ -162,6 +163,7 @@ std::vector<SampleCache::Copy> SampleCache::reserve_all(const Batch& batch) {
   for (const Failure& failure : batch.failures) failed[failure.slot / parts_] = true;
   std::vector<Copy> copies;
   copies.reserve(batch.samples);
+  std::unordered_set<int64_t> reserved;
   const std::lock_guard one(inserting_);
   std::unique_lock lock(mutex_);
   refused_ = false;
@@ -169,6 +171,7 @@ std::vector<SampleCache::Copy> SampleCache::reserve_all(const Batch& batch) {
     const int64_t index = batch.indices[k];
     if (failed[k] || index < 0 || static_cast<uint64_t>(index) >= samples_) continue;
     if (words_ != nullptr && index_.load(index).slab != 0) continue;
+    if (reserved.contains(index)) continue;  // a sampler may ask for one twice in a batch
     const int64_t* lengths = batch.lengths.data() + k * parts_;
     uint64_t bytes = entry_head_bytes(parts_);
     for (uint64_t p = 0; p < parts_; ++p) bytes += static_cast<uint64_t>(lengths[p]);
@@ -180,6 +183,7 @@ std::vector<SampleCache::Copy> SampleCache::reserve_all(const Batch& batch) {
     std::memcpy(head + sizeof index, &batch.labels[k], sizeof(int64_t));
     std::memcpy(head + 2 * sizeof index, lengths, parts_ * sizeof(int64_t));
     copies.push_back(std::move(copy));
+    reserved.insert(index);
   }
   return copies;
 }
@@ -208,13 +212,14 @@ std::shared_ptr<Batch> SampleCache::gather(const Hits& hits,
   return gather_hits(*delivered_, hits, misses.get());
 }
 
-// Takes the slab's samples out of the index.
+// Takes the slab's samples out of the index, and none that another slab holds: where two batches
+// got room for a sample at once, the entry of one is nobody's.
 void SampleCache::forget(const OwnSlab& slab) {
   for (uint64_t at = 0; at < slab.used;) {
     const std::byte* head = slab.buffer->data + at;
     int64_t index;
     std::memcpy(&index, head, sizeof index);
-    index_.store(index, {});
+    if (index_.load(index).slab == slab.number) index_.store(index, {});
     uint64_t bytes = entry_head_bytes(parts_);
     for (uint64_t p = 0; p < parts_; ++p) {
       int64_t length;

@@ -94,6 +94,19 @@ TEST_CASE("what is held stays held when the quota is full") {
   CHECK(cache->look_up(all)->held == before);
 }
 
+TEST_CASE("a sample that comes twice in a batch takes room once") {
+  std::vector<int64_t> once(kSamples);
+  std::vector<int64_t> often;
+  for (size_t i = 0; i < kSamples; ++i) {
+    once[i] = static_cast<int64_t>(i);
+    often.insert(often.end(), 5, once[i]);
+  }
+  const auto expected = SampleCache::make(kSamples, 1, 200'000);
+  const auto cache = SampleCache::make(kSamples, 1, 200'000);
+  CHECK(cache->insert(*make_batch(often)) == expected->insert(*make_batch(once)));
+  CHECK(cache->look_up(once)->held == expected->look_up(once)->held);
+}
+
 TEST_CASE("a failed sample is not held") {
   const auto cache = SampleCache::make(kSamples, 2, 1 << 20);
   auto batch = make_batch({3, 1, 5}, 2);
@@ -170,6 +183,21 @@ TEST_CASE("threads insert, look up and gather while the quota moves") {
   done = true;
   turner.join();
   CHECK(wrong == 0);
+}
+
+TEST_CASE("a slab that goes takes none of the samples that others hold") {
+  std::vector<int64_t> all(kSamples);
+  for (size_t i = 0; i < kSamples; ++i) all[i] = static_cast<int64_t>(i);
+  const auto batch = make_batch(all);  // 1.25 MB
+  for (int round = 0; round < 20; ++round) {
+    const auto cache = SampleCache::make(kSamples, 1, 2 << 20);
+    // Two get room for the same samples at once: what one of them wrote is nobody's.
+    std::vector<std::thread> writers;
+    for (int t = 0; t < 2; ++t) writers.emplace_back([&] { cache->insert(*batch); });
+    for (std::thread& writer : writers) writer.join();
+    cache->set_quota(cache->mapped_bytes() - 1);  // the newest slab goes
+    CHECK(cache->look_up(all)->held.size() == cache->held_samples());
+  }
 }
 
 TEST_CASE("a batch that comes whole from one tier keeps its memory") {
