@@ -139,6 +139,32 @@ def test_the_same_batch_asked_twice_is_read_once(folder, store, link):
         assert data_of(server)["source_samples_bytes"] == sum(len(content(i)) for i in range(10))
 
 
+def test_what_was_read_at_once_is_not_read_again_before_it_is_kept(folder, store, link):
+    from headrace.node.wire import Ask
+
+    with serving(folder) as server:
+        a, b = _opened(link(), store), _opened(link(), store)
+        data = next(iter(server._datasets._data.values()))
+        submit = data.chain.top.submit
+
+        def read_at_once(indices):
+            pending = submit(indices)
+            until(lambda: pending.done)
+            return pending
+
+        data.chain.top.submit = read_at_once
+        kept = threading.Event()
+        server._keeping.submit(kept.wait)
+        indices = np.arange(10, dtype=np.int64).tobytes()
+        for one, number in (a, b):
+            one.send(Ask(one.new_ticket(), number, indices, []))
+        until(lambda: data.postponed or data.batches == 2)
+        kept.set()
+        for one, _ in (a, b):
+            assert _samples(one).status == 0
+        assert data_of(server)["source_samples_bytes"] == sum(len(content(i)) for i in range(10))
+
+
 class _Held:
     """Reads that are not done before an event, however fast they were."""
 

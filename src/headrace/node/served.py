@@ -287,12 +287,10 @@ class ServedData:
         missing = self._ram.missing(indices[numbers == 0])
         if len(missing):
             self._begin(missing, [], postponed)
-        others = [self._readings[n] for n in set(self._reader_of[indices].tolist()) - {0}]
+        others = set(self._reader_of[indices].tolist()) - {0}
         postponed.others = len(others)
-        for reading in others:
-            reading.postponed.append(postponed)
-        if not others:
-            self._begin(indices, [postponed.answer])
+        for number in others:
+            self._readings[number].postponed.append(postponed)
 
     def _keeps(self) -> bool:
         """Whether what is read now will probably be in memory afterwards."""
@@ -318,10 +316,11 @@ class ServedData:
         )
         self._readings[number] = reading
         self._by_key[reading.key] = reading
-        if pending.done:  # in memory: others need not wait for those that read
+        if pending.job is not None:  # else it is in memory: nobody need wait for it
+            self._reader_of[indices] = number
+        if pending.done:
             self._take(reading)
         else:
-            self._reader_of[indices] = number
             self._unread[number] = reading
 
     def _done(self, _: int) -> None:
