@@ -2,12 +2,13 @@
 
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import headrace as hr
-from headrace.errors import CorruptSample, SampleNotFound
+from headrace.errors import CorruptSample, SampleNotFound, VolumeError
 from node.conftest import node_loader, report_of, seen, serving, until
 from plane.conftest import SAMPLES, content
 
@@ -165,6 +166,57 @@ def test_what_was_read_at_once_is_not_read_again_before_it_is_kept(folder, store
         assert data_of(server)["source_samples_bytes"] == sum(len(content(i)) for i in range(10))
 
 
+def test_a_data_set_that_is_closed_answers_what_it_has_not_read(
+    folder, store, link, tmp_path, monkeypatch
+):
+    """A client that goes leaves its reads behind: they hold memory of its job until they end."""
+    from headrace.node.wire import Ask
+
+    monkeypatch.setattr("headrace.node.datasets.DATASETS_MAX", 1)
+    hr.pack([("a", b"a", 0)], tmp_path / "other.hr")
+    with serving(folder, ram_bytes=1 << 20) as server, hr.open(tmp_path / "other.hr") as other:
+        one, number = _opened(link(), store)
+        data = next(iter(server._datasets._data.values()))
+        submit = data.chain.top.submit
+        data.chain.top.submit = lambda indices: _Held(submit(indices), threading.Event())
+        for last in (10, 12):  # the second waits for the first, in part
+            indices = np.arange(last, dtype=np.int64).tobytes()
+            one.send(Ask(one.new_ticket(), number, indices, []))
+        until(lambda: data.postponed == 1)
+        one.close()
+        until(lambda: not status(server)["sessions"])
+        assert server.budget.held_bytes > 0
+        _opened(link(), other)
+        until(lambda: server.budget.held_bytes == 0)
+        assert data.failed == 2
+
+
+@pytest.mark.parametrize("error", [VolumeError("it is away"), RuntimeError("a mistake of ours")])
+def test_a_data_set_that_cannot_be_read_leaves_no_descriptor(
+    folder, store, link, monkeypatch, error
+):
+    from headrace.node.wire import Status
+
+    with serving(folder):
+        one = link()
+        assert _open(one, store, ("no such part",)).status == Status.MISMATCH
+        before = len([*Path("/proc/self/fd").iterdir()])
+        with monkeypatch.context() as patched:
+            patched.setattr("headrace.plane.pipeline.Pipeline.begin", _raise(error))
+            for _ in range(3):
+                reply = _open(one, store)
+                assert (reply.status, str(error) in reply.message) == (Status.NOT_FOUND, True)
+        assert len([*Path("/proc/self/fd").iterdir()]) == before
+        assert _open(one, store).status == Status.OK
+
+
+def _raise(error):
+    def fails(*_):
+        raise error
+
+    return fails
+
+
 class _Held:
     """Reads that are not done before an event, however fast they were."""
 
@@ -179,14 +231,18 @@ class _Held:
         return getattr(self._pending, name)
 
 
-def _opened(link, store, parts=("",)):
-    """A link on which a store is open, and its number there."""
+def _open(link, store, parts=("",)):
     from headrace.node.wire import Open, Opened
 
     link.send(
         Open(link.new_ticket(), os.fsencode(store.path), 1, store.fingerprint, list(parts), None)
     )
-    opened = link.wait(Opened, 10)
+    return link.wait(Opened, 10)
+
+
+def _opened(link, store):
+    """A link on which a store is open, and its number there."""
+    opened = _open(link, store)
     assert opened.status == 0, opened.message
     return link, opened.dataset
 

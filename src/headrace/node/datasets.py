@@ -178,6 +178,9 @@ class OpenDatasets:
                 )  # fmt: skip
             except (HeadraceError, OSError) as e:
                 status, text = Status.NOT_FOUND, str(e)
+            except Exception as e:  # noqa: BLE001 - as in `_open`
+                _log.exception("%s cannot be read", store.path)
+                status, text = Status.NOT_FOUND, f"{type(e).__name__}: {e}"
             else:
                 self._data[key] = data
                 self._next += 1

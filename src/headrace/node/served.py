@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, VolumeError
 from headrace.node.tuning import ServedPlane
 from headrace.plane.pipeline import Pipeline, bytes_of, is_far
 from headrace.plane.rate_limit import Cost
@@ -47,6 +47,8 @@ KEEPING_MAX = 64 << 20
 out when they have been copied; what is near, and read for one job alone, is left for the next epoch."""
 
 LABEL_MAX = 40
+
+_CLOSED = "the data set was closed"
 
 _SLAB_SLACK = 4 << 20
 
@@ -157,10 +159,14 @@ class ServedData:
         self.users: dict[str, int] = {}
         self.used_s = time.monotonic()
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.pipeline = Pipeline(
-            store, options, self.part_names, tiers=tiers, done_fd=self._done_fd
-        )
-        self.chain = self.pipeline.begin()
+        try:
+            self.pipeline = Pipeline(
+                store, options, self.part_names, tiers=tiers, done_fd=self._done_fd
+            )
+            self.chain = self.pipeline.begin()
+        except BaseException:
+            os.close(self._done_fd)
+            raise
         assert self.chain.ram is not None  # `tiers` gives it a byte at least
         self._ram = self.chain.ram
         self.tuning = ServedPlane(
@@ -303,6 +309,8 @@ class ServedData:
         part_of: _Postponed | None = None,
     ) -> None:
         try:
+            if self._closed:
+                raise VolumeError(_CLOSED)
             pending = self._ram.submit(indices)
         except (HeadraceError, OSError) as e:
             outcome = ReadOutcome(None, str(e))
@@ -399,7 +407,7 @@ class ServedData:
         for waiter in reading.waiters:
             waiter(outcome)
         pending = reading.pending
-        size = 0 if pending.read is None else self._mean_bytes(reading)
+        size = 0 if pending.read is None or self._closed else self._mean_bytes(reading)
         if size and (self._keeping_bytes <= KEEPING_MAX or not self._may_leave):
             self._keeping_bytes += size
             threads = self._keeping if self._may_leave else self._gathering
@@ -488,10 +496,13 @@ class ServedData:
         }
 
     def close(self) -> None:
-        """End reading. Batches that were handed out stay valid."""
+        """End reading: what was not read has failed. Batches that were handed out stay valid."""
         self._closed = True
         self.tuning.close()
         self._loop.unregister(self._done_fd)
+        unread, self._unread = tuple(self._unread.values()), {}
+        for reading in unread:
+            self._finish(reading, ReadOutcome(None, _CLOSED))
         self.pipeline.close()
         self.store.close()
         os.close(self._done_fd)
