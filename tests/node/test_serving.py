@@ -9,6 +9,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample, SampleNotFound, VolumeError
+from headrace.node.link import LinkLost
 from node.conftest import node_loader, report_of, seen, serving, until
 from plane.conftest import SAMPLES, content
 
@@ -210,6 +211,58 @@ def test_a_data_set_that_cannot_be_read_leaves_no_descriptor(
         assert _open(one, store).status == Status.OK
 
 
+def test_a_mistake_in_one_clients_answer_costs_the_others_nothing(
+    folder, store, link, monkeypatch, caplog
+):
+    """It is hung up on: without an answer it would wait for ever."""
+    from headrace.node import session
+    from headrace.node.wire import Ask
+
+    right, answers = session._samples, []
+
+    def wrong_at_first(*arguments):
+        answers.append(arguments)
+        return right(*arguments) if len(answers) > 1 else 1 // 0
+
+    monkeypatch.setattr(session, "_samples", wrong_at_first)
+    held = threading.Event()
+    with serving(folder) as server:
+        clients = [_opened(link(), store) for _ in range(3)]
+        data = next(iter(server._datasets._data.values()))
+        submit = data.chain.top.submit
+        data.chain.top.submit = lambda indices: _Held(submit(indices), held)
+        for one, number in clients:
+            indices = np.arange(10, dtype=np.int64).tobytes()
+            one.send(Ask(one.new_ticket(), number, indices, []))
+        until(lambda: data.shared_batches == 2)
+        held.set()
+        until(lambda: len(status(server)["sessions"]) == 2)
+        lost = [one for one, _ in clients if not _is_answered(one)]
+        assert len(lost) == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+def _is_answered(link):
+    try:
+        return _samples(link).status == 0
+    except LinkLost:
+        return False
+
+
+def test_a_mistake_while_a_failure_is_described_is_an_answer_too(
+    folder, damaged, link, monkeypatch, caplog
+):
+    from headrace.node.wire import Ask, Status
+
+    monkeypatch.setattr(type(damaged), "failure_error", _raise(RuntimeError("a mistake")))
+    with serving(folder):
+        one, number = _opened(link(), damaged)
+        one.send(Ask(one.new_ticket(), number, np.arange(50, dtype=np.int64).tobytes(), []))
+        reply = _samples(one)
+        assert (reply.status, reply.message) == (Status.FAILED, "RuntimeError: a mistake")
+    assert "a batch failed" in caplog.text
+
+
 def _raise(error):
     def fails(*_):
         raise error
@@ -273,14 +326,22 @@ def test_quotas_of_memory_hold_and_what_is_beyond_is_still_right(folder, store, 
         loader.close()
 
 
-def test_a_damaged_sample_is_reported_by_the_client_itself(folder, tmp_path):
+@pytest.fixture
+def damaged(tmp_path):
+    """A store of 50 samples, one of them damaged."""
     path = tmp_path / "damaged.hr"
     hr.pack(((f"{i}", bytes([i]) * 5000, 0) for i in range(50)), path)
     volume = next(path.glob("**/*.hrv"))
-    damaged = bytearray(volume.read_bytes())
-    damaged[len(damaged) // 2] ^= 0xFF
-    volume.write_bytes(damaged)
-    with hr.open(path) as store, serving(folder) as server:
+    content = bytearray(volume.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    volume.write_bytes(content)
+    with hr.open(path) as store:
+        yield store
+
+
+def test_a_damaged_sample_is_reported_by_the_client_itself(folder, damaged):
+    store = damaged
+    with serving(folder) as server:
         loader = node_loader(store, 10)
         with pytest.raises(CorruptSample, match="checksum"):
             seen(loader)

@@ -310,10 +310,10 @@ class ServedData:
     ) -> None:
         try:
             if self._closed:
-                raise VolumeError(_CLOSED)
+                raise VolumeError(_CLOSED)  # noqa: TRY301
             pending = self._ram.submit(indices)
-        except (HeadraceError, OSError) as e:
-            outcome = ReadOutcome(None, str(e))
+        except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
+            outcome = self._failed(e)
             self.failed += len(waiters)
             for waiter in waiters:
                 self._loop.call_soon(partial(waiter, outcome))
@@ -378,18 +378,22 @@ class ServedData:
     def _taken(self, pending: MemoryPending) -> ReadOutcome:
         try:
             batch = pending.hand_over()
+            if batch.failed:
+                failure = self.store.catalog.failures(batch)[0]
+                index = int(batch.indices[failure["slot"] // batch.parts])
+                return ReadOutcome(None, str(self.store.failure_error(index, failure)))
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
-            # What a closed reader gives up is no failure.
-            if not (self._closed or isinstance(e, (HeadraceError, OSError))):
-                _log.exception("data set %d: a batch failed", self.number)
-            return ReadOutcome(None, f"{type(e).__name__}: {e}")
-        if batch.failed:
-            failure = self.store.catalog.failures(batch)[0]
-            index = int(batch.indices[failure["slot"] // batch.parts])
-            return ReadOutcome(None, str(self.store.failure_error(index, failure)))
+            return self._failed(e)
         # Of what the local disk has read, the statistics say nothing of their own.
         read = int(batch.stats["bytes_read"]) if self.chain.disk is None else None
         return ReadOutcome(batch, "", pending.ram_bytes, read)
+
+    def _failed(self, error: Exception) -> ReadOutcome:
+        if isinstance(error, (HeadraceError, OSError)):
+            return ReadOutcome(None, str(error))
+        if not self._closed:  # what a closed reader gives up is no failure
+            _log.exception("data set %d: a batch failed", self.number)
+        return ReadOutcome(None, f"{type(error).__name__}: {error}")
 
     def _finish(self, reading: _Reading, outcome: ReadOutcome) -> None:
         if self._by_key.get(reading.key) is reading:

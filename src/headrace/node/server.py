@@ -350,8 +350,14 @@ class Server:
         except WireError as e:
             self._wire_errors += 1
             self._hang_up(connection, f"it broke the protocol: {e}")
+        except Exception:  # noqa: BLE001 - a mistake of ours must not cost everybody the daemon
+            _log.exception("client %d: a request failed that should not", session.number)
+            self._hang_up(connection, "a request of it failed")
 
     def _flush(self, connection: ClientConnection) -> None:
+        if self._connections[connection].failed:
+            self._hang_up(connection, "an answer to it was lost")
+            return
         try:
             connection.flush()
         except OSError as e:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -128,6 +129,7 @@ class Session:
         reading: how many requests are begun and have no answer.
         requests: all that have no answer, by ticket.
         waiting: those of them that are not begun, the oldest first.
+        failed: an answer to it was lost: it must be hung up on, or it would wait for ever.
     """
 
     def __init__(self, host: Server, number: int, pid: int, send: Callable[..., None]) -> None:
@@ -136,7 +138,7 @@ class Session:
         self.pid = pid
         self._send = send
         self.job: ClientJob | None = None
-        self.closed = False
+        self.closed = self.failed = False
         self.leases: dict[int, _Lease] = {}
         self.held_bytes = 0
         self._last_ticket = 0
@@ -365,7 +367,7 @@ class Session:
             self._begun(asked, job.totals)
             self._hold(size)
             job.reading += 1
-            asked.data.ask(asked.indices, lambda outcome, asked=asked: self._done(asked, outcome))  # type: ignore[misc]
+            asked.data.ask(asked.indices, partial(self._done, asked))
 
     @property
     def limited(self) -> bool:
@@ -390,6 +392,13 @@ class Session:
 
     def _done(self, asked: _Asked, outcome: ReadOutcome) -> None:
         """A read ended; the client may be gone."""
+        try:
+            self._answer(asked, outcome)
+        except Exception:  # noqa: BLE001 - a mistake of ours must not cost others their answers
+            _log.exception("client %d: batch %d has no answer", self.number, asked.ticket)
+            self.failed = True
+
+    def _answer(self, asked: _Asked, outcome: ReadOutcome) -> None:
         self._hold(-asked.reserved_bytes)
         assert self.job is not None
         crowded, self.job.reading = self.job.reading >= READS_MAX, self.job.reading - 1
