@@ -154,7 +154,7 @@ std::vector<pixels::Step> steps_of(const std::optional<StepsIn>& steps, uint64_t
 using RgbIn = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 
 // What this library could not decode and somebody else did.
-void replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
+pixels::Reason replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
   if (!job.done() || sample >= job.batch->samples) {
     throw Error(ErrorKind::kInvalidArgument, "the batch is not decoded yet, or has no such sample");
   }
@@ -169,8 +169,7 @@ void replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
   const WithoutGil released;
   own_worker().resize(job.recipe, job.draw(sample), rgb.data(), static_cast<int>(rgb.shape(1)),
                       static_cast<int>(rgb.shape(0)), job.at(sample));
-  const pixels::Reason reason = job.follow(own_worker(), sample);
-  if (!reason.empty()) throw Error(ErrorKind::kInvalidArgument, reason);
+  return job.follow(own_worker(), sample);
 }
 
 using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / sizeof(int32_t)>,
@@ -326,15 +325,16 @@ void register_pixels(nb::module_& m) {
           [](const DecodeJob& job) {
             nb::list list;
             for (const auto& failure : job.failures) {
-              list.append(nb::make_tuple(failure.sample, failure.reason));
+              list.append(nb::make_tuple(failure.sample, failure.reason, failure.of_mask));
             }
             return list;
           },
-          nb::sig("def failures(self, /) -> list[tuple[int, str]]"),
-          "Samples that could not be decoded, and why. Their pixels are zeros.")
+          nb::sig("def failures(self, /) -> list[tuple[int, str, bool]]"),
+          "Samples that could not be decoded, why, and whether that is their masks' fault. Their "
+          "pixels are zeros.")
       .def("replace", &replace, "sample"_a, "rgb"_a,
            "Puts a picture that was decoded elsewhere in a sample's place: uint8, shape (height, "
-           "width, 3).")
+           "width, 3). Returns why its mask could not be decoded; '': it was, or there is none.")
       .def_prop_ro(
           "times",
           [](const DecodeJob& job) {

@@ -35,8 +35,7 @@ Reason DecodeJob::follow(Worker& worker, uint64_t sample) {
   if (!masks) return {};
   const size_t each = recipe.output_pixels();
   auto* out = reinterpret_cast<uint8_t*>(masks->data + sample * each);
-  const Reason reason = worker.mask(recipe, encoded(sample, *mask_part), mask_fill, out);
-  return reason.empty() ? reason : "of its mask: " + reason;
+  return worker.mask(recipe, encoded(sample, *mask_part), mask_fill, out);
 }
 
 void DecodeJob::clear(uint64_t sample) {
@@ -68,7 +67,7 @@ DecodePool::~DecodePool() {
     const uint64_t open = job->batch->samples - job->next_;
     for (uint64_t i = job->next_; i < job->batch->samples; ++i) {
       job->clear(i);
-      job->failures.push_back({i, "decoding was stopped"});
+      job->failures.push_back({i, "decoding was stopped", false});
     }
     job->left_ -= open;
     job->ended_.notify_all();
@@ -148,7 +147,8 @@ void DecodePool::work(unsigned number) {
     const double begun_s = seconds_of(CLOCK_MONOTONIC), cpu_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     const auto encoded = job->encoded(sample);
     Reason reason = worker.decode(job->recipe, job->draw(sample), encoded, job->at(sample), &kept_);
-    if (reason.empty()) reason = job->follow(worker, sample);
+    const bool of_mask = reason.empty();
+    if (of_mask) reason = job->follow(worker, sample);
     if (!reason.empty()) job->clear(sample);
     const double ended_s = seconds_of(CLOCK_MONOTONIC);
     const double used_s = seconds_of(CLOCK_THREAD_CPUTIME_ID) - cpu_s;
@@ -159,7 +159,7 @@ void DecodePool::work(unsigned number) {
     stats_.bytes += encoded.size();
     stats_.failures += !reason.empty();
     const std::lock_guard of_job(job->mutex_);
-    if (!reason.empty()) job->failures.push_back({sample, std::move(reason)});
+    if (!reason.empty()) job->failures.push_back({sample, std::move(reason), of_mask});
     job->busy_s += ended_s - begun_s;
     job->cpu_s += used_s;
     if (job->left_ == 1) {

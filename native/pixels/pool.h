@@ -43,6 +43,7 @@ struct DecodeStats {
 struct DecodeFailure {
   uint64_t sample;  // its place in the batch
   std::string reason;
+  bool of_mask;  // the picture was decoded, and its mask was not
 };
 
 class DecodePool;

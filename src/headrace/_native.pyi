@@ -690,12 +690,14 @@ class DecodeJob:
         """float64, shape (samples, 4): see decode.h."""
 
     @property
-    def failures(self, /) -> list[tuple[int, str]]:
-        """Samples that could not be decoded, and why. Their pixels are zeros."""
-
-    def replace(self, sample: int, rgb: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, 3), order='C', device='cpu', writable=False)]) -> None:
+    def failures(self, /) -> list[tuple[int, str, bool]]:
         """
-        Puts a picture that was decoded elsewhere in a sample's place: uint8, shape (height, width, 3).
+        Samples that could not be decoded, why, and whether that is their masks' fault. Their pixels are zeros.
+        """
+
+    def replace(self, sample: int, rgb: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, 3), order='C', device='cpu', writable=False)]) -> str:
+        """
+        Puts a picture that was decoded elsewhere in a sample's place: uint8, shape (height, width, 3). Returns why its mask could not be decoded; '': it was, or there is none.
         """
 
     @property

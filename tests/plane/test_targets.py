@@ -205,16 +205,18 @@ def test_a_mask_is_as_large_as_the_picture_that_is_turned_upright(tmp_path):
 
 
 GREY = np.zeros((60, 80), np.uint8)
+MASK = "has no mask that can be used: "
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"seg.png": encoded(Image.fromarray(GREY[:-1]), "PNG")}, "80 x 59 pixels, and the picture"),
-        ({"seg.png": encoded(Image.fromarray(GREY), "JPEG")}, "it is no PNG"),
-        ({"seg.png": encoded(picture(80, 60), "PNG")}, "no PNG of 8 bits and one channel"),
-        ({"seg.png": b""}, "it is empty"),
-        ({"seg.png": encoded(Image.fromarray(GREY), "PNG")[:-20]}, "the file is cut off"),
+        ({"seg.png": encoded(Image.fromarray(GREY[:-1]), "PNG")}, MASK + "it has 80 x 59 pixels"),
+        ({"seg.png": encoded(Image.fromarray(GREY), "JPEG")}, MASK + "it is no PNG"),
+        ({"seg.png": encoded(picture(80, 60), "PNG")}, MASK + "it is no PNG of 8 bits"),
+        ({"seg.png": b""}, MASK + "it is empty"),
+        ({"jpg": encoded(picture(80, 60), "BMP"), "seg.png": b""}, MASK + "it is empty"),
+        ({"seg.png": encoded(Image.fromarray(GREY), "PNG")[:-20]}, MASK + "the file is cut off"),
         ({"npy": b"\x93NUMPY\x01\x00"}, "no boxes that can be used"),
         ({"npy": b"[{}]"}, "COCO's list of annotations: KeyError"),
         ({"npy": b'[{"bbox": [5, 5, -3, 2], "category_id": 1}]'}, "its right or bottom lies before"),

@@ -144,7 +144,7 @@ class _Refused(NamedTuple):
     skipped: list[Skipped]
     samples: list[int]
 
-    def add(self, sample: int, what: str, cause: Exception) -> None:
+    def add(self, sample: int, what: str, cause: Exception | None = None) -> None:
         """Leave a sample out.
 
         Raises:
@@ -345,13 +345,16 @@ class Decoding:
         native, job, steps = decoded
         refused = _Refused(native, names, on_error, skipped, [])
         wanted = np.ones(native.samples, np.bool_) if keep is None else keep
-        for sample, reason in job.failures:
+        for sample, reason, of_mask in job.failures:
             if not wanted[sample]:
                 continue
             try:
-                self._replace(native, job, sample, reason)
+                mask = reason if of_mask else self._replace(native, job, sample, reason)
             except Exception as e:  # noqa: BLE001 - whatever Pillow raises
                 refused.add(sample, f"is no picture that can be decoded: {reason}; Pillow: {e}", e)
+                continue
+            if mask:
+                refused.add(sample, f"has no mask that can be used: {mask}")
         wanted[refused.samples] = False
         boxes = self._boxes(native, part_names, wanted, refused)
         if refused.samples:
@@ -398,12 +401,12 @@ class Decoding:
 
     def _replace(
         self, native: _native.Batch, job: _native.DecodeJob, sample: int, reason: str
-    ) -> None:
-        """Decode with Pillow what the native decoders refused."""
+    ) -> str:
+        """Decode with Pillow what the native decoders refused; returns what is wrong with its mask, or ''."""
         slot = sample * native.parts + self._part
         start = int(native.offsets[slot])
         encoded = native.data[start : start + int(native.lengths[slot])]
-        job.replace(sample, _by_pillow(encoded.tobytes(), self.images))
+        mask = job.replace(sample, _by_pillow(encoded.tobytes(), self.images))
         self.fallbacks += 1
         if self.fallbacks == 1:
             log.warning(
@@ -411,6 +414,7 @@ class Decoding:
                 "the loader's decoding.fallbacks counts them",
                 int(native.indices[sample]), reason,
             )  # fmt: skip
+        return mask
 
 
 def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:

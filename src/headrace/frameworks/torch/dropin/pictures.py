@@ -490,7 +490,7 @@ class NativePictures:
                 break
             states.append(torch.get_rng_state())
         job = self._decoded(plan, sources, cuts)
-        refused = dict(job.failures)
+        refused = {i: reason for i, reason, _ in job.failures}
         pixels = job.pixels.view(plan.images.numpy_dtype).reshape(-1, *plan.images.shape)
         tensors = () if plan.pil else torch.from_numpy(pixels).unbind()
         samples: list[Any] = []
