@@ -13,7 +13,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.lib import format as npy_format
 
 from headrace.plane.augment import Op
 
@@ -46,8 +45,7 @@ def boxes_of(images: Images, index: int, parts: Mapping[str, memoryview]) -> NDA
         given = images.boxes(index, parts)
     else:
         data = parts[str(images.boxes)]
-        is_npy = bytes(data[:6]) == npy_format.MAGIC_PREFIX
-        given = _of_npy(data) if is_npy else _of_coco(data)
+        given = _of_npy(data) if bytes(data[:6]) == b"\x93NUMPY" else _of_coco(data)
     boxes = np.asarray(given, np.float64)
     if boxes.size == 0 and boxes.ndim < 2:
         boxes = boxes.reshape(0, 4)
@@ -61,10 +59,10 @@ def boxes_of(images: Images, index: int, parts: Mapping[str, memoryview]) -> NDA
 
 def _of_npy(data: memoryview) -> NDArray[Any]:
     """The array of a .npy file of numbers, over its own bytes."""
+    from headrace.store.sources.npy import read_npy_header  # for boxes in arrays only
+
     file = io.BytesIO(data)
-    version = npy_format.read_magic(file)[0]
-    read = {1: npy_format.read_array_header_1_0, 2: npy_format.read_array_header_2_0}
-    shape, fortran, dtype = read[version](file) if version in read else ((), True, np.dtype(object))
+    shape, fortran, dtype = read_npy_header(file)
     values = data[file.tell() :]
     if fortran or dtype.kind not in "iuf" or math.prod(shape) * dtype.itemsize != len(values):
         raise ValueError(

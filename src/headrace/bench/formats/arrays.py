@@ -41,6 +41,7 @@ from headrace.bench.dataset import replay_of
 from headrace.bench.formats import DatasetFormat, SampleExtents, bad_file, no_seek
 from headrace.errors import SourceError
 from headrace.store.output_file import OutputFile, WriteBuffer
+from headrace.store.sources.npy import read_npy_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,11 +74,7 @@ def _read_npy_header(
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and type of the array whose header the file is at; refuses another number of samples."""
     try:
-        version = npy_format.read_magic(f)
-        if version not in ((1, 0), (2, 0)):
-            raise bad_file(path, "the npy version", version, "1.0 or 2.0")
-        read = {1: npy_format.read_array_header_1_0, 2: npy_format.read_array_header_2_0}
-        shape, fortran, dtype = read[version[0]](f)
+        shape, fortran, dtype = read_npy_header(f)
     except ValueError as e:
         raise bad_file(path, "the npy header", e, "one that numpy.save writes") from e
     if fortran and len(shape) > 1:

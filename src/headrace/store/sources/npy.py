@@ -233,8 +233,8 @@ def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
     """The header of one array; its data begin where reading stops."""
     begin = f.tell()
     try:
-        shape, fortran, dtype = _parse_header(f)
-    except (ValueError, TypeError, SyntaxError, LookupError, RecursionError, MemoryError) as e:
+        shape, fortran, dtype = read_npy_header(f)
+    except ValueError as e:
         what = f"the header of array {key!r} is unreadable: {e} (offset {start:,})."
         how = "The file is truncated or damaged: save it again with numpy."
         raise refused(path, what, how, start) from e
@@ -247,8 +247,21 @@ def _read_header(f: IO[bytes], path: str, key: str, start: int) -> _Array:
     return _Array(key, tuple(shape), dtype, start + f.tell() - begin)
 
 
+def read_npy_header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, Fortran order and type of the array whose header the file is at; its bytes follow.
+
+    Numpy's own parser repairs and warns; this one refuses.
+
+    Raises:
+        ValueError: the header is cut off, damaged or larger than any that numpy writes.
+    """
+    try:
+        return _parse_header(f)
+    except (TypeError, SyntaxError, LookupError, RecursionError, MemoryError) as e:
+        raise ValueError(str(e)) from e
+
+
 def _parse_header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, Fortran order and type. Numpy's own parser repairs and warns; this one refuses."""
     head = f.read(8)
     if len(head) < 8 or head[:6] != _MAGIC or head[6] not in (1, 2, 3):
         raise ValueError(f"it begins with {head.hex(' ')}")
