@@ -80,6 +80,57 @@ def test_columns_that_are_left_out_are_said(tmp_path):
     assert listed.notes == ["columns left out: 'split'"]
 
 
+def labelled_tables(tmp_path, labels: list[int | None]):
+    """The same rows as an Arrow file, a compressed Parquet file, a data set in memory, and a list of files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    import datasets
+
+    table = pa.table({"image": PICTURES[: len(labels)], "label": pa.array(labels, pa.int64())})
+    with (
+        pa.OSFile(str(tmp_path / "t.arrow"), "wb") as f,
+        pa.ipc.new_file(f, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    pq.write_table(table, tmp_path / "t.parquet", compression="zstd")
+    files = [f"{i}.jpg" for i in range(len(labels))]
+    put(tmp_path, *files)
+    rows = [f"{f},{'' if n is None else n}" for f, n in zip(files, labels, strict=True)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    tables = tmp_path / "t.arrow", tmp_path / "t.parquet", datasets.Dataset(table)
+    return [*tables, tmp_path / "list.csv"]
+
+
+def test_samples_without_a_label_are_counted(tmp_path, caplog):
+    note = "without a label: 2 of 5 samples, which get -1"
+    sources = labelled_tables(tmp_path, [0, None, 1, None, 1])
+    for at, source in enumerate(sources):
+        report = headrace.pack(source, tmp_path / f"out{at}")
+        assert (report.unlabelled_samples, report.notes) == (2, [note])
+    report = headrace.index(sources[0], tmp_path / "in place")
+    assert (report.unlabelled_samples, report.notes) == (2, [note])
+    for opened in (lambda: headrace.open(sources[0]), lambda: headrace.from_hf(sources[2])):
+        caplog.clear()
+        with opened() as store:
+            assert store.labels.tolist() == [0, -1, 1, -1, 1]
+        assert note in caplog.text
+    packed = headrace.pack([b"a", ("b", b"b", 3)], tmp_path / "iterable")
+    assert packed.notes == ["without a label: 1 of 2 samples, which get -1"]
+    assert headrace.pack([b"a", b"b"], tmp_path / "none").notes == []
+
+
+def test_labels_that_are_all_null_are_refused_where_they_were_asked_for(tmp_path):
+    for at, source in enumerate(labelled_tables(tmp_path, [None] * 3)):
+        report = headrace.pack(source, tmp_path / f"found{at}")
+        assert report.notes == ["without a label: 3 of 3 samples, which get -1"]
+        with pytest.raises(SourceError, match="no sample has a label: all 3 values of 'label'"):
+            headrace.pack(source, tmp_path / f"asked{at}", label="label")
+        assert not (tmp_path / f"asked{at}").exists()
+    with pytest.raises(SourceError, match="no sample has a label"):
+        headrace.index(tmp_path / "t.arrow", tmp_path / "in place", label="label")
+
+
 def test_data_sets_beside_those_that_are_taken_are_said(tmp_path):
     import h5py
     import zarr

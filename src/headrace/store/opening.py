@@ -38,6 +38,7 @@ from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
     because,
+    count_unlabelled,
     no_samples,
     source_options,
 )
@@ -219,9 +220,14 @@ def open_directly(
             path=where,
             next_step="Pack it: headrace.pack(source, target).",
         )
-    for note in scan.notes:
-        log.warning("%s: %s", where, note)
+    _log_notes(where, scan)
     return store_of_scan(where, scan, reference=reference, direct=options)
+
+
+def _log_notes(where: str, scan: Scan) -> None:
+    """What a report says of a store that is written."""
+    for note in [*scan.notes, *count_unlabelled(scan, scan.columns)[1]]:
+        log.warning("%s: %s", where, note)
 
 
 def store_of_scan(
@@ -386,12 +392,15 @@ def from_hf(
     listed = open_dataset(dataset, options)
     where = f"datasets.Dataset {getattr(dataset, '_fingerprint', '')}".rstrip()
     if isinstance(listed, Scan):
+        _log_notes(where, listed)
         store = store_of_scan(where, listed)
         for segment in store.segments:
             segment.volumes.check_all()
         return store
     memory = MemoryVolume()
-    store = store_of_scan(where, _copy_to_memory(listed, memory))
+    copied = _copy_to_memory(listed, memory)
+    _log_notes(where, copied)
+    store = store_of_scan(where, copied)
     store.keep(memory)
     return store
 
@@ -435,4 +444,6 @@ def _copy_to_memory(stream: Stream, memory: MemoryVolume) -> Scan:
     columns.offset, columns.length, crc = np.array(extents, np.uint64).T.copy()
     columns.crc = crc.astype(np.uint32)
     columns.class_names = None if stream.class_names is None else stream.class_names()
+    if stream.label is None:
+        columns.labels = None
     return Scan(columns, (memory.volume(),), stream.source, stream.skipped, stream.notes)

@@ -54,6 +54,7 @@ from headrace.store.sources.scan import (
     Scan,
     Stream,
     because,
+    count_unlabelled,
     no_samples,
     source_options,
 )
@@ -359,6 +360,7 @@ def index(
                     skipped += problems
                 if not columns.samples:
                     raise no_samples(str(place))
+                unlabelled, notes = count_unlabelled(scan, columns)
                 with disk_errors(place, _AGAIN):
                     partial.begin({"version": 1, "index": True})
                     header = write_directory(columns, partial.store / "segment-0000.hrd")
@@ -374,8 +376,9 @@ def index(
         seconds = time.monotonic() - started
         size = int(columns.length.sum())
         return WriteReport(
-            str(place), columns.samples, size, 0, skipped, seconds, scan.notes, kind_of(scan.source)
-        )
+            str(place), columns.samples, size, 0, skipped, seconds, [*scan.notes, *notes],
+            kind_of(scan.source), unlabelled_samples=unlabelled,
+        )  # fmt: skip
 
     return _publish_at(target, build, storage_options, overwrite=overwrite)
 

@@ -33,6 +33,7 @@ from headrace.store.sources.scan import (
     Scan,
     Stream,
     StreamItem,
+    count_unlabelled,
     inexact,
     joined_numbers,
     no_samples,
@@ -97,6 +98,7 @@ class WriteReport:
         notes: what was left out because it is no sample.
         kind: what the source was taken for: `files`, `3 tar files`, `zarr`, ...
         images: what became of JPEGs; None unless they were to be rewritten.
+        unlabelled_samples: how many samples have no label.
     """
 
     path: str
@@ -108,6 +110,7 @@ class WriteReport:
     notes: list[str] = field(default_factory=list)
     kind: str = ""
     images: RewrittenImages | None = None
+    unlabelled_samples: int = 0
 
 
 def kind_of(source: Mapping[str, Any]) -> str:
@@ -126,6 +129,8 @@ class PackingJob:
         before: the store that the segment is appended to.
         recipe: how JPEGs are rewritten; None: they are not.
         images: what became of them.
+        unlabelled: how many samples have no label.
+        notes: what the report says beside the source's notes.
     """
 
     source: Scan | Stream
@@ -141,9 +146,13 @@ class PackingJob:
     resumed: int = 0
     samples: int = 0
     bytes_done: int = 0
+    unlabelled: int = 0
+    notes: list[str] = field(default_factory=list)
 
     def run(self) -> tuple[Segment, bytes]:
         """Packs what is not packed yet and finishes the segment."""
+        if isinstance(self.source, Scan):
+            count_unlabelled(self.source, self.source.columns)  # refused before a byte is copied
         writer = self._new_writer()
         if not writer.resumable():
             # The disk lost what it had promised: start over rather than trust the rest.
@@ -159,6 +168,7 @@ class PackingJob:
                 columns = self._pack_scan(self.source, writer)
             else:
                 columns = self._pack_stream(self.source, writer)
+            self.unlabelled, self.notes = count_unlabelled(self.source, columns)
             if self.images is not None:
                 source = source | {"images": self.images.to_json()}
             segment, page = writer.finish(self._fitted(columns), source)
@@ -179,8 +189,8 @@ class PackingJob:
     def report(self, path: str, seconds: float) -> WriteReport:
         """What was done."""
         return WriteReport(
-            path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds, self.source.notes,
-            kind_of(self.source.source), self.images,
+            path, self.samples, self.bytes_done, self.resumed, self.skipped, seconds,
+            [*self.source.notes, *self.notes], kind_of(self.source.source), self.images, self.unlabelled,
         )  # fmt: skip
 
     def _fitted(self, columns: DirectoryColumns) -> DirectoryColumns:

@@ -130,6 +130,7 @@ def stream_table(
     return stream_rows(
         paths, lambda path: read(path, columns, labels), source, options, reason=reason,
         class_names=lambda: labels.class_names, notes=columns.notes(options), count=count,
+        label=columns.label,
     )  # fmt: skip
 
 

@@ -320,5 +320,6 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
                 skipped.extend(problems)
 
     return Stream(
-        items, source, reason=reason, class_names=lambda: view.labels()[1], skipped=skipped
-    )
+        items, source, reason=reason, class_names=lambda: view.labels()[1], skipped=skipped,
+        label=view.columns.label,
+    )  # fmt: skip

@@ -197,6 +197,7 @@ class Stream:
         skipped: what could not be used, as far as was iterated (only with `on_error="skip"`).
         resumed: gives the names of the first so many samples, and iterates over the others, where the first
             need not be made again.
+        label: the column that labels are read from, where there is one.
     """
 
     items: Callable[[], Iterator[StreamItem]]
@@ -207,6 +208,7 @@ class Stream:
     count: int | None = None
     skipped: list[Problem] = field(default_factory=list)
     resumed: Callable[[int], tuple[list[bytes], Iterator[StreamItem]]] | None = None
+    label: str | None = None
 
     def readers(self) -> int:
         """Who may read all of it, as the mode of a folder that holds a copy."""
@@ -427,6 +429,26 @@ def choose_label(
     return options.label or None
 
 
+def count_unlabelled(listed: Scan | Stream, columns: DirectoryColumns) -> tuple[int, list[str]]:
+    """How many samples have no label, and a note that says so where labels were read.
+
+    Raises:
+        SourceError: labels were asked for by name, and no sample has one.
+    """
+    labels, source = columns.labels, listed.source
+    missing = columns.samples if labels is None else int(np.count_nonzero(labels < 0))
+    if source.get("label") and missing == columns.samples:
+        where = str((source.get("paths") or [source.get("path", "the source")])[0])
+        raise refused(
+            where, f"no sample has a label: all {missing:,} values of {source['label']!r} are null or -1.",
+            "Name another column of labels, or none: --label '' (in Python label='').",
+        )  # fmt: skip
+    read = listed.label if isinstance(listed, Stream) else labels is not None
+    if not missing or (missing == columns.samples and not read):
+        return missing, []
+    return missing, [f"without a label: {missing:,} of {columns.samples:,} samples, which get -1"]
+
+
 def label_array(values: Any, path: str, name: str) -> NDArray[np.int64]:
     """Integers of any width as labels."""
     array = np.asarray(values)
@@ -572,6 +594,7 @@ def stream_rows(
     class_names: Callable[[], tuple[bytes, ...] | None] | None = None,
     notes: Sequence[str] = (),
     count: int | None = None,
+    label: str | None = None,
 ) -> Stream:
     """The rows of files that can only be read front to back.
 
@@ -584,6 +607,7 @@ def stream_rows(
         class_names: gives the names of labels 0, 1, ... when all was read.
         notes: `Stream.notes`.
         count: `Stream.count`.
+        label: `Stream.label`.
     """
     labels = dict(zip(paths, shard_labels(list(paths)), strict=True))
 
@@ -606,7 +630,7 @@ def stream_rows(
     reason = reason.removeprefix(f"{paths[0]}: ")
     return Stream(
         items, source, reason=reason, class_names=class_names, notes=list(notes), count=count,
-        skipped=skipped,
+        skipped=skipped, label=label,
     )  # fmt: skip
 
 
