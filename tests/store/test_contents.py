@@ -64,13 +64,17 @@ def test_columns_that_are_left_out_are_said(tmp_path):
     pq.write_table(table, parquet)
     with pa.OSFile(str(arrow), "wb") as f, pa.ipc.new_file(f, table.schema) as writer:
         writer.write_table(table)
-    left = "columns left out: 'caption'; --column takes those of bytes, text or lists of numbers"
+    how = "--column takes those of bytes, text or numbers, as parts"
+    left = f"columns left out: 'caption'; {how}"
     for at, source in enumerate((arrow, parquet, datasets.Dataset(table))):
         assert headrace.pack(source, tmp_path / f"out{at}").notes == [left]
         with headrace.open(tmp_path / f"out{at}") as store:
             assert store.columns["width"].tolist() == [1, 2, 3]
     both = headrace.pack(parquet, tmp_path / "both", column=("image", "caption"))
-    assert both.notes == []
+    assert both.notes == [f"columns left out: 'width'; {how}"]
+    for at, source in enumerate((arrow, parquet, datasets.Dataset(table))):
+        one = headrace.pack(source, tmp_path / f"one{at}", column="image")
+        assert one.notes == [f"columns left out: 'width', 'caption'; {how}"]
     with headrace.open(tmp_path / "both") as store:
         parts = [bytes(store.read(1, part=part)) for part in ("caption", "image")]
     assert parts == [b"b", PICTURES[1]]
@@ -140,6 +144,7 @@ def test_data_sets_beside_those_that_are_taken_are_said(tmp_path):
         f["images"], f["masks"], f["label"] = rows, rows[:, :1], np.arange(5)
     left = "columns left out: 'masks'; --column takes others, as parts"
     assert headrace.index(tmp_path / "x.h5", tmp_path / "out").notes == [left]
+    assert headrace.pack(tmp_path / "x.h5", tmp_path / "one", column="images").notes == [left]
     group = zarr.open_group(str(tmp_path / "z"), mode="w")
     for name, values in (("x", rows), ("label", np.arange(5)), ("scale", np.array(2.5))):
         group.create_array(name, shape=values.shape, dtype=values.dtype)[...] = values

@@ -226,7 +226,11 @@ def open_directly(
 
 def _log_notes(where: str, scan: Scan) -> None:
     """What a report says of a store that is written."""
-    for note in [*scan.notes, *count_unlabelled(scan, scan.columns)[1]]:
+    # Who names columns for one look at a source knows that there are others.
+    level = logging.INFO if scan.source.get("column") else logging.WARNING
+    for note in scan.notes:
+        log.log(level, "%s: %s", where, note)
+    for note in count_unlabelled(scan, scan.columns)[1]:
         log.warning("%s: %s", where, note)
 
 

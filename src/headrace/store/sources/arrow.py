@@ -79,11 +79,9 @@ class ArrowColumns:
         """What a manifest says of them."""
         return {"columns": list(self.data), **numbers_entry(self.data, self.dtypes)}
 
-    def notes(self, options: SourceOptions) -> list[str]:
-        """What is left out without the user having said so."""
-        return left_out(
-            self.left, options, "; --column takes those of bytes, text or lists of numbers"
-        )
+    def notes(self) -> list[str]:
+        """What is left out."""
+        return left_out(self.left, "; --column takes those of bytes, text or numbers, as parts")
 
 
 def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColumns:
@@ -129,7 +127,7 @@ def stream_table(
     labels = LabelReader(columns, paths[0])
     return stream_rows(
         paths, lambda path: read(path, columns, labels), source, options, reason=reason,
-        class_names=lambda: labels.class_names, notes=columns.notes(options), count=count,
+        class_names=lambda: labels.class_names, notes=columns.notes(), count=count,
         label=columns.label,
     )  # fmt: skip
 
@@ -428,9 +426,7 @@ def open_arrow(paths: list[str], options: SourceOptions, kind: str = "arrow") ->
         files = [_list_rows(path, columns, labels) for path in paths]
     except NotInPlace as e:
         return stream_table(paths, columns, _stream, source, options, reason=str(e))
-    return scan_rows(
-        paths, files, source, options, labels.class_names, notes=columns.notes(options)
-    )
+    return scan_rows(paths, files, source, options, labels.class_names, notes=columns.notes())
 
 
 class _Table:

@@ -65,7 +65,7 @@ def open_hdf5(paths: list[str], options: SourceOptions) -> Scan | Stream:
         items = zip(data, first.named(*data), strict=True)
         shapes = {n: {"shape": list(d.shape), "dtype": str(d.dtype)} for n, d in items}
         rest = [n for n in first.datasets() if n not in (*data, label)]
-    notes = left_out(rest, options, "; --column takes others, as parts")
+    notes = left_out(rest, "; --column takes others, as parts")
     source = {**source_entry("hdf5", paths, options), "arrays": shapes}
     try:
         files = [_list_rows(path, data, label) for path in paths]

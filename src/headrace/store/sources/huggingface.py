@@ -124,7 +124,7 @@ def open_dataset(dataset: Any, options: SourceOptions) -> Scan | Stream:
             opened = _scan_values(view, source, options)
         except NotInPlace as e:
             opened = _stream(view, source, options, str(e))
-    opened.notes.extend(view.columns.notes(options))
+    opened.notes.extend(view.columns.notes())
     return opened
 
 

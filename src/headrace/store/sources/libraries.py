@@ -97,7 +97,7 @@ def open_zarr(path: str, options: SourceOptions) -> Stream:
         source,
         reason="Zarr's chunks are compressed",
         count=count,
-        notes=left_out(rest, options),
+        notes=left_out(rest),
     )
 
 

@@ -162,7 +162,7 @@ def _choose(
         )
         raise refused(path, what, "Name the samples' columns: column='x'.")
     rest = [c.name for c in columns if c.name not in (*data, label)]
-    return data, label, left_out(rest, options, "; --column takes them as parts")
+    return data, label, left_out(rest, "; --column takes them as parts")
 
 
 def _is_label(encoding: str) -> bool:

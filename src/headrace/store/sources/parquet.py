@@ -352,9 +352,7 @@ def open_parquet(paths: list[str], options: SourceOptions) -> Scan | Stream:
         for path, file in zip(paths, files, strict=True):
             # One after the other, so that words are numbered alike each time.
             _read_numbers(path, file, columns, labels)
-    return scan_rows(
-        paths, files, source, options, labels.class_names, notes=columns.notes(options)
-    )
+    return scan_rows(paths, files, source, options, labels.class_names, notes=columns.notes())
 
 
 def _count_rows(path: str) -> int:

@@ -375,9 +375,9 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:20])) + more or "none"
 
 
-def left_out(names: Sequence[str], options: SourceOptions, how: str = "") -> list[str]:
-    """The note that columns or data sets are not used, unless the user chose those that are."""
-    return [f"columns left out: {listed(names)}{how}"] if names and not options.column else []
+def left_out(names: Sequence[str], how: str = "") -> list[str]:
+    """The note that columns or data sets are not used."""
+    return [f"columns left out: {listed(names)}{how}"] if names else []
 
 
 TOKEN_PARTS = ("tokens", "input_ids")
