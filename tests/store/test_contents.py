@@ -329,6 +329,25 @@ def test_lines_that_are_no_json_are_refused(tmp_path):
         headrace.pack(path, tmp_path / "out")
 
 
+def test_labels_of_lines_are_named_where_nobody_takes_them(tmp_path):
+    lines = b'\n{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n'
+    note = "labels left out: the first line has 'label'; --label label (in Python label='label') takes it"
+    for name, data in (("x.jsonl", lines), ("x.jsonl.gz", gzip.compress(lines))):
+        (tmp_path / name).write_bytes(data)
+        unasked = headrace.pack(tmp_path / name, tmp_path / f"{name}.unasked")
+        assert unasked.notes[0].startswith(note)
+        assert len(unasked.notes) == 1
+        for label, labels in (("label", [1, 0]), ("", None)):
+            report = headrace.pack(tmp_path / name, tmp_path / f"{name}.{label}", label=label)
+            assert report.notes == []
+            with headrace.open(report.path) as store:
+                assert (store.labels is None) == (labels is None)
+                assert labels is None or store.labels.tolist() == labels
+    for no_label in (b'{"label": "word"}', b'{"labels": [1]}', b'["label"]', b'{"text": "label"}'):
+        (tmp_path / "x.jsonl").write_bytes(no_label)
+        assert headrace.pack(tmp_path / "x.jsonl", tmp_path / "out", overwrite=True).notes == []
+
+
 def test_each_file_is_read_as_its_own_first_bytes_say(tmp_path):
     root = tmp_path / "data"
     root.mkdir()

@@ -201,13 +201,14 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path):
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     model.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "texts.jsonl").write_text('{"body": "w5 last"}\n')
-    headrace.tokenize(
+    (tmp_path / "texts.jsonl").write_text('{"body": "w5 last", "label": 1}\n')
+    report = headrace.tokenize(
         tmp_path / "texts.jsonl",
         tmp_path / "a.hr",
         tokenizer=tmp_path / "tokenizer.json",
         field="body",
     )
+    assert report.notes == []  # documents have no labels
     with headrace.open(tmp_path / "a.hr") as store:
         assert np.frombuffer(store.read(0), np.uint32).tolist() == [5, 1 << 16]
 

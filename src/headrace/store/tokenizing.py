@@ -26,6 +26,7 @@ from headrace.store.packing import PackOptions
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.extents import ScanReader, plan_batches, read_ahead
 from headrace.store.sources.scan import (
+    UNREAD_LABELS,
     Problem,
     Scan,
     Stream,
@@ -216,8 +217,10 @@ class _Texts:
         if isinstance(listed, Scan):
             source["listing"] = listed.listing_hash().hex()
         skipping = self._options.on_error == "skip"
+        # Documents of tokens have no labels.
+        notes = [note for note in listed.notes if not note.startswith(UNREAD_LABELS)]
         return Stream(
-            self._items, source, reason="its tokens are made", notes=listed.notes, skipped=self._skipped,
+            self._items, source, reason="its tokens are made", notes=notes, skipped=self._skipped,
             # Which texts were left out before is not known: then all are looked at again.
             resumed=None if skipping or not isinstance(listed, Scan) else self._resumed,
         )  # fmt: skip

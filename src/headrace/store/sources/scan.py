@@ -380,6 +380,9 @@ def left_out(names: Sequence[str], how: str = "") -> list[str]:
     return [f"columns left out: {listed(names)}{how}"] if names else []
 
 
+UNREAD_LABELS: Final = "labels left out: "
+"""How the note begins that labels are there, and would have to be asked for."""
+
 TOKEN_PARTS = ("tokens", "input_ids")
 """What parts of tokens are called where samples have several parts."""
 

@@ -22,6 +22,7 @@ from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.scan import (
     LABEL_NAMES,
+    UNREAD_LABELS,
     Problem,
     Rows,
     Scan,
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 _BLOCK: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 1 << 30
+_HEAD_BYTES: Final = 1 << 20
+_HEAD_LINES: Final = 16
 
 
 def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
@@ -60,14 +63,31 @@ def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
             f"column={options.column!r} is for tables; a sample of JSON Lines is its line"
         )
     source = source_entry("jsonl", paths, options)
+    notes = _unread_labels(paths[0]) if options.label is None else []
     compressed = _compressed(paths)
     if compressed is not None:
         return stream_rows(
             paths, lambda path: _stream(path, options.label), source, options,
-            reason=f"{compressed}: it is compressed",
+            reason=f"{compressed}: it is compressed", notes=notes,
         )  # fmt: skip
     files = map_files(paths, lambda path: _list_lines(path, options.label), options.workers)
-    return scan_rows(paths, files, source, options)
+    return scan_rows(paths, files, source, options, notes=notes)
+
+
+def _unread_labels(path: str) -> list[str]:
+    """The note that the first line has a label, which nobody asked for: each line would have to be parsed."""
+    with opened(path) as f:
+        first = next(
+            filter(None, (f.readline(_HEAD_BYTES).strip() for _ in range(_HEAD_LINES))), b""
+        )
+    try:
+        value = json.loads(first.removeprefix(BOM_UTF8))
+    except (ValueError, RecursionError):
+        return []  # broken, or too long to be looked at; who lists the lines says which
+    fields = value if isinstance(value, dict) else {}
+    name = next((name for name in LABEL_NAMES if isinstance(fields.get(name), int)), None)
+    how = f"--label {name} (in Python label={name!r}) takes it, --label '' ends this note"
+    return [f"{UNREAD_LABELS}the first line has {name!r}; {how}"] if name else []
 
 
 def open_lines(paths: list[str], options: SourceOptions) -> Scan:
