@@ -456,6 +456,30 @@ def test_repeats_keep_their_own_results_and_make_one_of_all(words, tmp_path):
     assert load_runs(out)[0].workload["reader"]["batch_size"] == 4
 
 
+def test_results_of_two_runs_in_one_folder_are_not_mixed(words, tmp_path):
+    folder = tmp_path / "out"
+    options = SessionOptions(accelerators=3, repeats=2, ceiling=False)
+    run_session(words("unet3d_h100", GENERATE), options)
+    second = run_session(words("unet3d_h100", "++workload.train.epochs=1"))
+    (note,) = [note for note in second.notes if "earlier run" in note]
+    assert note.endswith(f"{folder}/earlier/1 now")
+    for at, accelerators, epochs in ((folder, 1, 1), (folder / "earlier/1", 3, 2)):
+        assert len(list(at.glob("*_output.json"))) == accelerators
+        assert len(list(at.glob("*_per_epoch_stats.json"))) == accelerators
+        (run, *_) = load_runs(at)
+        assert (run.summary["num_accelerators"], run.summary["epochs"]) == (accelerators, epochs)
+        assert run.workload["train"]["epochs"] == epochs
+        assert (at / "dlio.log").read_text().count("train_au_meet_expectation") == 1
+    assert not (folder / "repeats").exists()
+
+    next((tmp_path / "data/train").iterdir()).unlink()
+    with pytest.raises(SourceError):
+        run_session(words("unet3d_h100"))
+    with pytest.raises(BenchError, match=r"no summary.json"):
+        load_runs(folder)  # a failed run has no results, least of all another one's
+    assert load_runs(folder / "earlier/2")
+
+
 def test_one_run_keeps_no_repeats(words, tmp_path):
     report = run_session(words("unet3d_h100", GENERATE))
     assert not (tmp_path / "out/repeats").exists()

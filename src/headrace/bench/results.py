@@ -6,6 +6,7 @@ OUTPUT/{rank}_per_epoch_stats.json       when its epochs began and ended
 OUTPUT/dlio.log                          what was printed
 OUTPUT/repeats/N/...                    where the run was repeated: the first three of each repeat
 OUTPUT/SUBDIR/{config,overrides,hydra}.yaml   what was run, as hydra writes it
+OUTPUT/earlier/N/...                     all of that of runs that were here before
 
 What is read back is not trusted to be well-formed.
 """
@@ -67,7 +68,50 @@ def write_log(folder: Path, name: str, lines: Sequence[str]) -> None:
             file.write(f"[OUTPUT] {timestamp(time.time())} {line}\n")
 
 
-def write_configuration(folder: Path, line: CommandLine, loaded: LoadedWorkload) -> None:
+_RESULTS: Final = re.compile(
+    r"summary\.json|\d+_(output|per_epoch_stats)\.json|iostat\.json|\.?trace-.*\.pfw|repeats|"
+    r"DLIO_(.*_)?report\.txt"
+)
+"""Files of a run's folder that tell a run's results, ours or DLIO's."""
+
+_CONFIGS: Final = ("dlio_config", ".hydra")
+"""Where a run's configuration lies: as `mlpstorage` calls us, and hydra's default."""
+
+
+def begin_run(folder: Path, line: CommandLine, loaded: LoadedWorkload) -> tuple[str, ...]:
+    """Make room for a run's results, and write its configuration; a note if another run's were there.
+
+    DLIO writes over what has the same name and leaves the rest: files of ranks that are no more, a summary of
+    another run if this one fails. Who reads the folder then takes two runs for one.
+    """
+    try:
+        moved = _set_aside(folder, line, loaded.workload.output.log_file)
+    except OSError as e:
+        raise BenchError(
+            f"the results of another run in {folder} cannot be moved away: {e.strerror}.",
+            path=str(folder), next_step="Give another folder: ++hydra.run.dir=DIR.",
+        ) from e  # fmt: skip
+    _write_configuration(folder, line, loaded)
+    return () if moved is None else (f"results of an earlier run in {folder} are in {moved} now",)
+
+
+def _set_aside(folder: Path, line: CommandLine, log_file: str) -> Path | None:
+    """Move what a run left to a folder of its own below; None if none did."""
+    here = os.listdir(folder)
+    names = [name for name in here if _RESULTS.fullmatch(name)]
+    if not names:
+        return None
+    names += {log_file, line.output_subdir, *_CONFIGS}.intersection(here)
+    earlier = folder / "earlier"
+    earlier.mkdir(exist_ok=True)
+    number = 1 + max((int(name) for name in os.listdir(earlier) if name.isdecimal()), default=0)
+    (earlier / str(number)).mkdir()
+    for name in names:
+        (folder / name).rename(earlier / str(number) / name)
+    return earlier / str(number)
+
+
+def _write_configuration(folder: Path, line: CommandLine, loaded: LoadedWorkload) -> None:
     """config.yaml, overrides.yaml and hydra.yaml."""
     where = folder / line.output_subdir
     where.mkdir(parents=True, exist_ok=True)
@@ -149,9 +193,6 @@ _GREATEST: Final = 1e24
 
 _SECONDS_MOST: Final = 1e9
 """No step takes 30 years."""
-
-_CONFIGS: Final = ("dlio_config", ".hydra")
-"""Where a run's configuration lies: as `mlpstorage` calls us, and hydra's default."""
 
 
 @dataclass(frozen=True, slots=True)

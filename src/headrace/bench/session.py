@@ -100,10 +100,10 @@ def run_session(words: Sequence[str], options: SessionOptions | None = None) -> 
         raise BenchError(f"{folder} cannot be made: {e.strerror}.", path=str(folder)) from e
     group = join(place, folder)
     try:
-        if place.is_first:
-            results.write_configuration(folder, line, loaded)
+        notes = results.begin_run(folder, line, loaded) if place.is_first else ()
         with sampled(loaded.workload, folder) if place.is_first else contextlib.nullcontext():
-            return _Session(words, loaded, options, group, folder).run()
+            report = _Session(words, loaded, options, group, folder).run()
+        return replace(report, notes=(*report.notes, *notes))
     finally:
         group.close()
 
