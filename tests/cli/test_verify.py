@@ -1,6 +1,9 @@
+import io
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import headrace as hr
 
@@ -52,6 +55,60 @@ def test_many_bad_samples_are_shown_in_part_and_listed_by_json(run, own_store):
     assert "and 4 more; --json lists all" in ended.err
     assert len(run("verify", own_store, "--json").document["report"]["bad_samples"]) == 24
     assert all(name in run("verify", own_store, "-v").out for name in names)
+
+
+def test_pictures_are_decoded_where_that_is_asked_for(run, tmp_path):
+    """Bytes whose checksum is right may still be no picture, or half of one."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 48, 3), np.uint8)).save(
+        buffer, "JPEG"
+    )
+    whole = buffer.getvalue()
+    bad = {3: whole[: len(whole) // 2], 70: b"", 71: b"<html>404</html>"}
+    items = [{"name": f"{i:03}", "data": bad.get(i, whole)} for i in range(100)]
+    store = tmp_path / "s.hr"
+    hr.pack(items, store)
+    damage(store, ["050"])
+    first = run("verify", store)
+    assert first.out.splitlines()[-1] == "1 bad samples, 0 other problems"
+    ended = run("verify", store, "--decode", "--json")
+    assert ended.code == 1
+    kinds = {b["index"]: b["kind"] for b in ended.document["report"]["bad_samples"]}
+    assert kinds == {3: "picture", 50: "checksum", 70: "picture", 71: "picture"}
+    assert ended.document["decoded_samples"] == 96
+    with hr.open(store) as opened:
+        for b in ended.document["report"]["bad_samples"]:
+            if b["kind"] == "picture":
+                with Path(b["path"]).open("rb") as f:
+                    f.seek(b["offset_bytes"])
+                    assert f.read(b["length"]) == bytes(opened.read(b["index"]))
+    shown = run("verify", store, "--decode")
+    assert "decoded 96 pictures" in shown.out
+    assert "4 bad samples" in shown.out
+
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name, data in (("a.jpg", whole), ("b.jpg", bad[3])):
+        (folder / name).write_bytes(data)
+    hr.index(folder, tmp_path / "in place.hr")
+    ended = run("verify", tmp_path / "in place.hr", "--decode", "--json")
+    (half,) = ended.document["report"]["bad_samples"]
+    assert (half["path"], half["kind"]) == (str(folder / "b.jpg"), "picture")
+
+    hr.pack([{"name": "a", "data": {"jpg": whole, "png": b"x"}}], tmp_path / "parts.hr")
+    assert run("verify", tmp_path / "parts.hr", "--decode").code == 2
+    good = run("verify", tmp_path / "parts.hr", "--decode", "--part", "jpg")
+    assert (good.code, "all good" in good.out) == (0, True)
+    wrong = run("verify", tmp_path / "parts.hr", "--decode", "--part", "png")
+    assert wrong.code == 1
+    assert "repair" not in wrong.err
+
+
+def test_a_damaged_store_is_not_decoded(run, own_store):
+    (own_store / "segment-0000-0000.hrv").unlink()
+    ended = run("verify", own_store, "--decode")
+    assert ended.code == 1
+    assert "no picture was decoded: the store itself is damaged" in ended.out
 
 
 def test_repair_fetches_from_the_source(run, own_store):

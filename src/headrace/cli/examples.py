@@ -22,7 +22,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "headrace read photos.hr --batch-size 256 --seconds 10",
         "headrace read --mix web=web.hr:0.7 --mix code=code.hr:0.3",
     ),
-    "verify": ("headrace verify photos.hr --workers 8",),
+    "verify": ("headrace verify photos.hr --workers 8", "headrace verify photos.hr --decode"),
     "repair": ("headrace repair photos.hr",),
     "ls": ("headrace ls photos.hr 'cat/*' --limit 20",),
     "cat": (

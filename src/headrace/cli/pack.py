@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,11 +18,14 @@ from headrace.cli.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.cli.progress import Report
     from headrace.store.packing import WriteReport
     from headrace.store.repair import RepairReport
+    from headrace.store.store import Store
     from headrace.store.verify import BadSample, VerifyReport
 
 _ROWS_SHOWN = 20
+_DECODED_AT_ONCE = 64
 
 Sources = Annotated[
     list[str],
@@ -268,6 +273,12 @@ def _print_written(output: Output, report: WriteReport, done: str) -> int:
 def verify(
     store: str = Argument(..., help="The store's folder or URL."),
     *,
+    decode: bool = Option(
+        False, "--decode", help="Decode every picture too: checksums are of bytes, not of pictures."
+    ),
+    part: str | None = Option(
+        None, metavar="NAME", help="With --decode: the samples' part that is the picture."
+    ),
     workers: Workers = None,
     storage: StorageOptions,
     trust: TrustOptions = None,
@@ -283,11 +294,75 @@ def verify(
         report = verify_store(
             store, workers=workers, progress=tell, storage_options=storage, trust=trust
         )
+    decoded, mendable = None, not report.ok
+    if decode and not (report.problems or report.bad_blocks or report.volume_problems):
+        import headrace
+
+        with (
+            headrace.open(store, storage_options=storage, trust=trust) as opened,
+            progress(output, "decoding") as tell,
+        ):
+            decoded = _decode_all(opened, report, part, workers, tell)
     if output.as_json:
-        output.document({"ok": report.ok, "report": report})
+        output.document({"ok": report.ok, "decoded_samples": decoded, "report": report})
+        return exit_codes.OK if report.ok else exit_codes.FINDING
+    _print_verified(output, report)
+    if decode:
+        what = "no picture was decoded: the store itself is damaged"
+        output.line(what if decoded is None else f"decoded {count_text(decoded)} pictures")
+    if report.ok:
+        output.line("all good")
+        return exit_codes.OK
+    bad = f"{count_text(len(report.bad_samples))} bad samples"
+    others = len(report.volume_problems) + len(report.bad_blocks) + len(report.problems)
+    output.line(f"{bad}, {count_text(others)} other problems")
+    if mendable:
+        output.remark(f"  next: headrace repair {report.path}")
     else:
-        _print_verified(output, report)
-    return exit_codes.OK if report.ok else exit_codes.FINDING
+        output.remark("  next: mend these pictures in the source or take them out, and pack again")
+    return exit_codes.FINDING
+
+
+def _decode_all(
+    store: Store, report: VerifyReport, part: str | None, threads: int | None, tell: Report | None
+) -> int:
+    """Decode the picture of every sample; those that cannot be decoded go to the report.
+
+    Returns:
+        How many pictures were decoded.
+    """
+    import headrace
+    from headrace.store.verify import BadSample
+
+    known = {bad.index for bad in report.bad_samples}
+    images = headrace.Images(size=8, crop="stretch", part=part)
+    done, picture = 0, store.parts[images.part_of(store.parts)]
+    loader = headrace.loader(
+        store, _DECODED_AT_ONCE, order="sequential", rank=0, world_size=1, decode=images,
+        decode_threads=threads, on_error="skip",
+    )  # fmt: skip
+    with contextlib.closing(loader):
+        for batch in loader:
+            done += len(batch)
+            if tell is not None:
+                tell(done + len(loader.skipped), len(store), 0, None)
+    for each in loader.skipped:
+        if each.index in known:
+            continue
+        segment = store.segment_of(each.index)
+        names, extents = segment.directory.part_names, segment.extents(each.index)
+        extent = next((e for e in extents if os.fsdecode(names[e.part]) == picture), extents[0])
+        where = segment.volumes.paths[extent.volume]
+        if segment.entry.volumes[extent.volume].kind == "tree":
+            where = f"{where}/{each.name}"
+        report.bad_samples.append(
+            BadSample(
+                each.index, each.name, extent.part, where, extent.offset, extent.length, "picture",
+                each.reason.removeprefix(f"sample {each.index} ({each.name!r}) "), "a picture",
+            )
+        )  # fmt: skip
+    report.bad_samples.sort(key=lambda bad: (bad.index, bad.part))
+    return done
 
 
 def _print_verified(output: Output, report: VerifyReport) -> None:
@@ -305,13 +380,6 @@ def _print_verified(output: Output, report: VerifyReport) -> None:
     output.line(f"{text} ({bytes_text(rate)}/s): {report.path}")
     if report.unchecked_samples:
         output.remark(f"{count_text(report.unchecked_samples)} samples have no usable checksum")
-    if report.ok:
-        output.line("all good")
-        return
-    bad = f"{count_text(len(report.bad_samples))} bad samples"
-    others = len(report.volume_problems) + len(report.bad_blocks) + len(report.problems)
-    output.line(f"{bad}, {count_text(others)} other problems")
-    output.remark(f"  next: headrace repair {report.path}")
 
 
 def print_bad_samples(output: Output, bad: Sequence[BadSample]) -> None:

@@ -56,7 +56,8 @@ class BadSample:
         path: the file.
         offset_bytes: where in the file.
         length: how long it should be.
-        kind: `checksum`, `short`, `missing`, `changed`, `system` or `directory`.
+        kind: `checksum`, `short`, `missing`, `changed`, `system`, `directory` or, where pictures are decoded
+            too, `picture`.
         found: what was read.
         expected: what the directory says.
     """
