@@ -14,8 +14,8 @@ from headrace.cluster.snapshot import Partition
 from headrace.errors import ClusterRequestError
 
 
-def laid_out(where, site=None, *, dialect=False, **values):
-    return lay_out(read_request(values, "test"), where, site or Site(), hal=dialect)
+def laid_out(where, site=None, **values):
+    return lay_out(read_request(values, "test"), where, site or Site())
 
 
 def text(layout):
@@ -124,11 +124,15 @@ def test_a_partition_that_need_not_cut_is_preferred():
     assert (layout.partition, layout.time) == ("old", "9-00:00:00")
 
 
-def test_a_bare_number_as_time():
-    assert laid_out(hal(), partition="gpux1", time="4", dialect=True).time == "04:00:00"
-    assert laid_out(hal(), partition="gpux1", time="4").time == "00:04:00"
-    assert laid_out(hal(), partition="gpu", gpus="1", time="4", dialect=True).time == "00:04:00"
-    zero = laid_out(hal(), partition="gpux1", time="0", dialect=True)
+def test_a_bare_number_as_time_means_what_the_words_beside_it_mean_and_is_said():
+    short = laid_out(hal(), partition="gpux1", time="4")
+    slurms = laid_out(hal(), partition="gpu", gpus="1", time="4")
+    assert (short.time, slurms.time) == ("04:00:00", "00:04:00")
+    hours = "hours, as HAL counts beside its short words; sbatch counts minutes"
+    assert short.remarks == (f"time 4 is 4 h: {hours}.",)
+    assert slurms.remarks == ("time 4 is 4 min: minutes, as sbatch counts.",)
+    assert laid_out(hal(), partition="gpux1", time="4m").remarks == ()
+    zero = laid_out(hal(), partition="gpux1", time="0")
     assert (zero.time, zero.remarks) == ("", ("time 0: the default is taken.",))
 
 

@@ -103,8 +103,7 @@ CASES = {
 
 def planned(name, environment=None, **more):
     where, site, script, values = CASES[name]
-    dialect = name.startswith("hal")
-    cluster = Cluster(where(), site, hal=dialect, environment=environment or {})
+    cluster = Cluster(where(), site, environment=environment or {})
     return plan_batch(script, "train.sh", read_request(values | more, "test"), cluster)
 
 

@@ -6,6 +6,7 @@ from cluster.simulated import simulated_cluster
 from headrace.cluster.executor import JobState
 from headrace.cluster.slurm.accounting import read_accounting
 from headrace.cluster.slurm.commands import Commands
+from headrace.cluster.slurm.executor import SlurmExecutor
 from headrace.cluster.slurm.scontrol import read_snapshot
 from tests_shared import until
 
@@ -59,6 +60,17 @@ def test_jobs_that_ended_are_in_the_books_and_not_in_the_snapshot(slurm):
     assert read_accounting(Commands(), users=["nobody"]) == []
     earlier = read_accounting(Commands(), until_s=found.submitted_s - 10)
     assert job not in {j.job_id for j in earlier}
+
+
+def test_nodes_that_are_only_planned_are_not_a_jobs(slurm):
+    slurm.sbatch("#!/bin/sh\nsleep 100\n", "--nodes=4", "--exclusive", "--time=5")
+    waits = slurm.sbatch("#!/bin/sh\ntrue\n", "--exclusive", "--time=5")
+    show = ("scontrol", "show", "job", waits)
+    assert until(lambda: " SchedNodeList=node" in slurm.command(*show), 60)
+    (job,) = [job for job in read_snapshot().jobs if job.job_id == waits]
+    (status,) = SlurmExecutor().status([waits])[waits]
+    assert (job.nodes, status.nodes) == ((), ())
+    assert job.started_s == status.started_s > job.submitted_s  # that is planned, too
 
 
 def test_a_large_simulated_cluster_reads_whole():

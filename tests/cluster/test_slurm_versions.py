@@ -58,6 +58,17 @@ def test_text_of_each_version_reads_the_same(version):
 
 
 @pytest.mark.parametrize("version", TEXT)
+def test_a_job_whose_start_is_planned_has_no_nodes_yet(version):
+    """From 22.05 on the nodes that the scheduler has in mind stand behind those that a job has: none."""
+    text = said(version, "jobs.txt")
+    for none in ("NodeList=\n", "NodeList=(null)\n"):
+        text = text.replace(f"   {none}", f"   {none.rstrip()} SchedNodeList=gpu[01-02]\n")
+    assert text.count(" SchedNodeList=") == 1
+    assert read_jobs(text) == JOBS
+    assert [s.nodes for s in read_statuses(text)] == [("gpu01",), *[()] * 7]
+
+
+@pytest.mark.parametrize("version", TEXT)
 def test_statuses_of_each_version_read_the_same(version):
     first, *tasks = read_statuses(said(version, "jobs.txt"))
     assert (first.job_id, first.name, first.state) == ("101", "train it", JobState.RUNNING)

@@ -36,7 +36,6 @@ class Asked:
     Attributes:
         values: by field of a request.
         site: the site's file; None: where it is looked for.
-        hal: speak HAL's dialect.
     """
 
     values: dict[str, Any]
@@ -44,7 +43,6 @@ class Asked:
     site: Path | None = None
     source: Path | None = None
     dry_run: bool = False
-    hal: bool = False
 
     def cluster(self, output: Output) -> Cluster:
         """What the request is laid out on."""
@@ -55,7 +53,7 @@ class Asked:
         local = self.source is None and executor_name(self.executor) == "local"
         if local and not self.executor and not os.environ.get(EXECUTOR_VARIABLE):
             output.remark("note: there is no Slurm here (no sbatch): this machine runs it.")
-        return Cluster(snapshot, site, hal=self.hal, local=local)
+        return Cluster(snapshot, site, local=local)
 
 
 def cluster_snapshot(

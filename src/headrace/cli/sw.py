@@ -101,7 +101,7 @@ def _asked(given: argparse.Namespace) -> Any:
     from headrace.cli.cluster_submit import Asked
 
     values = {option.field: getattr(given, option.field, None) for option in JOB_OPTIONS}
-    return Asked(values, given.executor, given.site, given.source, given.dry_run, hal=True)
+    return Asked(values, given.executor, given.site, given.source, given.dry_run)
 
 
 @_entry

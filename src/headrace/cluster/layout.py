@@ -174,8 +174,10 @@ def time_limit(
     if asked:
         minutes = read_minutes(asked, bare_hours=bare_hours)
         if asked.isdigit() and minutes:
-            unit = "hours (HAL's way)" if bare_hours else "minutes (Slurm's way)"
-            remarks.append(f"time {asked}: {unit}, {time_text(minutes)}.")
+            unit = "minutes, as sbatch counts"
+            if bare_hours:
+                unit = "hours, as HAL counts beside its short words; sbatch counts minutes"
+            remarks.append(f"time {asked} is {time_text(minutes)}: {unit}.")
         if minutes == 0 and bare_hours:
             remarks.append("time 0: the default is taken.")
             return (slurm_time(special.time) if special.time else ""), False
@@ -252,10 +254,8 @@ class JobLayout:
         return [Word(name, str(value)) for name, value in options if value not in (None, "")]
 
 
-def lay_out(
-    request: JobRequest, snapshot: ClusterSnapshot, site: Site, *, hal: bool = False
-) -> JobLayout:
-    """The layout of a request; with `hal`, a bare number as time is hours beside one of HAL's short words.
+def lay_out(request: JobRequest, snapshot: ClusterSnapshot, site: Site) -> JobLayout:
+    """The layout of a request; a bare number as time is hours beside one of HAL's short words, else minutes.
 
     Raises:
         ClusterRequestError: nothing of the cluster can meet it.
@@ -271,7 +271,7 @@ def lay_out(
             next_step=f"Ask for --gpus {site.gpus_max} or fewer.",
         )
     nodes = {node.name: node for node in snapshot.nodes}
-    hours = hal and short is not None
+    hours = short is not None
     minutes = read_minutes(request.time, bare_hours=hours) if request.time else None
     refusals: list[_Refusal] = []
     capped: list[JobLayout] = []

@@ -97,13 +97,11 @@ class Cluster:
 
     Attributes:
         site: what is special.
-        hal: speak HAL's dialect.
         local: it is this machine, and has as many "GPUs" as a request asks for.
     """
 
     snapshot: ClusterSnapshot
     site: Site
-    hal: bool = False
     local: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
@@ -203,7 +201,7 @@ def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
         snapshot = local_snapshot(-(-gpus // (request.nodes or 1)), request.nodes or 1)
         if gpus and not cluster.snapshot.nodes[0].gpus:
             more = f"this machine has no GPUs: the {gpus} asked for are processes here."
-    layout = lay_out(request, snapshot, cluster.site, hal=cluster.hal)
+    layout = lay_out(request, snapshot, cluster.site)
     return dataclasses.replace(layout, remarks=(*layout.remarks, more)) if more else layout
 
 

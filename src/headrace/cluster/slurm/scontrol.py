@@ -55,6 +55,11 @@ def _line_of(block: str, key: str) -> str:
     return match[1].rstrip() if match else ""
 
 
+def _node_list(line: str) -> str:
+    """Of "node[0-1]" or, of a job whose start is planned, " SchedNodeList=node0": the nodes that it has."""
+    return line.partition(" ")[0]
+
+
 def _unreadable(kind: str, block: str, error: Exception | None = None) -> ClusterError:
     begin = " ".join(block.split())[:160]
     why = f" ({error!r})" if error else ""
@@ -197,7 +202,7 @@ def _job(text: str, begin: int, end: int) -> ClusterJob:
     partition = text[at : find(" ", at, end)]
     at = index("\n   NodeList=", at, end) + 13
     stop = index("\n", at, end)
-    nodes = expand_hosts(text[at:stop])
+    nodes = expand_hosts(_node_list(text[at:stop]))
     at = index("\n   NumNodes=", stop, end) + 13
     stop = find("\n   Socks", at, end)
     node_count, cpu_count, memory, gpus = _resources(text[at:stop])
@@ -306,7 +311,7 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     ids, _, name = first.partition(" JobName=")
     fields = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
     reason = fields.get("Reason", "").replace("_", " ")
-    fields |= {"Name": name, "NodeList": _line_of(block, "NodeList")}
+    fields |= {"Name": name, "NodeList": _node_list(_line_of(block, "NodeList"))}
     try:
         facts = job_facts(fields)
         status = JobStatus(**facts, reason="" if reason == "None" else reason)
