@@ -8,10 +8,12 @@ import select
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from cluster.clusters import busy, mixed
+from headrace.cluster.executor import JobState
 from headrace.cluster.request import JOB_OPTIONS
 from headrace.cluster.snapshot import load_snapshot, save_snapshot
 
@@ -85,9 +87,57 @@ def test_dry_run_as_json(run, saved):
 
 
 def test_what_follows_the_script_is_its_own(run, saved):
-    data = batch(run, "--json", "-g", "2", "job.sh", "-g", "7", "--time", "x").document
+    data = batch(run, "--json", "-g", "2", "job.sh", "--", "-g", "7", "--time", "x").document
     assert data["layout"]["gpus"] == 2
     assert data["command"][-4:] == ["-g", "7", "--time", "x"]
+
+
+@pytest.mark.parametrize("word", ["--time=8h", "-t", "--gpus", "--dry-run"])
+def test_an_option_of_ours_behind_the_script_is_not_passed_on_in_silence(run, saved, word):
+    ended = batch(run, "-g", "2", "job.sh", "--epochs", "3", word, "1")
+    assert ended.code == 3
+    assert f"{word} stands after job.sh" in ended.err
+    assert f"job.sh -- --epochs 3 {word} 1" in ended.err
+    assert batch(run, "-g", "2", "job.sh", "--epochs", "3", "--timeout=1").code == 0
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"\n", 3)])
+def test_on_a_terminal_it_is_asked_about(saved, answer, code):
+    pid, fd = pty.fork()
+    if pid == 0:
+        words = [
+            "cluster",
+            "batch",
+            "--from",
+            "mixed.json",
+            "--dry-run",
+            "-g2",
+            "job.sh",
+            "-t",
+            "1",
+        ]
+        os.execv(
+            sys.executable,
+            [sys.executable, "-c", "from headrace.cli import main; main()", *words],
+        )
+    try:
+        read_until(fd, b"Is it for the script? [y/N] ")
+        os.write(fd, answer)
+        read_until(fd, b"srun true" if code == 0 else b"Put it before job.sh")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+    finally:
+        os.close(fd)
+
+
+def test_a_job_that_is_completing_is_shown_as_such(run, saved):
+    seen = busy()
+    jobs = [
+        replace(job, state=JobState.COMPLETING) if job.job_id == "101" else job for job in seen.jobs
+    ]
+    save_snapshot(replace(seen, jobs=tuple(jobs)), saved / "ending.json")
+    (line,) = [line for line in run("cluster", "queue", "--from", "ending.json").out.splitlines()
+               if line.startswith("101 ")]  # fmt: skip
+    assert "completing" in line
 
 
 def test_quiet_says_nothing(run, saved):

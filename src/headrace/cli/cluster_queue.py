@@ -22,6 +22,7 @@ from headrace.base.text import count_text, counted, printable
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output, plain, plain_table
 from headrace.cli.printing import watch as watch_frames
+from headrace.cluster.executor import JobState
 from headrace.cluster.notation import compress_hosts, expand_hosts
 
 if TYPE_CHECKING:
@@ -308,6 +309,8 @@ def _load(load: float | None) -> str:
 
 
 def _left(row: QueueJobRow) -> Text:
+    if row.job.state is not JobState.RUNNING:  # "completing": its nodes are not free yet
+        return Text(row.job.state.lower(), "yellow")
     left_s = row.ends_in_s
     text = "no end" if row.job.limit_minutes is None else span_text(left_s)
     return Text(text, "yellow" if left_s is not None and left_s < _SOON_S else "")
@@ -412,7 +415,7 @@ def show_queue(
     # A hundred thousand small objects are made and none is thrown away: to look for garbage doubles the time.
     gc.disable()
     if output.as_json:
-        _print_json(output, look())
+        _print_json(look())
         return exit_codes.OK
     console = output.console()
     first = queue_view(look(), console.width, rows)
@@ -424,13 +427,10 @@ def show_queue(
     return exit_codes.OK
 
 
-def _print_json(output: Output, board: QueueBoard) -> None:
+def _print_json(board: QueueBoard) -> None:
     """As every command's JSON, but fast: the standard library takes seconds to indent 50,000 jobs."""
-    try:
-        import msgspec
-    except ModuleNotFoundError:
-        output.document(_board_document(board))
-        return
+    import msgspec
+
     text = msgspec.json.encode(_board_document(board), enc_hook=plain)
     sys.stdout.write(msgspec.json.format(text, indent=2).decode() + "\n")
 

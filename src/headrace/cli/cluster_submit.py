@@ -17,9 +17,9 @@ from headrace.cluster.executor import EXECUTOR_VARIABLE, executor, executor_name
 from headrace.cluster.local.executor import foreground_environment
 from headrace.cluster.notation import read_minutes, time_text
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
-from headrace.cluster.request import read_request
+from headrace.cluster.request import JOB_OPTIONS, read_request
 from headrace.cluster.site import find_site, read_site
-from headrace.errors import ClusterError
+from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
     from headrace.cluster.layout import JobLayout
@@ -75,6 +75,7 @@ def cluster_snapshot(
 
 def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Output) -> int:
     """Plan, submit, say what became of it."""
+    arguments = _own_arguments(name, arguments)
     data = _script(name)
     request = read_request(asked.values, _COMMAND_LINE)
     plan = plan_batch(
@@ -104,6 +105,34 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
             output.remark(size_text(plan.layout))
         output.line(f"Submitted batch job {job}")  # sbatch's words: scripts look for them
     return exit_codes.OK
+
+
+_OURS = frozenset(flag for option in JOB_OPTIONS for flag in option.flags) | {
+    "--dry-run", "--executor", "--site", "--from", "--json", "--quiet",
+}  # fmt: skip
+
+
+def _own_arguments(name: str, words: Sequence[str]) -> Sequence[str]:
+    """What the script gets. An option of ours behind its name may be misplaced: that is asked about.
+
+    Raises:
+        ClusterRequestError: nobody can be asked, or the answer is no.
+    """
+    if words[:1] == ["--"]:
+        return words[1:]
+    if not (ours := [word for word in words if word.partition("=")[0] in _OURS]):
+        return words
+    if name != "-" and sys.stdin.isatty() and sys.stderr.isatty():
+        print(
+            f"{ours[0]} stands after {name}. Is it for the script? [y/N] ", end="", file=sys.stderr
+        )
+        if sys.stdin.readline().strip().lower() in {"y", "yes"}:
+            return words
+    raise ClusterRequestError(
+        f"{ours[0]} stands after {name}: the script would get it, and it would change nothing of the job.",
+        next_step=f"Put it before {name}; or, if it is the script's own, a -- between them: "
+        f"{name} -- {shlex.join(words)}",
+    )
 
 
 def _script(name: str) -> bytes:
