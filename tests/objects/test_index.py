@@ -200,6 +200,13 @@ def test_packing_from_an_object_store_to_disk(
     hr.pack(shards, tmp_path / "p.hr", storage_options=options)
     with hr.open(tmp_path / "p.hr") as store:
         assert bytes(store.read("2/001", part="jpg")) == content(81)
+        names = list(store.names)
+    # Through a copy: a request for each sample would cost more than reading all of it front to back.
+    hr.pack(shards, tmp_path / "s.hr", storage_options=options, shuffle=3)
+    with hr.open(tmp_path / "s.hr") as store:
+        assert list(store.names) != names
+        assert sorted(store.names) == sorted(names)
+        assert bytes(store.read("2/001", part="jpg")) == content(81)
 
 
 def test_a_shard_that_was_replaced_is_never_read(

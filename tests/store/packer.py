@@ -65,7 +65,8 @@ def run(source: str, target: str, what: str) -> None:
     if what == "append":
         append(data, target, options=OPTIONS)
     else:
-        pack(data, target, options=OPTIONS, overwrite=what == "overwrite")
+        shuffle = 7 if what == "shuffle" else None
+        pack(data, target, options=OPTIONS, overwrite=what == "overwrite", shuffle=shuffle)
 
 
 def main() -> None:

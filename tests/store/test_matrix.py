@@ -19,6 +19,7 @@ from headrace.store.summary import summarise
 
 from . import matrix_libraries  # noqa: F401 - adds its lines
 from .matrix import COUNT, SOURCES, table
+from .test_shuffled_pack import rows, shuffled_order
 
 PAGE = Path(__file__).parents[2] / "docs/howto/formats.md"
 MODULES = {"pillow": "PIL", "pylance": "lance"}
@@ -54,6 +55,9 @@ def test_what_is_read_is_what_its_library_wrote(each, tmp_path):
         assert summarise(store).samples == packed.samples == COUNT
         for name, values in (each.columns(source) if each.columns else {}).items():
             assert np.allclose(store.columns[name], values)
+        headrace.pack(source, tmp_path / "shuffled", shuffle=7, **each.options)
+        with headrace.open(tmp_path / "shuffled") as shuffled:
+            assert rows(shuffled) == [rows(store)[i] for i in shuffled_order(COUNT, 7)]
     if each.in_place:
         indexed = headrace.index(source, tmp_path / "indexed", **each.options)
         assert indexed.samples == COUNT

@@ -124,6 +124,16 @@ Images = Annotated[
 ]
 
 
+Shuffle = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        metavar="SEED",
+        help="Pack in a random order, this seed's: a blocked order then mixes classes like a full shuffle.",
+    ),
+]
+
+
 def source_of(sources: list[str]) -> str | list[str]:
     """One path as it is (it may be a folder or a pattern), several as a list of files."""
     return sources[0] if len(sources) == 1 else sources
@@ -135,6 +145,7 @@ def pack(
     *,
     overwrite: Overwrite = False,
     images: Images = None,
+    shuffle: Shuffle = None,
     reading: PackReading,
     storage: StorageOptions,
     output: FullOutput,
@@ -147,7 +158,7 @@ def pack(
 
     with progress(output, "packing") as tell:
         report = pack_store(
-            source_of(source), target, overwrite=overwrite, images=images, progress=tell,
+            source_of(source), target, overwrite=overwrite, images=images, shuffle=shuffle, progress=tell,
             storage_options=storage, **reading,
         )  # fmt: skip
     return _print_written(output, report, "packed")
@@ -202,6 +213,7 @@ def append(
     store: str = Argument(..., help="The store's folder."),
     *,
     images: Images = None,
+    shuffle: Shuffle = None,
     reading: PackReading,
     output: FullOutput,
 ) -> int:
@@ -212,7 +224,9 @@ def append(
     from headrace.store.pack import append as append_to_store
 
     with progress(output, "appending") as tell:
-        report = append_to_store(source_of(source), store, images=images, progress=tell, **reading)
+        report = append_to_store(
+            source_of(source), store, images=images, shuffle=shuffle, progress=tell, **reading
+        )
     return _print_written(output, report, "appended")
 
 

@@ -85,7 +85,7 @@ class _Meter:
 
     def report(self, count: int, total: int | None, size: int, total_bytes: int | None) -> None:
         now = time.monotonic()
-        if self._first is None:
+        if self._first is None or count < self.count:  # a second pass counts anew
             self._first = (now, count, size)
         self.count, self.total, self.size, self.bytes = count, total, size, total_bytes
         # A bar is drawn whole at the end; lines come at their pace.

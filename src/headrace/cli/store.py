@@ -64,6 +64,8 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
     from rich.text import Text
 
     share = summary.resident_share
+    shuffles = [s.source.get("shuffle") for s in summary.segments]
+    seeds = [f"by seed {each.get('seed')}" for each in shuffles if isinstance(each, dict)]
     facts = {
         "samples": count_text(summary.samples),
         "bytes": f"{count_text(summary.bytes)} ({bytes_text(summary.bytes)})",
@@ -71,6 +73,7 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         f"mean {bytes_text(summary.size_mean)}",
         "parts": ", ".join(summary.parts),
         "columns": ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items()),
+        "shuffled": ", ".join(seeds),
         "checksums": "yes" if summary.checksums else "no: reads cannot be verified",
         "page cache": "unknown here" if share is None else f"{share:.0%} resident",
         "fingerprint": summary.fingerprint,

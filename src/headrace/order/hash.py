@@ -69,6 +69,7 @@ class Purpose(IntEnum):
     TOKENS = 11
     SOURCES = 12
     MIXES = 13
+    PACKED = 14
 
 
 def derive_key(seed: int, *parts: int) -> int:

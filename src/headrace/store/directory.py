@@ -449,15 +449,15 @@ def join_names(names: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.ui
     return np.frombuffer(b"".join(names), np.uint8), offsets
 
 
-def keep_samples(columns: DirectoryColumns, keep: Any) -> DirectoryColumns:
-    """The columns of the samples where `keep` ((n,) bool) is true."""
-    wanted = np.flatnonzero(keep)
+def select_samples(columns: DirectoryColumns, numbers: NDArray[np.int64]) -> DirectoryColumns:
+    """The columns of the samples with these numbers, (k,), in this order."""
     all_names = split_names(columns.names, columns.name_offsets)
-    names, offsets = join_names([all_names[i] for i in wanted])
+    names, offsets = join_names([all_names[i] for i in numbers.tolist()])
     firsts = columns.firsts.astype(np.int64)
-    extents = np.repeat(keep, np.diff(firsts))
-    new_firsts = np.zeros(len(wanted) + 1, np.uint64)
-    np.cumsum(np.diff(firsts)[wanted].astype(np.uint64), out=new_firsts[1:])
+    counts = np.diff(firsts)[numbers]
+    new_firsts = np.zeros(len(numbers) + 1, np.int64)
+    np.cumsum(counts, out=new_firsts[1:])
+    extents = np.arange(new_firsts[-1]) + np.repeat(firsts[numbers] - new_firsts[:-1], counts)
 
     def of_extents(values: Any) -> Any:
         return None if values is None else values[extents]
@@ -466,10 +466,10 @@ def keep_samples(columns: DirectoryColumns, keep: Any) -> DirectoryColumns:
         names, offsets, columns.volume[extents], columns.offset[extents], columns.length[extents],
         crc=of_extents(columns.crc),
         mtime=of_extents(columns.mtime),
-        first_extent=None if columns.first_extent is None else new_firsts,
+        first_extent=None if columns.first_extent is None else new_firsts.astype(np.uint64),
         part=of_extents(columns.part),
         part_names=columns.part_names,
-        labels=None if columns.labels is None else columns.labels[wanted],
+        labels=None if columns.labels is None else columns.labels[numbers],
         class_names=columns.class_names,
-        columns={k: v[wanted] for k, v in columns.columns.items()},
+        columns={k: v[numbers] for k, v in columns.columns.items()},
     )  # fmt: skip

@@ -18,10 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headrace.base.files import read_file, sync_folder
 from headrace.errors import SourceError
 from headrace.io.objects.location import is_url, local_path
-from headrace.store.directory import DirectoryColumns, keep_samples, write_directory
+from headrace.order.order import SEED_MAX, checked
+from headrace.store.directory import DirectoryColumns, select_samples, write_directory
 from headrace.store.format import PAGE_BYTES
 from headrace.store.manifest import (
     Manifest,
@@ -52,7 +55,6 @@ from headrace.store.sources.extents import (
 from headrace.store.sources.scan import (
     Problem,
     Scan,
-    Stream,
     because,
     count_unlabelled,
     no_samples,
@@ -81,6 +83,7 @@ def pack(
     label: str | None = None,
     format: str | None = None,  # noqa: A002 - what users call it
     images: str | None = None,
+    shuffle: int | None = None,
     progress: Progress | None = None,
     options: PackOptions | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -109,11 +112,16 @@ def pack(
             `decoded,short=256` stores pixels, at most 256 on the short side, which need no decoding;
             `short=512,quality=92` reduces those whose short side has more pixels, and is lossy. What
             cannot be rewritten is kept as it is; `WriteReport.images` counts both.
+        shuffle: a seed, 0 to 2^64 - 1: samples are packed in a random order that it alone decides, so that
+            neighbours have nothing to do with each other (a blocked order reads neighbours together). A
+            source that is read front to back, or lies in an object store, is copied beside the target
+            first, which takes its size on the disk once more until all is done. None: in the source's order.
         progress: called with (samples done, samples, bytes done, bytes); totals may be None.
         options: everything else.
         storage_options: for URLs; see docs/howto/object-stores.md.
 
     Raises:
+        OrderError: `shuffle` is no seed.
         StoreExists: something stands at `target`.
         SourceError: the source cannot be packed as it is.
         SourceChanged: it changed meanwhile, or since the interrupted run.
@@ -121,6 +129,7 @@ def pack(
     """
     options = _options(options, volume_bytes, workers)
     recipe = None if images is None else ImageRecipe.parse(images)
+    shuffle = None if shuffle is None else checked("shuffle", shuffle, 0, SEED_MAX)
     chosen = source_options(
         extensions=extensions, prefix_names=prefix_names, on_error=on_error, workers=options.workers,
         column=column, label=label, format=format,
@@ -135,15 +144,11 @@ def pack(
             with disk_errors(place):
                 partial = stack.enter_context(open_partial(partial_path(place), listed.readers()))
                 check_target(place, overwrite=overwrite)
-                _begin(partial, listed, options, 0, recipe, resume=resume)
             job = PackingJob(
-                source=listed,
-                partial=partial,
-                options=options,
-                on_error=on_error,
-                progress=progress,
-                recipe=recipe,
-            )
+                source=listed, partial=partial, options=options, on_error=on_error,
+                progress=progress, recipe=recipe, shuffle=shuffle,
+            )  # fmt: skip
+            job.begin(resume=resume)
             segment, page = job.run()
             with disk_errors(partial.path):
                 _publish(partial, place, segment, page, overwrite=overwrite)
@@ -195,10 +200,13 @@ def append(
     label: str | None = None,
     format: str | None = None,  # noqa: A002 - what users call it
     images: str | None = None,
+    shuffle: int | None = None,
     progress: Progress | None = None,
     options: PackOptions | None = None,
 ) -> WriteReport:
     """Packs a source into a new segment of an existing store. Arguments as for `pack`.
+
+    `shuffle` shuffles what is appended; samples that are in the store already stay where they are.
 
     Open readers keep what they opened; those that open later see the new samples after the old.
 
@@ -208,6 +216,7 @@ def append(
     """
     options = _options(options, volume_bytes, workers)
     recipe = None if images is None else ImageRecipe.parse(images)
+    shuffle = None if shuffle is None else checked("shuffle", shuffle, 0, SEED_MAX)
     started = time.monotonic()
     place = Path(os.path.realpath(os.fspath(store)))
     manifest = load_manifest(place)
@@ -226,11 +235,11 @@ def append(
         number = len(manifest.segments)
         with disk_errors(place):
             partial = stack.enter_context(open_partial(place / "append.partial", listed.readers()))
-            _begin(partial, listed, options, number, recipe, resume=resume)
         job = PackingJob(
             source=listed, partial=partial, options=options, number=number, on_error=on_error,
-            progress=progress, before=place, recipe=recipe,
+            progress=progress, before=place, recipe=recipe, shuffle=shuffle,
         )  # fmt: skip
+        job.begin(resume=resume)
         segment, page = job.run()
         with disk_errors(place):
             try:
@@ -247,24 +256,6 @@ def append(
 def _options(options: PackOptions | None, volume_bytes: int, workers: int | None) -> PackOptions:
     options = options or PackOptions(volume_bytes=volume_bytes)
     return options if workers is None else replace(options, workers=workers)
-
-
-def _begin(
-    partial: Partial, source: Scan | Stream, options: PackOptions, number: int,
-    recipe: ImageRecipe | None, *, resume: bool,
-) -> None:  # fmt: skip
-    identity = {
-        "version": 1,
-        "segment": number,
-        "volume_bytes": options.volume_bytes,
-        "source": source.source,
-        "images": None if recipe is None else str(recipe),
-        "listing": source.listing_hash().hex() if isinstance(source, Scan) else "stream",
-    }
-    if resume:
-        partial.resume(identity)
-    else:
-        partial.begin(identity)
 
 
 def _adopt(
@@ -402,6 +393,6 @@ def _add_checksums(
     packed = PackedSamples.join(pieces)
     columns = scan.columns
     if not packed.counts.all():
-        columns = keep_samples(columns, packed.counts > 0)
+        columns = select_samples(columns, np.flatnonzero(packed.counts))
     columns.crc = packed.crc
     return columns, problems

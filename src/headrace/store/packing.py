@@ -2,6 +2,11 @@
 
 Threads read ahead in the source's order, and rewrite pictures where that is asked for (`rewriting`); one writer
 appends (`segment_writer`). What an interrupted run has packed is not packed again.
+
+A shuffled pack reads its source at random: sample p of the segment is the source's sample P(p), by the keyed
+permutation P of the seed. What can only be read front to back, or costs a request for each sample, is copied to
+a spool in the partial folder first and shuffled from there: two passes, in the memory of a few batches, and in
+twice the bytes on the disk until the segment is whole.
 """
 
 from __future__ import annotations
@@ -16,14 +21,15 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError
+from headrace.order.hash import Purpose, derive_key, keyed
 from headrace.store.directory import (
     DirectoryColumns,
     columns_of,
     duplicate_name,
-    keep_samples,
+    select_samples,
     split_names,
 )
-from headrace.store.publish import check_free_space
+from headrace.store.publish import SPOOL, check_free_space, disk_errors, open_partial
 from headrace.store.rewriting import RewrittenImages, recorded_images
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
 from headrace.store.sources.extents import BATCH_BYTES, ScanReader, plan_batches, read_ahead
@@ -40,7 +46,7 @@ from headrace.store.sources.scan import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -128,6 +134,7 @@ class PackingJob:
     Attributes:
         before: the store that the segment is appended to.
         recipe: how JPEGs are rewritten; None: they are not.
+        shuffle: the seed of the order in which samples are packed; None: in the source's.
         images: what became of them.
         unlabelled: how many samples have no label.
         notes: what the report says beside the source's notes.
@@ -141,6 +148,7 @@ class PackingJob:
     progress: Progress | None
     before: Path | None = None
     recipe: ImageRecipe | None = None
+    shuffle: int | None = None
     images: RewrittenImages | None = None
     skipped: list[Problem] = field(default_factory=list)
     resumed: int = 0
@@ -149,10 +157,43 @@ class PackingJob:
     unlabelled: int = 0
     notes: list[str] = field(default_factory=list)
 
+    def begin(self, *, resume: bool) -> None:
+        """Goes on with what an interrupted run has packed in the same way, or starts over.
+
+        Raises:
+            SourceChanged: it packed other data or in another way.
+            SourceError: the source cannot be read.
+        """
+        if self.shuffle is not None:
+            self._shuffle_source(self.shuffle, resume=resume)
+        source = self.source
+        identity = {
+            "version": 1,
+            "segment": self.number,
+            "volume_bytes": self.options.volume_bytes,
+            "source": source.source,
+            "images": None if self.recipe is None else str(self.recipe),
+            "listing": source.listing_hash().hex() if isinstance(source, Scan) else "stream",
+        }
+        with disk_errors(self.partial.path):
+            (self.partial.resume if resume else self.partial.begin)(identity)
+
     def run(self) -> tuple[Segment, bytes]:
         """Packs what is not packed yet and finishes the segment."""
         if isinstance(self.source, Scan):
             count_unlabelled(self.source, self.source.columns)  # refused before a byte is copied
+        with self._packed() as (writer, columns):
+            self.unlabelled, self.notes = count_unlabelled(self.source, columns)
+            source = self.source.source
+            if self.images is not None:
+                source = source | {"images": self.images.to_json()}
+            segment, page = writer.finish(columns, source)
+            self.samples, self.bytes_done = segment.samples, writer.bytes_done
+        return segment, page
+
+    @contextlib.contextmanager
+    def _packed(self) -> Iterator[tuple[SegmentWriter, DirectoryColumns]]:
+        """The writer of all samples, and their columns; what is packed is kept if the block fails."""
         writer = self._new_writer()
         if not writer.resumable():
             # The disk lost what it had promised: start over rather than trust the rest.
@@ -160,7 +201,6 @@ class PackingJob:
             self.partial.begin(self.partial.journal.identity)
             writer = self._new_writer()
         self.resumed = writer.samples_done
-        source = self.source.source
         if self.recipe is not None:
             self.images = recorded_images(writer.note) or RewrittenImages(str(self.recipe))
         try:
@@ -168,23 +208,55 @@ class PackingJob:
                 columns = self._pack_scan(self.source, writer)
             else:
                 columns = self._pack_stream(self.source, writer)
-            self.unlabelled, self.notes = count_unlabelled(self.source, columns)
-            if self.images is not None:
-                source = source | {"images": self.images.to_json()}
-            segment, page = writer.finish(self._fitted(columns), source)
-            self.samples, self.bytes_done = segment.samples, writer.bytes_done
+            yield writer, self._fitted(columns)
         except BaseException as e:
             # After an error in the source only what is in the journal already is kept for a second try: a
             # short pack is cheaper to do again than to explain.
             if not isinstance(e, SourceError):
                 with contextlib.suppress(OSError):  # the error that brought us here says more
                     writer.commit()
-            if not writer.samples_durable:
+            if not writer.samples_durable and not (self.partial.path / SPOOL).exists():
                 self.partial.remove()
             raise
         finally:
             writer.close()
-        return segment, page
+
+    def _shuffle_source(self, seed: int, *, resume: bool) -> None:
+        """Makes the source one whose samples come in random order."""
+        source = self.source
+        if isinstance(source, Stream) or source.objects is not None:
+            source = self._spooled(resume=resume)
+            self.on_error = "raise"  # what could not be read was left out of the spool
+        columns, n = source.columns, source.columns.samples
+        if n:  # an empty one is refused in the end, however it is packed
+            order = keyed(n, derive_key(seed, Purpose.PACKED)).range(0, n)
+            columns = select_samples(columns, order)
+        stated = source.source | {"shuffle": {"seed": seed}}
+        self.source = replace(source, columns=columns, source=stated)
+
+    def _spooled(self, *, resume: bool) -> Scan:
+        """The source's samples in its own order, as a copy that can be read at random."""
+        progress = self.progress
+        path = self.partial.path / SPOOL
+        try:
+            with contextlib.ExitStack() as stack:
+                with disk_errors(self.partial.path):
+                    partial = stack.enter_context(open_partial(path, self.source.readers()))
+                job = PackingJob(
+                    source=self.source, partial=partial, options=self.options, number=self.number,
+                    on_error=self.on_error, before=self.before,
+                    # Half of the work, whose end is not known.
+                    progress=progress and (lambda n, _, size, __: progress(n, None, size, None)),
+                )  # fmt: skip
+                job.begin(resume=resume)
+                with job._packed() as (writer, columns):
+                    volumes = writer.finish_spool(columns)
+        except BaseException:
+            if not path.exists():  # nothing that a second try could use
+                self.partial.remove()
+            raise
+        notes, source = list(self.source.notes), dict(self.source.source)
+        return Scan(columns, volumes, source, job.skipped, notes)
 
     def report(self, path: str, seconds: float) -> WriteReport:
         """What was done."""
@@ -257,7 +329,7 @@ class PackingJob:
             if self.progress is not None:
                 self.progress(writer.samples_done, columns.samples, done, total)
         counts = writer.packed().counts
-        kept = columns if counts.all() else keep_samples(columns, counts > 0)
+        kept = columns if counts.all() else select_samples(columns, np.flatnonzero(counts))
         # A packed sample has no modification time: equal bytes make equal stores.
         return replace(kept, mtime=None)
 

@@ -130,6 +130,9 @@ def disk_errors(path: Path, next_step: str = _RESUME) -> Iterator[None]:
 
 _ATTEMPTS = 10
 
+SPOOL = "spool"
+"""In a partial folder: another one, in which a source is copied before it is shuffled (`packing`)."""
+
 
 @dataclass(slots=True)
 class Partial:
@@ -234,7 +237,7 @@ def open_partial(path: Path, mode: int = 0o777) -> Iterator[Partial]:
     """
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, _take(path, mode))
-        strange = sorted({p.name for p in path.iterdir()} - {"journal", "store", "finished"})
+        strange = sorted({p.name for p in path.iterdir()} - {"journal", "store", "finished", SPOOL})
         if strange:
             raise StoreExists(
                 f"{path} holds {strange[0]!r}, expected a folder that headrace made.",

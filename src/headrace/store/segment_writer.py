@@ -329,15 +329,34 @@ class SegmentWriter:
         Returns:
             The segment's manifest entry and its directory's header page.
         """
-        packed = self.packed()
-        columns.volume, columns.offset = map(np.concatenate, zip(*self._places, strict=True))
-        columns.length, columns.crc = packed.length, packed.crc
-        self._places.clear()
+        self._fill(columns)
         with self._translated():
             header = write_directory(columns, self.folder / f"{self._stem}.hrd")
             entries = [self._finish_volume(i, header.uuid) for i in range(len(self._placer.ends))]
         segment = segment_of_header(f"{self._stem}.hrd", header, tuple(entries), source)
         return segment, header.to_page()
+
+    def finish_spool(self, columns: DirectoryColumns) -> tuple[VolumeEntry, ...]:
+        """Fills in the columns' extents; the volumes can then be read as files, and appended to no more.
+
+        Returns:
+            The volumes. No modification times: a run that is resumed reads them as they are.
+        """
+        self.commit()
+        self._fill(columns)
+        entries = []
+        with self._translated():
+            for i, end in enumerate(self._placer.ends):
+                os.ftruncate(self._fd(i), end)  # a killed run may have left bytes beyond the end
+                entries.append(VolumeEntry("file", str(self._path(i)), end))
+        return tuple(entries)
+
+    def _fill(self, columns: DirectoryColumns) -> None:
+        """Says of each extent where it went."""
+        packed = self.packed()
+        columns.volume, columns.offset = map(np.concatenate, zip(*self._places, strict=True))
+        columns.length, columns.crc = packed.length, packed.crc
+        self._places.clear()
 
     def close(self) -> None:
         """Closes the volumes."""

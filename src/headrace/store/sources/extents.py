@@ -42,6 +42,9 @@ BATCH_BYTES = 16 << 20
 BATCH_SAMPLES = 8192
 """Samples read by one task, for tiny samples."""
 
+_OPEN_MAX = 8
+"""Files that one task has open at once."""
+
 LARGE_BYTES = 128 << 20
 """A sample above this is copied in pieces instead of being held in memory."""
 
@@ -136,29 +139,43 @@ class ScanReader:
         if plan.large:
             return batch
         batch.buffer = self._take_buffer(plan.size_bytes)
-        view, at = memoryview(batch.buffer), 0
+        view = memoryview(batch.buffer)
+        ends = [0, *np.cumsum(length.astype(np.int64)).tolist()]
+        bounds = (firsts - first).tolist()
         kept = np.ones(len(length), bool)
         with _Files(self._scan) as files:
             files.fetch_objects(first, first + len(length))
-            for k, sample in enumerate(range(plan.begin, plan.end)):
-                after = at
+            for k in self._by_place(firsts):
+                sample = plan.begin + k
                 try:
-                    for extent in range(int(firsts[k]), int(firsts[k + 1])):
-                        piece = view[after : after + int(length[extent - first])]
-                        files.read(extent, sample, piece, 0)
-                        batch.crc[extent - first] = files.checked(extent, sample, crc32c(piece))
-                        after += len(piece)
+                    for i in range(bounds[k], bounds[k + 1]):
+                        piece = view[ends[i] : ends[i + 1]]
+                        files.read(first + i, sample, piece, 0)
+                        batch.crc[i] = files.checked(first + i, sample, crc32c(piece))
                 except SourceError as e:
                     if not self._skip:
                         raise
                     batch.problems.append(Problem.of(e))
                     batch.counts[k] = 0
-                    kept[int(firsts[k]) - first : int(firsts[k + 1]) - first] = False
-                else:
-                    at = after
+                    kept[bounds[k] : bounds[k + 1]] = False
+        at = ends[-1]
+        if not kept.all():
+            at = 0
+            for i in np.flatnonzero(kept).tolist():
+                view[at : at + ends[i + 1] - ends[i]] = view[ends[i] : ends[i + 1]]
+                at += ends[i + 1] - ends[i]
         batch.data = view[:at]
         batch.length, batch.crc = length[kept], batch.crc[kept]
         return batch
+
+    def _by_place(self, firsts: NDArray[np.int64]) -> list[int]:
+        """Samples, counted from the first of a batch, file by file and front to back in each."""
+        columns = self._scan.columns
+        if not columns.extents:
+            return list(range(len(firsts) - 1))
+        extents = np.minimum(firsts[:-1], columns.extents - 1)
+        order: list[int] = np.lexsort((columns.offset[extents], columns.volume[extents])).tolist()
+        return order
 
     def read_checksums(self, plan: ReadPlan) -> SourceBatch:
         """As `read`; of a large sample, which is read in pieces, the checksums too."""
@@ -265,6 +282,12 @@ class _Files:
                     os.close(fd)
                 return
             if number not in self._open:
+                if (
+                    len(self._open) == _OPEN_MAX
+                ):  # the batch of a shuffled pack may lie in any number
+                    eldest = next(iter(self._open))
+                    self._check_unchanged(eldest, self._open[eldest])
+                    os.close(self._open.pop(eldest))
                 self._open[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             if read_fully(self._open[number], view, offset) < len(view):
                 self._check_unchanged(number, self._open[number])
