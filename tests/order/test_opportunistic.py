@@ -17,25 +17,42 @@ def residents(draw):
     return n, pairs
 
 
-@given(residents(), st.integers(0, 3), st.data())
-@settings(max_examples=150, deadline=None)
-def test_every_sample_once_and_the_resident_first(given_residents, epoch, data):
+@given(residents(), st.integers(0, 6), st.integers(0, 5), st.data())
+@settings(max_examples=300, deadline=None)
+def test_every_sample_once_and_no_part_first_twice(given_residents, epoch, epochs, data):
     n, resident = given_residents
-    order = Opportunistic(n, resident, seed=5, epochs=2)
-    whole = order.indices(epoch, 0, n)
-    assert np.array_equal(np.sort(whole), np.arange(n))
+    order = Opportunistic(n, resident, seed=5, epochs=epochs)
+    count = order.resident_samples
+    wholes = [order.indices(e, 0, n) for e in range(7)]
+    assert all(np.array_equal(np.sort(whole), np.arange(n)) for whole in wholes)
     near = np.zeros(n, bool)
     for a, b in resident:
         near[a:b] = True
-    count = order.resident_samples
     assert count == near.sum()
-    if epoch < 2:
-        assert near[whole[:count]].all()
+    fulls = [np.array_equal(w, Shuffled(n, seed=5).indices(e, 0, n)) for e, w in enumerate(wholes)]
+    if count in (0, n) or not epochs:
+        assert all(fulls)
     else:
-        assert np.array_equal(whole, Shuffled(n, seed=5).indices(epoch, 0, n))
+        assert near[wholes[0][:count]].all()
+        begins = min(epochs, -(-n // count))
+        assert all(fulls[begins:])
+        firsts = [wholes[0][:count]]
+        for e in range(1, min(begins, 7)):
+            size = min(count, n - e * count)
+            # What the epoch before ended with, and nothing of what was first in any.
+            assert set(wholes[e][:size]) == set(wholes[e - 1][n - size :])
+            firsts.append(wholes[e][:size])
+        assert len(np.unique(np.concatenate(firsts))) == sum(map(len, firsts))
     start = data.draw(st.integers(0, n))
     stop = data.draw(st.integers(start, n))
-    assert np.array_equal(order.indices(epoch, start, stop), whole[start:stop])
+    assert np.array_equal(order.indices(epoch, start, stop), wholes[epoch][start:stop])
+
+
+def test_a_first_epoch_alone_is_as_it_always_was():
+    """States that older versions saved go on."""
+    order = Opportunistic(10, ((2, 5),), seed=1)
+    assert order.indices(0, 0, 10).tolist() == [3, 2, 4, 5, 8, 6, 0, 7, 9, 1]
+    assert order.digest() == "96edd474f202d6c8"
 
 
 def test_epochs_and_seeds_differ():
@@ -54,6 +71,10 @@ def test_randomness_is_that_of_two_shuffles():
     exact = sum(np.log2(m) / (m + 500) for m in range(1, 501))
     exact += sum(np.log2(m) / m for m in range(1, 501))
     assert half.level == pytest.approx(exact / sum(np.log2(m) / m for m in range(1, 1001)), 1e-6)
+    again = Opportunistic(1000, ((0, 300),), epochs=9).randomness()
+    # log2(300! * 400! * 300!) / log2(1000!)
+    assert again.entropy_share == pytest.approx(0.8170, abs=1e-3)
+    assert again.level < Opportunistic(1000, ((0, 300),)).randomness().level
     few = Opportunistic(1000, ((0, 10),)).randomness()
     assert few.entropy_share > half.entropy_share
 

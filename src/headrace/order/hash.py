@@ -70,6 +70,7 @@ class Purpose(IntEnum):
     SOURCES = 12
     MIXES = 13
     PACKED = 14
+    PARTS = 15
 
 
 def derive_key(seed: int, *parts: int) -> int:

@@ -96,16 +96,26 @@ class Randomness:
         return _of_blocked(samples, block_samples, window_blocks)
 
     @classmethod
-    def of_opportunistic(cls, samples: int, resident: int) -> Randomness:
-        """Return the randomness of `resident` given samples, shuffled, before all others, shuffled."""
-        rest = samples - resident
-        if 0 in (resident, rest):
+    def of_opportunistic(cls, samples: int, resident: int, last: int = 0) -> Randomness:
+        """Return the randomness of `resident` given samples before all others, and `last` after them.
+
+        Each of the three groups is shuffled.
+        """
+        if resident in (0, samples):
             return cls.of_shuffled()
-        # Two windows, as of `Blocked`, but nobody chose what lies in them: their factor is 1.
-        first = float(_smooth_sum(lambda left: np.log2(left) / (left + rest), resident))
-        level = (first + _full_sum(rest)) / _full_sum(samples)
-        bits = _log2_factorial(resident) + _log2_factorial(rest)
-        formula = f"{_DEEPIO}; P = 1/(left of {resident} resident), then 1/(left of {rest})"
+        # Windows, as of `Blocked`, but nobody chose what lies in them: their factor is 1.
+        total = bits = 0.0
+        behind = samples
+        for count in filter(None, (resident, samples - resident - last, last)):
+            behind -= count
+            total += _share_of_sum(count, behind)
+            bits += _log2_factorial(count)
+        formula = (
+            f"{_DEEPIO}; P = 1/(left of {resident} resident), then 1/(left of {samples - resident})"
+        )
+        if last:
+            formula += f", of which {last} last"
+        level = total / _full_sum(samples)
         return cls(min(1.0, level), min(1.0, bits / _log2_factorial(samples)), formula)
 
     @classmethod
@@ -186,7 +196,12 @@ def _level_of_windows(samples: int, window: int, windows: int, last: int) -> flo
 
 def _full_sum(samples: int) -> float:
     """Return the sum of Q * log2(1/Q): log2(m) / m for m = 1 to `samples`."""
-    return float(_smooth_sum(lambda m: np.log2(m) / m, samples))
+    return _share_of_sum(samples, 0)
+
+
+def _share_of_sum(count: int, behind: int) -> float:
+    """Return the sum over `count` samples that are shuffled among themselves, before `behind` others."""
+    return float(_smooth_sum(lambda left: np.log2(left) / (left + behind), count))
 
 
 def _smooth_sum(terms: Terms, count: int) -> npt.NDArray[np.float64]:
