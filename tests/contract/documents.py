@@ -77,7 +77,7 @@ class Shown:
             contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as ended,
         ):
-            self._root.main([*given, "--json"])
+            self._root.main(given if "--json" in given else [*given, "--json"])
         assert (ended.value.code or 0) == code, f"{given}: {out.getvalue()}{err.getvalue()}"
         document = json.loads(out.getvalue())
         shown = name or self._named(given)
