@@ -167,6 +167,25 @@ def test_what_was_read_at_once_is_not_read_again_before_it_is_kept(folder, store
         assert data_of(server)["source_samples_bytes"] == sum(len(content(i)) for i in range(10))
 
 
+def test_what_waits_to_be_kept_is_counted_by_its_bytes(folder, store, link):
+    from headrace.node.wire import Ask
+
+    largest = np.sort(np.argsort([len(content(i)) for i in range(SAMPLES)])[-20:])
+    with serving(folder) as server:
+        one, number = _opened(link(), store)
+        data = next(iter(server._datasets._data.values()))
+        kept = threading.Event()
+        server._keeping.submit(kept.wait)
+        one.send(Ask(one.new_ticket(), number, largest.tobytes(), []))
+        assert _samples(one).status == 0
+        try:
+            until(lambda: data._keeping_bytes)
+            assert data._keeping_bytes >= sum(len(content(i)) for i in largest.tolist())
+        finally:
+            kept.set()
+        until(lambda: data._keeping_bytes == 0)
+
+
 def test_a_data_set_that_is_closed_answers_what_it_has_not_read(
     folder, store, link, tmp_path, monkeypatch
 ):

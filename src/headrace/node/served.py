@@ -351,7 +351,9 @@ class ServedData:
 
     def _take(self, reading: _Reading) -> None:
         crowded = self._keeping_bytes > KEEPING_MAX and not self._may_leave
-        copied = reading.pending.ram_bytes > 0 and self._mean_bytes(reading) >= GATHER_HERE_MAX
+        mean_bytes = self.store.nbytes / max(1, self.samples_count)
+        large = len(reading.indices) * mean_bytes >= GATHER_HERE_MAX
+        copied = reading.pending.ram_bytes > 0 and large
         # The local disk's tier reads again what was damaged there, and so may wait.
         if crowded or copied or self.chain.disk is not None:
             self._gathering.submit(self._take_there, reading, crowded)
@@ -362,9 +364,6 @@ class ServedData:
     def _may_leave(self) -> bool:
         """Whether samples may be left for the next epoch: they are near, and nobody else wants them."""
         return not self._far and len(self.users) <= 1
-
-    def _mean_bytes(self, reading: _Reading) -> int:
-        return len(reading.indices) * self.store.nbytes // self.samples_count
 
     def _take_there(self, reading: _Reading, keep: bool) -> None:
         """Runs in a thread."""
@@ -411,7 +410,7 @@ class ServedData:
         for waiter in reading.waiters:
             waiter(outcome)
         pending = reading.pending
-        size = 0 if pending.read is None or self._closed else self._mean_bytes(reading)
+        size = 0 if pending.read is None or self._closed else pending.read.data.nbytes
         if size and (self._keeping_bytes <= KEEPING_MAX or not self._may_leave):
             self._keeping_bytes += size
             threads = self._keeping if self._may_leave else self._gathering
