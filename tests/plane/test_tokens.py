@@ -196,6 +196,15 @@ def test_long_documents_are_read_by_range_and_short_ones_are_checked(tmp_path):
         list(batches)
 
 
+def test_batches_of_one_store_have_no_sources(data):
+    _, store = data
+    for batches in (loader(store), hr.loader(store, 2)):
+        batch, *_ = batches
+        with pytest.raises(ValueError, match="of one store, not of a mixture"):
+            _ = batch.sources
+        batches.close()
+
+
 def test_memory_of_batches_that_are_kept_is_not_used_again(data):
     documents, store = data
     tokens = np.concatenate(documents)

@@ -8,7 +8,7 @@ array, memoryview or tensor over it is gone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from headrace.store.mixture import Mixture
 
 
-def mixture_of(mixture: Mixture | None) -> Mixture:
-    """What a batch was drawn from.
+T = TypeVar("T")
+
+
+def mixture_of(mixture: T | None) -> T:
+    """What a batch was drawn from, or what names its sources.
 
     Raises:
         ValueError: one store.

@@ -22,6 +22,7 @@ from headrace import _native
 from headrace.base.lifetime import Closing
 from headrace.errors import StoreError
 from headrace.order.windows import JoinedPlan, Pieces, plan_windows
+from headrace.plane.batch import mixture_of
 from headrace.plane.loader import Loader
 from headrace.store.sources.contents import family_of, format_of
 from headrace.store.sources.scan import TOKEN_PARTS
@@ -100,9 +101,7 @@ class TokenBatch:
         Raises:
             ValueError: the batch is of one store.
         """
-        if self._sources_of is None:
-            raise ValueError("the batch is of one store, not of a mixture: it has no sources")
-        return self._sources_of(self.indices)
+        return mixture_of(self._sources_of)(self.indices)
 
     @property
     def inputs(self) -> NDArray[Any]:
