@@ -517,6 +517,6 @@ def _tuning(
         new_loader.stats.consumer,
         frozen=frozen,
         memory_bytes=memory_bytes,
-        enabled=tune and os.environ.get("HEADRACE_TUNE", "1") != "0",
+        enabled=tune,
         source=name,
     )

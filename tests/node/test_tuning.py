@@ -55,10 +55,10 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def plane(clock):
-    made = ServedPlane(
-        1, "photos", Pipe(), ReaderOptions(), lambda function: function(), tune=False
-    )
+def plane(clock, monkeypatch):
+    monkeypatch.setenv("HEADRACE_TUNE", "0")
+    made = ServedPlane(1, "photos", Pipe(), ReaderOptions(), lambda function: function())
+    assert not made.plane.enabled
     yield made
     made.close()
 

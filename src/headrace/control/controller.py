@@ -121,7 +121,7 @@ class Plane:
         limits: gives the limits, from the bytes that the plane holds; by default `read_limits`.
         frozen: knobs that somebody set on purpose: they stay.
         memory_bytes: what all buffers may take together, see `read_limits`.
-        enabled: False: only watch, so that `explain` can tell.
+        enabled: False, as HEADRACE_TUNE=0 is in the environment: only watch, so that `explain` can tell.
         source: path or URL of what is read, for those who ask which file system that is.
         published: False: agents are told of its consumers by somebody else.
     """
@@ -142,7 +142,7 @@ class Plane:
         self.published = published
         self.name = name
         self.source = source
-        self.enabled = enabled
+        self.enabled = enabled and os.environ.get("HEADRACE_TUNE", "1") != "0"
         self.ended = False
         self.frozen = tuple(frozen)
         self.changes: deque[Change] = deque(maxlen=CHANGES_KEPT)

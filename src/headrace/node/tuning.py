@@ -12,7 +12,6 @@ spread over as long as it was about. Of several consumers the mean waits, and th
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -115,7 +114,6 @@ class ServedPlane:
         options: ReaderOptions,
         call_soon: Callable[[Callable[[], None]], None],
         *,
-        tune: bool = True,
         source: str = "",
     ) -> None:
         self.leased_bytes = 0
@@ -132,7 +130,7 @@ class ServedPlane:
             frozen.append("buffer_bytes")
         self.plane = Plane(
             f"data set {name}", self.stages, self.consumer, self._windows.limits, frozen,
-            enabled=tune and os.environ.get("HEADRACE_TUNE", "1") != "0", source=source, published=False,
+            source=source, published=False,
         )  # fmt: skip
 
     # -- the stage ---------------------------------------------------------------------------------

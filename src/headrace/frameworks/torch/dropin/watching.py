@@ -45,7 +45,6 @@ def tuned(ahead: ReadAhead) -> Plane:
         ahead.consumer,
         _limits,
         frozen=("buffer_bytes",),
-        enabled=os.environ.get("HEADRACE_TUNE", "1") != "0",
     )
 
 
