@@ -1,5 +1,7 @@
 """The daemon's tuner: one plane for all consumers of a data set, its buffer shared out fairly among them."""
 
+import sys
+import threading
 import time
 
 import numpy as np
@@ -132,6 +134,34 @@ def test_of_several_consumers_the_mean_waits_and_the_sum_is_delivered(plane, clo
     for client in clients:
         plane.leave(client)
     assert plane.consumer() == after
+
+
+def test_what_consumers_did_never_goes_back_while_they_come_and_go(plane, monkeypatch):
+    """The controller looks at them from its own thread."""
+    monkeypatch.setattr(tuning.time, "monotonic", time.perf_counter)
+    batches, done = [0], threading.Event()
+
+    def watch():
+        while not done.is_set():
+            batches.append(plane.consumer().batches)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        for _ in range(3000):
+            client = Client("a")
+            plane.join(client)
+            plane.note(client, note(worked_s=1e-4, batches=100))
+            plane.note(client, note(worked_s=1e-4, batches=100))
+            plane.leave(client)
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        watcher.join()
+    assert batches == sorted(batches)
+    assert plane.consumer().batches == 3000 * 200
 
 
 def test_reads_in_flight_rise_for_a_slow_storage_and_fall_for_a_slow_consumer(folder, store):

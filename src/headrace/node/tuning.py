@@ -12,6 +12,7 @@ spread over as long as it was about. Of several consumers the mean waits, and th
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -123,6 +124,7 @@ class ServedPlane:
         self._pipeline = pipeline
         self._call_soon = call_soon
         self._consumers: dict[Session, _Consumer] = {}
+        self._changing = threading.Lock()  # of consumers: the controller's thread looks at them
         self._gone: tuple[float, ...] = (0.0,) * 5
         self._begin = dict(pipeline.knobs())
         frozen = [] if options.reads_in_flight is None else ["reads_in_flight"]
@@ -162,11 +164,10 @@ class ServedPlane:
 
     def consumer(self) -> ConsumerStats:
         """What all consumers did: the mean of their waits and work, the sum of what they got."""
-        now = time.monotonic()
-        each = [consumer.so_far(now) for consumer in tuple(self._consumers.values())]
-        waited_s, worked_s, *counts = (
-            sum(column) for column in zip(self._gone, *each, strict=True)
-        )
+        with self._changing:
+            now = time.monotonic()
+            each = [self._gone, *(consumer.so_far(now) for consumer in self._consumers.values())]
+        waited_s, worked_s, *counts = (sum(column) for column in zip(*each, strict=True))
         batches, samples, nbytes = map(int, counts)
         return ConsumerStats(
             waited_s=waited_s, worked_s=worked_s, batches=batches, samples=samples, bytes=nbytes
@@ -174,7 +175,8 @@ class ServedPlane:
 
     def join(self, session: Session) -> None:
         """A client has opened the data set: it brings what a process would begin with."""
-        self._consumers[session] = _Consumer(_job_of(session), asks=True)
+        with self._changing:
+            self._consumers[session] = _Consumer(_job_of(session), asks=True)
         if not self.plane.changes:
             count = len(self._consumers)
             begin = {
@@ -189,25 +191,27 @@ class ServedPlane:
 
     def leave(self, session: Session) -> None:
         """A client is gone."""
-        consumer = self._consumers.pop(session, None)
-        if consumer is not None:
+        with self._changing:
+            consumer = self._consumers.pop(session, None)
+            if consumer is None:
+                return
             last = consumer.so_far(time.monotonic() + SPAN_MAX_S)
             self._gone = tuple(a + b for a, b in zip(self._gone, last, strict=True))
-            self.share()
+        self.share()
 
     def note(self, session: Session, note: Note) -> None:
         """How the consumer of a client fared, or that of a job whose clients only ask."""
-        now = time.monotonic()
-        consumer = self._consumers.get(session)
-        if consumer is None:  # the process that consumes asks for nothing: its workers do
-            consumer = self._consumers[session] = _Consumer(_job_of(session), asks=False)
-        late_s = now - SPAN_MAX_S
-        count = 1 + sum(c.at_s > late_s for s, c in self._consumers.items() if s is not session)
         worked_s = note.worked_s + note.decode_s + note.direct_s
         counts = note.batches, note.samples, note.nbytes
-        consumer.add(
-            now, note.waited_s + worked_s, (note.waited_s / count, worked_s / count, *counts)
-        )
+        with self._changing:
+            now = time.monotonic()
+            consumer = self._consumers.get(session)
+            if consumer is None:  # the process that consumes asks for nothing: its workers do
+                consumer = self._consumers[session] = _Consumer(_job_of(session), asks=False)
+            others = (c for c in self._consumers.values() if c is not consumer)
+            count = 1 + sum(c.at_s > now - SPAN_MAX_S for c in others)
+            amounts = note.waited_s / count, worked_s / count, *counts
+            consumer.add(now, note.waited_s + worked_s, amounts)
 
     # -- the buffer --------------------------------------------------------------------------------
 
