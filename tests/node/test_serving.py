@@ -1,6 +1,7 @@
 """What the daemon delivers: the same as without it, from memory that all clients share."""
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 import headrace as hr
+from headrace.config import ReaderOptions, TierOptions
 from headrace.errors import CorruptSample, SampleNotFound, VolumeError
 from headrace.node.link import LinkLost
+from headrace.testing import Simulation
 from node.conftest import node_loader, report_of, seen, serving, until
 from plane.conftest import SAMPLES, content
 
@@ -184,6 +187,33 @@ def test_what_waits_to_be_kept_is_counted_by_its_bytes(folder, store, link):
         finally:
             kept.set()
         until(lambda: data._keeping_bytes == 0)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "words"),
+    [
+        ({}, r"1 of 1 reads, one of them in volume .*\.hrv at offset"),
+        ({"reads_per_s": 0.001}, "the limits of bytes and reads per second"),
+    ],
+)
+def test_what_is_late_names_what_it_waits_for(folder, store, link, tiers, words):
+    from headrace.node.wire import Ask, Status
+
+    slow = ReaderOptions(simulate=Simulation(latency_s=2.0))
+    with serving(folder, reader=slow, tiers=TierOptions(**tiers)) as server:
+        one, number = _opened(link(), store)
+        data = next(iter(server._datasets._data.values()))
+        for index in (0, 1):  # the limits let the first one go
+            one.send(Ask(one.new_ticket(), number, np.int64([index]).tobytes(), []))
+        until(lambda: len(data._unread) == 2)
+        second = max(data._unread.items())[1].pending
+        until(lambda: re.match(words, second.waits_for))
+        data._deadline_s = 0.0
+        server.call_soon(data.look)
+        replies = {reply.ticket: reply for reply in (_samples(one), _samples(one))}
+        reply = replies[max(replies)]
+        assert reply.status == Status.FAILED
+        assert re.search("was not read within 0 s: it waits for " + words, reply.message)
 
 
 def test_a_data_set_that_is_closed_answers_what_it_has_not_read(

@@ -43,6 +43,11 @@ class PendingBatch:
         """Whether `take` would return at once."""
         return self._job.done
 
+    @property
+    def waits_for(self) -> str:
+        """What it waits for now, for messages."""
+        return self._job.waiting_for()
+
     def take(self) -> _native.Batch:
         """Wait for the batch.
 
@@ -60,7 +65,7 @@ class PendingBatch:
             if left <= 0:
                 raise VolumeTimeout(
                     f"a batch of {self._samples} samples was not read within "
-                    f"{self._deadline_s:g} s: it waits for {self._job.waiting_for()}.",
+                    f"{self._deadline_s:g} s: it waits for {self.waits_for}.",
                     next_step="Look at the storage, or give a larger deadline_s.",
                 )
 

@@ -90,6 +90,11 @@ class Pending:
             self._taker.drain(self.link)
         return self.direct.done if self.direct is not None else self.reply is not None
 
+    @property
+    def waits_for(self) -> str:
+        """What it waits for now, for messages."""
+        return "the node daemon" if self.direct is None else self.direct.waits_for
+
     def take(self) -> _native.Batch:
         """Wait for the batch."""
         if self.waiting:

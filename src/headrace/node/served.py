@@ -346,7 +346,10 @@ class ServedData:
                 self._take(reading)
             elif reading.begun_s < late_s:
                 del self._unread[number]
-                text = f"{len(reading.indices)} samples were not read within {self._deadline_s:g} s"
+                text = (
+                    f"a batch of {len(reading.indices)} samples was not read within "
+                    f"{self._deadline_s:g} s: it waits for {reading.pending.waits_for}"
+                )
                 self._finish(reading, ReadOutcome(None, text))
 
     def _take(self, reading: _Reading) -> None:

@@ -130,6 +130,10 @@ class _PartlyKept(NamedTuple):
     def done(self) -> bool:
         return self.reads is None or self.reads.done
 
+    @property
+    def waits_for(self) -> str:
+        return "nothing" if self.reads is None else self.reads.waits_for
+
     def take(self) -> _native.Batch:
         read = None if self.reads is None else self.reads.take()
         return self.catalog.filled_up(self.indices, read, self.positions)

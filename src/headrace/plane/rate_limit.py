@@ -316,6 +316,13 @@ class _Held:
         """Whether `take` would return at once."""
         return self.error is not None or (self.job is not None and self.job.done)
 
+    @property
+    def waits_for(self) -> str:
+        """What it waits for now, for messages."""
+        return (
+            "the limits of bytes and reads per second" if self.job is None else self.job.waits_for
+        )
+
     def take(self) -> _native.Batch:
         """Wait for the batch."""
         if not self.began.is_set():

@@ -179,6 +179,10 @@ class PendingReads(Protocol):
     def done(self) -> bool:
         """Whether `take` would return at once."""
 
+    @property
+    def waits_for(self) -> str:
+        """What it waits for now, for messages."""
+
     def take(self) -> _native.Batch:
         """Wait for the batch, once.
 

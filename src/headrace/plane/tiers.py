@@ -224,6 +224,11 @@ class MemoryPending:
         """Whether `take` would return at once."""
         return self.job is None or self.job.done
 
+    @property
+    def waits_for(self) -> str:
+        """What it waits for now, for messages."""
+        return "nothing" if self.job is None else self.job.waits_for
+
     def take(self) -> _native.Batch:
         """Wait for the batch."""
         batch = self.hand_over()
@@ -524,6 +529,13 @@ class _DiskPending:
         """Whether `take` would return at once."""
         near = self.near is None or self.near.job.done
         return near and (self.far is None or self.far.done)
+
+    @property
+    def waits_for(self) -> str:
+        """What it waits for now, for messages."""
+        if self.near is not None and not self.near.job.done:
+            return f"the cache on the local disk: {self.near.job.waits_for}"
+        return "nothing" if self.far is None else self.far.waits_for
 
     def take(self) -> _native.Batch:
         """Wait for the batch."""
