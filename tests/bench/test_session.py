@@ -325,25 +325,38 @@ def test_iostat_is_sampled_and_the_postprocessor_shows_it(words, tmp_path):
 class Terminating:
     """An engine whose process is terminated in its second epoch."""
 
+    signal = signal.SIGTERM
+
     def __init__(self, context):
         self.context = context
 
     def open(self, split, epoch, _):
         for step in range(self.context.plans[split].steps):
             if (epoch, step) == (2, 3):
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), self.signal)
             yield b"."
 
 
-def test_a_terminated_run_leaves_its_log_and_what_was_done(words, tmp_path):
+class Interrupting(Terminating):
+    """One at whose process somebody presses Ctrl-C."""
+
+    signal = signal.SIGINT
+
+
+@pytest.mark.parametrize("engine", [Terminating, Interrupting])
+def test_a_terminated_run_leaves_its_log_and_what_was_done(words, tmp_path, engine):
     given = words(
-        "unet3d_h100", GENERATE, f"++workload.reader.engine=custom:{__name__}:Terminating"
+        "unet3d_h100", GENERATE, f"++workload.reader.engine=custom:{__name__}:{engine.__name__}"
     )
     program = "import sys; sys.path[:0] = ['tests']; from headrace.cli.dlio import main; main()"
     ended = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True,
                            timeout=120, check=False)  # fmt: skip
-    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
-    assert "after 1 of 2 epochs: terminated" in (tmp_path / "out/dlio.log").read_text()
+    assert ended.returncode == 128 + engine.signal, ended.stderr
+    how = "terminated" if engine is Terminating else "interrupted"
+    assert f"after 1 of 2 epochs: {how}" in (tmp_path / "out/dlio.log").read_text()
+    if engine is Interrupting:
+        kept = f"interrupted: after 1 of 2 epochs; their times are in {tmp_path / 'out'}"
+        assert ended.stderr.splitlines()[-1] == kept
     output = json.loads((tmp_path / "out/0_output.json").read_text())
     assert "1" in output
     assert "2" not in output

@@ -154,6 +154,7 @@ def test_ctrl_c_prints_what_is_known(photos):
     assert "36 png files" in out
     assert "interrupted after" in out
     assert "Traceback" not in err
+    assert "error" not in err  # what is known was printed: nothing failed
 
 
 BARE = """

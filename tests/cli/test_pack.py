@@ -1,3 +1,4 @@
+import contextlib
 import json
 import re
 import time
@@ -7,6 +8,7 @@ import pytest
 from PIL import Image
 
 import headrace as hr
+from headrace.store.sources.detect import stream_iterable
 
 
 @pytest.mark.parametrize("command", ["pack", "index"])
@@ -118,17 +120,50 @@ def test_quiet_says_nothing_beside_the_result(run, photos, tmp_path):
     assert ended.err == ""
 
 
+def interrupt_at(monkeypatch, samples: int) -> None:
+    """Ctrl-C as soon as so many samples are done."""
+
+    def tell(done, *_):
+        if done >= samples:
+            raise KeyboardInterrupt
+
+    progress = contextlib.nullcontext(tell)
+    monkeypatch.setattr("headrace.cli.pack.progress", lambda *_: progress)
+
+
 @pytest.mark.parametrize("command", ["pack", "append"])
-def test_an_interrupted_run_says_that_it_can_go_on(run, photos, own_store, monkeypatch, command):
+def test_an_interrupted_run_says_what_it_keeps(run, photos, own_store, monkeypatch, command):
+    target = own_store if command == "append" else own_store.with_name("new.hr")
+    items = [{"name": f"{i}", "data": bytes(1 << 20)} for i in range(20)]
+    words = command, photos, target
+    monkeypatch.setattr("headrace.store.pack.open_source", lambda *_: stream_iterable(items))
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 8)
+        ended = run(*words)
+        assert ended.code == 130
+        kept = "16 samples packed and kept; the same command goes on from there"
+        assert ended.err.splitlines() == [f"interrupted: {kept}"]
+        assert run(*words, "--json").document["error"]["next_step"].endswith("from there")
+    again = run(*words)
+    assert again.code == 0
+    assert "of them by an interrupted run" in again.err
+
+
+def test_an_interrupted_index_keeps_nothing(run, photos, tmp_path, monkeypatch):
+    interrupt_at(monkeypatch, 0)
+    ended = run("index", photos, tmp_path / "s.hr")
+    assert ended.code == 130
+    assert ended.err == "interrupted: nothing is kept; run the same command again\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_command_without_more_to_say_says_so_in_one_line(run, photos, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"headrace.store.pack.{command}", interrupt)
-    ended = run(command, photos, own_store)
-    assert ended.code == 130
-    assert "interrupted" in ended.err
-    assert "next: What is packed is kept" in ended.err
-    assert run(command, photos, own_store, "--json").document["error"]["next_step"]
+    monkeypatch.setattr("headrace.store.verify.verify", interrupt)
+    ended = run("verify", photos)
+    assert (ended.code, ended.out, ended.err) == (130, "", "interrupted\n")
 
 
 def test_rewritten_pictures_are_counted_by_pack_and_by_info(run, tmp_path):

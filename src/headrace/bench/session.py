@@ -313,14 +313,13 @@ class _Session:
                 self._folder, RunRecord(engine=engine_name(self._loaded), blocks=done)
             )
         if self._group.place.is_first:
-            epochs, all_epochs = (
-                max((b.epoch for b in done), default=0),
-                self._workload.train.epochs,
-            )
+            epochs = max((b.epoch for b in done), default=0)
+            over = f"after {epochs} of {self._workload.train.epochs} epochs"
             # SIGTERM is a SystemExit here, Ctrl-C a KeyboardInterrupt.
             reason = "terminated" if isinstance(why, SystemExit) else str(why) or "interrupted"
-            line = f"Ended early, after {epochs} of {all_epochs} epochs: {reason}"
+            line = f"Ended early, {over}: {reason}"
             results.write_log(self._folder, self._workload.output.log_file, [line])
+            why.add_note(f"{over}; their times are in {self._folder}" if done else "nothing kept")
 
     def _checkpoints(self) -> SessionReport:
         """A run of checkpoints alone."""

@@ -105,6 +105,10 @@ _LAUNCHERS: Final = ("run", "record", "launch", "ab")
 """What follows the own options of these is another program's."""
 
 
+class _Interrupted(Exception):
+    """Ctrl-C in a command, its cause: typer would end the program itself, and lose what the cause says."""
+
+
 class _Commands(TyperGroup):
     """Turns what a command returns or raises into an exit code and, with `--json`, into JSON."""
 
@@ -119,8 +123,6 @@ class _Commands(TyperGroup):
         extra["standalone_mode"] = False
         try:
             code = super().main(given, *rest, **extra)
-            if code == exit_codes.INTERRUPTED:
-                report(_interrupted(given), as_json=as_json, verbose=False)
         except typer.TyperException as e:
             if as_json or not hasattr(e, "show"):
                 code = report(ValueError(e.format_message()), as_json=as_json, verbose=False)
@@ -128,7 +130,8 @@ class _Commands(TyperGroup):
                 e.show()
                 code = exit_codes.USAGE
         except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
-            code = report(e, as_json=as_json, verbose=_verbose(ours))
+            cause = e.__cause__ if isinstance(e, _Interrupted) else None
+            code = report(cause or e, as_json=as_json, verbose=_verbose(ours))
         sys.exit(code or exit_codes.OK)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -155,14 +158,9 @@ class _Commands(TyperGroup):
             # So that the interpreter's last flush succeeds.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return exit_codes.OK
+        except KeyboardInterrupt as e:
+            raise _Interrupted from e
         return code
-
-
-def _interrupted(given: list[str]) -> KeyboardInterrupt:
-    interrupt = KeyboardInterrupt("interrupted")
-    if given[0] in ("pack", "append"):
-        interrupt.add_note("What is packed is kept: the same command goes on from there.")
-    return interrupt
 
 
 def _verbose(given: list[str]) -> bool:

@@ -505,7 +505,12 @@ def generate(
     only = ("generate_data=True", "train=False", "evaluation=False", "checkpoint=False")
     given = [*(words or []), *context.args, *(f"++workload.workflow.{key}" for key in only)]
     options = {"generate_threads": threads, "overwrite": overwrite}
-    _print(output, _session(output, given, "generating", **options), None)
+    try:
+        report = _session(output, given, "generating", **options)
+    except KeyboardInterrupt as e:
+        e.add_note("files that are whole are kept; the same command goes on from there")
+        raise
+    _print(output, report, None)
     return 0
 
 

@@ -131,7 +131,7 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     """Prints the error and returns the exit code.
 
     Args:
-        error: what a command raised.
+        error: what a command raised; the first note of a KeyboardInterrupt says what was kept.
         as_json: print a JSON document on stdout; else text on stderr.
         verbose: with the traceback.
     """
@@ -162,6 +162,8 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
         _print_json(error, message, next_step)
+    elif isinstance(error, KeyboardInterrupt):
+        print(": ".join(filter(None, (message, next_step))), file=sys.stderr)
     else:
         print(f"error: {printable(message, lines=True)}", file=sys.stderr)
         if next_step:

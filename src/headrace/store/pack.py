@@ -181,9 +181,13 @@ def _publish_at(
         return build(Path(where), overwrite)
     from headrace.store.remote import publish_remotely
 
-    return publish_remotely(
-        lambda folder: build(folder, False), where, storage_options, overwrite=overwrite
-    )
+    try:
+        return publish_remotely(
+            lambda folder: build(folder, False), where, storage_options, overwrite=overwrite
+        )
+    except KeyboardInterrupt as e:
+        e.__notes__ = [_NOTHING_KEPT]  # what was packed lay in a folder for the while
+        raise
 
 
 def append(
@@ -276,6 +280,7 @@ def _adopt(
 
 
 _AGAIN = "Nothing is left behind: run the same command again."
+_NOTHING_KEPT = "nothing is kept; run the same command again"
 
 
 def index(
@@ -359,6 +364,9 @@ def index(
                         "segment-0000.hrd", header, scan.volumes, scan.source
                     )
                     _publish(partial, place, segment, header.to_page(), overwrite=overwrite)
+            except KeyboardInterrupt as e:
+                e.add_note(_NOTHING_KEPT)
+                raise
             finally:
                 # Nothing of an index is worth keeping for a second try.
                 partial.remove()

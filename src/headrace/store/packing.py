@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace.base.checksum import crc32c
+from headrace.base.text import counted
 from headrace.errors import SourceChanged, SourceError
 from headrace.order.hash import Purpose, derive_key, keyed
 from headrace.store.directory import (
@@ -217,6 +218,9 @@ class PackingJob:
                     writer.commit()
             if not writer.samples_durable and not (self.partial.path / SPOOL).exists():
                 self.partial.remove()
+            if isinstance(e, KeyboardInterrupt):
+                kept = f"{counted(writer.samples_durable, 'sample')} packed and kept"
+                e.add_note(f"{kept}; the same command goes on from there")
             raise
         finally:
             writer.close()
