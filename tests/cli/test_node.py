@@ -37,8 +37,12 @@ def test_a_daemon_in_the_background(run, runtime, packed_photos):
         state = run("node", "status", "--json").document
         assert state["pid"] == pid
         assert state["datasets"][0]["delivered_samples"] == 36
-        assert "36 of 36 samples held" in run("node", "status").out
+        assert [s["pid"] for s in state["sessions"]] == [os.getpid()]
+        shown = run("node", "status").out
+        assert "36 of 36 samples held" in shown
+        assert "1 client of 1 job\n" in shown
         loader.close()
+        until(lambda: "0 clients of 0 jobs" in run("node", "status").out)  # who asks is none
         assert f"process {pid} serves" in run("node", "logs").out
         assert len(run("node", "logs", "-n", "1", "--json").document["lines"]) == 1
     finally:

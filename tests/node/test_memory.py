@@ -67,7 +67,7 @@ def test_memory_does_not_grow_with_epochs_and_clients(folder, daemon, packed, st
             abandoned += goer.wait(Samples, 10).status is Status.OK
         goer.close()
         pid = os.getpid()
-        until(lambda pid=pid: pid not in [s["pid"] for s in _others(one)])
+        until(lambda pid=pid: pid not in [s["pid"] for s in one.status()["sessions"]])
         daemons.append(own_bytes(one.process.pid))
         run.stdin.write("\n")
         with contextlib.suppress(BrokenPipeError):
@@ -80,8 +80,3 @@ def test_memory_does_not_grow_with_epochs_and_clients(folder, daemon, packed, st
     print(f"slope in bytes an epoch: client {slope(clients):.0f}, daemon {slope(daemons):.0f}")
     assert slope(clients) < SLOPE_MAX, clients
     assert slope(daemons) < SLOPE_MAX, daemons
-
-
-def _others(one):
-    """Sessions but the one that asks."""
-    return [s for s in one.status()["sessions"] if s["job"] != "status"]

@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from headrace import runtime
-from headrace.base.text import bytes_of, bytes_text, count_text
+from headrace.base.text import bytes_of, bytes_text, count_text, counted
 from headrace.cli import exit_codes
 from headrace.cli.options import CommandGroup, JsonOutput
 from headrace.cli.printing import Output
@@ -225,7 +225,7 @@ def _print_node(output: Output, state: dict[str, Any]) -> None:
     output.line(
         f"process {state['pid']} in {state['folder']}, up {state['uptime_s']:.0f} s: "
         f"{bytes_text(state['held_bytes'])} of {bytes_text(state['ram_bytes'])} held, "
-        f"{len(state['sessions'])} clients of {len(state['jobs'])} jobs"
+        f"{counted(len(state['sessions']), 'client')} of {counted(len(state['jobs']), 'job')}"
     )
     for data in state["datasets"]:
         output.line(

@@ -440,8 +440,8 @@ class Server:
         for session in tuple(self._connections.values()):
             session.pump()
 
-    def describe(self) -> dict[str, Any]:
-        """The daemon's state."""
+    def describe(self, asking: Session | None = None) -> dict[str, Any]:
+        """The daemon's state, without the session that asks for it and reads nothing."""
         datasets, files = self._datasets.reports(), self.files.describe()
         governed = None
         if self.lease_agent is not None and self.rate_limits is not None:
@@ -470,6 +470,7 @@ class Server:
                     "totals": job.totals.as_dict() if job.counted else None,
                 }
                 for job in self._jobs.values()
+                if job.held_bytes or job.sessions != {asking}
             ],
             "sessions": [
                 {
@@ -478,6 +479,7 @@ class Server:
                     "batches": s.batches, "busy": s.busy,
                 }
                 for s in self._connections.values()
+                if s is not asking
             ],
             "labels": {
                 label: totals.as_dict()

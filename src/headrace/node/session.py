@@ -166,7 +166,7 @@ class Session:
             wire.Note: self._note,
             wire.Files: self._files,
             wire.FilesAsked: lambda request: self._report(request.ticket, host.files.report(self)),
-            wire.StatusAsked: lambda request: self._report(request.ticket, host.describe()),
+            wire.StatusAsked: lambda request: self._report(request.ticket, host.describe(self)),
             wire.StopAsked: self._stop,
         }
 
