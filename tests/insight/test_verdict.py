@@ -48,6 +48,8 @@ FULL = {**QUIET, "read_s": 8 * 0.06}
     [
         (Cause.METADATA, {"open": 0.08, "read": 0.01}, None, SLOW),
         (Cause.LATENCY, {"read": 0.09}, None, SLOW),
+        # Who opens and reads files by himself: nobody knows which of the two was slow.
+        (Cause.STORAGE, {"read": 0.09}, None, {"reads": 0, "read_s": 0.09}),
         (Cause.BANDWIDTH, {"read": 0.09}, None, FULL),
         (Cause.BANDWIDTH, {"read": 0.09}, Evidence(more_reads_in_vain=True), SLOW),
         (Cause.BANDWIDTH, {"read": 0.09}, Evidence(peak_bytes_per_s=10.5e6), SLOW),
@@ -83,6 +85,7 @@ def test_a_known_cause_is_found(cause, phases, evidence, more):
     [
         (Cause.METADATA, {"open": 0.08, "read": 0.01}, SLOW),
         (Cause.LATENCY, {"read": 0.09}, SLOW),
+        (Cause.STORAGE, {"read": 0.09}, {"reads": 0}),
         (Cause.BANDWIDTH, {"read": 0.09}, FULL),
         (Cause.NETWORK, {"read": 0.09}, SLOW),
     ],

@@ -73,7 +73,7 @@ class Cause(StrEnum):
         "storage",
         "storage",
         "The storage was waited for; nobody measured what was slow about it.",
-        "pack it, stage it (headrace launch --stage), or keep it near (cache_dir=)",
+        "pack it (`headrace pack`), stage it (`headrace launch --stage`), or keep it near (cache_dir=)",
     )
     LATENCY = (
         "latency",

@@ -67,9 +67,12 @@ def _action_for(main: Cause, case: _Case) -> _Action:
             f"look at the verdict of {case.slowest or 'the slowest rank'}: this one had its data"
         )
         return action, seconds, "what this rank waited beyond its own data, step by step"
-    if _is_staged(case.seen) and main in (Cause.METADATA, Cause.BANDWIDTH, Cause.NETWORK):
+    if _is_staged(case.seen) and main in _OF_SOURCE:
         return _STAGED, seconds, _STAGED_GAIN
     return main.remedy, 0.0 if main is Cause.OTHER else seconds, _GAINS[main]
+
+
+_OF_SOURCE: Final = (Cause.METADATA, Cause.STORAGE, Cause.BANDWIDTH, Cause.NETWORK)
 
 
 def _is_staged(seen: Evidence) -> bool:
@@ -89,6 +92,7 @@ _STAGED_GAIN: Final = (
 _GAINS: Final[Mapping[Cause, str]] = {
     Cause.POLICY: "how long reads were held back",
     Cause.METADATA: "the share of the reads' time that opening files took",
+    Cause.STORAGE: "all that was waited for files, from the second epoch on, if the nearer place keeps up",
     Cause.BANDWIDTH: "all that was waited for bytes, from the second epoch on, if the nearer place keeps up",
     Cause.MEMORY: "the time that copies and messages took: the most that larger batches could save",
     Cause.NETWORK: "all that was waited for the network, from the second epoch on",
@@ -176,9 +180,10 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
     return action, 0.5 * seconds, "a decoder twice as fast"
 
 
-_READ_CAUSES: Final = frozenset(
-    (Cause.LATENCY, Cause.BANDWIDTH, Cause.PREFETCH, Cause.MEMORY, Cause.NETWORK, Cause.PEER)
-)
+_READ_CAUSES: Final = frozenset((
+    Cause.STORAGE, Cause.LATENCY, Cause.BANDWIDTH, Cause.PREFETCH, Cause.MEMORY, Cause.NETWORK,
+    Cause.PEER,
+))  # fmt: skip
 
 _SHOWN: Final = 0.05
 """Causes of a smaller share are not explained."""
@@ -245,7 +250,7 @@ def _reading_line(cause: Cause, waits: StepWaits, reading: ReadWaits, seen: Evid
         near = waits.tier_bytes()
         if near["ram"] + near["page_cache"] > 0.0:
             return "all bytes came out of memory, as fast as they are copied"
-        return "how single reads went was not measured"
+        return "the program opens and reads files by itself: which of the two was slow was not measured"
     idle = ""
     if reading.idle_latency_s:
         idle = f" ({reading.idle_latency_s * 1e3:.3g} ms while the storage was idle)"
@@ -461,6 +466,7 @@ def _confidence(
     if stall_s <= 0.0:
         return 1.0
     sure = {
+        Cause.STORAGE: reading.sure,
         Cause.LATENCY: reading.sure,
         Cause.BANDWIDTH: reading.sure,
         Cause.PREFETCH: 0.9,

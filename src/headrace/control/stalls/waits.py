@@ -520,13 +520,15 @@ def _storage(
         if seen.source == "peer":
             far["peer"] = tiers["source"] + tiers["peer"]
     by_cause: dict[Cause, NDArray[np.float64]] = {}
+    # Where a program opens and reads by itself, whether answers or opens were slow is not known.
+    slow = Cause.LATENCY if waits.reads.any() else Cause.STORAGE
     for name, count in far.items():
         share = count / far_bytes
         if name in ("network", "peer"):
             _take(by_cause, cause_of(name), share * left)
             continue
         _take(by_cause, Cause.BANDWIDTH, share * left * fulls)
-        _take(by_cause, Cause.LATENCY, share * left * (1.0 - fulls))
+        _take(by_cause, slow, share * left * (1.0 - fulls))
     return by_cause
 
 
