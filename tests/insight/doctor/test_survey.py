@@ -9,6 +9,7 @@ import pytest
 import headrace as hr
 from headrace.errors import CorruptStore, SourceError, StoreNotFound
 from headrace.insight.doctor.survey import survey
+from headrace.insight.doctor.text import _data
 from tests_shared import opened_to_others, png
 
 from .test_records import write_tar, write_tfrecord
@@ -118,10 +119,48 @@ def test_parquet_and_hdf5(tmp_path):
         assert (data.format, data.samples, data.in_place) == (kind, count, True), data.notes
 
 
+def test_rows_of_compressed_tables_are_counted(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for i in range(3):
+        table = arrow.table({"image": [os.urandom(100)] * (100 + i)})
+        parquet.write_table(table, tmp_path / f"{i}.parquet", compression="zstd")
+    data, _ = look(tmp_path)
+    assert (data.samples, data.exact, data.blocks, data.in_place) == (303, True, False, False)
+    assert _data(data).startswith("303 rows in 3 parquet files, looked at in blocks")
+
+
+def test_rows_of_files_that_were_not_all_asked_are_an_estimate(tmp_path, monkeypatch):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = arrow.table({"image": [bytes(100)] * 10})
+    for i in range(8):
+        parquet.write_table(table, tmp_path / f"{i}.parquet", compression="zstd")
+    monkeypatch.setattr("headrace.insight.doctor.samples._FILES_MAX", 4)
+    data, _ = look(tmp_path)
+    assert (data.samples, data.exact, data.files) == (80, False, 8)
+    assert _data(data).startswith("about 80 rows in 8 parquet files")
+
+
+def test_files_of_a_library_beyond_those_that_were_drawn_are_counted(tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr")
+    array = zarr.create_array(str(tmp_path / "z"), shape=(300, 10), chunks=(10, 10), dtype="f4")
+    array[...] = np.random.default_rng(0).random((300, 10))
+    files = sum(1 for p in (tmp_path / "z").rglob("*") if p.is_file())
+    whole, _ = look(tmp_path / "z")
+    monkeypatch.setattr("headrace.insight.doctor.survey.DRAWN_MAX", 5)
+    data, _ = look(tmp_path / "z")
+    assert (data.samples, data.exact, data.files) == (300, True, files)
+    assert data.nbytes == pytest.approx(whole.nbytes, rel=0.7)
+    assert _data(data).startswith(f"300 rows in {files} zarr files")
+
+
 def test_any_file_is_looked_at_in_blocks(tmp_path):
     (tmp_path / "blob").write_bytes(os.urandom(1 << 20))
     data, pool = look(tmp_path / "blob")
     assert (data.kind, data.in_place, data.nbytes) == ("file", False, 1 << 20)
+    assert data.blocks
+    assert _data(data).startswith("1 file, looked at in blocks")
     assert all(p.offset + p.length <= 1 << 20 for p in pool.pieces)
 
 

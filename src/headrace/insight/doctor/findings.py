@@ -45,7 +45,10 @@ class DataSet:
     exact: bool
     """Whether `samples` were counted; else they are an estimate, or (`at_least`) the fewest there are."""
     at_least: bool = False
+    blocks: bool = False
+    """Whether `samples` are blocks of bytes: nobody knows how many samples there are."""
     files: int = 0
+    files_estimated: bool = False
     folders: int = 0
     nbytes: float = 0.0
     """Of all samples; an estimate from some of them unless they are few."""

@@ -305,6 +305,7 @@ class Shards:
     names: list[str]
     sizes: NDArray[np.int64]
     files: int
+    files_estimated: bool = False
     exact: bool
     notes: tuple[str, ...] = ()
 
@@ -350,7 +351,8 @@ def survey_shards(
         blocks = max(1, round(given.nbytes / float(lengths.mean())))
         data = DataSet(
             path=given.path, kind=kind, format=given.kind, in_place=False, files=given.files,
-            samples=blocks if rows is None else rows, exact=rows is not None and given.exact,
+            files_estimated=given.files_estimated, blocks=rows is None,
+            samples=rows.count if rows else blocks, exact=rows is not None and rows.exact,
             nbytes=given.nbytes, **quantiles(lengths),
             notes=tuple(note for note in (*given.notes, why) if note),
         )  # fmt: skip
@@ -358,8 +360,8 @@ def survey_shards(
     exact = sampled.complete and given.exact
     estimated = sampled.samples / max(1, sampled.seen_bytes) * given.nbytes
     data = DataSet(
-        path=given.path, kind=kind, files=given.files, nbytes=given.nbytes,
-        format=f"{sampled.inner} in {given.kind}" if sampled.inner else given.kind,
+        path=given.path, kind=kind, files=given.files, files_estimated=given.files_estimated,
+        nbytes=given.nbytes, format=f"{sampled.inner} in {given.kind}" if sampled.inner else given.kind,
         samples=sampled.samples if exact else round(estimated), exact=exact,
         **quantiles(np.array([p.length for p in sampled.pieces], np.int64)), notes=given.notes,
     )  # fmt: skip
@@ -410,7 +412,14 @@ def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
     ]
 
 
-def _indexed(given: Shards) -> tuple[_Sampled | None, str, int | None]:
+class _Rows(NamedTuple):
+    """Rows of files that say how many they have, and whether all files were asked."""
+
+    count: int
+    exact: bool
+
+
+def _indexed(given: Shards) -> tuple[_Sampled | None, str, _Rows | None]:
     """Files that say themselves where their samples lie; else why not, and their rows if they say that."""
     before = np.cumsum(given.sizes) <= _INDEXED_BYTES_MAX
     whole = given.kind in LIBRARIES
@@ -425,9 +434,10 @@ def _indexed(given: Shards) -> tuple[_Sampled | None, str, int | None]:
         reason = printable(message.splitlines()[0][:120])
         return None, f"its samples cannot be listed ({reason}): looked at in blocks", None
     if not isinstance(scan, Scan):
-        rows = scan.count
-        if rows is not None and not whole:
-            rows = round(rows * given.files / len(names))
+        rows = None if scan.count is None else _Rows(scan.count, exact=True)
+        if rows is not None and not whole and not (given.exact and len(names) == len(given.names)):
+            seen = int(given.sizes[: len(names)].sum())
+            rows = _Rows(round(rows.count * given.nbytes / max(1, seen)), exact=False)
         return None, "it can only be read front to back: looked at in blocks", rows
     columns = scan.columns
     drawn = np.random.default_rng(3).permutation(columns.extents)[:POOL_MAX]

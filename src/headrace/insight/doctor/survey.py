@@ -440,7 +440,7 @@ def _folder(
         names = [os.path.join(path, name) for name in drawn]
         return _shards(
             names, seconds, stop, path=path, kind=verdict.kind, files=round(files), notes=tuple(notes),
-            exact=seen.complete and round(files) == len(names),
+            files_estimated=not seen.complete, exact=seen.complete and round(files) == len(names),
         )  # fmt: skip
     if counted < seen.files:
         notes.append(
@@ -464,7 +464,7 @@ def _folder(
     data = DataSet(
         path=path, kind="folder", format=kind if most > _MAJORITY * seen.files else "mixed",
         samples=round(files), exact=seen.complete, at_least=seen.cut,
-        files=round(seen.files_estimated), folders=seen.folders,
+        files=round(seen.files_estimated), files_estimated=not seen.complete, folders=seen.folders,
         nbytes=_total(sizes, files), **quantiles(sizes),
         classes=len(seen.tops) if not loose else 0, notes=tuple(notes),
     )  # fmt: skip
@@ -492,10 +492,14 @@ def _library(
     if library.kind == "folder":
         return _folder(library.paths[0], seconds, stop)
     paths, kind = library.paths, library.kind
-    if kind in LIBRARIES:
-        seen = walk(path, 0.2 * seconds, stop=stop)
-        paths = [os.path.join(path, os.fsdecode(name)) for name in seen.drawn]
-    return _shards(paths, seconds, stop, path=path, kind=kind, files=len(paths), exact=True)
+    if kind not in LIBRARIES:
+        return _shards(paths, seconds, stop, path=path, kind=kind, files=len(paths), exact=True)
+    seen = walk(path, 0.2 * seconds, stop=stop)
+    names = [os.path.join(path, os.fsdecode(name)) for name in seen.drawn]
+    return _shards(
+        names, seconds, stop, path=path, kind=kind, files=round(seen.files_estimated),
+        files_estimated=not seen.complete, exact=seen.complete and seen.files == len(names),
+    )  # fmt: skip
 
 
 def _notes(seen: Walk) -> list[str]:

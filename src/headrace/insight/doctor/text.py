@@ -109,9 +109,11 @@ def facts_of(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
 def _data(data: DataSet) -> str:
     about = "" if data.exact else "more than " if data.at_least else "about "
     kind = "" if data.format in ("bytes", "mixed") else f"{printable(data.format)} "
-    files = counted(data.files, "file")
+    nearly = "about " if data.files_estimated else ""
+    files = f"{nearly}{counted(data.files, 'file')}"
     if not data.in_place:
-        text = f"{files} {kind}, looked at in blocks"
+        rows = "" if data.blocks else f"{about}{count_text(data.samples)} rows in "
+        text = f"{rows}{nearly}{counted(data.files, f'{kind}file')}, looked at in blocks"
     elif data.kind == "folder":
         text = f"{about}{count_text(data.samples)} {kind}files"
     else:
