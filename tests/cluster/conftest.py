@@ -15,7 +15,7 @@ from cluster.slurm import Slurm, missing
 pytest.register_assert_rewrite("cluster.executor_tests")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +45,19 @@ def slurm(real_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]
     real_slurm.heal()
     yield real_slurm
     real_slurm.heal()
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes programs that stand in for Slurm's; no other ones are found."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin/nowhere:/bin/nowhere")
+
+    def make(name: str, script: str) -> Path:
+        path = folder / name
+        path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
+        path.chmod(0o755)
+        return path
+
+    return make

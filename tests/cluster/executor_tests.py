@@ -106,6 +106,17 @@ class ExecutorTests:
         assert len(pieces) > 1
         assert self.state(job) == {JobState.COMPLETED}
 
+    def test_its_last_lines_are_read_alone(self):
+        job = self.submit("seq 30000; printf end")
+        self.end(job)
+        for lines, text in ((1, b"end"), (2, b"30000\nend"), (40000, self.output(job))):
+            assert b"".join(self.ex.logs(job, lines=lines)) == text
+
+    def test_a_users_jobs_are_known(self):
+        jobs = [self.submit("true"), self.submit("true", "--array=0-1")]
+        assert self.ex.own()[-2:] == jobs
+        self.ex.wait(jobs, WAIT_S)
+
     # -- many --------------------------------------------------------------------------------------
 
     def test_an_array_has_an_entry_and_an_output_for_each_task(self):

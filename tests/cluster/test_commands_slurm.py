@@ -20,6 +20,7 @@ def cluster(slurm, tmp_path, monkeypatch):
     """Runs `headrace cluster` where it finds the real Slurm."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "160")
 
     def run(*words, code=0, text=None):

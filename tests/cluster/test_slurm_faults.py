@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,27 +15,8 @@ from headrace.cluster.slurm.executor import SlurmExecutor
 from headrace.cluster.slurm.scontrol import read_snapshot
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 FIXTURES = Path(__file__).parent / "fixtures"
 SCRIPT = Submission(b"#!/bin/sh\ntrue\n")
-
-
-@pytest.fixture
-def fake(tmp_path, monkeypatch) -> Callable[..., Path]:
-    """Makes programs that stand in for Slurm's; no other ones are found."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin/nowhere:/bin/nowhere")
-
-    def make(name: str, script: str) -> Path:
-        path = folder / name
-        path.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
-        path.chmod(0o755)
-        return path
-
-    return make
 
 
 def refused(name: str) -> tuple[int, str]:

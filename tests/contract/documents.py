@@ -19,6 +19,7 @@ import headrace as hr
 from cluster.clusters import busy, mixed
 from contract.commands import commands
 from headrace.cli.app import app
+from headrace.cluster.executor import Submission, executor
 from headrace.cluster.manifest import write_manifest
 from headrace.cluster.snapshot import save_snapshot
 from headrace.telemetry.accounts import Ledger
@@ -241,9 +242,18 @@ def _cluster(shown: Shown, folder: Path) -> None:
     (folder / "job.sh").write_text("#!/bin/bash\nsrun true\n")
     asked = ["cluster", "batch", "--from", "mixed.json", "--dry-run", "-g", "2"]
     # What follows a script is its own.
-    shown.run(*asked, "--json", "job.sh", name="cluster batch")
+    shown.run(*asked, "--json", "job.sh", "--", name="cluster batch")
     shown.run("cluster", "queue", "--from", "busy.json")
     shown.run("cluster", "init", "--from", "mixed.json")
+    (folder / "fails.sh").write_text("#!/bin/sh\necho said\nexit 3\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADRACE_JOBS_DIR", str(folder / "jobs"))
+        here = ("--executor", "local")
+        executor("local").submit(Submission((folder / "fails.sh").read_bytes(), directory=folder))
+        shown.run("cluster", "wait", "1", *here, code=1)
+        for command in ("status", "logs", "resubmit", "cancel"):
+            shown.run("cluster", command, "1", *here)
+        executor("local").wait(["2"], 30)
     run = {
         "run": {"job": "1", "nodes": ["a"]}, "versions": {"torch": "2.13.0"},
         "order": {"seed": 7, "hash": "00ff"}, "environment": {}, "result": {"wall_s": 1.0},

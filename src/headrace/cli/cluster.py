@@ -1,4 +1,4 @@
-"""`headrace cluster`: run a command, submit a script, look at the queue; sizes are asked in GPUs."""
+"""`headrace cluster`: jobs asked for in GPUs (run, batch), the queue, and what becomes of jobs (status)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from headrace.cli import exit_codes
-from headrace.cli.options import CommandGroup, Group, Json, JsonOutput, Quiet
+from headrace.cli.options import CommandGroup, Group, Json, JsonOutput, Quiet, QuietOutput
 from headrace.cli.printing import Output
 from headrace.cluster.request import JOB_OPTIONS, NOT_IN_THE_FOREGROUND, JobOption, OptionKind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.cli.cluster_submit import Asked
+    from headrace.cluster.executor import Executor, JobStatus
 
 From = Annotated[
     Path | None,
@@ -135,6 +138,154 @@ def queue(
     )
     snapshot = lambda: cluster_snapshot(executor, source, jobs=True)  # noqa: E731
     return show_queue(output, selection, snapshot, watch=watch, rows=most, save=save)
+
+
+# -- the life of a job ---------------------------------------------------------------------------------
+
+Jobs = Annotated[
+    list[str], Argument(metavar="JOB...", help="Their numbers; 17_3 is one task of an array.")
+]
+
+
+@cluster_app.command("status")
+def cluster_status(
+    jobs: list[str] | None = Argument(
+        None, metavar="[JOB]...", help="Default: all of yours that are known.", show_default=False
+    ),
+    *,
+    everything: bool = Option(False, "--all", help="A line for each task of an array."),
+    executor: Where = None,
+    output: JsonOutput,
+) -> int:
+    """Show how jobs are: waiting and why, running and where, completing, or how they ended."""
+    from headrace.cluster.executor import executor as executor_named
+
+    runs_on = executor_named(executor)
+    return _show(output, runs_on.status(jobs or runs_on.own()), runs_on, everything=everything)
+
+
+@cluster_app.command("logs")
+def cluster_logs(
+    job: str = Argument(..., help="A job, or one task of an array: 17_3."),
+    *,
+    follow: bool = Option(False, "--follow", "-f", help="Until the job is over."),
+    lines: int | None = Option(None, "--lines", "-n", min=1, help="Only the last so many."),
+    executor: Where = None,
+    output: JsonOutput,
+) -> int:
+    """Print what a job has printed."""
+    from headrace.cluster.executor import executor as executor_named
+
+    runs_on = executor_named(executor)
+    pieces = runs_on.logs(job, follow=follow, lines=lines)
+    if output.as_json:
+        text = b"".join(pieces).decode(errors="replace")
+        output.document({"job": job, "output": runs_on.one(job).output, "text": text})
+        return exit_codes.OK
+    for piece in pieces:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    return exit_codes.OK
+
+
+@cluster_app.command("cancel")
+def cluster_cancel(
+    jobs: Jobs,
+    *,
+    signal: str | None = Option(
+        None, "--signal", "-s", metavar="NAME", help="Only send their scripts this signal, as USR1."
+    ),
+    executor: Where = None,
+    output: JsonOutput,
+) -> int:
+    """End jobs, or tasks of arrays, that wait or run. `headrace launch` lets its ranks save first."""
+    from headrace.cluster.executor import executor as executor_named
+
+    runs_on = executor_named(executor)
+    runs_on.cancel(runs_on.known(jobs), None if signal is None else _signal_number(signal))
+    return _show(output, runs_on.status(jobs), runs_on)
+
+
+@cluster_app.command("wait")
+def cluster_wait(
+    jobs: Jobs,
+    *,
+    timeout_s: float | None = Option(
+        None, min=0.0, help="At most so many seconds. [default: for ever]"
+    ),
+    executor: Where = None,
+    output: QuietOutput,
+) -> int:
+    """Wait until jobs are over, and show how they ended. Ends with 1 unless all of them completed."""
+    from headrace.cluster.executor import JobState
+    from headrace.cluster.executor import executor as executor_named
+
+    runs_on = executor_named(executor)
+    runs_on.known(jobs)
+    output.remark(f"waiting for {', '.join(jobs)}")
+    ended = runs_on.wait(jobs, timeout_s)
+    code = _show(output, ended, runs_on)
+    well = all(s.state is JobState.COMPLETED for known in ended.values() for s in known)
+    return code if well else exit_codes.FINDING
+
+
+@cluster_app.command("resubmit")
+def cluster_resubmit(jobs: Jobs, *, executor: Where = None, output: JsonOutput) -> int:
+    """Submit jobs that are over once more as they were: script, options, arguments and folder.
+
+    Of an array, all tasks or those that are named. Each is a new job with a number and a log of its own.
+    """
+    from headrace.cluster.executor import executor as executor_named
+
+    runs_on = executor_named(executor)
+    again = [{"job": runs_on.resubmit(job), "of": job} for job in jobs]
+    output.result({"jobs": again}, *(f"Submitted batch job {new['job']}" for new in again))
+    return exit_codes.OK
+
+
+def _signal_number(name: str) -> int:
+    from signal import Signals
+
+    known = {word: s for s in Signals for word in (s.name, s.name[3:], str(int(s)))}
+    if name.upper() not in known:
+        raise ValueError(f"--signal is {name!r}, expected a signal as USR1, TERM or 10")
+    return known[name.upper()]
+
+
+def _show(
+    output: Output,
+    statuses: Mapping[str, list[JobStatus]],
+    runs_on: Executor,
+    *,
+    everything: bool = False,
+) -> int:
+    """Lines of jobs, of an array's tasks that are alike one; with 1 if some are not known, an error if all."""
+    from headrace.cli.cluster_queue import status_table
+    from headrace.cluster.executor import JobState
+
+    known = [status for job in dict.fromkeys(statuses) for status in statuses[job]]
+    lost = [job for job, of_job in statuses.items() if not of_job]
+    if lost and not known:
+        runs_on.known(lost)
+    known += [runs_on.lost(job) for job in lost]
+    if output.as_json:
+        output.document({"jobs": [_status_document(status) for status in known]})
+    elif known:
+        output.console().print(status_table(known, everything=everything))
+    else:
+        output.remark("You have no jobs here.")
+    return exit_codes.FINDING if any(s.state is JobState.UNKNOWN for s in known) else exit_codes.OK
+
+
+def _status_document(status: JobStatus) -> dict[str, Any]:
+    from headrace.cli.cluster_queue import status_why
+
+    return {
+        "job": status.job_id, "name": status.name, "state": str(status.state), "reason": status.reason,
+        "why": status_why(status), "nodes": status.nodes, "exit_code": status.exit_code,
+        "signal": status.signal, "restarts": status.restarts, "submitted_s": status.submitted_s,
+        "started_s": status.started_s, "ended_s": status.ended_s, "output": status.output,
+    }  # fmt: skip
 
 
 @cluster_app.command("init")

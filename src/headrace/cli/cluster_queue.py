@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import getpass
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from headrace.cluster.executor import JobStatus
     from headrace.cluster.snapshot import (
         ClusterSnapshot,
         Node,
@@ -345,6 +347,51 @@ def _where(row: QueueJobRow) -> str:
             for name in row.job.nodes
         )
     return printable(compress_hosts(row.job.nodes))
+
+
+def status_why(status: JobStatus) -> str:
+    """Why a job waits, or how it ended, in words."""
+    from headrace.cluster.snapshot import reason_text
+
+    state = status.state
+    if state in {JobState.PENDING, JobState.REQUEUED}:
+        return reason_text(status.reason)
+    if not state.is_over:
+        return status.reason
+    if status.exit_code:
+        return f"exit code {status.exit_code}"
+    return f"signal {status.signal}" if status.signal else ""
+
+
+def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> Table:
+    """Jobs one below the other; tasks of an array that are in the same state share a line."""
+    now_s = time.time()
+    alike: dict[tuple[str, ...], list[JobStatus]] = {}
+    for status in statuses:
+        number, _, task = status.job_id.partition("_")
+        line = task if everything or not task.isdigit() else "a task"
+        alike.setdefault((number, line, status.state, status_why(status)), []).append(status)
+
+    def ran(status: JobStatus) -> str:
+        began_s, ended_s = status.started_s, status.ended_s or now_s
+        if not began_s or began_s > ended_s:
+            return "-"
+        ran_s = ended_s - began_s
+        return f"{ran_s:.0f}s" if ran_s < 90 else span_text(ran_s)
+
+    table = plain_table("JOB", "NAME", "STATE", "RAN>", "NODES", "WHY")
+    for (number, _, state, why), same in alike.items():
+        tasks = [status.job_id.partition("_")[2] for status in same]
+        job = f"{number}_{compress_hosts(tasks)}" if len(same) > 1 else same[0].job_id
+        one = same[0] if len(same) == 1 else None
+        nodes = compress_hosts(dict.fromkeys(node for s in same for node in s.nodes))
+        table.add_row(
+            *map(Text, (
+                _cut(job, 24), _cut(same[0].name, 24), state.lower(), ran(one) if one else "-",
+                _cut(nodes, 40), printable(why),
+            ))
+        )  # fmt: skip
+    return table
 
 
 ROWS = 20

@@ -65,6 +65,7 @@ class Submission:
         script: the whole text, as `sbatch` would read it, directives included; it begins with `#!`.
         options: of `sbatch`, long and with their values joined ("--nodes=2"); they win over directives.
         environment: to be set on top of the caller's.
+        cluster: for which it was laid out; "" if for none.
     """
 
     script: bytes
@@ -72,6 +73,7 @@ class Submission:
     arguments: tuple[str, ...] = ()
     directory: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +145,47 @@ class Executor(ABC):
     def requeue(self, job_ids: Sequence[str]) -> None:
         """Have jobs start again under their numbers: those that run are ended first."""
 
+    @abstractmethod
+    def own(self) -> list[str]:
+        """The jobs of this user that are known, oldest first; some of them are over."""
+
+    @abstractmethod
+    def submission(self, job_id: str) -> Submission:
+        """What was submitted as this job, all of it; ClusterError where that is not known."""
+
+    def resubmit(self, job_id: str) -> str:
+        """Submit a job that is over once more, or one task of an array; the new job's id.
+
+        Raises:
+            ClusterRequestError: it is not over yet.
+            ClusterError: what was submitted is not known any more, or cannot be submitted now.
+        """
+        _, task = split_id(job_id)
+        unfinished = [s for s in self.status([job_id])[job_id] if not s.state.is_over]
+        if unfinished:
+            raise ClusterRequestError(
+                f"job {unfinished[0].job_id} is {unfinished[0].state}: a second one would "
+                "write the same files.",
+                next_step=f"Cancel it first: headrace cluster cancel {job_id}.",
+            )
+        again = self.submission(job_id)
+        tasks = () if task is None else (f"--array={task}",)
+        return self.submit(replace(again, options=(*again.options, *tasks)))
+
     def last_seen(self, job_id: str) -> JobStatus:
         """What is remembered of a job that is not known any more."""
         return JobStatus(job_id, "", JobState.UNKNOWN)
+
+    def lost(self, job_id: str) -> JobStatus:
+        """The status of a job that is not known, or not any more."""
+        return replace(self.last_seen(job_id), state=JobState.UNKNOWN, reason=self.gone)
+
+    def known(self, job_ids: Sequence[str]) -> Sequence[str]:
+        """The jobs, all of which are known; ClusterError names the first that is not."""
+        for job_id, statuses in self.status(job_ids).items():
+            if not statuses:
+                raise ClusterError(self.not_known[0].format(job_id), next_step=self.not_known[1])
+        return job_ids
 
     def wait(
         self, job_ids: Sequence[str], timeout_s: float | None = None
@@ -163,9 +203,7 @@ class Executor(ABC):
             statuses = patience.look(lambda: self.status(job_ids))
             if statuses is not None:
                 statuses = {
-                    job_id: known
-                    or [replace(self.last_seen(job_id), state=JobState.UNKNOWN, reason=self.gone)]
-                    for job_id, known in statuses.items()
+                    job_id: known or [self.lost(job_id)] for job_id, known in statuses.items()
                 }
                 unfinished = [
                     s for known in statuses.values() for s in known
@@ -183,9 +221,7 @@ class Executor(ABC):
 
     def one(self, job_id: str) -> JobStatus:
         """The status of a job that is no array."""
-        known = self.status([job_id])[job_id]
-        if not known:
-            raise ClusterError(self.not_known[0].format(job_id), next_step=self.not_known[1])
+        known = self.status(self.known([job_id]))[job_id]
         if len(known) > 1:
             raise ClusterRequestError(
                 f"job {job_id} is an array of {len(known)} tasks; each has an output of its own.",
@@ -193,8 +229,10 @@ class Executor(ABC):
             )
         return known[0]
 
-    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[bytes]:  # noqa: C901 - one loop
-        """What the job printed, piece by piece; with `follow` until it is over.
+    def logs(  # noqa: C901 - one loop
+        self, job_id: str, *, follow: bool = False, lines: int | None = None
+    ) -> Iterator[bytes]:
+        """What the job printed, or its last lines, piece by piece; with `follow` until it is over.
 
         The file may come late. If it is shorter than what was read (a job that was requeued writes anew), it is
         read from its beginning.
@@ -203,7 +241,7 @@ class Executor(ABC):
             ClusterRequestError: it is an array; its tasks have logs.
             ClusterError: the job, or its output, is not known, or cannot be read here.
         """
-        status, position, over = self.one(job_id), 0, False
+        status, position, over = self.one(job_id), None if lines else 0, False
         patience = _Patience(self)
         while True:
             if follow and not patience.left_s:
@@ -215,7 +253,9 @@ class Executor(ABC):
                 status = self.one(job_id)
             try:
                 if status.output is not None:
-                    if status.output.stat().st_size < position:
+                    if position is None:
+                        position = _begin_of_last(status.output, lines or 0)
+                    elif status.output.stat().st_size < position:
                         position = 0
                     for piece in _pieces(status.output, position):
                         position += len(piece)
@@ -243,6 +283,27 @@ def _pieces(path: Path, position: int) -> Iterator[bytes]:
         f.seek(position)
         while piece := f.read(_PIECE_BYTES):
             yield piece
+
+
+def _begin_of_last(path: Path, lines: int) -> int:
+    """Where the last so many lines of a file begin."""
+    with path.open("rb") as f:
+        end = position = f.seek(0, os.SEEK_END)
+        # An end of line that ends the file begins none.
+        lines += 1
+        while position:
+            begin = max(0, position - _PIECE_BYTES)
+            f.seek(begin)
+            piece = f.read(position - begin)
+            if position == end and not piece.endswith(b"\n"):
+                lines -= 1
+            at = len(piece)
+            while (at := piece.rfind(b"\n", 0, at)) >= 0:
+                lines -= 1
+                if lines == 0:
+                    return begin + at + 1
+            position = begin
+    return 0
 
 
 class _Patience:

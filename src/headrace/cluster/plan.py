@@ -188,7 +188,7 @@ def plan_batch(
         options.append(f"--gpus={layout.gpus}")
     submission = Submission(
         text, (*options, *_passed_on(asked)), tuple(arguments),
-        Path(request.directory) if asked.directory else None,
+        Path(request.directory) if asked.directory else None, cluster=cluster.snapshot.cluster,
     )  # fmt: skip
     return BatchPlan(submission, layout, tuple(remarks), cluster.local)
 

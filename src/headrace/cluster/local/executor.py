@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.peers import user_name
-from headrace.cluster.executor import Executor, JobState, JobStatus, split_id
+from headrace.cluster.executor import Executor, JobState, JobStatus, Submission, split_id
 from headrace.cluster.launch.place import machine_gpus
 from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState, read_request
 from headrace.cluster.local.keeper import job_variables, keeper_lives, node_names, schedule
@@ -24,7 +24,6 @@ from headrace.errors import ClusterError, ClusterRequestError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace.cluster.executor import Submission
     from headrace.cluster.layout import JobLayout
 
 
@@ -113,6 +112,22 @@ class LocalExecutor(Executor):
             self._known(job_id)
         self._change(job_ids, again)
 
+    def own(self) -> list[str]:
+        """All that were not over more than a day ago."""
+        return [str(number) for number in self.jobs.numbers()]
+
+    def submission(self, job_id: str) -> Submission:
+        """As it lies in the job's folder."""
+        self._known(job_id)
+        job = self._tasks(job_id)[0][0]
+        return Submission(
+            job.script.read_bytes(),
+            job.options,
+            job.arguments,
+            Path(job.directory),
+            job.environment,
+        )
+
     # -- one job -----------------------------------------------------------------------------------
 
     def _tasks(self, job_id: str) -> list[tuple[LocalJob, int | None]]:
@@ -153,7 +168,7 @@ def _status(job: LocalJob, task: int | None) -> JobStatus:
     state = job.tasks[task]
     nodes = node_names(job.request.nodes) if state.started_s is not None else ()
     return JobStatus(
-        job.task_id(task), job.name, state.state, state.reason, nodes, state.exit_code, state.signal,
+        job.task_id(task), job.name, state.shown, state.reason, nodes, state.exit_code, state.signal,
         state.restarts, job.submitted_s, state.started_s, state.ended_s,
         output=Path(state.output) if state.output else None,
     )  # fmt: skip
@@ -204,7 +219,7 @@ def _job(job: LocalJob, state: TaskState, job_id: str, node: str) -> ClusterJob:
     has = (Allocation(node, asked.cpus, 0, len(state.gpus), state.gpus),) if state.runs else ()
     return ClusterJob(
         job_id=job_id, name=job.name, user=job.user, account="", partition="local",
-        state=state.state, reason=state.reason, nodes=(node,) if state.runs else (), allocations=has,
+        state=state.shown, reason=state.reason, nodes=(node,) if state.runs else (), allocations=has,
         node_count=asked.nodes, cpu_count=asked.cpus, gpu_count=asked.gpus,
         submitted_s=job.submitted_s, started_s=state.started_s if state.runs else None,
         limit_minutes=None if asked.time_s is None else round(asked.time_s / 60),

@@ -241,6 +241,11 @@ class TaskState:
         """Whether a keeper has it."""
         return self.state != JobState.PENDING and not self.is_over
 
+    @property
+    def shown(self) -> JobState:
+        """The state as others see it: what is being ended is completing."""
+        return JobState.COMPLETING if self.runs and self.asked else self.state
+
 
 @dataclass(slots=True)
 class LocalJob:
@@ -364,14 +369,14 @@ class JobsFolder:
         try:
             number = int(path.read_text())
         except (FileNotFoundError, ValueError):
-            number = 1 + max(self._numbers(), default=0)
+            number = 1 + max(self.numbers(), default=0)
         _replace(path, b"%d\n" % (number + 1))
         return number
 
     def jobs(self) -> list[LocalJob]:
         """All that are not over, oldest first."""
         jobs = []
-        for folder in (self.path / str(number) for number in self._numbers()):
+        for folder in (self.path / str(number) for number in self.numbers()):
             with contextlib.suppress(FileNotFoundError):
                 jobs += [] if (folder / "over").exists() else [LocalJob.load(folder)]
         return jobs
@@ -379,11 +384,12 @@ class JobsFolder:
     def clean(self) -> None:
         """Remove jobs that were over long ago; `locked`."""
         limit = time.time() - KEPT_S
-        for folder in (self.path / str(number) for number in self._numbers()):
+        for folder in (self.path / str(number) for number in self.numbers()):
             with contextlib.suppress(OSError):
                 if (folder / "over").stat().st_mtime < limit:
                     shutil.rmtree(folder, ignore_errors=True)
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Of all jobs, ascending."""
         entries = self.path.iterdir() if self.path.is_dir() else ()
         return sorted(int(entry.name) for entry in entries if entry.name.isdigit())

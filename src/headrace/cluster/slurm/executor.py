@@ -5,20 +5,40 @@ slurmctld forgets a job some minutes after its end: what it forgot is in the boo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cluster.executor import Executor, JobState, JobStatus, SchedulerUnavailable, split_id
+from headrace.base.documents import DocumentKind
+from headrace.base.files import replace_file
+from headrace.base.peers import user_name
+from headrace.cluster.executor import (
+    Executor,
+    JobState,
+    JobStatus,
+    SchedulerUnavailable,
+    Submission,
+    split_id,
+)
 from headrace.cluster.slurm.commands import Commands
-from headrace.cluster.slurm.scontrol import read_statuses
+from headrace.cluster.slurm.scontrol import read_config, read_statuses
 from headrace.errors import ClusterError, ClusterTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from headrace.cluster.executor import Submission
 
+_KEPT_MAX = 1000
+"""So many submissions are written down; the oldest give way."""
+
+_RECORD = DocumentKind(
+    name="the record of a job that was submitted",
+    version=1,
+    error=ClusterError,
+    next_step="Submit the job's script again: headrace cluster batch SCRIPT.",
+)
 
 _SINGLY_MAX = 32
 """So many jobs are asked for one by one, 5 ms each; for more, all of the cluster's are read."""
@@ -83,6 +103,8 @@ class SlurmExecutor(Executor):
         job_id = output.decode(errors="replace").strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdigit():
             raise ClusterError(f"sbatch says {output[:160]!r}, expected the number of a job.")
+        if submission.cluster:
+            self._keep(submission, job_id)
         return job_id
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
@@ -128,6 +150,50 @@ class SlurmExecutor(Executor):
         for job_id in job_ids:
             split_id(job_id)
             self.commands.run("scontrol", "requeue", job_id)
+
+    def own(self) -> list[str]:
+        """Those that slurmctld knows."""
+        words = ("--noheader", f"--user={user_name(os.geteuid())}", "--states=all", "--format=%F")
+        return sorted(set(self.commands.query("squeue", *words).split()), key=int)
+
+    # -- what was submitted ------------------------------------------------------------------------
+
+    def _keep(self, submission: Submission, job_id: str) -> None:
+        """Write down what was submitted: Slurm forgets a script with its job, and never knew its options."""
+        content = {
+            "job": job_id, "script": submission.script.decode(errors="surrogateescape"),
+            "options": submission.options, "arguments": submission.arguments,
+            "directory": str(Path(submission.directory or "").absolute()),
+            "environment": dict(submission.environment),
+        }  # fmt: skip
+        path = _record_of(submission.cluster, job_id)
+        with contextlib.suppress(
+            OSError
+        ):  # a full home folder: the job runs, and cannot be resubmitted
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, _RECORD.encode(content), mode=0o600, sync=False)
+
+    def submission(self, job_id: str) -> Submission:
+        """As it was written down when it was submitted here."""
+        number, _ = split_id(job_id)
+        config = read_config(self.commands.query("scontrol", "show", "config"))
+        cluster = config.get("ClusterName", "").strip()
+        path = _record_of(cluster, number)
+        try:
+            said = _RECORD.decode(path.read_bytes(), str(path)).plain()
+        except OSError:
+            said = {}
+        if said.get("job") != number:
+            raise ClusterError(
+                f"what was submitted as job {number} is not known: {path.parent} holds the last "
+                f"{_KEPT_MAX:,} jobs that headrace submitted to {cluster} from this home folder.",
+                path=str(path),
+                next_step="Submit its script again: headrace cluster batch SCRIPT.",
+            )
+        return Submission(
+            said["script"].encode(errors="surrogateescape"), tuple(said["options"]),
+            tuple(said["arguments"]), Path(said["directory"]), said["environment"], cluster,
+        )  # fmt: skip
 
     # -- what Slurm forgot -------------------------------------------------------------------------
 
@@ -184,6 +250,11 @@ class SlurmExecutor(Executor):
                 if not _is_unknown_job(e):
                     raise
         return known
+
+
+def _record_of(cluster: str, number: str) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(state, "headrace/submitted", Path(cluster).name, f"{int(number) % _KEPT_MAX}.json")
 
 
 def _is_unknown_job(error: ClusterError) -> bool:

@@ -311,6 +311,8 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     ids, _, name = first.partition(" JobName=")
     fields = dict(_WORD.findall(ids)) | dict(_WORD.findall(rest))
     reason = fields.get("Reason", "").replace("_", " ")
+    if "WorkDir" not in fields:
+        raise _unreadable("job, which is cut short,", block)
     fields |= {"Name": name, "NodeList": _node_list(_line_of(block, "NodeList"))}
     try:
         facts = job_facts(fields)
