@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from headrace.cluster.launch.nodes import NodeState
     from headrace.cluster.launch.plan import Launch
-    from headrace.cluster.launch.stop_page import Agreement
+    from headrace.cluster.launch.stop_page import StopAgreement
 
 
 # -- hardware ------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def judge(
     report: LaunchReport,
     nodes: Sequence[NodeState],
     failure: RankFailure | None,
-    agreement: Agreement | None,
+    agreement: StopAgreement | None,
 ) -> None:
     """Sets outcome, reason and exit status."""
     left = any(note.leaving for node in nodes for note in node.notes)

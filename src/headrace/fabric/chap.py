@@ -245,7 +245,7 @@ class Success2(NamedTuple):
         return cls(_sized(_SUCCESS2, data)[3])
 
 
-class Failure(NamedTuple):
+class AuthFailure(NamedTuple):
     """AUTH_Failure1, the controller's, or AUTH_Failure2, the host's."""
 
     tid: int
@@ -260,7 +260,7 @@ class Failure(NamedTuple):
         return _FAILURE.pack(_COMMON, number, 0, self.tid, self.reason, self.explanation)
 
     @classmethod
-    def unpack(cls, data: bytes) -> Failure:
+    def unpack(cls, data: bytes) -> AuthFailure:
         """From a message and what follows it in the buffer."""
         _, number, _, tid, reason, explanation = _sized(_FAILURE, data)
         return cls(tid, explanation, number == MessageId.FAILURE2, reason)
@@ -270,7 +270,7 @@ class Failure(NamedTuple):
         return ReasonExplanation(self.explanation).words if known else f"reason {self.explanation}"
 
 
-Message = Negotiate | Challenge | Reply | Success1 | Success2 | Failure
+Message = Negotiate | Challenge | Reply | Success1 | Success2 | AuthFailure
 
 _KINDS: dict[tuple[int, int], type[Message]] = {
     (_COMMON, MessageId.NEGOTIATE): Negotiate,
@@ -278,8 +278,8 @@ _KINDS: dict[tuple[int, int], type[Message]] = {
     (_DHCHAP, MessageId.REPLY): Reply,
     (_DHCHAP, MessageId.SUCCESS1): Success1,
     (_DHCHAP, MessageId.SUCCESS2): Success2,
-    (_COMMON, MessageId.FAILURE1): Failure,
-    (_COMMON, MessageId.FAILURE2): Failure,
+    (_COMMON, MessageId.FAILURE1): AuthFailure,
+    (_COMMON, MessageId.FAILURE2): AuthFailure,
 }
 
 

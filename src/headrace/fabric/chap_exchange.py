@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.fabric.chap import (
+    AuthFailure,
     Challenge,
     ChapProof,
     DhGroup,
     DhKey,
-    Failure,
     Message,
     MessageFault,
     Negotiate,
@@ -55,7 +55,7 @@ GROUPS = (
 class ChapRefused(Exception):
     """The controller said that it does not believe us."""
 
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: AuthFailure) -> None:
         super().__init__(str(failure))
         self.failure = failure
 
@@ -131,7 +131,7 @@ class Exchange:
         """
         try:
             message = parse(data)
-            if isinstance(message, Failure) and not message.from_host:
+            if isinstance(message, AuthFailure) and not message.from_host:
                 raise ChapRefused(message)  # noqa: TRY301 - as what the conversation raises
             return self._talk.send(message)
         except StopIteration:  # it has failed before
@@ -145,7 +145,7 @@ class Exchange:
         """AUTH_Failure2, after a fault of the controller's."""
         if self._fault is None:
             return None
-        return Failure(self._tid, self._fault.explanation, from_host=True).pack()
+        return AuthFailure(self._tid, self._fault.explanation, from_host=True).pack()
 
     def _conversation(self) -> Generator[bytes | None, Message, None]:
         chap, tid, known = self._chap, self._tid, self._chap.secrets
@@ -202,13 +202,13 @@ class Gate:
     @property
     def message_bytes(self) -> int:
         """Of what `receive` gives next."""
-        return len(self._next or Failure(self._tid, 0, from_host=False).pack())
+        return len(self._next or AuthFailure(self._tid, 0, from_host=False).pack())
 
     def send(self, data: bytes) -> None:
         """Takes a message of the host's."""
         try:
             message = parse(data)
-            if isinstance(message, Failure) and message.from_host and not self._failed:
+            if isinstance(message, AuthFailure) and message.from_host and not self._failed:
                 self.authenticated, self.over = False, True
                 self.why = f"the host does not believe us: {message}"
                 return
@@ -233,7 +233,7 @@ class Gate:
         self._talk.close()
         self.authenticated, self._failed = False, True
         self.why = str(fault)
-        self._next = Failure(self._tid, fault.explanation, from_host=False).pack()
+        self._next = AuthFailure(self._tid, fault.explanation, from_host=False).pack()
 
     def _conversation(self) -> Generator[bytes | None, Message | None, None]:
         """Yields what the host is to have next, or None for its next message."""

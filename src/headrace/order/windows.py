@@ -115,7 +115,7 @@ class Pieces(NamedTuple):
     """Tokens, at least one."""
 
 
-class Plan(Protocol):
+class WindowPlan(Protocol):
     """Which pieces of documents make a window.
 
     Attributes:
@@ -138,7 +138,7 @@ class JoinedPlan:
         documents: of each source.
     """
 
-    def __init__(self, plans: Sequence[Plan], documents: Sequence[int]) -> None:
+    def __init__(self, plans: Sequence[WindowPlan], documents: Sequence[int]) -> None:
         self.plans = tuple(plans)
         self.windows = sum(plan.windows for plan in plans)
         self.tokens = sum(plan.tokens for plan in plans)
@@ -168,7 +168,7 @@ class JoinedPlan:
         return Pieces._make(column[order] for column in joined)
 
 
-def plan_windows(pack: Packing, documents: int, sizes: Sizes, length: int) -> Plan:
+def plan_windows(pack: Packing, documents: int, sizes: Sizes, length: int) -> WindowPlan:
     """Plan windows over all documents.
 
     Args:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from headrace.cluster.launch.stop_page import (
     HOLD_S,
     SETTLE_S,
-    Agreement,
     RankSlot,
+    StopAgreement,
     StopPage,
     StopPhase,
     StopReason,
@@ -124,7 +124,7 @@ def test_a_page_that_is_none_is_refused(tmp_path):
 
 
 def test_an_agreement_takes_the_furthest_check_of_all_nodes():
-    agreement = Agreement(USR1, 0.0)
+    agreement = StopAgreement(USR1, 0.0)
     assert not agreement.counted([4, None], 1.0)
     assert agreement.counted([4, 6], 2.0)
     assert (agreement.phase, agreement.check) == (StopPhase.LEAVING, 7)
@@ -133,19 +133,19 @@ def test_an_agreement_takes_the_furthest_check_of_all_nodes():
 
 
 def test_a_node_that_does_not_count_is_not_waited_for():
-    agreement = Agreement(USR1, 0.0)
+    agreement = StopAgreement(USR1, 0.0)
     assert agreement.counted([4, None], HOLD_S)
     assert agreement.check == 5
 
 
 def test_nobody_leaves_where_no_script_asks():
-    agreement = Agreement(USR1, 0.0)
+    agreement = StopAgreement(USR1, 0.0)
     assert agreement.counted([-1, -1], 0.1)
     assert (agreement.phase, agreement.check) == (StopPhase.NOBODY, 0)
 
 
 def test_cancelling_beats_requeueing_and_not_the_other_way_round():
-    agreement = Agreement(USR1, 0.0)
+    agreement = StopAgreement(USR1, 0.0)
     agreement.counted([1], 0.0)
     agreement.overridden(TERM, 2.0)
     assert agreement.reason is TERM

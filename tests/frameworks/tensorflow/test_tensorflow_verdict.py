@@ -9,7 +9,7 @@ import tensorflow as tf
 import headrace as hr
 from headrace.base.causes import Cause
 from headrace.control.controller import planes
-from headrace.frameworks.tensorflow.loader import Run
+from headrace.frameworks.tensorflow.loader import Passes
 from headrace.tensorflow import Loader
 from tests_shared import until
 
@@ -63,7 +63,7 @@ def test_the_wait_for_a_slow_decoder_is_decodings(own):
 def test_a_decoded_batch_waits_for_the_threads_that_decode_the_next(own, taken):
     with hr.open(own) as store:
         loader = hr.loader(store, BATCH)
-        run = Run(loader, 1, decodes=True)
+        run = Passes(loader, 1, decodes=True)
         batches = run.batches()
         for _ in range(taken):
             next(batches)

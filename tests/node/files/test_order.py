@@ -6,8 +6,8 @@ import pytest
 from headrace.node.files.order import (
     NEVER,
     Epochs,
-    Follower,
     Foresight,
+    OrderFollower,
     given_order,
     read_order_file,
 )
@@ -83,7 +83,7 @@ def test_another_order_each_epoch_is_noticed_soon_and_said():
 
 def test_a_program_that_leaves_the_order_is_found_where_it_goes_on():
     order = shuffled(4)
-    follower = Follower(FILES, lambda _: order, following=True)
+    follower = OrderFollower(FILES, lambda _: order, following=True)
     follower.note(order[:100])
     follower.note(np.array([order[(k * 379) % FILES] for k in range(200, 240)]))
     assert not follower.following
@@ -95,7 +95,7 @@ def test_a_program_that_leaves_the_order_is_found_where_it_goes_on():
 
 def test_an_epoch_that_is_broken_off_begins_anew():
     order = shuffled(5)
-    follower = Follower(FILES, lambda _: order, following=True)
+    follower = OrderFollower(FILES, lambda _: order, following=True)
     follower.note(order[:500])
     for at in range(0, 60, 5):
         follower.note(order[at : at + 5])
@@ -135,7 +135,7 @@ def test_an_earlier_runs_order_serves_the_first_epoch():
 
 def test_how_soon_a_file_is_needed_again():
     order = shuffled(9)
-    follower = Follower(FILES - 1, lambda _: order[order < FILES - 2], following=True)
+    follower = OrderFollower(FILES - 1, lambda _: order[order < FILES - 2], following=True)
     order = order[order < FILES - 2]
     for at in range(0, 300, 10):
         follower.note(order[at : at + 10])
@@ -145,7 +145,7 @@ def test_how_soon_a_file_is_needed_again():
 
 
 def test_files_that_are_in_no_order_are_left_alone():
-    follower = Follower(FILES, lambda _: np.arange(10), following=True)
+    follower = OrderFollower(FILES, lambda _: np.arange(10), following=True)
     follower.note(np.arange(500, 600))
     assert not follower.following
     assert follower.until(np.array([5, 999])).tolist() == [5, NEVER]

@@ -24,7 +24,7 @@ from headrace.cluster.launch.folders import MeetFolder
 from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.launch.plan import commands_for, program_of, settings_for
-from headrace.cluster.launch.stop_page import Agreement, StopPhase, StopReason
+from headrace.cluster.launch.stop_page import StopAgreement, StopPhase, StopReason
 from headrace.cluster.manifest import LaunchReport, RankFailure, add_notes, judge
 from headrace.cluster.processes import adopt_orphans, end_descendants
 from headrace.errors import JobError, LaunchError
@@ -90,7 +90,7 @@ class Conductor:
         self.job, starts = number or self._token[:12], str(self.place.restarts + restarts)
         self._common = {"HEADRACE_JOB_ID": self.job, "HEADRACE_RESTARTS": starts}
         self._signals: list[int] = []
-        self._agreement: Agreement | None = None
+        self._agreement: StopAgreement | None = None
         self._failure: RankFailure | None = None
         self._limit_s: float | None = None
         self._meeting: Meeting
@@ -321,7 +321,7 @@ class Conductor:
 
     def _ask(self, reason: StopReason, now_s: float) -> None:
         if self._agreement is None or self._agreement.phase is StopPhase.NOBODY:
-            self._agreement = Agreement(reason, now_s)
+            self._agreement = StopAgreement(reason, now_s)
             for node in self.nodes.all:
                 node.held = None
             self.nodes.send("hold")

@@ -14,8 +14,8 @@ waiting in a collective for ever. So:
    takes the largest n anywhere, M. Every rank that comes to M + 1 sees `hold`, and waits there.
 3. `stop_at` = M + 1 is written on all nodes: ranks that wait at an earlier check go on, at M + 1 all leave.
 
-Nobody is waited for in step 2, so ranks inside a collective cannot block it. `Agreement` is the first node's
-side of it: a state machine that is given the nodes' counts and the time.
+Nobody is waited for in step 2, so ranks inside a collective cannot block it. `StopAgreement` is the first
+node's side of it: a state machine that is given the nodes' counts and the time.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class StopReason:
         return self.number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class Agreement:
+class StopAgreement:
     """One request to leave; `check` is the one at which all leave, once that is known."""
 
     def __init__(self, reason: StopReason, now_s: float) -> None:

@@ -6,7 +6,7 @@
     begin -> batches (Python, one call a batch) -> decode -> transform -> clock -> prefetch -> count
                                                                               asked -----------^
 
-Everything stands inside one `flat_map`, so that each iterator begins a pass of its own (`Run`) and all its
+Everything stands inside one `flat_map`, so that each iterator begins a pass of its own (`Passes`) and all its
 stages know its number. The last stage counts: it runs when the consumer asks for a batch, and
 nothing of ours takes batches ahead behind it, so that the loader's state is exact at every step. TensorFlow's
 own clock says when each batch was asked for, and when it was complete.
@@ -146,7 +146,7 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
         self._prefetch = prefetch
         self._epochs = epochs
         self._all_equal = on_error == "raise"
-        self._run: Run | None = None
+        self._run: Passes | None = None
         self._runs = 0
 
     def dataset(self) -> Any:
@@ -262,11 +262,11 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
 
     def begin_run(self) -> int:
         """Begin a run for an iterator of `dataset()`, which calls it, and return its number."""
-        self._run = Run(self._loader, self._epochs, decodes=self._decode is not None)
+        self._run = Passes(self._loader, self._epochs, decodes=self._decode is not None)
         self._runs += 1
         return self._runs
 
-    def run_of(self, number: int) -> Run:
+    def run_of(self, number: int) -> Passes:
         """Return the run with a number, for the iterators of `dataset()`.
 
         Raises:
@@ -307,7 +307,7 @@ def dataset(store: Store | str | PathLike[str], batch_size: int, **arguments: An
     return Loader(store, batch_size, **arguments).dataset()
 
 
-class Run:
+class Passes:
     """The passes of one iterator. A new run ends the one before.
 
     `epochs` counts the rest of the current epoch, too; None: for ever. `decodes`: TensorFlow decodes the

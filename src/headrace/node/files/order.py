@@ -3,7 +3,7 @@
 Orders are believed in this sequence, the first one that the program keeps to: what the user gave (a file
 of paths, or a seed), the program's last epoch, the last epoch of an earlier run, and the sorted order.
 
-`Follower` finds where the program is in a known order: opens come a little out of order, because several
+`OrderFollower` finds where the program is in a known order: opens come a little out of order, because several
 workers take their batches from one sequence. An open within `slack` of where the program is counts as
 expected. When fewer than half are, the program has diverged: nothing is predicted until most opens lie
 close together again somewhere in the order. `Epochs` learns the order of a program: an epoch ends where
@@ -192,7 +192,7 @@ class _Epoch:
         return len(self.sequence)
 
 
-class Follower:
+class OrderFollower:
     """Follows a program through epochs.
 
     Args:
@@ -378,11 +378,11 @@ class Foresight:
     ) -> None:
         self._files = files
         self._epochs = Epochs(files)
-        self._followers: dict[str, Follower] = {}
+        self._followers: dict[str, OrderFollower] = {}
         self.learned: NDArray[np.int64] | None = None
         self.divergences = 0
         if given is not None:
-            self._followers[given[0]] = Follower(files, given[1], following=True)
+            self._followers[given[0]] = OrderFollower(files, given[1], following=True)
         self._followers["learned"] = _same_again(files, np.empty(0, np.int64), following=False)
         if earlier is not None:
             self._followers["earlier run"] = _same_again(files, earlier, following=False)
@@ -431,13 +431,13 @@ class Foresight:
         return best.coming(count) if best is not None else np.empty(0, np.int64)
 
     def until(self, files: NDArray[np.int64], grace: int = 0) -> NDArray[np.int64] | None:
-        """Opens until each of these files is next opened, see `Follower.until`; None: not known."""
+        """Opens until each of these files is next opened, see `OrderFollower.until`; None: not known."""
         best = self._best()
         return best.until(files, grace) if best is not None else None
 
-    def _best(self) -> Follower | None:
+    def _best(self) -> OrderFollower | None:
         return next((one for one in self._followers.values() if one.following), None)
 
 
-def _same_again(files: int, order: NDArray[np.int64], *, following: bool) -> Follower:
-    return Follower(files, lambda _: order, following=following)
+def _same_again(files: int, order: NDArray[np.int64], *, following: bool) -> OrderFollower:
+    return OrderFollower(files, lambda _: order, following=following)
