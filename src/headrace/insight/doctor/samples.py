@@ -352,7 +352,7 @@ def survey_shards(
         data = DataSet(
             path=given.path, kind=kind, format=given.kind, in_place=False, files=given.files,
             files_estimated=given.files_estimated, blocks=rows is None,
-            samples=rows.count if rows else blocks, exact=rows is not None and rows.exact,
+            samples=rows.rows if rows else blocks, exact=rows is not None and rows.exact,
             nbytes=given.nbytes, **quantiles(lengths),
             notes=tuple(note for note in (*given.notes, why) if note),
         )  # fmt: skip
@@ -415,7 +415,7 @@ def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
 class _Rows(NamedTuple):
     """Rows of files that say how many they have, and whether all files were asked."""
 
-    count: int
+    rows: int
     exact: bool
 
 
@@ -437,7 +437,7 @@ def _indexed(given: Shards) -> tuple[_Sampled | None, str, _Rows | None]:
         rows = None if scan.count is None else _Rows(scan.count, exact=True)
         if rows is not None and not whole and not (given.exact and len(names) == len(given.names)):
             seen = int(given.sizes[: len(names)].sum())
-            rows = _Rows(round(rows.count * given.nbytes / max(1, seen)), exact=False)
+            rows = _Rows(round(rows.rows * given.nbytes / max(1, seen)), exact=False)
         return None, "it can only be read front to back: looked at in blocks", rows
     columns = scan.columns
     drawn = np.random.default_rng(3).permutation(columns.extents)[:POOL_MAX]
