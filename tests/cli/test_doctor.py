@@ -40,6 +40,10 @@ def test_ext_chooses_files_as_pack_does(run, photos, tmp_path):
     assert none.code == 3
     assert "no files that end in .tiff" in none.err
     assert run("doctor", mixed / "0.wav", *QUICK, "--ext", "wav").code == 2
+    of_url = run("doctor", "s3://me:secret@bucket/photos", *QUICK, "--ext", "png")
+    assert of_url.code == 2
+    assert "s3://bucket/photos is a URL: --ext" in of_url.err
+    assert "secret" not in of_url.out + of_url.err
 
 
 def test_quiet(run, photos):

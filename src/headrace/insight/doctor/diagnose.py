@@ -24,6 +24,7 @@ from headrace.insight.doctor.findings import (
     torch_rate,
     work_of,
 )
+from headrace.io.objects.location import is_url, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,7 +156,8 @@ def _advice_of(
     """What to do, the most important first; () where nothing is known."""
     if findings.data is None:
         return ()
-    name = shlex.quote(target or findings.data.path)
+    named = target or findings.data.path
+    name = shlex.quote(shown(named) if is_url(named) else named)  # without the user's password
     failing = list(_what_fails(findings, batch, workers))
     given = [advice for advice in failing if advice.blocking]
     torch, ahead = expected[:2] or (None, None)  # of both loaders, as things are now

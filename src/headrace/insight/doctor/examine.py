@@ -185,9 +185,10 @@ def _wait(run: _Run, thread: threading.Thread, until: float) -> None:
             continue
         run.stopped.set()
         silent = f"the storage did not answer for {_OVERTIME_S:.0f} s while {run.doing}."
-        what, step = f"{run.target}: {silent}", "Look whether its server can be reached: df PATH."
+        named = shown(run.target) if is_url(run.target) else run.target
+        what, step = f"{named}: {silent}", "Look whether its server can be reached: df PATH."
         if run.findings.data is None:
-            raise VolumeTimeout(what, path=run.target, next_step=step)
+            raise VolumeTimeout(what, path=named, next_step=step)
         run.findings.notes.append(what)
         return
 

@@ -250,7 +250,9 @@ def survey(
         ValueError: extensions, and no folder.
     """
     text = os.fsdecode(target)
-    if is_url(text) and not extensions:
+    if is_url(text):
+        if extensions:
+            raise ValueError(f"{shown(text)} is a URL: --ext chooses among the files of a folder")
         return _at_url(text, seconds, stop, storage_options)
     path = os.path.abspath(text.removeprefix("file://"))
     is_store = os.path.isfile(os.path.join(path, "store.json"))
