@@ -11,7 +11,6 @@ is not entered again: as `headrace.index` and torchvision's `ImageFolder` see a 
 
 from __future__ import annotations
 
-import glob
 import os
 import random
 import time
@@ -36,7 +35,6 @@ from headrace.insight.doctor.samples import (
 )
 from headrace.io.objects.location import (
     HTTP,
-    expand_numbers,
     has_magic,
     is_url,
     literal_folder,
@@ -57,7 +55,7 @@ from headrace.store.sources.contents import (
     library_folder,
     no_labels,
 )
-from headrace.store.sources.detect import LIBRARIES, detect_file
+from headrace.store.sources.detect import LIBRARIES, detect_file, matches_of
 from headrace.store.sources.scan import Scan
 
 if TYPE_CHECKING:
@@ -270,11 +268,8 @@ def survey(
             raise
         step = "Check its permissions, and those of the folders above it."
         raise _refused(path, f" cannot be looked at: {e.strerror or e}", step) from e
-    numbered = expand_numbers(path) if "{" in path else []
-    matches = sorted(glob.glob(path)) if glob.has_magic(path) else []
-    matches = numbered if len(numbered) > 1 else matches
-    if matches:
-        return _files([m for m in matches if os.path.isfile(m)] or matches[:1], path, seconds, stop)
+    if named := matches_of(path):
+        return _files([m for m in named if os.path.isfile(m)] or named[:1], path, seconds, stop)
     raise _nothing_at(path)
 
 

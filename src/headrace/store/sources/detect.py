@@ -137,13 +137,18 @@ def _open_path(path: str, options: SourceOptions) -> Scan | Stream:
         return _open_folder(path, options)
     if os.path.lexists(path):
         return _open_files([path], options)
-    numbered = expand_numbers(path) if "{" in path else []
-    files = (
-        numbered if len(numbered) > 1 else sorted(glob.glob(path)) if glob.has_magic(path) else []
-    )
+    files = matches_of(path)
     if not files:
         raise refused(path, "there is no such file or folder.", "Check the path.")
     return _open_files(files, options)
+
+
+def matches_of(pattern: str) -> list[str]:
+    """The files that a pattern with `*`, `?`, `[` or `{000..146}` stands for; none where it is no pattern."""
+    numbered = expand_numbers(pattern) if "{" in pattern else []
+    if len(numbered) > 1:
+        return numbered
+    return sorted(glob.glob(pattern)) if glob.has_magic(pattern) else []
 
 
 def _open_folder(path: str, options: SourceOptions) -> Scan | Stream:
