@@ -245,17 +245,16 @@ class Session:
         """Answer `Open`."""
         if self.closed:
             return
-        if data is not None:
-            assert self.job is not None
-            if data.number not in self._data:
-                data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
         self._send(wire.Opened(ticket, status, message, data.number if data else 0))
-        if data is not None:
-            if data.number not in self._data:
-                self._data[data.number] = data
-                self._planes.add(data.tuning)
-                data.tuning.join(self)
-            self.changed(data)
+        if data is None:
+            return
+        assert self.job is not None
+        if data.number not in self._data:
+            data.users[self.job.name] = data.users.get(self.job.name, 0) + 1
+            self._data[data.number] = data
+            self._planes.add(data.tuning)
+            data.tuning.join(self)
+        self.changed(data)
 
     # -- the cache, which the client has mapped -----------------------------------------------------
 
