@@ -261,7 +261,7 @@ def steps(
         Client(store, plane, rank, ranks, seconds=3 * phase_s, work_s=work_s, keeps=False)
         for rank in range(ranks)
     ]
-    seen: list[tuple[float, int, float]] = []
+    seen: list[tuple[float, int]] = []
 
     def meanwhile(began: float) -> None:
         turns = [(phase_s, SLOWER), (2 * phase_s, 1.0)]
@@ -270,7 +270,7 @@ def steps(
                 volume.scale_latency(turns.pop(0)[1])
             if folder is not None:
                 reads = [data["reads"] for data in ask_status(folder)["datasets"]]
-                seen.extend((now, each["in_flight_max"], each["seconds"]) for each in reads)
+                seen.extend((now, each["in_flight_max"]) for each in reads)
             time.sleep(0.1)
 
     with _plane(plane, volume, 0) as folder:
@@ -289,8 +289,8 @@ def steps(
     }
 
 
-def _last_before(seen: Sequence[tuple[float, int, float]], moment: float) -> int:
-    return next((allowed for t, allowed, _ in reversed(seen) if t < moment), 0)
+def _last_before(seen: Sequence[tuple[float, int]], moment: float) -> int:
+    return next((allowed for t, allowed in reversed(seen) if t < moment), 0)
 
 
 def _recovered(rates: Sequence[float], wanted: float, begin_s: float, end_s: float) -> float:
