@@ -1,7 +1,7 @@
 """Metrics: figures under the names of a table, and a server that answers Prometheus with them.
 
 A figure whose name, kind or labels are not in the table cannot be given: the table is what the
-documentation lists and what dashboards rely on. Needs prometheus-client (`headrace[metrics]`).
+documentation lists and what dashboards rely on.
 
 `MetricsServer` answers `GET /metrics` and `GET /healthz`, one request a connection, and nothing else.
 Connections, bytes and time are bounded: when all places are taken the oldest connection makes room, so
@@ -354,7 +354,7 @@ def serve_metrics(
         figures: makes figures of what that returned, outside of the loop.
 
     Raises:
-        HeadraceError: nobody can listen there, or prometheus-client is not installed.
+        HeadraceError: nobody can listen there.
         ValueError: the address is none.
     """
     where = address_of(address)

@@ -3,7 +3,7 @@
 Native threads (`native/pixels`) decode each picture straight into its place in the batch's recycled buffer,
 only the region that its crop needs, resize it once and augment it.
 
-What the native decoders refuse is given to Pillow, where it is installed; that is counted and said once. A
+What the native decoders refuse is given to Pillow; that is counted and said once. A
 picture that nobody can decode is an error that names its sample, or is left out, as `on_error` says. Its place
 in the buffer never shows what was there before.
 """

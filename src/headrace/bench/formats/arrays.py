@@ -26,7 +26,6 @@ from typing import IO, TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.lib import format as npy_format
 
-from headrace.base.extras import import_extra
 from headrace.bench.content import (
     BEGIN,
     END,
@@ -452,11 +451,12 @@ class _Image(DatasetFormat):
         return SampleExtents.shared(1, 0, size)
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
-        image = import_extra("PIL.Image", f"decoding {spec.format}")
+        from PIL import Image
+
         try:
-            with image.open(path) as opened:
+            with Image.open(path) as opened:
                 return np.asarray(opened)
-        except (image.UnidentifiedImageError, SyntaxError, OSError) as e:
+        except (SyntaxError, OSError) as e:
             if isinstance(e, OSError) and e.errno is not None:
                 raise
             raise bad_file(path, "the image", e, f"a {spec.format} that Pillow can decode") from e

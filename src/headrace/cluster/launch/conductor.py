@@ -8,7 +8,6 @@ node daemon, the telemetry agent.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import secrets
 import signal
@@ -469,9 +468,7 @@ def _helper_commands(
             "--nodes", str(nodes), "--node-rank", str(node.index),
             "--replicas", str(min(options.replicas, nodes)), "--wait", f"{options.stage_s:g}",
         ]  # fmt: skip
-    # The daemon's messages need a package of its own; loaders with plane="node" say so themselves.
-    has_daemon = importlib.util.find_spec("msgspec") is not None
-    if options.daemon and has_daemon and node.hello["socket_fits"]:
+    if options.daemon and node.hello["socket_fits"]:
         commands["node"] = [*_HEADRACE, "node", "start", "--foreground"]
     if options.agent:
         commands["agent"] = [*_HEADRACE, "agent"]

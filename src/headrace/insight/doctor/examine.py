@@ -394,7 +394,7 @@ def _samples_of(pool: SamplePool) -> list[bytes]:
 # -- the machine, and where the data lie ---------------------------------------------------------------
 
 _TRY_S: Final = 0.01
-_PACKAGES: Final = ("torch", "pillow", "simplejpeg", "numpy")
+_PACKAGES: Final = ("torch", "pillow", "numpy")
 
 
 def _environment() -> Environment:

@@ -164,15 +164,6 @@ def _decoder_of(name: str, pixels: list[int], refused: list[str]) -> tuple[str, 
         return "numpy", [_load_numpy]
     if family_of(name) != "image":
         return "the samples are no images, npy or npz: decoding is not looked at", []
-    try:
-        import PIL  # noqa: F401
-    except ImportError:
-        if name == "jpeg" and (version := version_of("simplejpeg")):
-            import simplejpeg
-
-            return f"simplejpeg {version}", [lambda data, _: simplejpeg.decode_jpeg(data)]
-        return "Pillow is not installed, so decoding is not looked at (pip install pillow)", []
-
     return f"Pillow {version_of('pillow')}".strip(), _image_stages(name, pixels, refused)
 
 
