@@ -6,6 +6,8 @@ import shlex
 import signal
 import sys
 
+import pytest
+
 from cluster.launch.launching import MARK, TRAINER, seen_counts
 from headrace.cluster.executor import JobState, Submission
 from headrace.cluster.local.executor import LocalExecutor
@@ -41,3 +43,47 @@ def test_a_job_that_is_sent_usr1_starts_again_where_it_stopped(launch, photos, t
     assert f"job {job}, restart 1: completed, 2 nodes" in text
     assert (seen_counts(launch.folder / "checkpoints", 2) == 1).all()
     assert until(lambda: not launch.left(), 15.0), launch.left()
+
+
+ASKS = """
+import time
+import headrace as hr
+hr.cluster.should_stop()
+print("begun", flush=True)
+while not hr.cluster.should_stop():
+    time.sleep(0.05)
+print("saved", flush=True)
+"""
+DEAF = """
+import time
+print("begun", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize(("script", "saved"), [(ASKS, 2), (DEAF, 0)], ids=["asks", "deaf"])
+def test_a_job_under_torchrun_that_is_cancelled_ends_without_tracebacks(tmp_path, script, saved):
+    """The executor signals all of a job's processes, torchrun among them."""
+    pytest.importorskip("torch")
+    executor = LocalExecutor(tmp_path / "jobs")
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "disk").mkdir()
+    words = shlex.join(
+        [
+            sys.executable, "-c", "from headrace.cli import main; main()", "launch", "--local",
+            str(tmp_path / "disk"), "--ranks-per-node", "2", "--no-daemon", "--no-agent", "train.py",
+        ]
+    )  # fmt: skip
+    job = executor.submit(Submission(f"#!/bin/sh\nexec {words}\n".encode(), directory=tmp_path))
+    out = tmp_path / f"slurm-{job}.out"
+    try:
+        assert until(lambda: out.exists() and out.read_text().count("begun") == 2, 120.0)
+        executor.cancel([job])
+        (status,) = executor.wait([job], 60.0)[job]
+    finally:
+        executor.cancel([job])
+    text = out.read_text()
+    assert status.state == JobState.CANCELLED
+    assert text.count("saved") == saved
+    assert "Traceback" not in text
+    assert f"job {job}: cancelled, 1 node, 2 ranks" in text

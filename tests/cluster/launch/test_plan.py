@@ -89,8 +89,9 @@ def test_torchrun_starts_a_nodes_ranks():
     (command,) = commands_for("torch", 1, PLAN, FACTS, PROGRAM).commands
     words = " ".join(command)
     assert words.startswith(
-        f"{sys.executable} -m torch.distributed.run --nnodes=2 --node-rank=1 --nproc-per-node=2 "
-        "--rdzv-backend=static --master-addr=10.0.0.1 --master-port=15000 --max-restarts=0 --no-python"
+        f"{sys.executable} -m headrace.cluster.launch.rank_start --torchrun --nnodes=2 --node-rank=1 "
+        "--nproc-per-node=2 --rdzv-backend=static --master-addr=10.0.0.1 "
+        "--master-port=15000 --max-restarts=0 --no-python"
     )
     assert words.endswith(f"rank_start.py {sys.executable} train.py --lr 0.1")
 

@@ -283,7 +283,7 @@ def commands_for(  # noqa: PLR0917 - who, where, and what
     if framework == "torch":
         # Static rendezvous: who is there is known, nothing needs to be found out.
         torchrun = (
-            sys.executable, "-m", "torch.distributed.run",
+            sys.executable, "-m", rank_start.__name__, rank_start.TORCHRUN,
             f"--nnodes={len(plan.nodes)}", f"--node-rank={node}",
             f"--nproc-per-node={plan.ranks_per_node}",
             "--rdzv-backend=static",

@@ -2,6 +2,7 @@
 
 Run as a file by a bare interpreter (-I -S): it imports nothing of headrace, and takes some ten milliseconds.
 torchrun starts ranks in sessions of their own, so that without this they would outlive a killed torchrun.
+torchrun itself is started through it, too.
 """
 
 import ctypes
@@ -9,9 +10,26 @@ import os
 import signal
 import sys
 
+TORCHRUN = "--torchrun"
+"""In place of a program: be torchrun, with the arguments behind it."""
+
+
+def torchrun() -> None:
+    """torchrun, which leaves no traceback where a signal ends it: all processes of a cancelled job get one."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    try:
+        run.main(sys.argv[2:])
+    except SignalException as e:
+        sys.exit(128 + e.sigval)
+
 
 def main() -> None:
     """Becomes the program that the arguments name."""
+    if sys.argv[1] == TORCHRUN:
+        torchrun()
+        return
     parent = os.getppid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
