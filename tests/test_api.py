@@ -1,6 +1,11 @@
 """The promised lines of the Python API, as they stand in the README and the documentation."""
 
 import numpy as np
+import pytest
+
+import headrace
+from headrace import api
+from headrace.store import Store
 
 
 def test_the_promised_lines(tmp_path, monkeypatch):
@@ -59,3 +64,27 @@ def test_a_loader_has_its_state_its_epoch_and_its_length(tmp_path):
         assert [batch.indices.tolist() for batch in again] == rest
         again.set_epoch(0)
         assert [batch.indices.tolist() for batch in again] == first + rest
+
+
+@pytest.mark.parametrize(
+    ("order", "shuffle", "warns"),
+    [("blocked", None, True), ("blocked", 3, False), ("shuffled", None, False),
+     ("opportunistic", None, True), ("opportunistic", 3, False)],
+)  # fmt: skip
+def test_an_order_that_keeps_classes_together_says_so_once_and_names_the_way_out(
+    tmp_path, caplog, monkeypatch, order, shuffle, warns
+):
+    monkeypatch.setattr(Store, "resident_ranges", lambda *_: ((0, 640),))
+    samples = [(f"{i:04d}", b"x" * 10, i // 128) for i in range(1280)]
+    headrace.pack(samples, tmp_path / "s.hr", shuffle=shuffle)
+    with headrace.open(tmp_path / "s.hr") as store:
+        chosen = api.order_for(store, order, window_bytes=2000, block_bytes=200)
+        loader = headrace.loader(store, 16, order=chosen)
+        assert sum(len(batch.indices) for batch in loader) == 1280
+        loader.close()
+    lines = [r.getMessage() for r in caplog.records if "label mix" in r.getMessage()]
+    assert len(lines) == warns
+    for line in lines:
+        assert "pack --shuffle" in line
+        assert "order='shuffled'" in line
+        assert order in line

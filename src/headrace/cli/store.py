@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from headrace.order import Order
     from headrace.plane.disk_cache import CacheEntry
     from headrace.store import Store
     from headrace.store.summary import Summary
@@ -74,6 +75,9 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         "parts": ", ".join(summary.parts),
         "columns": ", ".join(f"{name} ({kind})" for name, kind in summary.columns.items()),
         "shuffled": ", ".join(seeds),
+        "label mix": ""
+        if summary.label_mix is None
+        else f"{summary.label_mix:.2f} as stored (0: as shuffled, 1: sorted by class)",
         "checksums": "yes" if summary.checksums else "no: reads cannot be verified",
         "page cache": "unknown here" if share is None else f"{share:.0%} resident",
         "fingerprint": summary.fingerprint,
@@ -340,6 +344,7 @@ def read(
                         break
             elapsed_s, cpu_s = max(1e-9, time.perf_counter() - started), _cpu_s() - cpu_s
             stats, stages = loader.stats, loader.stats.stages
+            mixed = _randomness(store, loader.order, batch_size)
         finally:
             loader.close()
     samples_per_s, bytes_per_s = stats.samples / elapsed_s, stats.bytes / elapsed_s
@@ -354,6 +359,7 @@ def read(
         output.document({
             "read": done, "samples_per_s": samples_per_s, "bytes_per_s": bytes_per_s,
             "cpu_s_per_gb": cpu_s_per_gb, "stall_s": stats.stall_s, "stages": stages, "plane": plane,
+            "order": mixed,
         })  # fmt: skip
         return
     output.line(
@@ -364,6 +370,17 @@ def read(
     output.line(f"CPU {cpu_s:.2f} s, {cpu_s_per_gb:.3f} s/GB (the emulated step's not)")
     share = stats.stall_s / elapsed_s
     output.line(f"waited {duration_text(stats.stall_s)} for data, {share:.1%} of the time")
+    label_mix = mixed["label_mix"]
+    if label_mix is not None or mixed["entropy_share"] < 1:
+        output.line(
+            f"order {mixed['mode']}: {mixed['entropy_share']:.2f} of a full shuffle's entropy, level "
+            f"{mixed['level']:.2f}"
+            + (
+                ""
+                if label_mix is None
+                else f"; label mix {label_mix:.2f} (0: as shuffled, 1: by class)"
+            )
+        )
     if plane.get("verdict") == "idle":  # over before anybody looked
         output.line(str(explain(loader)))
     elif plane:
@@ -391,6 +408,17 @@ def _to_read(path: str | None, mix: list[str], seed: int) -> Store:
             raise typer.BadParameter(f"--mix is {each!r}, expected NAME=PATH:SHARE, each name once")
         sources[name] = where, number
     return mixed(sources, seed=seed)
+
+
+def _randomness(store: Store, order: Order, batch_size: int) -> dict[str, Any]:
+    """How random an order is, by which classes come together too."""
+    randomness, labels = order.randomness(), store.labels
+    return {
+        "mode": order.describe().get("mode", type(order).__name__),
+        "entropy_share": randomness.entropy_share,
+        "level": randomness.level,
+        "label_mix": None if labels is None else order.label_mix(labels, batch_size).distance,
+    }
 
 
 def _cpu_s() -> float:

@@ -6,11 +6,12 @@
 * slices: ranks and steps
 * state: stop and resume
 * hash: keys, keyed permutations, and the order hash that proves what was delivered
-* randomness: how random an order is
+* randomness: how random an order is; label_mix: how far its batches are from the set's mix of labels
 """
 
 from headrace._native import Permutation
 from headrace.order.hash import combine_hashes, order_hash
+from headrace.order.label_mix import LabelMix
 from headrace.order.mixed import Mixed
 from headrace.order.opportunistic import Opportunistic
 from headrace.order.order import Order
@@ -23,6 +24,7 @@ from headrace.order.weighted import Balanced, Weighted
 __all__ = [
     "Balanced",
     "Blocked",
+    "LabelMix",
     "Mixed",
     "Opportunistic",
     "Order",

@@ -23,6 +23,7 @@ from headrace.errors import OrderError, StateMismatch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from headrace.order.label_mix import LabelMix
     from headrace.order.randomness import Randomness
 
 
@@ -60,6 +61,22 @@ class Order(ABC):
     @abstractmethod
     def randomness(self) -> Randomness:
         """Say how far the order is from a full shuffle."""
+
+    def label_mix(self, labels: npt.ArrayLike, batch_size: int, epoch: int = 0) -> LabelMix:
+        """Say how far the labels that come together are from those of the epoch.
+
+        Args:
+            labels: the store's `labels`: whole numbers, shape (n,).
+            batch_size: samples of all ranks' batches together.
+            epoch: which one.
+
+        Raises:
+            OrderError: labels are not one whole number for each sample.
+            ValueError: the epoch or the batch size is out of bounds.
+        """
+        from headrace.order.label_mix import LabelMix  # which knows the orders that repeat samples
+
+        return LabelMix.of(self, labels, batch_size, epoch=epoch)
 
     @abstractmethod
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:

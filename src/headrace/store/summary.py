@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.io.objects.location import shown
+from headrace.order import Sequential
 from headrace.store.residency import resident_bytes
 from headrace.store.rewriting import RewrittenImages, recorded_images
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _SLICE = 1 << 17
 _POWERS = 64
+_BATCH = 256
 _TREE_FILES_ASKED = 500
 """Files of a folder whose residency stands for the rest."""
 
@@ -87,6 +89,10 @@ class Summary:
     parts: tuple[str, ...]
     columns: dict[str, str]
     classes: tuple[ClassCount, ...]
+    label_mix: float | None
+    """Of the stored order, in batches of 256: 0 where neighbours' labels have nothing to do with each other, 1
+    where samples lie sorted by class. None without labels."""
+
     checksums: bool
     segments: tuple[SegmentSummary, ...]
 
@@ -126,6 +132,7 @@ def summarise(store: Store) -> Summary:
         parts=tuple(p for p in store.parts if p),
         columns={name: str(values.dtype) for name, values in store.columns.items()},
         classes=_classes(store),
+        label_mix=_label_mix(store),
         checksums=all(s.directory.has_crc for s in store.segments),
         segments=tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments),
     )
@@ -163,6 +170,13 @@ def _classes(store: Store) -> tuple[ClassCount, ...]:
         ClassCount(label, names[label] if 0 <= label < len(names) else None, count)
         for label, count in sorted(counted.items())
     )
+
+
+def _label_mix(store: Store) -> float | None:
+    labels = store.labels
+    if labels is None or not len(store):
+        return None
+    return Sequential(len(store)).label_mix(labels, min(_BATCH, len(store))).distance
 
 
 def _segment(segment: OpenSegment, size: int, store: Store) -> SegmentSummary:
