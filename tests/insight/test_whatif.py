@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -124,6 +125,20 @@ def test_a_thousand_nodes_share_a_link():
     assert many.step_s == pytest.approx(1000 * 8 * 100_000 / 1e9, rel=0.02)
     assert many.samples_per_s == pytest.approx(1e9 / 100_000, rel=0.02)
     assert many.bound == "link"
+
+
+def test_memory_does_not_grow_with_nodes(monkeypatch):
+    """What two million processes would draw does not fit into a machine; neither need it."""
+    few = _on(_storage(latency_s=LATENCY_S), nodes=1000)
+    monkeypatch.setattr("headrace.insight.whatif._CELLS_MOST", 1 << 16)  # as if memory were scarce
+    assert _on(_storage(latency_s=LATENCY_S), nodes=1000).step_s == pytest.approx(
+        few.step_s, rel=0.05
+    )
+    tracemalloc.start()
+    many = _on(_storage(latency_s=LATENCY_S), nodes=1_000_000)
+    assert tracemalloc.get_traced_memory()[1] < 200e6
+    tracemalloc.stop()
+    assert many.step_s == pytest.approx(few.step_s, rel=0.1)
 
 
 def test_a_faster_accelerator_computes_less_and_waits_more():

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 Loader = Literal["torch", "headrace"]
 _Floats = NDArray[np.float64]
-_Shape = tuple[int, ...]
-
-
 _NONE: Final = np.zeros(0)
 
 
@@ -479,6 +476,7 @@ def predict(job: JobFigures, scenario: Scenario, seed: int = 0) -> Prediction:
 # -- the formula -------------------------------------------------------------------------------------
 
 _DRAWS_MOST: Final = 400_000
+_CELLS_MOST: Final = 4 << 20  # batches of processes at once, on however many nodes: 200 MB
 _SEEDS: Final = 3
 _STRETCHES: Final = 3
 """A process of torch's lags behind the others for about so many times as long as it is ahead."""
@@ -517,7 +515,10 @@ def _steps(job: JobFigures, scenario: Scenario, seed: int) -> _Steps:
     # Within a stretch of steps slow batches are made up for by quick ones: (stretches, steps, ranks).
     ahead = scenario.ahead if by_headrace else scenario.workers * job.prefetch
     stretch = max(1, ahead * (1 if by_headrace else _STRETCHES))
-    shape = max(64, _DRAWS_MOST // 100 // stretch // ranks), stretch, ranks
+    # Of so many processes that they do not fit the slowest is hardly slower than of those that do.
+    drawn_ranks = min(ranks, max(1, _CELLS_MOST // stretch))
+    stretches = max(64, _DRAWS_MOST // 100 // stretch // ranks)
+    shape = min(stretches, max(1, _CELLS_MOST // (stretch * drawn_ranks))), stretch, drawn_ranks
     compute_s = _one_of(random, job.compute_s * scale / scenario.gpu_speed, shape)
     drawn = random.integers(0, count, shape)
     if ahead:
@@ -558,7 +559,7 @@ def _own_s(
     )
 
 
-def _one_of(random: np.random.Generator, values: NDArray[Any], shape: _Shape) -> _Floats:
+def _one_of(random: np.random.Generator, values: NDArray[Any], shape: tuple[int, ...]) -> _Floats:
     """One of some values each; 0 where there are none."""
     if not len(values):
         return np.zeros(shape)
@@ -566,7 +567,7 @@ def _one_of(random: np.random.Generator, values: NDArray[Any], shape: _Shape) ->
 
 
 def _lognormal(
-    random: np.random.Generator, median_s: float, p99_s: float, shape: _Shape
+    random: np.random.Generator, median_s: float, p99_s: float, shape: tuple[int, ...]
 ) -> _Floats:
     sigma = np.log(p99_s / median_s) / _P99_SIGMAS if p99_s > median_s > 0 else 0.0
     return median_s * np.exp(sigma * random.standard_normal(shape))
