@@ -1,5 +1,6 @@
 """What `headrace --help` shows: the commands that people use, by what they are for; each help has examples."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -55,9 +56,10 @@ def test_each_help_ends_with_examples_that_parse(words, command):
         command.make_context(words, given[1 + len(words.split()) :])
 
 
-def test_help_imports_no_commands_module():
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--all"], ["--version"], []])
+def test_help_imports_no_commands_module(words):
     code = (
-        "import sys; sys.argv = ['headrace', '--help']\n"
+        f"import sys; sys.argv = ['headrace', *{words!r}]\n"
         "from headrace.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
@@ -66,3 +68,14 @@ def test_help_imports_no_commands_module():
     ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     names = ["app", "examples", "exit_codes", "options", "printing"]
     assert ended.stdout.splitlines()[-1] == str([f"headrace.cli.{name}" for name in names])
+
+
+def test_a_shell_is_given_all_commands():
+    asked = os.environ | {
+        "_HEADRACE_COMPLETE": "complete_bash", "COMP_WORDS": "headrace ve", "COMP_CWORD": "1",
+    }  # fmt: skip
+    code = "import sys; sys.argv = ['headrace']; from headrace.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=asked, check=False
+    )
+    assert ended.stdout.split() == ["verify", "verify-epoch", "version"]

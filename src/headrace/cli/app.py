@@ -101,6 +101,12 @@ _GROUPS: Final = frozenset(
 
 _ALL = "headrace.cli.app.all"
 
+_FOR_HELP: Final = ("--help", "-h", "--all", "--version")
+"""First words that need no command's module; without any word there is help."""
+
+_COMPLETING: Final = "_HEADRACE_COMPLETE"
+"""In the environment: a shell asks for the words that fit."""
+
 _LAUNCHERS: Final = ("run", "record", "launch", "ab")
 """What follows the own options of these is another program's."""
 
@@ -171,7 +177,7 @@ def _verbose(given: list[str]) -> bool:
     )
 
 
-def app_for(words: Sequence[str] = ()) -> typer.Typer:
+def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     """The command line for these words: with the command that they name, none for help, or all."""
     app = typer.Typer(
         name="headrace",
@@ -190,7 +196,9 @@ def app_for(words: Sequence[str] = ()) -> typer.Typer:
     names = NAMES
     if words and words[0] in NAMES:
         names = (words[0],)
-    elif words and words[0] in ("-h", "--help"):
+    elif (
+        words is not None and (words or _FOR_HELP)[0] in _FOR_HELP and _COMPLETING not in os.environ
+    ):
         names = ()
     for commands in SECTIONS.values():
         for name, (chapter, _) in commands.items():
