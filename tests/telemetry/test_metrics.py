@@ -11,6 +11,7 @@ from headrace.control.metrics import LABELS_MAX, OTHER, JobLabels
 from headrace.telemetry.accounts import NODE, JobFacts, Ledger
 from headrace.telemetry.history import open_history
 from headrace.telemetry.metrics import TABLE, figures_of
+from headrace.web.views import nodes_of_agents
 
 PAGE = Path(__file__).parents[2] / "docs/howto/agent.md"
 
@@ -131,6 +132,22 @@ def test_a_prometheus_is_a_history_too(monkeypatch):
     assert record.lost == {"storage": 2.0}
     assert record.stall == 0.5
     assert record.figures["gpus", "", ""] == 8
+
+
+def test_a_prometheus_tells_each_nodes_part_of_a_job(monkeypatch):
+    now = time.time()
+    begin = "headrace_agent_job_"
+    job = [{"job_name": "4711", "instance": f"n{at}:9478"} for at in range(2)]
+    series = {
+        f"{begin}gpus": [(job[0], [[now - 30, "4"]]), (job[1], [[now - 30, "2"]])],
+        f"{begin}work_seconds_total": [(each, [[now - 30, "12"]]) for each in job],
+    }
+    FakePrometheus(monkeypatch, series)
+    parts = open_history("http://prometheus:9090").parts(now - 60, now)
+    assert [(node, part.figures["gpus", "", ""]) for node, part in parts] == [("n0", 4), ("n1", 2)]
+    layout = nodes_of_agents(parts)
+    assert [(box.name, box.gpus) for box in layout.nodes] == [("n0", 4), ("n1", 2)]
+    assert layout.jobs["4711"].gpus == 6
 
 
 def test_a_counter_that_was_there_before_the_stretch_counts_from_its_first_value(monkeypatch):

@@ -216,6 +216,12 @@ class PrometheusHistory:
 
     def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
         """As `FileHistory.records`."""
+        return merged(self.parts(since_s, until_s, job_id))
+
+    def parts(
+        self, since_s: float, until_s: float, job_id: str = ""
+    ) -> list[tuple[str, JobRecord]]:
+        """As `FileHistory.parts`; a node is called as the host of the instance that is scraped."""
         since_s = max(since_s, until_s - BEGINNING_S)
         names = self._names(since_s, until_s, job_id)
         if job_id and not names:
@@ -241,7 +247,10 @@ class PrometheusHistory:
                 record.first_s = min(record.first_s, values[0][0])
                 record.last_s = max(record.last_s, values[-1][0])
                 _put(record, metric, labels, values, since_s)
-        return merged((instance, record) for (instance, _), record in sorted(by_node.items()))
+        return [
+            (instance.rpartition(":")[0] or instance, record)
+            for (instance, _), record in sorted(by_node.items())
+        ]
 
     def _names(
         self, since_s: float, until_s: float, job_id: str

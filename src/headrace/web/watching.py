@@ -24,7 +24,6 @@ from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.insight.report.figures import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
 from headrace.plane.stage import TIERS
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
-from headrace.telemetry.metrics import PrometheusHistory
 from headrace.trace import read_run
 from headrace.trace.format import finite
 from headrace.web.views import (
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.control.client import Client
+    from headrace.telemetry.metrics import PrometheusHistory
     from headrace.trace import RankTrace, Run
     from headrace.web.demo import DemoController, DemoHistory
     from headrace.web.views import ClusterLayout, ClusterMoment
@@ -170,11 +170,7 @@ class ClusterSource:
         self, since_s: float, until_s: float, job_id: str = ""
     ) -> list[tuple[str, JobRecord]]:
         """Records with their node; '' where the history tells of jobs as a whole."""
-        history = self._history()
-        if isinstance(history, PrometheusHistory):
-            parts = [("", record) for record in history.records(since_s, until_s, job_id)]
-        else:
-            parts = history.parts(since_s, until_s, job_id)
+        parts = self._history().parts(since_s, until_s, job_id)
         return [(node, record) for node, record in parts if record.job_id]
 
     def _records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
