@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import warnings as python_warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -61,18 +62,23 @@ def run(
         fds = [null.fileno(), out.fileno(), err.fileno()]
         data = json.dumps(request).encode()
         assert len(data) < _REQUEST_BYTES_MAX
-        socket.send_fds(server, [data], fds)
-        pid = int(server.recv(64))
-        server.settimeout(timeout)
+        pid = 0
         try:
+            socket.send_fds(server, [data], fds)
+            pid = int(server.recv(64))
+            server.settimeout(timeout)
             status = int(server.recv(64))
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
             server.settimeout(None)
-            server.recv(64)
-            raise subprocess.TimeoutExpired([str(program)], timeout) from None
-        finally:
-            server.settimeout(None)
+        except BaseException as e:
+            # Whatever ended the wait: the next program must not be told this one's end.
+            server.close()
+            _server.cache_clear()
+            if pid:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if isinstance(e, TimeoutError):
+                raise subprocess.TimeoutExpired([str(program)], timeout) from None
+            raise
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -115,9 +121,10 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
             return request
         for fd in fds:
             os.close(fd)
-        line.send(str(pid).encode())
-        _, status = os.waitpid(pid, 0)
-        line.send(str(os.waitstatus_to_exitcode(status)).encode())
+        with suppress(BrokenPipeError):  # nobody waits for it any more
+            line.send(str(pid).encode())
+            _, status = os.waitpid(pid, 0)
+            line.send(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _become(request: dict[str, Any]) -> ModuleType:

@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import re
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -306,3 +308,23 @@ def test_a_message_for_a_queue_that_was_closed_goes_nowhere_else(tmp_path, how):
             queue._writer._handle = None
     assert (tmp_path / "other").read_bytes() == b""
     queue._reader.close()
+
+
+def test_a_program_that_nobody_waits_for_any_more_is_not_taken_for_the_next_one():
+    """Of `warm`, which these tests run programs with."""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            warm.run("import time; time.sleep(600)")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(subprocess.TimeoutExpired):
+        warm.run("import time; time.sleep(600)", timeout=0.2)
+    ended = warm.run("print(1); raise SystemExit(3)")
+    assert (ended.returncode, ended.stdout) == (3, "1\n")
