@@ -149,9 +149,6 @@ class Troubled:
             raise TelemetryError(self.trouble)
         return self.good.cluster()
 
-    def close(self):
-        pass
-
 
 def test_a_mistake_of_ours_is_told_and_looked_past(serve, caplog):
     source = Troubled()

@@ -1,6 +1,7 @@
 """A real cluster's pictures: out of history files, a scheduler's snapshot and a controller."""
 
 import time
+from functools import partial
 
 import pytest
 
@@ -149,15 +150,16 @@ def test_a_controller_tells_what_is_read_now(history, controller):
     controller.apply("file_systems: {fs: {paths: [/x], capacity: {bytes_per_s: 100M}}}")
     controller.plane(name="n1")
     client = Client(Endpoint(url=controller.url))
-    source = watching(history, client=client)
+    source = watching(history, state=partial(client.document, "GET", "/v1/state"))
     [fs] = [fs for fs in source.storage() if fs["name"] == "fs"]
     assert (fs["capacity"], fs["unit"]) == (100e6, "B/s")
-    source.close()
+    client.close()
 
 
 def test_a_controller_that_is_gone_is_a_note(history, tmp_path):
     client = Client(Endpoint(url=f"unix:{tmp_path}/nobody"))
-    cluster = watching(history, client=client).cluster()
+    state = partial(client.document, "GET", "/v1/state")
+    cluster = watching(history, state=state).cluster()
     assert "controller" in cluster.notes[0]
 
 

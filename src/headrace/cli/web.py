@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 import tempfile
 from pathlib import Path
@@ -76,11 +77,13 @@ def web(
     with contextlib.ExitStack() as stack:
         sessions = Sessions(token_file)
         policies = ControllerPolicies(DemoController()) if demo else None
-        client = None
+        state = None
         if controller is not None:
             endpoint = Endpoint(url=controller, token_file=controller_token_file, ca=tls_ca)
             # One each: a client is asked by one thread at a time.
             policies, client = ControllerPolicies(Client(endpoint)), Client(endpoint)
+            stack.callback(client.close)
+            state = functools.partial(client.document, "GET", "/v1/state")
         paths: list[Path | str] = list(options.stores)
         if demo and not paths:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-"))
@@ -89,7 +92,7 @@ def web(
         if demo:
             looked: ClusterSource = DemoSource()
         else:
-            looked = ClusterSource(history_of(history), client, _layouts(executor, source))
+            looked = ClusterSource(history_of(history), state, _layouts(executor, source))
 
         def ready(address: str) -> None:
             token = sessions.own.secret if sessions.own else None

@@ -203,20 +203,16 @@ class DemoHistory:
 
 
 class DemoController:
-    """What the pages ask a controller: its state is the recording's, and nobody goes by its policy."""
+    """A controller's policy, by which nobody goes."""
 
     endpoint = SimpleNamespace(url="the recorded demo")
 
-    def __init__(self, history: DemoHistory | None = None) -> None:
-        self._history = history
+    def __init__(self) -> None:
         text = (_FOLDER / "demo.yaml").read_text(encoding="utf-8")
         self._policy, self._version = parse_policy(text), 7
 
     def document(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
         """The answer, as `control.client.Client.document` has it."""
-        if path == "/v1/state":
-            assert self._history is not None
-            return self._history.state(self._history.clock())
         if method == "GET":
             return {"version": self._version, "policy": policy_document(self._policy)}
         policy = parse_policy((body or b"").decode())
@@ -240,7 +236,9 @@ class DemoSource(ClusterSource):
         self, nodes: int = 1000, clock: Callable[[], float] = time.time, period_s: float = 2.0
     ) -> None:
         history = DemoHistory(nodes, clock)
-        super().__init__(history, DemoController(history), history.layout, clock, period_s)
+        super().__init__(
+            history, lambda: history.state(history.clock()), history.layout, clock, period_s
+        )
         self.kept_s = dict.fromkeys(self.kept_s, 0.0)
         for at_s in np.linspace(clock() - RECENT_S, clock(), STATES, endpoint=False).tolist():
             self._states.append((at_s, history.state(at_s)))

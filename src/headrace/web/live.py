@@ -108,7 +108,6 @@ class Live:
         for client in self.clients:
             client.hang_up()
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self.source.close()
 
     # -- browsers -----------------------------------------------------------------------------------
 

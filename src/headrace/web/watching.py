@@ -67,7 +67,7 @@ class ClusterSource:
 
     Args:
         history: a folder of agents' files, the URL of a Prometheus, or what is asked as that is.
-        client: asks the controller; None: there is none.
+        state: asks the controller for its `/v1/state`; None: there is none.
         layout: looks at the scheduler; None: there is none.
         clock: Unix seconds.
     """
@@ -77,7 +77,7 @@ class ClusterSource:
     def __init__(
         self,
         history: str | DemoHistory,
-        client: Client | DemoController | None = None,
+        state: Callable[[], dict[str, Any]] | None = None,
         layout: Callable[[], ClusterLayout] | None = None,
         clock: Callable[[], float] = time.time,
         period_s: float = 2.0,
@@ -85,16 +85,11 @@ class ClusterSource:
         self.period_s = period_s
         self.kept_s = {"history": HISTORY_S, "layout": LAYOUT_S}
         self._given = history
-        self._client = client
+        self._state = state
         self._layout = layout
         self._clock = clock
         self._kept: dict[str, tuple[float, Any]] = {}
         self._states: deque[tuple[float, dict[str, Any]]] = deque(maxlen=CONTROLLER_KEPT)
-
-    def close(self) -> None:
-        """Let go of the controller."""
-        if self._client is not None:
-            self._client.close()
 
     # -- what is asked ----------------------------------------------------------------------------
 
@@ -105,8 +100,8 @@ class ClusterSource:
         parts = self._try(notes, "history", lambda: self._parts(now - NOW_S, now))
         if self._layout is not None:
             layout = self._try(notes, "layout", self._layout)
-        if self._client is not None:
-            self._ask_controller(notes)
+        if self._state is not None:
+            self._ask_controller(self._state, notes)
         if parts is None and layout is None:
             raise TelemetryError(" ".join(notes) or "nothing can be seen")
         records = parts or []
@@ -119,8 +114,8 @@ class ClusterSource:
 
     def storage(self) -> list[dict[str, Any]]:
         """File systems, what weighs on them over time and the jobs behind it (`views.file_system`)."""
-        if self._client is not None:
-            self._ask_controller([])
+        if self._state is not None:
+            self._ask_controller(self._state, [])
             if self._states:
                 return self._flows()
         return self._waits()
@@ -236,12 +231,11 @@ class ClusterSource:
         }
         return [file_system(n, times, of, capacity=capacity.get(n)) for n, of in flows.items()]
 
-    def _ask_controller(self, notes: list[str]) -> None:
-        assert self._client is not None
+    def _ask_controller(self, state: Callable[[], dict[str, Any]], notes: list[str]) -> None:
         if self._states and self._clock() - self._states[-1][0] < 0.9 * self.period_s:
             return
         try:
-            self._states.append((self._clock(), self._client.document("GET", "/v1/state")))
+            self._states.append((self._clock(), state()))
         except ControlError as e:
             notes.append(f"The controller does not answer: {e}")
 
