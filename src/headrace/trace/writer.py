@@ -174,14 +174,9 @@ class _Followed:
             self.file.event({"kind": "lost", "at_s": time.monotonic(), "steps": lost})
         self.seen = seen
         self.file.steps(rows)
-        self._name_left_out(self.file)
-
-    def _name_left_out(self, file: TraceFile) -> None:
-        """Write which samples were left out, and why."""
-        left_out = self.steps.left_out
-        while left_out:
-            epoch, step, position, sample = left_out.popleft()
-            file.event({
+        while self.steps.left_out:
+            epoch, step, position, sample = self.steps.left_out.popleft()
+            self.file.event({
                 "kind": "left out", "at_s": time.monotonic(), "epoch": epoch, "step": step,
                 "position": position, "index": sample.index, "name": sample.name[:_TEXT_MAX],
                 "reason": sample.reason[:_TEXT_MAX],

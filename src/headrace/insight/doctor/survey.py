@@ -90,7 +90,6 @@ class Walk:
         tops: first-level folders with files in them.
         loose: files that lie in no folder, by format: how many, and the first name.
         formats: how many files have each, by the ends of their names.
-        companions: READMEs, checksums and the like, which are no samples; not among `files`.
         loops: links back to a folder above.
         unreadable: folders that could not be listed, and why the first one.
         odd: what is no regular file: sockets, devices, links to nothing; and the first one.
@@ -107,7 +106,6 @@ class Walk:
     tops: set[bytes] = field(default_factory=set)
     loose: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     hidden: int = 0
-    companions: int = 0
     loops: int = 0
     unreadable: int = 0
     first_unreadable: str = ""
@@ -203,10 +201,9 @@ def _list(
                 pending.append((path, below))
             else:
                 walk.pending += 1
-        elif is_file and _lies_beside(entry.name, endings):
-            walk.companions += 1
         elif is_file:
-            walk.note_file(path, dice)
+            if not _lies_beside(entry.name, endings):
+                walk.note_file(path, dice)
         else:
             walk.odd += 1
             walk.first_odd = walk.first_odd or os.fsdecode(path)
