@@ -11,7 +11,7 @@ import io
 import os
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,7 +40,10 @@ _ARRAYS: Final = {
     "sample_file": "<i8", "sample_offset": "<i8", "sample_bytes": "<i8",
     "order": "<i8", "epoch_starts": "<i8", "valid_order": "<i8", "valid_starts": "<i8",
     "open_s": "<f4", "read_s": "<f4", "compute_s": "<f4", "wait_s": "<f4", "decode_s": "<f4",
+    "begin_s": "<f8",
 }  # fmt: skip
+_LATER: Final = frozenset({"begin_s"})
+"""Arrays that the first records do not have."""
 _UNREADABLE: Final = (
     OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RuntimeError,
     zipfile.BadZipFile, zlib.error, SyntaxError, TypeError, AttributeError, OverflowError,
@@ -48,6 +51,10 @@ _UNREADABLE: Final = (
 """What zipfile, zlib and numpy raise over damaged archives and array headers."""
 _FACTS: Final = ("batch", "workers", "ranks", "processors", "traced", "collate_s", "hand_s")
 """Single figures, as one array in this order."""
+
+
+def _unknown() -> NDArray[np.float64]:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +74,10 @@ class Recorded:
         valid_starts: as `epoch_starts`.
         open_s: float32 (reads,): what the open before a read of `order` took; empty: not known.
         read_s: float32 (reads,): what its bytes took; empty: not known.
+        begin_s: float64 (reads,): when it began, since the first one did; empty: not known.
         compute_s: float32 (steps,): of each step; empty: not known.
         wait_s: float32 (steps,): how long each waited for data, likewise.
-        decode_s: float32: what those that read did between two reads of a batch; empty: not known.
+        decode_s: float32: what those that read did besides, for each of some samples; empty: not known.
         batch: samples of a step of one training process; 0: not known.
         workers: that read for each; 0: it reads by itself.
         ranks: training processes.
@@ -97,6 +105,7 @@ class Recorded:
     compute_s: NDArray[np.float32]
     wait_s: NDArray[np.float32]
     decode_s: NDArray[np.float32]
+    begin_s: NDArray[np.float64] = field(default_factory=_unknown)
     batch: int = 0
     workers: int = 0
     ranks: int = 1
@@ -124,6 +133,7 @@ class Recorded:
             ("file_bytes", (files,)), ("file_split", (files,)),
             ("sample_offset", (samples,)), ("sample_bytes", (samples,)),
             ("open_s", (0, len(self.order))), ("read_s", (0, len(self.order))),
+            ("begin_s", (0, len(self.order))),
             ("wait_s", (len(self.compute_s),)),
         ):  # fmt: skip
             found = len(getattr(self, name))
@@ -138,7 +148,7 @@ class Recorded:
             ("valid_order", samples - 1),
         ):  # fmt: skip
             _check_range(name, getattr(self, name), 0, most)
-        for name in ("open_s", "read_s", "compute_s", "wait_s", "decode_s"):
+        for name in ("open_s", "read_s", "compute_s", "wait_s", "decode_s", "begin_s"):
             times = getattr(self, name)
             if not (np.isfinite(times) & (times >= 0)).all():
                 raise RecordError(f"a record's {name} holds what is no time.")
@@ -237,6 +247,9 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     with np.load(path, allow_pickle=False) as archive:
         for name, kind in wanted.items():
+            if name in _LATER and name not in archive:
+                arrays[name] = _unknown()
+                continue
             array = archive[name]
             if array.dtype != np.dtype(kind) or array.ndim != 1 or len(array) > _ENTRIES_MAX:
                 raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {kind} (n,)")

@@ -184,6 +184,9 @@ def data_visits(
             continue
         if os.path.realpath(path).startswith(wanted) if wanted else is_data(os.fsencode(path)):
             kept.append(visit)
+    if unread:  # where reads of a file were seen, an open without one was a look
+        seen = {visit.path for visit in kept if visit.ranges or visit.mapped}
+        kept = [v for v in kept if v.ranges or v.mapped or v.path not in seen]
     if wanted:
         return [visit for visit in kept if _kind(visit.path) not in _ASIDE] or kept
     return _largest_kind(kept)
@@ -482,6 +485,7 @@ def job_of(
         rhythm = replace(rhythm, compute_s=rhythm.compute_s[usual], wait_s=rhythm.wait_s[usual])
     parts = [batched(rows[epoch_of == epoch], rhythm.batch) for epoch in range(epochs)]
     trained = np.concatenate(parts)
+    begin_s = (trained["begin_ns"] - trained["begin_ns"].min()) / 1e9
     evaluated = is_valid[rows["file"]]
     valid = rows[evaluated]
     turns = epochs_of(valid, trainer[evaluated])
@@ -495,6 +499,7 @@ def job_of(
         valid_order=valid["sample"][np.argsort(turns, kind="stable")],
         valid_starts=np.concatenate([[0], np.cumsum(np.bincount(turns))]).astype(np.int64),
         open_s=trained["open_s"], read_s=trained["read_s"],
+        begin_s=begin_s,
         compute_s=rhythm.compute_s.astype(np.float32), wait_s=rhythm.wait_s.astype(np.float32),
         decode_s=rhythm.decode_s.astype(np.float32),
         batch=rhythm.batch if rhythm.source != "none" else 0, workers=rhythm.workers,

@@ -279,8 +279,15 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
     if valid:
         rows += [("batch_size_eval", rhythm.batch, "as in training")]
     mean = float(rhythm.decode_s.mean()) if len(rhythm.decode_s) else 0.0
+    decode_ms = mean * 1e3
     if mean >= _PREPROCESS_S_LEAST:
-        rows += [("preprocess_time", _times(rhythm.decode_s), "between reads, per sample")]
+        rows += [
+            (
+                "preprocess_time",
+                _times(rhythm.decode_s),
+                f"{decode_ms:.3g} ms on average, per sample",
+            )
+        ]
     if job.direct:
         rows += [("odirect", True, "")]
     return rows
@@ -315,8 +322,13 @@ def _checkpoint(job: RecordedJob, saves: Saves) -> _Rows:
     return rows
 
 
-def _times(values: NDArray[np.float64]) -> dict[str, float]:
-    return {"mean": float(f"{values.mean():.6g}"), "stdev": float(f"{values.std():.6g}")}
+def _times(values: NDArray[np.float64]) -> dict[str, Any]:
+    """A distribution with their mean and deviation; a normal one would draw times below 0 where they spread."""
+    mean, stdev = float(values.mean()), float(values.std())
+    if stdev > mean / 4:
+        shape, scale = (mean / stdev) ** 2, stdev**2 / mean
+        return {"type": "gamma", "shape": float(f"{shape:.6g}"), "scale": float(f"{scale:.6g}")}
+    return {"mean": float(f"{mean:.6g}"), "stdev": float(f"{stdev:.6g}")}
 
 
 def _yaml(value: Any) -> str:
@@ -400,7 +412,7 @@ def _rhythm(job: RecordedJob) -> Iterator[str]:
         seen, computing = len(rhythm.compute_s), _ms(rhythm.compute_s)
         yield f"steps     {seen:,} seen: computing {computing}; {share:.1%} waiting"
     if len(rhythm.decode_s):
-        yield f"decode    {_ms(rhythm.decode_s)} a sample, between its reads"
+        yield f"decode    {_ms(rhythm.decode_s)} a sample, beside its reads"
 
 
 def _ms(values: Any) -> str:

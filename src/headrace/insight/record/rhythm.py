@@ -36,6 +36,8 @@ _HEADER_BYTES: Final = 4
 _SPAWNED: Final = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
 _GAPS_TRIED: Final = 24
 _STEPS_LEAST: Final = 3
+_OVERLAPS_LEAST: Final = 0.1
+"""Of the reads of threads that read side by side."""
 _NS: Final = 1e9
 _PAUSE_NS: Final = 4_000_000
 """Between two messages of one handing over, at most."""
@@ -53,7 +55,8 @@ class Rhythm:
         threads: of a process that read.
         compute_s: float64 (steps,): of one of them; empty: not known.
         wait_s: float64 (steps,): how long it waited for data.
-        decode_s: float64: between two reads of a batch, per sample, by those that read.
+        decode_s: float64: what those that read did besides, per sample: between two reads of a batch, and
+            between the calls of one.
         collate_s: what a batch took besides, by those that read.
         hand_s: of `wait_s`, on average: from a batch's arrival until training had its tensors.
         waits_seen: False: `compute_s` may contain waiting.
@@ -263,10 +266,17 @@ def _steps(
     return ((gaps - waited) / _NS)[kept], (waited / _NS)[kept], hand
 
 
+def _inside(reads: Rows) -> Floats:
+    """What was done between the calls of each read: libraries decode what they have while they read on."""
+    took = (reads["end_ns"] - reads["begin_ns"]) / _NS
+    inside: Floats = np.maximum(took - reads["open_s"] - reads["read_s"], 0.0)
+    return inside
+
+
 def _between(
     reads: Rows, mine: Bools, batch: int, logs: Mapping[int, ProcessLog]
 ) -> tuple[Floats, float]:
-    """What workers did between reads: per sample, and per batch besides; waits for work are taken out."""
+    """What workers did besides reading: per sample, and per batch; waits for work are taken out."""
     inner: list[float] = []
     outer: list[float] = []
     for worker in sorted(set(reads["process"][mine].tolist())):
@@ -274,7 +284,7 @@ def _between(
         read = reads["end_ns"][rows][:-1]
         gaps = reads["begin_ns"][rows][1:] - read
         waits = _waits(logs[worker].slots, worker)
-        busy = (gaps - np.minimum(_waited_in(waits, read), gaps)) / _NS
+        busy = (gaps - np.minimum(_waited_in(waits, read), gaps)) / _NS + _inside(reads[rows])[:-1]
         ends = np.arange(1, len(rows)) % batch == 0
         inner += np.maximum(busy[~ends], 0).tolist()
         outer += np.maximum(busy[ends], 0).tolist()
@@ -293,10 +303,15 @@ def _of_bursts(reads: Rows, epoch_of: Ints, mine: Bools, ranks: int) -> Rhythm:
     begin, end = reads["begin_ns"][rows], np.maximum.accumulate(reads["end_ns"][rows])
     gaps = np.maximum(begin[1:] - end[:-1], 0) / _NS
     threads = len(set(reads["thread"][rows].tolist()))
+    if (gaps == 0).mean() < _OVERLAPS_LEAST:  # a pool whose threads read in turns
+        threads = 1
     same_epoch = np.diff(epoch_of[rows]) == 0
     batch, fits, breaks = _bursts(gaps, same_epoch)
-    inner = gaps[~breaks & same_epoch]
-    decode = inner if threads == 1 else np.zeros(0)
+    within, inside = ~breaks & same_epoch, _inside(reads[rows])
+    inner = gaps[within]
+    decode = np.zeros(0)
+    if threads == 1:
+        decode = inner + inside[:-1][within] if len(inner) else inside
     usual = float(np.median(inner)) if len(inner) else 0.0
     steps = np.flatnonzero(breaks & same_epoch)
     compute = np.maximum(gaps[steps] - usual, 0.0)
@@ -374,9 +389,12 @@ def rhythm_of_traces(traces: Iterable[RankTrace]) -> Rhythm | None:
 
 
 def compute_and_wait(trace: RankTrace) -> tuple[Floats, Floats]:
-    """What each step computed and waited, in seconds, without an epoch's last: nobody sees it end."""
+    """What each step computed and then waited for the next batch, in seconds.
+
+    Without an epoch's last, which nobody sees end, and its first wait, in which the epoch begins.
+    """
     steps = trace.steps
     computed = steps["asked_s"][1:] - steps["delivered_s"][:-1]
-    waited = steps["delivered_s"] - steps["asked_s"]
-    kept = (steps["epoch"][1:] == steps["epoch"][:-1]) & (computed >= 0) & (waited[:-1] >= 0)
-    return computed[kept].astype(float), waited[:-1][kept].astype(float)
+    waited = (steps["delivered_s"] - steps["asked_s"])[1:]
+    kept = (steps["epoch"][1:] == steps["epoch"][:-1]) & (computed >= 0) & (waited >= 0)
+    return computed[kept].astype(float), waited[kept].astype(float)
