@@ -10,7 +10,7 @@ file, around the root of `record_length_bytes`; the draw is seeded, so it needs 
 With `dataset.requests` files, sizes and order are those of a recorded job: the files have the recorded names
 and sizes, whatever their format; generated ones hold noise, and the recorded folder itself is as good. Each
 epoch asks for the recorded samples in the recorded order; where a run is longer than the record, it begins
-again.
+again. Decoding and computing take their recorded times, one by one, unless the workload is given others.
 
 A plan says which samples each accelerator reads in each step: a pure function of epoch, accelerator and step.
 Shuffles are real: of all samples when samples are shuffled, of files when only files are. Without a shuffle
@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
@@ -32,6 +32,8 @@ from zlib import crc32
 import numpy as np
 
 from headrace.bench.values import (
+    NO_TIME,
+    TimeDistribution,
     boolean,
     build,
     check_fields,
@@ -64,10 +66,18 @@ class RecordedOrder:
     Attributes:
         places: int64 (reads,): samples, counted over the files in name order and their offsets.
         starts: int64 (epochs + 1,): where each epoch begins.
+        work_s: float64 (reads,): what who read did after each, as decoding; empty: as the workload says.
+        compute_s: float64 (steps,): of each step in turn, epoch after epoch; likewise.
+        opens: bool (reads,): whether the file was opened for each; of evaluation it is not known: empty.
+        extents: int64 (3, samples): each sample's file, offset and bytes.
     """
 
     places: NDArray[np.int64]
     starts: NDArray[np.int64]
+    extents: NDArray[np.int64]
+    opens: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    work_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    compute_s: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def reads(self) -> int:
@@ -75,12 +85,15 @@ class RecordedOrder:
         return int(self.starts[1]) if len(self.starts) > 1 else 0
 
     def slice(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Reads `start` to `stop` of an epoch, from 1; the last step of an epoch may be shorter."""
-        at = (epoch - 1) % (len(self.starts) - 1)
-        whole = self.places[self.starts[at] : self.starts[at + 1]]
-        stop = min(stop, self.reads)
+        """The samples of reads `start` to `stop` of an epoch, from 1; its last step may be shorter."""
+        return self.places[self.at(epoch, start, stop)]
+
+    def at(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Where these reads stand among all of the record."""
+        number = (epoch - 1) % (len(self.starts) - 1)
+        first, length = int(self.starts[number]), int(np.diff(self.starts)[number])
         # An epoch that is shorter than the first begins again: all have as many steps.
-        reads: NDArray[np.int64] = whole[np.arange(start, stop) % max(1, len(whole))]
+        reads: NDArray[np.int64] = first + np.arange(start, min(stop, self.reads)) % max(1, length)
         return reads
 
 
@@ -121,8 +134,10 @@ class Replay:
         rows = rows[np.argsort(recorded.sample_offset[rows], kind="stable")]
         return recorded.sample_offset[rows], recorded.sample_bytes[rows]
 
-    def order(self, split: str) -> RecordedOrder:
-        """What each epoch reads."""
+    def order(
+        self, split: str, work: TimeDistribution = NO_TIME, computing: TimeDistribution = NO_TIME
+    ) -> RecordedOrder:
+        """What each epoch reads, with training's recorded times where the workload still has their means."""
         recorded = self.recorded
         rank = np.full(len(recorded.names), -1, np.int64)
         rank[self._files[split]] = np.arange(len(self._files[split]))
@@ -131,9 +146,47 @@ class Replay:
         by_place = by_place[file[by_place] >= 0]
         place = np.full(len(recorded.sample_file), -1, np.int64)
         place[by_place] = np.arange(len(by_place))
-        if split == "train":
-            return RecordedOrder(place[recorded.order], recorded.epoch_starts)
-        return RecordedOrder(place[recorded.valid_order], recorded.valid_starts)
+        extents = np.stack([file, recorded.sample_offset, recorded.sample_bytes])[:, by_place]
+        if split != "train":
+            return RecordedOrder(place[recorded.valid_order], recorded.valid_starts, extents)
+        order = RecordedOrder(
+            place[recorded.order], recorded.epoch_starts, extents, recorded.open_s > 0
+        )
+        if _of_mean(recorded.decode_s, work):
+            order = replace(order, work_s=self._work_s())
+        if _of_mean(recorded.compute_s, computing):
+            order = replace(order, compute_s=self._compute_s())
+        return order
+
+    def _work_s(self) -> NDArray[np.float64]:
+        """From the end of each read to the begin of the batch's next; a batch's last has the usual time."""
+        recorded = self.recorded
+        if not len(recorded.begin_s) or not recorded.batch:
+            return np.zeros(0)
+        each = np.diff(recorded.begin_s, append=0.0) - recorded.open_s - recorded.read_s
+        place = np.arange(len(each)) - np.repeat(
+            recorded.epoch_starts[:-1], np.diff(recorded.epoch_starts)
+        )
+        last = place % recorded.batch == recorded.batch - 1
+        last[recorded.epoch_starts[1:] - 1] = True
+        each[last] = recorded.collate_s + (
+            np.median(each[~last]) if (~last).any() else recorded.decode_s.mean()
+        )
+        return np.maximum(each, 0.0)
+
+    def _compute_s(self) -> NDArray[np.float64]:
+        """Of each step; nobody sees how long the last of an epoch computes: it has the usual time."""
+        recorded = self.recorded
+        seen = recorded.compute_s.astype(float)
+        steps = -(-np.diff(recorded.epoch_starts) // max(1, recorded.batch))
+        if len(seen) != (steps - 1).sum():  # others were left out, too: which is not known
+            return seen
+        return np.insert(seen, np.cumsum(steps - 1), np.median(seen))
+
+
+def _of_mean(recorded: NDArray[np.float32], times: TimeDistribution) -> bool:
+    """Whether a workload's times are those of its record: nobody has given others."""
+    return bool(len(recorded)) and math.isclose(recorded.mean(), times.mean_s, rel_tol=1e-4)
 
 
 @lru_cache(maxsize=4)
@@ -240,7 +293,7 @@ def plan_of(
                 next_step="A recorded job has as many files as were recorded; to change that leave out "
                 "the exact requests: ++workload.dataset.requests=null.",
             )
-        order = replay.order(split)
+        order = replay.order(split, reader.preprocess_time, train.computation_time)
         steps = -(-order.reads // each) if accelerators == 1 else order.reads // each
         if not steps:
             raise WorkloadError(

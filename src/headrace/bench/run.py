@@ -7,6 +7,7 @@ import functools
 import os
 import re
 import resource
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from headrace.bench.loop import StepLoop
 from headrace.bench.summary import RunRecord
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import read_text
+from headrace.plane.batch_trace import STEP
+from headrace.trace.format import TraceFile, bytes_max
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,6 +191,7 @@ class _Epochs:
         self.done: list[Block] = []
         self.checkpointer: RunCheckpointer | None = None
         deadline_s, alone = options.deadline_s + 30, group.place.world_size == 1
+        self._world = options.accelerators * group.place.world_size
         self._meet = functools.partial(group.barrier, deadline_s)
         meet = None if alone else functools.partial(group.meet, deadline_s=deadline_s)
         steps_each = sum(plan.steps for plan in plans.values())
@@ -224,6 +228,8 @@ class _Epochs:
             with self._times.of("checkpointing"):
                 self.checkpointer.settle()
             saved = self.checkpointer.saved
+        if self._world == 1 and (folder := os.environ.get("HEADRACE_TRACE")):
+            write_trace(folder, blocks, self._plans["train"].batch)
         phases_s, figures = self._times.seconds(), self._engine.figures()
         after = used()
         return RunRecord(
@@ -241,6 +247,11 @@ class _Epochs:
         for number in range(self._count):
             seed = (self._workload.train.seed, epoch, self._first + number, split == "valid")
             compute_s[number] = times.draw(np.random.default_rng(seed), steps)
+        order = self._plans[split].recorded
+        if order is not None and len(order.compute_s):
+            step = np.arange((epoch - 1) * steps, epoch * steps) * self._world
+            ranks = np.arange(self._first, self._first + self._count)[:, None]
+            compute_s = order.compute_s[(step + ranks) % len(order.compute_s)]
         every = steps
         if split == "train" and self.checkpointer is not None:
             every = self.checkpointer.steps_between or steps
@@ -275,6 +286,36 @@ class _Epochs:
                 opened_source.close()
             raise
         return blocks
+
+
+def write_trace(folder: str, blocks: Sequence[Block], batch: int) -> None:
+    """Write one accelerator's steps of training as a loader writes its own: a recording needs not guess them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    parts = []
+    for block in blocks:
+        if block.kind == "train":
+            rows = np.zeros(block.steps, STEP)
+            waited = block.load_s + block.harness_s
+            ends = block.start_s + np.cumsum(waited + block.compute_s)
+            rows["asked_s"] = np.concatenate([[block.start_s], ends])[: block.steps]
+            rows["delivered_s"] = rows["asked_s"] + waited
+            rows["epoch"], rows["step"] = block.epoch, np.arange(block.steps)
+            rows["samples"] = batch
+            parts.append(rows)
+    if not parts:
+        return
+    now_s = time.perf_counter()  # the steady clock of all traces
+    header = {
+        "rank": 0, "world_size": 1, "host": socket.gethostname(), "pid": os.getpid(),
+        "began_unix_s": time.time() - now_s + blocks[0].start_s, "began_s": blocks[0].start_s,
+        "source": "headrace bench", "batch_size": batch,
+    }  # fmt: skip
+    trace = TraceFile(folder, 0, header, bytes_max())
+    trace.steps(np.concatenate(parts))
+    trace.close("closed")
 
 
 def used() -> tuple[float, int]:

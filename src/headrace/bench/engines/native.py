@@ -29,6 +29,7 @@ from headrace import _native
 from headrace.bench.dataset import replay_of
 from headrace.bench.dataset_files import AT_REST_S
 from headrace.bench.engines import Delivered, Engine, batches_ahead
+from headrace.bench.engines.replay import ReplayEngine
 from headrace.bench.formats import SampleExtents, format_of
 from headrace.bench.objects import RANGE_BYTES, ObjectFolder
 from headrace.config import ReaderOptions
@@ -75,7 +76,10 @@ def native_engine(context: EngineContext) -> Engine:
     data = context.workload.dataset
     whole = data.num_samples_per_file == 1
     if data.requests is not None:
-        whole = replay_of(data.requests).recorded.is_whole_files
+        recorded = replay_of(data.requests).recorded
+        whole = recorded.is_whole_files
+        if not (recorded.traced or context.simulate or context.workload.reader.odirect):
+            return ReplayEngine(context)  # headrace's own loader reads as the engines here do
     return _FilesEngine(context) if whole else _ExtentsEngine(context)
 
 
