@@ -184,6 +184,21 @@ def test_evaluation_files_are_told_apart(tmp_path):
     assert (len(recorded.order), len(recorded.valid_order)) == (36, 12)
 
 
+def test_files_without_endings_are_known_by_their_bytes(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "0.npy").write_bytes(bytes(5000))  # one among them has an ending
+    for name in "abcdef":
+        (folder / name).write_bytes(b"\xff\xd8\xff" + bytes(5000))
+    program = (
+        "import sys, pathlib\n"
+        "for p in sorted(pathlib.Path(sys.argv[1]).iterdir()): p.read_bytes()\n"
+    )
+    found = record(tmp_path, sys.executable, "-c", program, folder)
+    assert found.code == 0, found.err
+    assert (found.job["format"], found.job["format_by"]) == ("jpeg", "magic")
+
+
 def test_samples_in_shards_are_counted(tmp_path):
     folder = tmp_path / "shards"
     folder.mkdir()

@@ -531,13 +531,13 @@ def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
 
 
 def _format(reads: SampleReads) -> tuple[str, str]:
-    endings = Counter(os.path.splitext(name)[1].lower() for name in reads.names)
-    ending, _ = endings.most_common(1)[0]
-    name = next(name for name in reads.names if name.lower().endswith(ending))
+    endings = [os.path.splitext(name)[1].lower() for name in reads.names]
+    ending, _ = Counter(endings).most_common(1)[0]
+    name = reads.names[endings.index(ending)]  # names without an ending too
     if ending == ".csv" or (known := format_of(name)) in _FORMATS:
         return ("csv" if ending == ".csv" else known), "ending"
     head = b""
-    with suppress(OSError), open(os.path.join(reads.root, reads.names[0]), "rb") as f:
+    with suppress(OSError), open(os.path.join(reads.root, name), "rb") as f:
         head = f.read(16)
     if (known := format_of_bytes(head)) in _FORMATS:
         return known, "magic"
