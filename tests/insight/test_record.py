@@ -194,7 +194,7 @@ def test_files_without_endings_are_known_by_their_bytes(tmp_path):
         "import sys, pathlib\n"
         "for p in sorted(pathlib.Path(sys.argv[1]).iterdir()): p.read_bytes()\n"
     )
-    found = record(tmp_path, sys.executable, "-c", program, folder)
+    found = record(tmp_path, sys.executable, "-c", program, folder, options=("--root", folder))
     assert found.code == 0, found.err
     assert (found.job["format"], found.job["format_by"]) == ("jpeg", "magic")
 
