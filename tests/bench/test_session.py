@@ -14,6 +14,7 @@ import yaml
 from headrace.base.job import Rank
 from headrace.bench import session
 from headrace.bench.compare import measure_named, measured
+from headrace.bench.iostat import IostatSampler
 from headrace.bench.postprocess import write_postprocessed
 from headrace.bench.ranks import join
 from headrace.bench.results import load_runs
@@ -320,6 +321,21 @@ def test_iostat_is_sampled_and_the_postprocessor_shows_it(words, tmp_path):
     text = write_postprocessed(str(tmp_path / "out"), "mine").read_text()
     assert "Run name: mine" in text
     assert all(name in text for name in ("Epoch 2, block1", "IO Wait (%)", "Samples/s"))
+
+
+@pytest.mark.parametrize("devices", [(), ("/dev/cciss/c0d0",), ("cciss/c0d0",)])
+def test_disks_of_iostat_are_whole_ones_whatever_they_are_called(tmp_path, devices):
+    """/sys has `!` where a device's name has `/`."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "sys/block/cciss!c0d0").mkdir(parents=True)
+    (tmp_path / "proc/stat").write_text("cpu  100 0 100 1000 50 0 0 0 0 0\n")
+    numbers = " ".join(map(str, range(1, 12)))
+    (tmp_path / "proc/diskstats").write_text(
+        f" 104 0 cciss/c0d0 {numbers}\n 104 1 cciss/c0d0p1 {numbers}\n 104 2 damaged {numbers} x\n"
+    )
+    [host] = IostatSampler(devices, tmp_path).document()["sysstat"]["hosts"]
+    [disk] = host["statistics"][0]["disk"]
+    assert (disk["disk_device"], disk["r/s"], disk["f/s"]) == ("cciss/c0d0", 0, 0)
 
 
 class Terminating:

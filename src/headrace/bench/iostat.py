@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.bench.results import write_json
 from headrace.machine.host import lines_of
+from headrace.machine.sensors import disk_counters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -54,7 +55,7 @@ class IostatSampler:
 
     def __init__(self, devices: Sequence[str] = (), root: Path = Path("/")) -> None:
         self._root = root
-        self._devices = {Path(device).name for device in devices}
+        self._devices = {device.removeprefix("/dev/") for device in devices}
         self._entries: list[dict[str, Any]] = []
         self._over = threading.Event()
         self._last = self._counters()
@@ -79,20 +80,13 @@ class IostatSampler:
         if not self._entries:
             self._entries.append(self._since_last())
 
-    def _counters(self) -> tuple[float, list[int], dict[str, list[int]]]:
+    def _counters(self) -> tuple[float, list[int], dict[str, list[float]]]:
         cpu = next(iter(lines_of(self._root / "proc/stat")), "").split()[1:9]
-        try:
-            whole = set(os.listdir(self._root / "sys/block"))
-        except OSError:
-            whole = set()
-        disks = {}
-        for line in lines_of(self._root / "proc/diskstats"):
-            words = line.split()
-            name = words[2] if len(words) >= 14 else ""
-            wanted = name in self._devices if self._devices else not name.startswith(_NOT_DISKS)
-            if name and wanted and (not whole or name in whole):
-                numbers = [int(word) for word in words[3:20]]
-                disks[name] = numbers + [0] * (17 - len(numbers))  # older kernels have fewer
+        disks = {
+            name: numbers
+            for name, numbers in disk_counters(self._root).items()
+            if (name in self._devices if self._devices else not name.startswith(_NOT_DISKS))
+        }
         return time.monotonic(), [int(word) for word in cpu], disks
 
     def _since_last(self) -> dict[str, Any]:
@@ -112,7 +106,7 @@ class IostatSampler:
         }  # fmt: skip
 
 
-def _disk(name: str, done: list[int], seconds: float) -> dict[str, Any]:
+def _disk(name: str, done: list[float], seconds: float) -> dict[str, Any]:
     figures: dict[str, Any] = {"disk_device": name, "f/s": done[_FLUSHES] / seconds}
     for kind, at in _KINDS.items():
         count, merged, sectors, spent_ms = done[at : at + 4]

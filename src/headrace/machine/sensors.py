@@ -154,30 +154,36 @@ _SECTOR_BYTES: Final = 512
 _VIRTUAL_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 
 
-def _disk(root: Path, values: _Values) -> str:
-    """Bytes and seconds of each disk, from /proc/diskstats.
+def disk_counters(root: Path = Path("/")) -> dict[str, list[float]]:
+    """The 17 numbers that /proc/diskstats has of each disk since it was started, by its name.
 
-    Whole disks only: a partition's figures are its disk's too, and those of a RAID or a volume manager are
-    those of what they lie on.
+    Whole disks only: a partition's figures are its disk's too. What older kernels do not count is 0.
     """
-    path = root / "proc/diskstats"
     try:
         whole = {entry.name.replace("!", "/") for entry in (root / "sys/block").iterdir()}
     except OSError:
         whole = set()  # partitions are counted too
-    counters, milliseconds, disks = values.counters, values.milliseconds, 0
-    for line in lines_of(path):
+    disks = {}
+    for line in lines_of(root / "proc/diskstats"):
         words = line.split()
-        if len(words) < 14 or disks >= DEVICES_MAX or words[2].startswith(_VIRTUAL_DISKS):
-            continue
-        numbers = [number(word) for word in words[3:14]]
-        if None in numbers or (whole and words[2] not in whole):
+        numbers = [value for word in words[3:20] if (value := number(word)) is not None]
+        sound = len(words) >= 14 and len(numbers) == len(words[3:20])
+        if sound and (not whole or words[2] in whole):
+            disks[words[2]] = numbers + [0.0] * (17 - len(numbers))
+    return disks
+
+
+def _disk(root: Path, values: _Values) -> str:
+    """Bytes and seconds of each disk; those of a RAID or a volume manager are those of what they lie on."""
+    counters, milliseconds, disks = values.counters, values.milliseconds, 0
+    for name, numbers in disk_counters(root).items():
+        if disks >= DEVICES_MAX or name.startswith(_VIRTUAL_DISKS):
             continue
         disks += 1
-        disk = clean(words[2])
-        reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms, _, busy_ms, _ = (
-            value or 0.0 for value in numbers
-        )
+        disk = clean(name)
+        reads, _, sectors_read, read_ms, writes, _, sectors_written, write_ms, _, busy_ms = numbers[
+            :10
+        ]
         counters |= {
             ("disk_read_bytes", disk): _SECTOR_BYTES * sectors_read,
             ("disk_written_bytes", disk): _SECTOR_BYTES * sectors_written,
@@ -185,7 +191,7 @@ def _disk(root: Path, values: _Values) -> str:
         }  # fmt: skip
         times = (("read", read_ms), ("write", write_ms), ("busy", busy_ms))
         milliseconds |= {(f"disk_{name}_s", disk): ms for name, ms in times}
-    return "" if disks else f"{path} names no disk"
+    return "" if disks else f"{root / 'proc/diskstats'} names no disk"
 
 
 _VIRTUAL_INTERFACES: Final = (
