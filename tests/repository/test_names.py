@@ -51,6 +51,15 @@ def test_help_imports_neither_numpy_nor_rich():
     assert ended.stdout.splitlines()[-1] == "loaded:", ended.stdout + ended.stderr
 
 
+def test_the_benchmark_of_files_imports_no_object_engine():
+    code = (
+        "import sys, headrace.bench.session\n"
+        "print('loaded:', *sorted({'asyncio', 'headrace.io.objects.engine', 'ssl'} & set(sys.modules)))"
+    )
+    ended = run(code)
+    assert ended.stdout.splitlines()[-1] == "loaded:", ended.stdout + ended.stderr
+
+
 def test_all_names_what_is_public_and_nothing_else():
     wrong = []
     for name in MODULES:

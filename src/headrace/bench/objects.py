@@ -6,6 +6,7 @@ read by the object engine in ranges, and written in one piece, or in parts when 
 objects by the whole URL, the bucket in front; those that it generated are not found here.
 
 Results name the endpoint and never a secret: `base.text.redacted` is applied to everything that is written.
+The engine and its event loop are imported by who has objects: each command of the benchmark passes here.
 """
 
 from __future__ import annotations
@@ -25,10 +26,7 @@ import numpy as np
 from headrace.bench.engines import engine_name
 from headrace.bench.formats import bad_file
 from headrace.errors import BenchError, StoreError, VolumeError
-from headrace.io.objects.clients import make_client
-from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.faults import Failure
-from headrace.io.objects.listing import list_objects, remove, write_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -153,10 +151,14 @@ class ObjectFolder:
         if endpoint:
             self._options["endpoint"] = endpoint
         self._attempts = attempts
+        from headrace.io.objects.engine import ObjectEngine
+
         self.engine = ObjectEngine(self._options | {"attempts_max": attempts})
 
     @cached_property
     def _client(self) -> Any:
+        from headrace.io.objects.clients import make_client
+
         retries = {"max_retries": self._attempts - 1, "retry_timeout": timedelta(seconds=60)}
         return make_client(self.bucket, self._options | {"retry_config": retries})
 
@@ -175,6 +177,8 @@ class ObjectFolder:
 
     def objects(self, folder: str) -> list[RemoteObject]:
         """All objects below a folder, by name."""
+        from headrace.io.objects.listing import list_objects
+
         with self._naming(folder):
             return sorted(list_objects(folder, self._options), key=lambda each: each.url)
 
@@ -194,6 +198,8 @@ class ObjectFolder:
 
     def send(self, url: str, blocks: Iterable[Any], size: int) -> None:
         """Write an object of so many bytes, piece by piece; it is there whole or not at all."""
+        from headrace.io.objects.listing import write_blocks
+
         with self._naming(url):
             write_blocks(self._client, url, (bytes(block) for block in blocks), size)
 
@@ -212,6 +218,8 @@ class ObjectFolder:
 
     def remove(self, urls: list[str]) -> None:
         """Remove objects; what is gone already is no error."""
+        from headrace.io.objects.listing import remove
+
         with self._naming(self.bucket):
             remove(urls, self._options)
 
