@@ -1,11 +1,15 @@
 """Reading from an object store in random order: headrace beside obstore's `get_ranges`.
 
     python -m benchmarks.objects --json build/bench/objects.json
+    python -m benchmarks.objects --tail rare --samples 2000   # slow requests sent twice, or not
 
 Serves one packed store from loopback, by moto's S3 server and by a bare web server whose own cost per
 request is small, and reads whole epochs in the same random order: by a loader, and by obstore, which
 gets the ranges of each batch and object (it coalesces them by its own rule), as many calls at once as
 the loader has requests. Both touch each sample; only the loader checks it. Rounds alternate.
+
+`--tail`: the bare server takes 30 ms for most requests; the loader reads with `hedge_s` of None and of `auto`.
+`lognormal`: 200 ms for one in a hundred, as our simulated S3; `rare`: 2 s; `even`: 30 ms for all.
 
 Read the ratios: server and client share the machine's cores.
 """
@@ -15,7 +19,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
+import random
 import re
 import statistics
 import subprocess
@@ -35,6 +41,8 @@ BUCKET = "bench"
 DEPTH = 16
 BATCH = 64
 SEED = 7
+MEDIAN_S, P99_S, RARE_S = 0.030, 0.200, 2.0
+SIGMA = math.log(P99_S / MEDIAN_S) / 2.326
 OPTIONS = {"region": "us-east-1", "access_key_id": "key", "secret_access_key": "secret"}
 
 MOTO = """
@@ -49,10 +57,11 @@ sys.stdin.read()
 
 
 class _Ranges(asyncio.Protocol):
-    """A web server of ranges of files held in memory; nothing else."""
+    """A web server of ranges of files held in memory, as slow as it is told to be; nothing else."""
 
-    def __init__(self, files: dict[bytes, bytes]) -> None:
+    def __init__(self, files: dict[bytes, bytes], tail: str | None) -> None:
         self.files = files
+        self.tail = tail
         self.rest = b""
 
     def connection_made(self, transport: Any) -> None:
@@ -67,17 +76,28 @@ class _Ranges(asyncio.Protocol):
             asked = re.search(rb"(?i)\r\nrange: *bytes=(\d+)-(\d+)", head)
             assert asked is not None
             first, last = int(asked[1]), min(int(asked[2]), len(body) - 1)
-            self.transport.writelines([
+            reply = [
                 b"HTTP/1.1 206 Partial Content\r\nContent-Length: %d\r\n"
                 b'Content-Range: bytes %d-%d/%d\r\nETag: "1"\r\n'
                 b"Last-Modified: Sat, 21 Nov 2026 12:00:00 GMT\r\n\r\n"
                 % (last + 1 - first, first, last, len(body)),
                 memoryview(body)[first : last + 1],
-            ])  # fmt: skip
+            ]  # fmt: skip
+            if self.tail is not None:
+                after_s = MEDIAN_S
+                if self.tail == "lognormal":
+                    after_s *= math.exp(SIGMA * random.gauss(0.0, 1.0))
+                elif self.tail == "rare" and random.random() < 0.01:
+                    after_s = RARE_S
+                asyncio.get_running_loop().call_later(after_s, self.transport.writelines, reply)
+            else:
+                self.transport.writelines(reply)
 
 
-async def _serve(files: dict[bytes, bytes]) -> None:
-    server = await asyncio.get_running_loop().create_server(lambda: _Ranges(files), "127.0.0.1", 0)
+async def _serve(files: dict[bytes, bytes], tail: str | None) -> None:
+    server = await asyncio.get_running_loop().create_server(
+        lambda: _Ranges(files, tail), "127.0.0.1", 0
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -106,6 +126,7 @@ def by_headrace(url: str, options: dict[str, Any], expected: int) -> dict[str, f
     return {
         "samples_per_s": samples / seconds, "cpu_us_per_sample": cpu * 1e6 / samples,
         "requests": did.requests - before.requests, "fetched": did.bytes - before.bytes,
+        "hedges": did.hedges - before.hedges, "hedges_won": did.hedges_won - before.hedges_won,
     }  # fmt: skip
 
 
@@ -169,35 +190,55 @@ def measure(
     return result
 
 
+def hedged(tail: str, url: str, count: int, rounds: int) -> dict[str, Any]:
+    """Rounds without second requests and with them, in turn; medians, and the median of the rounds' ratios."""
+    figures: dict[str, list[dict[str, float]]] = {"never": [], "auto": []}
+    for at in range(rounds):
+        for hedge in figures if at % 2 == 0 else reversed(figures):
+            options = {"hedge_s": None if hedge == "never" else hedge}
+            figures[hedge].append(by_headrace(url, options, count))
+    pairs = zip(figures["never"], figures["auto"], strict=True)
+    return {
+        "server": f"web, {tail}", "samples": count,
+        "auto / never": statistics.median(b["samples_per_s"] / a["samples_per_s"] for a, b in pairs),
+        **figures,
+    }  # fmt: skip
+
+
 def main() -> int:
-    """Runs both servers; prints JSON."""
+    """Runs the servers; prints JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--sample-bytes", type=int, default=110_000)
     parser.add_argument("--volume-bytes", type=int, default=4 << 20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tail", choices=("lognormal", "rare", "even"))
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
         files = {os.fsencode(path.name): path.read_bytes() for path in given.serve.iterdir()}
-        asyncio.run(_serve(files))
+        asyncio.run(_serve(files, given.tail))
         return 0
     results = []
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
         make_samples(folder / "source", given.samples, given.sample_bytes)
         hr.pack(folder / "source", folder / "x.hr", volume_bytes=given.volume_bytes)
+        web = [sys.executable, __file__, "--serve", str(folder / "x.hr")]
+        servers = {"web": web, "moto": [sys.executable, "-c", MOTO]}
         for name, command in (
-            ("web", [sys.executable, __file__, "--serve", str(folder / "x.hr")]),
-            ("moto", [sys.executable, "-c", MOTO]),
-        ):
+            {"tail": [*web, "--tail", given.tail]} if given.tail else servers
+        ).items():
             with subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             ) as server:
                 assert server.stdout is not None
                 endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
-                results.append(_on(name, endpoint, folder, given.samples, given.rounds))
+                if given.tail:
+                    results.append(hedged(given.tail, endpoint, given.samples, given.rounds))
+                else:
+                    results.append(_on(name, endpoint, folder, given.samples, given.rounds))
                 server.kill()
     text = json.dumps(results, indent=1)
     print(text)

@@ -27,12 +27,14 @@ from headrace.control.metrics import (
     serve_metrics,
 )
 from headrace.errors import HeadraceError
+from headrace.io.objects.faults import RemoteStats
 from headrace.node import notes
 from headrace.node.jobs import CAUSES, LABELS_MAX, JobTally, JobTotals
 from headrace.node.limits import RateLimits
 from headrace.node.metrics import TABLE, figures_of
 from headrace.node.served import label_of
 from headrace.node.wire import Note, Open, WireError, decode_request, encode
+from headrace.plane.pipeline import Pipeline
 from node.conftest import node_loader, serving, until
 
 PAGE = Path(__file__).parents[2] / "docs/howto/metrics.md"
@@ -152,6 +154,19 @@ def test_a_scrape_says_what_was_delivered_and_who_waited(folder, store, quick, m
     assert tiers[f'{dataset},tier="page_cache"'] + tiers[f'{dataset},tier="source"'] >= store.nbytes
     assert values(text, "headrace_job_ram_bytes_total") == {'job_name="alpha"': store.nbytes}
     assert values(text, "process_resident_memory_bytes")[""] > 0
+
+
+def test_a_scrape_says_what_an_object_store_was_asked(folder, store, monkeypatch):
+    did = RemoteStats(requests=40, retries=3, hedges=2, hedges_won=1, reads_in_flight=16)
+    monkeypatch.setattr(Pipeline, "_remote", lambda _: did)
+    with serving(folder) as server, exporting(server) as exporter:
+        loader = node_loader(store)
+        next(iter(loader))
+        _, text = get(exporter)
+        loader.close()
+    for name in ("requests", "retries", "hedges", "hedges_won", "failures"):
+        (count,) = values(text, f"headrace_remote_{name}_total").values()
+        assert count == getattr(did, name)
 
 
 def test_promtool_finds_no_fault(folder, store):

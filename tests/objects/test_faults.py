@@ -17,7 +17,7 @@ from headrace.errors import SourceChanged, VolumeError, VolumeTimeout
 from headrace.io.objects.engine import ObjectEngine
 from headrace.io.objects.faults import Fault
 from headrace.io.objects.listing import remove, write
-from headrace.io.objects.reading import RemoteObject, out_of_time
+from headrace.io.objects.reading import Hedging, RemoteObject, out_of_time
 from objects.conftest import DATA
 from objects.faulty_proxy import EXPIRED, FaultyProxy
 
@@ -316,7 +316,68 @@ def test_a_slow_request_is_hedged_and_the_faster_answer_counts(
         engine.close()
     assert bytes(dest) == DATA[50:1050]
     assert proxy.injected == {"stall": 1}
-    assert (stats.hedges, stats.requests, stats.retries) == (1, 2, 0)
+    assert (stats.hedges, stats.hedges_won, stats.requests, stats.retries) == (1, 1, 2, 0)
+
+
+def test_when_to_ask_a_second_time_is_learned_from_requests_that_take_far_longer_than_most(
+    proxy: FaultyProxy, blob: str, options: dict[str, Any]
+) -> None:
+    engine = ObjectEngine(options)
+    dest = bytearray(1000)
+    try:
+        for k in range(96):
+            if k % 8 == 0:
+                proxy.inject("slow", seconds=0.04)
+            engine.fetch(blob, k, memoryview(dest))
+        before = engine.stats()
+        proxy.inject("stall")
+        engine.fetch(blob, 50, memoryview(dest))
+        after = engine.stats()
+    finally:
+        engine.close()
+    assert bytes(dest) == DATA[50:1050]
+    assert proxy.injected["stall"] == 1
+    assert (after.hedges, after.hedges_won) == (before.hedges + 1, before.hedges_won + 1)
+    assert after.requests == before.requests + 2
+    assert after.retries == 0
+
+
+def _hedging(seconds: list[float], nbytes: int = 1000) -> Hedging:
+    hedging = Hedging()
+    for each in seconds:
+        hedging.note(nbytes, each)
+    return hedging
+
+
+def test_a_request_is_late_when_it_takes_longer_than_19_of_20_of_its_size() -> None:
+    usual = [0.03, 0.031, 0.029, 0.033] * 40
+    assert _hedging(usual[:60]).delay_s(1000) is None  # too few are known
+    hedging = _hedging([0.2 if k % 10 == 0 else each for k, each in enumerate(usual)])
+    assert hedging.delay_s(1000) == hedging.delay_s(1100) == 0.2
+    assert hedging.delay_s(100_000) is None  # of these nothing is known
+    for _ in range(600):
+        hedging.note(1000, 0.03)
+    assert hedging.delay_s(1000) == 0.03
+    assert _hedging(usual, 8 << 20).delay_s(8 << 20) is None  # memory for two of them
+    assert _hedging([0.001] * 160).delay_s(1000) == 0.02
+
+
+def _spent(hedging: Hedging) -> int:
+    return sum(hedging.spend() for _ in range(100))
+
+
+def test_of_twenty_requests_one_is_sent_twice_at_most_and_of_two_hundred_where_it_is_in_vain() -> (
+    None
+):
+    hedging = _hedging([0.03] * 200)
+    assert _spent(hedging) == 10
+    assert _spent(_hedging([0.03] * 100_000)) == 16  # however long nobody was slow
+    for won, expected in ((False, 1), (True, 10)):
+        for _ in range(20):
+            hedging.ended(won=won)
+        for _ in range(205):
+            hedging.note(1000, 0.03)
+        assert _spent(hedging) == expected
 
 
 def test_closing_ends_reads_that_wait(

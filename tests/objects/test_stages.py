@@ -22,6 +22,8 @@ def test_requests_retries_bytes_and_latencies_are_told_by_the_stage_and_by_expla
 ) -> None:
     assert opened.objects is not None
     proxy.inject("status", pattern=r"\.hrv", times=2)
+    opened.objects._tally.add("hedges", 3)
+    opened.objects._tally.add("hedges_won", 2)
     loader = _read(opened)
     stage = loader.stats.stages["prefetch"]
     did = opened.objects.stats()
@@ -46,6 +48,7 @@ def test_requests_retries_bytes_and_latencies_are_told_by_the_stage_and_by_expla
     told = str(hr.explain())
     assert f"asked remote volumes {remote.requests} times" in told
     assert "met status 503 (2)" in told
+    assert "3 sent twice, 2 answered sooner for it" in told
     loader.close()
 
 

@@ -226,6 +226,8 @@ def _remote(remote: dict[str, Any]) -> str:
         f"{remote['in_flight']} of at most {remote['reads_in_flight']} in flight, "
         f"{remote['waiting']} waiting; {remote['retries']} repeated, {remote['failures']} given up"
     )
+    if remote["hedges"]:
+        text += f"; {remote['hedges']} sent twice, {remote['hedges_won']} answered sooner for it"
     met = ", ".join(f"{name} ({count})" for name, count in remote["faults"].items())
     return f"{text}; met {met}" if met else text
 

@@ -59,6 +59,19 @@ _OF_DATA: Final = {
                           "Memory that they may take."),
 }  # fmt: skip
 
+_OF_REMOTE: Final = {
+    "requests": Metric("headrace_remote_requests_total", "counter", _DATA,
+                       "Requests to the object store."),
+    "retries": Metric("headrace_remote_retries_total", "counter", _DATA,
+                      "Of these, repeated after a fault."),
+    "hedges": Metric("headrace_remote_hedges_total", "counter", _DATA,
+                     "Of these, sent a second time because the first was slow."),
+    "hedges_won": Metric("headrace_remote_hedges_won_total", "counter", _DATA,
+                         "Of these, answered before the first."),
+    "failures": Metric("headrace_remote_failures_total", "counter", _DATA,
+                       "Reads of the object store that were given up."),
+}  # fmt: skip
+
 _OF_JOBS: Final = {
     "worked_s": Metric("headrace_work_seconds_total", "counter", _JOB,
                        "Time that training steps worked."),
@@ -106,6 +119,7 @@ TABLE: Final = (
     Metric("headrace_dataset_buffer_bytes", "gauge", _DATA,
            "Bytes that clients may have asked for and not taken."),
     *_OF_DATA.values(),
+    *_OF_REMOTE.values(),
     Metric("headrace_dataset_cached_samples", "gauge", _DATA, "Samples cached on the local disk."),
     Metric("headrace_dataset_clients", "gauge", _DATA, "Clients that have it open."),
     Metric("headrace_stall_seconds_total", "counter", ("job_name", "cause"),
@@ -136,6 +150,8 @@ def figures_of(state: Mapping[str, Any]) -> Figures:
         figures.add("headrace_reads_in_flight_max", reads["in_flight_max"], dataset=label)
         figures.add("headrace_dataset_buffer_bytes", reads["buffer_bytes"], dataset=label)
         figures.add("headrace_dataset_clients", sum(data["jobs"].values()), dataset=label)
+        if data["remote"] is not None:
+            _add(figures, _OF_REMOTE, data["remote"], dataset=label)
         if data["cache"] is not None:
             figures.add("headrace_dataset_cached_samples", data["cache"]["samples"], dataset=label)
     for label, totals in state["labels"].items():

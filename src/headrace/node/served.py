@@ -52,6 +52,9 @@ _CLOSED = "the data set was closed"
 
 _SLAB_SLACK = 4 << 20
 
+_OF_REMOTE = ("requests", "retries", "hedges", "hedges_won", "failures")
+"""What is reported of an object store, see `RemoteStats`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -462,6 +465,7 @@ class ServedData:
             for tier, count in stage.stats().bytes_by_tier.items():
                 tiers[tier] = tiers.get(tier, 0) + count
         tiers["ram"] = tiers.get("ram", 0) + self.gathered_bytes  # by clients, out of this memory
+        remote = self.pipeline.stats().remote
         return {
             "name": label_of(self.store.path, self.store.fingerprint),
             "path": self.store.path,
@@ -490,6 +494,7 @@ class ServedData:
             "tuning": self.tuning.report(),
             "held_back": self.tuning.held_back.phrase if self.tuning.held_back else "",
             "cache": cache,
+            "remote": remote and {name: getattr(remote, name) for name in _OF_REMOTE},
             "reads": {
                 "count": int(source["reads"]),
                 "seconds": float(source["in_flight_s"]),

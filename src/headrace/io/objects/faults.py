@@ -171,6 +171,7 @@ class RemoteStats:
         bytes: bytes fetched, those between samples included.
         retries: requests that were repeated after a fault.
         hedges: requests that were sent a second time because the first was slow.
+        hedges_won: those of them that were answered before the first.
         refreshes: times the credentials were fetched anew.
         failures: reads given up.
         in_flight: gauge: requests in flight now.
@@ -184,6 +185,7 @@ class RemoteStats:
     requests: int = 0
     retries: int = 0
     hedges: int = 0
+    hedges_won: int = 0
     failures: int = 0
     bytes: int = 0
     in_flight: int = 0

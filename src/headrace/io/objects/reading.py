@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import resource
-from collections import deque
+from collections import defaultdict, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,26 @@ _CONNECTIONS_LEAST = 2
 
 _THREADS = 32
 """For transports that block; a plain HTTP read needs none."""
+
+HEDGED_SHARE = 0.05
+"""Of all requests, how many may be sent a second time."""
+
+_WON_MIN = 0.08
+"""Where the second answer comes first less often, what a request takes is not its own bad luck. One late
+request in five may be in trouble, and worth all the others."""
+
+_DELAY_MIN_S = 0.02
+"""A second request costs more than it saves where answers come sooner."""
+
+_HEDGES_AT_ONCE = 16.0
+"""However many answers came before: a server that stops answering is not asked everything twice."""
+
+_HEDGED_BYTES_MAX = 4 << 20
+_KNOWN_MIN, _KNOWN_MAX = 64, 512
+"""Requests of one size that are looked at."""
+
+_LOOKS_EVERY = 16
+"""Answers, after which the delay is worked out anew: it takes 50 us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +89,56 @@ class Wanted:
     exact: bool = True
 
 
+class Hedging:
+    """When a request is sent a second time: after longer than 19 of 20 of its size took.
+
+    Of all requests at most `HEDGED_SHARE` are sent twice, and few at once; a tenth as many where the second
+    answer seldom comes first: a server that is slow for everybody gets no more work.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[int, deque[float]] = defaultdict(
+            lambda: deque(maxlen=_KNOWN_MAX)
+        )
+        self._delays_s: dict[int, float] = {}
+        self._budget = 0.0
+        self._answers = 0
+        self._won = 0.2  # of those that were sent twice, lately
+
+    def delay_s(self, nbytes: int) -> float | None:
+        """After how long a request of so many bytes should be sent again; None: never."""
+        small = nbytes <= _HEDGED_BYTES_MAX  # its second answer has memory of its own
+        return self._delays_s.get(_class_of(nbytes)) if small else None
+
+    def spend(self) -> bool:
+        """Whether one may be sent again now; it is counted."""
+        allowed = self._budget >= 1.0
+        self._budget -= allowed
+        return allowed
+
+    def ended(self, *, won: bool) -> None:
+        """One was sent twice; `won`: the second answer came first."""
+        self._won += 0.05 * (won - self._won)
+
+    def note(self, nbytes: int, seconds: float) -> None:
+        """A request was answered, the first time or the second, so many seconds after it was sent first."""
+        share = HEDGED_SHARE if self._won >= _WON_MIN else HEDGED_SHARE / 10
+        self._budget = min(_HEDGES_AT_ONCE, self._budget + share)
+        size = _class_of(nbytes)
+        known = self._seconds[size]
+        known.append(seconds)
+        self._answers += 1
+        if len(known) < _KNOWN_MIN or self._answers % _LOOKS_EVERY:
+            return
+        # Those sent twice took longer than the delay, whichever answer came: it does not fall by itself.
+        self._delays_s[size] = max(_DELAY_MIN_S, sorted(known)[-1 - len(known) // 20])
+
+
+def _class_of(nbytes: int) -> int:
+    """Sizes of one class differ by less than four: what a request takes grows with its bytes."""
+    return nbytes.bit_length() // 2
+
+
 class Reading:
     """All reads of one event loop.
 
@@ -105,6 +175,7 @@ class Reading:
         self._most = _connections_most()
         self._loop = loop
         self._luck = random.Random()  # noqa: S311 - jitter, no secret
+        self._hedging = Hedging()
 
     @property
     def waiting(self) -> int:
@@ -203,23 +274,26 @@ class Reading:
         transport, key = await self._roots.transport(wanted.url)
         expected = self._objects.get(wanted.url)
         etag = None if expected is None else expected.etag
-        hedge_s = self._policy.hedge_s
-        if hedge_s is None:
-            self._tally.add("requests")
-            return await transport.read(key, wanted.offset, wanted.dest, etag)
-        return await self._hedged(transport, key, wanted, etag, hedge_s)
+        self._tally.add("requests")
+        began, size, hedge_s = self._loop.time(), len(wanted.dest), self._policy.hedge_s
+        after_s = self._hedging.delay_s(size) if hedge_s == "auto" else hedge_s
+        if after_s is None:
+            reply = await transport.read(key, wanted.offset, wanted.dest, etag)
+        else:
+            reply = await self._hedged(transport, key, wanted, etag, after_s)
+        self._hedging.note(size, self._loop.time() - began)
+        return reply
 
     async def _hedged(
-        self, transport: Transport, key: str, wanted: Wanted, etag: str | None, hedge_s: float
+        self, transport: Transport, key: str, wanted: Wanted, etag: str | None, after_s: float
     ) -> Found:
         """Asks a second time when the first answer is slow; the first good answer counts."""
-        self._tally.add("requests")
         first = asyncio.create_task(transport.read(key, wanted.offset, wanted.dest, etag))
         tasks = [first]
         try:
-            await asyncio.wait(tasks, timeout=hedge_s)
-            if first.done():
-                return first.result()
+            await asyncio.wait(tasks, timeout=after_s)
+            if first.done() or (self._policy.hedge_s == "auto" and not self._hedging.spend()):
+                return await first
             self._tally.add("requests")
             self._tally.add("hedges")
             # Its own memory: two answers must not be written into one place.
@@ -229,10 +303,12 @@ class Reading:
             if all(task.exception() is not None for task in done):
                 done, _ = await asyncio.wait(tasks)
             winner = next((t for t in tasks if t in done and t.exception() is None), first)
+            self._hedging.ended(won=winner is not first)
             reply = winner.result()
             if winner is not first:
                 first.cancel()
                 await asyncio.wait([first])  # nothing more is written to `dest`
+                self._tally.add("hedges_won")
                 wanted.dest[: reply.count] = spare[: reply.count]
             return reply
         finally:
