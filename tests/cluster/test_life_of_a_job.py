@@ -72,7 +72,7 @@ def test_the_life_of_a_job(cluster, tmp_path):
     job = submit(cluster, SCRIPT, *words)
 
     def states() -> list[object]:
-        return [task["state"] for task in jobs_of(cluster("status", "--json"))]
+        return [task["state"] for task in jobs_of(cluster("status", job, "--json"))]
 
     assert until(
         lambda: states()[:2] == ["RUNNING"] * 2, 60
@@ -196,7 +196,7 @@ def test_a_scheduler_that_does_not_answer_well_is_one_clear_error(
 ):
     if scontrol is not None:
         fake("scontrol", scontrol)
-    for more in ([], ["--json"]):
+    for more in ([], ["--json"])[command != "status" :]:
         ended = run(command, "17", "--executor", "slurm", *more, code=3)
         message = json.loads(ended.stdout)["error"]["message"] if more else ended.stderr
         assert says in message or says in ended.stdout

@@ -128,7 +128,7 @@ def queue(
 ) -> int:
     """Show nodes, who has which GPUs, who waits for what and until when. `0·2·`: GPUs 0 and 2 are in use."""
     from headrace.cli.cluster_queue import Selection, show_queue
-    from headrace.cli.cluster_submit import cluster_snapshot
+    from headrace.cluster.plan import cluster_snapshot
 
     if rows < 1:
         raise ValueError(f"--rows is {rows}, expected 1 or more")
@@ -306,7 +306,7 @@ def cluster_init(
     output: JsonOutput,
 ) -> int:
     """Write the site's file from what the cluster says it has, with comments. Most clusters need none."""
-    from headrace.cli.cluster_submit import cluster_snapshot
+    from headrace.cluster.plan import cluster_snapshot
     from headrace.cluster.site import find_site, site_text
 
     snapshot = cluster_snapshot(executor, source)

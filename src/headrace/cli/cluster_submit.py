@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any
 from headrace.base.text import counted
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output
-from headrace.cluster.executor import EXECUTOR_VARIABLE, executor, executor_name
+from headrace.cluster.executor import executor, executor_name
 from headrace.cluster.local.executor import foreground_environment
 from headrace.cluster.notation import read_minutes, time_text
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import JOB_OPTIONS, read_request
-from headrace.cluster.site import find_site, read_site
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
     from headrace.cluster.layout import JobLayout
-    from headrace.cluster.snapshot import ClusterSnapshot
 
 
 _COMMAND_LINE = "the command line"
@@ -46,31 +44,10 @@ class Asked:
 
     def cluster(self, output: Output) -> Cluster:
         """What the request is laid out on."""
-        site = read_site(self.site or find_site())
-        snapshot = cluster_snapshot(self.executor, self.source)
-        if site.cluster and snapshot.cluster and site.cluster != snapshot.cluster:
-            output.remark(f"{site.path} is of cluster {site.cluster}, this is {snapshot.cluster}.")
-        local = self.source is None and executor_name(self.executor) == "local"
-        if local and not self.executor and not os.environ.get(EXECUTOR_VARIABLE):
-            output.remark("note: there is no Slurm here (no sbatch): this machine runs it.")
-        return Cluster(snapshot, site, local=local)
-
-
-def cluster_snapshot(
-    name: str | None, source: Path | None, *, jobs: bool = False
-) -> ClusterSnapshot:
-    """A saved snapshot (`source`), or what the cluster of the executor of this name has now."""
-    if source is not None:
-        from headrace.cluster.snapshot import load_snapshot
-
-        return load_snapshot(source)
-    if executor_name(name) == "local":
-        from headrace.cluster.local.executor import local_snapshot, with_local_jobs
-
-        return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
-    from headrace.cluster.slurm.scontrol import read_snapshot
-
-    return read_snapshot(jobs=jobs)
+        cluster = Cluster.of(self.executor, self.site, self.source)
+        for remark in cluster.remarks:
+            output.remark(f"note: {remark}")
+        return cluster
 
 
 def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Output) -> int:

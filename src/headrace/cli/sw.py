@@ -140,7 +140,7 @@ def swbatch(words: Sequence[str]) -> int:
 def swqueue(words: Sequence[str]) -> int:
     """Nodes and jobs."""
     from headrace.cli.cluster_queue import ROWS, Selection, show_queue
-    from headrace.cli.cluster_submit import cluster_snapshot
+    from headrace.cluster.plan import cluster_snapshot
 
     parser = _parser("swqueue", "Nodes, real GPU numbers, who has what, who waits for what.")
     add = parser.add_argument

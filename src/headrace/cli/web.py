@@ -118,7 +118,7 @@ def _layouts(executor: Any, snapshot_file: Any) -> Callable[[], ClusterLayout] |
 
     if snapshot_file is None and executor is None and executor_name() != "slurm":
         return None
-    from headrace.cli.cluster_submit import cluster_snapshot
+    from headrace.cluster.plan import cluster_snapshot
     from headrace.web.views import nodes_of_scheduler
 
     return lambda: nodes_of_scheduler(cluster_snapshot(executor, snapshot_file, jobs=True))

@@ -188,9 +188,12 @@ class Executor(ABC):
         return job_ids
 
     def wait(
-        self, job_ids: Sequence[str], timeout_s: float | None = None
+        self,
+        job_ids: Sequence[str],
+        timeout_s: float | None = None,
+        enough: Callable[[], bool] = bool,
     ) -> dict[str, list[JobStatus]]:
-        """Return when all are over, or not known any more.
+        """Return when all are over, or not known any more; or when it is `enough`.
 
         Raises:
             ClusterTimeout: some are not, after so long.
@@ -209,7 +212,7 @@ class Executor(ABC):
                     s for known in statuses.values() for s in known
                     if not s.state.is_over and s.state is not JobState.UNKNOWN
                 ]  # fmt: skip
-                if not unfinished:
+                if not unfinished or enough():
                     return statuses
             left_s = deadline - time.monotonic()
             if left_s <= 0:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.cluster.containers import find_container, has_steps
-from headrace.cluster.executor import Submission
+from headrace.cluster.executor import EXECUTOR_VARIABLE, Submission, executor_name
 from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
-from headrace.cluster.local.executor import local_snapshot
+from headrace.cluster.local.executor import local_snapshot, with_local_jobs
 from headrace.cluster.request import (
     JOB_OPTIONS,
     NOT_IN_THE_FOREGROUND,
@@ -29,6 +29,7 @@ from headrace.cluster.request import (
     request_of_words,
 )
 from headrace.cluster.script import PARTS, Directive, Script, Word, read_script, read_words
+from headrace.cluster.site import find_site, read_site
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Cluster:
 
     Attributes:
         site: what is special.
+        remarks: what the user may want to know of it.
         local: it is this machine, and has as many "GPUs" as a request asks for.
     """
 
@@ -104,11 +106,43 @@ class Cluster:
     site: Site
     local: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, name: str | None = None, site: Path | None = None, source: Path | None = None
+    ) -> Cluster:
+        """That of the executor of this name, as it is now or was saved (`source`), with its site's file."""
+        rules, remarks = read_site(site or find_site()), list[str]()
+        snapshot = cluster_snapshot(name, source)
+        if rules.cluster and snapshot.cluster and rules.cluster != snapshot.cluster:
+            remarks.append(
+                f"{rules.path} is of cluster {rules.cluster}, this is {snapshot.cluster}."
+            )
+        local = source is None and executor_name(name) == "local"
+        if local and not name and not os.environ.get(EXECUTOR_VARIABLE):
+            remarks.append("there is no Slurm here (no sbatch): this machine runs it.")
+        return cls(snapshot, rules, local, remarks=tuple(remarks))
 
     def is_short(self, partition: str) -> bool:
         """Whether a partition's name is one of HAL's short words for sizes."""
         names = [known.name for known in self.snapshot.partitions]
         return bool(partition) and read_shorthand(partition, names) is not None
+
+
+def cluster_snapshot(
+    name: str | None, source: Path | None = None, *, jobs: bool = False
+) -> ClusterSnapshot:
+    """A saved snapshot (`source`), or what the cluster of the executor of this name has now."""
+    if source is not None:
+        from headrace.cluster.snapshot import load_snapshot
+
+        return load_snapshot(source)
+    if executor_name(name) == "local":
+        return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
+    from headrace.cluster.slurm.scontrol import read_snapshot
+
+    return read_snapshot(jobs=jobs)
 
 
 class BatchPlan(NamedTuple):

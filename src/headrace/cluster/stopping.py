@@ -44,14 +44,21 @@ def should_stop() -> bool:
     return _state().check()
 
 
+def asked_by() -> int | None:
+    """The signal by which this process was asked to stop, as it knows; 0: by its launcher; None: it was not."""
+    if _asked is None or not _asked.stopped:
+        return None
+    return 0 if _asked.slot else _asked.number
+
+
 class _Asked:
     """This process's way of being asked."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.slot: RankSlot | None = None
-        self._stopped = False
-        self._signalled = False
+        self.stopped = False
+        self.number = 0
         address = os.environ.get(PAGE_VARIABLE)
         try:
             if address:
@@ -68,14 +75,16 @@ class _Asked:
         for number in numbers:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
                 signal.signal(number, self._on_signal)
+        # `functions` holds SIGUSR1 back until somebody listens.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
-    def _on_signal(self, _number: int, _frame: object) -> None:
-        self._signalled = True
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.number = number
 
     def check(self) -> bool:
-        if not self._stopped:
-            self._stopped = self.slot.check() if self.slot else self._signalled
-        return self._stopped
+        if not self.stopped:
+            self.stopped = self.slot.check() if self.slot else bool(self.number)
+        return self.stopped
 
 
 def _state() -> _Asked:

@@ -180,10 +180,10 @@ class SlurmExecutor(Executor):
         cluster = config.get("ClusterName", "").strip()
         path = _record_of(cluster, number)
         try:
-            said = _RECORD.decode(path.read_bytes(), str(path)).plain()
+            record = _RECORD.decode(path.read_bytes(), str(path)).plain()
         except OSError:
-            said = {}
-        if said.get("job") != number:
+            record = {}
+        if record.get("job") != number:
             raise ClusterError(
                 f"what was submitted as job {number} is not known: {path.parent} holds the last "
                 f"{_KEPT_MAX:,} jobs that headrace submitted to {cluster} from this home folder.",
@@ -191,8 +191,8 @@ class SlurmExecutor(Executor):
                 next_step="Submit its script again: headrace cluster batch SCRIPT.",
             )
         return Submission(
-            said["script"].encode(errors="surrogateescape"), tuple(said["options"]),
-            tuple(said["arguments"]), Path(said["directory"]), said["environment"], cluster,
+            record["script"].encode(errors="surrogateescape"), tuple(record["options"]),
+            tuple(record["arguments"]), Path(record["directory"]), record["environment"], cluster,
         )  # fmt: skip
 
     # -- what Slurm forgot -------------------------------------------------------------------------
