@@ -241,6 +241,31 @@ def test_random_reads_of_one_file_are_samples(tmp_path):
     assert not recorded.is_whole_files
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_lines_of_text_are_the_data_set_and_not_their_index(tmp_path, named):
+    """JSON beside images is no data; as most of what is read it is."""
+    data = tmp_path / "text"
+    data.mkdir()
+    (data / "text.jsonl").write_bytes(b'{"text": "' + b"x" * 88 + b'"}\n')
+    lines = 101 * 600
+    (data / "text.jsonl").write_bytes((data / "text.jsonl").read_bytes() * 600)
+    np.save(data / "offsets.npy", np.arange(0, lines, 101))
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, time, numpy as np\n"
+        "offsets = np.load(sys.argv[1] + '/offsets.npy')\n"
+        "with open(sys.argv[1] + '/text.jsonl', 'rb', buffering=0) as f:\n"
+        "    for i, at in enumerate(np.random.default_rng(3).permutation(offsets)[:96]):\n"
+        "        f.seek(int(at))\n"
+        "        f.read(101)\n"
+        "        time.sleep(0.01 if i % 8 == 7 else 0)\n"
+    )
+    options = ("--root", data) if named else ()
+    done = record(tmp_path, sys.executable, script, data, options=options)
+    assert (done.job["files"], done.job["reads"]) == (1, 96), done.err
+    assert done.job["bytes"] == (data / "text.jsonl").stat().st_size
+
+
 def test_headraces_own_loader_tells_its_steps(images, tmp_path):
     program = (
         "import sys, time, headrace as hr\n"

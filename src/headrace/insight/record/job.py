@@ -1,7 +1,7 @@
 """Job: what a record says about a training job: its data set, its samples, its epochs and their order. Pure.
 
 A program opens its own code, its libraries, settings and logs, too. The data set is the kind of file, by its
-ending, that most visits and most bytes went to; a folder can be named instead. Programs that read tar or
+ending, that most reads and most bytes went to; a folder can be named instead. Programs that read tar or
 TFRecord files from begin to end say nothing of the samples: the files' headers do, and nothing is unpacked; a
 file that is gone, compressed or damaged has none. How sure all that is, is said with it.
 """
@@ -188,7 +188,11 @@ def data_visits(
         seen = {visit.path for visit in kept if visit.ranges or visit.mapped}
         kept = [v for v in kept if v.ranges or v.mapped or v.path not in seen]
     if wanted:
-        return [visit for visit in kept if _kind(visit.path) not in _ASIDE] or kept
+        data = [visit for visit in kept if _kind(visit.path) not in _ASIDE]
+        most = 2 * sum(map(_bytes, data)) >= sum(map(_bytes, kept))
+        return (
+            data if data and most else _largest_kind(kept)
+        )  # lines of text, and their index beside them
     return _largest_kind(kept)
 
 
@@ -220,10 +224,11 @@ def _largest_kind(visits: list[Visit]) -> list[Visit]:
     if not by_kind:
         return []
     nbytes = {kind: sum(_bytes(v) for v in some) for kind, some in by_kind.items()}
-    all_bytes, all_visits = max(1, sum(nbytes.values())), len(visits)
+    reads = {kind: sum(max(1, len(v.ranges)) for v in some) for kind, some in by_kind.items()}
+    all_bytes, all_reads = max(1, sum(nbytes.values())), sum(reads.values())
 
     def weight(kind: str) -> float:
-        share = len(by_kind[kind]) / all_visits + nbytes[kind] / all_bytes
+        share = reads[kind] / all_reads + nbytes[kind] / all_bytes
         return share / 4 if kind in _MODELS else share  # a model that is loaded is no data set
 
     return by_kind[max(by_kind, key=weight)]

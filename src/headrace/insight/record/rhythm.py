@@ -303,7 +303,7 @@ def _of_bursts(reads: Rows, epoch_of: Ints, mine: Bools, ranks: int) -> Rhythm:
     begin, end = reads["begin_ns"][rows], np.maximum.accumulate(reads["end_ns"][rows])
     gaps = np.maximum(begin[1:] - end[:-1], 0) / _NS
     threads = len(set(reads["thread"][rows].tolist()))
-    if (gaps == 0).mean() < _OVERLAPS_LEAST:  # a pool whose threads read in turns
+    if len(gaps) and (gaps == 0).mean() < _OVERLAPS_LEAST:  # a pool whose threads read in turns
         threads = 1
     same_epoch = np.diff(epoch_of[rows]) == 0
     batch, fits, breaks = _bursts(gaps, same_epoch)
