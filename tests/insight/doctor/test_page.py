@@ -37,6 +37,19 @@ def test_it_says_the_verdict_what_to_do_and_the_curves():
     assert "lustre on /scratch" in page
 
 
+@pytest.mark.parametrize(
+    ("data", "unit"),
+    [
+        ({}, "samples"),
+        ({"in_place": False}, "rows"),
+        ({"in_place": False, "blocks": True}, "blocks"),
+    ],
+)
+def test_what_is_counted_is_called_what_it_is(data, unit):
+    text = re.sub(r"<[^>]*>", " ", page_of(data={"samples": 123_456, **data}))
+    assert re.search(rf"123,456\s+{unit}\b", text)
+
+
 def test_what_was_not_measured_has_no_empty_picture_or_heading():
     page = page_of(storage=None, opens=None, step_s=None)
     assert "How fast the storage answers" not in page

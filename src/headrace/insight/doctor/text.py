@@ -295,7 +295,8 @@ def _cards(diagnosis: Diagnosis, data: DataSet | None) -> str:
     cards: list[tuple[str, str, str]] = []
     if data is not None:
         many = f"{'' if data.exact else '~'}{count_text(data.samples)}"
-        cards += [(many, "", "samples"), (bytes_text(data.nbytes), "", "in all")]
+        counted_in = "blocks" if data.blocks else "samples" if data.in_place else "rows"
+        cards += [(many, "", counted_in), (bytes_text(data.nbytes), "", "in all")]
     for each in diagnosis.expected:
         if not each.when:
             what = f"{unit} expected now, with {_LOADERS[each.loader][0]}"
