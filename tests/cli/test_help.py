@@ -79,3 +79,19 @@ def test_a_shell_is_given_all_commands():
         [sys.executable, "-c", code], capture_output=True, text=True, env=asked, check=False
     )
     assert ended.stdout.split() == ["verify", "verify-epoch", "version"]
+
+
+def test_ctrl_c_before_there_is_a_command_is_no_traceback():
+    code = (
+        "import signal, sys\n"
+        "class Finder:\n"
+        "  def find_spec(self, name, *_):\n"
+        "    if name == 'headrace.cli.app': signal.raise_signal(signal.SIGINT)\n"
+        "from headrace.cli import main\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")

@@ -11,6 +11,10 @@ def main() -> None:
     """Runs the command that `sys.argv` names and exits with its code (`headrace.cli.exit_codes`)."""
     import sys
 
-    from headrace.cli.app import app_for
+    try:
+        from headrace.cli.app import app_for
 
-    app_for(sys.argv[1:])()
+        app_for(sys.argv[1:])()
+    except KeyboardInterrupt:  # before there was a command, or after it
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
