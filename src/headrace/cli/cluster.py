@@ -142,6 +142,14 @@ def queue(
 
 # -- the life of a job ---------------------------------------------------------------------------------
 
+
+def _executor(executor: str | None) -> Executor:
+    from headrace.cluster.executor import executor as executor_named
+
+    return executor_named(executor)
+
+
+RunsOn = Annotated[Any, Group(_executor, executor=Where)]
 Jobs = Annotated[
     list[str], Argument(metavar="JOB...", help="Their numbers; 17_3 is one task of an array.")
 ]
@@ -154,13 +162,10 @@ def cluster_status(
     ),
     *,
     everything: bool = Option(False, "--all", help="A line for each task of an array."),
-    executor: Where = None,
+    runs_on: RunsOn,
     output: JsonOutput,
 ) -> int:
     """Show how jobs are: waiting and why, running and where, completing, or how they ended."""
-    from headrace.cluster.executor import executor as executor_named
-
-    runs_on = executor_named(executor)
     return _show(output, runs_on.status(jobs or runs_on.own()), runs_on, everything=everything)
 
 
@@ -170,13 +175,10 @@ def cluster_logs(
     *,
     follow: bool = Option(False, "--follow", "-f", help="Until the job is over."),
     lines: int | None = Option(None, "--lines", "-n", min=1, help="Only the last so many."),
-    executor: Where = None,
+    runs_on: RunsOn,
     output: JsonOutput,
 ) -> int:
     """Print what a job has printed."""
-    from headrace.cluster.executor import executor as executor_named
-
-    runs_on = executor_named(executor)
     pieces = runs_on.logs(job, follow=follow, lines=lines)
     if output.as_json:
         text = b"".join(pieces).decode(errors="replace")
@@ -195,13 +197,10 @@ def cluster_cancel(
     signal: str | None = Option(
         None, "--signal", "-s", metavar="NAME", help="Only send their scripts this signal, as USR1."
     ),
-    executor: Where = None,
+    runs_on: RunsOn,
     output: JsonOutput,
 ) -> int:
     """End jobs, or tasks of arrays, that wait or run. `headrace launch` lets its ranks save first."""
-    from headrace.cluster.executor import executor as executor_named
-
-    runs_on = executor_named(executor)
     runs_on.cancel(runs_on.known(jobs), None if signal is None else _signal_number(signal))
     return _show(output, runs_on.status(jobs), runs_on)
 
@@ -213,14 +212,12 @@ def cluster_wait(
     timeout_s: float | None = Option(
         None, min=0.0, help="At most so many seconds. [default: for ever]"
     ),
-    executor: Where = None,
+    runs_on: RunsOn,
     output: QuietOutput,
 ) -> int:
     """Wait until jobs are over, and show how they ended. Ends with 1 unless all of them completed."""
     from headrace.cluster.executor import JobState
-    from headrace.cluster.executor import executor as executor_named
 
-    runs_on = executor_named(executor)
     runs_on.known(jobs)
     output.remark(f"waiting for {', '.join(jobs)}")
     ended = runs_on.wait(jobs, timeout_s)
@@ -230,14 +227,11 @@ def cluster_wait(
 
 
 @cluster_app.command("resubmit")
-def cluster_resubmit(jobs: Jobs, *, executor: Where = None, output: JsonOutput) -> int:
+def cluster_resubmit(jobs: Jobs, *, runs_on: RunsOn, output: JsonOutput) -> int:
     """Submit jobs that are over once more as they were: script, options, arguments and folder.
 
     Of an array, all tasks or those that are named. Each is a new job with a number and a log of its own.
     """
-    from headrace.cluster.executor import executor as executor_named
-
-    runs_on = executor_named(executor)
     again = [{"job": runs_on.resubmit(job), "of": job} for job in jobs]
     output.result({"jobs": again}, *(f"Submitted batch job {new['job']}" for new in again))
     return exit_codes.OK

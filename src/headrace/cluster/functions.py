@@ -29,6 +29,8 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import spawn
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -166,13 +168,8 @@ def _submit(  # noqa: PLR0917 - what both of the above are given
     _write(into / "call", call)
     runs_on = executor_name(executor)
     job_id = executor_named(runs_on).submit(plan.submission)
-    is_launched = launch is not None
-    if array is None:
-        return [FunctionJob(job_id, into, runs_on, is_launched=is_launched)]
-    return [
-        FunctionJob(f"{job_id}_{task}", into, runs_on, task, is_launched=is_launched)
-        for task in range(len(calls))
-    ]
+    ids = [f"{job_id}_{task}" for task in range(len(calls))] if array else [job_id]
+    return [FunctionJob(each, into, runs_on, i, launch is not None) for i, each in enumerate(ids)]
 
 
 def _pickled(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], where: str) -> bytes:
@@ -217,28 +214,27 @@ def _script(folder: Path, launch: Sequence[str] | None, *, is_array: bool) -> by
 # -- jobs ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class FunctionJob:
     """A function that was submitted, by the words of `concurrent.futures`. Made by `submit`; may be pickled.
 
     Attributes:
         job_id: as the executor prints it; of a task of an array "17_3".
         folder: where its call, results and logs are.
+        runs_on: its executor, slurm or local.
+        task: which call of `map_array` it is.
+        is_launched: whether each rank of a launch has a result.
     """
 
-    def __init__(
-        self, job_id: str, folder: Path, runs_on: str, task: int = 0, *, is_launched: bool = False
-    ) -> None:
-        self.job_id = job_id
-        self.folder = folder
-        self._given = runs_on, task, is_launched
-        self._task, self._is_launched = task, is_launched
-        self._executor: Executor = executor_named(runs_on)
+    job_id: str
+    folder: Path
+    runs_on: str
+    task: int = 0
+    is_launched: bool = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.job_id, self.folder, *self._given)
-
-    def __repr__(self) -> str:
-        return f"<FunctionJob {self.job_id} in {self.folder}>"
+    @cached_property
+    def _executor(self) -> Executor:
+        return executor_named(self.runs_on)
 
     @property
     def state(self) -> JobState:
@@ -268,7 +264,7 @@ class FunctionJob:
         for has_returned, value in outcomes:
             if not has_returned:
                 raise value
-        return [value for _, value in outcomes] if self._is_launched else outcomes[0][1]
+        return [value for _, value in outcomes] if self.is_launched else outcomes[0][1]
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
         """What the function raised, or why there is no result; None if it returned."""
@@ -290,14 +286,14 @@ class FunctionJob:
 
     def _has_result(self) -> bool:
         # Of several ranks only the executor knows whether all have ended.
-        return not self._is_launched and _result_path(self.folder, self._task, 0).exists()
+        return not self.is_launched and _result_path(self.folder, self.task, 0).exists()
 
     def _outcomes(self, timeout_s: float | None) -> list[tuple[bool, Any]]:
         """Of each rank, whether it returned, and what it returned or raised."""
         self.wait(timeout_s)
         until_s, outcomes, ranks = time.monotonic() + _SETTLE_S, list[tuple[bool, Any]](), 1
         while len(outcomes) < ranks:
-            path = _result_path(self.folder, self._task, len(outcomes))
+            path = _result_path(self.folder, self.task, len(outcomes))
             if path.exists():
                 ranks, *outcome = _unpickled(path, _read(path))
                 outcomes.append((outcome[0], outcome[1]))
@@ -328,10 +324,6 @@ class FunctionJob:
             return error
         error.add_note(f"The end of its log:\n{last}")
         return error
-
-
-def _again(job_id: str, folder: Path, runs_on: str, task: int, is_launched: bool) -> FunctionJob:
-    return FunctionJob(job_id, folder, runs_on, task, is_launched=is_launched)
 
 
 # -- files ---------------------------------------------------------------------------------------------
