@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchmarks.results import Results
 
-_OURS, _PEER = "#0b6e99", "#b9c2c9"
+OURS, PEER = "#0b6e99", "#b9c2c9"
 _LIMIT = "#c0392b"
 _TITLES = {"A": "A: samples around 110 kB", "B": "B: samples of 0.5 to 4 kB"}
 
@@ -23,7 +23,7 @@ def _panel(axes: Any, results: Results, dataset: str, temperature: str) -> None:
 
     engines = results.engines(dataset, temperature)
     shown = sorted((name for name in engines if not name.startswith(limits.PREFIX)), key=speed)
-    colours = [_OURS if name.startswith("headrace") else _PEER for name in shown]
+    colours = [OURS if name.startswith("headrace") else PEER for name in shown]
     bars = axes.barh(shown, [speed(name) for name in shown], color=colours, height=0.7)
     axes.bar_label(bars, labels=[f"{speed(name):,.0f}" for name in shown], padding=3, fontsize=8)
     # The 4 kB probe counts reads of pages, not samples: it is no limit on samples/s here.

@@ -10,6 +10,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "headrace pack 'shards-{000..127}.tar' train.hr --workers 8",
         "headrace pack s3://bucket/train/ train.hr -O region=eu-central-1",
         "headrace pack photos/ small.hr --images short=512,quality=92",
+        "headrace pack photos/ photos.hr --shuffle 1",
     ),
     "index": (
         "headrace index photos/ photos.hr",
