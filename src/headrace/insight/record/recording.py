@@ -276,6 +276,8 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
         ("file_shuffle", "seed" if shuffle == "files" else "off", ""),
         ("sample_shuffle", "seed" if shuffle == "samples" else "off", order),
     ]
+    if rhythm.ahead and threads:
+        rows += [("prefetch_size", rhythm.ahead, "batches that were begun and not taken, at most")]
     if valid:
         rows += [("batch_size_eval", rhythm.batch, "as in training")]
     mean = float(rhythm.decode_s.mean()) if len(rhythm.decode_s) else 0.0

@@ -59,6 +59,7 @@ class Rhythm:
             between the calls of one.
         collate_s: what a batch took besides, by those that read.
         hand_s: of `wait_s`, on average: from a batch's arrival until training had its tensors.
+        ahead: batches that workers had begun and training had not taken, at most; 0: not known.
         waits_seen: False: `compute_s` may contain waiting.
         trained: numbers of the training processes, where they have told them.
     """
@@ -75,6 +76,7 @@ class Rhythm:
     collate_s: float
     waits_seen: bool
     hand_s: float = 0.0
+    ahead: int = 0
     trained: frozenset[int] = frozenset()
 
     @property
@@ -157,11 +159,15 @@ def _of_messages(
     starts = np.array([reads["begin_ns"][epoch].min() for epoch in epochs], np.int64)
     compute, wait, hand = _steps(received, waited, hands, starts)
     decode, collate = _between(reads, mine, batch, logs)
+    of_each = (reads["begin_ns"][mine & (reads["process"] == worker)] for worker in workers)
+    begun = np.sort(np.concatenate([begins[::batch] for begins in of_each]))
+    ahead = np.arange(1, len(begun) + 1) - np.searchsorted(received, begun, "right")
     in_epoch = [len(np.unique(reads["process"][epoch])) for epoch in epochs]
     return Rhythm(
         source="messages" if sent else "none", batch=batch, batch_fits=fits,
         workers=int(np.median(in_epoch)), threads=1, ranks=ranks, compute_s=compute, wait_s=wait,
         decode_s=decode, collate_s=collate, waits_seen=seen, hand_s=hand,
+        ahead=int(ahead.max(initial=0)) if len(received) else 0,
     )  # fmt: skip
 
 
