@@ -93,22 +93,36 @@ def trace(
 
 
 def compare(
-    a: str = Argument(..., help="The folder of a run, or of repeats.", metavar="A"),
-    b: str = Argument(..., help="The other one's.", metavar="B"),
+    a: str = Argument(
+        ..., help="The folder of a run, or of repeats; or a recorded job.", metavar="A"
+    ),
+    b: str = Argument(..., help="The other one's; or the job's emulation, recorded.", metavar="B"),
     *,
     fail_if: list[str] | None = Option(
         None,
         metavar="CONDITION",
         help="Exit with 1 if it holds: 'au < -2%' of the change, 'au < 90' of B; repeat.",
     ),
+    html: str | None = Option(None, metavar="FILE", help="Of recorded jobs: a page of the curves."),
+    svg: str | None = Option(None, metavar="FILE", help="Likewise, a picture."),
     output: QuietOutput,
 ) -> int:
-    """Compare two results: each figure's change, with its confidence where there are repeats."""
+    """Compare two results: each figure's change, with its confidence where there are repeats.
+
+    Of a recorded job and its emulation (two files that `headrace record` wrote): how far they are alike.
+    """
     from headrace.bench.compare import compare as compare_runs
     from headrace.bench.compare import condition_of, judge
     from headrace.bench.results import load_runs
     from headrace.bench.summary import NOT_MLPERF
 
+    recorded = [name.endswith((".yaml", ".yml")) for name in (a, b)]
+    if all(recorded):
+        return _compare_recorded(output, (a, b), fail_if or [], html, svg)
+    if any(recorded) or html is not None or svg is not None:
+        raise typer.BadParameter(
+            "give two recorded jobs (job.yaml emulated.yaml), or two folders without --html"
+        )
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
     runs = load_runs(a), load_runs(b)
     comparison = compare_runs(*runs)
@@ -131,6 +145,48 @@ def compare(
             output.line(f"{name}: {folder}" + (f", {repeats} runs" if repeats > 1 else ""))
         _print_comparison(output, comparison, verdicts)
         output.line(NOT_MLPERF)
+    return exit_codes.FINDING if failed else exit_codes.OK
+
+
+def _compare_recorded(
+    output: Output,
+    names: tuple[str, str],
+    fail_if: Sequence[str],
+    html: str | None,
+    svg: str | None,
+) -> int:
+    from headrace.bench.config import load_workload, parse_command_line
+    from headrace.insight.record import similarity as like
+    from headrace.trace.recorded import read_recorded
+
+    bounds = []
+    for text in fail_if:
+        match = re.fullmatch(r"\s*(\w+)\s*<\s*(0?\.\d+|[01])\s*", text)
+        if match is None or match[1] not in ("similarity", *like.FIGURES):
+            figures = ", ".join(("similarity", *like.FIGURES))
+            raise typer.BadParameter(f"{text!r}, expected 'similarity < 0.9', or one of {figures}")
+        bounds.append((text, match[1], float(match[2])))
+    sides = []
+    for name in names:
+        requests = load_workload(parse_command_line([f"workload={name}"])).workload.dataset.requests
+        if requests is None:
+            raise typer.BadParameter(f"{name} is no recorded job: it has no dataset.requests")
+        sides.append(like.behaviour_of(read_recorded(Path(requests)), name))
+    similarity = like.similarity_of(sides[0], sides[1])
+    for path, text in ((html, like.similarity_page(similarity, names)),
+                       (svg, like.similarity_image(similarity, Path(names[0]).stem))):  # fmt: skip
+        if path is not None:
+            _write(path, text)
+            output.remark(f"wrote {path}")
+    values = {"similarity": similarity.whole, **similarity.figures}
+    failed = [text for text, name, bound in bounds if values[name] < bound]
+    if output.as_json:
+        output.document({"a": names[0], "b": names[1], **similarity.document(), "failed": failed})
+    else:
+        for line in like.lines_of(similarity):
+            output.line(line)
+        for text in failed:
+            output.line(f"{text}: holds")
     return exit_codes.FINDING if failed else exit_codes.OK
 
 

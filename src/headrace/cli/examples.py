@@ -58,7 +58,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "bench sweep": ("headrace bench sweep unet3d_h100 --accelerators 1..8",),
     "bench storage": ("headrace bench storage /mnt/data --seconds 5",),
     "bench report": ("headrace bench report hydra_log/unet3d --html -o report.html",),
-    "bench compare": ("headrace bench compare before/ after/",),
+    "bench compare": (
+        "headrace bench compare before/ after/",
+        "headrace bench compare job.yaml emulated.yaml --html compared.html",
+    ),
     "bench trace": ("headrace bench trace hydra_log/unet3d -o trace.json",),
     "bench workloads": ("headrace bench workloads",),
     "record": (

@@ -10,11 +10,12 @@ their values on hovering.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from headrace.pages.html import safe
+from headrace.pages.html import STYLE, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,6 +89,35 @@ def legend(named: Sequence[tuple[str, str]]) -> str:
     """What colours stand for: (class, name)."""
     items = "".join(f'<li><i class="{colour}"></i>{safe(name)}</li>' for colour, name in named)
     return f'<ul class="legend">{items}</ul>'
+
+
+_PICTURE: Final = re.compile(r'<svg viewBox="0 0 \d+ ([\d.]+)"[^>]*>(.*?)</svg>', re.DOTALL)
+
+
+def image(title: str, pictures: Sequence[tuple[str, str]], named: Sequence[tuple[str, str]]) -> str:
+    """An SVG file: pictures of this module with a title each, one below the other, two side by side.
+
+    `named`: what lines stand for, (class, name), in the place of the pictures' own legends.
+    """
+    drawn, y, tall = [text(_LEFT, 30, title, kind="title")], 50.0, 0.0
+    for at, (colour, name) in enumerate(named):
+        x = _LEFT + 140 * at
+        drawn.append(f'<path d="M{x} {y}h30" class="{colour}"/>' + text(x + 38, y + 4, name))
+    y += 30
+    for at, (name, picture) in enumerate(pictures):
+        match = _PICTURE.match(picture)
+        assert match is not None
+        x = at % 2 * _WIDTH
+        inside = f'<g transform="translate(0 8)">{match[2]}</g>'
+        drawn.append(f'<g transform="translate({x} {y:g})">{text(_LEFT, 10, name)}{inside}</g>')
+        tall = max(tall, float(match[1]) + 30)
+        if at % 2 or at == len(pictures) - 1:
+            y, tall = y + tall, 0.0
+    style = STYLE + "svg text.title { font-size: 17px; font-weight: 600; }"
+    size = f'viewBox="0 0 {2 * _WIDTH} {y:g}" width="{2 * _WIDTH}" height="{y:g}"'
+    paper = '<rect width="100%" height="100%" style="fill: var(--paper)"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{safe(title)}">'
+    return f"{head}<style>{style}</style>{paper}{''.join(drawn)}</svg>\n"
 
 
 def stacked(name: str, parts: Sequence[Part]) -> str:
