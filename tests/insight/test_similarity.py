@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import numpy as np
@@ -176,6 +177,22 @@ def test_what_is_not_two_recorded_jobs_is_refused(job):
     code, _, err = _compare(real.output, "unet3d_h100.yaml")
     assert code != 0
     assert "unet3d_h100" in err
+
+
+def test_a_run_goes_on_without_the_trace_that_cannot_be_written(job, tmp_path):
+    real, _, folder = job
+    (tmp_path / "taken").touch()
+    done = subprocess.run(
+        [
+            *HEADRACE, "bench", "run", "--workload", str(real.output), "--data-folder",
+            str(folder / "photos"), f"++hydra.run.dir={tmp_path}/results", "--json",
+        ],
+        capture_output=True, text=True, timeout=60, check=False,
+        env=os.environ | {"HEADRACE_TRACE": str(tmp_path / "taken")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["summary"]["headrace"]["bytes"] == 2 * real.job["bytes"]
+    assert "no trace of the steps" in done.stderr
 
 
 def test_recorded_times_are_replayed_unless_others_are_given(job):

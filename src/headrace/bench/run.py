@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
 import resource
@@ -20,6 +21,7 @@ from headrace.bench.dataset import plan_of
 from headrace.bench.engines import EngineContext, engine_name, make_engine
 from headrace.bench.loop import StepLoop
 from headrace.bench.summary import RunRecord
+from headrace.config import trace_folder
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import read_text
 from headrace.plane.batch_trace import STEP
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from headrace.bench.ranks import RankGroup
     from headrace.bench.values import TimeDistribution
 
+
+LOG = logging.getLogger("headrace.trace")
 
 PHASES: Final = ("staging", "training", "evaluation", "checkpointing", "other")
 
@@ -228,8 +232,11 @@ class _Epochs:
             with self._times.of("checkpointing"):
                 self.checkpointer.settle()
             saved = self.checkpointer.saved
-        if self._world == 1 and (folder := os.environ.get("HEADRACE_TRACE")):
-            write_trace(folder, blocks, self._plans["train"].batch)
+        if self._world == 1 and (folder := trace_folder()) is not None:
+            try:
+                write_trace(folder, blocks, self._plans["train"].batch)
+            except OSError as e:
+                LOG.warning("%s: no trace of the steps, the run goes on: %s", folder, e)
         phases_s, figures = self._times.seconds(), self._engine.figures()
         after = used()
         return RunRecord(
