@@ -17,7 +17,7 @@ import pytest
 from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.metrics import Block, CheckpointTimes, StepWindow
 from headrace.bench.results import write_rank_files
-from headrace.bench.summary import RunRecord, metric_lines, summary_document, timestamp, together
+from headrace.bench.summary import BenchRecord, metric_lines, summary_document, timestamp, together
 
 BATCH = 7
 WAITS = {
@@ -44,7 +44,7 @@ def blocks(late_s=0.0, waits=WAITS):
 def figures(**more):
     given = {"formula": "mlcommons", "blocks": blocks(), "nbytes": 10**9, "device_bytes": 4 * 10**8,
              "cpu_s": 2.0}  # fmt: skip
-    return RunRecord(engine="headrace", start_s=0.0, end_s=20.0, accelerators=2, **(given | more))
+    return BenchRecord(engine="headrace", start_s=0.0, end_s=20.0, accelerators=2, **(given | more))
 
 
 def summary(target=0.83, **more):

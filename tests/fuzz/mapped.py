@@ -7,7 +7,15 @@ import os
 import numpy as np
 
 from headrace.node.mapped import LeaseLedger, Mappings
-from headrace.node.wire import Buffers, Retired, Samples, Status, WireError, decode_reply, encode
+from headrace.node.wire import (
+    Buffers,
+    ReplyStatus,
+    Retired,
+    Samples,
+    WireError,
+    decode_reply,
+    encode,
+)
 
 SIZE = 4096
 SAMPLES, PARTS = 3, 2
@@ -17,7 +25,7 @@ def seeds() -> list[bytes]:
     offsets = np.arange(6, dtype=np.int64) * 10
     lengths = np.full(6, 10, np.int64)
     good = Samples(
-        1, Status.OK, "", 1, 100, offsets.tobytes(), lengths.tobytes(),
+        1, ReplyStatus.OK, "", 1, 100, offsets.tobytes(), lengths.tobytes(),
         np.zeros(3, np.int64).tobytes(), 0,
     )  # fmt: skip
     return [encode(m)[4:] for m in (good, Buffers([(1, SIZE)]), Retired([1]))]

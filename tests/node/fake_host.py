@@ -11,12 +11,12 @@ from headrace.node.session import Session, WindowBudget
 from headrace.node.wire import (
     Ask,
     Buffers,
+    DaemonReport,
     Opened,
-    Report,
+    ReplyStatus,
     Request,
     Retired,
     Samples,
-    Status,
     Welcome,
     WireError,
     Working,
@@ -110,7 +110,7 @@ class Client:
         match message:
             case Samples():
                 self.answered[message.ticket] += 1
-                if message.status is Status.OK:
+                if message.status is ReplyStatus.OK:
                     assert message.buffer in self.buffers  # it came before
             case Buffers():
                 assert len(message.buffers) == len(fds)
@@ -120,7 +120,7 @@ class Client:
             case Retired():
                 assert set(message.buffers) <= self.buffers
                 self.buffers -= set(message.buffers)
-            case Working() | Opened() | Report() | Welcome():
+            case Working() | Opened() | DaemonReport() | Welcome():
                 self.replied[type(message).__name__] += 1
 
 
@@ -163,7 +163,7 @@ class Host:
         opening, self.opening = self.opening, []
         for k, (asking, ticket) in enumerate(opening):
             data = self.data[1 + k % 2] if works else None
-            asking.opened(ticket, data, Status.OK if works else Status.NOT_FOUND, "")
+            asking.opened(ticket, data, ReplyStatus.OK if works else ReplyStatus.NOT_FOUND, "")
 
     def say(self, client, message: Request):
         """As the server does: a broken rule ends the connection; whether it was kept."""

@@ -26,8 +26,8 @@ from headrace.node.wire import (
     Open,
     Opened,
     Release,
+    ReplyStatus,
     Samples,
-    Status,
     StatusAsked,
     Welcome,
     encode,
@@ -75,7 +75,7 @@ def a_good_client(folder, store):
         encode(StatusAsked(1)),  # before hello
         encode(Hello(99, "other version")),
         HELLO + HELLO,
-        HELLO + encode(Welcome(Status.OK, "", 1, 1, 1)),
+        HELLO + encode(Welcome(ReplyStatus.OK, "", 1, 1, 1)),
         HELLO + struct.pack("<I", wire.FRAME_BYTES_MAX + 1),
         HELLO + encode(Ask(1, 1, bytes(8), [])),  # not opened
         HELLO + encode(Release([1])),
@@ -100,7 +100,7 @@ def test_another_version_is_told_so(folder):
         sock.sendall(encode(Hello(99, "x")))
         data = sock.recv(65536)
         (body,) = wire.Splitter().feed(data)
-        assert wire.decode_reply(body).status is Status.VERSION
+        assert wire.decode_reply(body).status is ReplyStatus.VERSION
         sock.close()
 
 
@@ -127,7 +127,7 @@ def garbage_server(folder, link):
         yield folder, server
         one = link()
         one.send(StatusAsked(one.new_ticket()))
-        assert one.wait(wire.Report, 5).status is Status.OK
+        assert one.wait(wire.DaemonReport, 5).status is ReplyStatus.OK
         sessions = server.describe()["sessions_made"]
         assert sessions > 20  # they were there indeed
 
@@ -241,7 +241,7 @@ def test_another_user_is_refused_by_the_kernels_word(folder, store):
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr.decode()
         (body,) = wire.Splitter().feed(ended.stdout)
-        assert wire.decode_reply(body).status is Status.REFUSED
+        assert wire.decode_reply(body).status is ReplyStatus.REFUSED
         assert server.describe()["refused"] == 1
         assert server.describe()["sessions"] == []
         folder.path.chmod(0o700)
@@ -296,14 +296,14 @@ def test_a_client_that_never_gives_back_waits_and_others_do_not(folder, store, l
         assert session["waiting"] > 0
         assert 0 < session["held_bytes"] <= window * 9 // 8  # buffers are rounded up
         got = [greedy.wait(Samples, 10) for _ in range(session["leases"])]
-        assert all(s.status is Status.OK for s in got)
+        assert all(s.status is ReplyStatus.OK for s in got)
         last = max(s.ticket for s in got)
         greedy.send(Hurry(last + 1))
         busy = greedy.wait(Samples, 10)
-        assert busy.status is Status.BUSY
+        assert busy.status is ReplyStatus.BUSY
         assert busy.ticket == last + 1
         greedy.send(Release([s.ticket for s in got]))
-        assert greedy.wait(Samples, 10).status is Status.OK
+        assert greedy.wait(Samples, 10).status is ReplyStatus.OK
 
 
 def _session(server, job):
@@ -332,7 +332,7 @@ def test_what_stands_behind_batches_that_nobody_takes_is_answered(folder, store,
         for part in np.array_split(np.arange(SAMPLES, dtype=np.int64), 8):
             one.send(Ask(one.new_ticket(), number, part.tobytes(), []))
         held = [one.wait(Samples, 10) for _ in range(2)]
-        assert [s.status for s in held] == [Status.OK] * 2  # and kept
+        assert [s.status for s in held] == [ReplyStatus.OK] * 2  # and kept
         last = one._ticket
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline:
@@ -345,7 +345,7 @@ def test_what_stands_behind_batches_that_nobody_takes_is_answered(folder, store,
             replies = [a for a in answers if isinstance(a, Samples) and a.ticket == last]
             if replies:
                 break
-        assert replies[0].status is Status.BUSY
+        assert replies[0].status is ReplyStatus.BUSY
 
 
 def test_epochs_that_are_left_early_give_their_memory_back(folder, store):
@@ -385,7 +385,7 @@ def test_jobs_have_a_window_too(folder, store, link):
         assert 0 < held["other"] <= (1 << 20) * 9 // 8  # its own
         first.close()  # what it held is the other's now
         got = [second.wait(Samples, 10) for _ in range(3)]
-        assert [s.status for s in got] == [Status.OK] * 3
+        assert [s.status for s in got] == [ReplyStatus.OK] * 3
 
 
 def test_a_client_that_does_not_listen_costs_a_bounded_amount(folder, store, monkeypatch):

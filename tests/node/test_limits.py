@@ -18,7 +18,7 @@ import headrace as hr
 from headrace.errors import NodeError
 from headrace.node.daemon import ask_status, stop
 from headrace.node.link import LinkLost
-from headrace.node.wire import Ask, Hurry, Samples, Status
+from headrace.node.wire import Ask, Hurry, ReplyStatus, Samples
 from node.conftest import node_loader, report_of, seen, until
 from node.test_hostile import opened
 
@@ -229,8 +229,8 @@ def test_a_memory_limit_is_kept_to_and_nobody_is_killed(folder, group, daemon, t
     assert one.process.poll() is None
     control = dict(line.split() for line in (group / "memory.oom_control").read_text().splitlines())
     assert control["oom_kill"] == "0"
-    assert Status.OK in answers
-    assert Status.BUSY in answers or Status.FAILED in answers  # it could not give all
+    assert ReplyStatus.OK in answers
+    assert ReplyStatus.BUSY in answers or ReplyStatus.FAILED in answers  # it could not give all
     peak = int((group / "memory.max_usage_in_bytes").read_text())
     assert peak <= limit
     state = one.status()

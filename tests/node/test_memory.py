@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.node.wire import Ask, Samples, Status
+from headrace.node.wire import Ask, ReplyStatus, Samples
 from node.conftest import until
 from node.test_hostile import opened
 from plane.conftest import SAMPLES
@@ -64,7 +64,7 @@ def test_memory_does_not_grow_with_epochs_and_clients(folder, daemon, packed, st
         for part in np.array_split(np.arange(SAMPLES, dtype=np.int64), 12)[:6]:
             goer.send(Ask(goer.new_ticket(), number, part.tobytes(), []))
         for _ in range(4):
-            abandoned += goer.wait(Samples, 10).status is Status.OK
+            abandoned += goer.wait(Samples, 10).status is ReplyStatus.OK
         goer.close()
         pid = os.getpid()
         until(lambda pid=pid: pid not in [s["pid"] for s in one.status()["sessions"]])

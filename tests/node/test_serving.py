@@ -197,7 +197,7 @@ def test_what_waits_to_be_kept_is_counted_by_its_bytes(folder, store, link):
     ],
 )
 def test_what_is_late_names_what_it_waits_for(folder, store, link, tiers, words):
-    from headrace.node.wire import Ask, Status
+    from headrace.node.wire import Ask, ReplyStatus
 
     slow = ReaderOptions(simulate=Simulation(latency_s=2.0))
     with serving(folder, reader=slow, tiers=TierOptions(**tiers)) as server:
@@ -212,7 +212,7 @@ def test_what_is_late_names_what_it_waits_for(folder, store, link, tiers, words)
         server.call_soon(data.look)
         replies = {reply.ticket: reply for reply in (_samples(one), _samples(one))}
         reply = replies[max(replies)]
-        assert reply.status == Status.FAILED
+        assert reply.status == ReplyStatus.FAILED
         assert re.search("was not read within 0 s: it waits for " + words, reply.message)
 
 
@@ -245,19 +245,19 @@ def test_a_data_set_that_is_closed_answers_what_it_has_not_read(
 def test_a_data_set_that_cannot_be_read_leaves_no_descriptor(
     folder, store, link, monkeypatch, error
 ):
-    from headrace.node.wire import Status
+    from headrace.node.wire import ReplyStatus
 
     with serving(folder):
         one = link()
-        assert _open(one, store, ("no such part",)).status == Status.MISMATCH
+        assert _open(one, store, ("no such part",)).status == ReplyStatus.MISMATCH
         before = len([*Path("/proc/self/fd").iterdir()])
         with monkeypatch.context() as patched:
             patched.setattr("headrace.plane.pipeline.Pipeline.begin", _raise(error))
             for _ in range(3):
                 reply = _open(one, store)
-                assert (reply.status, str(error) in reply.message) == (Status.NOT_FOUND, True)
+                assert (reply.status, str(error) in reply.message) == (ReplyStatus.NOT_FOUND, True)
         assert len([*Path("/proc/self/fd").iterdir()]) == before
-        assert _open(one, store).status == Status.OK
+        assert _open(one, store).status == ReplyStatus.OK
 
 
 def test_a_mistake_in_one_clients_answer_costs_the_others_nothing(
@@ -301,14 +301,14 @@ def _is_answered(link):
 def test_a_mistake_while_a_failure_is_described_is_an_answer_too(
     folder, damaged, link, monkeypatch, caplog
 ):
-    from headrace.node.wire import Ask, Status
+    from headrace.node.wire import Ask, ReplyStatus
 
     monkeypatch.setattr(type(damaged), "failure_error", _raise(RuntimeError("a mistake")))
     with serving(folder):
         one, number = _opened(link(), damaged)
         one.send(Ask(one.new_ticket(), number, np.arange(50, dtype=np.int64).tobytes(), []))
         reply = _samples(one)
-        assert (reply.status, reply.message) == (Status.FAILED, "RuntimeError: a mistake")
+        assert (reply.status, reply.message) == (ReplyStatus.FAILED, "RuntimeError: a mistake")
     assert "a batch failed" in caplog.text
 
 

@@ -16,7 +16,7 @@ from headrace.node.wire import (
     Hurry,
     Open,
     Release,
-    Status,
+    ReplyStatus,
     StatusAsked,
     StopAsked,
 )
@@ -54,7 +54,7 @@ class Sessions(RuleBasedStateMachine):
         self.host, self.batches, self.buffer = Host(), [], 0
         for client, job in zip(self.host.clients, "aab", strict=True):
             client.session.handle(Hello(PROTOCOL, job))
-            assert client.answers[-1].status is Status.OK
+            assert client.answers[-1].status is ReplyStatus.OK
             client.session.handle(Open(1, b"/data", 1, "", [""], None))
         self.host.answer_opens()
 
@@ -95,10 +95,10 @@ class Sessions(RuleBasedStateMachine):
         ticket = mine.waiting[0].ticket
         assert self.host.say(client, Hurry(ticket))
         if mine.job.reading >= READS_MAX:
-            assert client.answers[-1].status is Status.WORKING
+            assert client.answers[-1].status is ReplyStatus.WORKING
             return
         assert client.answered[ticket] == 1
-        assert client.answers[-1].status is Status.BUSY
+        assert client.answers[-1].status is ReplyStatus.BUSY
 
     @rule(number=st.integers(0, 2))
     def open_one(self, number):
@@ -141,7 +141,7 @@ class Sessions(RuleBasedStateMachine):
         ticket = mine.waiting[-1].ticket
         read = any(asked.reserved_bytes for asked in mine.requests.values())
         assert self.host.say(client, Hurry(ticket))
-        assert client.answers[-1].status is (Status.WORKING if read else Status.BUSY)
+        assert client.answers[-1].status is (ReplyStatus.WORKING if read else ReplyStatus.BUSY)
 
     @rule()
     def retire(self):

@@ -18,7 +18,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample, HeadraceError
-from headrace.node.wire import Ask, Samples, Status
+from headrace.node.wire import Ask, ReplyStatus, Samples
 from node.conftest import folder, link, node_loader, report_of, seen, serving, until  # noqa: F401
 from node.test_hostile import opened
 from plane.conftest import SAMPLES, content, packed, store  # noqa: F401
@@ -49,11 +49,15 @@ def test_p2_no_byte_is_delivered_before_it_is_read_and_checked(folder, tmp_path,
     with hr.open(path) as store, serving(folder):
         one = link()
         number = opened(one, store)
-        for indices, status in (([8], Status.OK), ([8, 9, 10], Status.FAILED), ([10], Status.OK)):
+        for indices, status in (
+            ([8], ReplyStatus.OK),
+            ([8, 9, 10], ReplyStatus.FAILED),
+            ([10], ReplyStatus.OK),
+        ):
             ask(one, number, indices)
             reply = one.wait(Samples, 10)
             assert reply.status is status
-            assert bool(reply.nbytes) == bool(reply.buffer) == (status is Status.OK)
+            assert bool(reply.nbytes) == bool(reply.buffer) == (status is ReplyStatus.OK)
         loader = node_loader(store, 5)
         with pytest.raises(CorruptSample, match="checksum"):
             seen(loader)
@@ -190,7 +194,7 @@ def test_p9_one_read_for_any_number_of_clients(folder, store, link):
             for one, number in zip(links, numbers, strict=True):
                 ask(one, number, indices)
             for one in links:
-                assert one.wait(Samples, 20).status is Status.OK
+                assert one.wait(Samples, 20).status is ReplyStatus.OK
             read_bytes.append(data_of(server)["source_samples_bytes"])
             messages.append(max(len(one._kept) for one in links))
             assert data_of(server)["delivered_samples"] == 20 * clients

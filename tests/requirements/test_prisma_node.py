@@ -17,7 +17,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import HeadraceError
-from headrace.node.wire import Ask, Hurry, Samples, Status, Working
+from headrace.node.wire import Ask, Hurry, ReplyStatus, Samples, Working
 from node.conftest import folder, link, node_loader, report_of, seen, serving, until  # noqa: F401
 from node.test_hostile import opened
 from plane.conftest import SAMPLES, content, packed, photos, store  # noqa: F401
@@ -31,11 +31,11 @@ def test_p1_every_answer_has_a_status_and_its_length(folder, store, link):  # no
             asked = np.array(indices, np.int64)
             one.send(Ask(one.new_ticket(), number, asked.tobytes(), []))
             reply = one.wait(Samples, 5)
-            assert reply.status is Status.OK
+            assert reply.status is ReplyStatus.OK
             lengths = np.frombuffer(reply.lengths, np.int64).tolist()
             assert lengths == [len(content(i)) for i in indices]
         one.send(Hurry(reply.ticket))  # long answered: an answer all the same
-        assert one.wait(Working, 5).status is Status.WORKING
+        assert one.wait(Working, 5).status is ReplyStatus.WORKING
 
 
 def test_p6_a_missing_file_is_an_error_by_its_name_to_its_reader_only(

@@ -20,7 +20,7 @@ from headrace.bench.checkpoints import RunCheckpointer
 from headrace.bench.dataset import plan_of
 from headrace.bench.engines import EngineContext, engine_name, make_engine
 from headrace.bench.loop import StepLoop
-from headrace.bench.summary import RunRecord
+from headrace.bench.summary import BenchRecord
 from headrace.config import trace_folder
 from headrace.io.simulation import simulation_of
 from headrace.machine.host import read_text
@@ -143,7 +143,7 @@ def run_epochs(
     *,
     progress: Callable[[int, int], None] | None = None,
     done: list[Block] | None = None,
-) -> RunRecord:
+) -> BenchRecord:
     """Train, and evaluate when it is due, for all epochs; `done` has the blocks that are over at any time.
 
     Raises:
@@ -211,7 +211,7 @@ class _Epochs:
             progress=report, deadline_s=deadline_s,
         )  # fmt: skip
 
-    def run(self) -> RunRecord:
+    def run(self) -> BenchRecord:
         train, evaluation = self._workload.train, self._workload.evaluation
         blocks = self.done
         cpu_s, device_bytes = used()
@@ -239,7 +239,7 @@ class _Epochs:
                 LOG.warning("%s: no trace of the steps, the run goes on: %s", folder, e)
         phases_s, figures = self._times.seconds(), self._engine.figures()
         after = used()
-        return RunRecord(
+        return BenchRecord(
             engine=self._engine.name, blocks=blocks, checkpoints=saved, phases_s=phases_s,
             engine_figures=figures, cpu_s=after[0] - cpu_s, device_bytes=after[1] - device_bytes,
             nbytes=self._loop.nbytes, batch_waits_s=np.concatenate(self._loop.batch_waits_s),

@@ -35,7 +35,7 @@ from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs
 from headrace.bench.schema import KEYS
 from headrace.bench.staging import Staged, make_cold, residency_of, stage_files
 from headrace.bench.summary import (
-    RunRecord,
+    BenchRecord,
     gather_run,
     host_document,
     metric_lines,
@@ -271,13 +271,13 @@ class _Session:
 
     def _repeats(
         self, files: Mapping[str, Sequence[str]], staged: Staged | None
-    ) -> list[RunRecord]:
+    ) -> list[BenchRecord]:
         options, residency = self._options, dict[str, Any]()
         if self._group.place.is_first and self._objects is None:
             every = [path for paths in files.values() for path in paths]
             residency = residency_of(every, _RESIDENCY_FILES).document()
         ceiling = run_ceiling(self._loaded, options, self._group) if options.ceiling else ()
-        runs: list[RunRecord] = []
+        runs: list[BenchRecord] = []
         for number in range(1, options.repeats + 1):
             if options.cold:
                 residency = self._make_cold(files)
@@ -310,7 +310,7 @@ class _Session:
         """The files of a run that ends before its time: the epochs that are over, and a line in the log."""
         if done:
             self._write_ranks(
-                self._folder, RunRecord(engine=engine_name(self._loaded), blocks=done)
+                self._folder, BenchRecord(engine=engine_name(self._loaded), blocks=done)
             )
         if self._group.place.is_first:
             epochs = max((b.epoch for b in done), default=0)
@@ -335,14 +335,14 @@ class _Session:
             saved += written
             restored += read_back
         after = used()
-        record = RunRecord(
+        record = BenchRecord(
             engine="none", checkpoints=saved, restores=restored, restore_residency=residency,
             cpu_s=after[0] - cpu_s, device_bytes=after[1] - device_bytes,
         )  # fmt: skip
         self._write_ranks(self._folder, record)
         return self._finish(record if self._gather(record, self._started) else None)
 
-    def _finish(self, record: RunRecord | None, lines: Sequence[str] = ()) -> SessionReport:
+    def _finish(self, record: BenchRecord | None, lines: Sequence[str] = ()) -> SessionReport:
         """Rank 0 writes the summary and the log; the others have neither."""
         summary = None
         if record is not None:
@@ -396,7 +396,7 @@ class _Session:
         if self._options.progress is not None and self._group.place.is_first:
             self._options.progress("running", done, total)
 
-    def _write_ranks(self, folder: Path, record: RunRecord) -> None:
+    def _write_ranks(self, folder: Path, record: BenchRecord) -> None:
         host, reader, data = host_document(), self._workload.reader, self._workload.dataset
         per_host_gb = data.num_samples("train") * data.nominal_bytes / 2**30 / self._group.hosts
         host["potential_caching"] = int(per_host_gb <= host["memory_gb"])
@@ -412,7 +412,7 @@ class _Session:
             if self._options.trace:
                 self._write_trace(folder, rank, record if rank == first else None)
 
-    def _write_trace(self, folder: Path, rank: int, process: RunRecord | None) -> None:
+    def _write_trace(self, folder: Path, rank: int, process: BenchRecord | None) -> None:
         """trace-R-of-N.pfw; `process` is the record of its process, which its first accelerator shows."""
         from headrace.bench.report import rank_trace, trace_text
 
@@ -429,7 +429,7 @@ class _Session:
         path = folder / f"trace-{rank}-of-{world}.pfw"
         replace_file(path, trace_text(events, lines=True).encode(), sync=False)
 
-    def _gather(self, record: RunRecord, started: float) -> bool:
+    def _gather(self, record: BenchRecord, started: float) -> bool:
         """Make the record one of all ranks; whether this is the rank that has it."""
         options, does, place = self._options, self._workload.workflow, self._group.place
         measured_folder = self._workload.dataset.data_folder

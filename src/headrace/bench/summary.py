@@ -71,7 +71,7 @@ NOT_MLPERF: Final = "This is not an MLPerf result."
 
 
 @dataclass(slots=True, kw_only=True)
-class RunRecord:
+class BenchRecord:
     """What a run left: of one process's accelerators, or, gathered, of all of them.
 
     Attributes:
@@ -119,7 +119,7 @@ _WAITS_MAX: Final = 200_000
 _DEADLINE_S: Final = 300.0
 
 
-def gather_run(group: RankGroup, record: RunRecord) -> bool:
+def gather_run(group: RankGroup, record: BenchRecord) -> bool:
     """Complete rank 0's record by those of all ranks. All ranks call it; True in rank 0 alone.
 
     Raises:
@@ -173,7 +173,7 @@ def _slowest(ranks: Sequence[Sequence[Any]]) -> list[metrics.CheckpointTimes]:
     return checkpoints
 
 
-def together(runs: Sequence[RunRecord]) -> RunRecord:
+def together(runs: Sequence[BenchRecord]) -> BenchRecord:
     """One run of all epochs, counted on from repeat to repeat.
 
     Bytes and CPU are sums, the phases' times means; page cache and provenance are the first's.
@@ -203,7 +203,7 @@ def window_of(workload: Workload) -> metrics.StepWindow:
     return metrics.StepWindow(output.metric_exclude_start_steps, output.metric_exclude_end_steps)
 
 
-def summary_document(workload: Workload, run: RunRecord) -> dict[str, Any]:
+def summary_document(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     """summary.json."""
     data, hosts = workload.dataset, run.hosts
     first = hosts[0] if hosts else {}
@@ -251,7 +251,7 @@ def _mark(au: float, workload: Workload) -> str:
     return "success" if au >= workload.metric.au * 100 else "fail"
 
 
-def _metric(workload: Workload, run: RunRecord) -> dict[str, Any]:
+def _metric(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     metric: dict[str, Any] = {}
     reader, scale = workload.reader, workload.dataset.nominal_bytes / 2**20  # DLIO's MB are MiB
     for kind, batch in (("train", reader.batch_size), ("eval", reader.batch_size_eval)):
@@ -286,7 +286,7 @@ def _metric(workload: Workload, run: RunRecord) -> dict[str, Any]:
     return metric
 
 
-def _of_training(workload: Workload, run: RunRecord) -> dict[str, Any]:
+def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     """What DLIO has no names for."""
     window, batch = window_of(workload), workload.reader.batch_size
     train = [block for block in run.blocks if block.kind == "train"]

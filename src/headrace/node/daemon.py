@@ -22,7 +22,7 @@ from headrace.machine.host import available_memory
 from headrace.node.files.copies import raise_descriptor_limit
 from headrace.node.link import Link, LinkLost
 from headrace.node.server import Server
-from headrace.node.wire import Report, StatusAsked
+from headrace.node.wire import DaemonReport, StatusAsked
 from headrace.plane.tiers import memory_quota
 from headrace.runtime import end, launch
 
@@ -209,7 +209,7 @@ def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
     link = Link(folder, "status")
     try:
         link.send(StatusAsked(link.new_ticket()))
-        report: Report = link.wait(Report, STOP_S)
+        report: DaemonReport = link.wait(DaemonReport, STOP_S)
     finally:
         link.close()
     state: dict[str, Any] = json.loads(report.json)

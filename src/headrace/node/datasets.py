@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError, SourceChanged
 from headrace.machine.host import available_memory
 from headrace.node.served import ServedData, Want
-from headrace.node.wire import Status
+from headrace.node.wire import ReplyStatus
 from headrace.plane.tiers import MEMORY_RESERVE_BYTES
 from headrace.store.opening import reopen
 
@@ -121,11 +121,13 @@ class OpenDatasets:
         self._next = 1
         self.sharers: Collection[RootFiles] = ()
 
-    def open(self, request: Open, answer: Callable[[ServedData | None, Status, str], None]) -> None:
+    def open(
+        self, request: Open, answer: Callable[[ServedData | None, ReplyStatus, str], None]
+    ) -> None:
         """Open a data set, or find it open; `answer` is called in the loop, soon."""
         key = (request.fingerprint, *request.parts)
         if key in self._data:
-            answer(self._data[key], Status.OK, "")
+            answer(self._data[key], ReplyStatus.OK, "")
         elif key in self._opening:
             self._opening[key].append(answer)
         else:
@@ -140,7 +142,7 @@ class OpenDatasets:
         """Runs in a thread: a folder of a million files takes its time."""
         from headrace.store.sources.scan import SourceOptions
 
-        store, status, text = None, Status.OK, ""
+        store, status, text = None, ReplyStatus.OK, ""
         direct, options = request.direct, None
         try:
             if direct is not None:
@@ -156,18 +158,20 @@ class OpenDatasets:
             _ = store.nbytes  # looked at here rather than in the loop
             missing = [part for part in request.parts if part not in store.parts]
             if missing:
-                status, text = Status.MISMATCH, f"there is no part {missing[0]!r}"
+                status, text = ReplyStatus.MISMATCH, f"there is no part {missing[0]!r}"
         except HeadraceError as e:
-            status = Status.MISMATCH if isinstance(e, SourceChanged) else Status.NOT_FOUND
+            status = ReplyStatus.MISMATCH if isinstance(e, SourceChanged) else ReplyStatus.NOT_FOUND
             text = str(e)
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
             _log.exception("%s cannot be opened", request.path)
-            status, text = Status.NOT_FOUND, f"{type(e).__name__}: {e}"
+            status, text = ReplyStatus.NOT_FOUND, f"{type(e).__name__}: {e}"
         self._loop.call_soon(lambda: self._opened(key, store, status, text))
 
-    def _opened(self, key: tuple[str, ...], store: Store | None, status: Status, text: str) -> None:
+    def _opened(
+        self, key: tuple[str, ...], store: Store | None, status: ReplyStatus, text: str
+    ) -> None:
         data = None
-        if store is not None and status is Status.OK:
+        if store is not None and status is ReplyStatus.OK:
             try:
                 self._make_room()
                 data = ServedData(
@@ -177,10 +181,10 @@ class OpenDatasets:
                     gathering=self._working, keeping=self._keeping, loop=self._loop,
                 )  # fmt: skip
             except (HeadraceError, OSError) as e:
-                status, text = Status.NOT_FOUND, str(e)
+                status, text = ReplyStatus.NOT_FOUND, str(e)
             except Exception as e:  # noqa: BLE001 - as in `_open`
                 _log.exception("%s cannot be read", store.path)
-                status, text = Status.NOT_FOUND, f"{type(e).__name__}: {e}"
+                status, text = ReplyStatus.NOT_FOUND, f"{type(e).__name__}: {e}"
             else:
                 self._data[key] = data
                 self._next += 1

@@ -32,7 +32,7 @@ from headrace.base.peers import peer_process
 from headrace.errors import NodeError
 from headrace.node import wire
 from headrace.node.mapped import LeaseLedger, Mappings, SharedCache
-from headrace.node.wire import Direct, Hurry, Open, Opened, Status, WireError
+from headrace.node.wire import Direct, Hurry, Open, Opened, ReplyStatus, WireError
 from headrace.store.opening import address_of
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Link:
                 raise
             self.lost = ""  # it hung up before we spoke; why, it has said already
         welcome: wire.Welcome = self.wait(wire.Welcome, ALIVE_S)
-        if welcome.status is not wire.Status.OK:
+        if welcome.status is not wire.ReplyStatus.OK:
             raise NodeError(
                 f"the node daemon refuses: {welcome.message}.",
                 next_step="Stop it and start the one of this version: headrace node stop; "
@@ -465,7 +465,7 @@ class Attaching:
         try:
             link = Link(self.folder, self.job)
             opened = self._open(link, self._address)
-            if opened.status is not Status.OK:
+            if opened.status is not ReplyStatus.OK:
                 why, pause_s = opened.message, HOPELESS_S
         except FileNotFoundError:
             why = "no node daemon runs"

@@ -28,8 +28,8 @@ from headrace.node.wire import (
     INDICES_MAX,
     Ask,
     Hurry,
+    ReplyStatus,
     Samples,
-    Status,
     WireError,
     Working,
 )
@@ -109,7 +109,7 @@ class Pending:
         return self._taker.finish(self, reply)
 
     def __del__(self) -> None:
-        if self.reply is not None and self.reply.status is Status.OK:  # it was never taken
+        if self.reply is not None and self.reply.status is ReplyStatus.OK:  # it was never taken
             self.link.ledger.end(self.ticket)
 
 
@@ -313,7 +313,7 @@ class NodeReads(ReadStage):
             pending = ref()
             if pending is not None:
                 pending.reply = message
-            elif message.status is Status.OK and self._link is not None:
+            elif message.status is ReplyStatus.OK and self._link is not None:
                 # Nobody takes it any more.
                 self._link.ledger.end(message.ticket)
         elif not isinstance(message, Working):
@@ -372,7 +372,7 @@ class NodeReads(ReadStage):
     def finish(self, pending: Pending, reply: Samples) -> _native.Batch:
         """The batch of an answer; read below if the answer is not one."""
         self._taken(pending)
-        if reply.status is Status.OK:
+        if reply.status is ReplyStatus.OK:
             try:
                 batch = pending.link.mappings.batch(reply, pending.asked, self._parts)
             except WireError as e:
@@ -382,7 +382,7 @@ class NodeReads(ReadStage):
                 self._ram_bytes += reply.ram_bytes
                 return self._joined(pending, batch)
         self._direct += 1
-        if reply.status is Status.BUSY:
+        if reply.status is ReplyStatus.BUSY:
             self._refused += 1
             self._busy += 1
             if self._busy >= BUSY_MAX:

@@ -296,7 +296,7 @@ class Server:
             _log.warning(
                 "refused process %d of user %d: %s", connection.pid, connection.uid, refusal
             )
-            connection.send(wire.Welcome(wire.Status.REFUSED, refusal, wire.PROTOCOL, 0, 0))
+            connection.send(wire.Welcome(wire.ReplyStatus.REFUSED, refusal, wire.PROTOCOL, 0, 0))
             with contextlib.suppress(OSError):
                 connection.flush()
             connection.close()
@@ -404,7 +404,7 @@ class Server:
         """Open a data set for a client."""
         asked_s = time.monotonic()
 
-        def answer(data: ServedData | None, status: wire.Status, text: str) -> None:
+        def answer(data: ServedData | None, status: wire.ReplyStatus, text: str) -> None:
             if session.job is not None and not session.closed:
                 session.job.totals.took(Cause.STORAGE, time.monotonic() - asked_s)
             session.opened(request.ticket, data, status, text)

@@ -190,11 +190,13 @@ class Session:
             self._last_ticket = request.ticket
         handler(request)
 
-    def _report(self, ticket: int, state: Any, status: wire.Status = wire.Status.OK) -> None:
-        self._send(wire.Report(ticket, status, json.dumps(state).encode()))
+    def _report(
+        self, ticket: int, state: Any, status: wire.ReplyStatus = wire.ReplyStatus.OK
+    ) -> None:
+        self._send(wire.DaemonReport(ticket, status, json.dumps(state).encode()))
 
     def _stop(self, request: wire.StopAsked) -> None:
-        self._report(request.ticket, {}, wire.Status.STOPPING)
+        self._report(request.ticket, {}, wire.ReplyStatus.STOPPING)
         self._host.stop()
 
     def _hello(self, request: wire.Request) -> None:
@@ -203,11 +205,11 @@ class Session:
         ours = (wire.PROTOCOL, self._host.window_bytes, REQUESTS_MAX)
         if request.protocol != wire.PROTOCOL:
             text = f"the daemon speaks protocol {wire.PROTOCOL}, the client {request.protocol}"
-            self._send(wire.Welcome(wire.Status.VERSION, text, *ours))
+            self._send(wire.Welcome(wire.ReplyStatus.VERSION, text, *ours))
             raise WireError(text)
         self.job = self._host.job(request.job)
         self.job.sessions.add(self)
-        self._send(wire.Welcome(wire.Status.OK, "", *ours))
+        self._send(wire.Welcome(wire.ReplyStatus.OK, "", *ours))
 
     def _note(self, note: wire.Note) -> None:
         assert self.job is not None
@@ -240,7 +242,7 @@ class Session:
             self._send(message, fds, owner)
 
     def opened(
-        self, ticket: int, data: ServedData | None, status: wire.Status, message: str
+        self, ticket: int, data: ServedData | None, status: wire.ReplyStatus, message: str
     ) -> None:
         """Answer `Open`."""
         if self.closed:
@@ -359,7 +361,9 @@ class Session:
             if size > self._host.window_bytes and size > available_memory() // 2:
                 del self.requests[asked.ticket]
                 self._send(
-                    wire.Samples(asked.ticket, wire.Status.FAILED, f"{size} bytes are too many")
+                    wire.Samples(
+                        asked.ticket, wire.ReplyStatus.FAILED, f"{size} bytes are too many"
+                    )
                 )
                 continue
             asked.reserved_bytes = size
@@ -411,9 +415,9 @@ class Session:
         if asked.charge is not None and outcome.bytes_read is not None:
             asked.charge.settle(outcome.bytes_read)
         if batch is None:
-            self._send(wire.Samples(asked.ticket, wire.Status.FAILED, outcome.message))
+            self._send(wire.Samples(asked.ticket, wire.ReplyStatus.FAILED, outcome.message))
         elif (memory := batch.shared) is None:
-            self._send(wire.Samples(asked.ticket, wire.Status.FAILED, "not in shared memory"))
+            self._send(wire.Samples(asked.ticket, wire.ReplyStatus.FAILED, "not in shared memory"))
         else:
             fd, buffer, capacity = memory
             if buffer not in self._known:
@@ -458,7 +462,7 @@ class Session:
         if asked is not None and not asked.reserved_bytes and asked is not self.waiting[0]:
             comes = comes or any(a.reserved_bytes for a in self.requests.values())
         if asked is None or asked.reserved_bytes or comes:
-            self._send(wire.Working(ticket, wire.Status.WORKING))
+            self._send(wire.Working(ticket, wire.ReplyStatus.WORKING))
             return
         # It waits for memory that only the client itself, or its job, can give back.
         del self.requests[ticket]
@@ -468,7 +472,7 @@ class Session:
         self.job.totals.busy += 1
         self.job.totals.took(Cause.WINDOW, time.monotonic() - asked.asked_s)
         text = f"{self.held_bytes} bytes are held, the window is {self._host.window_bytes}"
-        self._send(wire.Samples(ticket, wire.Status.BUSY, text))
+        self._send(wire.Samples(ticket, wire.ReplyStatus.BUSY, text))
 
     def _give_back(self, leases: Collection[int], *, abandoned: bool) -> None:
         for ticket in leases:
@@ -533,6 +537,6 @@ class Session:
 
 def _samples(ticket: int, buffer: int, batch: _native.Batch, ram_bytes: int) -> wire.Samples:
     return wire.Samples(
-        ticket, wire.Status.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
+        ticket, wire.ReplyStatus.OK, "", buffer, len(batch.data), batch.offsets.tobytes(),
         batch.lengths.tobytes(), batch.labels.tobytes(), ram_bytes, batch.way,
     )  # fmt: skip

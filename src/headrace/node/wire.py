@@ -42,7 +42,7 @@ class WireError(Exception):
     """The other side does not keep to the protocol."""
 
 
-class Status(IntEnum):
+class ReplyStatus(IntEnum):
     """How a request ended; every reply has one."""
 
     OK = 0
@@ -213,7 +213,7 @@ class StopAsked(_Message, frozen=True, tag="stop"):
 class Welcome(_Message, frozen=True, tag="welcome"):
     """Answers `Hello`."""
 
-    status: Status
+    status: ReplyStatus
     message: str
     protocol: int
     window_bytes: int
@@ -226,7 +226,7 @@ class Opened(_Message, frozen=True, tag="opened"):
     """Answers `Open`."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     message: str
     dataset: int
 
@@ -273,7 +273,7 @@ class Samples(_Message, frozen=True, tag="samples"):
     """Answers `Ask`. The lease is the ticket."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     message: str = ""
     buffer: int = 0
     nbytes: int = 0
@@ -293,7 +293,7 @@ class Working(_Message, frozen=True, tag="working"):
     """Answers `Hurry` where the batch is under way, or has been answered."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
 
 
 class FilesReady(_Message, frozen=True, tag="filesready"):
@@ -303,7 +303,7 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     """
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     message: str = ""
     files: int = 0
     """Files that the board knows."""
@@ -318,11 +318,11 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     ring_fd: int = -1
 
 
-class Report(_Message, frozen=True, tag="report"):
+class DaemonReport(_Message, frozen=True, tag="report"):
     """Answers `StatusAsked`, `FilesAsked` and `StopAsked`."""
 
     ticket: int
-    status: Status
+    status: ReplyStatus
     json: bytes
 
 
@@ -341,7 +341,7 @@ Reply = (
     | Samples
     | Working
     | FilesReady
-    | Report
+    | DaemonReport
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -298,9 +298,9 @@ class Attachment:
         return link
 
     def _take(self, link: Link, message: Any) -> None:
-        from headrace.node.wire import FilesReady, Report
+        from headrace.node.wire import DaemonReport, FilesReady
 
-        if isinstance(message, Report):
+        if isinstance(message, DaemonReport):
             self._report = json.loads(message.json)
         if not isinstance(message, FilesReady):
             return

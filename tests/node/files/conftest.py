@@ -12,7 +12,7 @@ import pytest
 
 from headrace import _native
 from headrace.node.link import Link
-from headrace.node.wire import Files, FilesAsked, FilesReady, Report, Status
+from headrace.node.wire import DaemonReport, Files, FilesAsked, FilesReady, ReplyStatus
 from node.conftest import WAIT_S, daemon, folder, until
 
 __all__ = ["Program", "daemon", "folder", "make_files", "program", "until"]
@@ -64,7 +64,7 @@ class Program:
         while True:
             answer = self.link.wait(FilesReady, WAIT_S)
             self.answers.append(answer)
-            if answer.status is not Status.OK:
+            if answer.status is not ReplyStatus.OK:
                 return answer
             if answer.board_ino:
                 board, ring = self.link.take_fds(2)
@@ -83,7 +83,7 @@ class Program:
         self.link.send(FilesAsked(self.link.new_ticket()))
         import json
 
-        return json.loads(self.link.wait(Report, WAIT_S).json)
+        return json.loads(self.link.wait(DaemonReport, WAIT_S).json)
 
     def opened(self, files, what=ORIGINAL):
         """Report opens, as the shim would."""

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from headrace.node.wire import FilesReady, Status
+from headrace.node.wire import FilesReady, ReplyStatus
 from node.conftest import serving, until
 from node.files.conftest import (
     COPY,
@@ -115,7 +115,7 @@ def test_a_root_that_vanishes_ends_nothing(tmp_path, folder, program):
         run_of(server)._read_rest()
         until(lambda: copies.figures.failures == 10)
         again = program(tmp_path / "data", simulate="nfs").ready()
-        assert again.status is Status.NOT_FOUND
+        assert again.status is ReplyStatus.NOT_FOUND
 
 
 def test_roots_that_are_not_there_are_said(tmp_path, folder, program):
@@ -123,13 +123,13 @@ def test_roots_that_are_not_there_are_said(tmp_path, folder, program):
     (tmp_path / "link").symlink_to(tmp_path / "data")
     with serving(folder):
         answer = program(tmp_path / "none").ready()
-        assert answer.status is Status.NOT_FOUND
+        assert answer.status is ReplyStatus.NOT_FOUND
         assert "none: no such folder" in answer.message
         answer = program(tmp_path / "none", tmp_path / "link", tmp_path / "data/n0").ready()
-        assert (answer.status, answer.files) == (Status.OK, 3)
+        assert (answer.status, answer.files) == (ReplyStatus.OK, 3)
         assert "none: no such folder" in answer.message
         answer = program(tmp_path / "data", simulate="floppy").ready()
-        assert answer.status is Status.BAD_REQUEST
+        assert answer.status is ReplyStatus.BAD_REQUEST
         assert "floppy" in answer.message
 
 
@@ -223,7 +223,7 @@ def test_a_program_does_not_wait_for_a_scan(tmp_path, folder, program, monkeypat
     with serving(folder) as server:
         one = program(tmp_path / "data", simulate="nfs")
         first = one.link.wait(FilesReady, 20.0)
-        assert (first.status, first.board_ino, first.complete) == (Status.OK, 0, False)
+        assert (first.status, first.board_ino, first.complete) == (ReplyStatus.OK, 0, False)
         assert one.report() == {}
         go_on.set()
         second = one.ready()

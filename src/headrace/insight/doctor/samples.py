@@ -282,7 +282,7 @@ _INDEXED_BYTES_MAX: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shards:
+class ShardFiles:
     """What is to be looked at.
 
     Attributes:
@@ -318,7 +318,7 @@ class _Sampled(NamedTuple):
 
 
 def survey_shards(
-    given: Shards, seconds: float, stop: Callable[[], bool]
+    given: ShardFiles, seconds: float, stop: Callable[[], bool]
 ) -> tuple[DataSet, SamplePool]:
     """Find samples in files of one kind, within so many seconds.
 
@@ -361,7 +361,7 @@ def survey_shards(
     return data, SamplePool(pieces=pieces[:POOL_MAX])
 
 
-def _hopped(given: Shards, seconds: float, stop: Callable[[], bool]) -> _Sampled | None:
+def _hopped(given: ShardFiles, seconds: float, stop: Callable[[], bool]) -> _Sampled | None:
     """Some shards at random, each for a while; what was seen of a shard stands for all of it."""
     count = len(given.names)
     order = random.Random(2).sample(range(count), min(count, _FILES_MAX))  # noqa: S311
@@ -410,7 +410,7 @@ class _Rows(NamedTuple):
     exact: bool
 
 
-def _indexed(given: Shards) -> tuple[_Sampled | None, str, _Rows | None]:
+def _indexed(given: ShardFiles) -> tuple[_Sampled | None, str, _Rows | None]:
     """Files that say themselves where their samples lie; else why not, and their rows if they say that."""
     before = np.cumsum(given.sizes) <= _INDEXED_BYTES_MAX
     whole = given.kind in LIBRARIES
@@ -445,7 +445,7 @@ def _indexed(given: Shards) -> tuple[_Sampled | None, str, _Rows | None]:
     return _Sampled(pieces, columns.samples, seen, len(names) == len(given.names)), "", None
 
 
-def _blocks(given: Shards) -> list[Piece]:
+def _blocks(given: ShardFiles) -> list[Piece]:
     dice = np.random.default_rng(4)
     pieces = []
     for at in dice.choice(len(given.names), POOL_MAX, p=given.sizes / given.sizes.sum()).tolist():

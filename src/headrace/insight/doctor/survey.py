@@ -29,7 +29,7 @@ from headrace.insight.doctor.samples import (
     POOL_MAX,
     Piece,
     SamplePool,
-    Shards,
+    ShardFiles,
     quantiles,
     survey_shards,
 )
@@ -47,8 +47,8 @@ from headrace.store.manifest import VolumeEntry
 from headrace.store.opening import store_of_scan
 from headrace.store.sources.contents import (
     SHARD_KINDS,
+    FolderKind,
     LibraryFolder,
-    Verdict,
     format_of,
     is_companion,
     judge,
@@ -424,7 +424,7 @@ def _folder(
     try:
         verdict = judge(path, seen.formats)
     except SourceError as e:
-        verdict = Verdict("files")
+        verdict = FolderKind("files")
         notes.append(f"{e.message.removeprefix(path).lstrip(': ')} Each file is taken for one here")
     drawn = [name for each in seen.drawn if verdict.takes(format_of(name := os.fsdecode(each)))]
     # Of what there is, those that are samples or shards.
@@ -532,7 +532,7 @@ def _shards(
     """Files with many samples in each."""
     sized, sizes = _sizes(names, 0.2 * seconds, stop)
     more["exact"] &= len(sized) == len(names)
-    return survey_shards(Shards(names=sized, sizes=sizes, **more), 0.5 * seconds, stop)
+    return survey_shards(ShardFiles(names=sized, sizes=sizes, **more), 0.5 * seconds, stop)
 
 
 def _sizes(

@@ -20,7 +20,7 @@ from headrace.node.files.disk_copies import DiskCopies, DiskFolder
 from headrace.node.files.order import given_order, read_order_file
 from headrace.node.files.root_files import RootFiles
 from headrace.node.files.run import ProgramRun
-from headrace.node.wire import FilesReady, Status
+from headrace.node.wire import FilesReady, ReplyStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -94,11 +94,11 @@ class FileService:
         try:
             self._open_roots(served)
         except ValueError as e:  # no such storage to simulate
-            session.say(FilesReady(request.ticket, Status.BAD_REQUEST, str(e)))
+            session.say(FilesReady(request.ticket, ReplyStatus.BAD_REQUEST, str(e)))
             return
         if not served.roots:
             text = "; ".join(served.notes) or "no root"
-            session.say(FilesReady(request.ticket, Status.NOT_FOUND, text))
+            session.say(FilesReady(request.ticket, ReplyStatus.NOT_FOUND, text))
             return
         self._share()
         threading.Thread(
@@ -220,7 +220,7 @@ class FileService:
         def wait() -> None:
             """The scan takes its time: the program begins without a board."""
             if served.run is None:
-                served.session.say(FilesReady(served.request.ticket, Status.OK, "scanning"))
+                served.session.say(FilesReady(served.request.ticket, ReplyStatus.OK, "scanning"))
 
         patience = threading.Timer(PATIENCE_S, lambda: self._call_soon(wait))
         patience.daemon = True
@@ -246,7 +246,9 @@ class FileService:
                 self._board(served, complete=True)
         except Exception as e:  # noqa: BLE001 - whatever it is, the program goes on without us
             _log.exception("no board can be made")
-            failed = FilesReady(served.request.ticket, Status.FAILED, f"{type(e).__name__}: {e}")
+            failed = FilesReady(
+                served.request.ticket, ReplyStatus.FAILED, f"{type(e).__name__}: {e}"
+            )
             self._call_soon(lambda: served.session.say(failed))
         finally:
             patience.cancel()
@@ -282,7 +284,7 @@ class FileService:
             return
         before, served.run = served.run, run
         ready = FilesReady(
-            served.request.ticket, Status.OK, note, len(run.paths), run.nbytes, complete,
+            served.request.ticket, ReplyStatus.OK, note, len(run.paths), run.nbytes, complete,
             run.board.inode, run.board.fd, run.ring.inode, run.ring.fd,
         )  # fmt: skip
         served.session.say(ready, (run.board.fd, run.ring.fd), run)

@@ -101,7 +101,7 @@ def is_companion(name: bytes) -> bool:
     return _COMPANIONS.fullmatch(name) is not None
 
 
-class Verdict(NamedTuple):
+class FolderKind(NamedTuple):
     """What the files of a folder are.
 
     Attributes:
@@ -118,7 +118,7 @@ class Verdict(NamedTuple):
         return self.family in (None, family) if self.kind == "files" else family == self.kind
 
 
-def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) -> Verdict:
+def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) -> FolderKind:
     """What files of these formats are.
 
     Args:
@@ -133,20 +133,20 @@ def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) ->
     for name, count in formats.items():
         counts[family_of(name)] += count  # type: ignore[assignment]  # estimates are no integers
     if wanted == "files":
-        return Verdict("files")
+        return FolderKind("files")
     if wanted is not None:
         if counts and not counts[wanted]:
             raise refused(path, f"no file is {wanted}: {_shares(counts)}.", "Check --as.")
         many = wanted in SHARD_KINDS or wanted == "npy"
-        return Verdict(wanted) if many else Verdict("files", wanted)
+        return FolderKind(wanted) if many else FolderKind("files", wanted)
     shards = [kind for kind in SHARD_KINDS if counts[kind]]
     media = max(_MEDIA, key=lambda family: counts[family])
     notes, total = counts["text"], counts.total()
     if not shards and not counts[media]:
-        return Verdict("files")
+        return FolderKind("files")
     others = total - notes - counts[shards[0] if shards else media]
     if len(shards) == 1 and not others:
-        return Verdict(shards[0])
+        return FolderKind(shards[0])
     few = others <= _OTHERS_MAX * total and notes <= _NOTES_MAX * total
     if shards or not few:
         ways = [*sorted(shards), *(family for family in _MEDIA if counts[family])]
@@ -155,7 +155,7 @@ def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) ->
             f"Say it: --as {' or --as '.join([*ways, 'files'])} (in Python format=...; `files`: each file is "
             "a sample), or --ext jpg,png.",
         )  # fmt: skip
-    return Verdict("files", media)
+    return FolderKind("files", media)
 
 
 def _shares(counts: Counter[str]) -> str:
@@ -168,14 +168,14 @@ def _plural(kind: str) -> str:
 
 def sort_files(
     path: str, names: list[bytes], wanted: str | None
-) -> tuple[Verdict, set[bytes], list[str]]:
+) -> tuple[FolderKind, set[bytes], list[str]]:
     """What the files below a folder are, which of them are no samples, and a line that says so.
 
     Raises:
         SourceError: they are of several kinds, or of several splits of one data set.
     """
     if wanted == "files":
-        return Verdict("files"), set(), []
+        return FolderKind("files"), set(), []
     others = [name for name in names if not is_companion(os.path.basename(name))]
     others = others or names  # a folder of nothing but READMEs is meant so
     verdict = judge(path, Counter(format_of(os.fsdecode(name)) for name in others), wanted)
@@ -222,7 +222,7 @@ _SPLITS: Final = {
 _WORDS: Final = re.compile(r"[^a-z]+")
 
 
-def _check_splits(path: str, verdict: Verdict, names: Iterable[bytes]) -> None:
+def _check_splits(path: str, verdict: FolderKind, names: Iterable[bytes]) -> None:
     """Who trains on the test set by mistake is not told by anybody."""
     splits: dict[str, str] = {}
     for name in names:
@@ -414,5 +414,5 @@ def _tokens(path: str) -> LibraryFolder | None:
             f"Name the token files: '{os.path.join(path, pairs[0])}'; or take each file as a sample: --as "
             "files (in Python format='files').",
         )  # fmt: skip
-    _check_splits(path, Verdict("megatron"), map(os.fsencode, pairs))
+    _check_splits(path, FolderKind("megatron"), map(os.fsencode, pairs))
     return LibraryFolder("megatron", [os.path.join(path, name) for name in pairs])
