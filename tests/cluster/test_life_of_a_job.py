@@ -200,3 +200,13 @@ def test_a_scheduler_that_does_not_answer_well_is_one_clear_error(
         ended = run(command, "17", "--executor", "slurm", *more, code=3)
         message = json.loads(ended.stdout)["error"]["message"] if more else ended.stderr
         assert says in message or says in ended.stdout
+
+
+def test_of_ones_own_jobs_a_squeue_that_talks_nonsense_is_an_error(run, fake):
+    fake("squeue", "echo 'slurm_load_jobs: 17 jobs'")
+    assert (
+        "squeue says 'jobs', expected the numbers"
+        in run("status", "--executor", "slurm", code=3).stderr
+    )
+    fake("squeue", "true")
+    assert run("status", "--executor", "slurm").stderr == "You have no jobs here.\n"

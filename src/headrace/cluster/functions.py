@@ -25,6 +25,7 @@ import pickle
 import re
 import secrets
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -167,7 +168,11 @@ def _submit(  # noqa: PLR0917 - what both of the above are given
     into.mkdir(mode=0o700, parents=True)
     _write(into / "call", call)
     runs_on = executor_name(executor)
-    job_id = executor_named(runs_on).submit(plan.submission)
+    try:
+        job_id = executor_named(runs_on).submit(plan.submission)
+    except ClusterRequestError:  # refused: of any other error nobody knows whether there is a job
+        shutil.rmtree(into, ignore_errors=True)
+        raise
     ids = [f"{job_id}_{task}" for task in range(len(calls))] if array else [job_id]
     return [FunctionJob(each, into, runs_on, i, launch is not None) for i, each in enumerate(ids)]
 

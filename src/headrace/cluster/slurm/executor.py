@@ -154,7 +154,10 @@ class SlurmExecutor(Executor):
     def own(self) -> list[str]:
         """Those that slurmctld knows."""
         words = ("--noheader", f"--user={user_name(os.geteuid())}", "--states=all", "--format=%F")
-        return sorted(set(self.commands.query("squeue", *words).split()), key=int)
+        numbers = set(self.commands.query("squeue", *words).split())
+        if strange := sorted(word for word in numbers if not word.isdigit()):
+            raise ClusterError(f"squeue says {strange[0][:160]!r}, expected the numbers of jobs.")
+        return sorted(numbers, key=int)
 
     # -- what was submitted ------------------------------------------------------------------------
 
