@@ -177,6 +177,11 @@ def test_a_job_that_slurm_forgot_is_submitted_again_as_it_was(run, fake):
     fake("scontrol", f"case $* in *config*) echo 'ClusterName = lab';; *) {UNKNOWN};; esac")
     record.write_bytes(record.read_bytes().replace(b"a b", b"a c"))
     assert str(record) in run("resubmit", 17, "--executor", "slurm", code=3).stderr
+    # Where nothing can be written down, the job is submitted all the same.
+    record.unlink()
+    record.parent.rmdir()
+    record.parent.touch()
+    assert ex.submit(Submission(script, directory=Path("there"), cluster="lab")) == "17"
 
 
 @pytest.mark.parametrize(

@@ -169,10 +169,9 @@ class SlurmExecutor(Executor):
             "directory": str(Path(submission.directory or "").absolute()),
             "environment": dict(submission.environment),
         }  # fmt: skip
-        path = _record_of(submission.cluster, job_id)
-        with contextlib.suppress(
-            OSError
-        ):  # a full home folder: the job runs, and cannot be resubmitted
+        # A home folder that is full, or none: the job runs, and cannot be resubmitted.
+        with contextlib.suppress(OSError, RuntimeError):
+            path = _record_of(submission.cluster, job_id)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(path, _RECORD.encode(content), mode=0o600, sync=False)
 
