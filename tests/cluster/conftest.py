@@ -41,6 +41,8 @@ def slurm(real_slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slurm]
     for name in [n for n in os.environ if n.startswith(("SLURM", "SBATCH", "SRUN"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_CONF", str(real_slurm.conf))
+    if "XDG_STATE_HOME" not in os.environ:  # what is written down of jobs stays with their cluster
+        monkeypatch.setenv("XDG_STATE_HOME", str(real_slurm.folder / "home"))
     monkeypatch.setenv("PATH", real_slurm.environment["PATH"])
     real_slurm.heal()
     yield real_slurm
