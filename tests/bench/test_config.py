@@ -182,6 +182,15 @@ def test_time_distributions_are_dlios(own, given, kind, mean):
     assert kind == "constant" or drawn.std() > 0.1
 
 
+def test_one_part_of_a_distribution_is_changed(own):
+    """It once stood for the whole: a scale of 0.2 became a constant time."""
+    text = "train:\n  computation_time: {type: gamma, shape: 4, scale: 0.1}"
+    time = own(text, "++workload.train.computation_time.scale=0.2").workload.train.computation_time
+    assert time == TimeDistribution("gamma", (4.0, 0.2))
+    message = refused(own, text, "++workload.train.computation_time.width=0.2")
+    assert "for the type gamma exactly shape, scale" in message
+
+
 def test_stdev_keys_make_normal_distributions(own):
     train = own("train: {computation_time: 2, computation_time_stdev: 0.5}").workload.train
     assert train.computation_time == TimeDistribution("normal", (2.0, 0.5))

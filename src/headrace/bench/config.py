@@ -333,6 +333,11 @@ class _Merging:
         known = next((key for key in (spelled, *_parents(spelled)) if key in KEYS), None)
         if known is None:
             self.problems.append(f"{setting.where}: {closest_key(spelled)}")
+        elif spelled != known and known in _FREE and known not in _MAPPINGS:
+            before = self.settings.get(known)  # one part of a distribution
+            parts = before.value if before is not None and isinstance(before.value, dict) else {}
+            part = spelled.removeprefix(known + ".")
+            self.settings[known] = YamlSetting({**parts, part: setting.value}, setting.where)
         else:
             self.settings[spelled if known in _MAPPINGS else known] = setting
 
