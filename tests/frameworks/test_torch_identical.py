@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import pickle
 
@@ -169,6 +170,22 @@ def test_it_is_torchs_loader_and_may_be_derived_from_copied_and_pickled():
     assert [len(batch["label"]) for batch in again] == [4, 4, 4, 4, 4, 3]
     with pytest.raises(ValueError, match="should not be set after Mine is initialized"):
         loader.batch_size = 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
+)
+def test_a_copy_of_a_loader_that_was_iterated_over_begins_anew(workers, copied):
+    loader = DataLoader(Nested(), 4, num_workers=workers)
+    expected = [batch["label"].tolist() for batch in loader]
+    rest = iter(loader)
+    assert next(rest)["label"].tolist() == expected[0]
+    again = copied(loader)
+    assert [batch["label"].tolist() for batch in again] == expected
+    assert (again.epochs_begun, again.stats.batches) == (1, len(expected))
+    assert [batch["label"].tolist() for batch in rest] == expected[1:]
+    assert (loader.epochs_begun, loader.stats.batches) == (2, 2 * len(expected))
 
 
 def test_over_a_store_it_is_the_stores_loader(path):

@@ -96,6 +96,18 @@ class DataLoader(torch_data.DataLoader[T_co]):
             whose decoding is known.
     """
 
+    stats: LoaderStats
+    epochs_begun: int
+    _progress: Progress | None
+    _position: DataPosition | None
+    _resumption: Resumption | None
+    _starting: Resumption | None
+    _loaded: Resumption | None
+    _reading: FileReading | None
+    _watcher: Watcher | None
+    _context: WorkerContext | None
+    _explained: bool
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a `StoreLoader` where a store is to be loaded, else a new loader of this class."""
         dataset = args[0] if args else kwargs.get("dataset")
@@ -196,21 +208,15 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._arena_bytes = policy[0] // 2 if policy else ARENA_BYTES
         self._ahead_bytes = policy[0] // 2 if policy else None
-        self.stats = LoaderStats()
-        self.epochs_begun = 0
-        self._progress: Progress | None = None
-        self._position: DataPosition | None = None
-        self._resumption: Resumption | None = None
-        self._starting: Resumption | None = None
-        self._loaded: Resumption | None = None
-        self._reading: FileReading | None = None
-        self._watcher: Watcher | None = None
-        self._context: WorkerContext | None = None
-        self._explained = False
+        vars(self).update(_unbegun(), _resumption=None)
         if (folder := trace_folder()) is not None:
             from headrace.trace import follow
 
             follow(folder, self._about(), self, begun=_own_rank)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which begin anew: workers, readers and their memory are this one's."""
+        return vars(self) | _unbegun()
 
     def _about(self) -> dict[str, Any]:
         """What a trace says of this loader; its order is torch's."""
@@ -476,6 +482,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if verdict.action:
                 lines.append(f"do: {verdict.action}")
         return "\n".join(lines) or "nothing was loaded yet"
+
+
+def _unbegun() -> dict[str, Any]:
+    """What a loader keeps of its epochs, before the first."""
+    names = ("_progress", "_position", "_starting", "_loaded", "_reading", "_watcher", "_context")
+    return {"stats": LoaderStats(), "epochs_begun": 0, "_explained": False, **dict.fromkeys(names)}
 
 
 def _own_rank() -> dict[str, Any]:
