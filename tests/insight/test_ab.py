@@ -243,6 +243,28 @@ def test_the_loader_of_what_is_not_python_cannot_be_exchanged(photos):
         compare(command, AbOptions(pairs=1, drop_in=True))
 
 
+LOADS = """
+import pathlib, sys
+{imported}
+files = sorted(pathlib.Path(sys.argv[1]).rglob("*.png"))
+print(DataLoader.__module__, sum(len(batch) for batch in DataLoader(range(len(files)), 8)))
+print("bytes", sum(len(file.read_bytes()) for file in files))
+"""
+
+
+@pytest.mark.parametrize("module", ["torch.utils.data", "torch.utils.data.dataloader"])
+def test_the_loader_is_exchanged_under_both_its_names(script, photos, module):
+    pytest.importorskip("torch")
+    text = LOADS.format(imported=f"from {module} import DataLoader")
+    options = AbOptions(pairs=1, drop_in=True, compare=".")
+    found = compare(script(text, photos), options)
+    without, with_headrace = (run.outcome.lines for run in found.pairs[0])
+    assert without[0] == "torch.utils.data.dataloader 24"
+    assert with_headrace[0].startswith("headrace.")
+    assert with_headrace[0].endswith(" 24")
+    assert without[1] == with_headrace[1]
+
+
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 def test_a_program_that_cannot_be_seen(tmp_path):
     (tmp_path / "a.c").write_text("int main(void) { return 0; }")

@@ -2,8 +2,9 @@
 
 This file is copied under the name `sitecustomize.py` into a folder that stands first in PYTHONPATH,
 so it imports nothing of headrace before torch is there. When the program has imported torch,
-`torch.utils.data.DataLoader` is replaced, which is what changing one import does. What it did, it writes into
-the file that HEADRACE_SWAP names: `swapped`, `made` with the first loader, or `failed: why`.
+`torch.utils.data.DataLoader` is replaced, under its other name `torch.utils.data.dataloader.DataLoader`, too,
+which is what changing one import does. What it did, it writes into the file that HEADRACE_SWAP names:
+`swapped`, `made` with the first loader, or `failed: why`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _swap() -> None:
         begin(self, *args, **options)
 
     DataLoader.__init__ = begin_and_say  # type: ignore[method-assign]
-    torch_data.DataLoader = DataLoader  # type: ignore[misc]
+    torch_data.DataLoader = torch_data.dataloader.DataLoader = DataLoader  # type: ignore[misc]
     _say("swapped")
 
 
