@@ -43,7 +43,7 @@ def own(tmp_path):
 
 def served(loader) -> int:
     """Files that came from memory, over all workers."""
-    return loader._watcher._ahead.figures.served
+    return loader._headrace.watcher._ahead.figures.served
 
 
 def delivered(loader):
@@ -93,7 +93,7 @@ def test_whatever_a_sampler_does_each_sample_has_its_own_bytes(files, workers, s
     wanted = list(sampler)
     if not workers and wanted:
         # Only of a list of indices it is known what comes; another sampler may not be asked early.
-        assert loader._watcher._ahead.figures.planned >= 2 * len(wanted)
+        assert loader._headrace.watcher._ahead.figures.planned >= 2 * len(wanted)
         assert type(sampler) is not list or served(loader) >= 2 * len(wanted[4:60])
     assert delivered(loader) == wanted
 
@@ -110,13 +110,16 @@ def test_a_consumer_that_leaves_every_epoch_early_gets_the_right_bytes(files, wo
         for taken, batch in enumerate(loader):
             assert [data for _, data in batch] == [Files.content(i) for i, _ in batch]
             if not workers:
-                settle(loader._watcher._ahead)
+                settle(loader._headrace.watcher._ahead)
             if taken == epoch:
                 break
     assert delivered(loader) == shuffled
     if not workers:
         assert served(loader) > 0
-        assert loader._watcher._ahead.stats().buffered_bytes <= ReadAheadOptions().buffer_bytes
+        assert (
+            loader._headrace.watcher._ahead.stats().buffered_bytes
+            <= ReadAheadOptions().buffer_bytes
+        )
 
 
 def outcomes(loader, change):
@@ -152,9 +155,9 @@ def test_files_that_change_between_reading_ahead_and_use(own, workers, kind):
 
     def change():
         if not workers:
-            settle(loader._watcher._ahead)
+            settle(loader._headrace.watcher._ahead)
             assert {str(own / f"{i:04}.bin") for i in changed} <= set(
-                loader._watcher._ahead.planned
+                loader._headrace.watcher._ahead.planned
             )
         for i in changed:
             # Not through `open`: in this process a planned file would be served from memory.
@@ -170,7 +173,7 @@ def test_files_that_change_between_reading_ahead_and_use(own, workers, kind):
     assert ours == theirs
     assert len(ours) >= 26
     if not workers:
-        assert loader._watcher._ahead.figures.changed == len(changed)
+        assert loader._headrace.watcher._ahead.figures.changed == len(changed)
         assert served(loader) > 0
 
 
@@ -301,7 +304,7 @@ for epoch in range(50):
     assert sum(data == Files.content(i) for batch in loader for i, data in batch) == count
     if epoch in (9, 49):
         print(own_bytes(os.getpid(), *(one.pid for one in multiprocessing.active_children())))
-print(0 if workers else loader._watcher._ahead.figures.served)
+print(0 if workers else loader._headrace.watcher._ahead.figures.served)
 """
 
 

@@ -172,6 +172,52 @@ def test_it_is_torchs_loader_and_may_be_derived_from_copied_and_pickled():
         loader.batch_size = 3
 
 
+class SetsItsOwn(DataLoader):
+    """Attributes of its own under names that this loader has, too, before and after it is made."""
+
+    def __init__(self, *args, **options):
+        self.decode, self.pictures = str.upper, ["a"]
+        super().__init__(*args, **options)
+        self.stats = {"mean": 0.5}
+        self.epochs_begun = self._progress = self._context = "mine"
+
+    def own(self):
+        return self.decode("a"), self.pictures, self.stats, self.epochs_begun, self._progress
+
+
+class DefinesItsOwn(DataLoader):
+    """The same by its class."""
+
+    @property
+    def stats(self):
+        return {"mean": 0.5}
+
+    @property
+    def pictures(self):
+        return ["a"]
+
+    def decode(self, text):
+        return text.upper()
+
+    def own(self):
+        return self.decode("a"), self.pictures, self.stats
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [SetsItsOwn, DefinesItsOwn])
+def test_subclasses_may_have_attributes_of_names_that_this_one_has_too(kind, workers, monkeypatch):
+    monkeypatch.setenv("HEADRACE_VERDICT", "1")
+    loader = kind(Nested(), 4, num_workers=workers)
+    before = loader.own()
+    for _ in range(2):
+        assert sum(len(batch["label"]) for batch in loader) == 23
+    assert loader.own() == before
+    assert "waiting:" in loader.explain()
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert sum(len(batch["label"]) for batch in copy.copy(loader)) == 23
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]

@@ -52,10 +52,10 @@ def test_a_loaders_plane_is_explained_and_gone_when_it_is(dataset, monkeypatch):
     monkeypatch.setenv("HEADRACE_TUNE", "0")
     loader = DataLoader(dataset, 4, collate_fn=list)
     assert b"".join(s for batch in loader for s in batch) == b"".join(map(content, range(COUNT)))
-    name = loader._watcher._tuning.name
+    name = loader._headrace.watcher._tuning.name
     assert name in str(hr.explain())
-    assert not loader._watcher._tuning.enabled
-    loader._watcher.close()
+    assert not loader._headrace.watcher._tuning.enabled
+    loader._headrace.watcher.close()
     assert name not in [plane.name for plane in planes()[0]]
 
 
@@ -110,7 +110,7 @@ def hot(tmp_path):
 
 
 def watched(loader) -> int:
-    return loader._watcher._ahead._files._watched
+    return loader._headrace.watcher._ahead._files._watched
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_what_waits_for_nothing_is_not_learned(hot, windows, monkeypatch):
     for _ in range(3):
         assert [s for batch in loader for s in batch] == [content(i) for i in range(COUNT)]
     assert 0 < watched(loader) < COUNT
-    assert loader._watcher._ahead.figures.planned <= watched(loader)
+    assert loader._headrace.watcher._ahead.figures.planned <= watched(loader)
 
 
 def test_what_begins_to_wait_is_learned_and_read_ahead(hot, windows, monkeypatch):
@@ -140,4 +140,4 @@ def test_what_begins_to_wait_is_learned_and_read_ahead(hot, windows, monkeypatch
     for _ in range(2):
         assert [s for batch in loader for s in batch] == [content(i) for i in range(COUNT)]
     assert watched(loader) >= before + COUNT // 2
-    assert not loader._watcher._calm
+    assert not loader._headrace.watcher._calm

@@ -396,7 +396,8 @@ def follow(
     Raises:
         ValueError: HEADRACE_TRACE_BYTES makes no sense.
     """
-    steps: StepLog = loader.stats.steps
+    # Subclasses of the drop-in may have a `stats` of their own.
+    steps: StepLog = getattr(loader, "_headrace", loader).stats.steps
     _writer.follow(
         _Followed(folder, dict(about), begun, bytes_max(), steps, weakref.ref(loader), plane)
     )

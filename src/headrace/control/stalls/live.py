@@ -48,7 +48,7 @@ def verdict_on(
     Raises:
         TypeError: it is no loader of headrace's.
     """
-    stats = getattr(loader, "stats", None)
+    stats = getattr(_figures(loader), "stats", None)
     log: StepLog | None = getattr(stats, "steps", None)
     if log is None:
         raise TypeError(f"{type(loader).__name__} is no loader of headrace's: it counts no steps")
@@ -69,14 +69,14 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
         since: when the stretch began; None: what is counted is not known for it.
     """
     inner = getattr(loader, "_loader", loader)
-    stages: Sequence[StageStats] = tuple(dict(loader.stats.stages).values())
+    stages: Sequence[StageStats] = tuple(dict(_figures(loader).stats.stages).values())
     plane: Plane | None = getattr(inner, "tuning", None)
     source = str(getattr(getattr(inner, "source", None), "path", "") or "")
     simulation = _simulation(stages)
     by_node = any(stage.name == "node" and stage.samples for stage in stages)
     remote = next((stage.remote for stage in stages if stage.remote is not None), None)
     quota, cpus = cpu_quota(Path("/")), len(os.sched_getaffinity(0))
-    knobs = [stage.knobs() for stage in inner.stats.stages_now()]
+    knobs = [stage.knobs() for stage in _figures(inner).stats.stages_now()]
     turned = dict(pair for each in knobs for pair in each.items())
     # The drop-in has workers only; loaders that are not torch's say of no decoders.
     decoders = getattr(loader, "decode_threads", getattr(loader, "num_workers", 0))
@@ -101,6 +101,11 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
         limit_bytes_per_s=float(max((each.get("bytes_per_s", 0) for each in knobs), default=0)),
         **({} if plane is None else _tuned(plane)),
     )
+
+
+def _figures(loader: Any) -> Any:
+    """What has a loader's `stats`: subclasses of the drop-in may have others under that name."""
+    return getattr(loader, "_headrace", loader)
 
 
 def _simulation(stages: Sequence[StageStats]) -> str:
@@ -148,7 +153,7 @@ def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> in
     if sys.is_finalizing() or not (on_stderr or in_log):
         return seen
     try:
-        steps, seen = loader.stats.steps.since(seen)
+        steps, seen = _figures(loader).stats.steps.since(seen)
         if not len(steps):
             return seen
         epoch = int(steps["epoch"][-1])

@@ -30,21 +30,23 @@ from headrace.frameworks.torch.dropin.pictures import NativePictures
 from headrace.frameworks.torch.dropin.position import DataPosition, DataState, is_stateful
 from headrace.frameworks.torch.dropin.progress import (
     Beginning,
+    Epochs,
     Progress,
     Snapshot,
     Track,
+    kept,
     kept_randomness,
     resumption_of,
 )
 from headrace.frameworks.torch.dropin.watching import FileReading, Watcher, nothing_to_read
 from headrace.frameworks.torch.dropin.workers import WorkerContext
-from headrace.plane import LoaderStats
 from headrace.plane.read_ahead import ReadAheadOptions, SharedLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from headrace.frameworks.torch.dropin.progress import Resumption
+    from headrace.plane import LoaderStats
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -96,17 +98,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
             whose decoding is known.
     """
 
-    stats: LoaderStats
-    epochs_begun: int
-    _progress: Progress | None
-    _position: DataPosition | None
-    _resumption: Resumption | None
-    _starting: Resumption | None
-    _loaded: Resumption | None
-    _reading: FileReading | None
-    _watcher: Watcher | None
-    _context: WorkerContext | None
-    _explained: bool
+    stats: LoaderStats = kept()
+    epochs_begun: int = kept()
+    pictures: NativePictures | None = kept()
+    decode: Literal["native"] | None = kept()
+    _headrace: Epochs
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a `StoreLoader` where a store is to be loaded, else a new loader of this class."""
@@ -202,13 +198,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **newer,
         )
-        self.decode = decode
-        self.pictures = None if decode is None else NativePictures(dataset)
         self.memory_bytes = memory_bytes
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._arena_bytes = policy[0] // 2 if policy else ARENA_BYTES
-        self._ahead_bytes = policy[0] // 2 if policy else None
-        vars(self).update(_unbegun(), _resumption=None)
+        self._headrace = Epochs(
+            decode,
+            None if decode is None else NativePictures(dataset),
+            arena_bytes=policy[0] // 2 if policy else ARENA_BYTES,
+            ahead_bytes=policy[0] // 2 if policy else None,
+        )
         if (folder := trace_folder()) is not None:
             from headrace.trace import follow
 
@@ -216,7 +213,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which begin anew: workers, readers and their memory are this one's."""
-        return vars(self) | _unbegun()
+        return vars(self) | {"_headrace": self._headrace.anew()}
 
     def _about(self) -> dict[str, Any]:
         """What a trace says of this loader; its order is torch's."""
@@ -240,12 +237,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def __iter__(self) -> Any:
         if self._is_pipe:
             return super().__iter__()
-        resumption, self._resumption = self._resumption, None
-        self._loaded = resumption
+        resumption, self._headrace.resumption = self._headrace.resumption, None
+        self._headrace.loaded = resumption
         if resumption is None:
             return self._begin_epoch()
         self._iterator = None  # workers of before know nothing of the state
-        self._starting = resumption
+        self._headrace.starting = resumption
         try:
             if resumption.data is not None:  # before random numbers are restored: it may draw some
                 position = DataPosition(self.dataset)
@@ -257,7 +254,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 resumption.progress.beginning.restore(self, everything=True)
                 return self._begin_epoch()
         finally:
-            self._starting = None
+            self._headrace.starting = None
 
     def _begin_in_process(self, resumption: Resumption) -> Any:
         """Begin where the data set draws from this process's generators: they go on, too."""
@@ -268,11 +265,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._begin_epoch() if iterator is None else iterator
 
     def _begin_epoch(self) -> Any:
-        self.epochs_begun += 1
+        self._headrace.epochs_begun += 1
         iterator: Any = self._iterator
         if self.num_workers and self.persistent_workers and iterator is not None:
             iterator.begin_epoch(self, Beginning.take(self))
-            self._progress = iterator.progress
+            self._headrace.progress = iterator.progress
             return iterator
         iterator = self._get_iterator()
         if self.num_workers and self.persistent_workers:
@@ -283,33 +280,34 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if self._is_pipe:
             return super()._get_iterator()
         beginning = Beginning.take(self)
-        if self._starting is not None and self._starting.under_way:
-            beginning = self._starting.progress.beginning
+        if self._headrace.starting is not None and self._headrace.starting.under_way:
+            beginning = self._headrace.starting.progress.beginning
         reading = self._get_reading()
-        if self.pictures is not None and self.epochs_begun == 1:
-            off = isinstance(self.pictures.plan, str)
+        if self._headrace.pictures is not None and self._headrace.epochs_begun == 1:
+            off = isinstance(self._headrace.pictures.plan, str)
             log.log(
-                logging.WARNING if off else logging.INFO, self.pictures.explain(self.num_workers)
+                logging.WARNING if off else logging.INFO,
+                self._headrace.pictures.explain(self.num_workers),
             )
         iterator: InProcess | InWorkers
         if self.num_workers == 0:
-            if reading is not None and self._watcher is None:
-                self._watcher = Watcher(self.dataset, reading)
-            iterator = InProcess(self, beginning, self._starting, self._watcher)
-            self._position = iterator.position
+            if reading is not None and self._headrace.watcher is None:
+                self._headrace.watcher = Watcher(self.dataset, reading)
+            iterator = InProcess(self, beginning, self._headrace.starting, self._headrace.watcher)
+            self._headrace.position = iterator.position
         else:
             self.check_worker_number_rationality()
             steps = self.snapshot_every_n_steps or 0
-            self._context = WorkerContext(
+            self._headrace.context = WorkerContext(
                 self.multiprocessing_context,
-                self._arena_bytes // self.num_workers,
+                self._headrace.arena_bytes // self.num_workers,
                 reading,
                 every=max(1, steps // self.num_workers) if steps else 0,
                 announced=self.worker_init_fn is not None or is_stateful(self.dataset),
-                pictures=self.pictures,
+                pictures=self._headrace.pictures,
             )
-            iterator = InWorkers(self, beginning, self._starting, self._context)
-        self._progress = iterator.progress
+            iterator = InWorkers(self, beginning, self._headrace.starting, self._headrace.context)
+        self._headrace.progress = iterator.progress
         return iterator
 
     @property
@@ -321,25 +319,27 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _get_reading(self) -> FileReading | None:
         reason = nothing_to_read(self.dataset, map_style=self._map_style)
         if reason is not None:
-            if not self._explained:
-                self._explained = True
+            if not self._headrace.explained:
+                self._headrace.explained = True
                 log.info(
                     "%s: nothing is read ahead, because %s", type(self.dataset).__name__, reason
                 )
             return None
-        if self._reading is None:
+        if self._headrace.reading is None:
             shares = max(1, self.num_workers)
             options = (
                 ReadAheadOptions()
-                if self._ahead_bytes is None
-                else ReadAheadOptions(buffer_bytes=max(64 << 10, self._ahead_bytes // shares))
+                if self._headrace.ahead_bytes is None
+                else ReadAheadOptions(
+                    buffer_bytes=max(64 << 10, self._headrace.ahead_bytes // shares)
+                )
             )
             learned = None
             if self.num_workers:
                 with contextlib.suppress(OSError):  # no descriptor left: each worker learns alone
                     learned = SharedLog()
-            self._reading = FileReading(options, learned)
-        return self._reading
+            self._headrace.reading = FileReading(options, learned)
+        return self._headrace.reading
 
     @property
     def _map_style(self) -> bool:
@@ -354,14 +354,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         generators are most of it. May be called at any time, also before the first batch. What is
         exact is said in the how-to page "Train with PyTorch".
         """
-        progress = self._progress
-        if self._resumption is not None:
-            return copy.deepcopy(dict(self._resumption.state))
-        if self._loaded is not None and progress is not None and not progress.finished:
+        progress = self._headrace.progress
+        if self._headrace.resumption is not None:
+            return copy.deepcopy(dict(self._headrace.resumption.state))
+        if self._headrace.loaded is not None and progress is not None and not progress.finished:
             # A data set that did not go on yet may not know where it was put.
-            if progress.delivered == self._loaded.progress.loaded:
-                return copy.deepcopy(dict(self._loaded.state))
-            self._loaded = None
+            if progress.delivered == self._headrace.loaded.progress.loaded:
+                return copy.deepcopy(dict(self._headrace.loaded.state))
+            self._headrace.loaded = None
         if progress is None or progress.finished:
             return self._saved(progress, under_way=False)
         return self._saved(progress, under_way=True)
@@ -378,7 +378,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 iterable one and for one that has a state of its own, to another number of workers.
         """
         if not state_dict:
-            self._resumption = self._progress = self._iterator = None
+            self._headrace.resumption = self._headrace.progress = self._iterator = None
             return
         resumption = resumption_of(state_dict)
         saved = resumption.progress
@@ -403,8 +403,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )
         if not resumption.under_way:
             resumption.progress.beginning.restore(self, everything=False)
-        self._resumption = resumption
-        self._progress = None
+        self._headrace.resumption = resumption
+        self._headrace.progress = None
 
     def _saved(self, progress: Progress | None, *, under_way: bool) -> dict[str, Any]:
         if progress is None:
@@ -427,8 +427,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def _data_state(self) -> DataState | None:
         """Where this process's data set stands, which workers begin from, too."""
-        if self._position is not None:
-            return self._position.take()
+        if self._headrace.position is not None:
+            return self._headrace.position.take()
         try:
             return DataPosition(self.dataset).take()
         except Exception as e:  # noqa: BLE001 - the user's state_dict(), which may need an iterator
@@ -455,39 +455,37 @@ class DataLoader(torch_data.DataLoader[T_co]):
         rows: list[tuple[str, object]] = [
             ("batch", self.batch_size),
             ("workers", self.num_workers),
-            ("epochs begun", self.epochs_begun),
-            *delivered_rows(self.stats),
+            ("epochs begun", self._headrace.epochs_begun),
+            *delivered_rows(self._headrace.stats),
         ]
         title = f"{type(self).__name__}: {type(self.dataset).__qualname__}"
-        return card(title, rows, waited=waited_share(self.stats))
+        return card(title, rows, waited=waited_share(self._headrace.stats))
 
     # -- what it does ------------------------------------------------------------------------------
 
     def explain(self) -> str:
         """Say in a few lines what is sped up and how, what is not and why, and what was waited for."""
-        lines = [] if self.pictures is None else [self.pictures.explain(self.num_workers)]
+        lines = (
+            []
+            if self._headrace.pictures is None
+            else [self._headrace.pictures.explain(self.num_workers)]
+        )
         reason = nothing_to_read(self.dataset, map_style=self._map_style)
         if reason is not None:
             lines.append(f"reading ahead: off, because {reason}")
-        elif self._watcher is not None:
-            lines.append(f"reading ahead: {self._watcher.explain()}")
-        elif self._context is not None:
-            notes = sorted(self._context.results.notes.items())
+        elif self._headrace.watcher is not None:
+            lines.append(f"reading ahead: {self._headrace.watcher.explain()}")
+        elif self._headrace.context is not None:
+            notes = sorted(self._headrace.context.results.notes.items())
             lines += [f"reading ahead: worker {worker}: {note}" for worker, note in notes]
-        if self._context is not None:
-            lines.append(f"batches: {self._context.explain()}")
-        if self.stats.batches:
+        if self._headrace.context is not None:
+            lines.append(f"batches: {self._headrace.context.explain()}")
+        if self._headrace.stats.batches:
             verdict = verdict_on(self)
             lines.append(f"waiting: {verdict_line(verdict)}")
             if verdict.action:
                 lines.append(f"do: {verdict.action}")
         return "\n".join(lines) or "nothing was loaded yet"
-
-
-def _unbegun() -> dict[str, Any]:
-    """What a loader keeps of its epochs, before the first."""
-    names = ("_progress", "_position", "_starting", "_loaded", "_reading", "_watcher", "_context")
-    return {"stats": LoaderStats(), "epochs_begun": 0, "_explained": False, **dict.fromkeys(names)}
 
 
 def _own_rank() -> dict[str, Any]:
@@ -579,7 +577,7 @@ def keep_through_accelerate() -> None:
         prepared = prepare(dataloader, *args, **kwargs)
         if not isinstance(dataloader, DataLoader):
             return prepared
-        return _adopt(prepared, {"decode": dataloader.decode})
+        return _adopt(prepared, {"decode": dataloader._headrace.decode})  # noqa: SLF001
 
     kept._keeps_headrace = True  # type: ignore[attr-defined] # noqa: SLF001
     theirs.prepare_data_loader = kept

@@ -33,10 +33,9 @@ from headrace.frameworks.torch.dropin.watching import Coming, Making
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.position import SamplerPosition
-    from headrace.frameworks.torch.dropin.progress import Resumption
+    from headrace.frameworks.torch.dropin.progress import Epochs, Resumption
     from headrace.frameworks.torch.dropin.watching import Watcher
     from headrace.frameworks.torch.dropin.workers import WorkerContext
-    from headrace.plane import LoaderStats
     from headrace.plane.batch_trace import BatchTrace
 
 
@@ -101,10 +100,11 @@ class _Draws:
             self._samplers.load(resumption.sampler, under_way=under_way)
             self._skip = 0
         self._drawn_in_all = 0
-        self._stats: LoaderStats = loader.stats
+        epochs: Epochs = loader._headrace  # noqa: SLF001
+        self._stats = epochs.stats
         self._user_loader = weakref.ref(loader)
-        self._steps_before = loader.stats.steps.added
-        self._epoch = loader.epochs_begun - 1
+        self._steps_before = epochs.stats.steps.added
+        self._epoch = epochs.epochs_begun - 1
         self._position = 0
         self._last_index: Any = None
         self._last_trace: BatchTrace | None = None
@@ -200,9 +200,10 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         self.position.attach(fetcher)
         if resumption is not None and resumption.under_way and resumption.data is not None:
             self.position.load_after(resumption.data)
-        if loader.pictures is not None:
-            fetcher.dataset = loader.pictures
-        self._making = fetcher.collate_fn = Making(fetcher.collate_fn, watcher, loader.pictures)
+        pictures = loader._headrace.pictures  # noqa: SLF001
+        if pictures is not None:
+            fetcher.dataset = pictures
+        self._making = fetcher.collate_fn = Making(fetcher.collate_fn, watcher, pictures)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         self.progress = Progress(beginning, map_style, [])
         if resumption is not None and resumption.under_way:

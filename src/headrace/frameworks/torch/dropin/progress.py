@@ -13,18 +13,22 @@ import contextlib
 import copy
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dropin.position import DataState
+from headrace.plane import LoaderStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from headrace.frameworks.torch.dropin.position import SamplerPosition
+    from headrace.frameworks.torch.dropin.pictures import NativePictures
+    from headrace.frameworks.torch.dropin.position import DataPosition, SamplerPosition
+    from headrace.frameworks.torch.dropin.watching import FileReading, Watcher
+    from headrace.frameworks.torch.dropin.workers import WorkerContext
 
 
 class Snapshot(NamedTuple):
@@ -474,3 +478,45 @@ def _generators(loader: Any) -> list[Any]:
     for root in (loader.generator, *_samplers(loader)):
         look(root, 0)
     return generators
+
+
+@dataclass
+class Epochs:
+    """What a loader keeps beside what torch's has: in one attribute, as names are its subclasses' to give."""
+
+    decode: Literal["native"] | None
+    pictures: NativePictures | None
+    arena_bytes: int
+    ahead_bytes: int | None
+    resumption: Resumption | None = None
+    """A state that was loaded: the next epoch goes on from it."""
+
+    stats: LoaderStats = field(default_factory=LoaderStats)
+    epochs_begun: int = 0
+    progress: Progress | None = None
+    position: DataPosition | None = None
+    starting: Resumption | None = None
+    loaded: Resumption | None = None
+    reading: FileReading | None = None
+    watcher: Watcher | None = None
+    context: WorkerContext | None = None
+    explained: bool = False
+
+    def anew(self) -> Epochs:
+        """For a copy of the loader, which nobody has iterated over."""
+        return Epochs(
+            self.decode, self.pictures, self.arena_bytes, self.ahead_bytes, self.resumption
+        )
+
+
+def kept() -> Any:
+    """A loader's attribute of this name: the field of its `Epochs`, unless a subclass has its own."""
+    return _Kept()
+
+
+class _Kept:
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: Any, owner: type | None = None) -> Any:
+        return self if loader is None else getattr(loader._headrace, self._name)  # noqa: SLF001
