@@ -33,7 +33,7 @@ from headrace.frameworks.torch.dropin.watching import Coming, Making
 
 if TYPE_CHECKING:
     from headrace.frameworks.torch.dropin.position import SamplerPosition
-    from headrace.frameworks.torch.dropin.progress import Epochs, Resumption
+    from headrace.frameworks.torch.dropin.progress import Epochs, Resumption, WorkerMark
     from headrace.frameworks.torch.dropin.watching import Watcher
     from headrace.frameworks.torch.dropin.workers import WorkerContext
     from headrace.plane.batch_trace import BatchTrace
@@ -294,6 +294,7 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         self.progress = Progress(beginning, self._map_style, tracks)
         self._last_received = 0
         self._batch_length = 1
+        self._ends: dict[int, WorkerMark | None] = {}  # what workers' ends said, until they count
         if resumption is not None:
             self._go_on(loader, resumption, context)
         self.progress.samplers = self._samplers
@@ -357,6 +358,7 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         self.progress = Progress(beginning, self._map_style, tracks, seed, fresh_workers=False)
         for track in tracks:
             track.begin(None)
+        self._ends.clear()
         self._begin_draws(loader, None)
         self.progress.samplers = self._samplers
         if self._samplers is not None:
@@ -413,14 +415,23 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         idx, data = received = super()._get_data()  # type: ignore[no-untyped-call]
         self._last_received = idx
         if isinstance(data, torch_worker._IterableDatasetStopIteration):  # noqa: SLF001
-            self.progress.tracks[data.worker_id].end(self._context.results.mark_of(idx))
+            self._ends[data.worker_id] = self._context.results.mark_of(idx)
+            self._count_end(data.worker_id)
         return received
+
+    def _count_end(self, worker: int) -> None:
+        """A worker's end counts when its last batch was delivered: one may wait for another worker's turn."""
+        waiting = (info[0] == worker for info in self._task_info.values() if len(info) > 1)
+        if worker in self._ends and not any(waiting):
+            self.progress.tracks[worker].end(self._ends.pop(worker))
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         idx = self._rcvd_idx - 1 if self._in_order else self._last_received
         self._last_index = self.progress.pending.get(idx)
         self._last_trace = self._context.results.trace_of(idx)
         self.progress.deliver(idx, worker_idx, self._context.results.mark_of(idx))
+        if self._ends:
+            self._count_end(worker_idx)
         return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
 
     def _shutdown_workers(self) -> None:
