@@ -8,8 +8,10 @@ import json
 import pytest
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data._utils import worker as torch_worker
 
 from headrace.errors import StateMismatch
+from headrace.frameworks.torch.dropin.iterators import InWorkers
 from headrace.torch import DataLoader
 
 from .stateful_corpus import (
@@ -101,6 +103,41 @@ def test_every_batch_is_a_place_to_stop_with_workers(make, workers, persistent, 
     assert_resumes(
         make, num_workers=workers, persistent_workers=persistent, snapshot_every_n_steps=steps
     )
+
+
+class Waits(InDataset):
+    """Worker 1 makes its second batch when the consumer knows that worker 0 has ended."""
+
+    def __init__(self, ended):
+        super().__init__(11)
+        self.ended = ended
+
+    def __iter__(self):
+        for sample in super().__iter__():
+            if int(sample[0]) == 5:
+                assert self.ended.wait(60)
+            yield sample
+
+
+def test_a_workers_last_batch_that_waits_for_its_turn_is_not_lost(monkeypatch):
+    ended, receive = torch.multiprocessing.Event(), InWorkers._get_data
+
+    def received(self):
+        idx, data = receive(self)
+        if isinstance(data, torch_worker._IterableDatasetStopIteration):
+            ended.set()
+        return idx, data
+
+    monkeypatch.setattr(InWorkers, "_get_data", received)
+    batches = iter(loader := DataLoader(Waits(ended), 2, num_workers=2))
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    rest = listed(batches)
+    assert [[i for i, _ in batch] for batch in rest] == [[8, 10], [9]]
+    resumed = DataLoader(Waits(ended), 2, num_workers=2)
+    resumed.load_state_dict(state)
+    assert listed(resumed) == rest
 
 
 @pytest.mark.parametrize("steps", [None, 4])
