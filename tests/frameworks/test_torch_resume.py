@@ -17,7 +17,11 @@ from headrace.torch import DataLoader
 from .dropin_compare import same, seed
 from .dropin_corpus import CASES, WORKER_CASES, Nested, StatefulStream, Stream, generator
 
-pytestmark = pytest.mark.usefixtures("always_ahead")
+pytestmark = [
+    pytest.mark.usefixtures("always_ahead"),
+    # Where torch unpickles a sparse tensor, once a process.
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning"),
+]
 
 MAP_STYLE = [name for name in CASES if "iterable" not in name]
 ITERABLE = [name for name in CASES if "iterable" in name]

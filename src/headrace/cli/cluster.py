@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from headrace.cli.printing import Output
 from headrace.cluster.request import JOB_OPTIONS, NOT_IN_THE_FOREGROUND, JobOption, OptionKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from headrace.cli.cluster_submit import Asked
     from headrace.cluster.executor import Executor, JobStatus
@@ -184,9 +185,10 @@ def cluster_logs(
         text = b"".join(pieces).decode(errors="replace")
         output.document({"job": job, "output": runs_on.one(job).output, "text": text})
         return exit_codes.OK
-    for piece in pieces:
-        sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+    with _job_goes_on():
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
     return exit_codes.OK
 
 
@@ -220,7 +222,8 @@ def cluster_wait(
 
     runs_on.known(jobs)
     output.remark(f"waiting for {', '.join(jobs)}")
-    ended = runs_on.wait(jobs, timeout_s)
+    with _job_goes_on():
+        ended = runs_on.wait(jobs, timeout_s)
     code = _show(output, ended, runs_on)
     well = all(s.state is JobState.COMPLETED for known in ended.values() for s in known)
     return code if well else exit_codes.FINDING
@@ -235,6 +238,15 @@ def cluster_resubmit(jobs: Jobs, *, runs_on: RunsOn, output: JsonOutput) -> int:
     again = [{"job": runs_on.resubmit(job), "of": job} for job in jobs]
     output.result({"jobs": again}, *(f"Submitted batch job {new['job']}" for new in again))
     return exit_codes.OK
+
+
+@contextlib.contextmanager
+def _job_goes_on() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as e:
+        e.add_note("the job goes on; headrace cluster cancel ends it")
+        raise
 
 
 def _signal_number(name: str) -> int:
