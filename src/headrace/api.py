@@ -432,7 +432,7 @@ def _warn_of_clustered_labels(store: Store, order: Order, batch_size: int) -> No
         mode = order.describe()["mode"]
         _log.warning(
             "%s: neighbours have the same labels, and the order %r keeps neighbours together: the label mix of "
-            "its batches is %.2f (0: a full shuffle, 1: sorted by class). Networks learn less "
+            "its batches is %.2f (0: a full shuffle, 1: one class each). Networks learn less "
             "from them. Pack the data once in random order (headrace pack --shuffle SEED), or take "
             "order='shuffled'.",
             store.path, mode, mix.distance,

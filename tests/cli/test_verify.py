@@ -138,3 +138,13 @@ def test_a_damaged_store_is_an_error_or_a_finding_and_never_a_traceback(run, own
         ended = run(command, own_store)
         assert ended.code in (1, 3), command
         assert "Traceback" not in ended.err
+
+
+def test_what_holds_no_pictures_is_said_in_plain_words(run, tmp_path):
+    hr.pack([("a.txt", b"no picture"), ("b.txt", b"nor this")], tmp_path / "texts.hr")
+    ended = run("verify", tmp_path / "texts.hr", "--decode")
+    assert ended.code == 1
+    assert "none of the samples is a picture; --part names the part that is" in ended.out
+    assert "Pillow: no format that it knows" in ended.out
+    assert "object at 0x" not in ended.out + ended.err
+    assert "on_error" not in ended.err

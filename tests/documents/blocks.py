@@ -33,7 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["PAGES", "RUN", "SHOWN", "Block", "blocks_of", "page_remarks", "prose_of"]
 
 RUN: Final = ("python", "py", "console", "sh", "bash", "shell")
-SHOWN: Final = ("text", "json", "yaml", "c", "diff", "{toctree}", "{eval-rst}", "{image}")
+SHOWN: Final = (
+    "text",
+    "json",
+    "yaml",
+    "c",
+    "diff",
+    "{toctree}",
+    "{eval-rst}",
+    "{image}",
+    "{include}",
+)
 """Languages that nobody runs. Commands must not hide in them."""
 
 PAGES: Final = sorted(

@@ -146,11 +146,15 @@ def test_what_is_tested_is_what_is_installed_for_the_tests(root):
     rows = [line.split("|") for line in (root / "docs/support.md").read_text().splitlines()]
     tested = {row[1].strip(): row[2] for row in rows if len(row) == 6}
     for name, packages in {
-        "torch": ("torch",), "TensorFlow": ("tensorflow-cpu",), "JAX, Grain": ("jax", "grain"),
+        "torch": ("torch",),
+        "Pillow, whose pixels ours are": ("pillow",),
+        "TensorFlow": ("tensorflow-cpu",),
+        "JAX, Grain": ("jax", "grain"),
         "torchdata, Accelerate, Lightning": ("torchdata", "accelerate", "lightning"),
         "Ray Train, Transformers, DeepSpeed": ("ray", "transformers", "deepspeed"),
         "pyarrow, h5py, Zarr, LMDB, Lance": ("pyarrow", "h5py", "zarr", "lmdb", "pylance"),
-        "datasets, tokenizers": ("datasets", "tokenizers"), "S3 and the like": ("moto",),
-    }.items():  # fmt: skip
+        "datasets, tokenizers": ("datasets", "tokenizers"),
+        "S3 and the like": ("moto",),
+    }.items():
         versions = re.findall(r"\d+\.\d[\d.]*", tested[name])
         assert versions == [pinned[package] for package in packages], name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -324,6 +325,8 @@ def verify(
     if decode:
         what = "no picture was decoded: the store itself is damaged"
         output.line(what if decoded is None else f"decoded {count_text(decoded)} pictures")
+        if decoded == 0 and report.bad_samples:
+            output.line("none of the samples is a picture; --part names the part that is")
     if report.ok:
         output.line("all good")
         return exit_codes.OK
@@ -355,7 +358,13 @@ def _decode_all(
         store, _DECODED_AT_ONCE, order="sequential", rank=0, world_size=1, decode=images,
         decode_threads=threads, on_error="skip",
     )  # fmt: skip
-    with contextlib.closing(loader):
+    warns = logging.getLogger("headrace")
+    level = warns.level
+    with contextlib.ExitStack() as stack:
+        stack.callback(loader.close)
+        # Of what is left out: here all of it is reported.
+        stack.callback(warns.setLevel, level)
+        warns.setLevel(logging.ERROR)
         for batch in loader:
             done += len(batch)
             if tell is not None:

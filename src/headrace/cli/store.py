@@ -77,7 +77,7 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         "shuffled": ", ".join(seeds),
         "label mix": ""
         if summary.label_mix is None
-        else f"{summary.label_mix:.2f} as stored (0: as shuffled, 1: sorted by class)",
+        else f"{summary.label_mix:.2f} as stored, in batches of up to 256 (0: as shuffled, 1: one class each)",
         "checksums": "yes" if summary.checksums else "no: reads cannot be verified",
         "page cache": "unknown here" if share is None else f"{share:.0%} resident",
         "fingerprint": summary.fingerprint,
@@ -378,7 +378,7 @@ def read(
             + (
                 ""
                 if label_mix is None
-                else f"; label mix {label_mix:.2f} (0: as shuffled, 1: by class)"
+                else f"; label mix {label_mix:.2f} (0: as shuffled, 1: one class each)"
             )
         )
     if plane.get("verdict") == "idle":  # over before anybody looked

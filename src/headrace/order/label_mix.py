@@ -9,10 +9,11 @@ trains badly where neighbours are of one class, and as well as any where they ar
           1/2 sum_c |q_c - p_c|, where q_c and p_c are the shares of class c in the window and in the epoch
     R(w)  what a full shuffle has on average, since windows are small: 1/2 sum_c E|X_c/w - p_c|, where X_c is
           hypergeometric
-    S(w)  what samples sorted by class have: sum_c p_c * (1 - max(n*p_c, w) / n)
+    S(w)  what windows of one class each have: sum_c p_c * (1 - max(n*p_c, w) / n)
 
-It is 0 for a full shuffle, 1 where samples come sorted by class, and below 0 where they are mixed more
-evenly than by chance. The mean deviation of a hypergeometric number has a closed form, since the sum
+It is 0 for a full shuffle, 1 where each window is of one class, and below 0 where they are mixed more
+evenly than by chance. Samples sorted by class have 1 if classes end where windows do, and less if windows lie
+across two: 0.6 to 1. The mean deviation of a hypergeometric number has a closed form, since the sum
 telescopes as de Moivre's of the binomial does (Diaconis and Zabell, Statistical Science 6, 1991): for K of n
 samples in the class, and m the first whole number above w*K/n,
 
@@ -53,7 +54,7 @@ _SPANS = 4
 
 @dataclass(frozen=True, slots=True)
 class LabelMix:
-    """How far windows of an epoch are from its mix of labels: 0 as a full shuffle, 1 as sorted by class."""
+    """How far windows of an epoch are from its mix of labels: 0: a full shuffle, 1: one class each."""
 
     distance: float
     """The mean of `distances`: the one to quote."""

@@ -430,9 +430,13 @@ def _by_pillow(encoded: bytes, images: Images) -> NDArray[np.uint8]:
     Raises:
         OSError, ValueError: Pillow cannot decode it, or the picture is too large.
     """
-    from PIL import Image, ImageOps  # for rare pictures only: its import takes a while
+    from PIL import Image, ImageOps, UnidentifiedImageError  # rare pictures only: it takes a while
 
-    with Image.open(io.BytesIO(encoded)) as picture:
+    try:
+        opened = Image.open(io.BytesIO(encoded))
+    except UnidentifiedImageError:  # its words name an object in memory
+        raise ValueError("no format that it knows") from None
+    with opened as picture:
         if picture.width * picture.height > images.max_pixels:
             raise ValueError(f"{picture.width} x {picture.height} pixels are more than max_pixels")
         upright = ImageOps.exif_transpose(picture) if images.orient else picture

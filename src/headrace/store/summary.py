@@ -91,7 +91,7 @@ class Summary:
     classes: tuple[ClassCount, ...]
     label_mix: float | None
     """Of the stored order, in batches of 256: 0 where neighbours' labels have nothing to do with each other, 1
-    where samples lie sorted by class. None without labels."""
+    where each window is of one class. None without labels."""
 
     checksums: bool
     segments: tuple[SegmentSummary, ...]
