@@ -306,17 +306,91 @@ def test_numbers_in_braces_stand_for_files(tmp_path):
 def test_a_manifest_that_names_what_is_not_there_or_nothing_is_refused(tmp_path):
     table = tmp_path / "list.csv"
     table.write_text("path,label\nmissing.jpg,1\n")
-    with pytest.raises(SourceError, match=r"row 0 cannot be read: No such file"):
+    with pytest.raises(SourceError, match=r"line 2 cannot be read: No such file"):
         headrace.index(table, tmp_path / "out")
     table.write_text("name,label\nmissing.jpg,1\n")
     with pytest.raises(SourceError, match="without a column of paths"):
         headrace.index(table, tmp_path / "out")
     table.write_text("path,label\na.jpg\n")
-    with pytest.raises(SourceError, match="row 2 has 1 fields, the header 2"):
+    with pytest.raises(SourceError, match="line 2 has 1 fields, the header 2"):
         headrace.index(table, tmp_path / "out")
     table.write_text("path,label\n")
     with pytest.raises(SourceError, match="no samples"):
         headrace.index(table, tmp_path / "out")
+
+
+def labels_of_table(tmp_path, cells: list[str], end: str = "csv"):
+    """Labels and class names of a table with these cells, which names as many files."""
+    files = [f"{i}.jpg" for i in range(len(cells))]
+    put(tmp_path, *files)
+    tab = "\t" if end == "tsv" else ","
+    rows = [f"{file}{tab}{cell}" for file, cell in zip(files, cells, strict=True)]
+    path = tmp_path / f"list.{end}"
+    path.write_text("\n".join([f"path{tab}label", *rows]))
+    headrace.index(path, tmp_path / "out", overwrite=True)
+    with headrace.open(tmp_path / "out") as store:
+        return store.labels.tolist(), store.classes
+
+
+NULLS = ["", " ", "nan", "NaN", "NA", "N/A", "None", "null", "NULL", "<NA>"]
+
+
+@pytest.mark.parametrize("end", ["csv", "tsv"])
+def test_whole_numbers_of_a_table_are_its_labels_however_they_are_written(tmp_path, end):
+    """As pandas writes a column of integers that has nulls: as floats, and in no order of text."""
+    cells = [*(f"{i}.0" for i in range(12)), " 7", "1e1", "-1", str(2**63 - 1), f"{2**53 + 1}.0"]
+    labels = [*range(12), 7, 10, -1, 2**63 - 1, 2**53 + 1]
+    assert labels_of_table(tmp_path, cells, end) == (labels, None)
+    with_nulls = labels + [-1] * len(NULLS)
+    assert labels_of_table(tmp_path, cells + NULLS, end) == (with_nulls, None)
+
+
+def test_words_of_a_table_are_classes_by_name_and_nulls_are_none(tmp_path):
+    labels, names = labels_of_table(tmp_path, ["dog", *NULLS, "cat", "1_0", "dog", "Na"])
+    assert (labels, list(names)) == (
+        [3, *[-1] * len(NULLS), 2, 0, 3, 1],
+        ["1_0", "Na", "cat", "dog"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (
+            ["0", "", "1", "?"],
+            r"line 5: 'label' is '\?', expected a whole number as in line 2: 'label' is '0'",
+        ),
+        (
+            ["cat", "7.0"],
+            r"line 2: 'label' is 'cat', expected a whole number as in line 3: 'label' is '7.0'",
+        ),
+        (["0", "1_0"], "line 3: 'label' is '1_0'"),
+        (["0", "0.5"], "line 3: 'label' is '0.5', expected a whole number, -1"),
+        (["0", "1." + "0" * 40 + "1"], "line 3: .*expected a whole number, -1"),
+        (["0", "1e400"], "line 3: 'label' is '1e400', expected a whole number, -1"),
+        (["0", str(2**63)], "line 3: 'label' is '9223372036854775808'"),
+        (["0", "-2.0"], "line 3: 'label' is '-2.0'"),
+        (["0", "inf"], "line 3: 'label' is 'inf'"),
+    ],
+)
+def test_labels_of_a_table_that_could_be_taken_wrongly_are_refused(tmp_path, cells, message):
+    with pytest.raises(SourceError, match=message):
+        labels_of_table(tmp_path, cells)
+    assert not (tmp_path / "out").exists()
+
+
+def test_errors_of_a_table_say_the_line_of_the_file(tmp_path):
+    put(tmp_path, "a.jpg")
+    path = tmp_path / "list.csv"
+    head = 'path,note,label\na.jpg,"two\nlines",0\n\n'  # ends with line 4
+    for row, message in (
+        ("b.jpg,,1\n", "line 5 cannot be read: No such file"),
+        ("b.jpg,1\n", "line 5 has 2 fields, the header 3"),
+        ("a.jpg,,x\n", "line 5: 'label' is 'x', expected a whole number as in line 2"),
+    ):
+        path.write_text(head + row)
+        with pytest.raises(SourceError, match=message):
+            headrace.index(path, tmp_path / "out")
 
 
 def test_lines_that_are_no_json_are_refused(tmp_path):
@@ -330,20 +404,30 @@ def test_lines_that_are_no_json_are_refused(tmp_path):
 
 
 def test_labels_of_lines_are_named_where_nobody_takes_them(tmp_path):
-    lines = b'\n{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n'
-    note = "labels left out: the first line has 'label'; --label label (in Python label='label') takes it"
+    lines = (
+        b'\n{"text": "a", "label": null}\n{"text": "b", "label": 1}\n{"text": "c", "label": 0}\n'
+    )
+    note = "labels left out: line 3 has 'label'; --label label (in Python label='label') takes it"
     for name, data in (("x.jsonl", lines), ("x.jsonl.gz", gzip.compress(lines))):
         (tmp_path / name).write_bytes(data)
         unasked = headrace.pack(tmp_path / name, tmp_path / f"{name}.unasked")
         assert unasked.notes[0].startswith(note)
         assert len(unasked.notes) == 1
-        for label, labels in (("label", [1, 0]), ("", None)):
+        for label, labels in (("label", [-1, 1, 0]), ("", None)):
             report = headrace.pack(tmp_path / name, tmp_path / f"{name}.{label}", label=label)
-            assert report.notes == []
+            assert report.notes == (
+                ["without a label: 1 of 3 samples, which get -1"] if label else []
+            )
             with headrace.open(report.path) as store:
                 assert (store.labels is None) == (labels is None)
                 assert labels is None or store.labels.tolist() == labels
-    for no_label in (b'{"label": "word"}', b'{"labels": [1]}', b'["label"]', b'{"text": "label"}'):
+    for no_label in (
+        b'{"label": "word"}',
+        b'{"label": true}',
+        b'{"labels": [1]}',
+        b'["label"]',
+        b'{"text": "label"}',
+    ):
         (tmp_path / "x.jsonl").write_bytes(no_label)
         assert headrace.pack(tmp_path / "x.jsonl", tmp_path / "out", overwrite=True).notes == []
 
@@ -388,9 +472,34 @@ def test_labels_of_lines_are_taken_from_a_key(tmp_path):
     headrace.index(path, tmp_path / "out", label="label")
     with headrace.open(tmp_path / "out") as store:
         assert store.labels.tolist() == [i % 3 for i in range(COUNT)]
-    path.write_text('{"label": 1}\n{"label": "one"}\n')
-    with pytest.raises(SourceError, match=r"'label' of line 2 is 'one', expected an integer"):
-        headrace.index(path, tmp_path / "out2", label="label")
+
+
+def test_lines_without_a_label_get_none_and_other_values_are_refused_in_place_and_packed(tmp_path):
+    values = ["1", "null", None, "NaN", "2.0", "-1", str(2**63 - 1)]
+    rows = ["{}" if value is None else f'{{"label": {value}}}' for value in values]
+    path, packed = tmp_path / "x.jsonl", tmp_path / "x.jsonl.gz"
+    ways = ((path, headrace.index, bytes), (packed, headrace.pack, gzip.compress))
+    for source, write, encode in ways:
+        source.write_bytes(encode("\n".join(rows).encode()))
+        report = write(source, tmp_path / f"{source.name}.hr", label="label")
+        assert report.notes == ["without a label: 4 of 7 samples, which get -1"]
+        with headrace.open(report.path) as store:
+            assert store.labels.tolist() == [1, -1, -1, -1, 2, -1, 2**63 - 1]
+        for wrong, reason in (
+            ('"one"', "is 'one', expected an integer"),
+            ('"1"', "is '1', expected an integer"),
+            ("true", "is True, expected an integer"),
+            ("0.5", "is 0.5, expected an integer"),
+            (f"{2**53}.0", "expected an integer"),
+            (f"{2**63}", "expected -1 to"),
+            ("-2", "expected -1 to"),
+        ):
+            source.write_bytes(encode(f'{{"label": 1}}\n\n{{"label": {wrong}}}\n'.encode()))
+            with pytest.raises(SourceError, match=f"'label' of line 3 .*{re.escape(reason)}"):
+                write(source, tmp_path / "out", label="label")
+        source.write_bytes(encode(b'{"label": null}\n{}\n'))
+        with pytest.raises(SourceError, match="no sample has a label"):
+            write(source, tmp_path / "out", label="label")
 
 
 def test_an_lmdb_of_named_databases_is_refused(tmp_path):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import csv
 import json
-import operator
 import os
+import re
 from codecs import BOM_UTF8
 from collections import Counter
+from decimal import Decimal
 from itertools import chain
+from math import isnan
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,6 +23,7 @@ import numpy as np
 from headrace.store.directory import columns_of
 from headrace.store.manifest import VolumeEntry
 from headrace.store.sources.scan import (
+    EXACT,
     LABEL_NAMES,
     UNREAD_LABELS,
     Problem,
@@ -30,7 +33,6 @@ from headrace.store.sources.scan import (
     Stream,
     StreamedRow,
     StreamItem,
-    label_array,
     listed,
     no_samples,
     raise_problems,
@@ -68,26 +70,29 @@ def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
     if compressed is not None:
         return stream_rows(
             paths, lambda path: _stream(path, options.label), source, options,
-            reason=f"{compressed}: it is compressed", notes=notes,
+            reason=f"{compressed}: it is compressed", notes=notes, label=options.label or None,
         )  # fmt: skip
     files = map_files(paths, lambda path: _list_lines(path, options.label), options.workers)
     return scan_rows(paths, files, source, options, notes=notes)
 
 
 def _unread_labels(path: str) -> list[str]:
-    """The note that the first line has a label, which nobody asked for: each line would have to be parsed."""
+    """The note that lines have a label, which nobody asked for: each line would have to be parsed."""
+    left = _HEAD_BYTES
     with opened(path) as f:
-        first = next(
-            filter(None, (f.readline(_HEAD_BYTES).strip() for _ in range(_HEAD_LINES))), b""
-        )
-    try:
-        value = json.loads(first.removeprefix(BOM_UTF8))
-    except (ValueError, RecursionError):
-        return []  # broken, or too long to be looked at; who lists the lines says which
-    fields = value if isinstance(value, dict) else {}
-    name = next((name for name in LABEL_NAMES if isinstance(fields.get(name), int)), None)
-    how = f"--label {name} (in Python label={name!r}) takes it, --label '' ends this note"
-    return [f"{UNREAD_LABELS}the first line has {name!r}; {how}"] if name else []
+        for row in range(_HEAD_LINES):
+            line = f.readline(left)
+            left -= len(line)
+            try:
+                value = json.loads(line.removeprefix(BOM_UTF8)) if line.strip() else None
+            except (ValueError, RecursionError):
+                return []  # broken, or too long to be looked at; who lists the lines says which
+            fields = value if isinstance(value, dict) else {}
+            for name in LABEL_NAMES:
+                if _whole(fields.get(name)) is not None:
+                    how = f"--label {name} (in Python label={name!r}) takes it, --label '' ends this note"
+                    return [f"{UNREAD_LABELS}line {row + 1} has {name!r}; {how}"]
+    return []
 
 
 def open_lines(paths: list[str], options: SourceOptions) -> Scan:
@@ -146,13 +151,18 @@ def _check(path: str, row: int, line: bytes) -> dict[str, Any]:
 
 
 def _label(path: str, row: int, line: bytes, name: str) -> int:
+    """The label that a line says, -1 for none: nothing, null, or NaN, which libraries write for it."""
     value = _check(path, row, line).get(name)
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what it is not, it raises
-    except TypeError:
+    if value is None or (isinstance(value, float) and isnan(value)):
+        return -1
+    number = _whole(value)
+    if number is None:
         raise refused(
-            path, f"{name!r} of line {row + 1} is {value!r}, expected an integer.", "Mend the line."
-        ) from None
+            path,
+            f"{name!r} of line {row + 1} is {repr(value)[:80]}, expected an integer (words and true or false "
+            "are no labels of JSON Lines).",
+            "Write the class's number; null, or no such field, is no label.",
+        )
     if not -1 <= number < 1 << 63:
         raise refused(
             path,
@@ -160,6 +170,13 @@ def _label(path: str, row: int, line: bytes, name: str) -> int:
             "Mend the line.",
         )
     return number
+
+
+def _whole(value: object) -> int | None:
+    """A whole number that JSON may write with a point, unless a float does not hold it exactly."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < EXACT:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _stream(path: str, label: str | None) -> Iterator[tuple[int, StreamedRow]]:
@@ -198,11 +215,11 @@ def open_manifest(paths: list[str], options: SourceOptions) -> Scan:
             paths[1], "is a second manifest, expected one.", "Join them, or append stores."
         )
     path = paths[0]
-    (names, labels, classes), left = _read_manifest(path, options)
+    names, lines, labels, left = _read_manifest(path, options)
     root = os.path.dirname(os.path.abspath(path))
     source = {"kind": "manifest", "path": os.path.abspath(path), **options.to_json()}
     files = [os.path.join(root, name) for name in names]
-    scan = scan_listed(path, files, (labels, classes), source, options)
+    scan = scan_listed(path, files, labels, source, options, lines=lines)
     if left:
         scan.notes.append(f"columns left out: {listed(left)}")
     return scan
@@ -211,9 +228,9 @@ def open_manifest(paths: list[str], options: SourceOptions) -> Scan:
 def _read_manifest(
     path: str, options: SourceOptions
 ) -> tuple[
-    tuple[list[str], NDArray[np.int64] | None, tuple[bytes, ...] | None], list[str]
-]:  # fmt: skip
-    """Paths, labels and classes; and the names of the columns that are neither."""
+    list[str], list[int], tuple[NDArray[np.int64] | None, tuple[bytes, ...] | None], list[str]
+]:
+    """Paths and the lines that name them, labels and classes; and the names of the columns that are neither."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as f:
             first = f.readline(_FIELD_BYTES_MAX)
@@ -222,33 +239,84 @@ def _read_manifest(
             )
             header = next(rows, [])
             at, label = _choose_columns(path, header, options)
-            table = [row for row in rows if row]
+            table, lines, line = [], [], rows.line_num + 1
+            for row in rows:
+                if row:
+                    table.append(row)
+                    lines.append(line)  # a quoted cell may hold several
+                line = rows.line_num + 1
     except OSError as e:
         raise unreadable(path, e, "Check the path.") from e
     except (csv.Error, UnicodeDecodeError) as e:
         raise unsound(path, "CSV", e) from e
-    for number, row in enumerate(table, 2):
+    for line, row in zip(lines, table, strict=True):
         if len(row) != len(header):
             raise refused(
                 path,
-                f"row {number} has {len(row)} fields, the header {len(header)}.",
-                "Mend the row.",
+                f"line {line} has {len(row)} fields, the header {len(header)}.",
+                "Mend the line.",
             )
     if not table:
         raise no_samples(path)
     names = [row[at] for row in table]
     left = [name for i, name in enumerate(header) if i not in (at, label)]
     if label is None:
-        return (names, None, None), left
-    words = [row[label] for row in table]
-    try:
-        numbers = np.array([int(word) if word else -1 for word in words], np.int64)
-        return (names, label_array(numbers, path, header[label]), None), left
-    except (ValueError, OverflowError):
-        classes = sorted({word for word in words if word})
-        known = {word: i for i, word in enumerate(classes)}
-        values = np.array([known.get(word, -1) for word in words], np.int64)
-        return (names, values, tuple(word.encode() for word in classes)), left
+        return names, lines, (None, None), left
+    labels = _labels_of_words([row[label] for row in table], lines, path, header[label])
+    return names, lines, labels, left
+
+
+# What pandas reads as null unless told otherwise; no other case of letters: Na may be sodium.
+_NULLS: Final = frozenset(
+    ("", "nan", "NaN", "-nan", "-NaN", "NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "NULL", "null",
+     "None", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN")
+)  # fmt: skip
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+
+
+def _labels_of_words(
+    words: Sequence[str], lines: Sequence[int], path: str, name: str
+) -> tuple[NDArray[np.int64], tuple[bytes, ...] | None]:
+    """The labels that a table's cells say, (cells,), -1 for none: whole numbers, or else classes by name.
+
+    Args:
+        words: the cells.
+        lines: the line of each, for errors.
+        path: the table.
+        name: the column's name.
+
+    Returns:
+        The labels; and the names of classes 0, 1, ..., sorted, if the cells are words.
+
+    Raises:
+        SourceError: numbers and words are mixed, or a number is not whole or out of range.
+    """
+
+    def cell(word: str) -> str:
+        return f"line {lines[words.index(word)]}: {name!r} is {repr(word)[:80]}"
+
+    distinct = {word: word.strip() for word in dict.fromkeys(words)}
+    given = [word for word, text in distinct.items() if text not in _NULLS]
+    numbers = [word for word in given if _NUMBER.fullmatch(distinct[word])]
+    how = f"or take none: --label '' (in Python label='') instead of {name!r}."
+    classes = [] if numbers else sorted(given)
+    values = {word: i for i, word in enumerate(classes)}
+    if 0 < len(numbers) < len(given):
+        wrong = next(word for word in given if not _NUMBER.fullmatch(distinct[word]))
+        raise refused(
+            path, f"{cell(wrong)}, expected a whole number as in {cell(numbers[0])}.",
+            f"Mend the cell (an empty one is no label), write words alone to have classes by name, {how}",
+        )  # fmt: skip
+    for word in numbers:
+        number = Decimal(distinct[word])  # exact, where a float is not
+        if not -1 <= number < 1 << 63 or number != int(number):
+            raise refused(
+                path, f"{cell(word)}, expected a whole number, -1 (none) to 2^63-1.",
+                f"Mend the cell, name another column of labels, {how}",
+            )  # fmt: skip
+        values[word] = int(number)
+    labels = np.fromiter((values.get(word, -1) for word in words), np.int64, len(words))
+    return labels, tuple(word.encode() for word in classes) or None
 
 
 def _choose_columns(
@@ -286,6 +354,8 @@ def scan_listed(
     labels: tuple[NDArray[np.int64] | None, tuple[bytes, ...] | None],
     source: dict[str, Any],
     options: SourceOptions,
+    *,
+    lines: Sequence[int] | None = None,
 ) -> Scan:
     """Files that somebody listed, each a sample, in this order.
 
@@ -295,17 +365,22 @@ def scan_listed(
         labels: (paths,) int64, -1 for none, or None; and the names of labels 0, 1, ..., or None.
         source: for the manifest of the store.
         options: what to do with files that cannot be read.
+        lines: the line of the list that names each file, for errors; None for rows that count from 0.
     """
     root = os.path.commonpath([os.path.dirname(os.path.normpath(path)) for path in paths])
+
+    def row(i: int) -> str:
+        return f"row {i}" if lines is None else f"line {lines[i]}"
+
     kept: dict[int, os.stat_result] = {}
     problems: list[Problem] = []
     for i, path in enumerate(paths):
         try:
             kept[i] = os.stat(path)
         except OSError as e:
-            problems.append(Problem(path, f"row {i} cannot be read: {e.strerror}"))
+            problems.append(Problem(path, f"{row(i)} cannot be read: {e.strerror}"))
         except ValueError as e:  # a NUL in its name
-            problems.append(Problem(repr(path), f"row {i} names no file: {e}"))
+            problems.append(Problem(repr(path), f"{row(i)} names no file: {e}"))
     if options.on_error == "raise":
         raise_problems(where, problems)
     if not kept:
