@@ -227,8 +227,11 @@ def test_a_spool_that_the_disk_changed_is_an_error_not_a_sample(tmp_path):
     flip(tmp_path / "out.hr.partial" / "spool" / "store" / "segment-0000-0000.hrv", 60_000)
     with pytest.raises(SourceError, match="checksum"):
         pack(items, target, options=options, shuffle=3)
-    with pytest.raises(SourceChanged, match="shuffle"):
-        pack(items, target, options=options, shuffle=4)
+    for other in (4, None):
+        with pytest.raises(SourceChanged, match="packed shuffled by seed 3 here") as e:
+            pack(items, target, options=options, shuffle=other)
+        assert "seed 3 again" in e.value.next_step
+        assert "--restart" in e.value.next_step
     pack(items, target, options=options, shuffle=4, resume=False)
     pack(items, tmp_path / "plain.hr")
     plain = rows_of(tmp_path / "plain.hr")

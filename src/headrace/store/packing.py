@@ -165,6 +165,9 @@ class PackingJob:
             SourceChanged: it packed other data or in another way.
             SourceError: the source cannot be read.
         """
+        before = self.partial.interrupted(self.number) if resume else None
+        if before is not None:
+            self._check_seed(before)
         if self.shuffle is not None:
             self._shuffle_source(self.shuffle, resume=resume)
         source = self.source
@@ -224,6 +227,25 @@ class PackingJob:
             raise
         finally:
             writer.close()
+
+    def _check_seed(self, before: Mapping[str, Any]) -> None:
+        """Refuses another order than the interrupted run's, before the source is read."""
+        stated = before.get("source")
+        shuffle = stated.get("shuffle") if isinstance(stated, dict) else None
+        was = shuffle.get("seed") if isinstance(shuffle, dict) else None
+        if was == self.shuffle:
+            return
+        given = [
+            "in the source's order" if seed is None else f"shuffled by seed {seed}"
+            for seed in (was, self.shuffle)
+        ]
+        how = "no seed" if was is None else f"seed {was}"
+        raise SourceChanged(
+            f"{self.partial.path}: an interrupted run packed {given[0]} here, expected the same, "
+            f"not {given[1]}.",
+            path=str(self.partial.path),
+            next_step=f"Give {how} again to go on, or start over: --restart (in Python resume=False).",
+        )
 
     def _shuffle_source(self, seed: int, *, resume: bool) -> None:
         """Makes the source one whose samples come in random order."""

@@ -156,16 +156,22 @@ class Partial:
         sync_folder(self.path)
         self.journal.begin(identity)
 
+    def interrupted(self, segment: int) -> dict[str, Any] | None:
+        """What an interrupted run packed of this segment, or None where there is nothing to go on with."""
+        before = self.journal.identity
+        # Without its folder, or for another segment, an earlier run had published and then died.
+        if before is None or before.get("segment") != segment:
+            return None
+        return before if self.store.is_dir() and not self.store.is_symlink() else None
+
     def resume(self, identity: dict[str, Any]) -> None:
         """Goes on with what is there, or begins where nothing is.
 
         Raises:
             SourceChanged: an earlier run packed other data or in another way.
         """
-        before = self.journal.identity
-        # Without its folder, or for another segment, an earlier run had published and then died.
-        published = before is not None and before.get("segment") != identity["segment"]
-        if before is None or published or not self.store.is_dir() or self.store.is_symlink():
+        before = self.interrupted(identity["segment"])
+        if before is None:
             self.begin(identity)
             return
         different = sorted(k for k in identity if identity[k] != before.get(k))
@@ -175,7 +181,7 @@ class Partial:
                 + "; ".join(f"{k} was {before.get(k)!r}, is {identity[k]!r}" for k in different)
                 + ".",
                 path=str(self.path),
-                next_step="Restore the source as it was, or pass resume=False to start over.",
+                next_step="Restore the source as it was, or start over: --restart (in Python resume=False).",
             )
 
     @property
