@@ -181,3 +181,19 @@ def test_rewritten_pictures_are_counted_by_pack_and_by_info(run, tmp_path):
     images = run("pack", tmp_path / "in", tmp_path / "p.hr", *again).document["report"]["images"]
     assert (images["recipe"], images["rewritten"]) == ("short=32,quality=92", 2)
     assert run("pack", tmp_path / "in", tmp_path / "q.hr", "--images", "small").code == 2
+
+
+def test_info_says_which_segments_are_shuffled(run, tmp_path):
+    def shuffled():
+        (line,) = [x for x in run("info", tmp_path / "s.hr").out.splitlines() if "shuffled  " in x]
+        return line.split(maxsplit=1)[1]
+
+    for command, seed in (("pack", 6), ("append", None), ("append", 7)):
+        folder = tmp_path / f"{command}{seed}"
+        folder.mkdir()
+        (folder / f"{seed}.bin").write_bytes(b"data")
+        how = () if seed is None else ("--shuffle", seed)
+        assert run(command, folder, tmp_path / "s.hr", *how).code == 0
+        if command == "pack":
+            assert shuffled() == "by seed 6"
+    assert shuffled() == "segment 0 of 3 by seed 6, segment 2 of 3 by seed 7"

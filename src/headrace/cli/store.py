@@ -66,7 +66,12 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
 
     share = summary.resident_share
     shuffles = [s.source.get("shuffle") for s in summary.segments]
-    seeds = [f"by seed {each.get('seed')}" for each in shuffles if isinstance(each, dict)]
+    seeds = [
+        (f"segment {i} of {len(shuffles)} " if len(shuffles) > 1 else "")
+        + f"by seed {each.get('seed')}"
+        for i, each in enumerate(shuffles)
+        if isinstance(each, dict)
+    ]
     facts = {
         "samples": count_text(summary.samples),
         "bytes": f"{count_text(summary.bytes)} ({bytes_text(summary.bytes)})",
