@@ -66,7 +66,9 @@ _READING: dict[str, Any] = {
     ],
     "label": Annotated[
         str | None,
-        typer.Option("--label", help="The same: what holds integer labels; '' for none."),
+        typer.Option(
+            "--label", help="The same: what holds integer labels; '' for none, of any source."
+        ),
     ],
     "format": Annotated[
         str | None,

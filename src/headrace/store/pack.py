@@ -104,8 +104,8 @@ def pack(
         prefix_names: several files: put the file's name before the samples' names.
         column: tables and arrays (HDF5, Parquet, Arrow, MDS): the column or data set whose values are the
             samples, or several, which become parts.
-        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
-            empty string means none.
+        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself. An empty
+            string leaves out the labels of any source.
         format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
             `video`, or a kind of shards, such as `tar`.
         images: rewrite JPEGs, so that they are decoded with less work: `lossless` keeps every pixel;
@@ -212,10 +212,15 @@ def append(
 
     `shuffle` shuffles what is appended; samples that are in the store already stay where they are.
 
+    Classes with names get the store's numbers, and new ones come after. Where the store's have names and the
+    source's do not, or the other way round, nobody can say which class a number means: that is refused, but
+    for an iterable whose labels are numbers of the store's classes.
+
     Open readers keep what they opened; those that open later see the new samples after the old.
 
     Raises:
-        SourceError: a name is in the store already, or the source cannot be packed as it is.
+        SourceError: a name is in the store already, labels are given in another way, or the source cannot
+            be packed as it is.
         StoreError: another process is appending.
     """
     options = _options(options, volume_bytes, workers)
@@ -235,7 +240,7 @@ def append(
         listed = open_source(source, chosen)
         if isinstance(listed, Scan):
             # Before a byte is copied; a stream's names are known at its end only.
-            listed.columns = fit_to_store(listed.columns, place)
+            listed.columns = fit_to_store(listed.columns, listed.source, place)
         number = len(manifest.segments)
         with disk_errors(place):
             partial = stack.enter_context(open_partial(place / "append.partial", listed.readers()))
@@ -314,8 +319,8 @@ def index(
         prefix_names: several files: put the file's name before the samples' names.
         column: tables and arrays (HDF5, Parquet, Arrow, MDS): the column or data set whose values are the
             samples, or several, which become parts.
-        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself, an
-            empty string means none.
+        label: the one that holds integer labels; `label`, `labels` or `y` is found by itself. An empty
+            string leaves out the labels of any source.
         format: what a folder holds, where that is not plain: `files` (each is a sample), `image`, `audio`,
             `video`, or a kind of shards, such as `tar`.
         progress: called with (samples done, samples, bytes done, bytes).

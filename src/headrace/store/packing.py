@@ -12,6 +12,7 @@ twice the bytes on the disk until the segment is whole.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from headrace.store.publish import Partial
     from headrace.store.rewriting import ImageRecipe
     from headrace.store.sources.extents import ReadPlan, SourceBatch
+    from headrace.store.store import Store
 
     Progress = Callable[[int, int | None, int, int | None], None]
 
@@ -295,7 +297,7 @@ class PackingJob:
         if not columns.samples:
             raise no_samples(str(self.source.source.get("path", "the source")))
         if self.before is not None and isinstance(self.source, Stream):
-            return fit_to_store(columns, self.before)
+            return fit_to_store(columns, self.source.source, self.before)
         return columns
 
     def _new_writer(self) -> SegmentWriter:
@@ -509,11 +511,18 @@ def _column(name: str, values: list[int | float]) -> NDArray[Any]:
     return column
 
 
-def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
+def fit_to_store(
+    columns: DirectoryColumns, source: Mapping[str, Any], place: Path
+) -> DirectoryColumns:
     """Makes a new segment agree with its store: new names, the same classes and columns.
 
+    Args:
+        columns: of the new samples.
+        source: what they come from, as the manifest says it.
+        place: the store.
+
     Raises:
-        SourceError: a name is taken, or the columns differ.
+        SourceError: a name is taken, the columns differ, or labels would mean other classes.
     """
     from headrace.store.opening import open_store
 
@@ -538,15 +547,50 @@ def fit_to_store(columns: DirectoryColumns, place: Path) -> DirectoryColumns:
             )
         for name, column in columns.columns.items():
             joined_numbers((store.columns[name], column), name, str(place))
-        return _merge_classes(columns, store.classes or ())
+        return _merge_classes(columns, source, store)
 
 
-def _merge_classes(columns: DirectoryColumns, before: Iterable[str]) -> DirectoryColumns:
+def _merge_classes(
+    columns: DirectoryColumns, source: Mapping[str, Any], store: Store
+) -> DirectoryColumns:
     """Numbers the new segment's classes as the store does; new ones come after."""
-    if not before or columns.class_names is None or columns.labels is None:
-        return columns
-    merged = list(dict.fromkeys([*map(os.fsencode, before), *columns.class_names]))
-    number = {name: i for i, name in enumerate(merged)}
-    table = np.array([number[c] for c in columns.class_names], np.int64)
-    labels = np.where(columns.labels < 0, -1, table[columns.labels])
-    return replace(columns, labels=labels, class_names=tuple(merged))
+    if columns.labels is None or int(columns.labels.max(initial=-1)) < 0:
+        return replace(columns, class_names=None)  # which would name the store's labels
+    before, names = store.classes or [], columns.class_names or ()
+    highest = int(columns.labels.max())
+    if names and not before:
+        highest = -1 if store.labels is None else int(store.labels.max(initial=-1))
+        if highest < 0:
+            return columns
+        what = (
+            f"classes with names ({_shown(map(os.fsdecode, names))}), the store's are numbers without "
+            f"names (up to {highest}), expected numbers"
+        )
+    elif names:
+        merged = list(dict.fromkeys([*map(os.fsencode, before), *names]))
+        number = {name: i for i, name in enumerate(merged)}
+        table = np.array([number[c] for c in names], np.int64)
+        labels = np.where(columns.labels < 0, -1, table[columns.labels])
+        return replace(columns, labels=labels, class_names=tuple(merged))
+    elif not before or (source.get("kind") == "iterable" and highest < len(before)):
+        return columns  # a program's numbers are those of the store's classes
+    elif source.get("kind") == "iterable":
+        what = (
+            f"numbers up to {highest}, the store has {counted(len(before), 'class', 'classes')} "
+            f"({_shown(before)}), expected 0 to {len(before) - 1}"
+        )
+    else:
+        what = (
+            f"numbers without names (up to {highest}), the store's are classes with names "
+            f"({_shown(before)}), expected names"
+        )
+    raise SourceError(
+        f"{store.path}: the labels of the new samples are {what}.",
+        path=store.path,
+        next_step="Give labels as the store has them, or append without: --label '' (in Python label='').",
+    )
+
+
+def _shown(classes: Iterable[str]) -> str:
+    first, *others = itertools.islice(classes, 4)
+    return ", ".join(map(repr, [first, *others[:2]])) + ", ..." * (len(others) > 2)

@@ -9,6 +9,7 @@ import glob
 import operator
 import os
 import re
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,23 @@ def open_source(
     Raises:
         SourceError: it is nothing that headrace can read, or is damaged.
     """
+    opened = _open_any(source, options, objects)
+    return _without_labels(opened) if options.label == "" else opened
+
+
+def _without_labels(opened: Scan | Stream) -> Scan | Stream:
+    """The same samples; only tables have left their labels out already."""
+    if isinstance(opened, Scan):
+        opened.columns.labels = opened.columns.class_names = None
+        return opened
+
+    def items() -> Iterator[StreamItem]:
+        return (replace(item, label=-1) for item in opened.items())
+
+    return replace(opened, items=items, class_names=None, label=None)
+
+
+def _open_any(source: Any, options: SourceOptions, objects: ObjectEngine | None) -> Scan | Stream:
     if isinstance(source, Stream):
         return source
     urls = _urls_of(source)
@@ -122,8 +140,8 @@ def _urls_of(source: Any) -> list[str]:
 
 
 def _refuse_columns(kind: str, options: SourceOptions) -> None:
-    """Options that would be ignored are a mistake."""
-    if options.column is not None or options.label is not None:
+    """Options that would be ignored are a mistake; to be without labels any source can."""
+    if options.column is not None or options.label:
         given = f"column={options.column!r}" if options.column else f"label={options.label!r}"
         raise ValueError(f"{given} is for tables and arrays with names, the source is {kind}")
 
