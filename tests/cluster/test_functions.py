@@ -110,6 +110,51 @@ def test_an_array_of_calls(anywhere):
         hr.cluster.map_array(told, [1, 2], [3])
 
 
+def lives(path: Path) -> int:
+    """How often it was called; raises at the first time."""
+    with path.open("a") as f:
+        f.write("x")
+    if (count := path.stat().st_size) == 1:
+        raise LookupError("the first time")
+    return count
+
+
+def test_a_job_that_is_resubmitted_calls_the_function_once_more(anywhere):
+    job = hr.cluster.submit(lives, anywhere / "one")
+    assert isinstance(job.exception(WAIT_S), LookupError)
+    runs_on = executor()
+
+    def resubmitted(job_id: str) -> str:
+        runs_on.wait([job_id], WAIT_S)
+        new = runs_on.resubmit(job_id)
+        ((status,),) = runs_on.wait([new], WAIT_S).values()
+        assert status.state is JobState.COMPLETED
+        return new
+
+    new = resubmitted(job.job_id)
+    assert job.result() == 2  # the newest
+    assert job.state is JobState.FAILED  # of the job that it was
+    resubmitted(new)
+    assert job.result() == 3
+    if os.environ["HEADRACE_EXECUTOR"] == "local":  # Slurm lets them wait for two minutes
+        runs_on.requeue([new])
+        runs_on.wait([new], WAIT_S)
+        assert job.result() == 4  # another wrote the result since
+        runs_on.requeue([new])
+        runs_on.wait([new], WAIT_S)
+        assert job.result() == 4  # a job keeps its own
+        (job.folder / "result-0-0").write_bytes(b"half")
+        runs_on.requeue([new])
+        runs_on.wait([new], WAIT_S)
+        assert job.result() == 5
+
+    jobs = hr.cluster.map_array(lives, [anywhere / "two", anywhere / "three"])
+    assert [type(job.exception(WAIT_S)) for job in jobs] == [LookupError, LookupError]
+    resubmitted(jobs[1].job_id)
+    assert isinstance(jobs[0].exception(), LookupError)
+    assert jobs[1].result() == 2
+
+
 class Counter:
     """A part of a run, such as a model."""
 
@@ -177,6 +222,18 @@ def test_each_rank_of_a_launch_runs_the_function(anywhere):
     )
     with pytest.raises(LookupError, match="in a rank"):
         failing.result(WAIT_S)
+
+    # Results of a job and of another that was submitted in its place are no list.
+    before = (job.folder / "result-0-1").read_bytes()
+    executor().wait([job.job_id], WAIT_S)
+    new = executor().resubmit(job.job_id)
+    executor().wait([new], WAIT_S)
+    assert job.result() == [("x", "0"), ("x", "1")]
+    (job.folder / "result-0-1").write_bytes(before)
+    with pytest.raises(
+        ClusterError, match=f"is of job {job.job_id}, and rank 0's result of job {new}"
+    ):
+        job.result()
 
 
 SCRIPT = """

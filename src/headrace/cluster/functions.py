@@ -8,16 +8,20 @@ that both sides see; each file is whole or not there, and has a checksum:
 
     headrace-jobs/train-1f0c22d7/    0700
       call                 how to import the caller's script, and the pickled call, of an array each task's
-      result-TASK-RANK     how many ranks there are, whether it returned or raised, and what
+      result-TASK-RANK     of which job, how many ranks there are, whether it returned or raised, and what
       log-JOB.txt          what it printed, in all of its lives
 
 A function that is asked to stop (`should_stop`; SIGUSR1 two minutes before its time is over) and leaves by
 SystemExit has not returned: its job starts again, and `resume` goes on where it was. Under `headrace launch`
 (`launch=`), which asks all ranks at one step, it is the launch that starts the job again.
+
+A job that starts again under its number keeps a result that it has; one that was resubmitted has a number of
+its own, calls the function once more, and replaces the result.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import os
@@ -41,7 +45,7 @@ from headrace.base.files import replace_file
 from headrace.base.job import Rank, which_rank
 from headrace.cluster.executor import JobState, executor_name
 from headrace.cluster.executor import executor as executor_named
-from headrace.cluster.launch.place import REQUEUE_EXIT, JobPlace
+from headrace.cluster.launch.place import REQUEUE_EXIT, JobPlace, job_number
 from headrace.cluster.notation import read_minutes
 from headrace.cluster.plan import Cluster, plan_batch
 from headrace.cluster.request import JOB_OPTIONS, read_request
@@ -260,6 +264,8 @@ class FunctionJob:
     def result(self, timeout_s: float | None = None) -> Any:
         """What the function returned; with `launch`, the list of what it returned in each rank.
 
+        Where the job was resubmitted, it is the newest result that is whole.
+
         Raises:
             Exception: what the function raised, with its traceback as a note.
             ClusterTimeout: it is not done after so long.
@@ -296,13 +302,25 @@ class FunctionJob:
     def _outcomes(self, timeout_s: float | None) -> list[tuple[bool, Any]]:
         """Of each rank, whether it returned, and what it returned or raised."""
         self.wait(timeout_s)
-        until_s, outcomes, ranks = time.monotonic() + _SETTLE_S, list[tuple[bool, Any]](), 1
+        until_s, outcomes, ranks, first = (
+            time.monotonic() + _SETTLE_S,
+            list[tuple[bool, Any]](),
+            1,
+            "",
+        )
         while len(outcomes) < ranks:
             path = _result_path(self.folder, self.task, len(outcomes))
             if path.exists():
-                ranks, *outcome = _unpickled(path, _read(path))
-                outcomes.append((outcome[0], outcome[1]))
-                if not outcome[0]:
+                job, ranks, has_returned, pickled = _unpickled(path, _read(path))
+                if outcomes and job != first:
+                    raise ClusterError(
+                        f"{path}: is of job {job}, and rank 0's result of job {first}: one of them has not "
+                        "ended, or left no result in some ranks.", path=str(path),
+                        next_step=f"See how they are: headrace cluster status {first} {job}.",
+                    )  # fmt: skip
+                first = job
+                outcomes.append((has_returned, _unpickled(path, pickled)))
+                if not has_returned:
                     break
                 continue
             (status,) = self._executor.status([self.job_id])[self.job_id] or [
@@ -378,8 +396,10 @@ def main() -> None:
     folder, task, *ranks = sys.argv[1:]
     rank = which_rank() if ranks else Rank(0, 1)
     path = _result_path(Path(folder), int(task), rank.rank)
-    if path.exists():
-        return  # it has returned, and its job was started again all the same
+    job = job_number(os.environ)
+    with contextlib.suppress(ClusterError):  # none, or none that can be read
+        if _unpickled(path, _read(path))[0] == job:
+            return  # it has returned, and its job was started again all the same
     if not ranks:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     value: Any
@@ -400,7 +420,7 @@ def main() -> None:
         value = e if isinstance(e, Exception) else ClusterError(f"the function ended by {e!r}.")
         value.add_note(f"In the job:\n{traceback.format_exc()}")
     try:
-        data = pickle.dumps((rank.world_size, has_returned, value))
+        data = pickle.dumps(value)
         if not has_returned:
             pickle.loads(data)  # noqa: S301 - many an exception can be pickled, and not be unpickled
     except Exception as e:  # noqa: BLE001 - whatever its own __reduce__ raises
@@ -409,8 +429,8 @@ def main() -> None:
         for note in getattr(value, "__notes__", ()):
             error.add_note(note)
         sys.stderr.write(f"error: {error}\n")
-        has_returned, data = False, pickle.dumps((rank.world_size, False, error))
-    _write(path, data)
+        has_returned, data = False, pickle.dumps(error)
+    _write(path, pickle.dumps((job, rank.world_size, has_returned, data)))
     sys.exit(0 if has_returned else 1)
 
 

@@ -183,6 +183,14 @@ def _refusal(job: str, change: str, folder: str | None = None) -> str:
 # -- what the environment says -------------------------------------------------------------------------
 
 
+def job_number(given: Mapping[str, str]) -> str:
+    """The job's, as its scheduler prints it: "17", "17_3" of a task of an array; "" without a scheduler."""
+    if "HEADRACE_JOB_NODES" in given:
+        return given.get("HEADRACE_JOB_ID", "")
+    array, task = given.get("SLURM_ARRAY_JOB_ID"), given.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else given.get("SLURM_JOB_ID", "")
+
+
 def _of_slurm(given: Mapping[str, str]) -> JobPlace:
     nodes = _names(given.get("SLURM_JOB_NODELIST") or given.get("SLURM_NODELIST") or "")
     if not nodes:
@@ -206,10 +214,9 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
             raise LaunchError(f"The job's GPUs cannot be understood: {e}.") from e
     # "8(x4),4": the smallest number is what every node has.
     cpus = [int(n) for n in re.findall(r"(?:^|,)(\d+)", given.get("SLURM_JOB_CPUS_PER_NODE", ""))]
-    array, task = given.get("SLURM_ARRAY_JOB_ID"), given.get("SLURM_ARRAY_TASK_ID")
     return JobPlace(
         scheduler="slurm",
-        job_id=f"{array}_{task}" if array and task else given["SLURM_JOB_ID"],
+        job_id=job_number(given),
         name=given.get("SLURM_JOB_NAME", ""),
         nodes=nodes,
         index=_number(given, "SLURM_NODEID") or 0,
@@ -226,7 +233,7 @@ def _of_local(given: Mapping[str, str]) -> JobPlace:
     requeue = given.get("HEADRACE_JOB_REQUEUE")
     return JobPlace(
         scheduler="local",
-        job_id=given.get("HEADRACE_JOB_ID", ""),
+        job_id=job_number(given),
         name=given.get("HEADRACE_JOB_NAME", ""),
         nodes=_names(given["HEADRACE_JOB_NODES"]) or (socket.gethostname(),),
         index=_number(given, "HEADRACE_JOB_NODE_INDEX") or 0,
