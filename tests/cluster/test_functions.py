@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 import headrace as hr
 from headrace.cluster.executor import JobState, executor
+from headrace.cluster.request import JOB_OPTIONS
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 from tests_shared import until
 
@@ -71,7 +73,7 @@ def test_what_a_function_returns(anywhere):
     assert (again.job_id, again.result()) == (job.job_id, job.result())
     assert job.folder.parent == anywhere / "headrace-jobs"
     assert job.folder.stat().st_mode & 0o777 == 0o700
-    assert until(lambda: job.state is JobState.COMPLETED, WAIT_S)
+    assert job.state is JobState.COMPLETED
 
 
 def test_what_it_raises_is_raised_with_its_traceback(anywhere):
@@ -81,7 +83,7 @@ def test_what_it_raises_is_raised_with_its_traceback(anywhere):
     (note,) = caught.value.__notes__
     assert "in fails" in note
     assert isinstance(job.exception(), LookupError)
-    assert until(lambda: job.state is JobState.FAILED, WAIT_S)
+    assert job.state is JobState.FAILED
     assert "LookupError: no such thing" in job.logs()
 
 
@@ -106,8 +108,15 @@ def test_an_array_of_calls(anywhere):
     assert len({job.folder for job in jobs}) == 1
     assert jobs[2].logs() == "said 2\n"
     assert hr.cluster.map_array(told, []) == []
-    with pytest.raises(ValueError, match="shorter"):
-        hr.cluster.map_array(told, [1, 2], [3])
+    for iterables, lengths in (
+        (([1, 2], [3]), "2 and 1"),
+        ((range(3), iter("ab"), itertools.repeat(0)), "3, 2 and more than 2"),
+    ):
+        with pytest.raises(
+            ClusterRequestError, match=rf"map_array\(told\): .* have {lengths} elements"
+        ):
+            hr.cluster.map_array(told, *iterables)
+    assert len([*(anywhere / "headrace-jobs").iterdir()]) == 1
 
 
 def lives(path: Path) -> int:
@@ -282,6 +291,7 @@ def test_functions_and_classes_of_a_script(here):
         ({"gpu": 2}, "there is no option 'gpu'; did you mean gpus"),
         ({"epochs": 2}, "functools.partial"),
         ({"array": "0-3"}, "there is no option 'array'"),
+        ({"name": "a", "job_name": "b"}, "'job_name' is said twice; 'name' is the same"),
         ({"time": 2}, "minutes to Slurm, hours to some sites"),
         ({"time": "90"}, 'time="90m"'),
         ({"gpus": 0}, "expected a number from 1"),
@@ -294,6 +304,17 @@ def test_what_cannot_be_asked_for(here, options, says):
         hr.cluster.submit(told, 1, **options)
     assert says in str(caught.value)
     assert not [*here.glob("headrace-jobs/*")]
+
+
+def test_every_option_of_batch_may_be_asked_for_by_its_word_in_the_table(here):
+    words = [option.flag[2:].replace("-", "_") for option in JOB_OPTIONS]
+    for word in {*words} - {"array"}:
+        with pytest.raises(ClusterRequestError, match="there is no option 'gpu'"):
+            hr.cluster.submit(told, 1, **{word: "x", "gpu": 2})  # the first one is known
+    (here / "elsewhere").mkdir()
+    job = hr.cluster.submit(os.getcwd, job_name="sweep", chdir=str(here / "elsewhere"))
+    assert job.result(WAIT_S) == str(here / "elsewhere")
+    assert job.folder.name.startswith("sweep-")
 
 
 def test_what_cannot_be_pickled_is_not_submitted(here):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import logging
 import os
 import pickle
@@ -34,6 +35,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Sized
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import spawn
@@ -64,7 +66,13 @@ _WARN_S = 120
 _SETTLE_S = 10.0
 """So long may a shared file system show nothing of a result that the job has written."""
 
-_OPTIONS = tuple(option.field for option in JOB_OPTIONS if option.field != "array")
+_OPTIONS = {
+    word: option.field
+    for option in JOB_OPTIONS
+    for word in (option.flag[2:].replace("-", "_"), option.field)
+    if option.field != "array"  # `map_array` makes one
+}
+_MISSING = object()
 _is_job = False
 """Whether this process imports the caller's script, to run a function of it."""
 
@@ -90,7 +98,7 @@ def submit(
         executor: slurm or local; by default slurm where it is installed.
         launch: run it in each rank of `headrace launch` with these options (may be none): `result` is then the
             list of what the ranks returned.
-        options: of `headrace cluster batch`, by its words with underscores: `gpus=2`, `time="4h"`, `name=...`.
+        options: of `headrace cluster batch`, by its words with underscores: `gpus=2`, `time="4h"`.
 
     Raises:
         ClusterRequestError: it cannot be pickled, or no node can meet what is asked for.
@@ -118,8 +126,24 @@ def map_array(
         executor: as for `submit`.
         launch: as for `submit`.
         options: as for `submit`: of each task.
+
+    Raises:
+        ClusterRequestError: the iterables are not equally long, or as for `submit`; nothing is submitted.
+        ClusterError: the scheduler does not take it.
     """
-    calls = list(zip(*iterables, strict=True))
+    calls: list[tuple[Any, ...]] = []
+    for each in itertools.zip_longest(*iterables, fillvalue=_MISSING):
+        if any(value is _MISSING for value in each):
+            lengths = [
+                f"{len(of):,}" if isinstance(of, Sized)
+                else f"{len(calls):,}" if value is _MISSING else f"more than {len(calls):,}"
+                for of, value in zip(iterables, each, strict=True)
+            ]  # fmt: skip
+            raise ClusterRequestError(
+                f"map_array({_name_of(function)}): the iterables have {', '.join(lengths[:-1])} and "
+                f"{lengths[-1]} elements, expected equally many: one of each for a call."
+            )
+        calls.append(each)
     if not calls:
         return []
     array = f"0-{len(calls) - 1}" + (f"%{at_once}" if at_once else "")
@@ -140,9 +164,10 @@ def _submit(  # noqa: PLR0917 - what both of the above are given
             "the script submits when a job of its own imports it: jobs would submit jobs for ever.",
             next_step='Put what the script does below `if __name__ == "__main__":`.',
         )
-    function_name = getattr(getattr(function, "func", function), "__name__", "function")
+    function_name = _name_of(function)
     where = f"submit({function_name})"
-    for option in options:
+    given: dict[str, Any] = {}
+    for option, value in options.items():
         if option not in _OPTIONS:
             close = difflib.get_close_matches(option, _OPTIONS, 1)
             meant = (
@@ -152,10 +177,14 @@ def _submit(  # noqa: PLR0917 - what both of the above are given
                 f"{where}: there is no option {option!r}; {meant}",
                 next_step="Arguments of the function itself by name: functools.partial(function, name=value).",
             )
-    if str(given := options.get("time") or "").isdigit():
+        if (field := _OPTIONS[option]) in given:
+            raise ClusterRequestError(f"{where}: {option!r} is said twice; {field!r} is the same.")
+        given[field] = value
+    options = given
+    if str(limit := options.get("time") or "").isdigit():
         raise ClusterRequestError(
-            f"{where}: time is {given!r}: minutes to Slurm, hours to some sites.",
-            next_step=f'Say which: time="{given}m" or time="{given}h".',
+            f"{where}: time is {limit!r}: minutes to Slurm, hours to some sites.",
+            next_step=f'Say which: time="{limit}m" or time="{limit}h".',
         )
     call = _pickled(function, calls, where)
     name = options.get("name") or re.sub(r"\W+", "-", function_name).strip("-") or "function"
@@ -163,7 +192,7 @@ def _submit(  # noqa: PLR0917 - what both of the above are given
     pattern = str(into).replace("%", "%%") + ("/log-%A_%a.txt" if array else "/log-%j.txt")
     options = {"name": name, "output": pattern, "requeue": True, "array": array, **options}
     if launch is None and not options.get("signal"):
-        minutes = read_minutes(str(given)) if given else None
+        minutes = read_minutes(str(limit)) if limit else None
         options["signal"] = f"B:USR1@{min(_WARN_S, 30 * minutes) if minutes else _WARN_S}"
     cluster, request = Cluster.of(executor), read_request(options, where)
     plan = plan_batch(_script(into, launch, is_array=bool(array)), where, request, cluster)
@@ -179,6 +208,10 @@ def _submit(  # noqa: PLR0917 - what both of the above are given
         raise
     ids = [f"{job_id}_{task}" for task in range(len(calls))] if array else [job_id]
     return [FunctionJob(each, into, runs_on, i, launch is not None) for i, each in enumerate(ids)]
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(getattr(function, "func", function), "__name__", "function")
 
 
 def _pickled(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], where: str) -> bytes:
@@ -247,9 +280,16 @@ class FunctionJob:
 
     @property
     def state(self) -> JobState:
-        """Of the job; UNKNOWN if its executor does not know it any more."""
+        """Of the job, by its result where that is there first; UNKNOWN if neither is known any more."""
         known = self._executor.status([self.job_id])[self.job_id]
-        return known[0].state if known else JobState.UNKNOWN
+        state = known[0].state if known else JobState.UNKNOWN
+        if not state.is_over and self._has_result():
+            path = _result_path(self.folder, self.task, 0)
+            with contextlib.suppress(ClusterError):  # which `result` raises
+                job, _, has_returned, _ = _unpickled(path, _read(path))
+                if job == self.job_id:
+                    return JobState.COMPLETED if has_returned else JobState.FAILED
+        return state
 
     def done(self) -> bool:
         """Whether `result` returns at once, or raises."""
