@@ -23,7 +23,7 @@ OPTIONS = PackOptions(volume_bytes=40_000, batch_bytes=6000, journal_bytes=12_00
 def items():
     """A repeatable iterable."""
     for i in range(60):
-        yield f"item{i:03d}", bytes([i]) * (i * 37 % 3000), i % 5
+        yield f"item{i:03d}", bytes([i]) * (i * 37 % 3000), i % 3
 
 
 def arm(kind: str, n: int) -> None:
