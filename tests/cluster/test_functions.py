@@ -93,6 +93,13 @@ def test_a_job_that_is_cancelled_has_no_result(anywhere):
     assert not job.done()
     with pytest.raises(ClusterTimeout, match=job.job_id):
         job.result(0.2)
+    waiting = hr.cluster.submit(told, 1, dependency=f"afterok:{job.job_id}")
+    assert until(lambda: waiting.state is JobState.PENDING, WAIT_S)
+    with pytest.raises(
+        ClusterTimeout, match=rf"{waiting.job_id} is PENDING \(waits for another job\)"
+    ):
+        waiting.result(0.2)
+    waiting.cancel()
     job.cancel()
     with pytest.raises(
         ClusterError, match=f"job {job.job_id} is CANCELLED.*left no result"
@@ -351,7 +358,7 @@ def ends(how: str) -> object:
         ("exit", "the function ended by SystemExit"),
         ("stubborn", "Stubborn: 1 and 2 cannot be pickled"),
         ("file", "what it returned cannot be pickled"),
-        ("killed", r"FAILED \(signal 9\).*left no result"),
+        ("killed", "is FAILED: ended by signal 9, Killed, and left no result"),
     ],
 )
 def test_no_end_goes_unsaid(here, how, says):

@@ -284,11 +284,9 @@ def _show(
 
 
 def _status_document(status: JobStatus) -> dict[str, Any]:
-    from headrace.cli.cluster_queue import status_why
-
     return {
         "job": status.job_id, "name": status.name, "state": str(status.state), "reason": status.reason,
-        "why": status_why(status), "nodes": status.nodes, "exit_code": status.exit_code,
+        "why": status.why, "nodes": status.nodes, "exit_code": status.exit_code,
         "signal": status.signal, "restarts": status.restarts, "submitted_s": status.submitted_s,
         "started_s": status.started_s, "ended_s": status.ended_s, "output": status.output,
     }  # fmt: skip

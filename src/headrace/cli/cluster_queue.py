@@ -349,20 +349,6 @@ def _where(row: QueueJobRow) -> str:
     return printable(compress_hosts(row.job.nodes))
 
 
-def status_why(status: JobStatus) -> str:
-    """Why a job waits, or how it ended, in words."""
-    from headrace.cluster.snapshot import reason_text
-
-    state = status.state
-    if state in {JobState.PENDING, JobState.REQUEUED}:
-        return reason_text(status.reason)
-    if not state.is_over:
-        return status.reason
-    if status.exit_code:
-        return f"exit code {status.exit_code}"
-    return f"signal {status.signal}" if status.signal else ""
-
-
 def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> Table:
     """Jobs one below the other; tasks of an array that are in the same state share a line."""
     now_s = time.time()
@@ -370,7 +356,7 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
     for status in statuses:
         number, _, task = status.job_id.partition("_")
         line = task if everything or not task.isdigit() else "a task"
-        alike.setdefault((number, line, status.state, status_why(status)), []).append(status)
+        alike.setdefault((number, line, status.state, status.why), []).append(status)
 
     def ran(status: JobStatus) -> str:
         began_s, ended_s = status.started_s, status.ended_s or now_s

@@ -103,6 +103,19 @@ class JobStatus:
     ended_s: float | None = None
     output: Path | None = None
 
+    @property
+    def why(self) -> str:
+        """Why it waits, or how it ended, in words; "" where its state says all."""
+        from headrace.cluster.snapshot import reason_text  # which stands on this module
+
+        if self.state in {JobState.PENDING, JobState.REQUEUED}:
+            return reason_text(self.reason)
+        if not self.state.is_over:
+            return self.reason
+        if self.exit_code:
+            return f"exit code {self.exit_code}"
+        return f"signal {self.signal}" if self.signal else ""
+
 
 class Executor(ABC):
     """Submits jobs and looks after them.
@@ -216,7 +229,10 @@ class Executor(ABC):
                     return statuses
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                states = ", ".join(f"{s.job_id} is {s.state}" for s in unfinished[:5])
+                states = ", ".join(
+                    f"{s.job_id} is {s.state}" + (f" ({s.why})" if s.why else "")
+                    for s in unfinished[:5]
+                )
                 raise ClusterTimeout(
                     f"not all jobs are over after {timeout_s:g} s: {states or 'Slurm is away'}."
                 )

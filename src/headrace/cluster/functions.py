@@ -373,11 +373,14 @@ class FunctionJob:
         return outcomes
 
     def _lost(self, status: JobStatus, path: Path) -> ClusterError:
-        how = f" (exit code {status.exit_code})" if status.exit_code else ""
-        how = f" (signal {status.signal})" if status.signal else how
-        reason = f": {status.reason}" if status.reason else ""
+        how, number = status.why, status.signal or 0
+        if 0 < number < signal.NSIG:
+            how = f"ended by signal {number}, {signal.strsignal(number)}"
+        # Slurm's words for what the number says.
+        reason = "" if status.reason in {how, "NonZeroExitCode", "RaisedSignal"} else status.reason
+        how = "".join(f": {text}" for text in (how, reason) if text)
         error = ClusterError(
-            f"job {self.job_id} is {status.state}{how}{reason}, and left no result ({path}).",
+            f"job {self.job_id} is {status.state}{how}, and left no result ({path}).",
             path=str(path),
             next_step=f"See what it printed: headrace cluster logs {self.job_id}.",
         )
