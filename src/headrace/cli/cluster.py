@@ -221,8 +221,8 @@ def cluster_wait(
     from headrace.cluster.executor import JobState
 
     runs_on.known(jobs)
-    output.remark(f"waiting for {', '.join(jobs)}")
     with _job_goes_on():
+        output.remark(f"waiting for {', '.join(jobs)}")
         ended = runs_on.wait(jobs, timeout_s)
     code = _show(output, ended, runs_on)
     well = all(s.state is JobState.COMPLETED for known in ended.values() for s in known)
