@@ -173,11 +173,12 @@ def _compare_recorded(
             raise typer.BadParameter(f"{name} is no recorded job: it has no dataset.requests")
         sides.append(like.behaviour_of(read_recorded(Path(requests)), name))
     similarity = like.similarity_of(sides[0], sides[1])
-    for path, text in ((html, like.similarity_page(similarity, names)),
-                       (svg, like.similarity_image(similarity, Path(names[0]).stem))):  # fmt: skip
-        if path is not None:
-            _write(path, text)
-            output.remark(f"wrote {path}")
+    if html is not None:
+        _write(html, like.similarity_page(similarity, names))
+        output.remark(f"wrote {html}")
+    if svg is not None:
+        _write(svg, like.similarity_image(similarity, Path(names[0]).stem))
+        output.remark(f"wrote {svg}")
     values = {"similarity": similarity.whole, **similarity.figures}
     failed = [text for text, name, bound in bounds if values[name] < bound]
     if output.as_json:

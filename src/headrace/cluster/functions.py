@@ -342,12 +342,9 @@ class FunctionJob:
     def _outcomes(self, timeout_s: float | None) -> list[tuple[bool, Any]]:
         """Of each rank, whether it returned, and what it returned or raised."""
         self.wait(timeout_s)
-        until_s, outcomes, ranks, first = (
-            time.monotonic() + _SETTLE_S,
-            list[tuple[bool, Any]](),
-            1,
-            "",
-        )
+        until_s = time.monotonic() + _SETTLE_S
+        outcomes: list[tuple[bool, Any]] = []
+        ranks, first = 1, ""
         while len(outcomes) < ranks:
             path = _result_path(self.folder, self.task, len(outcomes))
             if path.exists():

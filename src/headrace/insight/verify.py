@@ -151,11 +151,8 @@ def place(row: np.void) -> str:
 def _left_out(history: LoaderHistory, rows: NDArray[np.void], proof: EpochProof) -> None:
     """What steps say of samples that could not be delivered: each by its name, where the trace has it."""
     for row in rows[rows["left_out"] > 0]:
-        count, begin, end = (
-            int(row["left_out"]),
-            int(row["begin"]),
-            int(row["begin"] + row["samples"]),
-        )
+        count, begin = int(row["left_out"]), int(row["begin"])
+        end = begin + int(row["samples"])
         proof.left_out += count
         if len(proof.findings) >= FINDINGS_MAX:
             proof.more_findings += count

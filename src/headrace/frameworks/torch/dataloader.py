@@ -465,22 +465,19 @@ class DataLoader(torch_data.DataLoader[T_co]):
 
     def explain(self) -> str:
         """Say in a few lines what is sped up and how, what is not and why, and what was waited for."""
-        lines = (
-            []
-            if self._headrace.pictures is None
-            else [self._headrace.pictures.explain(self.num_workers)]
-        )
+        own = self._headrace
+        lines = [] if own.pictures is None else [own.pictures.explain(self.num_workers)]
         reason = nothing_to_read(self.dataset, map_style=self._map_style)
         if reason is not None:
             lines.append(f"reading ahead: off, because {reason}")
-        elif self._headrace.watcher is not None:
-            lines.append(f"reading ahead: {self._headrace.watcher.explain()}")
-        elif self._headrace.context is not None:
-            notes = sorted(self._headrace.context.results.notes.items())
+        elif own.watcher is not None:
+            lines.append(f"reading ahead: {own.watcher.explain()}")
+        elif own.context is not None:
+            notes = sorted(own.context.results.notes.items())
             lines += [f"reading ahead: worker {worker}: {note}" for worker, note in notes]
-        if self._headrace.context is not None:
-            lines.append(f"batches: {self._headrace.context.explain()}")
-        if self._headrace.stats.batches:
+        if own.context is not None:
+            lines.append(f"batches: {own.context.explain()}")
+        if own.stats.batches:
             verdict = verdict_on(self)
             lines.append(f"waiting: {verdict_line(verdict)}")
             if verdict.action:
