@@ -113,5 +113,5 @@ def test_any_sequence_of_operations_shows_the_same(files, plane, tmp_path, immut
         plain.close()
         ours.close()
     assert compared > 500
-    assert served.counts["copy"] > 100
+    assert served.counts["copy"] > 20  # how many operations ask for one, Hypothesis draws
     assert served.counts["refused"] == 0

@@ -13,10 +13,19 @@ import pytest
 from tests.insight.steps import Run
 
 import headrace as hr
-from headrace.control.publishing import Publisher, Totals, _grow, split_wait, tier_bytes
+from headrace.base.causes import Cause
+from headrace.control.history import PlaneReading
+from headrace.control.publishing import (
+    Publisher,
+    Totals,
+    _grow,
+    _KnownPlane,
+    split_wait,
+    tier_bytes,
+)  # fmt: skip
 from headrace.control.stalls import Evidence, verdict_of
 from headrace.machine.host import file_system_of, mounts
-from headrace.plane.stage import StageStats
+from headrace.plane.stage import ConsumerStats, StageStats
 from headrace.telemetry.messages import parse_report
 from tests_shared import until
 
@@ -339,6 +348,22 @@ def limited():
 )
 def test_waits_get_a_cause_and_add_up(before, now, verdict, causes):
     assert split_wait(4.0, before, now, verdict) == pytest.approx(causes, rel=0.05)
+
+
+def test_a_wait_under_way_is_not_taken_for_the_microseconds_that_ended_before_it():
+    short, known = Run(), _KnownPlane("/scratch", PlaneReading())
+    short.add({"hand": 0.0002})
+    trifle = verdict_of(short.steps(), Evidence(interpreter_looks=100))
+    assert set(trifle.causes) == {Cause.OTHER}
+    under_way = PlaneReading(consumer=ConsumerStats(waited_s=2.0))
+    # Before any stall the storage that has not answered is blamed, then what stalled before.
+    assert known.explained(trifle, under_way) is None
+    limited_then = limited()
+    assert known.explained(limited_then, under_way) is limited_then
+    assert known.explained(trifle, under_way) is limited_then
+    worked = PlaneReading(consumer=ConsumerStats(waited_s=0.0002, worked_s=1.0))
+    assert known.explained(trifle, worked) is trifle
+    assert known.verdict is limited_then
 
 
 def test_nothing_waited_has_no_cause():

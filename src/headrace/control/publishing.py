@@ -31,7 +31,7 @@ from headrace.base.causes import Cause
 from headrace.base.job import JobIdentity, identity_of, job_name, local_ranks_of
 from headrace.control.history import PlaneReading
 from headrace.control.stalls.live import seen_of
-from headrace.control.stalls.verdict import verdict_of
+from headrace.control.stalls.verdict import NEGLIGIBLE, verdict_of
 from headrace.machine.host import file_system_of
 from headrace.runtime import agent_sockets, checked
 
@@ -154,7 +154,18 @@ class _KnownPlane:
     figures: PlaneReading
     steps: int = 0
     verdict: Verdict | None = None
-    """On the last steps that were seen."""
+    """On the last steps that stalled."""
+
+    def explained(self, ended: Verdict, look: PlaneReading) -> Verdict | None:
+        """The verdict on what was waited up to this look; `ended`: that on the waits that have ended.
+
+        Waits of microseconds, which every batch has, do not say what a long one under way is for.
+        """
+        now, then = look.consumer, self.figures.consumer
+        waited_s = now.waited_s - then.waited_s
+        if ended.stall_s > NEGLIGIBLE * (waited_s + now.worked_s - then.worked_s):
+            self.verdict = ended
+        return ended if ended.stall_s >= waited_s / 2 else self.verdict
 
 
 def _grow(table: dict[str, dict[str, float]], system: str, name: str, amount: float) -> None:
@@ -248,12 +259,14 @@ class Publisher:
             known = self._known[plane] = _KnownPlane(system, before)
         elif look.consumer.batches < known.figures.consumer.batches:
             known.figures = _NOTHING  # it began anew
+        verdict = known.verdict
         # What the node daemon was waited for, it knows more of.
         if look.steps is not None and all(stage.name != "node" for stage in look.stages):
             steps, known.steps = look.steps.since(known.steps)
-            known.verdict = verdict_of(steps, seen_of(plane)) if len(steps) else known.verdict
+            if len(steps):
+                verdict = known.explained(verdict_of(steps, seen_of(plane)), look)
         before, now = known.figures, look.consumer
-        self.totals.add(known.system, look, before, known.verdict)
+        self.totals.add(known.system, look, before, verdict)
         # A wait that is under way may turn out to be none; what was told stays told.
         waited_s = max(before.consumer.waited_s, now.waited_s)
         worked_s = max(before.consumer.worked_s, now.worked_s)
