@@ -127,3 +127,8 @@ def test_the_dashboard_is_exported(run, tmp_path):
     assert json.loads((tmp_path / "headrace.json").read_text()) == shown
     assert written["bytes"] == (tmp_path / "headrace.json").stat().st_size
     assert shown["title"] == "headrace"
+
+
+def test_the_alerts_are_exported(run, tmp_path):
+    run("grafana", "alerts", "-o", tmp_path / "alerts.yaml")
+    assert (tmp_path / "alerts.yaml").read_text() == run("grafana", "alerts").out

@@ -180,6 +180,7 @@ def _without_daemons(shown: Shown, folder: Path) -> None:
     shown.run("init", "mine")
     shown.run("init", "--list", name="init, --list")
     shown.run("grafana", "export", "-o", "grafana.json")
+    shown.run("grafana", "alerts", "-o", "alerts.yaml")
     shown.run("node", "unit")
     shown.run("info", "nothing.hr", code=3)
 

@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
+import yaml
 
 import headrace as hr
 from headrace.base.peers import address_of
@@ -22,7 +23,7 @@ from headrace.control.metrics import MetricsServer, asked, renderer, serve_metri
 from headrace.control.service.app import TABLE as CONTROL_TABLE
 from headrace.control.service.app import ask_status as ask_control
 from headrace.errors import ControlError
-from headrace.insight import dashboard
+from headrace.insight import alerts, dashboard
 from headrace.machine.sensors import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import figures_of
@@ -280,3 +281,99 @@ def test_panels_do_not_overlap_and_have_titles():
         ids.add(panel["id"])
         assert panel["title"]
     assert len(ids) == len(json.loads(dashboard())["panels"])
+
+
+# -- alerts --------------------------------------------------------------------------------------------
+
+AGENT, CONTROL = "headrace_agent_", "headrace_control_file_system_"
+SERVED = {
+    # Waits for data 36 s of each minute on two nodes, works 24; the other one waits 6 s and works 54.
+    AGENT + 'job_stall_seconds_total{job_name="17", cause="storage", instance="a"}': "0+36x120",
+    AGENT + 'job_stall_seconds_total{job_name="17", cause="decode", instance="b"}': "0+36x120",
+    AGENT + 'job_work_seconds_total{job_name="17", instance="a"}': "0+24x120",
+    AGENT + 'job_work_seconds_total{job_name="17", instance="b"}': "0+24x120",
+    AGENT + 'job_stall_seconds_total{job_name="18", cause="storage", instance="a"}': "0+6x120",
+    AGENT + 'job_work_seconds_total{job_name="18", instance="a"}': "0+54x120",
+    # Two GPUs that work 1.2 s of each 120 s, and two that work half of the time.
+    AGENT + 'job_gpu_watched_seconds_total{job_name="19"}': "0+120x120",
+    AGENT + 'job_gpu_busy_seconds_total{job_name="19"}': "0+1.2x120",
+    AGENT + 'job_gpu_watched_seconds_total{job_name="17"}': "0+120x120",
+    AGENT + 'job_gpu_busy_seconds_total{job_name="17"}': "0+60x120",
+    # An agent dies after an hour; another is taken away; what is down besides never was an agent.
+    'up{job="headrace", instance="n1:9466"}': "1x60 0x60",
+    AGENT + 'build_info{job="headrace", instance="n1:9466", node="n1"}': "1x60 stale",
+    'up{job="headrace", instance="n2:9466"}': "1x60 stale",
+    AGENT + 'build_info{job="headrace", instance="n2:9466", node="n2"}': "1x60 stale",
+    'up{job="other", instance="n1:80"}': "0x120",
+    # Of one file system 95% of the bytes are used, and half of the reads; of the other 80%.
+    CONTROL + 'used_bytes_per_second{file_system="scratch"}': "1.9e9x120",
+    CONTROL + 'capacity_bytes_per_second{file_system="scratch"}': "2e9x120",
+    CONTROL + 'used_reads_per_second{file_system="scratch"}': "500x120",
+    CONTROL + 'capacity_reads_per_second{file_system="scratch"}': "1000x120",
+    CONTROL + 'used_bytes_per_second{file_system="home"}': "1.6e9x120",
+    CONTROL + 'capacity_bytes_per_second{file_system="home"}': "2e9x120",
+}
+FIRED = {
+    ("HeadraceJobStarves", "100m"): (
+        {"severity": "warning", "job_name": "17"}, "Job 17 waits for data 60% of its time."
+    ),
+    ("HeadraceGPUsIdle", "100m"): (
+        {"severity": "warning", "job_name": "19"}, "The GPUs of job 19 work 1% of its time."
+    ),
+    ("HeadraceAgentDead", "70m"): (
+        {"severity": "critical", "job": "headrace", "instance": "n1:9466"},
+        "The agent at n1:9466 does not answer.",
+    ),
+    ("HeadraceFileSystemNearItsLimit", "100m"): (
+        {"severity": "warning", "file_system": "scratch", "measure": "bytes"},
+        "File system scratch does 95% of the bytes that it can.",
+    ),
+}  # fmt: skip
+
+
+def promtool(*arguments, cwd):
+    if shutil.which("promtool") is None:
+        pytest.skip("the Debian package prometheus is not installed")
+    return subprocess.run(
+        ["promtool", *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
+
+
+def test_alerts_fire_for_what_is_wrong_and_for_nothing_else(tmp_path):
+    rules = yaml.safe_load(alerts())["groups"][0]["rules"]
+    (tmp_path / "alerts.yaml").write_text(alerts())
+    series = [{"series": name, "values": values} for name, values in SERVED.items()]
+    described = {rule["alert"]: rule["annotations"]["description"] for rule in rules}
+    wanted = []
+    for (name, at), (labels, summary) in FIRED.items():
+        description = described[name].replace("{{ $labels.job_name }}", labels.get("job_name", ""))
+        fired = {
+            "exp_labels": labels,
+            "exp_annotations": {"summary": summary, "description": description},
+        }
+        wanted.append({"alertname": name, "eval_time": at, "exp_alerts": [fired]})
+        # Not before it has lasted, nor after two minutes of an agent's silence.
+        early = "62m" if name == "HeadraceAgentDead" else "9m"
+        wanted.append({"alertname": name, "eval_time": early, "exp_alerts": []})
+    test = {"interval": "1m", "input_series": series, "alert_rule_test": wanted}
+    expected = {"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(expected, width=1000))
+    checked = promtool("check", "rules", "alerts.yaml", cwd=tmp_path)
+    assert f"{len(FIRED)} rules found" in checked.stdout, checked
+    tested = promtool("test", "rules", "test.yaml", cwd=tmp_path)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    assert {rule["alert"] for rule in rules} == {name for name, _ in FIRED}
+
+
+def test_alerts_name_metrics_and_labels_that_there_are():
+    table = {m.name: m for m in (*CONTROL_TABLE, *AGENT_TABLE)}
+    for rule in yaml.safe_load(alerts())["groups"][0]["rules"]:
+        names = re.findall(r"\bheadrace_\w+", rule["expr"])
+        assert names
+        assert {m: table[m].kind == "counter" for m in names} == {
+            m: f"rate({m}[" in rule["expr"] for m in names
+        }
+        for label in (
+            ",".join(re.findall(r"by \((.*?)\)", rule["expr"])).replace(" ", "").split(",")
+        ):
+            assert all(label in table[m].labels for m in names if label), (rule["alert"], label)

@@ -67,7 +67,7 @@ SECTIONS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "starving": ("reports", "Rank jobs by GPU-hours lost to waiting for data."),
         "usage": ("reports", "Print hours and efficiency by user and account."),
         "job-report": ("reports", "Print what a job had, used, and waited for."),
-        "grafana": ("install", "Print the Grafana dashboard."),
+        "grafana": ("install", "Print the Grafana dashboard, and alerts for Prometheus."),
     },
     "Serve": {
         "node": ("daemons", "One cache for all jobs of this node (`plane='node'`)."),

@@ -100,6 +100,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "usage": ("headrace usage --last 30d --user ada",),
     "job-report": ("headrace job-report 4711",),
     "grafana export": ("headrace grafana export --output dashboard.json",),
+    "grafana alerts": ("headrace grafana alerts --output alerts.yaml",),
     "node start": ("headrace node start --ram 64GiB", "headrace node start --foreground"),
     "node stop": ("headrace node stop",),
     "node status": ("headrace node status --json",),

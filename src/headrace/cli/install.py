@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 from typer import Argument, Option
 
 from headrace.cli.options import CommandGroup, JsonOutput, QuietOutput
+from headrace.cli.printing import Output
 
 
 def version(*, output: JsonOutput) -> None:
@@ -108,7 +110,7 @@ def demo(
     return main(DemoOptions(data=data, epochs=epochs, out=out), as_json=output.as_json)
 
 
-grafana_app = CommandGroup("The Grafana dashboard that goes with `headrace node start --metrics`.")
+grafana_app = CommandGroup("The dashboard and the alerts that go with what `--metrics` serves.")
 
 
 @grafana_app.callback()
@@ -116,19 +118,28 @@ def _group() -> None:
     pass
 
 
+_Target = Annotated[str | None, Option("--output", "-o", metavar="FILE", help="Default: stdout.")]
+
+
 @grafana_app.command("export")
-def export_dashboard(
-    *,
-    target: str | None = Option(None, "--output", "-o", metavar="FILE", help="Default: stdout."),
-    output: JsonOutput,
-) -> None:
+def export_dashboard(*, target: _Target = None, output: JsonOutput) -> None:
     """Write the dashboard as JSON: import it in Grafana, and choose your Prometheus."""
     from headrace.insight import dashboard
 
-    text = dashboard()
+    _export(dashboard(), target, "in Grafana, Dashboards, New, Import", output)
+
+
+@grafana_app.command("alerts")
+def export_alerts(*, target: _Target = None, output: JsonOutput) -> None:
+    """Write rules for Prometheus: starving jobs, idle GPUs, dead agents, file systems near their limits."""
+    from headrace.insight import alerts
+
+    _export(alerts(), target, "name it under rule_files in prometheus.yml", output)
+
+
+def _export(text: str, target: str | None, next_step: str, output: Output) -> None:
     if target is None:
         sys.stdout.write(text)
         return
     Path(target).write_text(text, encoding="utf-8")
-    what = f"wrote {target}: in Grafana, Dashboards, New, Import"
-    output.result({"path": target, "bytes": len(text.encode())}, what)
+    output.result({"path": target, "bytes": len(text.encode())}, f"wrote {target}: {next_step}")

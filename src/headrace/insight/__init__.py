@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["dashboard"]
+__all__ = ["alerts", "dashboard"]
 
 
 def dashboard() -> str:
@@ -17,3 +17,8 @@ def dashboard() -> str:
     Prometheus that scrapes a daemon at work.
     """
     return Path(__file__).with_name("grafana.json").read_text(encoding="utf-8")
+
+
+def alerts() -> str:
+    """Rules for Prometheus, as YAML: starving jobs, idle GPUs, dead agents, file systems near their limits."""
+    return Path(__file__).with_name("alerts.yaml").read_text(encoding="utf-8")
