@@ -31,7 +31,9 @@ From = Annotated[
 Where = Annotated[
     str | None,
     Option(
-        "--executor", metavar="NAME", help="slurm or local. Default: slurm where it is installed."
+        "--executor",
+        metavar="NAME",
+        help="slurm, kubernetes or local. Default: slurm where it is installed.",
     ),
 ]
 

@@ -70,9 +70,11 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
         else:
             words = shlex.join([*plan.submission.options, *plan.submission.arguments])
             alone = f"This machine runs the script by itself{words and f', with {words}'}."
-            output.remark(f"command: {shlex.join(plan.command)}" if plan.command else alone)
+            text = executor(asked.executor).preview(plan.submission)
+            if text == plan.submission.script:
+                output.remark(f"command: {shlex.join(plan.command)}" if plan.command else alone)
             sys.stdout.flush()
-            sys.stdout.buffer.write(plan.submission.script)
+            sys.stdout.buffer.write(text)
         return exit_codes.OK
     job = executor(asked.executor).submit(plan.submission)
     if output.as_json:

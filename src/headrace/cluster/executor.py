@@ -1,4 +1,4 @@
-"""Executor: where jobs run. Slurm's, or this machine's processes; the same calls either way."""
+"""Executor: where jobs run. Slurm's, Kubernetes's, or this machine's processes; the same calls everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args
 
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
@@ -66,6 +66,7 @@ class Submission:
         options: of `sbatch`, long and with their values joined ("--nodes=2"); they win over directives.
         environment: to be set on top of the caller's.
         cluster: for which it was laid out; "" if for none.
+        image: of the container that runs the script, where the executor starts it; "" where the script does.
     """
 
     script: bytes
@@ -74,6 +75,7 @@ class Submission:
     directory: Path | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     cluster: str = ""
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class Executor(ABC):
             ClusterRequestError: it is not over yet.
             ClusterError: what was submitted is not known any more, or cannot be submitted now.
         """
-        _, task = split_id(job_id)
+        task = self.task_of(job_id)
         unfinished = [s for s in self.status([job_id])[job_id] if not s.state.is_over]
         if unfinished:
             raise ClusterRequestError(
@@ -184,6 +186,14 @@ class Executor(ABC):
         again = self.submission(job_id)
         tasks = () if task is None else (f"--array={task}",)
         return self.submit(replace(again, options=(*again.options, *tasks)))
+
+    def task_of(self, job_id: str) -> str | None:
+        """Which task of an array it is; None: all of a job. ClusterRequestError where it is no job's id."""
+        return split_id(job_id)[1]
+
+    def preview(self, submission: Submission) -> bytes:
+        """What `submit` would hand over."""
+        return submission.script
 
     def last_seen(self, job_id: str) -> JobStatus:
         """What is remembered of a job that is not known any more."""
@@ -405,21 +415,31 @@ def fill_pattern(
 EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
 
 
-def executor_name(name: str | None = None) -> Literal["slurm", "local"]:
-    """Which one `executor` gives."""
+ExecutorName = Literal["slurm", "kubernetes", "local"]
+
+
+def executor_name(name: str | None = None) -> ExecutorName:
+    """Which one `executor` gives. Kubernetes must be named: kubectl may be there for other work."""
     default = "slurm" if shutil.which("sbatch") else "local"
     named = name or os.environ.get(EXECUTOR_VARIABLE) or default
-    if named not in {"slurm", "local"}:
-        raise ClusterRequestError(f"there is no executor {named!r}, expected slurm or local.")
-    return "slurm" if named == "slurm" else "local"
+    if named not in get_args(ExecutorName):
+        names = "slurm, kubernetes or local"
+        raise ClusterRequestError(f"there is no executor {named!r}, expected {names}.")
+    return cast("ExecutorName", named)
 
 
 def executor(name: str | None = None) -> Executor:
     """The executor of this name; by default HEADRACE_EXECUTOR's, else Slurm's where sbatch is, or local."""
-    if executor_name(name) == "slurm":
-        from headrace.cluster.slurm.executor import SlurmExecutor
+    match executor_name(name):
+        case "slurm":
+            from headrace.cluster.slurm.executor import SlurmExecutor
 
-        return SlurmExecutor()
-    from headrace.cluster.local.executor import LocalExecutor
+            return SlurmExecutor()
+        case "kubernetes":
+            from headrace.cluster.kubernetes.executor import KubernetesExecutor
 
-    return LocalExecutor()
+            return KubernetesExecutor()
+        case "local":
+            from headrace.cluster.local.executor import LocalExecutor
+
+            return LocalExecutor()

@@ -100,6 +100,7 @@ class Cluster:
         site: what is special.
         remarks: what the user may want to know of it.
         local: it is this machine, and has as many "GPUs" as a request asks for.
+        runs_images: it starts containers by itself.
     """
 
     snapshot: ClusterSnapshot
@@ -107,6 +108,7 @@ class Cluster:
     local: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     remarks: tuple[str, ...] = ()
+    runs_images: bool = False
 
     @classmethod
     def of(
@@ -119,10 +121,13 @@ class Cluster:
             remarks.append(
                 f"{rules.path} is of cluster {rules.cluster}, this is {snapshot.cluster}."
             )
-        local = source is None and executor_name(name) == "local"
+        runs_on = executor_name(name)
+        local = source is None and runs_on == "local"
         if local and not name and not os.environ.get(EXECUTOR_VARIABLE):
             remarks.append("there is no Slurm here (no sbatch): this machine runs it.")
-        return cls(snapshot, rules, local, remarks=tuple(remarks))
+        return cls(
+            snapshot, rules, local, remarks=tuple(remarks), runs_images=runs_on == "kubernetes"
+        )
 
     def is_short(self, partition: str) -> bool:
         """Whether a partition's name is one of HAL's short words for sizes."""
@@ -138,8 +143,13 @@ def cluster_snapshot(
         from headrace.cluster.snapshot import load_snapshot
 
         return load_snapshot(source)
-    if executor_name(name) == "local":
+    runs_on = executor_name(name)
+    if runs_on == "local":
         return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
+    if runs_on == "kubernetes":
+        from headrace.cluster.kubernetes.executor import KubernetesExecutor
+
+        return KubernetesExecutor().snapshot(jobs=jobs)
     from headrace.cluster.slurm.scontrol import read_snapshot
 
     return read_snapshot(jobs=jobs)
@@ -223,6 +233,7 @@ def plan_batch(
     submission = Submission(
         text, (*options, *_passed_on(asked)), tuple(arguments),
         Path(request.directory) if asked.directory else None, cluster=cluster.snapshot.cluster,
+        image=request.container if cluster.runs_images else "",
     )  # fmt: skip
     return BatchPlan(submission, layout, tuple(remarks), cluster.local)
 
@@ -329,7 +340,7 @@ def _preamble(
     lines = environment_lines(request, cluster.site)
     if request.venv and not Path(request.venv, "bin/activate").exists():
         remarks.append(f"{request.venv} has no bin/activate here; it must have one on the nodes.")
-    if not request.container:
+    if not request.container or cluster.runs_images:
         return lines
     container = _container(request, layout, cluster)
     if not script.is_shell:
@@ -391,6 +402,11 @@ def plan_run(
                 f"{option.flag} makes no sense for a command in the foreground.",
                 next_step="Write a script: headrace cluster batch SCRIPT.",
             )
+    if cluster.runs_images:
+        raise ClusterRequestError(
+            "a command in the foreground is not run on Kubernetes.",
+            next_step="Submit a script: headrace cluster batch SCRIPT, and headrace cluster logs --follow JOB.",
+        )
     site = cluster.site
     request = asked.over(JobRequest(account=site.account, qos=site.qos))
     layout = _lay_out(request, cluster)

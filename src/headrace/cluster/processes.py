@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -88,6 +89,15 @@ def descendants(
         out.update(next_ones)
         parents = [pid for pid, _ in next_ones]
     return out
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    with contextlib.suppress(OSError):
+        text = Path(f"/proc/{pid}/status").read_text()
+        if match := re.search(r"^SigCgt:\s*(\w+)", text, re.MULTILINE):
+            return bool(int(match[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def send(pid: int, started: int, number: int) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import headrace
 from headrace.cluster.launch.folders import MeetFolder
 from headrace.cluster.launch.nodes import LaunchNodes, NodeSpec, NodeStarts
-from headrace.cluster.launch.place import REQUEUE_EXIT
+from headrace.cluster.launch.place import REQUEUE_EXIT, job_key
 from headrace.cluster.launch.plan import commands_for, program_of, settings_for
 from headrace.cluster.launch.stop_page import StopAgreement, StopPhase, StopReason
 from headrace.cluster.manifest import LaunchReport, RankFailure, add_notes, judge
@@ -134,7 +134,8 @@ class Conductor:
         options, plan, place = self.options, self.plan, self.place
         for remark in plan.remarks:
             self._remark(remark)
-        address = "127.0.0.1" if place.scheduler != "slurm" else own_address(len(plan.nodes))
+        spreads = place.scheduler in {"slurm", "kubernetes"}
+        address = own_address(len(plan.nodes)) if spreads else "127.0.0.1"
         is_here = address.startswith("127.")
         meet = parts.enter_context(contextlib.closing(MeetFolder(options.meet, self._token, place)))
         for folder in meet.swept:
@@ -144,7 +145,8 @@ class Conductor:
             self._common["HEADRACE_JOB_FOLDER"] = str(meet.meeting)
             self._common["HEADRACE_STORE"] = "headrace://job"
         listen = address if is_here else ""
-        nodes = LaunchNodes(plan.nodes, listen, self._token, options.silence_s)
+        key = job_key() if place.scheduler == "kubernetes" and len(plan.nodes) > 1 else ""
+        nodes = LaunchNodes(plan.nodes, listen, self._token, options.silence_s, key)
         self.nodes = parts.enter_context(contextlib.closing(nodes))
         spec = NodeSpec(
             addresses=(address,) if is_here else (address, socket.gethostname()),
@@ -153,6 +155,7 @@ class Conductor:
             gpus=plan.gpus_per_node, local=options.local, connect_s=options.connect_s,
             silence_s=options.silence_s,
         )  # fmt: skip
+        nodes.invitation = spec.to_json()
         self._starts = parts.enter_context(contextlib.closing(NodeStarts(place, spec)))
 
     def _remark(self, text: str) -> None:
@@ -180,7 +183,7 @@ class Conductor:
                 raise LaunchError(
                     f"{missed} within {self.options.connect_s:g} s: {names}.",
                     next_step="See whether they reach this node's address, and whether srun waits for "
-                    "room: squeue --steps.",
+                    "room (squeue --steps), or pods do not begin (kubectl get pods).",
                 )
         for node in self.nodes.all:
             for left in node.hello.get("left", ()):

@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import os
 import random
-import re
 import select
 import signal
 import socket
@@ -28,7 +27,6 @@ import subprocess
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace
@@ -39,6 +37,7 @@ from headrace.cluster.launch.stop_page import PAGE_VARIABLE, SETTLE_S, StopPage
 from headrace.cluster.manifest import hardware
 from headrace.cluster.processes import (
     adopt_orphans,
+    catches,
     descendants,
     die_with_parent,
     end_descendants,
@@ -218,7 +217,7 @@ class Supervisor:
             case "forward":
                 # To processes that have said what they do with it; others would die of it.
                 for pid, began in descendants(except_for=self._helpers).items():
-                    if _catches(pid, message["number"]):
+                    if catches(pid, message["number"]):
                         send(pid, began, message["number"])
             case "facts":
                 self._connection.send("facts", hardware=hardware())
@@ -293,15 +292,6 @@ def _start(command: Sequence[str], environment: Mapping[str, str], log: int | No
     )  # fmt: skip
     child.returncode = 0  # we reap by ourselves, all children at once
     return child.pid
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal."""
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/status").read_text()
-        if match := re.search(r"^SigCgt:\s*(\w+)", text, re.MULTILINE):
-            return bool(int(match[1], 16) >> (number - 1) & 1)
-    return False
 
 
 # -- the guard -----------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Nodes: the first node of a launch and all of them: how they are started, find each other, and talk.
 
-Under Slurm one job step starts all nodes, beside whatever else runs in the job (`--overlap`). Elsewhere each
-node is processes of this machine. Messages are JSON, one a line, over TCP: what is launched, what began, ended
+Under Slurm one job step starts all nodes, beside whatever else runs in the job (`--overlap`). On Kubernetes the
+nodes are there, and ask the first one what to run (`ask_for_spec`). Elsewhere each node is processes of this
+machine. Messages are JSON, one a line, over TCP: what is launched, what began, ended
 or failed, and a sign of life every few seconds. The first message of whoever connects bears the launch's
 secret; a line that is no message of ours, or too long, ends the connection.
 """
@@ -92,7 +93,7 @@ class NodeSpec:
 
     def index(self, environment: Mapping[str, str]) -> int:
         """Which node this is."""
-        name = environment.get("SLURMD_NODENAME")
+        name = environment.get("SLURMD_NODENAME") or environment.get("HEADRACE_NODE_NAME")
         if name in self.nodes:
             return self.nodes.index(name)
         return int(environment.get("HEADRACE_NODE_RANK") or environment.get("SLURM_NODEID") or 0)
@@ -192,6 +193,31 @@ def connect(spec: NodeSpec) -> NodeConnection | None:
         time.sleep(_RETRY_S)
 
 
+JOIN_PORT = 29437
+"""Of the first pod of a job on Kubernetes: where the others ask; HEADRACE_JOB_PORT names another."""
+
+
+def join_port() -> int:
+    """The port at which a job's pods ask for their parts of a launch."""
+    return int(os.environ.get("HEADRACE_JOB_PORT") or JOIN_PORT)
+
+
+def ask_for_spec(host: str, name: str, key: str) -> str | None:
+    """What the node of this name is to be given in `SPEC_VARIABLE`; None while there is no launch for it."""
+    try:
+        connection = NodeConnection(socket.create_connection((host, join_port()), timeout=5.0))
+    except OSError:
+        return None
+    connection.send("join", key=key, name=name)
+    with contextlib.closing(connection):
+        while not connection.gone and connection.silent_s < _STRANGER_S:
+            select.select([connection], [], [], _RETRY_S)
+            for message in connection.receive():
+                if message["kind"] == "spec" and isinstance(message.get("spec"), str):
+                    return str(message["spec"])
+    return None
+
+
 # -- all nodes, as the first one knows them ------------------------------------------------------------
 
 BEAT_S = 2.0
@@ -255,11 +281,23 @@ class NodeState:
 class LaunchNodes:
     """All nodes of a launch, and the socket that they connect to."""
 
-    def __init__(self, names: tuple[str, ...], host: str, token: str, silence_s: float) -> None:
+    def __init__(
+        self, names: tuple[str, ...], host: str, token: str, silence_s: float, key: str = ""
+    ) -> None:
+        """`key`: of a job whose nodes ask for the launch by themselves; they get `invitation`."""
+        self.invitation = ""
+        self._key = key
         self.all = [NodeState(name, index) for index, name in enumerate(names)]
         self._token = token
         self._silence_s = silence_s
-        self._listener = socket.create_server((host, 0), backlog=len(names) + 16)
+        address = (host, join_port() if key else 0)
+        try:
+            self._listener = socket.create_server(address, backlog=len(names) + 16)
+        except OSError as e:
+            raise LaunchError(
+                f"Port {address[1]} cannot be listened to: {e.strerror}.",
+                next_step="One `headrace launch` at a time runs in a job on Kubernetes.",
+            ) from e
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._strangers: list[tuple[NodeConnection, float]] = []
@@ -299,7 +337,9 @@ class LaunchNodes:
         left = []
         for stranger, since_s in self._strangers:
             messages = stranger.receive()
-            if messages:
+            if messages and messages[0]["kind"] == "join":
+                self._invite(stranger, messages[0])
+            elif messages:
                 node = self._known(messages[0])
                 if node is None:
                     stranger.close()
@@ -313,6 +353,14 @@ class LaunchNodes:
             else:
                 left.append((stranger, since_s))
         self._strangers = left
+
+    def _invite(self, stranger: NodeConnection, message: Message) -> None:
+        """Answers a node that asks for its part, if it knows the job's secret and has not come before."""
+        key, name = str(message.get("key", "")), message.get("name")
+        is_ours = self._key and hmac.compare_digest(key.encode(), self._key.encode())
+        if is_ours and any(n.name == name and n.connection is None for n in self.all):
+            stranger.send("spec", spec=self.invitation)
+        stranger.close()
 
     def _known(self, hello: Message) -> NodeState | None:
         """The node that a first message is of, if it knows the secret and has not come before."""
@@ -377,7 +425,8 @@ class NodeStarts:
             environment["HEADRACE_JOB_NAME"] = place.name
             self._start(srun_command(place, spec.nodes), environment)
             return
-        for index in range(len(spec.nodes)):
+        # On Kubernetes the others ask by themselves.
+        for index in range(1 if place.scheduler == "kubernetes" else len(spec.nodes)):
             own = {"HEADRACE_NODE_RANK": str(index), "HEADRACE_NODES": str(len(spec.nodes))}
             self._start(node_command(), environment | own)
 

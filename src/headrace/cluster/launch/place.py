@@ -1,6 +1,6 @@
 """Place: what a job has, and what its scheduler does for it: time left, lost nodes, a new start.
 
-What a job has is read from the environment alone: Slurm says it in SLURM_* variables, the local executor in
+What a job has is read from the environment alone: Slurm says it in SLURM_* variables, other executors in
 HEADRACE_JOB_*; without either the job is this machine. Times are asked as what is *left*, by the scheduler's
 own clock, so that a node whose clock is wrong stops in time all the same.
 """
@@ -38,7 +38,7 @@ class JobPlace:
     """One node's view of a job.
 
     Attributes:
-        scheduler: `slurm`, `local` (headrace's executor of this machine) or `none`.
+        scheduler: `slurm`, `kubernetes`, `local` (headrace's executor of this machine) or `none`.
         job_id: as the scheduler prints it; of a task of an array, "17_3"; "" without a scheduler.
         nodes: their names, in the order of their indices.
         gpus_per_node: GPUs of this node that the job may use.
@@ -155,6 +155,14 @@ class JobPlace:
         return sorted(excluded) if lost and enough else []
 
 
+def job_key() -> str:
+    """The secret by which a job's pods know each other."""
+    try:
+        return Path(os.environ["HEADRACE_JOB_FILES"], "key").read_text().strip()
+    except (KeyError, OSError) as e:
+        raise LaunchError(f"The job's secret cannot be read: {e}.", next_step=_INSIDE) from e
+
+
 # -- what Slurm says -----------------------------------------------------------------------------------
 
 
@@ -232,7 +240,7 @@ def _of_local(given: Mapping[str, str]) -> JobPlace:
     gpus = _number(given, "HEADRACE_JOB_GPUS_PER_NODE")
     requeue = given.get("HEADRACE_JOB_REQUEUE")
     return JobPlace(
-        scheduler="local",
+        scheduler=given.get("HEADRACE_JOB_SCHEDULER", "local"),
         job_id=job_number(given),
         name=given.get("HEADRACE_JOB_NAME", ""),
         nodes=_names(given["HEADRACE_JOB_NODES"]) or (socket.gethostname(),),

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path, own_folder, replace_file
 from headrace.cluster.executor import JobState
-from headrace.cluster.notation import expand_indices, gpu_count, seconds
+from headrace.cluster.notation import expand_indices, gpu_count, memory_mib, parse_gres, seconds
 from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
 from headrace.errors import ClusterError, ClusterRequestError
 
@@ -57,6 +57,8 @@ class LocalRequest:
         all_of: whether all dependencies must hold, or any.
         warn_signal, warn_s: a signal, so long before the end; `warn_script`: to the script alone.
         nodes: simulated: the script runs once, and is told these names.
+        memory_mib, gpu_type, partition: of a node, as asked for; 0 and "" if not. They mean nothing here.
+        words: all of sbatch's that were said.
     """
 
     name: str = ""
@@ -79,6 +81,10 @@ class LocalRequest:
     gpus_per_node: int = 0
     tasks_per_node: int = 1
     cpus_per_task: int = 1
+    memory_mib: int = 0
+    gpu_type: str = ""
+    partition: str = ""
+    words: frozenset[str] = frozenset()
 
     @property
     def cpus(self) -> int:
@@ -105,7 +111,7 @@ def read_request(script: bytes, options: tuple[str, ...]) -> LocalRequest:
     for word in words:
         if word.name in _NOT_HERE:
             raise ClusterRequestError(
-                f"--{word.name} is not done by the local executor.",
+                f"--{word.name} is done by Slurm alone.",
                 next_step="Leave it out, or use Slurm (HEADRACE_EXECUTOR=slurm).",
             )
         if word.name not in SBATCH_OPTIONS:
@@ -151,6 +157,9 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
         directory=text("chdir"), nodes=nodes,
         gpus_per_node=node_gpus or gpus("gpus-per-task") * per_node, tasks_per_node=per_node,
         cpus_per_task=count("cpus-per-task") or 1,
+        memory_mib=memory_mib(text("mem")) if text("mem") else 0,
+        gpu_type=next((gpu.type for gpu in parse_gres(text("gres"))), ""), partition=text("partition"),
+        words=frozenset(options),
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Jobs on Kubernetes, through kubectl: `manifests` says what is made there, `pod` is what runs in it."""

@@ -1,0 +1,442 @@
+"""KubernetesExecutor: jobs of one namespace.
+
+What is known of them stands in the API server, until a day after their ends; what they printed, as long as
+their first pod is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import time
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
+
+from headrace.base.peers import user_name
+from headrace.cluster.executor import Executor, JobState, JobStatus, Submission
+from headrace.cluster.kubernetes.kubectl import Conflict, Kubectl, NotThere
+from headrace.cluster.kubernetes.manifests import (
+    CANCELLED,
+    JOB_LABEL,
+    PARTITION,
+    USER_LABEL,
+    as_yaml,
+    job_name,
+    kind,
+    label,
+    manifests,
+    pod_file,
+    request_of,
+)
+from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
+from headrace.errors import ClusterError, ClusterRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Object = dict[str, Any]
+
+_TRIES: Final = 5
+_LOOK_S: Final = 0.5
+_NAMED_MAX: Final = 50
+"""So many jobs are asked for by their names; for more, all of the namespace's are read."""
+
+
+class KubernetesExecutor(Executor):
+    """Kubernetes, by the kubeconfig's context and the pod's file."""
+
+    name = "kubernetes"
+    poll_s = (0.3, 5.0, 1.3)
+    outage_s = 600.0
+    gone = "Kubernetes does not know it any more: a job is kept a day after its end"
+    not_known = (
+        "Kubernetes does not know job {}, or not any more.",
+        "Look whether it is in another namespace: kubectl get jobs --all-namespaces.",
+    )
+
+    def __init__(self, kubectl: Kubectl | None = None) -> None:
+        self._kubectl, self._kind = kubectl or Kubectl(), kind()
+        self._user = user_name(os.geteuid())
+        self._own_namespace = ""
+
+    def _path(self, what: str = "", name: str = "", **query: str) -> str:
+        """Of objects of the namespace; by default of jobs, in their form."""
+        if not self._own_namespace:
+            named = pod_file()[0].get("metadata", {}).get("namespace")
+            self._own_namespace = str(named or self._kubectl.namespace())
+        jobs = {"Job": "apis/batch/v1", "PyTorchJob": "apis/kubeflow.org/v1"}[self._kind]
+        base = f"/{'api/v1' if what else jobs}/namespaces/{quote(self._own_namespace)}"
+        path = f"{base}/{what or self._kind.lower() + 's'}"
+        return path + (f"/{name}" if name else "") + (f"?{urlencode(query)}" if query else "")
+
+    def task_of(self, job_id: str) -> str | None:
+        """None: there are no arrays."""
+        if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", job_id):
+            raise ClusterRequestError(
+                f"{job_id!r} is no job id, expected a name such as train-1f3a9c."
+            )
+        return None
+
+    def preview(self, submission: Submission) -> bytes:
+        """The manifests, as `kubectl apply -f -` takes them."""
+        return as_yaml(
+            manifests(job_name(request_of(submission).name), submission, self._user)
+        ).encode()
+
+    # -- submitting ------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission) -> str:
+        """Post the job, and then what its pods wait for, which is the job's and goes with it."""
+        wanted = request_of(submission).name
+        for left in reversed(range(_TRIES)):
+            name = job_name(wanted)
+            job, *others = manifests(name, submission, self._user)
+            try:
+                made = self._kubectl.create(self._path(), job)
+                break
+            except Conflict:  # somebody has this very name
+                if not left:
+                    raise
+        owner = {
+            "apiVersion": job["apiVersion"], "kind": job["kind"], "name": name,
+            "uid": made["metadata"].get("uid", ""), "controller": False, "blockOwnerDeletion": False,
+        }  # fmt: skip
+        try:
+            for each in others:
+                owned = {**each, "metadata": {**each["metadata"], "ownerReferences": [owner]}}
+                self._kubectl.create(self._path(each["kind"].lower() + "s"), owned)
+        except BaseException:
+            with contextlib.suppress(ClusterError):
+                self._kubectl.delete(self._path(name=name))
+            raise
+        return name
+
+    def submission(self, job_id: str) -> Submission:
+        """As it lies in the job's Secret."""
+        self.task_of(job_id)
+        try:
+            data = self._kubectl.get(self._path("secrets", job_id)).get("data", {})
+            script, again = (base64.b64decode(data[k]) for k in ("script", "submission.json"))
+            given = json.loads(again)
+
+            return Submission(
+                script, tuple(given["options"]), tuple(given["arguments"]),
+                Path(given["directory"]) if given["directory"] else None,
+                dict(given["environment"]), image=str(given["image"]),
+            )  # fmt: skip
+        except NotThere as e:
+            raise ClusterError(self.not_known[0].format(job_id), next_step=self.not_known[1]) from e
+        except (KeyError, TypeError, ValueError) as e:
+            raise ClusterError(
+                f"the Secret of job {job_id} is not as it was submitted: {e!r}."
+            ) from e
+
+    # -- what is known ---------------------------------------------------------------------------
+
+    def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
+        """By id asked for, in two requests."""
+        for job_id in job_ids:
+            self.task_of(job_id)
+        if not job_ids:
+            return {}
+        names = f" in ({','.join(job_ids)})" if len(job_ids) <= _NAMED_MAX else ""
+        known = dict(self._jobs(JOB_LABEL + names))
+        return {job_id: [known[job_id][0]] if job_id in known else [] for job_id in job_ids}
+
+    def _jobs(self, selector: str) -> Iterator[tuple[str, tuple[JobStatus, Object, list[Object]]]]:
+        """Each job's name, its status, it, and its pods."""
+        jobs, pods = (
+            self._kubectl.get(self._path(what, labelSelector=selector)).get("items") or []
+            for what in ("", "pods")
+        )
+        for job in jobs:
+            name = str(job["metadata"]["name"])
+            own = [p for p in pods if p["metadata"].get("labels", {}).get(JOB_LABEL) == name]
+            own.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+            yield name, (self._status(job, own), job, own)
+
+    def _status(self, job: Object, pods: list[Object]) -> JobStatus:
+        about, given = job["metadata"], job.get("status", {})
+        true = {c["type"]: c for c in given.get("conditions") or () if c.get("status") == "True"}
+        state, reason = _state(about, given, true, len(node_names_of(job)))
+        first = _first(pods)
+        ended = _ended(first) if first else {}
+        code = ended.get("exitCode")
+        if state is JobState.FAILED and ended.get("reason") == "OOMKilled":
+            state = JobState.OUT_OF_MEMORY
+        if state is JobState.PENDING:
+            reason = _why_pending(pods) or reason or self._refused(about["name"])
+        nodes = {str(n) for pod in pods if (n := pod["spec"].get("nodeName"))}
+        over = [c.get("lastTransitionTime") for t, c in true.items() if t in _FINAL]
+        return JobStatus(
+            job_id=str(about["name"]), name=str(about.get("annotations", {}).get("headrace/name", "")),
+            state=state, reason=reason, nodes=tuple(sorted(nodes)),
+            exit_code=None if code is None or code > _SIGNALLED else code,
+            signal=code - _SIGNALLED if code is not None and code > _SIGNALLED else None,
+            restarts=int(given.get("failed") or 0) if state in _GOES_ON else 0,
+            submitted_s=_unix(about.get("creationTimestamp")), started_s=_unix(given.get("startTime")),
+            ended_s=_unix(given.get("completionTime") or next(iter(over), None)),
+        )  # fmt: skip
+
+    def _refused(self, name: str) -> str:
+        """Why no pod of a job could be made: a quota, or an admission's word; "" if nothing says so."""
+        selector = f"involvedObject.name={name},type=Warning"
+        with contextlib.suppress(ClusterError):
+            events = (
+                self._kubectl.get(self._path("events", fieldSelector=selector)).get("items") or []
+            )
+            return str(events[-1].get("message", "")) if events else ""
+        return ""
+
+    def own(self) -> list[str]:
+        """Of this user, oldest first."""
+        selector = f"{USER_LABEL}={label(self._user)}"
+        jobs = self._kubectl.get(self._path(labelSelector=selector)).get("items") or []
+        jobs.sort(key=lambda job: str(job["metadata"].get("creationTimestamp")))
+        return [str(job["metadata"]["name"]) for job in jobs]
+
+    # -- changing them ---------------------------------------------------------------------------
+
+    def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
+        """Move their deadlines to now: pods get SIGTERM, and SIGKILL after their grace; the jobs stay known."""
+        if signal is not None:
+            raise ClusterRequestError(
+                "Kubernetes sends no signals to jobs.",
+                next_step="Cancel without --signal: ranks of `headrace launch` save first.",
+            )
+        for job_id in job_ids:
+            self.task_of(job_id)
+            for left in reversed(range(_TRIES)):
+                try:
+                    self._expire(self._kubectl.get(self._path(name=job_id)))
+                    break
+                except NotThere:
+                    break
+                except Conflict:  # its controller wrote at the same time
+                    if not left:
+                        raise
+
+    def _expire(self, job: Object) -> None:
+        if _state(job["metadata"], job.get("status", {}), _true(job), 1)[0].is_over:
+            return
+        path = self._path(name=job["metadata"]["name"])
+        if job["spec"].get("suspend"):  # it has no deadline while it waits in a queue
+            self._kubectl.delete(path)
+            return
+        job["metadata"].setdefault("annotations", {})[CANCELLED] = "true"
+        limits = job["spec"] if self._kind == "Job" else job["spec"].setdefault("runPolicy", {})
+        limits["activeDeadlineSeconds"] = 1
+        self._kubectl.replace(path, job)
+
+    def requeue(self, job_ids: Sequence[str]) -> None:
+        """Delete their first pods: their controllers make new ones, in which the scripts begin again."""
+        for job_id in job_ids:
+            status, job, pods = dict(self._jobs(f"{JOB_LABEL}={job_id}")).get(
+                job_id, (None, {}, [])
+            )
+            again = "backoffLimitPerIndex" in job.get("spec", {})
+            first = _first(pods)
+            if status is None or status.state.is_over or first is None or not again:
+                why = "it does not run" if again else "it was submitted without --requeue"
+                raise ClusterRequestError(
+                    f"job {job_id} cannot be requeued: {why}.",
+                    next_step=f"Submit it once more: headrace cluster resubmit {job_id}.",
+                )
+            self._kubectl.delete(self._path("pods", first["metadata"]["name"]))
+
+    def logs(
+        self, job_id: str, *, follow: bool = False, lines: int | None = None
+    ) -> Iterator[bytes]:
+        """What the script printed, from its first pod; with `follow` from the pods in its place, too."""
+        shown = ""
+        while True:
+            self.known([job_id])
+            status, _, pods = dict(self._jobs(f"{JOB_LABEL}={job_id}"))[job_id]
+            first = _first(pods)
+            state = _container(first).get("state", {}) if first else {}
+            begun = "running" in state or "terminated" in state
+            if first and begun and first["metadata"]["uid"] != shown:
+                shown = first["metadata"]["uid"]
+                more = {"follow": "true"} if follow else {}
+                more |= {} if lines is None else {"tailLines": str(lines)}
+                name = first["metadata"]["name"]
+                yield from self._kubectl.stream(
+                    self._path("pods", f"{name}/log", container=_main(first), **more)
+                )
+            elif status.state.is_over and not shown:
+                raise ClusterError(
+                    f"the output of job {job_id} is gone with its first pod.",
+                    next_step="Have the script write what is to last to a volume: docs/howto/kubernetes.md.",
+                )
+            if not follow or status.state.is_over:
+                return
+            time.sleep(_LOOK_S)
+
+    # -- the cluster -----------------------------------------------------------------------------
+
+    def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
+        """All nodes, one partition, and the namespace's jobs that are headrace's."""
+        items = self._kubectl.get("/api/v1/nodes").get("items") or []
+        known = dict(self._jobs(JOB_LABEL)).values() if jobs else ()
+        rows = tuple(_row(*one) for one in known if not one[0].state.is_over)
+        parts = [part for row in rows for part in row.allocations]
+        nodes = tuple(
+            _node(item, [p for p in parts if p.node == item["metadata"]["name"]]) for item in items
+        )
+        partition = Partition(PARTITION, tuple(node.name for node in nodes), is_default=True)
+        return ClusterSnapshot(PARTITION, "", time.time(), nodes, (partition,), rows)
+
+
+# -- what objects say ----------------------------------------------------------------------------------
+
+_SIGNALLED: Final = 128
+_FINAL: Final = {"Complete", "Failed", "Succeeded"}
+_GOES_ON: Final = {JobState.PENDING, JobState.CONFIGURING, JobState.RUNNING, JobState.COMPLETING}
+
+
+def _true(job: Object) -> dict[str, Object]:
+    conditions = job.get("status", {}).get("conditions") or ()
+    return {c["type"]: c for c in conditions if c.get("status") == "True"}
+
+
+def node_names_of(job: Object) -> range:
+    """The indices of a job's pods."""
+    spec = job["spec"]
+    replicas = spec.get("pytorchReplicaSpecs", {}).values()
+    return range(sum(r.get("replicas", 1) for r in replicas) or spec.get("completions") or 1)
+
+
+def _state(
+    about: Object, given: Object, true: dict[str, Object], pods: int
+) -> tuple[JobState, str]:
+    """A job's state, and the reason in Kubernetes's words."""
+    if why := true.get("Failed") or true.get("FailureTarget"):
+        state, reason = JobState.FAILED, str(why.get("message") or why.get("reason") or "")
+        if why.get("reason") == "DeadlineExceeded":
+            state = (
+                JobState.CANCELLED
+                if CANCELLED in about.get("annotations", {})
+                else JobState.TIMEOUT
+            )
+        return (state if "Failed" in true else JobState.COMPLETING), reason
+    if "Complete" in true or "Succeeded" in true:
+        return JobState.COMPLETED, ""
+    if "SuccessCriteriaMet" in true or about.get("deletionTimestamp"):
+        return JobState.COMPLETING, ""
+    if "Suspended" in true:
+        return JobState.PENDING, "suspended: it waits in a queue"
+    roles = given.get("replicaStatuses", {}).values()
+    active = given.get("ready", sum(role.get("active", 0) for role in roles))
+    return (
+        JobState.RUNNING if active >= pods else JobState.CONFIGURING if active else JobState.PENDING
+    ), ""
+
+
+def _main(pod: Object) -> str:
+    return next(
+        (c["name"] for c in pod["spec"]["containers"] if c["name"] in ("train", "pytorch")), "train"
+    )
+
+
+def _first(pods: list[Object]) -> Object | None:
+    """The newest pod in which the script runs."""
+
+    def is_first(pod: Object) -> bool:
+        labels = pod["metadata"].get("labels", {})
+        index = labels.get("batch.kubernetes.io/job-completion-index")
+        return bool(index == "0" or labels.get("training.kubeflow.org/replica-type") == "master")
+
+    return next((pod for pod in reversed(pods) if is_first(pod)), None)
+
+
+def _container(pod: Object) -> Object:
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    return next((dict(each) for each in statuses if each["name"] == _main(pod)), {})
+
+
+def _ended(pod: Object) -> Object:
+    return dict(_container(pod).get("state", {}).get("terminated") or {})
+
+
+def _why_pending(pods: list[Object]) -> str:
+    """What the scheduler or a node says of a pod that does not begin."""
+    for pod in pods:
+        waiting = _container(pod).get("state", {}).get("waiting") or {}
+        if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
+            return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+        for each in pod.get("status", {}).get("conditions") or ():
+            if (each.get("type"), each.get("status")) == ("PodScheduled", "False"):
+                return str(each.get("message") or each.get("reason") or "")
+    return ""
+
+
+def _unix(text: str | None) -> float | None:
+    return None if not text else datetime.fromisoformat(text).timestamp()
+
+
+_UNITS: Final[dict[str, Decimal]] = {
+    "": Decimal(1), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9),
+    "T": Decimal(10**12), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30),
+    "Ti": Decimal(2**40),
+}  # fmt: skip
+
+
+def _quantity(text: Any) -> Decimal:
+    """Kubernetes's "63500m", "2", "263856Ki"."""
+    match = re.fullmatch(r"([\d.]+)([a-zA-Z]*)", str(text))
+    if match is None or match[2] not in _UNITS:
+        raise ClusterError(f"the API server says {text!r}, expected an amount such as 500m or 2Gi.")
+    return Decimal(match[1]) * _UNITS[match[2]]
+
+
+def _gpus(amounts: Object) -> int:
+    return sum(int(_quantity(n)) for key, n in amounts.items() if key.endswith("/gpu"))
+
+
+_CPU_SHARE: Final = Decimal("0.95")
+"""What daemons that run on every node leave of its CPUs, where nobody says how much they ask for."""
+
+
+def _node(item: Object, parts: list[Allocation]) -> Node:
+    about, spec, given = item["metadata"], item.get("spec", {}), item.get("status", {})
+    can, labels = given.get("allocatable", {}), about.get("labels", {})
+    ready = any(
+        (c["type"], c["status"]) == ("Ready", "True") for c in given.get("conditions") or ()
+    )
+    held = sum(part.gpu_count for part in parts)
+    state = "down" if not ready else "mixed" if parts else "idle"
+    arch = labels.get("kubernetes.io/arch", "")
+    cpus = max(1, int(_quantity(can.get("cpu", 1)) * _CPU_SHARE))
+    return Node(
+        name=about["name"], states=(state, "drain") if spec.get("unschedulable") else (state,), cpus=cpus,
+        sockets=1, cores_per_socket=cpus, threads_per_core=1,
+        memory_mib=int(_quantity(can.get("memory", 0))) >> 20, gpus=_gpus(can),
+        gpu_type=labels.get("nvidia.com/gpu.product", ""), gpus_allocated=tuple(range(held)),
+        cpus_allocated=sum(part.cpus for part in parts), partitions=(PARTITION,),
+        architecture={"amd64": "x86_64", "arm64": "aarch64"}.get(arch, arch),
+    )  # fmt: skip
+
+
+def _row(status: JobStatus, job: Object, pods: list[Object]) -> ClusterJob:
+    parts = []
+    for pod in pods:
+        if pod.get("status", {}).get("phase") == "Running":
+            amounts = next(c for c in pod["spec"]["containers"] if c["name"] == _main(pod))[
+                "resources"
+            ]["requests"]
+            memory = int(_quantity(amounts.get("memory", 0))) >> 20
+            cpus = int(_quantity(amounts.get("cpu", 1)))
+            parts.append(Allocation(pod["spec"]["nodeName"], cpus, memory, _gpus(amounts)))
+    labels = job["metadata"].get("labels", {})
+    return ClusterJob(
+        status.job_id, status.name, labels.get(USER_LABEL, ""), "", PARTITION, status.state, status.reason,
+        nodes=status.nodes, allocations=tuple(parts), node_count=len(node_names_of(job)),
+        cpu_count=sum(p.cpus for p in parts), gpu_count=sum(p.gpu_count for p in parts),
+        submitted_s=status.submitted_s, started_s=status.started_s,
+    )  # fmt: skip

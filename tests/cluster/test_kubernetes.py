@@ -1,0 +1,405 @@
+"""KubernetesExecutor: real kubectl against a simulated API server (`cluster.kubernetes`), pods as processes."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from cluster.kubernetes import Refused, SimulatedKubernetes, missing
+from headrace.cluster.executor import JobState, SchedulerUnavailable, Submission, executor
+from headrace.cluster.kubernetes import manifests as made
+from headrace.cluster.kubernetes.executor import KubernetesExecutor
+from headrace.cluster.kubernetes.kubectl import Kubectl
+from headrace.cluster.plan import Cluster, plan_batch, plan_run
+from headrace.cluster.request import JobRequest
+from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
+from tests_shared import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WAIT_S = 90.0
+
+
+@pytest.fixture
+def validate():
+    return pytest.importorskip("kubernetes_validate").validate
+
+
+@pytest.fixture(autouse=True)
+def _own(tmp_path, monkeypatch):
+    for name in [n for n in os.environ if n.startswith(("HEADRACE", "SLURM", "SBATCH"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch) -> Iterator[SimulatedKubernetes]:
+    if why := missing():
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    try:
+        from kubernetes_validate import validate
+    except ImportError:
+        validate = None
+    simulated = SimulatedKubernetes(folder, validate)
+    monkeypatch.setenv("KUBECONFIG", simulated.kubeconfig())
+    yield simulated
+    simulated.close()
+
+
+@pytest.fixture
+def ex(cluster):
+    del cluster
+    return KubernetesExecutor(Kubectl(deadline_s=10.0))
+
+
+def submission(script: str, *options: str, **kwargs) -> Submission:
+    text = f"#!/bin/bash\n{script}\n".encode()
+    return Submission(text, options, **{"image": "registry/train:1", **kwargs})
+
+
+def end(ex, job):
+    (status,) = ex.wait([job], WAIT_S)[job]
+    return status
+
+
+# -- manifests -----------------------------------------------------------------------------------------
+
+POD = """
+kind: Pod
+metadata: {namespace: team, labels: {kueue.x-k8s.io/queue-name: gpus}}
+spec:
+  tolerations: [{key: gpu, operator: Exists}]
+  volumes:
+    - {name: data, persistentVolumeClaim: {claimName: data}}
+    - {name: headrace-local, hostPath: {path: /nvme}}
+  containers:
+    - name: train
+      image: registry/site:2
+      env: [{name: NCCL_DEBUG, value: INFO}, {name: HEADRACE_JOB_ID, value: forged}]
+      volumeMounts: [{name: data, mountPath: /data}]
+      resources: {limits: {amd.com/gpu: 1, rdma/hca: 1}}
+    - {name: beside, image: registry/beside:1}
+"""
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.34", "1.37"])
+@pytest.mark.parametrize(
+    "more", [(), ("--requeue",), ("--nodes=3", "--gres=gpu:H100:8", "--mem=100G", "--time=1:00:00")]
+)
+@pytest.mark.parametrize("pod", ["", POD])
+def test_manifests_are_what_the_published_schemas_say(
+    validate, tmp_path, monkeypatch, version, more, pod
+):
+    if pod:
+        (tmp_path / "pod.yaml").write_text(pod)
+        monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
+    objects = made.manifests("train-1", submission("true", *more), "ann")
+    assert [each["kind"] for each in objects] == ["Job", "Secret", "Service"]
+    for each in yaml.safe_load_all(made.as_yaml(objects)):
+        validate(each, version, strict=True)
+    with pytest.raises(Exception, match="completionsX"):  # the schemas refuse what is not theirs
+        validate(
+            {**objects[0], "spec": {**objects[0]["spec"], "completionsX": 1}}, version, strict=True
+        )
+
+
+def test_a_job_has_what_was_asked_for_and_what_the_site_says(tmp_path, monkeypatch):
+    (tmp_path / "pod.yaml").write_text(POD)
+    monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
+    asked = submission(
+        "headrace launch x.py", "--nodes=3", "--ntasks-per-node=8", "--cpus-per-task=4",
+        "--gres=gpu:NVIDIA-H100:8", "--mem=100G", "--time=90", "--requeue", "--job-name=Res_Net",
+        image="", arguments=("a b",), environment={"MINE": "1"},
+    )  # fmt: skip
+    job, secret, service = made.manifests("res-net-1", asked, "ann")
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    main, beside = pod["containers"]
+    env = {e["name"]: e.get("value") for e in main["env"]}
+    assert (spec["completions"], spec["parallelism"], spec["activeDeadlineSeconds"]) == (3, 3, 5400)
+    assert spec["podFailurePolicy"]["rules"][1]["onExitCodes"]["values"] == [75, 137, 143]
+    assert main["resources"]["limits"] == {
+        "cpu": "32", "memory": "102400Mi", "amd.com/gpu": "8", "rdma/hca": 1,
+    }  # fmt: skip
+    assert (main["image"], beside["name"]) == ("registry/site:2", "beside")
+    assert main["command"][-1] == "a b"
+    assert (env["NCCL_DEBUG"], env["MINE"], env["HEADRACE_JOB_ID"]) == ("INFO", "1", "res-net-1")
+    assert env["HEADRACE_JOB_NODES"] == "res-net-1-[0-2]"
+    assert env["HEADRACE_JOB_FIRST"] == "res-net-1-0.res-net-1"
+    assert (
+        pod["subdomain"] == service["metadata"]["name"] == secret["metadata"]["name"] == "res-net-1"
+    )
+    volumes = {v["name"]: v for v in pod["volumes"]}
+    assert volumes["headrace-local"]["hostPath"] == {"path": "/nvme"}
+    assert {"data", "headrace-shm", "headrace-job"} < volumes.keys()
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100"}
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert pod["terminationGracePeriodSeconds"] > 25
+    assert secret["stringData"]["script"] == asked.script.decode()
+
+
+def test_a_script_that_is_no_text_arrives_byte_for_byte():
+    script = b"#!/bin/sh\n: \xff\xfe\n"
+    secret = made.manifests("t-1", Submission(script, image="i"), "ann")[1]
+    loaded = yaml.safe_load(made.as_yaml([secret]))
+    assert base64.b64decode(loaded["data"]["script"]) == script
+
+
+def test_a_pytorchjob_is_kubeflows(monkeypatch):
+    monkeypatch.setenv("HEADRACE_KUBERNETES_KIND", "PyTorchJob")
+    job, _ = made.manifests("t-1", submission("x", "--nodes=3", "--requeue"), "ann")
+    known = pytest.importorskip("kubeflow.training.models")
+    _check_model(job, known.KubeflowOrgV1PyTorchJob, known)
+    with pytest.raises(AssertionError, match="wrong"):
+        _check_model({**job, "wrong": 1}, known.KubeflowOrgV1PyTorchJob, known)
+    roles = job["spec"]["pytorchReplicaSpecs"]
+    assert {role: spec["replicas"] for role, spec in roles.items()} == {"Master": 1, "Worker": 2}
+    main = roles["Worker"]["template"]["spec"]["containers"][0]
+    env = {e["name"]: e.get("value") for e in main["env"]}
+    assert main["name"] == "pytorch"
+    assert env["HEADRACE_JOB_NODES"] == "t-1-master-0,t-1-worker-[0-1]"
+    assert env["HEADRACE_JOB_FIRST"] == "t-1-master-0"
+
+
+def _check_model(value, model, known):
+    """Every key is one of the published model's, down to pods, which the Job's schemas have checked."""
+    names = {wire: name for name, wire in model.attribute_map.items()}
+    for key, inner in value.items():
+        assert key in names, key
+        kind = model.openapi_types[names[key]]
+        if kind.startswith("dict(str, Kubeflow"):
+            for each in inner.values():
+                _check_model(each, getattr(known, kind[10:-1]), known)
+        elif kind.startswith("Kubeflow"):
+            _check_model(inner, getattr(known, kind), known)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--array=0-3",), "--array is not done"), (("--dependency=afterok:1",), "--dependency"),
+        (("--nodelist=n1",), "--nodelist"), (("--partition=gpu",), "Kubernetes has none"),
+        (("--begin=now+1hour",), "--begin"),
+    ],
+)  # fmt: skip
+def test_what_is_not_done_is_refused(options, what):
+    with pytest.raises(ClusterRequestError, match=what) as e:
+        made.manifests("t-1", submission("true", *options), "ann")
+    assert e.value.next_step
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "kind: Job", "kind: Pod\nspec: 3\n"])
+def test_a_pods_file_that_is_none_is_refused(tmp_path, monkeypatch, text):
+    (tmp_path / "pod.yaml").write_text(text)
+    monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
+    with pytest.raises(ClusterRequestError, match=r"pod\.yaml"):
+        made.manifests("t-1", submission("true"), "ann")
+
+
+def test_an_image_must_be_named():
+    with pytest.raises(ClusterRequestError, match="no image"):
+        made.manifests("t-1", submission("true", image=""), "ann")
+
+
+# -- the life of a job (simulated) -----------------------------------------------------------------------
+
+
+def test_a_job_of_two_pods_trains_and_ends(ex, cluster, tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        "from os import environ as e\nprint('rank', e['RANK'], 'of', e['WORLD_SIZE'], e['HEADRACE_NODE'])\n"
+    )
+    headrace = f"{sys.executable} -c 'from headrace.cli import main; main()'"
+    script = f"echo first; {headrace} launch --no-daemon --no-agent {program}; echo over $?"
+    job = ex.submit(submission(script, "--nodes=2", "--job-name=My job", directory=tmp_path))
+    status = end(ex, job)
+    text = b"".join(ex.logs(job)).decode()
+    assert (status.state, status.exit_code, status.name) == (JobState.COMPLETED, 0, "My job"), text
+    assert status.nodes == ("node0", "node1")
+    assert status.submitted_s <= status.started_s <= status.ended_s
+    assert text.count("first") == 1
+    assert f"rank 0 of 2 {job}-0" in text
+    assert "over 0" in text
+    others = [p for p in cluster.processes if p.startswith(f"{job}-1")]
+    other = (cluster.folder / others[0] / "log").read_text()
+    assert f"rank 1 of 2 {job}-1" in other
+    assert ex.own() == [job]
+    assert b"".join(ex.logs(job, lines=1)) == b"over 0\n"
+    again = ex.resubmit(job)
+    assert ex.submission(again) == ex.submission(job)
+    assert end(ex, again).state is JobState.COMPLETED
+
+
+def test_a_scripts_own_failure_ends_the_job_at_once(ex):
+    job = ex.submit(submission("exit 7", "--nodes=2", "--requeue"))
+    status = end(ex, job)
+    assert (status.state, status.exit_code) == (JobState.FAILED, 7)
+
+
+def test_exit_75_begins_the_script_again(ex, tmp_path):
+    mark = tmp_path / "mark"
+    job = ex.submit(
+        submission(
+            f"[ -e {mark} ] || {{ touch {mark}; exit 75; }}; echo $HEADRACE_JOB_RESTARTS",
+            "--requeue",
+        )
+    )
+    assert end(ex, job).state is JobState.COMPLETED
+    assert b"".join(ex.logs(job)) == b"1\n"
+
+
+def test_a_cancelled_job_may_save(ex, cluster, tmp_path):
+    cluster.conflicts = 2  # its controller writes at the same time
+    script = f"""#!/usr/bin/env python3
+import pathlib, signal, sys, time
+signal.signal(15, lambda *_: (pathlib.Path('{tmp_path}/saved').touch(), sys.exit(3)))
+print('on', flush=True)
+time.sleep(600)
+"""
+    job = ex.submit(Submission(script.encode(), image="i"))
+    assert until(
+        lambda: "on" in b"".join(ex.logs(job)).decode() if ex.one(job).nodes else "", WAIT_S
+    )
+    assert ex.one(job).state is JobState.RUNNING
+    ex.cancel([job])
+    assert end(ex, job).state is JobState.CANCELLED
+    assert (tmp_path / "saved").exists()
+    ex.cancel([job])  # which is over
+    with pytest.raises(ClusterError, match="gone with its first pod"):
+        list(ex.logs(job))
+
+
+def test_a_job_that_is_late_is_ended(ex):
+    job = ex.submit(submission("exec sleep 600", "--time=0:02"))
+    assert end(ex, job).state is JobState.TIMEOUT
+
+
+def test_it_is_said_why_a_job_waits(ex, cluster):
+    cluster.unschedulable = "0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
+    job = ex.submit(submission("true", "--gres=gpu:8"))
+    assert until(lambda: "Insufficient" in ex.one(job).why, WAIT_S)
+    assert ex.one(job).state is JobState.PENDING
+    with pytest.raises(ClusterTimeout, match="Insufficient"):
+        ex.wait([job], 0.1)
+    ex.cancel([job])
+    assert end(ex, job).state is JobState.CANCELLED
+
+
+def test_the_queue_shows_nodes_and_jobs(ex):
+    job = ex.submit(submission("exec sleep 600", "--gres=gpu:3", "--cpus-per-task=2"))
+    assert until(lambda: ex.one(job).state is JobState.RUNNING, WAIT_S)
+    snapshot = ex.snapshot(jobs=True)
+    assert [(n.name, n.gpus, len(n.gpus_allocated), n.cpus) for n in snapshot.nodes] == [
+        ("node0", 4, 3, 60), ("node1", 4, 0, 60),
+    ]  # fmt: skip
+    assert [(j.job_id, j.gpu_count, j.nodes) for j in snapshot.jobs] == [(job, 3, ("node0",))]
+    ex.cancel([job])
+    assert end(ex, job).state is JobState.CANCELLED
+
+
+def test_gpus_are_laid_out_on_what_the_cluster_has(ex, monkeypatch):
+    monkeypatch.setenv("HEADRACE_EXECUTOR", "kubernetes")
+    assert executor().name == "kubernetes"
+    where = Cluster.of()
+    plan = plan_batch(b"#!/bin/sh\ntrue\n", "t.sh", JobRequest(gpus=8, container="i:1"), where)
+    job = yaml.safe_load(ex.preview(plan.submission).decode().split("---")[0])
+    limits = job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (job["spec"]["completions"], limits["nvidia.com/gpu"], limits["cpu"]) == (2, "4", "60")
+    with pytest.raises(ClusterRequestError, match="nearest that can be: --gpus 8"):
+        plan_batch(b"#!/bin/sh\n", "t.sh", JobRequest(gpus=9), where)
+    with pytest.raises(ClusterRequestError, match="foreground"):
+        plan_run(JobRequest(), ["x"], where, terminal=False)
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [("garbage", ClusterError, "expected an object"), ("half", SchedulerUnavailable, "EOF"),
+     ("slow", ClusterTimeout, "[Tt]imeout|exceeded"), ("error", SchedulerUnavailable, "no leader")],
+)  # fmt: skip
+def test_a_server_that_does_not_answer_well(cluster, fault, error, text):
+    cluster.fault = fault
+    with pytest.raises(error, match=text) as e:
+        KubernetesExecutor(Kubectl(deadline_s=1.0)).status(["t-1"])
+    assert e.value.next_step
+
+
+def test_no_kubeconfig_an_expired_token_and_a_namespace_that_is_not_there(
+    ex, cluster, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig("old"))
+    with pytest.raises(ClusterError, match=r"log in again|Unauthorized") as e:
+        ex.submit(submission("true"))
+    assert "log in again" in e.value.next_step
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(ClusterError) as e:
+        KubernetesExecutor().own()
+    assert "kubeconfig" in e.value.next_step
+    monkeypatch.setenv("KUBECONFIG", cluster.kubeconfig())
+    (tmp_path / "pod.yaml").write_text("kind: Pod\nmetadata: {namespace: nowhere}\n")
+    monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
+    with pytest.raises(ClusterError, match="nowhere") as e:
+        KubernetesExecutor().submit(submission("true"))
+    assert "metadata.namespace" in e.value.next_step
+
+
+def test_no_kubectl(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ClusterError, match="kubectl is not installed"):
+        KubernetesExecutor().own()
+
+
+def test_a_quotas_refusal_leaves_nothing(ex, cluster):
+    cluster.quota = "gpus, requested: requests.nvidia.com/gpu=8, limited: requests.nvidia.com/gpu=4"
+    with pytest.raises(ClusterRequestError, match="exceeded quota") as e:
+        ex.submit(submission("true"))
+    assert "quota" in e.value.next_step
+    assert cluster.objects == {}
+
+
+def test_a_name_that_is_taken_is_not_taken_again(ex, cluster, monkeypatch):
+    names = iter(["t-1", "t-1", "t-2"])
+    monkeypatch.setattr("headrace.cluster.kubernetes.executor.job_name", lambda _: next(names))
+    assert [ex.submit(submission("true")) for _ in range(2)] == ["t-1", "t-2"]
+
+
+def test_a_job_whose_secret_is_refused_is_taken_back(ex, cluster, monkeypatch):
+    def post(what, namespace, item, own=cluster.post):
+        if what == "secrets":
+            cluster.fault = ""
+            raise Refused(403, "Forbidden", "secrets are forbidden: no")
+        return own(what, namespace, item)
+
+    monkeypatch.setattr(cluster, "post", post)
+    with pytest.raises(ClusterError, match="forbidden") as e:
+        ex.submit(submission("true"))
+    assert "headrace-user" in e.value.next_step
+    assert ex.own() == []
+
+
+def test_jobs_that_are_not_known(ex):
+    assert ex.status(["t-1"]) == {"t-1": []}
+    with pytest.raises(ClusterError, match="does not know job t-1"):
+        ex.known(["t-1"])
+    with pytest.raises(ClusterError, match="does not know job t-1"):
+        ex.submission("t-1")
+    with pytest.raises(ClusterRequestError, match="no job id"):
+        ex.status(["17_3"])
+    with pytest.raises(ClusterRequestError, match="cannot be requeued"):
+        ex.requeue(["t-1"])
+    with pytest.raises(ClusterRequestError, match="no signals"):
+        ex.cancel(["t-1"], signal.SIGUSR1)
