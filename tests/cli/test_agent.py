@@ -24,6 +24,7 @@ def test_an_agent_in_the_background_is_started_asked_and_stopped(run, home):
         assert status.code == 0
         assert f"process {started['pid']} looks at {started['node']} every" in status.out
         assert "of a core" in status.out
+        assert "jobs     " in status.out
         again = run("agent", "start")
         assert again.code == 3
         assert f"a telemetry agent runs already, process {started['pid']}" in again.err
@@ -69,7 +70,13 @@ def test_starving_in_eighty_columns_without_colours(run, history, monkeypatch):
 def test_usage_and_the_report(run, history, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     ended = run("usage", "--from", "history")
-    assert [line.split()[0] for line in ended.out.splitlines()] == ["USER", "ann", "bob", "all"]
+    first = [line.split()[0] for line in ended.out.splitlines()]
+    assert first == ["USER", "ann", "bob", "all", "hours", "wasted"]
+    days = run("usage", "--from", "history", "--by", "hour", "--last", "2h", "--json").document[
+        "rows"
+    ]
+    assert sum(row["gpu_hours"] for row in days) == pytest.approx(0.1)
+    assert run("usage", "--by", "year").code == 2
     assert max(map(len, ended.out.splitlines())) <= 80
     assert len(run("usage", "--from", "history", "--user", "bob", "--json").document["rows"]) == 1
     report = run("job-report", "4700_11")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.simulated import simulated_cluster
 from headrace.cluster.executor import JobState
 from headrace.cluster.slurm.accounting import read_accounting
 from headrace.cluster.slurm.commands import Commands
 from headrace.cluster.slurm.executor import SlurmExecutor
-from headrace.cluster.slurm.scontrol import read_snapshot
+from headrace.cluster.slurm.scontrol import node_here, read_snapshot
+from headrace.errors import ClusterError
 from tests_shared import until
 
 
@@ -44,6 +47,24 @@ def test_a_real_cluster_reads_as_it_is(slurm):
         "Dependency",
     )
     assert {p.name for p in snapshot.partitions if p.is_default} == {"main"}
+
+
+def test_the_node_of_a_host_with_another_name_is_asked_for_or_several_are_said(fake):
+    node = "NodeName=gpu07 Gres=gpu:h100:4 CPUTot=64 RealMemory=512000 State=IDLE"
+    fake(
+        "scontrol",
+        f"""case "$*" in
+        "show aliases c7") echo gpu07 ;;
+        "show aliases many") echo gpu07 gpu08 ;;
+        "--details show node gpu07") echo '{node}' ;;
+    esac""",
+    )
+    here = node_here(Commands(), "c7")
+    assert (here.name, here.cpus, here.memory_mib, here.gpus) == ("gpu07", 64, 512000, 4)
+    assert node_here(Commands(), "many", "gpu07") == here
+    assert node_here(Commands(), "laptop") is None
+    with pytest.raises(ClusterError, match=r"many gpu\[07-08\], 2 nodes"):
+        node_here(Commands(), "many")
 
 
 def test_jobs_that_ended_are_in_the_books_and_not_in_the_snapshot(slurm):

@@ -8,6 +8,7 @@ from headrace.base.causes import Cause
 from headrace.insight.usage import starving_of, usage_of
 from headrace.telemetry.history import JobRecord
 from headrace.telemetry.report import JobReport, hint_of, hours_text
+from headrace.telemetry.use import Booked, JobUse, use_of
 
 HOUR = 3600.0
 
@@ -22,7 +23,8 @@ def record(
         ("worked_s", "", ""): (gpu_h - lost_h) * HOUR,
     }  # fmt: skip
     if busy is not None:
-        figures |= {("gpu_watched_s", "", ""): 100.0, ("gpu_busy_s", "", ""): 100.0 * busy}
+        watched_s = gpu_h * HOUR
+        figures |= {("gpu_watched_s", "", ""): watched_s, ("gpu_busy_s", "", ""): watched_s * busy}
     return JobRecord(
         job_id=job_id, user=user, account=account, nodes=("n0",), measured=measured,
         figures=figures, last_s=gpu_h * HOUR, **more,
@@ -34,10 +36,16 @@ class Book:
     job_id: str
     user: str = "ann"
     account: str = "a"
+    partition: str = "gpu"
     started_s: float | None = 0.0
     ended_s: float | None = HOUR
     gpu_count: int = 2
     cpu_count: int = 8
+    node_count: int = 1
+    cpu_s: float | None = None
+    memory_mib: int = 0
+    memory_peak_mib: int | None = None
+    task_count: int = 1
 
 
 def test_jobs_are_ranked_by_gpu_hours_lost():
@@ -73,13 +81,14 @@ def test_hours_from_the_books_and_shares_from_the_history():
         Book("4", started_s=None), Book("5", started_s=9 * HOUR, ended_s=None),
     ]  # fmt: skip
     found = usage_of(records, books, 0.0, 2 * HOUR)
-    ann, bob = sorted(found.rows, key=lambda row: row.user)
+    ann, bob = sorted(found.rows, key=lambda row: row.names)
     assert found.source == "slurm"
-    assert (ann.jobs, ann.gpu_hours, ann.seen_gpu_hours) == (2, 4.0, 2.0)
-    assert ann.gpu_use == pytest.approx(0.4)
+    assert (ann.jobs, ann.gpu_hours, ann.use.gpu.coverage) == (2, 4.0, 0.5)
+    assert ann.as_dict("user")["gpu_use"] == pytest.approx(0.4)
     assert ann.stall == pytest.approx(0.25)
-    assert ann.efficiency == pytest.approx(0.75)
-    assert (bob.gpu_hours, bob.efficiency, bob.stall) == (4.0, None, None)
+    # Nobody looked at half of it: what it was good for is not known.
+    assert ann.use.gpu.share is ann.as_dict("user")["efficiency"] is None
+    assert (bob.gpu_hours, bob.use.gpu.share, bob.stall) == (4.0, None, None)
     assert found.total.jobs == 3
 
 
@@ -96,7 +105,52 @@ def test_tasks_of_an_array_are_found_by_their_other_name():
 def test_hours_of_the_history_alone():
     found = usage_of([record("1"), record("2", account="b", lost_h=0.25)], None, 0.0, HOUR)
     assert found.source == "history"
-    assert {row.account: row.efficiency for row in found.rows} == {"a": 1.0, "b": 0.75}
+    assert {row.names: row.lost_gpu_hours for row in found.rows} == {
+        ("ann", "a"): 0, ("ann", "b"): 0.25,
+    }  # fmt: skip
+    assert {row.use.gpu.share for row in found.rows} == {None}
+
+
+def used_job(**figures):
+    """An hour of two GPUs on a node of 64 CPUs, 512 GB and 4 GPUs."""
+    whole = {
+        "seconds": HOUR, "gpu_s": 2 * HOUR, "gpu_watched_s": 2 * HOUR, "gpu_busy_s": 0.8 * HOUR,
+        "gpus_used": 1, "gpus": 2, "cpus_s": 48 * HOUR, "cpu_s": 4.8 * HOUR,
+        "memory_asked_bytes": 384e9, "memory_bytes": 19.2e9, "node_cpus": 64,
+        "node_memory_bytes": 512e9, "node_gpus": 4, **figures,
+    }  # fmt: skip
+    record = JobRecord(job_id="1", nodes=("n0",), measured=True)
+    record.figures = {(name, "", ""): value for name, value in whole.items()}
+    record.figures["lost_gpu_s", "storage", "/scratch"] = 0.5 * HOUR
+    return record
+
+
+def test_waste_is_told_by_kind_and_what_to_ask_for_next_time():
+    use = use_of(used_job())
+    assert (use.cpu.share, use.memory.share, use.gpu.share) == pytest.approx((0.1, 0.05, 0.4))
+    waste = {kind: seconds / HOUR for kind, seconds in use.waste._asdict().items()}
+    # 48 CPUs are those of three GPUs, 384 GB likewise: each keeps one GPU from others.
+    assert waste == pytest.approx({"data": 0.5, "idle": 0.7, "cpus": 1.0, "memory": 1.0})
+    assert [text.partition(":")[0] for text in use.advice] == [
+        "1 GPU", "6 CPUs a node", "--mem=22G",
+    ]  # fmt: skip
+    # Who uses what it has, or has no more than its GPUs' share, keeps nothing from anybody.
+    assert use_of(used_job(cpu_s=48 * HOUR, memory_bytes=384e9)).waste[2:] == (0, 0)
+    assert use_of(used_job(cpus_s=32 * HOUR, memory_asked_bytes=256e9)).waste[2:] == (0, 0)
+
+
+def test_what_is_known_of_less_than_nine_tenths_is_withheld():
+    use = use_of(used_job(gpu_watched_s=1.5 * HOUR, seconds=0.8 * HOUR), Booked(HOUR, 1, 48, 2))
+    assert (use.gpu.coverage, use.gpu.share) == (0.75, None)
+    assert use.cpu.coverage == pytest.approx(0.8)
+    assert use.cpu.share is use.memory.share is None
+    assert use.advice == ()
+    assert use.waste[2:] == (0, 0)
+    # The books know the whole job's.
+    books = Booked(HOUR, 1, 48, 2, cpu_s=24 * HOUR, memory_asked_bytes=100, memory_bytes=50)
+    use = use_of(None, books)
+    assert (use.cpu.share, use.memory.share, use.gpu.share) == (0.5, 0.5, None)
+    assert use_of(None) == JobUse()
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 """Accounts: what jobs had and lost adds up, whatever is told twice, late, by whom and in which order."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from headrace.machine.sensors import GPU
 from headrace.telemetry.accounts import KEPT_S, infer
-from headrace.telemetry.messages import parse_report
+from headrace.telemetry.messages import parse_message, parse_report
 from headrace.telemetry.processes import GroupUse
-from telemetry.shared import accounts, message, now, processes, seen, totals
+from telemetry.shared import T0, accounts, message, now, processes, seen, totals
 
 
 def tell(book, at, **given):
@@ -91,10 +94,69 @@ def test_gpu_hours_run_from_the_jobs_beginning_to_its_last_word():
     tell(book, 38.5, gpus=2, ended=True)
     book.observe(seen(), 5, now(40))
     assert totals(ledger)["gpu_s", "", ""] == pytest.approx(77)
-    assert book.running == 0
+    assert book.running == []
     book.observe(seen(), 5, now(41 + KEPT_S))
     assert totals(ledger) == {}
     assert book.facts() == {}
+
+
+def notify(book, at, kind, *, sender=0, **given):
+    text = {
+        "v": 1,
+        "notice": kind,
+        "at_s": T0 + at,
+        "uid": 1000,
+        "job": {"job_id": "4711", "cpus": 4},
+        **given,
+    }
+    book.notice(parse_message(json.dumps(text, separators=(",", ":")).encode(), 1, sender), now(at))
+
+
+def test_between_prolog_and_epilog_nothing_is_missed():
+    """However rarely the agent looks: here once, three seconds after the job began."""
+    book, ledger = accounts()
+    notify(book, 10, "begin")
+    assert book.expecting(1011)
+    gpus = [GPU(index=0, busy=0.5, processes=(1,)), GPU(index=1, busy=0.0, memory_total_bytes=80e9)]
+    one = processes(began=T0 + 12, gpus=2, cpu_s=0.5)
+    one.identity = replace(one.identity, gpu_indices=(0, 1), memory_bytes=1 << 30, partition="gpu")
+    book.observe(seen(one, gpus=gpus), 30, now(13))
+    assert not book.expecting(1014)
+    notify(book, 19, "step", step="0", cpu_s=2.0, sender=1000)
+    notify(book, 19, "step", step="0", cpu_s=2.5, sender=1000)
+    notify(book, 19.5, "step", step="batch", cpu_s=1.0, sender=1000)
+    notify(book, 20, "end")
+    book.observe(seen(), 5, now(25))
+    amounts = totals(ledger)
+    assert amounts["seconds", "", ""] == 10
+    assert amounts["cpus_s", "", ""] == 40
+    assert amounts["gpu_s", "", ""] == amounts["gpu_watched_s", "", ""] == 20
+    assert amounts["gpu_busy_s", "", ""] == 5
+    assert amounts["cpu_s", "", ""] == 3.5
+    assert (amounts["gpus", "", ""], amounts["gpus_used", "", ""]) == (2, 1)
+    assert amounts["memory_asked_bytes", "", ""] == 1 << 30
+    assert amounts["partition", "gpu", ""] == 1
+    assert book.running == []
+
+
+def test_only_root_begins_and_ends_jobs_and_a_step_is_its_owners_and_no_more_than_there_was():
+    book, ledger = accounts()
+    notify(book, 10, "begin", sender=1000)
+    assert book.facts() == {}
+    notify(book, 10, "begin")
+    notify(book, 15, "end", sender=1000)
+    notify(book, 15, "step", step="0", cpu_s=9.0, sender=1001)
+    assert (book.running, book.refused) == (["4711"], 3)
+    notify(book, 15, "step", step="0", cpu_s=1e9, sender=1000)
+    assert totals(ledger)["cpu_s", "", ""] == 4 * 5
+
+
+def test_an_agent_that_comes_again_counts_no_cpu_time_twice():
+    book, ledger = accounts(last_seen={"4711": T0 + 100})
+    book.observe(seen(processes(cpu_s=80.0)), 5, now(105))
+    book.observe(seen(processes(cpu_s=2.0)), 5, now(110))
+    notify(book, 111, "step", step="batch", cpu_s=83.0)
+    assert totals(ledger)["cpu_s", "", ""] == 2
 
 
 def test_gpus_are_a_jobs_by_their_processes_or_their_numbers():

@@ -9,15 +9,24 @@ BUSY = {"busy": 40, "memory": 5 << 30, "power": 250_000, "pids": [11, 12]}
 def test_a_gpu_tells_what_it_does_and_for_whom():
     gpus = GPUs(lambda: FakeNVML(BUSY))
     assert gpus.read() == [
-        GPU(index=0, busy=0.4, memory_bytes=5 << 30, power_w=250.0, processes=(11, 12))
+        GPU(
+            index=0,
+            busy=0.4,
+            memory_bytes=5 << 30,
+            memory_total_bytes=80 << 30,
+            power_w=250.0,
+            processes=(11, 12),
+        )
     ]
     assert gpus.why == ""
 
 
 def test_what_a_gpu_does_not_support_is_left_out_alone():
-    assert GPUs(lambda: FakeNVML({"memory": 7})).read() == [GPU(index=0, memory_bytes=7)]
+    sizes = GPU(index=0, memory_bytes=7, memory_total_bytes=80 << 30)
+    assert GPUs(lambda: FakeNVML({"memory": 7})).read() == [sizes]
     odd = {"busy": True, "memory": -1, "pids": ["x", None, 3]}
-    assert GPUs(lambda: FakeNVML(odd)).read() == [GPU(index=0, processes=(3,))]
+    read = GPUs(lambda: FakeNVML(odd)).read()
+    assert read == [GPU(index=0, memory_total_bytes=80 << 30, processes=(3,))]
 
 
 def test_a_gpu_that_is_lost_is_left_out_until_it_is_back():

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from headrace.telemetry.messages import MESSAGE_BYTES_MAX, parse_report
+from headrace.telemetry.messages import MESSAGE_BYTES_MAX, parse_message, parse_report
 from telemetry.shared import message
 
 
@@ -39,6 +39,29 @@ BAD = {
 def test_what_is_no_message_is_refused(bad):
     with pytest.raises(ValueError, match=r"."):
         parse_report(bad, 1, 1)
+
+
+NOTICE = b'{"v":1,"notice":"step","at_s":9,"uid":1000,"job":{"job_id":"7"},"step":"0","cpu_s":1.5}'
+
+
+def test_a_notice_is_read_whole():
+    notice = parse_message(NOTICE, 7, 1000)
+    assert (notice.kind, notice.at_s, notice.uid, notice.sender) == ("step", 9, 1000, 1000)
+    assert (notice.identity.job_id, notice.step, notice.cpu_s) == ("7", "0", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b'"step",', b'"stop",'), (b'"step",', b"[],"), (b'"step":"0"', b'"step":0'),
+        (b"1000", b"-1"), (b"1000", b"1e99"), (b"1.5", b"Infinity"), (b"1.5", b'"1"'), (b'"7"', b"7"),
+        (b'{"job_id":"7"}', b"[]"), (b'"cpu_s"', b'"cpu_s'), (b"1.5}", b"1.5" + b" " * MESSAGE_BYTES_MAX),
+    ],
+)  # fmt: skip
+def test_what_is_no_notice_is_refused(good, bad):
+    assert good in NOTICE
+    with pytest.raises(ValueError, match=r"."):
+        parse_message(NOTICE.replace(good, bad), 1, 1)
 
 
 def test_no_bytes_at_all_make_it_fail_in_another_way():

@@ -50,8 +50,10 @@ def test_every_figure_of_the_ledger_has_a_place():
     ledger = Ledger()
     for name in ("seconds", "gpu_s", "gpu_watched_s", "gpu_busy_s", "cpu_s", "read_bytes",
                  "written_bytes", "io_pressure_s", "samples", "batches", "worked_s", "gpus",
-                 "memory_bytes", "gpu_memory_bytes"):  # fmt: skip
+                 "memory_bytes", "gpu_memory_bytes", "cpus_s", "gpus_used", "memory_asked_bytes",
+                 "gpu_memory_asked_bytes", "node_cpus", "node_memory_bytes", "node_gpus"):  # fmt: skip
         ledger.add("1", name, 2.0, 0.0)
+    ledger.add("1", "partition", 1.0, 0.0, "gpu")
     for name in ("stall_s", "inferred_s", "lost_gpu_s", "inferred_gpu_s"):
         ledger.add("1", name, 2.0, 0.0, "storage", "/s")
     ledger.add("1", "tier_bytes", 2.0, 0.0, "ram", "/s")

@@ -552,6 +552,7 @@ def local_ranks_of(environment: Mapping[str, str]) -> int:
 NAME_CHARACTERS_MAX: Final = 128
 _GPUS_MAX: Final = 1024
 _CPUS_MAX: Final = 1 << 16
+_MIB_MAX: Final = 1 << 28
 _JOB_IDS: Final = (
     "HEADRACE_JOB_ID", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID",
 )  # fmt: skip
@@ -577,6 +578,8 @@ class JobIdentity:
         cpus: how many it has on this node; 0 if that is not said.
         restarts: how often it was requeued.
         node: what the scheduler calls this node; "" if that is not said. One machine may be several nodes.
+        partition: that it runs in.
+        memory_bytes: how much it may take on this node; 0 if that is not said.
     """
 
     job_id: str
@@ -589,6 +592,8 @@ class JobIdentity:
     cpus: int = 0
     restarts: int = 0
     node: str = ""
+    partition: str = ""
+    memory_bytes: int = 0
 
 
 def identity_of(environment: Mapping[str, str], job_id: str = "") -> JobIdentity | None:
@@ -610,17 +615,27 @@ def identity_of(environment: Mapping[str, str], job_id: str = "") -> JobIdentity
         return None
     array, task = first("SLURM_ARRAY_JOB_ID"), first("SLURM_ARRAY_TASK_ID")
     indices = _indices(first("HEADRACE_JOB_GPUS", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS"))
+    gpus = _gpus(environment, indices)
+    # Where all nodes have as many, `8(x4)`, the whole job's list says it of this one.
+    of_job = first("SLURM_JOB_CPUS_PER_NODE").partition("(")[0]
+    cpus = first("HEADRACE_JOB_CPUS_PER_NODE", "SLURM_CPUS_ON_NODE") or of_job
+    cpu_count = _number(cpus, _CPUS_MAX)
+    per_node, per_cpu, per_gpu = (
+        _number(first(f"SLURM_MEM_PER_{each}"), _MIB_MAX) for each in ("NODE", "CPU", "GPU")
+    )
     return JobIdentity(
         job_id=job_id,
         alias=f"{array}_{task}" if array and task else "",
         name=first("HEADRACE_JOB_NAME", "SLURM_JOB_NAME"),
         user=first("SLURM_JOB_USER", "USER", "LOGNAME"),
         account=first("HEADRACE_JOB_ACCOUNT", "SLURM_JOB_ACCOUNT"),
-        gpus=_gpus(environment, indices),
+        gpus=gpus,
         gpu_indices=indices,
-        cpus=_number(first("HEADRACE_JOB_CPUS_PER_NODE", "SLURM_CPUS_ON_NODE"), _CPUS_MAX),
+        cpus=cpu_count,
         restarts=_number(first("HEADRACE_JOB_RESTARTS", "SLURM_RESTART_COUNT"), 1 << 16),
         node=first("HEADRACE_NODE", "SLURMD_NODENAME"),
+        partition=first("SLURM_JOB_PARTITION"),
+        memory_bytes=(per_node or per_cpu * cpu_count or per_gpu * gpus) << 20,
     )
 
 

@@ -306,6 +306,9 @@ def cluster_init(
     module: Path | None = Option(
         None, metavar="DIR", help="Write modulefiles there (Lmod, Environment Modules)."
     ),
+    slurm: Path | None = Option(
+        None, metavar="DIR", help="Write a prolog and epilog there, which tell agents of jobs."
+    ),
     overwrite: bool = Option(False, "--overwrite", help="Replace files."),
     executor: Where = None,
     source: From = None,
@@ -316,14 +319,16 @@ def cluster_init(
     from headrace.cluster.site import find_site, site_text
 
     snapshot = cluster_snapshot(executor, source)
-    if ondemand is not None or module is not None:
-        from headrace.cluster.site_files import modulefiles, ondemand_files, site_facts, write_files
+    if not (ondemand is module is slurm is None):
+        from headrace.cluster import site_files as generated
 
-        facts, files = site_facts(snapshot, site_file=find_site()), list[Path]()
-        if ondemand is not None:
-            files += write_files(ondemand, ondemand_files(facts), overwrite=overwrite)
-        if module is not None:
-            files += write_files(module, modulefiles(facts), overwrite=overwrite)
+        facts, files = generated.site_facts(snapshot, site_file=find_site()), list[Path]()
+        for folder, texts in (
+            (ondemand, generated.ondemand_files), (module, generated.modulefiles),
+            (slurm, generated.slurm_files),
+        ):  # fmt: skip
+            if folder is not None:
+                files += generated.write_files(folder, texts(facts), overwrite=overwrite)
         output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
         return exit_codes.OK
     return _write_site(output, site_text(snapshot), out, overwrite=overwrite)

@@ -306,12 +306,13 @@ def agent_start(
     if keep_days <= 0:
         raise ValueError(f"--keep-days is {keep_days:g}, expected more than 0")
     place = None if no_history else (history or default_history()).absolute()
+    folder = process.folder_of(job, site=site)
+    node, why, shape = _node_of_slurm() if foreground else (process.node_name(), "", (0, 0, 0))
     options = process.AgentOptions(
-        history=place, job=job, site=site, metrics=metrics,
+        node=node, node_why=why, shape=shape, history=place, job=job, site=site, metrics=metrics,
         pace=Pace(busy_s=interval, idle_s=max(30.0, interval), most_s=max(60.0, interval)),
         age_s=keep_days * 86400, bytes_max=bytes_of(keep_bytes),
     )  # fmt: skip
-    folder = process.folder_of(job, site=site)
     if foreground:
         log_to_stderr()
         process.run(folder, options)
@@ -326,6 +327,31 @@ def agent_start(
     kept = f", history {state['history']}" if state["history"] else ""
     served = f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""
     output.result(state, f"process {state['pid']} looks at {state['node']}{kept}{served}")
+
+
+def _node_of_slurm() -> tuple[str, str, tuple[int, int, int]]:
+    """This node's name, why it may not be Slurm's, and its CPUs, memory in bytes and GPUs by Slurm."""
+    import socket
+
+    from headrace.cluster.slurm.commands import Commands, is_set_up
+    from headrace.cluster.slurm.scontrol import node_here
+    from headrace.errors import ClusterError
+    from headrace.telemetry.agent import node_name
+
+    host, name = socket.gethostname().partition(".")[0], node_name()
+    if not is_set_up():
+        return name, "", (0, 0, 0)
+    try:
+        node = node_here(Commands(), host, "" if name == host else name)
+    except ClusterError as e:
+        return name, f"{e.message} {e.next_step or ''}".strip(), (0, 0, 0)
+    if node is None:
+        return (
+            name,
+            f"Slurm knows no node of host {host}: set HEADRACE_NODE to its NodeName",
+            (0, 0, 0),
+        )
+    return node.name, "", (node.cpus, node.memory_mib << 20, node.gpus)
 
 
 @agent_app.command("stop")
@@ -363,7 +389,10 @@ def _print_agent(output: Output, state: dict[str, Any]) -> None:
         f"process {state['pid']} looks at {state['node']} every {state['interval_s']:.1f} s, "
         f"{state['look_cpu_s'] * 1e3:.1f} ms of CPU a look ({share:.2%} of a core)"
     )
-    output.line(f"  jobs     {state['running']} run: {', '.join(state['jobs']) or '-'}")
+    jobs, more = state["jobs"], state["running"] - len(state["jobs"])
+    named = f"{', '.join(jobs)}{f' and {more} more' if more else ''} run" if jobs else "none runs"
+    ended = f"; {counted(state['ended'], 'job')} ended lately" if state["ended"] else ""
+    output.line(f"  jobs     {named}{ended}")
     output.line(f"  heard    {state['messages']} messages, {state['refused']} refused")
     if state["history"]:
         why = f", cannot be written: {state['history_error']}" if state["history_error"] else ""
@@ -372,3 +401,10 @@ def _print_agent(output: Output, state: dict[str, Any]) -> None:
         output.line(f"  metrics  http://{state['metrics']}/metrics")
     if state["without"]:
         output.line(f"  without  {', '.join(state['without'])}")
+    if state["node_why"]:
+        output.line(f"  node     may be called otherwise: {state['node_why']}")
+    if state["elsewhere"]:
+        left = ", ".join(state["elsewhere"])
+        output.line(
+            f"  left out jobs of {left}: this agent's node is {state['node']} (HEADRACE_NODE)"
+        )

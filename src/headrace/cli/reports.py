@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -19,6 +18,8 @@ from headrace.cli.options import JsonOutput, QuietOutput
 from headrace.cli.printing import Output, plain_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.cluster.slurm.accounting import AccountedJob
     from headrace.insight.usage import Starving, UsageTable
     from headrace.telemetry.history import JobRecord
@@ -48,10 +49,25 @@ def job_report(
     history: HistoryOption = None,
     output: JsonOutput,
 ) -> None:
-    """Print what a job had, used, and waited for, from the agents' history."""
+    """Print what a job asked for, used and waited for, and what to ask for next time.
+
+    From the agents' history, and Slurm's books where there are any.
+    """
+    from headrace.errors import TelemetryError
+    from headrace.insight.usage import report_of_books
     from headrace.telemetry.report import job_report as report_of
 
-    report = report_of(history_of(history, job), job)
+    jobs = _books(job_ids=[job]) or []
+    booked = next((one for one in jobs if one.job_id == job), None)
+    try:
+        report = report_of(history_of(history, job), job)
+    except TelemetryError:
+        if booked is None:
+            raise
+        report = None
+    if booked is not None:
+        report = report_of_books(booked, report, time.time())
+    assert report is not None
     output.result(report.as_dict(), *report.text().splitlines())
 
 
@@ -172,6 +188,7 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
 def usage(
     *,
     last: LastOption = "7d",
+    by: str = Option("user", help="A row for each user, account, partition, job, day or hour."),
     user: str = Option("", help="Only this user's."),
     account: str = Option("", help="Only this account's."),
     source: str = Option(
@@ -180,35 +197,54 @@ def usage(
     history: HistoryOption = None,
     output: JsonOutput,
 ) -> None:
-    """Print hours and efficiency by user and account."""
-    from headrace.errors import TelemetryError
-    from headrace.insight.usage import usage_of
+    """Print what was had, how much of it was used, and what was wasted.
 
+    SEEN is how much of the hours somebody looked at; where that is less than 90 %, no use is given.
+    """
+    from headrace.errors import TelemetryError
+    from headrace.insight.usage import BY, usage_by
+    from headrace.telemetry.history import open_history
+
+    if by not in BY:
+        raise ValueError(f"--by is {by!r}, expected {', '.join(BY)}")
     if source not in ("auto", "slurm", "history"):
         raise ValueError(f"--from is {source!r}, expected auto, slurm or history")
     until_s = time.time()
     since_s = until_s - seconds_of(last)
     books = None if source == "history" else _books(since_s, until_s, must=source == "slurm")
+
+    def records_of(begin_s: float, end_s: float) -> list[JobRecord]:
+        records = opened.records(begin_s, end_s)
+        if books is not None:
+            return records
+        return [r for r in records if user in ("", r.user) and account in ("", r.account)]
+
+    if books is not None:
+        books = [j for j in books if user in ("", j.user) and account in ("", j.account)]
     try:
-        records, skipped = _records(history, since_s, until_s)
+        opened = open_history(history_of(history))
+        figures = usage_by(by, records_of, books, since_s, until_s)
+        skipped = opened.skipped
     except TelemetryError as e:
         if books is None:
             raise
-        records, skipped = [], [str(e)]
-    if books is not None:
-        books = [j for j in books if user in ("", j.user) and account in ("", j.account)]
-    else:
-        records = [r for r in records if user in ("", r.user) and account in ("", r.account)]
-    figures = usage_of(records, books, since_s, until_s)
+        figures = usage_by(by, lambda *_: [], books, since_s, until_s)
+        skipped = [str(e)]
     if output.as_json:
-        output.document({**asdict(figures), "skipped": skipped})
+        output.document({**figures.as_dict(), "skipped": skipped})
         return
     for name in skipped:
         output.remark(f"left out: {name}")
     _print_usage(output, figures)
 
 
-def _books(since_s: float, until_s: float, *, must: bool) -> list[AccountedJob] | None:
+def _books(
+    since_s: float | None = None,
+    until_s: float | None = None,
+    *,
+    must: bool = False,
+    job_ids: Sequence[str] = (),
+) -> list[AccountedJob] | None:
     """Slurm's jobs; None: there are no books, and they need not be there."""
     from headrace.cluster.slurm.accounting import read_accounting
     from headrace.cluster.slurm.commands import Commands
@@ -217,7 +253,7 @@ def _books(since_s: float, until_s: float, *, must: bool) -> list[AccountedJob] 
     if not must and shutil.which("sacct") is None:
         return None
     try:
-        return list(read_accounting(Commands(), since_s, until_s))
+        return list(read_accounting(Commands(), since_s, until_s, job_ids=job_ids))
     except ClusterError:
         if must:
             raise
@@ -225,28 +261,44 @@ def _books(since_s: float, until_s: float, *, must: bool) -> list[AccountedJob] 
 
 
 def _print_usage(output: Output, figures: UsageTable) -> None:
+    from headrace.insight.usage import BY
     from headrace.telemetry.report import hours_text
+    from headrace.telemetry.use import WASTE
 
     if not figures.rows:
         output.line("no job is known in this time")
         return
+    columns = [name.removesuffix("_id").upper() for name in BY[figures.by]]
     table = plain_table(
-        "USER", "ACCOUNT", "JOBS>", "GPU-H>", "CPU-H>", "GPU USE>", "LOST GPU-H>", "STALL>", "EFF>"
+        *columns, "JOBS>", "GPU-H>", "USED>", "SEEN>", "CPU-H>", "USED>", "SEEN>", "MEM>", "STALL>"
     )
-    table.columns[0].max_width = table.columns[1].max_width = 16
+    for column in table.columns[: len(columns)]:
+        column.max_width = 12
     total = figures.total
     for row in (*figures.rows, *([total] if len(figures.rows) > 1 else ())):
-        shares = (row.gpu_use, row.stall, row.efficiency)
-        use, stall, efficiency = ("-" if share is None else f"{share:.0%}" for share in shares)
+        gpu, cpu, memory = row.use.gpu, row.use.cpu, row.use.memory
+        shares = (gpu.share, gpu.coverage, cpu.share, cpu.coverage, memory.share, row.stall)
+        used, seen, cpu_used, cpu_seen, taken, stall = (
+            "-" if share is None else f"{share:.0%}" for share in shares
+        )
+        names = [printable(name) or "?" for name in row.names]
+        names += ["-"] * (len(columns) - len(names))
         table.add_row(
-            "all" if row is total else printable(row.user) or "?", printable(row.account) or "-",
-            str(row.jobs), hours_text(row.gpu_hours), hours_text(row.cpu_hours), use,
-            hours_text(row.lost_gpu_hours), stall, efficiency,
+            *names, str(row.jobs), hours_text(row.gpu_hours), used, seen, hours_text(row.cpu_hours),
+            cpu_used, cpu_seen, taken, stall,
         )  # fmt: skip
-    output.console().print(table)
-    if figures.source == "slurm" and total.gpu_hours:
-        covered = total.seen_gpu_hours / total.gpu_hours
-        output.line(f"hours from Slurm; agents saw {covered:.0%} of the GPU-hours")
+    notes = [f"hours from {'Slurm' if figures.source == 'slurm' else 'the history'}"]
+    if figures.uncounted:
+        notes[0] += ", which counts no GPUs (AccountingStorageTRES): those of jobs that agents saw"
+    wasted = [
+        f"{kind} {hours_text(seconds / 3600)}"
+        for kind, seconds in zip(WASTE, total.use.waste, strict=True)
+        if seconds
+    ]
+    notes += [f"wasted GPU-hours: {', '.join(wasted)}"] if wasted else []
+    console = output.console()
+    console.print(table)
+    console.print("\n".join(notes), markup=False, highlight=False)
 
 
 def compare_runs(

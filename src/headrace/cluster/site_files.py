@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import headrace
 from headrace.errors import ClusterError, ClusterRequestError
+from headrace.runtime import SITE_SOCKET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +100,7 @@ def site_facts(
 def write_files(
     folder: str | os.PathLike[str], files: Mapping[str, str], *, overwrite: bool = False
 ) -> list[Path]:
-    """Write generated files below a folder, scripts (`*.sh.erb`) executable; all are looked at before.
+    """Write generated files below a folder, scripts executable; all are looked at before.
 
     Raises:
         ClusterError: a file is there with other content, or cannot be written.
@@ -119,7 +120,7 @@ def write_files(
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
-            if path.name.endswith(".sh.erb"):
+            if path.name.endswith(".sh.erb") or text.startswith("#!"):
                 path.chmod(0o755)
         except OSError as e:
             raise ClusterError(
@@ -180,6 +181,15 @@ def _lua(text: str) -> str:
 def _tcl(text: str) -> str:
     """A word in double quotes, in which nothing is substituted."""
     return '"' + "".join(f"\\{c}" if c in '\\"$[]{}' else c for c in text) + '"'
+
+
+# -- Slurm's prolog and epilogs ------------------------------------------------------------------------
+
+
+def slurm_files(facts: SiteFacts) -> dict[str, str]:
+    """The program that tells a node's agent of jobs, by its name below a folder that all nodes see."""
+    name = "headrace-job"
+    return {name: _filled(f"slurm/{name}", cluster=facts.cluster, socket=SITE_SOCKET)}
 
 
 # -- Open OnDemand -------------------------------------------------------------------------------------

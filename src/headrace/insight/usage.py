@@ -1,49 +1,61 @@
-"""Usage: who used what, by user and account, and which jobs lost most to waiting for data.
+"""Usage: who had what and used how much of it, and which jobs lost most to waiting for data.
 
 Plain functions of the agents' history (`headrace.telemetry`) and of Slurm's books. The books (`sacct`) know
-every job's hours, and nothing of what they were good for; the history knows that of the jobs it saw. Together:
-hours from the books, shares from the history, and how many of the hours the history covers. Where a job has no
-GPU it is ranked by the time that its steps waited. What is inferred is called so.
+every job's hours, and little of what they were good for; the history knows that of the jobs it saw. Together:
+hours from the books, shares from both, and how much of the hours is covered (`headrace.telemetry.use`). Where
+a job has no GPU it is ranked by the time that its steps waited. What is inferred is called so.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from headrace.telemetry.report import hours_text
+from headrace.telemetry.history import JobRecord
+from headrace.telemetry.report import JobReport, hours_text
+from headrace.telemetry.use import Booked, JobUse, together, use_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from headrace.cluster.slurm.accounting import AccountedJob
-    from headrace.telemetry.history import JobRecord
+
+
+BY: Final = {
+    "user": ("user", "account"), "account": ("account",), "partition": ("partition",),
+    "job": ("job_id", "user"), "day": ("day",), "hour": ("hour",),
+}  # fmt: skip
+"""What usage can be told by, and the columns that name a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow:
-    """A user in an account.
+    """A user in an account, a partition, a job, a day: what `BY` says.
 
     Attributes:
-        cpu_hours: CPU time that they used; without a history, that they had.
-        seen_gpu_hours: GPU-hours that an agent saw: shares are of these.
-        gpu_use: share of their GPUs' time in which they worked; None: nobody looked.
-        lost_gpu_hours: waited for data, of those seen.
+        names: one for each of the columns that `BY` has.
+        gpu_hours, cpu_hours: that they had.
+        lost_gpu_hours: waited for data, of those that agents saw.
         stall: share of steps' time that was waited; None: nothing is known.
-        efficiency: share of GPU-hours seen that did not wait for data; None: none was seen.
+        use: of which resource how much was used, and how much of that is known.
     """
 
-    user: str
-    account: str
+    names: tuple[str, ...]
     jobs: int
     gpu_hours: float
     cpu_hours: float
-    seen_gpu_hours: float
-    gpu_use: float | None
     lost_gpu_hours: float
     stall: float | None
-    efficiency: float | None
+    use: JobUse
+
+    def as_dict(self, by: str) -> dict[str, Any]:
+        """As plain values."""
+        names = dict(zip(BY[by], self.names, strict=False))
+        own = {n: getattr(self, n) for n in self.__slots__ if n not in ("names", "use")}
+        more = {"advice": list(self.use.advice)} if by == "job" else {}
+        return {**names, **own, **self.use.as_dict(), **more}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,77 +64,160 @@ class UsageTable:
 
     since_s: float
     until_s: float
+    by: str
     source: str
     """Where hours come from: `slurm` or `history`."""
     rows: tuple[UsageRow, ...]
-    """Who had most first."""
+    """Who had most first; days and hours in their order."""
     total: UsageRow
+    uncounted: bool = False
+    """The books have no GPUs of jobs that are known to have had some."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        own = {
+            name: getattr(self, name)
+            for name in ("since_s", "until_s", "by", "source", "uncounted")
+        }
+        rows = [row.as_dict(self.by) for row in self.rows]
+        return {**own, "rows": rows, "total": self.total.as_dict(self.by)}
 
 
 class _Share(NamedTuple):
-    """What a job had within the stretch, and what the history knows of it."""
+    """What a job had and used within the stretch, and what the history knows of it."""
 
     job_id: str
-    gpu_hours: float
-    cpu_hours: float
+    user: str
+    account: str
+    partition: str
+    use: JobUse
     record: JobRecord | None
+    uncounted: bool = False
 
 
-def _row(user: str, account: str, shares: Sequence[_Share]) -> UsageRow:
+def _row(names: tuple[str, ...], shares: Sequence[_Share]) -> UsageRow:
     seen = [share.record for share in shares if share.record is not None]
-    seen_gpu_hours = sum(record.gpu_hours for record in seen)
-    lost_gpu_hours = sum(sum(record.lost.values()) for record in seen) / 3600
-    watched_s = sum(record.total("gpu_watched_s") for record in seen)
     waited_s = known_s = 0.0
     for record in seen:
         if record.stall is not None:
             waits_s = sum(record.waited.values())
             waited_s += waits_s
             known_s += waits_s + record.total("worked_s") if record.measured else record.seconds
+    use = shares[0].use if len(shares) == 1 else together(share.use for share in shares)
     return UsageRow(
-        user=user, account=account, jobs=len({share.job_id for share in shares}),
-        gpu_hours=sum(share.gpu_hours for share in shares),
-        cpu_hours=sum(share.cpu_hours for share in shares), seen_gpu_hours=seen_gpu_hours,
-        gpu_use=sum(r.total("gpu_busy_s") for r in seen) / watched_s if watched_s else None,
-        lost_gpu_hours=lost_gpu_hours, stall=waited_s / known_s if known_s else None,
-        efficiency=max(0.0, 1.0 - lost_gpu_hours / seen_gpu_hours) if seen_gpu_hours else None,
+        names=names, jobs=len({share.job_id for share in shares}), gpu_hours=use.gpu.had / 3600,
+        cpu_hours=use.cpu.had / 3600, stall=waited_s / known_s if known_s else None,
+        lost_gpu_hours=sum(sum(record.lost.values()) for record in seen) / 3600, use=use,
     )  # fmt: skip
+
+
+def booked_of(job: AccountedJob, since_s: float, until_s: float) -> Booked:
+    """What the books say of a job within a stretch of time, in Unix seconds."""
+    began_s, ended_s = job.started_s, job.ended_s
+    last_s = until_s if ended_s is None else min(ended_s, until_s)
+    nodes = max(1, job.node_count)
+    whole = (
+        began_s is not None and began_s >= since_s and ended_s is not None and ended_s <= until_s
+    )
+    peak = job.memory_peak_mib if job.task_count == 1 and nodes == 1 else None
+    return Booked(
+        seconds=0.0 if began_s is None else max(0.0, last_s - max(began_s, since_s)), nodes=nodes,
+        cpus=job.cpu_count, gpus=job.gpu_count, cpu_s=job.cpu_s if whole else None,
+        memory_asked_bytes=(job.memory_mib << 20) // nodes,
+        memory_bytes=None if peak is None else peak << 20,
+    )  # fmt: skip
+
+
+def report_of_books(job: AccountedJob, report: JobReport | None, now_s: float) -> JobReport:
+    """A job's report with what the books say; all that they know where no agent saw it."""
+    booked = booked_of(job, 0.0, now_s)
+    if report is not None:
+        return replace(report, booked=booked)
+    record = JobRecord(
+        job_id=job.job_id, name=job.name, user=job.user, account=job.account,
+        first_s=job.started_s or now_s, last_s=job.ended_s or now_s,
+    )  # fmt: skip
+    return JobReport(record, booked=booked)
+
+
+def _shares(
+    records: Sequence[JobRecord], books: Iterable[AccountedJob] | None, since_s: float, until_s: float
+) -> list[_Share]:  # fmt: skip
+    if books is None:
+        return [_Share(r.job_id, r.user, r.account, r.partition, use_of(r), r) for r in records]
+    by_id = {name: r for r in records for name in (r.job_id, r.alias) if name}
+    shares = []
+    for job in books:
+        if (booked := booked_of(job, since_s, until_s)).seconds > 0.0:
+            known = by_id.get(job.job_id)
+            use = use_of(known, booked)
+            uncounted = not booked.gpus and use.gpu.had > 0.0
+            names = (job.job_id, job.user, job.account, job.partition)
+            shares += [_Share(*names, use, known, uncounted)]
+    return shares
 
 
 def usage_of(
-    records: Sequence[JobRecord], books: Iterable[AccountedJob] | None, since_s: float, until_s: float
-) -> UsageTable:  # fmt: skip
-    """Add up; without books (the scheduler's jobs), hours are the history's. The stretch is in Unix seconds."""
-    shares: dict[tuple[str, str], list[_Share]] = defaultdict(list)
-    by_id = {name: r for r in records for name in (r.job_id, r.alias) if name}
-    if books is None:
-        for r in records:
-            cpu_hours = r.total("cpu_s") / 3600
-            shares[r.user, r.account].append(_Share(r.job_id, r.gpu_hours, cpu_hours, r))
-    for job in books or ():
-        hours = _hours(job, since_s, until_s)
-        if hours <= 0.0:
-            continue
-        known = by_id.get(job.job_id)
-        cpu_hours = hours * job.cpu_count if known is None else known.total("cpu_s") / 3600
-        gpu_hours = hours * job.gpu_count
-        if not gpu_hours and known is not None:
-            gpu_hours = known.gpu_hours  # not every book counts GPUs
-        shares[job.user, job.account].append(_Share(job.job_id, gpu_hours, cpu_hours, known))
-    rows = [_row(*key, of_key) for key, of_key in shares.items()]
+    records: Sequence[JobRecord],
+    books: Iterable[AccountedJob] | None,
+    since_s: float,
+    until_s: float,
+    by: str = "user",
+) -> UsageTable:
+    """Add up; without books (the scheduler's jobs), hours are the history's.
+
+    Args:
+        records: of the stretch.
+        books: the scheduler's jobs; None: there are no books.
+        since_s: of the stretch, in Unix seconds.
+        until_s: likewise.
+        by: user, account, partition or job. Of days and hours, `usage_by` makes rows.
+    """
+    shares = _shares(records, books, since_s, until_s)
+    groups: dict[tuple[str, ...], list[_Share]] = defaultdict(list)
+    for share in shares:
+        groups[tuple(getattr(share, name) for name in BY[by])].append(share)
+    rows = [_row(names, of_group) for names, of_group in groups.items()]
     return UsageTable(
-        since_s=since_s, until_s=until_s, source="history" if books is None else "slurm",
-        rows=tuple(sorted(rows, key=lambda r: (-r.gpu_hours, -r.cpu_hours, r.user, r.account))),
-        total=_row("", "", [share for of_key in shares.values() for share in of_key]),
+        since_s=since_s, until_s=until_s, by=by, source="history" if books is None else "slurm",
+        rows=tuple(sorted(rows, key=lambda r: (-r.gpu_hours, -r.cpu_hours, r.names))),
+        total=_row(("all",), shares), uncounted=any(share.uncounted for share in shares),
     )  # fmt: skip
 
 
-def _hours(job: AccountedJob, since_s: float, until_s: float) -> float:
-    """That a job had its resources within the stretch."""
-    if job.started_s is None:
-        return 0.0
-    ended_s = until_s if job.ended_s is None else min(job.ended_s, until_s)
-    return max(0.0, ended_s - max(job.started_s, since_s)) / 3600
+def usage_by(
+    by: str,
+    records_of: Callable[[float, float], Sequence[JobRecord]],
+    books: Sequence[AccountedJob] | None,
+    since_s: float,
+    until_s: float,
+) -> UsageTable:
+    """Add up by any of `BY`; a day or an hour is one by the local clock.
+
+    Args:
+        by: a row for each of what.
+        records_of: the history's records of a stretch.
+        books: the scheduler's jobs, or None.
+        since_s: of the whole stretch, in Unix seconds.
+        until_s: likewise.
+    """
+    over_time = by in ("day", "hour")
+    whole = usage_of(
+        records_of(since_s, until_s), books, since_s, until_s, "user" if over_time else by
+    )
+    if not over_time:
+        return whole
+    rows, step_s = [], 86400.0 if by == "day" else 3600.0
+    begin_s = since_s
+    while begin_s < until_s:
+        clock = time.localtime(begin_s)
+        into_s = clock.tm_min * 60 + clock.tm_sec + (clock.tm_hour * 3600 if by == "day" else 0)
+        end_s = min(until_s, begin_s - begin_s % 1 - into_s + step_s)
+        shares = _shares(records_of(begin_s, end_s), books, begin_s, end_s)
+        name = time.strftime("%Y-%m-%d" if by == "day" else "%m-%d %H:00", clock)
+        rows += [_row((name,), shares)] if shares else []
+        begin_s = max(end_s, begin_s + 1.0)
+    return replace(whole, by=by, rows=tuple(rows))
 
 
 # -- starving ----------------------------------------------------------------------------------------

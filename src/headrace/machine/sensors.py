@@ -364,6 +364,7 @@ class GPU:
     busy: float | None = None
     """Share of the last sampling period in which a kernel ran, 0 to 1."""
     memory_bytes: float | None = None
+    memory_total_bytes: float | None = None
     power_w: float | None = None
     processes: tuple[int, ...] = ()
     """Process ids that compute on it."""
@@ -429,7 +430,8 @@ class GPUs:
     def _look(self, index: int, handle: Any) -> GPU | None:
         nvml = self._nvml
         busy = _number(_asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu))
-        memory = _number(_asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used))
+        sizes = _asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        memory, total = (_number(getattr(sizes, name, None)) for name in ("used", "total"))
         power = _number(_asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle)))
         running = _asked(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         if busy is None and memory is None and running is None:
@@ -439,6 +441,7 @@ class GPUs:
             index=index,
             busy=None if busy is None else min(1.0, busy / 100),
             memory_bytes=memory,
+            memory_total_bytes=total,
             power_w=None if power is None else power / 1e3,
             processes=tuple(pid for pid in pids if isinstance(pid, int))[:PROCESSES_MAX],
         )

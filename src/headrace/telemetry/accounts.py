@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from headrace.base.job import JobIdentity
     from headrace.machine.sensors import GPU
-    from headrace.telemetry.messages import FigureKey, ProcessReport
+    from headrace.telemetry.messages import FigureKey, JobNotice, ProcessReport
     from headrace.telemetry.processes import JobProcesses
 
 CPU_BUSY = 0.85
@@ -186,6 +186,9 @@ JOBS_MAX: Final = 256
 PROCESSES_MAX: Final = 4096
 """Whose last report is remembered."""
 
+STEPS_MAX: Final = 1024
+"""Of a job, whose CPU time is remembered."""
+
 KEPT_S: Final = 900.0
 """Figures of a job that ended are served to Prometheus so long, as the node daemon's are."""
 
@@ -197,6 +200,18 @@ LINGER_S: Final = 10.0
 
 STALE: Final = 3.0
 """What is seen at a moment speaks for so many usual intervals at most."""
+
+
+EXPECTED_S: Final = 30.0
+"""After a job's prolog its first process is looked for so long."""
+
+
+class NodeShape(NamedTuple):
+    """What a node has for jobs."""
+
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0
 
 
 class Now(NamedTuple):
@@ -221,6 +236,7 @@ class Observation(NamedTuple):
     job_of: Callable[[int], str]
     io_pressure_s: float | None
     busiest: str
+    shape: NodeShape = NodeShape()
 
 
 class _Consumer(NamedTuple):
@@ -239,6 +255,12 @@ class _Account(JobFacts):
         seen_s: when its processes were seen last.
         consumers: processes with training steps, by instance.
         node_waits: seconds that its processes waited for the node daemon, by file system: it may know why.
+        known_before: an agent before this one counted it: how much its processes had used then is not known.
+        announced: Slurm's prolog said that it begins; so all its time is looked at.
+        cpu_s: CPU time that was counted.
+        steps: by step, the CPU time of all its processes that have ended, as the tasks' epilogs say.
+        busy: how many of its GPUs worked at the last look, and of how many; None: nobody knows.
+        busy_gpus: those that have worked.
     """
 
     uid: int
@@ -250,6 +272,12 @@ class _Account(JobFacts):
     group: GroupUse | None = None
     node_waits: dict[str, float] = field(default_factory=dict)
     seen_gpus: int = 0
+    known_before: bool = False
+    announced: bool = False
+    cpu_s: float = 0.0
+    steps: dict[str, float] = field(default_factory=dict)
+    busy: tuple[float, int] | None = None
+    busy_gpus: set[int] = field(default_factory=set)
 
     @property
     def gpus(self) -> int:
@@ -282,9 +310,17 @@ class Accounts:
         """Reports of processes on somebody else's job."""
 
     @property
-    def running(self) -> int:
+    def running(self) -> list[str]:
         """Jobs that run now."""
-        return sum(account.ended_s is None for account in self._accounts.values())
+        return [job for job, account in self._accounts.items() if account.ended_s is None]
+
+    def expecting(self, mono_s: float) -> bool:
+        """Whether a job was announced and has no process yet."""
+        return any(
+            account.announced and account.seen_s is None and account.ended_s is None
+            and mono_s - account.until_s < EXPECTED_S
+            for account in self._accounts.values()
+        )  # fmt: skip
 
     def facts(self) -> dict[str, JobFacts]:
         """What is known of the jobs, those that ended lately too."""
@@ -331,6 +367,37 @@ class Accounts:
             self._ledger.add(job, "lost_gpu_s", lost, now.unix_s, label, system)
         self._ledger.add(job, name, new, now.unix_s, label, system)
 
+    # -- what Slurm's prolog and epilogs say ------------------------------------------------------
+
+    def notice(self, notice: JobNotice, now: Now) -> None:
+        """Count what a job's beginning, its end or the end of a task on this node says."""
+        job, account = notice.identity.job_id, self._accounts.get(notice.identity.job_id)
+        trusted = notice.sender in (0, os.geteuid())
+        if notice.kind == "begin" and trusted and account is None:
+            account = self._account(notice.identity, notice.uid, now.unix_s, now)
+            if account is not None:
+                account.announced, account.reported_s = True, now.mono_s
+                self._ledger.know(job, account)
+            return
+        owned = account is not None and notice.kind == "step" and notice.sender == account.uid
+        if account is None or not (trusted or owned):
+            self.refused += 1
+            return
+        account.identity = fuller(account.identity, notice.identity)
+        if notice.kind == "step" and len(account.steps) < STEPS_MAX:
+            known_s = account.steps.get(notice.step, 0.0)
+            account.steps[notice.step] = max(known_s, notice.cpu_s)
+            # Processes that ended between two looks. Nobody can have used more than there was.
+            most_s = (now.unix_s - account.first_s) * (account.identity.cpus or os.cpu_count() or 1)
+            missing_s = min(sum(account.steps.values()), most_s) - account.cpu_s
+            if not account.known_before and missing_s > 0.0:
+                account.cpu_s += missing_s
+                self._ledger.add(job, "cpu_s", missing_s, now.unix_s)
+        elif notice.kind == "end" and account.ended_s is None:
+            seconds = self._count(account, now)
+            self._watch(account, min(seconds, STALE * self._usual_s), now)
+            account.ended_s = now.mono_s
+
     def explain_node(self, shares: Mapping[str, Mapping[Cause, float]], now: Now) -> None:
         """Say why jobs waited for the node daemon.
 
@@ -360,8 +427,11 @@ class Accounts:
             account.identity = fuller(account.identity, processes.identity)
             fresh = account.seen_s is None
             account.seen_s, account.ended_s = now.mono_s, None
-            self._count(account, now)
-            self._use(account, processes, node, 0.0 if fresh else seconds, now)
+            counted_s = self._count(account, now)
+            # Of a job that nobody announced, what it did before is not known.
+            before_s = counted_s if account.announced else 0.0
+            watched_s = before_s if fresh else seconds
+            self._use(account, processes, node, watched_s, now, fresh=fresh)
             if job not in node.groups:
                 account.group = None
         self._end(node, now)
@@ -373,8 +443,10 @@ class Accounts:
         node: Observation,
         seconds: float,
         now: Now,
+        *,
+        fresh: bool,
     ) -> None:
-        """What a job used since the look before."""
+        """What a job used since the look before; at the first look, since it began."""
         job, use, add = account.identity.job_id, processes.use, self._ledger.add
         cpu_s, memory_bytes, pressure_s = use.cpu_s, use.memory_bytes, node.io_pressure_s
         if (group := node.groups.get(job)) is not None:
@@ -388,11 +460,21 @@ class Accounts:
                 then = before.io_pressure_s
                 pressure_s = grown(then, group.io_pressure_s) if then is not None else 0.0
             account.group = group
+        identity, shape = account.identity, node.shape
+        cpu_s, read_bytes, written_bytes = (
+            0.0 if fresh and account.known_before else amount
+            for amount in (cpu_s, use.read_bytes, use.written_bytes)
+        )
+        account.cpu_s += cpu_s
         for name, amount in (
-            ("cpu_s", cpu_s), ("memory_bytes", memory_bytes), ("read_bytes", use.read_bytes),
-            ("written_bytes", use.written_bytes), ("io_pressure_s", min(seconds, pressure_s or 0.0)),
+            ("cpu_s", cpu_s), ("memory_bytes", memory_bytes), ("read_bytes", read_bytes),
+            ("written_bytes", written_bytes), ("io_pressure_s", min(seconds, pressure_s or 0.0)),
+            ("memory_asked_bytes", identity.memory_bytes), ("node_cpus", shape.cpus),
+            ("node_memory_bytes", shape.memory_bytes), ("node_gpus", shape.gpus),
         ):  # fmt: skip
             add(job, name, amount, now.unix_s)
+        if identity.partition:
+            add(job, "partition", 1.0, now.unix_s, identity.partition)
         busy = self._gpus(account, processes, node, min(seconds, STALE * self._usual_s), now)
         if account.measured or seconds <= 0.0:
             return
@@ -425,14 +507,27 @@ class Accounts:
         account.seen_gpus = max(account.seen_gpus, len(mine))
         add(job, "gpus", account.gpus, now.unix_s)
         add(job, "gpu_memory_bytes", sum(gpu.memory_bytes or 0.0 for gpu in mine), now.unix_s)
-        known = [gpu.busy for gpu in mine if gpu.busy is not None]
-        if not known:
-            return None
+        add(
+            job,
+            "gpu_memory_asked_bytes",
+            sum(g.memory_total_bytes or 0.0 for g in mine),
+            now.unix_s,
+        )
+        known = {gpu.index: gpu.busy for gpu in mine if gpu.busy is not None}
         # A GPU that it has and does not use is idle, not unknown.
-        count = max(len(known), account.gpus)
-        add(job, "gpu_watched_s", count * seconds, now.unix_s)
-        add(job, "gpu_busy_s", sum(known) * seconds, now.unix_s)
-        return sum(known) / count
+        account.busy = (sum(known.values()), max(len(known), account.gpus)) if known else None
+        account.busy_gpus |= {index for index, busy in known.items() if busy > 0.0}
+        add(job, "gpus_used", len(account.busy_gpus), now.unix_s)
+        self._watch(account, seconds, now)
+        return account.busy[0] / account.busy[1] if account.busy else None
+
+    def _watch(self, account: _Account, seconds: float, now: Now) -> None:
+        """Count what its GPUs did for some seconds, as they did at the last look."""
+        if account.busy is not None:
+            busy, count = account.busy
+            job = account.identity.job_id
+            self._ledger.add(job, "gpu_watched_s", count * seconds, now.unix_s)
+            self._ledger.add(job, "gpu_busy_s", busy * seconds, now.unix_s)
 
     # -- accounts ---------------------------------------------------------------------------------
 
@@ -451,21 +546,23 @@ class Accounts:
         counted_s = min(now.unix_s, max(first_s, known_until_s))
         account = self._accounts[identity.job_id] = _Account(
             identity, self._user_of(uid) or identity.user, first_s, counted_s,
-            uid=uid, until_s=now.mono_s - (now.unix_s - counted_s),
+            uid=uid, until_s=now.mono_s - (now.unix_s - counted_s), known_before=known_until_s > 0.0,
         )  # fmt: skip
         return account
 
-    def _count(self, account: _Account, now: Now) -> None:
-        """Count a job's time up to now."""
+    def _count(self, account: _Account, now: Now) -> float:
+        """Count a job's time up to now; how much that is."""
         seconds = now.mono_s - account.until_s
         if seconds <= 0.0:
-            return
+            return 0.0
         account.until_s = now.mono_s
         account.last_s = now.unix_s
         job = account.identity.job_id
         self._ledger.add(job, "seconds", seconds, now.unix_s)
         self._ledger.add(job, "gpu_s", seconds * account.gpus, now.unix_s)
+        self._ledger.add(job, "cpus_s", seconds * account.identity.cpus, now.unix_s)
         self._ledger.know(job, account)
+        return seconds
 
     def _end(self, node: Observation, now: Now) -> None:
         """Jobs that are gone end; those that ended long ago are forgotten."""

@@ -27,9 +27,9 @@ from headrace.base.peers import user_name
 from headrace.control.metrics import JobLabels, serve_metrics
 from headrace.machine.sensors import GPUs, all_sensors
 from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder
-from headrace.telemetry.accounts import NODE, Accounts, Ledger, Now, Observation
+from headrace.telemetry.accounts import NODE, Accounts, Ledger, NodeShape, Now, Observation
 from headrace.telemetry.history import default_history
-from headrace.telemetry.messages import Listener, parse_report
+from headrace.telemetry.messages import JobNotice, Listener, parse_message
 from headrace.telemetry.metrics import figures_of
 from headrace.telemetry.processes import Processes, job_groups
 from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
@@ -84,6 +84,9 @@ RECEIVE_S: Final = 0.25
 URGENT_S: Final = 0.5
 """A process has sent its last report: its job, and this agent with it, may be gone within seconds."""
 
+LATE_S: Final = 10.0
+"""A notice is believed to have been sent so long before it was received, at most."""
+
 NODE_ASKED_S: Final = 10.0
 """The node daemon is asked no more often than this why jobs wait for it."""
 
@@ -100,6 +103,8 @@ class AgentOptions:
 
     Attributes:
         node: what this node is called.
+        node_why: why that may not be what the scheduler calls it; ''.
+        shape: the node's CPUs, bytes of memory and GPUs, as the scheduler counts; 0: as the machine does.
         job: the one job to look at; '': all that can be seen.
         root: where `proc` and `sys` are.
         history: folder of history files; None: no history is kept.
@@ -108,6 +113,8 @@ class AgentOptions:
     """
 
     node: str = field(default_factory=node_name)
+    node_why: str = ""
+    shape: tuple[int, int, int] = (0, 0, 0)
     job: str = ""
     pace: Pace = field(default_factory=Pace)
     root: Path = Path("/")
@@ -140,6 +147,7 @@ class Agent:
         self._node_asked_s = 0.0
         self._sensors: list[Sensor] = all_sensors(options.root)
         self._processes = Processes(options.root, options.job, options.node)
+        self._nvml_gpus = 0
         self.ledger = Ledger()
         reports, last_seen = (
             (None, None) if writer is None else (writer.reports(), writer.last_seen())
@@ -150,6 +158,7 @@ class Agent:
         self._labels = JobLabels()
         listener.state = self.state
         self._logged: set[str] = set()
+        self._log_once("node's name", options.node_why)
         self.loop = loop or Loop()
         self._looked_s = self._written_s = time.monotonic()
         self._look_cpu_s = 0.0
@@ -206,9 +215,17 @@ class Agent:
                 if (value := getattr(gpu, name)) is not None:
                     self.ledger.gauges[f"gpu_{name}", str(gpu.index)] = value
         jobs = self._processes.look()
+        if self._processes.elsewhere:
+            names = ", ".join(self._processes.elsewhere)
+            self._log_once("others' jobs", f"jobs of {names} are left out: this is {self.node}")
+        # A GPU may fall off the bus; the node had it.
+        self._nvml_gpus = max(self._nvml_gpus, len(gpus))
+        memory_bytes = int(self.ledger.gauges.get(("memory_bytes", ""), 0.0))
+        machine = (os.cpu_count() or 1, memory_bytes, self._nvml_gpus)
+        shape = tuple(a or b for a, b in zip(self._options.shape, machine, strict=True))
         node = Observation(
             jobs, job_groups(self._options.root) if jobs else {}, gpus, self._processes.job_of,
-            grown.get(("io_pressure_s", "some")), _busiest(grown),
+            grown.get(("io_pressure_s", "some")), _busiest(grown), NodeShape(*shape),
         )  # fmt: skip
         self._explain_node(now)
         self.accounts.observe(node, seconds, now)
@@ -217,7 +234,14 @@ class Agent:
         self.looks += 1
         cost_s = time.thread_time() - began_cpu_s
         self._look_cpu_s += (cost_s - self._look_cpu_s) * (1.0 if self.looks <= 2 else 0.2)
-        self.interval_s = self._pause_s(self.accounts.running)
+        self.interval_s = self._pause_s(len(self.accounts.running))
+        if self.accounts.expecting(mono_s):
+            self.interval_s = min(self.interval_s, URGENT_S)
+
+    @property
+    def node(self) -> str:
+        """What this node is called."""
+        return self._options.node
 
     def _pause_s(self, jobs: int) -> float:
         return next_interval(self._options.pace, jobs, self._look_cpu_s)
@@ -244,17 +268,23 @@ class Agent:
         self.listener.receive()
         for datagram in self.listener.take():
             try:
-                report = parse_report(datagram.message, datagram.pid, datagram.uid)
+                report = parse_message(datagram.message, datagram.pid, datagram.uid)
             except ValueError as e:
                 self.refused += 1
                 self._log_once("message", f"a message of process {datagram.pid} is none: {e}")
                 continue
             identity = report.identity
-            elsewhere = identity.node not in ("", self._options.node)
+            elsewhere = identity.node not in ("", self.node)
             if elsewhere or self._options.job not in ("", identity.job_id, identity.alias):
                 continue
             self.messages += 1
-            self.accounts.report(report, Now(datagram.mono_s, datagram.unix_s))
+            at = Now(datagram.mono_s, datagram.unix_s)
+            if isinstance(report, JobNotice):
+                # It was sent some time before it was received.
+                late_s = min(LATE_S, max(0.0, at.unix_s - report.at_s))
+                self.accounts.notice(report, Now(at.mono_s - late_s, at.unix_s - late_s))
+            else:
+                self.accounts.report(report, at)
 
     def _read_sensors(self, now: Now) -> dict[SensorKey, float]:
         """Read each sensor; what grew."""
@@ -304,25 +334,26 @@ class Agent:
     def figures(self) -> Figures:
         """For Prometheus. In the loop's thread."""
         state = {
-            "jobs": self.accounts.running, "look_seconds": self._look_cpu_s,
+            "jobs": len(self.accounts.running), "look_seconds": self._look_cpu_s,
             "interval_seconds": self.interval_s, "messages_total": self.messages,
             "refused_total": self.refused + self.accounts.refused,
             "waiting_entries": self.ledger.waiting,
         }  # fmt: skip
         facts, labels = self.accounts.facts(), self._labels
-        return figures_of(self.ledger, facts, state, self._options.node, labels)
+        return figures_of(self.ledger, facts, state, self.node, labels)
 
     def state(self) -> dict[str, Any]:
         """For whoever asks. In the loop's thread."""
         writer, accounts = self._writer, self.accounts
         return {
-            "pid": os.getpid(), "node": self._options.node, "job": self._options.job,
+            "pid": os.getpid(), "node": self.node, "node_why": self._options.node_why, "job": self._options.job,
             "metrics": self.metrics, "history": str(writer.path) if writer is not None else "",
             "history_error": writer.why if writer is not None else "", "looks": self.looks,
             "interval_s": self.interval_s, "look_cpu_s": round(self._look_cpu_s, 6),
-            "jobs": sorted(accounts.facts())[:64], "running": accounts.running,
+            "jobs": sorted(accounts.running)[:64], "running": len(accounts.running),
+            "ended": len(accounts.facts()) - len(accounts.running),
             "messages": self.messages, "refused": self.refused + accounts.refused,
-            "without": sorted(self._logged),
+            "elsewhere": list(self._processes.elsewhere), "without": sorted(self._logged),
         }  # fmt: skip
 
 
@@ -400,7 +431,7 @@ def run(folder: RuntimeFolder, options: AgentOptions) -> None:
                 _log.info("serves metrics at http://%s/metrics", server.address)
                 if not server.address.loopback:
                     _log.warning("whoever reaches %s can read names of jobs, too", server.address)
-            _log.info("process %d looks at %s", os.getpid(), node_name())
+            _log.info("process %d looks at %s", os.getpid(), options.node)
             agent.run()
             _log.info("ends")
     finally:

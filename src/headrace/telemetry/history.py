@@ -38,7 +38,13 @@ FORMAT: Final = "1"
 SUFFIX: Final = ".telemetry"
 """Of agents' history files: SQLite, see `headrace.telemetry.writing`."""
 
-PEAKS: Final = frozenset({"memory_bytes", "gpu_memory_bytes", "gpus", "nodes"})
+_LARGEST: Final = frozenset({
+    "memory_bytes", "memory_asked_bytes", "gpu_memory_bytes", "gpu_memory_asked_bytes", "node_cpus",
+    "node_gpus", "node_memory_bytes", "partition",
+})  # fmt: skip
+"""Over nodes, the largest counts; of GPUs, the sum."""
+
+PEAKS: Final = _LARGEST | {"gpus", "gpus_used", "nodes"}
 """Figures of which the largest counts; of all others, the sum."""
 
 
@@ -109,6 +115,11 @@ class JobRecord:
             if key[0] == name:
                 sums[word(key)] += value
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    @property
+    def partition(self) -> str:
+        """That it ran in; '' if nobody said."""
+        return next(iter(self.by_label("partition")), "")
 
     @property
     def quality(self) -> str:
@@ -200,10 +211,6 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
 
 def _knows(record: JobRecord) -> tuple[bool, float]:
     return record.measured, record.total("seconds")
-
-
-_LARGEST = frozenset({"memory_bytes", "gpu_memory_bytes"})
-"""Over nodes, the largest counts; of GPUs, the sum."""
 
 
 RECENT_S: Final = 600.0

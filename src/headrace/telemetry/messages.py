@@ -59,16 +59,48 @@ class ProcessReport:
     figures: dict[FigureKey, float]
 
 
+@dataclass(frozen=True, slots=True)
+class JobNotice:
+    """What Slurm's prolog, a task's epilog and the job's epilog say (`headrace cluster init --slurm`).
+
+    Attributes:
+        kind: `begin`, `step` or `end`.
+        at_s: when, in Unix seconds of this node's clock.
+        uid: whose job it is.
+        sender: who says so.
+        step: which one, of `step`.
+        cpu_s: CPU time of all processes of that step that have ended.
+    """
+
+    kind: str
+    at_s: float
+    identity: JobIdentity
+    uid: int
+    sender: int
+    step: str
+    cpu_s: float
+
+
+def parse_message(message: bytes, pid: int, uid: int) -> ProcessReport | JobNotice:
+    """Parse a message; raises ValueError, which says where it is wrong, if it is none."""
+    if not message.startswith(_NOTICE):
+        return parse_report(message, pid, uid)
+    document = _document(message)
+    if (kind := document["notice"]) not in ("begin", "step", "end"):
+        raise ValueError("notice is not begin, step or end")
+    step = document.get("step", "")
+    if not isinstance(step, str):
+        raise ValueError("step is no text")  # noqa: TRY004 - of a message, not of a caller
+    return JobNotice(
+        kind, _amount(document.get("at_s"), "at_s"), _identity(document.get("job")),
+        _whole(document.get("uid"), "uid", 1 << 32), uid, clean(step),
+        _amount(document.get("cpu_s", 0.0), "cpu_s"),
+    )  # fmt: skip
+
+
 def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
     """Parse a message; raises ValueError, which says where it is wrong, if it is no report."""
-    if len(message) > MESSAGE_BYTES_MAX:
-        raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes")
-    try:
-        document = json.loads(message)
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"no JSON: {e}") from None
-    if not isinstance(document, dict) or document.get("v") != 1:
-        raise ValueError("no message of version 1")
+    document = _document(message)
     instance = document.get("instance")
     if not isinstance(instance, str) or not _INSTANCE.fullmatch(instance):
         raise ValueError("instance is not 32 hex digits")
@@ -94,16 +126,33 @@ def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
     )  # fmt: skip
 
 
+def _document(message: bytes) -> dict[str, Any]:
+    if len(message) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes")
+    try:
+        document = json.loads(message)
+    except (ValueError, RecursionError) as e:
+        raise ValueError(f"no JSON: {e}") from None
+    if not isinstance(document, dict) or document.get("v") != 1:
+        raise ValueError("no message of version 1")
+    return document
+
+
 def _identity(value: Any) -> JobIdentity:
     job = _table(value, "job", 16)
     values: dict[str, Any] = {}
-    for name in ("job_id", "alias", "name", "user", "account", "node"):
+    for name in ("job_id", "alias", "name", "user", "account", "node", "partition"):
         if not isinstance(text := job.get(name, ""), str):
             raise ValueError(f"job.{name} is no text")  # noqa: TRY004 - of a message, not of a caller
         values[name] = clean(text)
     if not values["job_id"]:
         raise ValueError("job.job_id is empty")
-    for name, most in (("gpus", 1024), ("cpus", 1 << 16), ("restarts", 1 << 16)):
+    for name, most in (
+        ("gpus", 1024),
+        ("cpus", 1 << 16),
+        ("restarts", 1 << 16),
+        ("memory_bytes", 1 << 48),
+    ):
         values[name] = _whole(job.get(name, 0), f"job.{name}", most)
     indices = job.get("gpu_indices", [])
     if not isinstance(indices, list) or len(indices) > 1024:
@@ -135,7 +184,9 @@ RECEIVE_BYTES: Final = 4 << 20
 ANSWER_S: Final = 2.0
 
 _CREDENTIALS: Final = struct.Struct("3i")
-_LAST: Final = b'"ended":true'
+_URGENT: Final = (b'"ended":true', b'"notice":')
+"""Whoever sends these may be gone within a second, or has just begun."""
+_NOTICE: Final = b'{"v":1,"notice":'
 _ASK: Final = b'{"ask":"state"}'
 _ASK_WRITTEN: Final = b'{"ask":"written"}'
 ASKING_MAX: Final = 64
@@ -160,7 +211,7 @@ class Listener:
         self._newest: dict[tuple[int, bytes], Datagram] = {}
         self.dropped = 0
         self.urgent = False
-        """A process's last report is among those that were not taken."""
+        """A process's last report, or a notice, is among those that were not taken."""
         self._asking: list[Any] = []
         self.socket = socket.socket(
             socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
@@ -193,7 +244,7 @@ class Listener:
                     self._asking.append(sender)
             elif key in self._newest or len(self._newest) < SENDERS_MAX:
                 self._newest[key] = Datagram(message, pid, uid, time.monotonic(), time.time())
-                self.urgent = self.urgent or _LAST in message
+                self.urgent = self.urgent or any(word in message for word in _URGENT)
             else:
                 self.dropped += 1
 

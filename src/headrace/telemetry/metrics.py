@@ -110,9 +110,17 @@ _JOB: Final = (
     _JobRow("lost_gpu_s", "lost_gpu_seconds_total", _LOST, "cause", "measured"),
     _JobRow("inferred_gpu_s", "lost_gpu_seconds_total", _LOST, "cause", "inferred"),
     _JobRow("tier_bytes", "tier_bytes_total", "Bytes delivered, by where they came from.", "tier"),
+    _JobRow("cpus_s", "cpus_seconds_total", "CPU time that it had."),
     _JobRow("gpus", "gpus", "GPUs that it has here."),
+    _JobRow("gpus_used", "gpus_used", "Of them, those that have worked."),
     _JobRow("memory_bytes", "memory_bytes", "The most memory that it took."),
-    _JobRow("gpu_memory_bytes", "gpu_memory_bytes", "The same of its GPUs."),
+    _JobRow("memory_asked_bytes", "memory_asked_bytes", "Memory that it asked for here."),
+    _JobRow("gpu_memory_bytes", "gpu_memory_bytes", "The most memory of its GPUs that it took."),
+    _JobRow("gpu_memory_asked_bytes", "gpu_memory_asked_bytes", "Memory that its GPUs have."),
+    _JobRow("node_cpus", "node_cpus", "CPUs of the node, of which it may have some."),
+    _JobRow("node_memory_bytes", "node_memory_bytes", "Memory of the node, likewise."),
+    _JobRow("node_gpus", "node_gpus", "GPUs of the node, likewise."),
+    _JobRow("partition", "partition", "Always 1; the partition that it runs in.", "partition"),
 )  # fmt: skip
 _BY_FIGURE: Final = {row.figure: row for row in _JOB}
 _BY_METRIC: Final = {(row.metric, row.quality): row for row in _JOB}

@@ -107,6 +107,7 @@ def _value(path: Path) -> float | None:
     return number(next(iter(lines_of(path)), ""))
 
 
+NODES_MAX: Final = 16
 PROCESSES_MAX: Final = 4096
 """Of jobs. More are counted by nobody."""
 
@@ -167,6 +168,8 @@ class Processes:
         # Of others' processes neither environment nor use can be read: whose job it is, is for root to see.
         self._uid = os.geteuid()
         self._known: dict[int, _Known] = {}
+        self.elsewhere: dict[str, None] = {}
+        """Other nodes' names, by which processes of this machine that were left out call theirs."""
         self._boot_s = _boot_time(self._proc)
 
     def job_of(self, pid: int) -> str:
@@ -208,8 +211,10 @@ class Processes:
             identity = JobIdentity(job_id=job)
         if identity is None:
             return known
-        elsewhere = identity.node not in ("", self._node) and self._node
-        if not elsewhere and self._only in ("", identity.job_id, identity.alias):
+        if self._node and identity.node not in ("", self._node):
+            if len(self.elsewhere) < NODES_MAX:
+                self.elsewhere[identity.node] = None
+        elif self._only in ("", identity.job_id, identity.alias):
             known.job, known.identity = identity.job_id, identity
         return known
 
@@ -246,7 +251,11 @@ class Processes:
 
 def fuller(one: JobIdentity, other: JobIdentity) -> JobIdentity:
     """The identity that says more: a batch script may know less than a step, or more."""
-    return max(one, other, key=lambda each: (bool(each.user), each.gpus, bool(each.name)))
+    # A step may have fewer CPUs than its job.
+    return max(
+        one, other,
+        key=lambda e: (bool(e.user), e.gpus, e.cpus, e.memory_bytes, bool(e.name)),
+    )  # fmt: skip
 
 
 def _stat(text: str) -> tuple[float, float, int] | None:

@@ -16,6 +16,7 @@ from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, counted, duration_text
 from headrace.errors import TelemetryError
 from headrace.telemetry.history import JobRecord, open_history
+from headrace.telemetry.use import WASTE, Booked, JobUse, Used, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,19 +79,30 @@ class JobReport:
 
     record: JobRecord
     skipped: tuple[str, ...] = ()
+    booked: Booked | None = None
+    """What the scheduler's books say of it, where there are some."""
+
+    @property
+    def use(self) -> JobUse:
+        """What it had and used."""
+        return use_of(self.record, self.booked)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values; times in seconds, memory and data in bytes."""
-        record = self.record
+        record, use = self.record, self.use
         waited = record.waited
         return {
             **{name: getattr(record, name) for name in _FACTS},
             "nodes": list(record.nodes),
             "seconds": self._wall_s,
             "quality": record.quality,
-            "gpu_hours": record.gpu_hours,
+            "partition": record.partition,
+            "gpu_hours": use.gpu.had / 3600,
             "gpu_hours_lost": sum(record.lost.values()) / 3600,
-            "gpu_use": record.gpu_use,
+            "cpu_hours": use.cpu.had / 3600,
+            **use.as_dict(),
+            "memory_asked_bytes": use.memory.had / use.seconds if use.seconds else 0.0,
+            "advice": list(use.advice),
             "gpu_memory_bytes": record.total("gpu_memory_bytes"),
             "stall": record.stall,
             "stall_s": waited,
@@ -121,22 +133,39 @@ class JobReport:
         return "\n".join(lines)
 
     def _rows(self) -> list[tuple[str, str]]:
-        record = self.record
-        lost_h, had_h = sum(record.lost.values()) / 3600, record.gpu_hours
+        record, use = self.record, self.use
+        lost_h, had_h = sum(record.lost.values()) / 3600, use.gpu.had / 3600
         hours = gpus = ""
         if had_h:
             lost = f"{hours_text(lost_h)} lost to waiting for data ({lost_h / had_h:.0%})"
             hours = f"{hours_text(had_h)} had, {lost}"
-        if record.gpu_use is not None:
-            memory = bytes_text(record.total("gpu_memory_bytes"))
-            gpus = f"worked {record.gpu_use:.0%} of the time, {memory} of memory at most"
-        memory = bytes_text(record.total("memory_bytes"))
-        cpu = f"{hours_text(record.total('cpu_s') / 3600)} hours, {memory} of memory at most on a node"
+            worked = _share(use.gpu, "worked {} of the time", "not known how much they worked")
+            peak, size = (record.total(f"gpu_memory{word}_bytes") for word in ("", "_asked"))
+            of = f" of {bytes_text(size)}" if size else ""
+            gpus = f"{worked}, {bytes_text(peak)}{of} of memory at most"
+        cpus = use.cpu.had / use.seconds if use.seconds else 0.0
+        of_cpus = f"{counted(round(cpus), 'CPU')} a node"
+        share = _share(use.cpu, f"{{}} of {of_cpus}", of_cpus)
+        cpu = f"{hours_text(use.cpu.used / 3600)} hours, {share}"
+        memory = f"{bytes_text(record.total('memory_bytes'))} at most on a node"
+        if use.memory.had:
+            asked = bytes_text(use.memory.had / use.seconds)
+            memory += ", " + _share(
+                use.memory, f"{{}} of the {asked} asked for", f"{asked} asked for"
+            )
+        wasted = [
+            f"{kind} {hours_text(seconds / 3600)}"
+            for kind, seconds in zip(WASTE, use.waste, strict=True)
+            if seconds > 0.005 * max(use.gpu.had, use.seconds)
+        ]
         lost_on = {name or "?": s for name, s in record.lost_by_file_system.items()}
         return [
             ("GPU-hours", hours),
             ("GPUs", gpus),
             ("CPU", cpu),
+            ("memory", memory),
+            ("wasted", f"GPU-hours: {', '.join(wasted)}" if wasted else ""),
+            ("next time", "; ".join(use.advice)),
             ("steps", self._steps()),
             ("stall", _list(_shares(record.waited))),
             ("bytes", _list(_sizes(record.by_label("tier_bytes")))),
@@ -187,6 +216,13 @@ def hours_text(hours: float) -> str:
     if hours == 0.0 or hours >= 0.095:
         return f"{hours:,.1f}" if hours >= 100 else f"{hours:.2f}"
     return f"{hours:.2g}" if hours >= 1e-4 else f"{hours:.1e}"
+
+
+def _share(used: Used, text: str, unknown: str) -> str:
+    """How much was used, where that is known for nearly all of it; else of how much it is not known."""
+    if used.share is not None:
+        return text.format(f"{used.share:.0%}")
+    return f"{unknown}: seen for {used.coverage or 0.0:.0%} of it"
 
 
 def _shares(seconds: Mapping[Cause, float] | Mapping[str, float]) -> list[str]:

@@ -32,7 +32,8 @@ FIELDS = {
     "JobID": "JobId", "JobIDRaw": "", "User": "", "Account": "", "Partition": "", "State": "JobState",
     "ExitCode": "", "Submit": "SubmitTime", "Start": "StartTime", "End": "EndTime", "ElapsedRaw": "",
     "TimelimitRaw": "TimeLimit", "NCPUS": "ProcCnt", "NNodes": "NodeCnt", "AllocTRES": "Tres",
-    "NodeList": "", "TotalCPU": "", "MaxRSS": "", "QOS": "", "WorkDir": "", "Restarts": "", "JobName": "Name",
+    "NodeList": "", "TotalCPU": "", "MaxRSS": "", "NTasks": "", "QOS": "", "WorkDir": "", "Restarts": "",
+    "JobName": "Name",
 }  # fmt: skip
 """Of sacct, and what the list of jobs completed calls them. The name is last: it may hold a separator."""
 
@@ -52,6 +53,8 @@ class AccountedJob(JobStatus):
         cpu_s: user and system time of all its processes; None where it was not measured.
         memory_peak_mib: the largest of its tasks'; None where it was not measured.
         gpu_count, cpu_count, node_count: that it had.
+        memory_mib: that it had, of all nodes together; 0 where the books do not count it.
+        task_count: the most that one of its steps had.
     """
 
     user: str
@@ -64,6 +67,8 @@ class AccountedJob(JobStatus):
     node_count: int
     cpu_s: float | None
     memory_peak_mib: int | None
+    memory_mib: int = 0
+    task_count: int = 1
 
     @property
     def gpu_hours(self) -> float:
@@ -184,6 +189,8 @@ def _accounted(row: dict[str, str], steps: Iterable[dict[str, str]] = ()) -> Acc
     facts = job_facts(row)
     began, ended = facts["started_s"], facts["ended_s"]
     elapsed = max(0.0, ended - began) if began and ended else 0.0
+    steps = tuple(steps)
+    memory = re.search(r"\bmem=([^,]+)", row.get("Tres", ""))
     rss = [mib(size) if size[-1].isalpha() else int(size) >> 20
            for step in steps if (size := step.get("MaxRSS"))]  # fmt: skip
     return AccountedJob(
@@ -192,7 +199,8 @@ def _accounted(row: dict[str, str], steps: Iterable[dict[str, str]] = ()) -> Acc
         limit_minutes=minutes(row.get("TimeLimit", "")), cpu_count=int(row.get("ProcCnt") or 0),
         gpu_count=gpu_count(row.get("Tres", "")) or gpu_count(row.get("Gres", "")),
         node_count=int(row.get("NodeCnt") or 0), cpu_s=_cpu_seconds(row.get("TotalCPU", "")),
-        memory_peak_mib=max(rss, default=None),
+        memory_peak_mib=max(rss, default=None), memory_mib=mib(memory[1]) if memory else 0,
+        task_count=max((int(step.get("NTasks") or 1) for step in steps), default=1),
     )  # fmt: skip
 
 

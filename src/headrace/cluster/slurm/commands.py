@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -47,6 +48,12 @@ _REQUEST = re.compile(
     r"Node count specification|Pathname|Invalid (?!job id)",
     re.IGNORECASE,
 )
+
+
+def is_set_up(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this machine has Slurm's commands and configuration; slurmctld may be down all the same."""
+    files = (environment.get("SLURM_CONF", "/etc/slurm/slurm.conf"), "/run/slurm/conf/slurm.conf")
+    return shutil.which("scontrol") is not None and any(map(os.path.exists, files))
 
 
 @dataclass(frozen=True, slots=True)

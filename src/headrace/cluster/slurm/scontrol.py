@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.cluster.executor import JobState, JobStatus, fill_pattern
 from headrace.cluster.notation import (
+    compress_hosts,
     expand_hosts,
     expand_indices,
     gpu_count,
@@ -414,6 +415,25 @@ def record(commands: Commands | None = None, *, jobs: bool = True) -> ScontrolOu
         texts = {words[-1]: pool.submit(query, "scontrol", *words) for words in show}
     text = {what: future.result() for what, future in texts.items()}
     return ScontrolOutput(**{"jobs": "", **text}, taken_s=taken_s)
+
+
+def node_here(commands: Commands, host: str, name: str = "") -> Node | None:
+    """The node of this name or, without one, that the machine of this host name is; None: there is none.
+
+    Raises:
+        ClusterError: it is several, or slurmctld does not answer.
+    """
+    show = ("scontrol", "show", "aliases", host)
+    names = [name] if name else commands.query(*show, deadline_s=10.0).split()
+    if len(names) > 1:
+        raise ClusterError(
+            f"Slurm calls {host} {compress_hosts(names)}, {len(names)} nodes.",
+            next_step="Say which of them this is: HEADRACE_NODE=NAME headrace agent start.",
+        )
+    if not names:
+        return None
+    shown = commands.query("scontrol", "--details", "show", "node", *names, deadline_s=10.0)
+    return next(iter(read_nodes(shown)), None)
 
 
 def read_snapshot(commands: Commands | None = None, *, jobs: bool = True) -> ClusterSnapshot:
