@@ -19,6 +19,7 @@ from headrace.cluster.site_files import (
     tcl_modulefile,
     write_files,
 )
+from headrace.cluster.slurm.scontrol import read_snapshot
 from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 from headrace.errors import ClusterError, ClusterRequestError
 
@@ -46,14 +47,10 @@ def facts():
 
 def test_facts_are_the_clusters_own(facts):
     gpu, cpu = facts.partitions
-    assert (gpu.name, gpu.nodes, gpu.gpus_per_node, gpu.gpus_max, gpu.hours_max) == (
-        "gpu",
-        3,
-        4,
-        12,
-        24,
-    )
-    assert (cpu.name, cpu.gpus_per_node, cpu.hours_max) == ("cpu", 0, None)
+    # The node with eight GPUs is down.
+    assert (gpu.name, gpu.nodes, gpu.gpus_per_node, gpu.gpus_max) == ("gpu", 2, 4, 8)
+    assert (gpu.max_minutes, gpu.kinds) == (24 * 60, ((4, 64, 256000, 2),))
+    assert (cpu.name, cpu.gpus_per_node, cpu.max_minutes) == ("cpu", 0, None)
     assert facts.default_partition is gpu
 
 
@@ -145,7 +142,7 @@ answers.instance_eval { print ERB.new(text, trim_mode: "-").result(binding) }
 """
 
 
-def rendered(text, tmp_path, **answers):
+def rendered(text, tmp_path, *, fails=False, **answers):
     ruby = shutil.which("ruby")
     if ruby is None:
         pytest.skip("ruby is not installed")
@@ -154,8 +151,8 @@ def rendered(text, tmp_path, **answers):
         [ruby, "-e", RENDER, tmp_path / "page.erb", json.dumps(answers)],
         check=False, capture_output=True, text=True, timeout=20, env=os.environ | {"HOME": "/home/ada"},
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    assert (ended.returncode != 0) == fails, ended.stderr
+    return ended.stderr if fails else ended.stdout
 
 
 def test_each_app_has_what_the_portal_wants(facts):
@@ -168,7 +165,11 @@ def test_each_app_has_what_the_portal_wants(facts):
         assert form["cluster"] == "hal"
         assert form["form"] == list(form["attributes"])
         assert [one[1] for one in form["attributes"]["partition"]["options"]] == ["gpu", "cpu"]
-        assert form["attributes"]["gpus"]["max"] == 12
+        options = form["attributes"]["partition"]["options"]
+        most = 8 if app == "headrace_train" else 4  # a notebook has one node
+        assert form["attributes"]["gpus"]["max"] == options[0][2]["data-max-gpus"] == most
+        assert options[0][0] == "gpu (2 nodes, 4 GPUs a node, up to 24 h)"
+        assert options[0][2]["data-max-minutes"] == 24 * 60
         for name, text in files.items():
             if name.startswith(app) and name.endswith(".erb"):
                 assert text.count("<%") == text.count("%>"), name
@@ -183,49 +184,111 @@ def test_every_answer_that_is_used_is_asked_for(facts):
         assert used <= asked
 
 
+def many_kinds():
+    """Nodes of 4 and of 8 GPUs, and a partition of two minutes."""
+    nodes = (*(node(f"a{i}", 4) for i in range(2)), *(node(f"b{i}", 8) for i in range(2)))
+    names = tuple(each.name for each in nodes)
+    partitions = (
+        Partition("all", names, is_default=True),
+        Partition("two", names, max_nodes=2, max_minutes=2, max_memory_per_cpu_mib=1000),
+    )
+    return site_facts(ClusterSnapshot("hal", "22.05.8", 0.0, nodes, partitions, ()), prefix=NASTY)
+
+
+def test_the_form_offers_what_a_partition_gives():
+    form = yaml.safe_load(ondemand_files(many_kinds())["headrace_train/form.yml"])
+    texts = [option[0] for option in form["attributes"]["partition"]["options"]]
+    assert texts == ["all (4 nodes, 8 GPUs a node)", "two (4 nodes, 8 GPUs a node, up to 2 min)"]
+    # 24 there are, but not as many on each node.
+    most = [option[2]["data-max-gpus"] for option in form["attributes"]["partition"]["options"]]
+    assert most == [16, 16]
+
+
 @pytest.mark.parametrize(
-    ("partition", "gpus", "expected"),
-    [
-        (
-            "gpu",
-            "1",
-            ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=16", "--gpus-per-node=1"],
-        ),
-        (
-            "gpu",
-            "4",
-            ["--nodes=1", "--ntasks-per-node=4", "--cpus-per-task=16", "--gpus-per-node=4"],
-        ),
-        (
-            "gpu",
-            "6",
-            ["--nodes=2", "--ntasks-per-node=3", "--cpus-per-task=16", "--gpus-per-node=3"],
-        ),
-        (
-            "gpu",
-            "10",
-            ["--nodes=5", "--ntasks-per-node=2", "--cpus-per-task=16", "--gpus-per-node=2"],
-        ),
-        ("cpu", "3", ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=64"]),
-        ("gpu", "0", ["--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=16"]),
+    ("app", "partition", "gpus", "expected"),
+    [  # nodes, tasks a node, CPUs a task, MiB and GPUs a node
+        ("train", "gpu", "1", (1, 1, 16, 64000, 1)),
+        ("train", "gpu", "4", (1, 4, 16, 256000, 4)),
+        ("train", "gpu", "6", (2, 3, 16, 192000, 3)),
+        ("train", "gpu", "8", (2, 4, 16, 256000, 4)),
+        ("train", "cpu", "3", (1, 1, 64, 256000, 0)),
+        ("train", "gpu", "0", (1, 1, 16, 64000, 0)),
+        ("jupyter", "gpu", "4", (1, 1, 64, 256000, 4)),
+        ("train", "all", "1", (1, 1, 8, 32000, 1)),
+        ("train", "all", "16", (2, 8, 8, 256000, 8)),
+        ("train", "all", "12", (2, 6, 8, 192000, 6)),
+        ("train", "two", "2", (1, 2, 8, 16000, 2)),
     ],
 )
-def test_gpus_become_nodes_and_tasks(facts, tmp_path, partition, gpus, expected):
-    text = ondemand_files(facts)["headrace_train/submit.yml.erb"]
-    answers = {"partition": partition, "gpus": gpus, "hours": "3", "account": ""}
-    submit = yaml.safe_load(rendered(text, tmp_path, **answers))
-    assert submit["batch_connect"] == {"template": "basic", "conn_params": ["log_file"]}
-    script = submit["script"]
-    assert script["native"] == expected
-    assert script["queue_name"] == partition
-    assert script["wall_time"] == 3 * 3600
+def test_gpus_become_nodes_tasks_and_memory(facts, tmp_path, app, partition, gpus, expected):
+    its = many_kinds() if partition in ("all", "two") else facts
+    text = ondemand_files(its)[f"headrace_{app}/submit.yml.erb"]
+    answers = {"partition": partition, "gpus": gpus, "minutes": "2", "account": ""}
+    script = yaml.safe_load(rendered(text, tmp_path, **answers))["script"]
+    nodes, tasks, cpus, mib, per_node = expected
+    assert script["native"] == [
+        f"--nodes={nodes}", f"--ntasks-per-node={tasks}", f"--cpus-per-task={cpus}", f"--mem={mib}M",
+        *([f"--gpus-per-node={per_node}"] if per_node else []),
+    ]  # fmt: skip
+    assert (script["queue_name"], script["wall_time"]) == (partition, 120)
     assert "accounting_id" not in script
+
+
+@pytest.mark.parametrize(
+    ("app", "answers", "why"),
+    [
+        ("train", {"partition": "two", "minutes": "60"}, "gives at most 2 minutes; 60 were asked"),
+        ("train", {"gpus": "16", "partition": "gpu"}, "no nodes for 16 GPUs"),
+        ("train", {"gpus": "24"}, "no nodes for 24 GPUs in equal parts"),
+        ("train", {"gpus": "7", "partition": "gpu"}, "no nodes for 7 GPUs"),
+        ("jupyter", {"gpus": "16"}, "no nodes for 16 GPUs in equal parts (on one node)"),
+        ("train", {"partition": "none"}, "none is no partition"),
+    ],
+)
+def test_what_a_partition_does_not_give_is_refused(facts, tmp_path, app, answers, why):
+    its = facts if answers.get("partition") == "gpu" else many_kinds()
+    text = ondemand_files(its)[f"headrace_{app}/submit.yml.erb"]
+    given = {"partition": "all", "gpus": "1", "minutes": "2", "account": "", **answers}
+    assert why in " ".join(rendered(text, tmp_path, fails=True, **given).split())
+
+
+def test_what_a_form_asks_for_a_real_slurm_gives(slurm, tmp_path):
+    """Each form submitted as the portal does; one GPU leaves the node's other to somebody else."""
+    files = ondemand_files(site_facts(read_snapshot(), prefix=NASTY))
+    form = yaml.safe_load(files["headrace_train/form.yml"])
+    options = {option[1]: option for option in form["attributes"]["partition"]["options"]}
+    assert "up to 24 h" in options["main"][0]
+    assert options["debug"][2] == {"data-max-gpus": 2, "data-max-minutes": 30}
+    jobs = []
+    for app, gpus, partition in (
+        ("train", "1", "debug"), ("jupyter", "1", "debug"), ("train", "4", "main"), ("jupyter", "2", "main"),
+    ):  # fmt: skip
+        answers = {"partition": partition, "gpus": gpus, "minutes": "10", "account": ""}
+        text = rendered(files[f"headrace_{app}/submit.yml.erb"], tmp_path, **answers)
+        script = yaml.safe_load(text)["script"]
+        minutes = script["wall_time"] // 60
+        job = slurm.sbatch(
+            "#!/bin/sh\nsleep 60\n", f"--job-name={script['job_name']}", f"--time={minutes}",
+            f"--partition={script['queue_name']}", *script["native"],
+        )  # fmt: skip
+        slurm.wait_for_job(job, "RUNNING")
+        jobs.append(job)
+    running = {job.job_id: job for job in read_snapshot().jobs}
+    given = [[(a.gpu_count or len(a.gpus), a.cpus, a.memory_mib) for a in running[job].allocations]
+             for job in jobs]  # fmt: skip
+    half, whole = (1, 4, 8000), (2, 8, 16000)
+    assert given == [[half], [half], [whole, whole], [whole]]
+    tasks = [
+        re.search(r"NumTasks=(\d+)", slurm.command("scontrol", "show", "job", job))[1]
+        for job in jobs
+    ]
+    assert tasks == ["1", "1", "4", "1"]
 
 
 def test_what_a_user_types_stays_what_it_is(facts, tmp_path):
     files = ondemand_files(facts)
     account = 'a"b: c\n  native: ["--uid=0"]'
-    answers = {"partition": "gpu", "gpus": "1", "hours": "1", "account": account}
+    answers = {"partition": "gpu", "gpus": "1", "minutes": "1", "account": account}
     submit = yaml.safe_load(rendered(files["headrace_jupyter/submit.yml.erb"], tmp_path, **answers))
     assert submit["script"]["accounting_id"] == account
     assert submit["script"]["native"][0] == "--nodes=1"

@@ -15,10 +15,13 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import headrace
+from headrace.base.text import counted
+from headrace.cluster.notation import time_text
 from headrace.errors import ClusterError, ClusterRequestError
 from headrace.runtime import SITE_SOCKET
 
@@ -31,20 +34,40 @@ if TYPE_CHECKING:
 _GONE = frozenset({"down", "drain", "drained", "fail", "future"})
 
 
+class NodeKind(NamedTuple):
+    """GPUs, CPUs and MiB of memory of a node, and how many such nodes there are."""
+
+    gpus: int
+    cpus: int
+    memory_mib: int
+    number: int
+
+
 class PartitionFacts(NamedTuple):
-    """One partition, as a form offers it: the nodes it has, and of its largest node GPUs and CPUs."""
+    """One partition, as a form offers it: the nodes that are not down, and its limits; None: it has none."""
 
     name: str
-    nodes: int
-    gpus_per_node: int
-    cpus_per_node: int
-    hours_max: int | None
-    is_default: bool
+    kinds: tuple[NodeKind, ...]
+    max_minutes: int | None = None
+    max_nodes: int | None = None
+    max_memory_per_cpu_mib: int | None = None
+    is_default: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """How many it has."""
+        return sum(kind.number for kind in self.kinds)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Of its largest node."""
+        return max(kind.gpus for kind in self.kinds)
 
     @property
     def gpus_max(self) -> int:
-        """In all."""
-        return self.nodes * self.gpus_per_node
+        """That one job can have, as many on each of its nodes."""
+        nodes = {k.gpus: sum(o.number for o in self.kinds if o.gpus >= k.gpus) for k in self.kinds}
+        return max(gpus * min(n, self.max_nodes or n) for gpus, n in nodes.items())
 
 
 class SiteFacts(NamedTuple):
@@ -85,12 +108,12 @@ def site_facts(
     for partition in snapshot.partitions:
         own = [nodes[name] for name in partition.nodes if name in nodes]
         own = [node for node in own if not _GONE & set(node.states)] or own
-        if partition.state == "up":
-            limit = partition.max_minutes
+        kinds = Counter((node.gpus, node.cpus, node.memory_mib) for node in own)
+        if partition.state == "up" and kinds:
             partitions.append(PartitionFacts(
-                partition.name, len(partition.nodes), max((node.gpus for node in own), default=0),
-                max((node.cpus for node in own), default=1),
-                None if limit is None else max(1, limit // 60), partition.is_default,
+                partition.name, tuple(NodeKind(*kind, n) for kind, n in sorted(kinds.items())),
+                partition.max_minutes, partition.max_nodes, partition.max_memory_per_cpu_mib,
+                partition.is_default,
             ))  # fmt: skip
     if not partitions:
         raise ClusterRequestError(f"{cluster} has no partition that is up.")
@@ -194,45 +217,62 @@ def slurm_files(facts: SiteFacts) -> dict[str, str]:
 
 # -- Open OnDemand -------------------------------------------------------------------------------------
 
-_NO_LIMIT_HOURS = 168
+_NO_LIMIT_MINUTES = 7 * 24 * 60
 """A week, where a partition has no limit: a form wants one."""
 
+_NODES_MAX = 1 << 16
+
 _APPS = {"headrace_train": ["log_file"], "headrace_jupyter": list[str]()}
-"""The portal's apps, and what their pages are told. Their menus and questions are among the templates."""
+"""The portal's apps, and what their pages are told. Their menus and questions are among the templates.
+A notebook is one task on one node."""
 
 
 def ondemand_files(facts: SiteFacts) -> dict[str, str]:
     """Text of each file of the portal's apps, by its name below the folder of apps."""
     partitions, first = facts.partitions, facts.default_partition
-    gpus = json.dumps({p.name: p.gpus_per_node for p in partitions}, separators=(",", ":"))
-    cpus = json.dumps({p.name: p.cpus_per_node for p in partitions}, separators=(",", ":"))
+    limits = {
+        p.name: {
+            "kinds": p.kinds, "minutes": p.max_minutes, "nodes": p.max_nodes,
+            "mib_per_cpu": p.max_memory_per_cpu_mib,
+        }
+        for p in partitions
+    }  # fmt: skip
     # Shell lines that put headrace's environment first.
     path = f'export PATH={shlex.quote(str(facts.prefix / "bin"))}:"$PATH"\n'
     if facts.site_file is not None:
         path += f"export HEADRACE_SITE={shlex.quote(str(facts.site_file))}\n"
-    options = []
-    for p in partitions:
-        sizes = f"{p.gpus_per_node} GPUs a node" if p.gpus_per_node else "no GPUs"
-        limit = f", up to {p.hours_max} h" if p.hours_max else ""
-        options.append([f"{p.name} ({p.nodes} nodes, {sizes}{limit})", p.name])
     values = {
-        "path_lines": path, "cluster": json.dumps(facts.cluster), "options": json.dumps(options),
-        "partition": json.dumps(first.name), "gpus": min(1, first.gpus_max),
-        "gpus_max": max(p.gpus_max for p in partitions),
-        "hours_max": max(p.hours_max or _NO_LIMIT_HOURS for p in partitions),
+        "path_lines": path, "cluster": json.dumps(facts.cluster), "partition": json.dumps(first.name),
+        "partitions": _ruby(json.dumps(limits, separators=(",", ":"))), "gpus": min(1, first.gpus_max),
+        "minutes": min(60, first.max_minutes or 60),
+        "minutes_max": max(p.max_minutes or _NO_LIMIT_MINUTES for p in partitions),
     }  # fmt: skip
     files = {
         "README.md": _filled("ondemand/README.md", cluster=facts.cluster, bin=facts.prefix / "bin")
     }
     for app, conn_params in _APPS.items():
-        files[f"{app}/submit.yml.erb"] = _filled(
-            "submit.yml.erb", gpus_per_node=_ruby(gpus), cpus_per_node=_ruby(cpus),
-            conn_params=json.dumps(conn_params), job_name=json.dumps(app.replace("_", "-")),
-        )  # fmt: skip
+        notebook = app == "headrace_jupyter"
+        options = [_option(p, p.gpus_per_node if notebook else p.gpus_max) for p in partitions]
+        values |= {
+            "options": json.dumps(options), "gpus_max": max(o[2]["data-max-gpus"] for o in options),
+            "one_task": str(notebook).lower(), "nodes_max": 1 if notebook else _NODES_MAX,
+            "where": "on one node" if notebook else "on any number of them",
+            "conn_params": json.dumps(conn_params), "job_name": json.dumps(app.replace("_", "-")),
+        }  # fmt: skip
+        files[f"{app}/submit.yml.erb"] = _filled("submit.yml.erb", **values)
         templates = (p for p in sorted((_TEMPLATES / "ondemand" / app).rglob("*")) if p.is_file())
         for name in (str(template.relative_to(_TEMPLATES)) for template in templates):
             files[name.removeprefix("ondemand/")] = _filled(name, **values)
     return files
+
+
+def _option(partition: PartitionFacts, gpus_max: int) -> tuple[str, str, dict[str, int]]:
+    """A partition in a menu: its text, its name, and what the portal's questions take at most there."""
+    p, minutes = partition, partition.max_minutes
+    sizes = f"{counted(p.gpus_per_node, 'GPU')} a node" if p.gpus_per_node else "no GPUs"
+    limit = f", up to {time_text(minutes)}" if minutes else ""
+    most = {"data-max-gpus": gpus_max, "data-max-minutes": minutes or _NO_LIMIT_MINUTES}
+    return f"{p.name} ({counted(p.nodes, 'node')}, {sizes}{limit})", p.name, most
 
 
 def _ruby(text: str) -> str:
