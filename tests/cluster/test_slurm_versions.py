@@ -15,6 +15,8 @@ from headrace.cluster.slurm.accounting import (
 from headrace.cluster.slurm.scontrol import read_jobs, read_nodes, read_partitions, read_statuses
 from headrace.cluster.snapshot import Allocation, ClusterJob, Node
 from headrace.errors import ClusterError
+from headrace.insight.usage import booked_of
+from headrace.telemetry.use import use_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TEXT = ("20.11", "25.05")
@@ -137,6 +139,10 @@ def test_sacct_of_each_version_reads_the_same(version):
     )
     assert first.cpu_s == pytest.approx(2300.123)
     assert first.memory_peak_mib == 2000
+    # As `seff` has it: of the CPU time and memory that it had.
+    use = use_of(None, booked_of(first, 0.0, 4e9))
+    assert use.cpu.share == pytest.approx(2300.123 / (4 * 600))
+    assert use.memory.share == pytest.approx(2000 / 8192)
     again = jobs["102_3"]
     assert (again.name, again.state, again.exit_code) == ("sweep | with bars", JobState.FAILED, 3)
     assert (again.restarts, again.elapsed_s, again.nodes) == (1, 60.0, ("gpu01",))
