@@ -294,7 +294,7 @@ def test_changes_are_relative_and_know_which_way_is_worse(tmp_path):
     assert (rows["au"].worse, rows["wait_p99"].worse, rows["bytes"].worse) == (True, False, None)
     assert rows["wait_p50"].change is None  # from 0
     assert "wait_max" not in rows  # b has none
-    reported = judge(comparison, [condition_of(text, changes=True)
+    reported = judge(comparison.values, [condition_of(text, changes=True)
                               for text in ("au < -2%", "au < -11%", "au < 85", "bytes > 1999")])  # fmt: skip
     assert [verdict.holds for verdict in reported] == [True, False, True, True]
 
@@ -318,7 +318,7 @@ def test_throughputs_by_other_formulas_are_computed_anew_or_left_out(tmp_path):
 def test_a_gate_that_cannot_be_told_is_an_error(tmp_path, text):
     comparison = both(tmp_path, wait_s={"p50": 0.1})
     with pytest.raises(BenchError, match="cannot be told"):
-        judge(comparison, [condition_of(text, changes=True)])
+        judge(comparison.values, [condition_of(text, changes=True)])
 
 
 def test_repeats_in_folders_give_confidence(tmp_path):

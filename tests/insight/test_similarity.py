@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,12 +14,15 @@ from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset import plan_of
 from headrace.bench.engines import EngineContext
 from headrace.bench.engines.replay import ReplayEngine
-from headrace.errors import BenchError, RecordError
+from headrace.errors import BenchError
 from headrace.insight.record.similarity import (
+    FIGURES,
     behaviour_of,
+    lines_of,
     of_amounts,
     of_distributions,
     similarity_of,
+    similarity_page,
 )
 from headrace.trace.recorded import Recorded, read_recorded
 from insight.recorded_runs import HEADRACE, record, torch_command
@@ -41,9 +45,7 @@ def _recorded(**given):
 
 
 def _figures(**given):
-    return similarity_of(
-        behaviour_of(_recorded(), "a"), behaviour_of(_recorded(**given), "b")
-    ).figures
+    return similarity_of(behaviour_of(_recorded()), behaviour_of(_recorded(**given))).figures
 
 
 def test_the_same_job_is_wholly_similar():
@@ -96,13 +98,25 @@ def test_amounts_are_alike_by_their_ratio():
     )
 
 
-@pytest.mark.parametrize("missing", ["begin_s", "compute_s"])
-def test_records_without_times_are_refused_not_guessed(missing):
+@pytest.mark.parametrize(
+    ("missing", "figures"),
+    [("begin_s", {"volume", "sizes", "steps"}), ("compute_s", {*FIGURES} - {"steps"})],
+)
+def test_what_a_record_does_not_have_is_not_compared(missing, figures):
     given = {missing: np.zeros(0, np.float32)}
     if missing == "compute_s":
         given["wait_s"] = np.zeros(0, np.float32)
-    with pytest.raises(RecordError, match="Record the job again"):
-        behaviour_of(_recorded(**given), "old.yaml")
+    similarity = similarity_of(behaviour_of(_recorded()), behaviour_of(_recorded(**given)))
+    assert set(similarity.figures) == figures
+    assert "similarity" not in similarity.values
+    lines = "\n".join(lines_of(similarity))
+    assert lines.count("not known") >= 2 * (len(FIGURES) - len(figures))
+    assert "these (mean)" in lines
+    assert similarity_page(similarity, ("a", "b")).count("<figure>") == len(figures) - 1
+    facts = similarity.document()
+    assert {name for name, value in facts["figures"].items() if value is None} == {
+        *FIGURES
+    } - figures
 
 
 def test_a_record_of_before_is_read_and_has_no_times(tmp_path):
@@ -161,14 +175,26 @@ def test_an_emulation_reads_what_its_job_read(job):
     assert picture.read_text().startswith("<svg xmlns=")
 
 
-def test_a_gate_fails_below_its_bound(job):
+def test_a_gate_has_the_same_conditions_as_that_of_runs(job, tmp_path):
     real, emulated, _ = job
     gate = "--fail-if"
-    assert _compare(real.output, emulated.output, gate, "volume < 1")[0] == 0
-    assert _compare(real.output, emulated.output, gate, "similarity < 1")[0] == 1
+    assert _compare(real.output, emulated.output, gate, "volume < 1", gate, "steps > 1")[0] == 0
+    code, out, _ = _compare(real.output, emulated.output, gate, "similarity <= 1", "--json")
+    held = json.loads(out)["conditions"]
+    assert (code, held[0]["condition"], held[0]["holds"]) == (1, "similarity <= 1", True)
     code, _, err = _compare(real.output, emulated.output, gate, "speed < 1")
     assert code == 2
     assert "similarity" in err
+    # Without the times of steps the mean is none: a gate upon it must not be open.
+    recorded = read_recorded(real.output.with_name("job.requests.npz"))
+    none = np.zeros(0, np.float32)
+    untimed = dataclasses.replace(recorded, compute_s=none, wait_s=none)
+    untimed.write(tmp_path / "job.requests.npz")
+    (tmp_path / "job.yaml").write_bytes(real.output.read_bytes())
+    assert _compare(tmp_path / "job.yaml", emulated.output, gate, "volume < 1")[0] == 0
+    code, _, err = _compare(tmp_path / "job.yaml", emulated.output, gate, "similarity < 0.9")
+    assert code not in (0, 1)
+    assert "cannot be told" in err
 
 
 def test_what_is_not_two_recorded_jobs_is_refused(job):

@@ -14,7 +14,7 @@ from headrace.bench.results import differences, number_at, number_of
 from headrace.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.bench.results import RunResult
 
@@ -76,13 +76,13 @@ MEASURES: Final = tuple(RunMeasure(*row) for row in (
 _BY_MLCOMMONS: Final = "headrace.throughput_by_formula_samples_per_s.mlcommons"
 
 
-def measure_named(name: str) -> RunMeasure:
-    """The measure of that name.
+def measure_named(name: str, of: Sequence[RunMeasure] = MEASURES) -> RunMeasure:
+    """The measure of that name among those `of` a run, or others.
 
     Raises:
         ValueError: there is none; the nearest is named.
     """
-    names = {measure.name: measure for measure in MEASURES}
+    names = {measure.name: measure for measure in of}
     if name in names:
         return names[name]
     near = get_close_matches(name, names, 1)
@@ -142,12 +142,13 @@ class Condition(NamedTuple):
         return _SIGNS[self.sign](value, self.bound)
 
 
-def condition_of(text: str, *, changes: bool) -> Condition:
+def condition_of(text: str, *, changes: bool, of: Sequence[RunMeasure] = MEASURES) -> Condition:
     """Read a condition: a measure's name, one of < <= > >=, a number, perhaps %.
 
     Args:
         text: `au < -2%`.
         changes: a percentage is a change from one result to another; else a value.
+        of: what may be named.
 
     A bound of a percentage without % is a fraction up to 1, as DLIO has `metric.au`, and percent above.
 
@@ -156,9 +157,11 @@ def condition_of(text: str, *, changes: bool) -> Condition:
     """
     match = _FORM.fullmatch(text)
     if match is None:
-        expected = "a measure, one of < <= > >=, and a number: au < -2%"
+        expected = f"a measure, one of < <= > >=, and a number: {of[-1].name} < 0.9"
+        if of is MEASURES:
+            expected = "a measure, one of < <= > >=, and a number: au < -2%"
         raise ValueError(f"{text!r} is no condition, expected {expected}")
-    measure = measure_named(match["name"])
+    measure = measure_named(match["name"], of)
     bound, percent = float(match["bound"]), bool(match["percent"])
     change = changes and percent
     if change:
@@ -229,6 +232,11 @@ class RunComparison(NamedTuple):
     differences: tuple[tuple[str, str, str], ...]
     """(what, in a, in b): with these, figures may differ for another reason than the one looked for."""
 
+    @property
+    def values(self) -> dict[str, tuple[float, float | None]]:
+        """What conditions are about: by a measure's name, b's value and the change to it."""
+        return {row.measure.name: (row.b.mean, row.change) for row in self.rows}
+
 
 class ConditionResult(NamedTuple):
     """A condition and whether it holds."""
@@ -236,6 +244,10 @@ class ConditionResult(NamedTuple):
     condition: Condition
     value: float
     holds: bool
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"condition": self.condition.written, "found": self.value, "holds": self.holds}
 
 
 def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
@@ -259,25 +271,26 @@ def compare(a: Sequence[RunResult], b: Sequence[RunResult]) -> RunComparison:
     return RunComparison(rows, tuple(differences(a[0], b[0])))
 
 
-def judge(comparison: RunComparison, conditions: Sequence[Condition]) -> list[ConditionResult]:
-    """Which conditions hold.
+def judge(
+    values: Mapping[str, tuple[float, float | None]], conditions: Sequence[Condition]
+) -> list[ConditionResult]:
+    """Which conditions hold; `values`: by a measure's name the second result's, and the change to it.
 
     Raises:
         BenchError: one cannot be told: a gate that finds nothing to look at must not be open.
     """
-    rows = {row.measure.name: row for row in comparison.rows}
     results = []
     for condition in conditions:
         name, untold = condition.measure.name, f"{condition.written!r} cannot be told"
-        row = rows.get(name)
-        if row is None:
+        if name not in values:
             raise BenchError(
                 f"{untold}: not both results have {name} ({condition.measure.title}).",
-                next_step=f"Both have {', '.join(rows) or 'nothing in common'}.",
+                next_step=f"Both have {', '.join(values) or 'nothing in common'}.",
             )
-        value = row.change if condition.change else row.b.mean
+        result, change = values[name]
+        value = change if condition.change else result
         if value is None:
-            now = f"is {row.b.mean:g}: no percentage says how much that is"
+            now = f"is {result:g}: no percentage says how much that is"
             raise BenchError(
                 f"{untold}: {name} was 0 before, and {now}.",
                 next_step="Give a bound without %: it is held against the second result itself.",

@@ -163,7 +163,7 @@ class Replay:
         recorded = self.recorded
         if not len(recorded.begin_s) or not recorded.batch:
             return np.zeros(0)
-        each = np.diff(recorded.begin_s, append=0.0) - recorded.open_s - recorded.read_s
+        each = np.diff(recorded.begin_s, append=0.0) - recorded.call_s
         place = np.arange(len(each)) - np.repeat(
             recorded.epoch_starts[:-1], np.diff(recorded.epoch_starts)
         )

@@ -126,7 +126,7 @@ def compare(
     conditions = [condition_of(text, changes=True) for text in fail_if or []]
     runs = load_runs(a), load_runs(b)
     comparison = compare_runs(*runs)
-    verdicts = judge(comparison, conditions)
+    verdicts = judge(comparison.values, conditions)
     failed = any(verdict.holds for verdict in verdicts)
     if output.as_json:
         output.document({
@@ -134,10 +134,7 @@ def compare(
             "differences": [
                 {"what": what, "a": left, "b": right} for what, left, right in comparison.differences
             ],
-            "conditions": [
-                {"condition": v.condition.written, "found": v.value, "holds": v.holds}
-                for v in verdicts
-            ],
+            "conditions": [v.document() for v in verdicts],
             "failed": failed, "not_mlperf": NOT_MLPERF,
         })  # fmt: skip
     else:
@@ -155,23 +152,20 @@ def _compare_recorded(
     html: str | None,
     svg: str | None,
 ) -> int:
+    from headrace.bench.compare import RunMeasure, condition_of, judge
     from headrace.bench.config import load_workload, parse_command_line
     from headrace.insight.record import similarity as like
     from headrace.trace.recorded import read_recorded
 
-    bounds = []
-    for text in fail_if:
-        match = re.fullmatch(r"\s*(\w+)\s*<\s*(0?\.\d+|[01])\s*", text)
-        if match is None or match[1] not in ("similarity", *like.FIGURES):
-            figures = ", ".join(("similarity", *like.FIGURES))
-            raise typer.BadParameter(f"{text!r}, expected 'similarity < 0.9', or one of {figures}")
-        bounds.append((text, match[1], float(match[2])))
+    figures = [RunMeasure(n, title, "", "more", "") for n, title in like.FIGURES.items()]
+    figures.append(RunMeasure("similarity", "all of them", "", "more", ""))
+    conditions = [condition_of(text, changes=False, of=figures) for text in fail_if]
     sides = []
     for name in names:
         requests = load_workload(parse_command_line([f"workload={name}"])).workload.dataset.requests
         if requests is None:
             raise typer.BadParameter(f"{name} is no recorded job: it has no dataset.requests")
-        sides.append(like.behaviour_of(read_recorded(Path(requests)), name))
+        sides.append(like.behaviour_of(read_recorded(Path(requests))))
     similarity = like.similarity_of(sides[0], sides[1])
     if html is not None:
         _write(html, like.similarity_page(similarity, names))
@@ -179,15 +173,17 @@ def _compare_recorded(
     if svg is not None:
         _write(svg, like.similarity_image(similarity, Path(names[0]).stem))
         output.remark(f"wrote {svg}")
-    values = {"similarity": similarity.whole, **similarity.figures}
-    failed = [text for text, name, bound in bounds if values[name] < bound]
+    verdicts = judge({name: (value, None) for name, value in similarity.values.items()}, conditions)
+    failed = any(verdict.holds for verdict in verdicts)
     if output.as_json:
-        output.document({"a": names[0], "b": names[1], **similarity.document(), "failed": failed})
+        output.document({
+            "a": names[0], "b": names[1], **similarity.document(),
+            "conditions": [v.document() for v in verdicts], "failed": failed,
+        })  # fmt: skip
     else:
         for line in like.lines_of(similarity):
             output.line(line)
-        for text in failed:
-            output.line(f"{text}: holds")
+        _print_verdicts(output, verdicts)
     return exit_codes.FINDING if failed else exit_codes.OK
 
 
@@ -219,6 +215,10 @@ def _print_comparison(
         )
     for what, left, right in comparison.differences:
         output.remark(f"note: {what} differs: {left}, {right}")
+    _print_verdicts(output, verdicts)
+
+
+def _print_verdicts(output: Output, verdicts: Sequence[ConditionResult]) -> None:
     for verdict in verdicts:
         held = "holds" if verdict.holds else "does not hold"
         value = f"{verdict.value:+.2%}" if verdict.condition.change else f"{verdict.value:g}"

@@ -168,6 +168,14 @@ class Recorded:
         indices = np.flatnonzero(self.file_split == number)
         return np.array(sorted(indices.tolist(), key=lambda i: self.names[i]), np.intp)
 
+    @property
+    def call_s(self) -> NDArray[np.float64]:
+        """What opening and reading took of each read, as far as that is known: float64 (reads,)."""
+        total = np.zeros(len(self.order))
+        for known in (self.open_s, self.read_s):
+            total += known if len(known) else 0.0
+        return total
+
     @cached_property
     def is_whole_files(self) -> bool:
         """Whether each sample is a file of its own, read from its begin to its end."""

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.base.text import aligned, bytes_text, seconds_text
-from headrace.errors import RecordError
 from headrace.pages import charts
 from headrace.pages.html import card_list, document, safe
 
@@ -40,7 +39,7 @@ FIGURES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class JobBehaviour:
-    """What of a record is compared.
+    """What of a record is compared; what it does not have is empty.
 
     Attributes:
         nbytes: that were read, of training and evaluation.
@@ -58,39 +57,40 @@ class JobBehaviour:
     step_s: Floats
     wait_share: float
 
+    @property
+    def lacks(self) -> frozenset[str]:
+        """The figures that it cannot have."""
+        timed = () if len(self.begin_s) else ("rates", "concurrency")
+        return frozenset((*timed, *(() if len(self.step_s) else ("steps",))))
+
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """For JSON; None is not known."""
+        timed, steps = len(self.begin_s) > 0, len(self.step_s) > 0
         return {
-            "bytes": self.nbytes, "requests": len(self.sizes), "seconds": float(self.begin_s.max()),
+            "bytes": self.nbytes, "requests": len(self.sizes),
+            "seconds": float(self.begin_s.max()) if timed else None,
             "request_bytes_mean": float(self.sizes.mean()),
-            "in_flight_mean": float(self.in_flight.mean()), "steps": len(self.step_s),
-            "step_s_mean": float(self.step_s.mean()), "step_s_p50": float(np.median(self.step_s)),
-            "wait_share": self.wait_share,
+            "in_flight_mean": float(self.in_flight.mean()) if timed else None,
+            "steps": len(self.step_s),
+            "step_s_mean": float(self.step_s.mean()) if steps else None,
+            "step_s_p50": float(np.median(self.step_s)) if steps else None,
+            "wait_share": self.wait_share if steps else None,
         }  # fmt: skip
 
 
-def behaviour_of(recorded: Recorded, name: str) -> JobBehaviour:
-    """What a record says; `name` is for errors.
-
-    Raises:
-        RecordError: it does not have the times of reads, or no steps.
-    """
-    if not len(recorded.begin_s) or not len(recorded.compute_s):
-        lacks = "times of its reads" if len(recorded.compute_s) else "times of steps"
-        raise RecordError(
-            f"{name}: the record has no {lacks}: they cannot be compared.",
-            next_step="Record the job again (headrace record), with several steps in an epoch.",
-        )
+def behaviour_of(recorded: Recorded) -> JobBehaviour:
+    """What a record says."""
     begin_s = recorded.begin_s
-    ends = np.sort(begin_s + recorded.open_s + recorded.read_s)
-    begun = np.searchsorted(np.sort(begin_s), begin_s, "right")
-    in_flight = np.maximum(begun - np.searchsorted(ends, begin_s, "right"), 1)
+    in_flight = np.zeros(0)
+    if len(begin_s):
+        ends = np.sort(begin_s + recorded.call_s)
+        begun = np.searchsorted(np.sort(begin_s), begin_s, "right")
+        in_flight = np.maximum(begun - np.searchsorted(ends, begin_s, "right"), 1).astype(float)
     sizes = recorded.sample_bytes[np.concatenate([recorded.order, recorded.valid_order])]
     step_s = (recorded.compute_s + recorded.wait_s).astype(float)
     return JobBehaviour(
-        nbytes=int(sizes.sum()), sizes=sizes.astype(float), begin_s=begin_s,
-        in_flight=in_flight.astype(float), step_s=step_s,
-        wait_share=float(recorded.wait_s.sum() / max(step_s.sum(), 1e-9)),
+        nbytes=int(sizes.sum()), sizes=sizes.astype(float), begin_s=begin_s, in_flight=in_flight,
+        step_s=step_s, wait_share=float(recorded.wait_s.sum() / max(step_s.sum(), 1e-9)),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def of_distributions(a: Floats, b: Floats, weights: tuple[Floats, Floats] | None
 
 @dataclass(frozen=True)
 class Similarity:
-    """A job and its emulation beside each other: figures of 0 to 1, by `FIGURES`."""
+    """A job and its emulation beside each other: figures of 0 to 1, by `FIGURES`; those that both can have."""
 
     job: JobBehaviour
     emulation: JobBehaviour
@@ -127,26 +127,35 @@ class Similarity:
 
     @property
     def whole(self) -> float:
-        """All figures' mean."""
+        """Their mean."""
         return float(np.mean(list(self.figures.values())))
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The figures, and, where there are all, their mean as `similarity`."""
+        whole = {"similarity": self.whole} if len(self.figures) == len(FIGURES) else {}
+        return self.figures | whole
 
     def document(self) -> dict[str, Any]:
         """For JSON."""
         facts = {"job": self.job.facts(), "emulation": self.emulation.facts()}
-        return {"similarity": self.whole, "figures": self.figures, **facts}
+        figures = {name: self.figures.get(name) for name in FIGURES}
+        return {"similarity": self.whole, "figures": figures, **facts}
 
 
 def similarity_of(job: JobBehaviour, emulation: JobBehaviour) -> Similarity:
     """Compare the two; neither is the measure of the other."""
     a, b = job, emulation
     weights = a.sizes[: len(a.begin_s)], b.sizes[: len(b.begin_s)]
-    return Similarity(a, b, {
-        "volume": of_amounts(a.nbytes, b.nbytes),
-        "sizes": of_distributions(a.sizes, b.sizes),
-        "rates": of_distributions(a.begin_s, b.begin_s, weights),
-        "concurrency": of_distributions(a.in_flight, b.in_flight),
-        "steps": of_distributions(a.step_s, b.step_s),
-    })  # fmt: skip
+    compared: dict[str, Callable[[], float]] = {
+        "volume": lambda: of_amounts(a.nbytes, b.nbytes),
+        "sizes": lambda: of_distributions(a.sizes, b.sizes),
+        "rates": lambda: of_distributions(a.begin_s, b.begin_s, weights),
+        "concurrency": lambda: of_distributions(a.in_flight, b.in_flight),
+        "steps": lambda: of_distributions(a.step_s, b.step_s),
+    }
+    unknown = a.lacks | b.lacks
+    return Similarity(a, b, {name: of() for name, of in compared.items() if name not in unknown})
 
 
 # -- what is shown -----------------------------------------------------------------------------------
@@ -160,22 +169,27 @@ def lines_of(similarity: Similarity) -> Iterator[str]:
     cells: list[tuple[str, ...]] = [("", "similarity", "job", "emulation")]
     values = [_values(side) for side in (similarity.job, similarity.emulation)]
     for name, title in FIGURES.items():
-        sides = [side.get(name, "") for side in values]
-        cells.append((title, f"{similarity.figures[name]:.3f}", *sides))
-    cells.append(("all (mean)", f"{similarity.whole:.3f}", "", ""))
+        figure = similarity.figures.get(name)
+        shown = "not known" if figure is None else f"{figure:.3f}"
+        cells.append((title, shown, *(side[name] for side in values)))
+    all_of_them = "all (mean)" if len(similarity.figures) == len(FIGURES) else "these (mean)"
+    cells.append((all_of_them, f"{similarity.whole:.3f}", "", ""))
     cells.append(("waiting for data, not compared", "", *(side["waiting"] for side in values)))
     yield from aligned(cells, "<>>>")
 
 
 def _values(job: JobBehaviour) -> dict[str, str]:
-    return {
+    values = {
         "volume": bytes_text(job.nbytes),
         "sizes": f"{bytes_text(float(job.sizes.mean()))} in the mean",
-        "rates": f"{seconds_text(float(job.begin_s.max()))} in all",
-        "concurrency": f"{job.in_flight.mean():.2f} in the mean",
-        "steps": f"{seconds_text(float(job.step_s.mean()))} in the mean",
-        "waiting": f"{job.wait_share:.1%}",
     }
+    if len(job.begin_s):
+        values["rates"] = f"{seconds_text(float(job.begin_s.max()))} in all"
+        values["concurrency"] = f"{job.in_flight.mean():.2f} in the mean"
+    if len(job.step_s):
+        values["steps"] = f"{seconds_text(float(job.step_s.mean()))} in the mean"
+        values["waiting"] = f"{job.wait_share:.1%}"
+    return dict.fromkeys((*FIGURES, "waiting"), "not known") | values
 
 
 def similarity_pictures(similarity: Similarity) -> list[tuple[str, str]]:
@@ -201,6 +215,8 @@ def similarity_pictures(similarity: Similarity) -> list[tuple[str, str]]:
     )
     drawn = []
     for name, title, values, weight, axis in curves:
+        if name not in similarity.figures:
+            continue
         most = max(float(value.max()) for value in values) or 1.0
         at = np.linspace(0.0, most, _POINTS)
         pair = [
