@@ -14,7 +14,7 @@ EXTRAS: Final = {
     "torch": "torch", "tensorflow": "tensorflow", "jax": "jax", "grain": "jax", "starlette": "web",
     "uvicorn": "web", "pynvml": "gpu", "obstore": "objects", "fsspec": "objects", "h5py": "hdf5",
     "pyarrow": "arrow", "array_record": "array-record", "datasets": "hf", "zarr": "zarr",
-    "lmdb": "lmdb", "lance": "lance", "zstandard": "text", "tokenizers": "tokens",
+    "lmdb": "lmdb", "lance": "lance", "zstandard": "text", "tokenizers": "tokens", "darshan": "darshan",
 }  # fmt: skip
 """Which of our extras brings a module that headrace itself does not need."""
 

@@ -87,6 +87,12 @@ def record(
     finish: str | None = Option(
         None, metavar="FOLDER", help="Finish a recording that was cut off (FILE.yaml.part)."
     ),
+    traces: list[str] | None = Option(
+        None,
+        "--from",
+        metavar="PATH",
+        help="Instead of a command: DFTracer's traces (*.pfw, *.pfw.gz) or Darshan's logs; repeat.",
+    ),
     limit: str = Option("1G", metavar="BYTES", help="What each process may log, at most."),
     keep: bool = Option(False, "--keep", help="Leave the logs in FILE.yaml.part."),
     overwrite: bool = Option(False, "--overwrite", help="Replace a workload that is there."),
@@ -96,21 +102,24 @@ def record(
     """Run a program as it is, and write its reads as a workload: files, sizes, order, step times.
 
     Nothing about the program changes. `headrace bench run --workload FILE.yaml` does the same reads on
-    other storage, `headrace whatif FILE.yaml` predicts other machines.
+    other storage, `headrace whatif FILE.yaml` predicts other machines. `--from` makes the same of what
+    DFTracer or Darshan wrote about a job.
     """
-    from headrace.insight.record.recording import RecordOptions
+    from headrace.insight.record.recording import RecordOptions, import_recording
     from headrace.insight.record.recording import finish as finish_part
     from headrace.insight.record.recording import record as record_command
     from headrace.posix.launch import end_like
 
-    if bool(command) == bool(finish):
+    if [bool(command), bool(finish), bool(traces)].count(True) != 1:
         raise typer.BadParameter("give a command to record: headrace record -o job.yaml -- COMMAND")
     options = RecordOptions(
         output=Path(output), roots=root or (), log_bytes=bytes_of(limit), keep=keep,
         overwrite=overwrite,
     )  # fmt: skip
     try:
-        if finish is not None:
+        if traces:
+            done = import_recording([Path(path) for path in traces], options)
+        elif finish is not None:
             done = finish_part(Path(finish), options)
         else:
             done = record_command(command or [], options)

@@ -19,7 +19,7 @@ import numpy as np
 
 from headrace.errors import HeadraceError, RecordError
 from headrace.insight.record.log import Flag, visits_of
-from headrace.insight.record.rhythm import rhythm_of, trainers_of, workers_of
+from headrace.insight.record.rhythm import rhythm_of, trainers_of, with_reads
 from headrace.store.sources.contents import format_of, format_of_bytes
 from headrace.store.sources.detect import open_source
 from headrace.store.sources.scan import Scan, SourceOptions
@@ -159,6 +159,7 @@ class SampleReads:
         sample_file: int64 (samples,): an index of `names`, as for the next two.
         rows: dtype `READ`, in the order of their begin.
         mapped: whether they were (also) mapped: what was touched is not known then.
+        timed: whether it is known when each began and ended; `opens_timed`: and how long its open took.
     """
 
     root: str
@@ -170,6 +171,8 @@ class SampleReads:
     rows: NDArray[np.void]
     mapped: bool
     direct: bool
+    timed: bool
+    opens_timed: bool
 
 
 def data_visits(
@@ -258,6 +261,8 @@ def reads_of(visits: list[Visit]) -> SampleReads:
         file_bytes=np.array(list(sizes.values()), np.int64), sample_file=places["file"],
         sample_offset=places["offset"], sample_bytes=sample_bytes, rows=_joined(rows),
         mapped=any(v.mapped for v in visits), direct=any(v.flags & Flag.DIRECT for v in visits),
+        timed=not any(v.flags & Flag.UNTIMED for v in visits),
+        opens_timed=not any(v.flags & (Flag.UNTIMED | Flag.OPEN_UNTIMED) for v in visits),
     )  # fmt: skip
 
 
@@ -425,6 +430,7 @@ class RecordedJob:
         overhead_s: what recording cost, over all processes.
         lost: calls that were not kept.
         blind: programs that could not be seen.
+        tracer: who recorded it: headrace, DFTracer or Darshan.
     """
 
     command: tuple[str, ...]
@@ -444,6 +450,7 @@ class RecordedJob:
     blind: int
     notes: tuple[str, ...] = ()
     left_out: dict[str, int] = field(default_factory=dict)
+    tracer: str = "headrace"
 
 
 def job_of(
@@ -452,13 +459,15 @@ def job_of(
 ) -> RecordedJob:  # fmt: skip
     """What logs say of a job; without roots the data set is found, without `exact` the steps are inferred.
 
+    0 processors are not known: as many as there are processes.
+
     Raises:
         RecordError: nothing that could be a data set was read.
     """
     # Of a process that became another program, the part that did most.
     by_process = {log.process: log for log in sorted(logs, key=lambda log: len(log.slots))}
     visits = [visit for log in logs for visit in visits_of(log)]
-    data = data_visits(visits, roots, cwd, unread=exact is not None)
+    data = data_visits(visits, roots, cwd, unread=exact is not None and exact.source == "trace")
     if not data:
         raise _nothing(logs, roots)
     kept = set(map(id, data))
@@ -481,14 +490,14 @@ def job_of(
     if epochs > 3 and len(train) / epochs < _COVERS_LEAST * samples:
         notes.append("samples come again before others have come: it is one long epoch here")
         epoch_of[train], epochs = 0, 1
+    trained_reads = rows[train], trainer[train], epoch_of[train]
     if exact is not None:
-        rhythm = replace(exact, workers=workers_of(rows, trainer, epoch_of))
+        rhythm = with_reads(exact, by_process, *trained_reads)
     else:
-        rhythm = rhythm_of(by_process, rows[train], trainer[train], epoch_of[train])
-    if len(rhythm.compute_s) >= 4:  # without steps in which something else went on
-        usual = rhythm.compute_s <= _LONG * max(float(np.median(rhythm.compute_s)), 1e-4)
-        rhythm = replace(rhythm, compute_s=rhythm.compute_s[usual], wait_s=rhythm.wait_s[usual])
-    parts = [batched(rows[epoch_of == epoch], rhythm.batch) for epoch in range(epochs)]
+        rhythm = rhythm_of(by_process, *trained_reads)
+    rhythm = _usual(rhythm, timed=reads.timed)
+    batch = max(1, rhythm.batch)
+    parts = [batched(rows[epoch_of == epoch], batch) for epoch in range(epochs)]
     trained = np.concatenate(parts)
     begin_s = (trained["begin_ns"] - trained["begin_ns"].min()) / 1e9
     evaluated = is_valid[rows["file"]]
@@ -503,22 +512,27 @@ def job_of(
         order=trained["sample"], epoch_starts=np.cumsum([0, *map(len, parts)], dtype=np.int64),
         valid_order=valid["sample"][np.argsort(turns, kind="stable")],
         valid_starts=np.concatenate([[0], np.cumsum(np.bincount(turns))]).astype(np.int64),
-        open_s=trained["open_s"], read_s=trained["read_s"],
-        begin_s=begin_s,
+        open_s=trained["open_s"][: len(trained) * reads.opens_timed],
+        read_s=trained["read_s"][: len(trained) * reads.timed],
+        begin_s=begin_s[: len(trained) * reads.timed],
         compute_s=rhythm.compute_s.astype(np.float32), wait_s=rhythm.wait_s.astype(np.float32),
         decode_s=rhythm.decode_s.astype(np.float32),
         batch=rhythm.batch if rhythm.source != "none" else 0, workers=rhythm.workers,
-        ranks=rhythm.ranks, processors=processors, collate_s=rhythm.collate_s, hand_s=rhythm.hand_s,
+        ranks=rhythm.ranks, processors=processors or rhythm.ranks * (1 + rhythm.workers),
+        collate_s=rhythm.collate_s, hand_s=rhythm.hand_s,
         traced=int(rhythm.source == "trace"),
     )  # fmt: skip
     paths = [path for log in logs for path in log.text_of.values()]
     framework = (name for name, part in _FRAMEWORKS if any(part in path for path in paths))
     file_format, by = _format(reads)
     lost, blind = sum(log.lost for log in logs), sum(log.blind for log in logs)
-    notes += _doubts(rhythm, lost, blind, mapped=reads.mapped)
+    notes += _doubts(rhythm, lost, blind, reads)
+    statistics = statistics_of(recorded)
+    if not reads.timed:
+        statistics = statistics._replace(same_each_epoch=None)
     return RecordedJob(
         command=tuple(command), root=reads.root, recorded=recorded, format=file_format, format_by=by,
-        framework=next(framework, "none"), rhythm=rhythm, statistics=statistics_of(recorded),
+        framework=next(framework, "none"), rhythm=rhythm, statistics=statistics,
         saves=saves_of(visits), direct=reads.direct, wall_s=wall_s,
         overhead_s=sum(log.spent_s for log in logs), calls=sum(len(log.slots) for log in logs),
         lost=lost, blind=blind, notes=tuple(notes), left_out=dict(others.most_common(8)),
@@ -550,14 +564,32 @@ def _format(reads: SampleReads) -> tuple[str, str]:
     return ("tfrecord" if many else "npy"), "guess"
 
 
-def _doubts(rhythm: Rhythm, lost: int, blind: int, *, mapped: bool) -> Iterator[str]:
+def _usual(rhythm: Rhythm, *, timed: bool) -> Rhythm:
+    """Without steps in which something else went on; none at all where reads have no times."""
+    if not timed:
+        none = np.zeros(0)
+        return replace(
+            rhythm, source="none", batch=1, threads=1, compute_s=none, wait_s=none, decode_s=none
+        )
+    if len(rhythm.compute_s) < 4:
+        return rhythm
+    usual = rhythm.compute_s <= _LONG * max(float(np.median(rhythm.compute_s)), 1e-4)
+    return replace(rhythm, compute_s=rhythm.compute_s[usual], wait_s=rhythm.wait_s[usual])
+
+
+def _doubts(rhythm: Rhythm, lost: int, blind: int, reads: SampleReads) -> Iterator[str]:
     """What makes the record less sure."""
+    if not reads.timed:
+        yield (
+            "of files that a process opened again the first open's time alone is known: each epoch is "
+            "written in the order of the first; times, steps and the batch are not known"
+        )
     if lost:
         yield f"{lost:,} calls were not kept: logs were full (--limit) or the disk was"
     if blind:
         why = "static, of another user or architecture, or without the environment"
         yield f"{blind:,} started programs could not be seen ({why})"
-    if mapped:
+    if reads.mapped:
         yield "files are mapped into memory: all of a mapping counts as read"
     if rhythm.source == "none":
         yield "no steps could be told apart: batch and computing time are not known"

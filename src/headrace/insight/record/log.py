@@ -1,5 +1,7 @@
 """Log: what one recorded process left, whole or cut off, and the files that it visited from open to close.
 
+Logs are headrace's own, or made of the calls that another tracer saw.
+
 The layout is native/record/log_layout.h's. A log ends wherever its process ended; slots that a killed
 thread had claimed and not filled are passed over. Nothing in it is taken on trust. Descriptors are followed in
 the order of the slots. Reads that go on where the one before ended, or go over the same bytes again, are one
@@ -18,9 +20,12 @@ import numpy as np
 from headrace.errors import RecordError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from headrace.insight.record.rhythm import Rhythm
 
 
 SLOT: Final = np.dtype(
@@ -49,8 +54,8 @@ _COMMAND: Final = 128, 1024
 _TEXT_BYTES: Final = SLOT.itemsize - 8
 _TEXT_SLOTS_MAX: Final = 4096 // _TEXT_BYTES + 1
 _LOG_BYTES_MAX: Final = 8 << 30
-_SIZE_MAX: Final = 1 << 48
-_NS_MAX: Final = 1 << 61
+SIZE_MAX: Final = 1 << 48
+NS_MAX: Final = 1 << 61
 _SECONDS_MAX: Final = 1e8
 
 
@@ -73,13 +78,15 @@ class CallKind(IntEnum):
 
 
 class Flag(IntEnum):
-    """Of an open; SOCKET: of what goes through pipes."""
+    """Of an open; SOCKET: of what goes through pipes. UNTIMED, OPEN_UNTIMED: nobody knows when, how long."""
 
     FOR_WRITING = 1
     ADOPTED = 2
     STREAM = 4
     DIRECT = 8
     SOCKET = 16
+    UNTIMED = 32
+    OPEN_UNTIMED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,7 @@ class ProcessLog:
         lost: calls that were not kept.
         spent_s: what logging cost, estimated.
         blind: programs that it started and that could not be seen.
+        messages_seen: whether what goes through pipes, and waits, would be among the slots.
     """
 
     process: int
@@ -102,6 +110,7 @@ class ProcessLog:
     lost: int
     spent_s: float
     blind: int
+    messages_seen: bool = True
 
 
 def read_log(path: Path) -> ProcessLog:
@@ -116,12 +125,12 @@ def read_log(path: Path) -> ProcessLog:
     except OSError as e:
         raise RecordError(f"{path} cannot be read: {e.strerror}.", path=str(path)) from e
     if raw is None:
-        raise _damaged(path, f"has {size:,} bytes", f"{_HEADER_BYTES:,} to {_LOG_BYTES_MAX:,}")
+        raise damaged(path, f"has {size:,} bytes, expected {_HEADER_BYTES:,} to {_LOG_BYTES_MAX:,}")
     header = raw[: _HEADER.itemsize].view(_HEADER)[0]
     if int(header["magic"]) != _MAGIC:
-        raise _damaged(path, "does not begin as a log does", "hrdrlog1")
+        raise damaged(path, "does not begin as a log does, expected hrdrlog1")
     if int(header["version"]) != _VERSION:
-        raise _damaged(path, f"has version {header['version']}", f"version {_VERSION}")
+        raise damaged(path, f"has version {header['version']}, expected version {_VERSION}")
     # Whole windows, each of whole slots, as far as they were used.
     windows = raw[_HEADER_BYTES:][: (len(raw) - _HEADER_BYTES) // _WINDOW_BYTES * _WINDOW_BYTES]
     whole = windows.reshape(-1, _WINDOW_BYTES)[:, : _WINDOW_SLOTS * SLOT.itemsize]
@@ -143,9 +152,9 @@ def _makes_sense(slots: NDArray[np.void]) -> NDArray[np.bool_]:
     kind, seconds, begin = slots["kind"], slots["seconds"], slots["begin_ns"]
     sound: NDArray[np.bool_] = (kind >= CallKind.OPEN) & (kind <= CallKind.WAIT)
     sound &= np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
-    sound &= (begin >= 0) & (begin < _NS_MAX)
+    sound &= (begin >= 0) & (begin < NS_MAX)
     for name in ("offset", "nbytes"):
-        sound &= (slots[name] >= -_SIZE_MAX) & (slots[name] <= _SIZE_MAX)
+        sound &= (slots[name] >= -SIZE_MAX) & (slots[name] <= SIZE_MAX)
     return sound
 
 
@@ -164,8 +173,80 @@ def _texts(slots: NDArray[np.void], at: NDArray[np.intp]) -> dict[int, str]:
     return texts
 
 
-def _damaged(path: Path, what: str, expected: str) -> RecordError:
-    return RecordError(f"{path}: {what}, expected {expected}.", path=str(path))
+def damaged(path: Path, what: str) -> RecordError:
+    """The error of a file that cannot be read."""
+    return RecordError(f"{path}: {what}.", path=str(path))
+
+
+# -- logs of other tracers ---------------------------------------------------------------------------
+
+_CHUNK: Final = 1 << 16
+
+
+@dataclass(kw_only=True)
+class ImportedTrace:
+    """What another tracer wrote about a job.
+
+    Attributes:
+        rhythm: of steps that were traced, without a batch; None: none were.
+        notes: what the tracer does not say.
+    """
+
+    logs: list[ProcessLog]
+    command: tuple[str, ...]
+    wall_s: float
+    rhythm: Rhythm | None = None
+    notes: list[str]
+
+
+class Calls:
+    """The calls of one process, in any order; those upon a file carry the number of its open."""
+
+    def __init__(self) -> None:
+        self.parent = -1
+        self.command: tuple[str, ...] = ()
+        self.folder = ""
+        """What names are relative to."""
+        self._rows: list[tuple[float, ...]] = []
+        self._parts: list[NDArray[np.void]] = []
+        self._names: list[tuple[int, str]] = []
+        self._count = 0
+
+    def add(
+        self, kind: CallKind, begin_ns: int, fd: int, *, thread: int = 0, offset: int = -1,
+        nbytes: int = 0, seconds: float = 0.0, flags: int = 0, name: str = "",
+    ) -> None:  # fmt: skip
+        """Add a call; `name`: of an open, or what stands for it."""
+        if name:
+            self._names.append((self._count, name))
+        self._rows.append((kind, flags, 0, thread, begin_ns, offset, nbytes, seconds, fd))
+        self._count += 1
+        if len(self._rows) == _CHUNK:
+            self._parts.append(np.array(self._rows, SLOT))
+            self._rows.clear()
+
+    def log(
+        self, process: int, names: Mapping[str, str] | None, reach: Mapping[str, int]
+    ) -> ProcessLog:
+        """As a log.
+
+        Args:
+            process: its number.
+            names: of files by what stands for them; None: they stand for themselves.
+            reach: where the reads of each file end: its size, as far as it is known.
+        """
+        slots = np.concatenate([*self._parts, np.array(self._rows, SLOT)])
+        order = np.argsort(slots["begin_ns"], kind="stable")
+        place = np.argsort(order)
+        text_of: dict[int, str] = {}
+        for number, key in self._names:
+            slots["nbytes"][number] = reach.get(key, 0)
+            if (name := key if names is None else names.get(key)) is not None:
+                text_of[int(place[number])] = os.path.join(self.folder, name)
+        return ProcessLog(
+            process=process, parent=self.parent, command=self.command, slots=slots[order],
+            text_of=text_of, lost=0, spent_s=0.0, blind=0, messages_seen=False,
+        )  # fmt: skip
 
 
 # -- visits ------------------------------------------------------------------------------------------

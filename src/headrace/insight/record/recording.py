@@ -1,4 +1,4 @@
-"""Recording: from a command to a workload's YAML and its sidecar; what came of it in lines and as JSON.
+"""Recording: from a command, or another tracer's files, to a workload's YAML and its sidecar, lines and JSON.
 
 What is recorded lies in a folder beside the output (`job.yaml.part`) until the two files are written. A
 recording that was cut off leaves that folder, and `finish` makes of it what can be made. DLIO and `bench run`
@@ -12,7 +12,7 @@ import json
 import shlex
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,8 @@ import numpy as np
 
 from headrace.base.text import bytes_text, counted, labelled
 from headrace.errors import RecordError
+from headrace.insight.record.darshan import import_darshan
+from headrace.insight.record.dftracer import import_dftracer
 from headrace.insight.record.job import job_of
 from headrace.insight.record.log import read_log
 from headrace.insight.record.rhythm import exact_rhythm
@@ -92,14 +94,10 @@ def record(command: Sequence[str], options: RecordOptions) -> Recording:
         RecordError: an output is there already.
         OSError: the output cannot be written.
     """
-    output, part = options.output, options.part
-    if output.suffix not in (".yaml", ".yml"):
-        raise ValueError(f"the output is {output}, expected a name that ends with .yaml")
-    if not output.parent.is_dir():
-        raise RecordError(f"{output.parent}: there is no such folder.", path=str(output.parent))
+    part = options.part
     _refuse_to_replace(options)
     if part.exists():
-        finish_it = f"headrace record --finish {part} -o {output}, or remove the folder."
+        finish_it = f"headrace record --finish {part} -o {options.output}, or remove the folder."
         raise _refused(
             part, ": an earlier recording left its logs there", f"Finish it: {finish_it}"
         )
@@ -118,10 +116,55 @@ def finish(part: Path, options: RecordOptions) -> Recording:
     return _write(run, options, part, finishing=True)
 
 
+def import_recording(paths: Sequence[Path], options: RecordOptions) -> Recording:
+    """Write what other tracers' files, or the folders that they lie in, say that a job read.
+
+    Raises:
+        RecordError: they cannot be read, have no data set's reads, or an output is there already.
+        MissingPackage: Darshan's logs need the package darshan.
+    """
+    _refuse_to_replace(options)
+    files = [file for path in paths for file in _traces(path)]
+    is_darshan = {file.name.endswith(_DARSHAN) for file in files}
+    if len(is_darshan) == 2:
+        raise RecordError(
+            "traces of DFTracer and logs of Darshan are given together: which are the job?",
+            next_step="Give the files of one of them.",
+        )
+    tracer = "Darshan" if is_darshan == {True} else "DFTracer"
+    trace = import_darshan(files) if tracer == "Darshan" else import_dftracer(files)
+    run = RecordedRun(list(trace.command), "", notes=trace.notes)
+    job = job_of(
+        trace.logs, command=trace.command, cwd="/", roots=options.roots, processors=0,
+        wall_s=trace.wall_s, exact=trace.rhythm,
+    )  # fmt: skip
+    return _publish(replace(job, tracer=tracer), run, options)
+
+
+_DARSHAN: Final = ".darshan"
+_TRACES: Final = (".pfw", ".pfw.gz", _DARSHAN)
+
+
+def _traces(path: Path) -> list[Path]:
+    """A file of another tracer, or those of a folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    kept = [file for file in files if file.name.endswith(_TRACES)]
+    if not kept:
+        what = " has no trace in it" if path.is_dir() else " is no trace"
+        step = f"Give traces of DFTracer or logs of Darshan: {', '.join(_TRACES)}."
+        raise _refused(path, what, step)
+    return kept
+
+
 def _refuse_to_replace(options: RecordOptions) -> None:
-    if options.output.exists() and not options.overwrite:
+    output = options.output
+    if output.suffix not in (".yaml", ".yml"):
+        raise ValueError(f"the output is {output}, expected a name that ends with .yaml")
+    if not output.parent.is_dir():
+        raise RecordError(f"{output.parent}: there is no such folder.", path=str(output.parent))
+    if output.exists() and not options.overwrite:
         step = "Choose another name, or pass --overwrite."
-        raise _refused(options.output, " is there already", step)
+        raise _refused(output, " is there already", step)
 
 
 def _refused(path: Path, what: str, next_step: str) -> RecordError:
@@ -149,14 +192,21 @@ def _write(
         if not options.keep and not finishing:
             shutil.rmtree(part, ignore_errors=True)
         return Recording(run, None, options.output, None, cut_off, e)
+    recording = _publish(job, run, options, cut_off=cut_off)
+    if not options.keep:
+        shutil.rmtree(part, ignore_errors=True)
+    return recording
+
+
+def _publish(
+    job: RecordedJob, run: RecordedRun, options: RecordOptions, *, cut_off: bool = False
+) -> Recording:
     sidecar = options.output.with_name(f"{options.output.stem}.requests.npz")
     job.recorded.write(sidecar)
     text = workload_text(job, options.output.stem, sidecar.name)
     new = options.output.with_name(f".{options.output.name}.new")
     new.write_text(text, encoding="utf-8", errors="backslashreplace")
     new.replace(options.output)
-    if not options.keep:
-        shutil.rmtree(part, ignore_errors=True)
     return Recording(run, job, options.output, sidecar, cut_off)
 
 
@@ -196,8 +246,11 @@ _WHOLE: Final = 0.9
 
 def workload_text(job: RecordedJob, name: str, sidecar: str) -> str:
     """The YAML of a workload; `sidecar`: the file of exact requests, relative to it."""
+    by = "recorded by `headrace record`"
+    if job.tracer != "headrace":
+        by = f"as {job.tracer} has them, by `headrace record --from`"
     lines = [
-        "# A training job's reads, recorded by `headrace record`.",
+        f"# A training job's reads, {by}.",
         f"# Command: {_safe(shlex.join(job.command))}",
         f"# Its files lie in {_safe(job.root)}",
         "# Run it elsewhere:  headrace bench run --workload THIS --data-folder DIR --generate",
@@ -261,6 +314,7 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
     sure = {
         "trace": "exact: from the loader", "messages": "from what workers sent",
         "bursts": "from pauses between reads", "none": "not known",
+        "steps": "an epoch's reads over its steps" if rhythm.batch else "not known: set it",
     }[rhythm.source]  # fmt: skip
     if rhythm.source in ("messages", "bursts"):
         sure += f"; {rhythm.batch_fits:.0%} of the reads agree"
@@ -271,7 +325,7 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
     who = "processes that read" if rhythm.workers else "0: reads by itself"
     rows: _Rows = [
         ("data_loader", "tensorflow" if job.framework == "tensorflow" else "pytorch", ""),
-        ("batch_size", rhythm.batch, sure),
+        ("batch_size", max(1, rhythm.batch), sure),
         ("read_threads", threads, who),
         ("file_shuffle", "seed" if shuffle == "files" else "off", ""),
         ("sample_shuffle", "seed" if shuffle == "samples" else "off", order),
@@ -279,7 +333,7 @@ def _reader(job: RecordedJob, valid: int) -> _Rows:
     if rhythm.ahead and threads:
         rows += [("prefetch_size", rhythm.ahead, "batches that were begun and not taken, at most")]
     if valid:
-        rows += [("batch_size_eval", rhythm.batch, "as in training")]
+        rows += [("batch_size_eval", max(1, rhythm.batch), "as in training")]
     mean = float(rhythm.decode_s.mean()) if len(rhythm.decode_s) else 0.0
     decode_ms = mean * 1e3
     if mean >= _PREPROCESS_S_LEAST:
@@ -392,9 +446,10 @@ def _of(job: RecordedJob) -> Iterator[str]:
         size = bytes_text(saves.nbytes)
         yield f"saves     {saves.count} checkpoints of {size}, {saves.seconds:.2f} s each"
     processes = max(1, job.rhythm.ranks * (1 + job.rhythm.workers))
-    share = job.overhead_s / max(1e-9, job.wall_s * processes)
-    of_run = f" ({share:.1%} of the run)" if job.wall_s else ""
-    yield f"cost      logging {job.calls:,} calls took {job.overhead_s:.2f} s{of_run}"
+    if job.tracer == "headrace":
+        share = job.overhead_s / max(1e-9, job.wall_s * processes)
+        of_run = f" ({share:.1%} of the run)" if job.wall_s else ""
+        yield f"cost      logging {job.calls:,} calls took {job.overhead_s:.2f} s{of_run}"
     for note in job.notes:
         yield from labelled("note", note, width=78)
 
@@ -403,12 +458,12 @@ def _rhythm(job: RecordedJob) -> Iterator[str]:
     rhythm = job.rhythm
     ranks = f"{rhythm.ranks} training processes, each with " if rhythm.ranks > 1 else ""
     who = counted(rhythm.workers, "worker") if rhythm.workers else "no workers"
-    if rhythm.source == "none":
-        yield f"batch     not known; {ranks}{who}"
-        return
-    how = {"trace": "exact", "messages": "from what workers sent", "bursts": "from pauses"}
+    how = {"trace": "exact", "messages": "from what workers sent", "bursts": "from pauses",
+           "steps": "from reads and steps"}  # fmt: skip
     sure = f", {rhythm.batch_fits:.0%} of the reads agree" if rhythm.source != "trace" else ""
-    yield f"batch     {rhythm.batch} ({how[rhythm.source]}{sure}); {ranks}{who}"
+    known = rhythm.source != "none" and rhythm.batch
+    batch = f"{rhythm.batch} ({how[rhythm.source]}{sure})" if known else "not known"
+    yield f"batch     {batch}; {ranks}{who}"
     if len(rhythm.compute_s):
         share = rhythm.wait_s.sum() / max(1e-9, (rhythm.wait_s + rhythm.compute_s).sum())
         seen, computing = len(rhythm.compute_s), _ms(rhythm.compute_s)

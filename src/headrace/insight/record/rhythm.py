@@ -1,14 +1,16 @@
 """Rhythm: from who read what and when, to workers, batches and how long a step computes.
 
-Three sources, the surest first: headrace's own loaders tell exactly; worker processes send each batch through
-a pipe, and the training process receives it and waits for it in `poll`; a process that reads by itself
-does so in bursts, and computes between them. What is guessed says how far it fits.
+The sources, the surest first: headrace's own loaders tell exactly, and so do traces of a program's steps, but
+for the batch; worker processes send each batch through a pipe, and the training process receives it and waits
+for it in `poll`; a process that reads by itself does so in bursts, and computes between them. What is guessed
+says how far it fits.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -48,7 +50,7 @@ class Rhythm:
     """How one process trains.
 
     Attributes:
-        source: trace, messages, bursts or none.
+        source: trace, steps, messages, bursts or none.
         batch: samples of a step of one process.
         batch_fits: share of the reads that agree with it.
         workers: processes that read for each training process; 0: it reads by itself.
@@ -62,6 +64,7 @@ class Rhythm:
         ahead: batches that workers had begun and training had not taken, at most; 0: not known.
         waits_seen: False: `compute_s` may contain waiting.
         trained: numbers of the training processes, where they have told them.
+        steps: of an epoch, on average, where the source is steps.
     """
 
     source: str
@@ -78,6 +81,7 @@ class Rhythm:
     hand_s: float = 0.0
     ahead: int = 0
     trained: frozenset[int] = frozenset()
+    steps: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -121,10 +125,10 @@ def _trainer_of(process: int, logs: Mapping[int, ProcessLog], trained: frozenset
     Training processes may be forked or spawned, too: those send no batches.
     """
     log = logs[process]
-    if process not in trained and log.parent in trained:
-        return log.parent
+    if process in trained or log.parent in trained:
+        return process if process in trained else log.parent
     parent = logs.get(log.parent)
-    if parent is None or not len(_sent(log)):
+    if parent is None or (log.messages_seen and not len(_sent(log))):
         return process
     forked = log.command == parent.command
     spawned = any(word in " ".join(log.command) for word in _SPAWNED)
@@ -158,7 +162,7 @@ def _of_messages(
     epochs = [mine & (epoch_of == epoch) for epoch in np.unique(epoch_of[mine])]
     starts = np.array([reads["begin_ns"][epoch].min() for epoch in epochs], np.int64)
     compute, wait, hand = _steps(received, waited, hands, starts)
-    decode, collate = _between(reads, mine, batch, logs)
+    decode, collate = _between(reads, mine, batch, logs) if sent else (np.zeros(0), 0.0)
     of_each = (reads["begin_ns"][mine & (reads["process"] == worker)] for worker in workers)
     begun = np.sort(np.concatenate([begins[::batch] for begins in of_each]))
     ahead = np.arange(1, len(begun) + 1) - np.searchsorted(received, begun, "right")
@@ -383,7 +387,7 @@ def rhythm_of_traces(traces: Iterable[RankTrace]) -> Rhythm | None:
     if not traces:
         return None
     one = max(traces, key=lambda trace: len(trace.steps))
-    compute, wait = compute_and_wait(one)
+    compute, wait = _compute_and_wait(one.steps)
     samples = np.maximum(one.steps["samples"].astype(float), 1)
     work = one.steps["work_s"].astype(float) / samples
     return Rhythm(
@@ -394,13 +398,62 @@ def rhythm_of_traces(traces: Iterable[RankTrace]) -> Rhythm | None:
     )  # fmt: skip
 
 
-def compute_and_wait(trace: RankTrace) -> tuple[Floats, Floats]:
+def _compute_and_wait(steps: Rows) -> tuple[Floats, Floats]:
     """What each step computed and then waited for the next batch, in seconds.
 
     Without an epoch's last, which nobody sees end, and its first wait, in which the epoch begins.
     """
-    steps = trace.steps
     computed = steps["asked_s"][1:] - steps["delivered_s"][:-1]
     waited = (steps["delivered_s"] - steps["asked_s"])[1:]
     kept = (steps["epoch"][1:] == steps["epoch"][:-1]) & (computed >= 0) & (waited >= 0)
     return computed[kept].astype(float), waited[kept].astype(float)
+
+
+FETCH: Final = np.dtype([("asked_s", "<f8"), ("delivered_s", "<f8"), ("epoch", "<i8")])
+"""A batch that training asked for and had."""
+
+
+def rhythm_of_fetches(fetches: Mapping[int, Rows]) -> Rhythm | None:
+    """The rhythm of processes that told when they fetched their batches, dtype `FETCH`; None: none has two.
+
+    How many samples they had, the reads say: `with_reads`.
+    """
+    fetches = {p: rows for p, rows in fetches.items() if len(rows) >= _TRACED_STEPS_LEAST}
+    if not fetches:
+        return None
+    one = max(fetches.values(), key=len)
+    compute, wait = _compute_and_wait(one)
+    return Rhythm(
+        source="steps", batch=0, batch_fits=0.0, workers=0, threads=1, ranks=len(fetches),
+        compute_s=compute, wait_s=wait, decode_s=np.zeros(0), collate_s=0.0, waits_seen=True,
+        trained=frozenset(fetches), steps=len(one) / len(np.unique(one["epoch"])),
+    )  # fmt: skip
+
+
+def with_reads(
+    rhythm: Rhythm, logs: Mapping[int, ProcessLog], reads: Rows, trainer_of: Ints, epoch_of: Ints
+) -> Rhythm:
+    """A rhythm that was told, with what reads say of it: workers, and of `steps` batch and decoding.
+
+    Batches go to workers in turn: those of one that did not have the last, perhaps shorter one are whole. The
+    batch stays 0 where there are more steps than reads: samples of shards were not told apart.
+    """
+    rhythm = replace(rhythm, workers=workers_of(reads, trainer_of, epoch_of))
+    first = _usual(trainer_of)
+    mine = trainer_of == first
+    of_epoch = mine & (epoch_of == epoch_of[mine].min())
+    count = int(of_epoch.sum())
+    if rhythm.source != "steps" or count < rhythm.steps:
+        return rhythm
+    alone = rhythm_of(logs, reads, trainer_of, epoch_of)
+    if not rhythm.workers and -(-count // alone.batch) == round(rhythm.steps):
+        return replace(rhythm, batch=alone.batch, batch_fits=1.0, decode_s=alone.decode_s)
+    each = list(Counter(reads["process"][of_epoch].tolist()).values())
+    turns = [max(1, math.ceil((rhythm.steps - k) / len(each))) for k in range(len(each))]
+    batch = math.ceil(max(n / turn for n, turn in zip(each, turns, strict=True)))
+    whole = round(rhythm.steps) * batch
+    fits = 1.0 if whole - batch < count <= whole else min(count, whole) / max(count, whole)
+    decode = np.zeros(0)
+    if rhythm.workers and batch > 1:
+        decode, _ = _between(reads, mine & (reads["process"] != first), batch, logs)
+    return replace(rhythm, batch=batch, batch_fits=fits, decode_s=decode)
