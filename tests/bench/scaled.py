@@ -64,6 +64,13 @@ def scaled(workload, form, folder, out, *more):
     if workload.startswith("flux"):  # a row of the real one has two megabytes
         columns = "[{name: t5, dtype: float32, size: 90}, {name: step, dtype: float32, size: 7}]"
         words["dataset.parquet.columns"] = columns
+    data = workload_of(workload).dataset
+    if data.record_dims:  # also 900 bytes of its elements
+        words["dataset.record_dims"] = (
+            f"[{SAMPLE_BYTES // np.dtype(data.record_element_type).itemsize}]"
+        )
+    if form == "hdf5" and data.hdf5.chunk_dims:
+        words["dataset.hdf5.chunk_dims"] = "[1, 15, 15]"
     given = [f"++workload.{key}={value}" for key, value in words.items()]
     return [f"workload={workload}", *given, f"++hydra.run.dir={out}", *more]
 
@@ -94,7 +101,8 @@ def check_run(workload, form, engine, folder, out):
     rates = summary["metric"]["train_throughput_samples_per_second"]
     assert len(rates) == EPOCHS
     assert min(rates) > 0
-    assert ("eval_au_percentage" in summary["metric"]) == (workload == "default")
+    evaluates = workload_of(workload).workflow.evaluation
+    assert ("eval_au_percentage" in summary["metric"]) == evaluates
     output = json.loads((out / "0_output.json").read_text())
     steps = FILES * samples_per_file(workload, form) // BATCH
     for epoch in range(1, EPOCHS + 1):

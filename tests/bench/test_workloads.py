@@ -36,6 +36,12 @@ TRAINING = {
     "dlrm": ("pytorch", "indexed_binary 1 1024 671088640", 0, 0, 1, 1, 1, 0.064296, 0.9),
     "megatron_deepspeed_LLNL": (
         "pytorch", "mmap_indexed_binary 1 277203535 2048", 0, 0, 16, 1, 3, 2.44, 0.9),
+    "cosmic_tagger": ("tensorflow", "hdf5 1 43000 40960", 0, 0, 32, 1, 1, 6.0, 0.9),
+    "ffn": ("tensorflow", "hdf5 1 43008 32768", 0, 0, 1, 1, 1, 1.0, 0.9),
+    "candle_nt3": ("tensorflow", "csv 1 1120 65536", 0, 0, 20, 1, 60, 6.61, 0.9),
+    "frnn": ("tensorflow", "npz 28000 1024 2048", 0, 0, 1, 1, 1, 0.0, 0.9),
+    "l2hmc": ("tensorflow", "synthetic 4800 1 4096", 0, 0, 32, 1, 1, 0.0, 0.9),
+    "deepcam": ("pytorch", "hdf5 121266 1 56623104", 0, 0, 1, 4, 1, 1.0, 0.9),
     "default": ("pytorch", "npz 64 1 4096", 0, 0, 4, 1, 10, 1.0, 0.9),
     **{f"retinanet_{a}": ("pytorch", RETINA, 0, 0, 24, 8, 8, 0.04755, 0.85)
        for a in ("a100", "h100", "b200", "mi355")},
@@ -136,6 +142,13 @@ def test_what_the_tables_have_no_column_for():
     assert megatron.optimization_groups == (1009254400, 865075200, 793600)
     assert megatron.layer_parameters == (52583936, 209715200)
     assert (megatron.parallelism_pipeline, megatron.parallelism_tensor) == (8, 4)
+    assert workload_of("candle_nt3").dataset.nominal_bytes == 60484 * 4
+    chunks = [workload_of(name).dataset.hdf5.chunk_dims for name in ("cosmic_tagger", "ffn")]
+    assert chunks == [(1, 45, 45), (1, 64, 64)]
+    l2hmc = workload_of("l2hmc")
+    assert l2hmc.model.model_size_bytes == 32 << 20
+    assert l2hmc.checkpoint.steps_between_checkpoints == 50
+    assert workload_of("deepcam").dataset.num_files_eval == 15158
     default = workload_of("default")
     assert (default.dataset.num_files_eval, default.dataset.num_subfolders_eval) == (8, 2)
     assert default.evaluation.eval_time.mean_s == 0.5

@@ -26,7 +26,7 @@ def test_tensorflow_runs_it(data, tmp_path, workload, form):
     columns = workload_of(workload).dataset.parquet.columns
     if form == "synthetic" or (form == "parquet" and columns):
         assert nbytes > 0  # a file's number; the columns that are read
-    elif workload == "default":  # its two samples of evaluation, after each epoch
+    elif workload_of(workload).workflow.evaluation:  # two samples, after each epoch
         assert nbytes == (samples + 2 * EPOCHS) * SAMPLE_BYTES
     else:
         assert nbytes == samples * SAMPLE_BYTES
