@@ -33,7 +33,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
     sys.path.remove(str(ROOT / "benchmarks"))
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import machine  # noqa: E402 - see above
+from benchmarks import machine, processes  # noqa: E402 - see above
 from headrace.control.publishing import Publisher  # noqa: E402 - see above
 from headrace.runtime import agent_folder  # noqa: E402 - see above
 from headrace.telemetry.agent import Agent, AgentOptions  # noqa: E402 - see above
@@ -191,6 +191,7 @@ def profile() -> None:
     agent.close()
 
 
+@processes.leaving_nothing()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="short: does it work?")

@@ -30,7 +30,7 @@ if not __package__:
     sys.path.insert(0, str(ROOT))
 sys.path.append(str(ROOT / "tests"))
 
-from benchmarks import machine
+from benchmarks import machine, processes
 from cluster.simulated import simulated_cluster
 from cluster.slurm import Slurm, missing
 from headrace.cluster.executor import Submission
@@ -54,6 +54,7 @@ print(SlurmExecutor().submit(Submission(sys.stdin.buffer.read(), ("--hold",))))
 """
 
 
+@processes.leaving_nothing()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, nothing is written")

@@ -31,7 +31,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 
 import numpy as np
 
-from benchmarks import cache, datasets, forms, machine, tables
+from benchmarks import cache, datasets, forms, machine, processes, tables
 from benchmarks.fabric_parts import job, nodes, rivals
 from benchmarks.fabric_parts.ends import Case, Fabric, Seen
 from benchmarks.fabric_parts.network import LOOPBACK, Network, veth
@@ -315,6 +315,7 @@ def _networks() -> Iterator[list[Network]]:
         yield [LOOPBACK, pair]
 
 
+@processes.leaving_nothing()
 def main() -> None:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -35,7 +35,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
     sys.path.insert(0, str(ROOT))
 
 import headrace as hr
-from benchmarks import machine, tables
+from benchmarks import machine, processes, tables
 from benchmarks.node import forget, warm
 from headrace.posix.mount import MountOptions, mount, unmount
 
@@ -224,6 +224,7 @@ def million(options: Options) -> dict[str, float]:
     return found
 
 
+@processes.leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.mount",

@@ -33,7 +33,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
     sys.path.insert(0, str(ROOT))
 
 import headrace as hr
-from benchmarks import datasets, machine, tables
+from benchmarks import datasets, machine, processes, tables
 from benchmarks.check import Checker, FlatBatch
 from benchmarks.targets import Target
 from headrace.node.daemon import ask_status, start, stop
@@ -325,6 +325,7 @@ def measure(options: Options) -> tuple[list[list[str]], list[Target], dict[str, 
     return rows, targets, raw
 
 
+@processes.leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.node",

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import headrace as hr
-from benchmarks import datasets, tables
+from benchmarks import datasets, processes, tables
 from benchmarks.check import Checker, FlatBatch
 from benchmarks.node import PLANES, ensure_store, forget, warm
 from benchmarks.node import Options as StoreOptions
@@ -302,6 +302,7 @@ def _recovered(rates: Sequence[float], wanted: float, begin_s: float, end_s: flo
     return math.inf
 
 
+@processes.leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.node_cold",

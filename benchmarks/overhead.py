@@ -38,7 +38,7 @@ if not __package__:
     sys.path.insert(0, str(ROOT))
 
 import headrace as hr
-from benchmarks import machine
+from benchmarks import machine, processes
 from headrace.control import controller
 from headrace.plane import batch_trace, interpreter
 from headrace.torch import StoreLoader
@@ -95,6 +95,7 @@ CASES = (
 )
 
 
+@processes.leaving_nothing()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=80)

@@ -26,12 +26,13 @@ if not __package__:
     sys.path.remove(str(ROOT / "benchmarks"))
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import machine
+from benchmarks import machine, processes
 from benchmarks.policy_parts import judged, scene, simulated
 
 RESULTS = ROOT / "benchmarks/results"
 
 
+@processes.leaving_nothing()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the simulations alone")

@@ -7,12 +7,19 @@ that happen to be mapped: page cache, reclaimable, there for any engine that map
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import resource
+import signal
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -45,6 +52,50 @@ def tree(root: int) -> list[int]:
     return found
 
 
+_PR_SET_CHILD_SUBREAPER = 36
+_END_S = 5.0
+
+
+@contextlib.contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Ends every process that was started within, daemons and orphans included; a decorator, too.
+
+    SIGTERM and SIGHUP end the program as Ctrl-C does, so that its own `finally` come first. Whoever is left
+    then gets SIGTERM, and SIGKILL after some seconds. Orphans count: they become children of this process.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def ended(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, ended)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        _end_descendants()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_descendants() -> None:
+    begun = time.monotonic()
+    asked: set[int] = set()
+    while left := set(tree(os.getpid())[1:]):
+        late = time.monotonic() - begun > _END_S
+        for pid in left if late else left - asked:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        asked |= left
+        time.sleep(0.02)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 def cpu_seconds_so_far() -> float:
     """CPU seconds of this process, its reaped children and its living descendants."""
     total = 0.0
@@ -59,6 +110,11 @@ def cpu_seconds_so_far() -> float:
         # utime, stime and, for grandchildren that are gone already, cutime and cstime
         total += sum(int(field) for field in fields[11:15]) / _TICKS
     return total
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """CPU seconds of one living process."""
+    return sum(map(int, _stat_fields(pid)[11:13])) / _TICKS
 
 
 def machine_cpu_seconds() -> float:

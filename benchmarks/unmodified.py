@@ -34,7 +34,7 @@ if not __package__:
     sys.path.remove(str(ROOT / "benchmarks"))
     sys.path.insert(0, str(ROOT))
 
-from benchmarks import datasets, forms, machine, tables
+from benchmarks import datasets, forms, machine, processes, tables
 from benchmarks.targets import Target
 from headrace.node.daemon import start, stop
 from headrace.runtime import RuntimeFolder
@@ -304,6 +304,7 @@ def _train_row(found: Found, label: str, runs: dict[str, list[list[float]]]) -> 
     )  # fmt: skip
 
 
+@processes.leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.unmodified",

@@ -31,7 +31,7 @@ if not __package__:
     sys.path.insert(0, str(ROOT))
 
 import headrace as hr
-from benchmarks import machine
+from benchmarks import machine, processes
 from benchmarks.verdict_parts.injections import KINDS, Place, make_place
 from benchmarks.verdict_parts.mixtures import MIXTURES, run_mixture
 from benchmarks.verdict_parts.ranks import slow_rank
@@ -46,6 +46,7 @@ SLOW_RANK = "a slow rank"
 GOAL_MAIN, GOAL_POINTS = 0.95, 10.0
 
 
+@processes.leaving_nothing()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="each kind once")

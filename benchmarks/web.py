@@ -29,7 +29,7 @@ if not __package__:
     sys.path.insert(0, str(ROOT))
 sys.path.insert(1, str(ROOT / "tests"))
 
-from benchmarks import machine
+from benchmarks import machine, processes
 from browser import Browser
 from headrace.web.demo import DemoSource
 from headrace.web.views import Wire
@@ -39,6 +39,7 @@ PAGES = ("/", "/starving", "/storage", "/policies", "/stores")
 WATCHED_S = 10.0
 
 
+@processes.leaving_nothing()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="twice each, and nothing is written")

@@ -236,6 +236,25 @@ def test_cpu_and_memory_of_workers_that_still_run_are_counted():
     assert memory_of([worker.pid]) == Memory()
 
 
+def test_orphans_and_those_that_ignore_a_signal_are_ended_too(mark):
+    code = (
+        "import signal, subprocess, sys; "
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "subprocess.Popen(['sleep', '600'], start_new_session=True); "
+    )
+    script = f"""
+import subprocess, sys
+from benchmarks import processes
+processes._END_S = 0.2
+with processes.leaving_nothing():
+    subprocess.run([sys.executable, "-c", {code!r}])  # leaves an orphan that ignores SIGTERM
+"""
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=mark.environment, check=True, timeout=60
+    )
+    assert mark.living() == set()
+
+
 def test_importing_numpy_is_the_baseline():
     assert 5 < numpy_baseline().private_mb < 100
 
