@@ -162,17 +162,20 @@ def fsspec_http(
 # -- plain files -----------------------------------------------------------------------------------
 
 
-def fio_file(file: Path, block: int, seconds: float, *, cold: bool) -> Seen:
-    """One thread that reads blocks of a file in random order with pread, each once while it lasts."""
+def fio_file(file: Path, block: int, seconds: float, *, cold: bool, threads: int = 1) -> Seen:
+    """Threads that read parts of a file in random order with pread; again and again, where it is cached."""
+    part = file.stat().st_size // threads // block * block
     command = [
         "fio", "--name=file", f"--filename={file}", "--ioengine=psync", "--rw=randread",
-        f"--bs={block}", f"--runtime={seconds:g}", "--time_based", "--thread", "--readonly",
-        f"--invalidate={int(cold)}", "--output-format=json",
+        f"--bs={block}", f"--runtime={seconds:g}", "--thread", "--readonly", f"--invalidate={int(cold)}",
+        f"--numjobs={threads}", f"--size={part}", f"--offset_increment={part}", "--group_reporting",
+        "--output-format=json", *(() if cold else ("--time_based",)),
     ]  # fmt: skip
     text = _patient(command)
     job = json.loads(text[text.index("{") :])["jobs"][0]
     took_s = job["job_runtime"] / 1e3
-    cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * took_s
+    cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * took_s  # both are of all threads
+    took_s /= threads
     return Seen(job["read"]["io_bytes"], took_s, job["read"]["total_ios"], cpu_s)
 
 
