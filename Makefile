@@ -14,6 +14,8 @@ PYTEST ?=
 DATA ?=
 DEMO ?=
 BENCH ?=
+QUICK ?=
+PAPER ?=
 MUTANTS ?= store order plane control io node
 MUTANT ?=
 FUZZ_SECONDS ?= 600
@@ -53,6 +55,7 @@ help:
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
 	@echo 'make format      let ruff and clang-format rewrite what they can'
 	@echo 'make bench       benchmarks/loader.py and plane.py: headrace beside other loaders, and the limits'
+	@echo 'make paper       the claims of the papers, measured: docs/papers.md, in an hour; QUICK=1: ten minutes'
 	@echo 'make asan, tsan  the native tests under AddressSanitizer + UBSan, ThreadSanitizer'
 	@echo 'make fuzz        each fuzz target, native and Python, for FUZZ_SECONDS=$(FUZZ_SECONDS)'
 	@echo 'make coverage    which lines of src the fast tests run, a line for each file'
@@ -297,6 +300,11 @@ bench: $(DONE)/debian-bench $(DONE)/bench $(DONE)/frameworks $(DONE)/build
 	$(BIN)/python benchmarks/policy.py $(BENCH)
 	$(BIN)/python benchmarks/fabric.py $(BENCH)
 	$(BIN)/python -m benchmarks.bench $(BENCH)
+
+# A run that was ended goes on where it was. docs/papers.md, its pictures, benchmarks/results/paper-DATE.json.
+.PHONY: paper
+paper: $(DONE)/debian-bench $(DONE)/test $(DONE)/frameworks $(DONE)/build
+	$(BIN)/python -m benchmarks.paper $(if $(filter-out 0,$(QUICK)),--quick) $(PAPER)
 
 # The archive first, and the wheel from what is in it; auditwheel puts the codecs inside and says how old a
 # glibc may be.

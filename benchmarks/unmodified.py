@@ -1,13 +1,13 @@
 """Unmodified programs: what `headrace run` is worth to scripts that know nothing of headrace.
 
-    python -m benchmarks.unmodified            # half an hour, as root: it empties the page cache
+    python -m benchmarks.unmodified            # some minutes, as root: it empties the page cache
     python -m benchmarks.unmodified --quick    # small and short: does it work?
-    python -m benchmarks.unmodified --only loop,opens,torch,tensorflow
+    python -m benchmarks.unmodified --only loop,opens
 
 Baseline and headrace run the same script (`benchmarks/programs`) in turn, the ratio of medians counts, and
 both must have read the same bytes. `lustre` is simulated: the shim makes opens and reads of originals
-slow in both. PRISMA's table: a light and a heavy consumer (LeNet or AlexNet, and ResNet, emulated by
-steps of fixed time) with 0 to 8 workers. Raw figures go to benchmarks/results/unmodified-DATE.json.
+slow in both. Training programs, with PRISMA beside them: `benchmarks/paper.py`. Raw figures go to
+benchmarks/results/unmodified-DATE.json.
 """
 
 # ruff: noqa: E402 - run as a file, sys.path must be put right before our own modules are found
@@ -19,7 +19,6 @@ import contextlib
 import datetime as dt
 import json
 import os
-import random
 import shutil
 import statistics
 import subprocess
@@ -44,16 +43,10 @@ if TYPE_CHECKING:
 
 RESULTS = ROOT / "benchmarks/results"
 PROGRAMS = ROOT / "benchmarks/programs"
-PARTS = ("loop", "opens", "torch", "tensorflow")
+PARTS = ("loop", "opens")
 HEADRACE = str(Path(sys.executable).parent / "headrace")
-FRAMEWORKS = ROOT / ".venv-frameworks/bin/python"
 DROP = Path("/proc/sys/vm/drop_caches")
 TIMEOUT_S = 900
-
-STEPS_S = {"light": 0.004, "heavy": 0.080}
-"""Of one batch of 64: about LeNet's or AlexNet's, and ResNet-50's, on one of today's accelerators."""
-
-BATCH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +55,7 @@ class Options:
 
     dir: Path
     scale: float
-    train_files: int
     rounds: int
-    workers: tuple[int, ...]
-    steps: tuple[str, ...]
     python: str
 
 
@@ -82,15 +72,16 @@ class Found:
 
 
 @contextlib.contextmanager
-def daemon() -> Iterator[dict[str, str]]:
-    """A daemon of our own; the environment in which it is found."""
+def daemon(*options: str) -> Iterator[dict[str, str]]:
+    """A daemon of our own, started with these options; the environment in which it is found."""
     here = Path(tempfile.mkdtemp(prefix="hr-bench-"))
     folder = RuntimeFolder(here / "rt")
-    start(folder, [])
     try:
+        start(folder, options)
         yield os.environ | {"HEADRACE_RUNTIME_DIR": str(folder.path), "HEADRACE_JOB": "bench"}
     finally:
-        stop(folder, force=True)
+        with contextlib.suppress(FileNotFoundError):  # it did not start
+            stop(folder, force=True)
         shutil.rmtree(here)
 
 
@@ -247,63 +238,6 @@ def opens(options: Options, found: Found) -> None:
         )  # fmt: skip
 
 
-# -- PRISMA's table --------------------------------------------------------------------------------
-
-
-def train(options: Options, found: Found, framework: str) -> None:
-    """A training script with workers, over cold files and simulated storage."""
-    python = options.python if framework == "torch" else str(FRAMEWORKS)
-    if not Path(python).exists():
-        found.rows.append([f"{framework}: {python} is not there", "-", "-", "-"])
-        return
-    files, _ = _files(options, options.train_files / 50_000)
-    names = sorted(str(path) for path in files.rglob("*") if path.is_file())
-    names = names[: len(names) // BATCH * BATCH]
-    epochs = 2
-    given = []
-    for epoch in range(epochs):
-        order = list(range(len(names)))
-        random.Random(epoch).shuffle(order)
-        given += [names[k] for k in order]
-    paths = listed(options.dir / f"list-{framework}", names)
-    order_file = listed(options.dir / f"order-{framework}", given)
-    for storage in ("cold", "lustre"):
-        simulate = None if storage == "cold" else storage
-        for step in options.steps:
-            for workers in options.workers:
-                program = [
-                    python, str(PROGRAMS / f"{framework}_train.py"), str(paths), str(workers),
-                    str(BATCH), str(STEPS_S[step]), str(epochs),
-                ]  # fmt: skip
-                runs: dict[str, list[list[float]]] = {"baseline": [], "headrace": [], "order": []}
-                for _ in range(options.rounds):
-                    make_cold(files)
-                    base = plain(program, files, simulate)
-                    runs["baseline"].append(base["seconds"])
-                    for name in ("headrace", "order"):
-                        with daemon() as environment:
-                            make_cold(files)
-                            ours = served(
-                                program, files, simulate, environment,
-                                order_file if name == "order" else None,
-                            )  # fmt: skip
-                            runs[name].append(ours["seconds"])
-                            same(base, ours)
-                _train_row(found, f"{framework}, {storage}, {step}, {workers} workers", runs)
-
-
-def _train_row(found: Found, label: str, runs: dict[str, list[list[float]]]) -> None:
-    found.raw[label] = runs
-    total = {name: statistics.median(sum(one) for one in values) for name, values in runs.items()}
-    base = total["baseline"]
-    found.rows.append(
-        [
-            label, f"{base:.2f} s", f"{total['headrace']:.2f} s", f"{base / total['headrace']:.2f}",
-            f"{total['order']:.2f} s", f"{base / total['order']:.2f}",
-        ]
-    )  # fmt: skip
-
-
 @processes.leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
@@ -318,29 +252,28 @@ def main() -> int:
     add("--json", type=Path, help="where the raw figures go")
     given = parser.parse_args()
     directory = given.dir.resolve()
-    options = Options(directory, 0.2, 2560, 3, (0, 1, 2, 4, 8), ("light", "heavy"), sys.executable)
+    options = Options(directory, 0.2, 3, sys.executable)
     if given.quick:
-        options = Options(directory, 0.02, 320, 1, (0, 2), ("light",), sys.executable)
+        options = Options(directory, 0.02, 1, sys.executable)
     parts = given.only.split(",")
     unknown = set(parts) - set(PARTS)
     if unknown:
         parser.error(f"--only {unknown.pop()}, expected some of {', '.join(PARTS)}")
     load = os.getloadavg()[0]
-    found = Found([["what", "baseline", "headrace", "ratio", "with the order", "ratio"]])
+    found = Found([["what", "baseline", "headrace", "ratio"]])
     for part in parts:
         if part == "loop":
             loop(options, found)
-        elif part == "opens":
-            opens(options, found)
         else:
-            train(options, found, part)
-    rows = [row + [""] * (6 - len(row)) for row in found.rows]
-    print(f"load before {load:.1f}\n\n{tables.grid(rows)}\n\n{tables.targets_table(found.targets)}")
+            opens(options, found)
+    print(
+        f"load before {load:.1f}\n\n{tables.grid(found.rows)}\n\n{tables.targets_table(found.targets)}"
+    )
     date = dt.datetime.now(tz=dt.UTC).strftime("%Y-%m-%d")
     path = given.json or RESULTS / f"unmodified-{date}.json"
     document = {
         "machine": machine.describe(Path.cwd()), "date": date, "quick": given.quick, **found.raw,
-        "rows": rows, "targets": [asdict(target) for target in found.targets],
+        "rows": found.rows, "targets": [asdict(target) for target in found.targets],
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, default=str) + "\n")

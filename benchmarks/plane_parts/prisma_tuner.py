@@ -25,6 +25,16 @@ THREADS_FIRST, THREADS_MAX = 1, 40
 FILES_FIRST, FILES_STEP, FILES_MAX = 10, 10, 100
 
 
+def decide(occupancy: list[float], threads: int, files: int) -> tuple[int, int] | None:
+    """Threads and files of buffer after a look at occupancies in percent; None: tuning ends for good."""
+    mean, deviation = int(statistics.fmean(occupancy)), int(statistics.pstdev(occupancy))
+    if mean >= FULL and deviation <= CALM:
+        return None
+    if mean <= EMPTY or deviation <= CALM:
+        return min(THREADS_MAX, threads + 1), files
+    return threads, min(FILES_MAX, files + FILES_STEP)
+
+
 class PrismaTuner(threading.Thread):
     """Turns a stage's knobs as PRISMA does."""
 
@@ -52,12 +62,9 @@ class PrismaTuner(threading.Thread):
             if time.monotonic() < next_look or len(occupancy) < SAMPLES_MIN:
                 continue
             next_look = time.monotonic() + INTERVAL_S
-            mean, deviation = int(statistics.fmean(occupancy)), int(statistics.pstdev(occupancy))
+            turned = decide(occupancy, self._threads, self._files)
             occupancy.clear()
-            if mean >= FULL and deviation <= CALM:
+            if turned is None:
                 return
-            if mean <= EMPTY or deviation <= CALM:
-                self._threads = min(THREADS_MAX, self._threads + 1)
-            else:
-                self._files = min(FILES_MAX, self._files + FILES_STEP)
+            self._threads, self._files = turned
             self._turn()
