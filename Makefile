@@ -50,6 +50,7 @@ help:
 	@echo 'make test-frameworks  the tests of TensorFlow and JAX, in .venv-frameworks; part of make test'
 	@echo 'make test-peers  NVMe/TCP against the Linux kernel in QEMU guests, and tshark; part of make test'
 	@echo 'make test-slow   the tests that take minutes'
+	@echo 'make test-ray    a real Ray cluster, in .venv-launchers; part of make test-slow'
 	@echo 'make launchers   the launchers that people use, and how many samples each delivers: a table'
 	@echo 'make soak        SOAK_KILLS=$(SOAK_KILLS) kills of node daemon and clients; SOAK="--seed 1"'
 	@echo 'make check       ruff, mypy --strict, import layers, clang-format, stub freshness'
@@ -186,6 +187,12 @@ test-alone: $(DONE)/build
 test-slow: $(DONE)/debian-cluster $(DONE)/debian-peers $(DONE)/test $(DONE)/frameworks $(DONE)/launchers $(DONE)/wheel $(DONE)/build
 	$(BIN)/python -m pytest -m slow $(PYTEST)
 	$(BIN)/python -m pytest -q -m slow tests/peers
+	@$(MAKE) --no-print-directory test-ray
+
+# A head and three nodes of Ray's, all of them processes of this machine.
+.PHONY: test-ray
+test-ray: $(DONE)/test $(DONE)/launchers $(DONE)/build
+	$(LAUNCHERS)/bin/python -m pytest -q tests/on_ray
 
 # Every launcher with every loader, as a table: samples delivered, unique, duplicates, exit.
 .PHONY: launchers

@@ -137,7 +137,7 @@ def test_what_is_tested_is_what_is_installed_for_the_tests(root):
     """The table of support names the versions that the tests pin, in the order of their names."""
     groups = tomllib.loads((root / "pyproject.toml").read_text())["dependency-groups"]
     pinned = dict(
-        re.fullmatch(r"([\w.-]+)(?:\[\w+\])?==(\S+)", each).groups()
+        re.fullmatch(r"([\w.-]+)(?:\[[\w,]+\])?==(\S+)", each).groups()
         for group in groups.values()
         for each in group
         if "==" in each and ";" not in each

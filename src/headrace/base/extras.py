@@ -15,6 +15,7 @@ EXTRAS: Final = {
     "uvicorn": "web", "pynvml": "gpu", "obstore": "objects", "fsspec": "objects", "h5py": "hdf5",
     "pyarrow": "arrow", "array_record": "array-record", "datasets": "hf", "zarr": "zarr",
     "lmdb": "lmdb", "lance": "lance", "zstandard": "text", "tokenizers": "tokens", "darshan": "darshan",
+    "ray": "ray",
 }  # fmt: skip
 """Which of our extras brings a module that headrace itself does not need."""
 

@@ -33,7 +33,7 @@ Where = Annotated[
     Option(
         "--executor",
         metavar="NAME",
-        help="slurm, kubernetes or local. Default: slurm where it is installed.",
+        help="slurm, ray, kubernetes or local. Default: slurm where sbatch is, ray by RAY_ADDRESS.",
     ),
 ]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.base.text import counted
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output
-from headrace.cluster.executor import executor, executor_name
+from headrace.cluster.executor import Submission, executor, executor_name
 from headrace.cluster.local.executor import foreground_environment
 from headrace.cluster.notation import read_minutes, time_text
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
@@ -21,7 +21,9 @@ from headrace.cluster.request import JOB_OPTIONS, read_request
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
+    from headrace.cluster.executor import Executor
     from headrace.cluster.layout import JobLayout
+    from headrace.cluster.plan import RunPlan
 
 
 _COMMAND_LINE = "the command line"
@@ -69,7 +71,10 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
             output.document({"job": None, **described})
         else:
             words = shlex.join([*plan.submission.options, *plan.submission.arguments])
-            alone = f"This machine runs the script by itself{words and f', with {words}'}."
+            where = (
+                "This machine" if executor_name(asked.executor) == "local" else "The Ray cluster"
+            )
+            alone = f"{where} runs the script by itself{words and f', with {words}'}."
             text = executor(asked.executor).preview(plan.submission)
             if text == plan.submission.script:
                 output.remark(f"command: {shlex.join(plan.command)}" if plan.command else alone)
@@ -141,8 +146,15 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
     output.remark(size_text(plan.layout))
     sys.stdout.flush()
     sys.stderr.flush()
-    if executor_name(asked.executor) == "local":
-        name = request.name or (Path(command[0]).name if command else "interactive")
+    name = request.name or (Path(command[0]).name if command else "interactive")
+    runs_on = executor_name(asked.executor)
+    if runs_on == "ray" and not command:
+        raise ClusterRequestError(
+            "Ray has no terminals: no shell can run on its nodes.", next_step="Name a command."
+        )
+    if runs_on == "ray":
+        return _follow(executor(runs_on), plan, name, request.directory)
+    if runs_on == "local":
         os.environ |= foreground_environment(plan.layout, name)
         if request.directory:
             os.chdir(request.directory)
@@ -155,6 +167,24 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
             "Give its path, or look at PATH.",
         )
         raise ClusterError(what, next_step=step) from e
+
+
+def _follow(runs_on: Executor, plan: RunPlan, name: str, directory: str) -> int:
+    """Run a command as a job, and hand on what it prints; it ends with this process."""
+    options = (*map(str, plan.layout.words()), f"--job-name={name}")
+    script = f"#!/bin/sh\nexec {shlex.join(plan.command)}\n".encode()
+    job = runs_on.submit(Submission(script, options, directory=Path(directory)))
+    try:
+        for piece in runs_on.logs(job, follow=True):
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+    except BaseException:
+        runs_on.cancel([job])
+        raise
+    status = runs_on.one(job)
+    if status.exit_code is None:
+        raise ClusterError(f"job {job} is {status.state}: {status.why or status.reason}.")
+    return status.exit_code
 
 
 def size_text(layout: JobLayout) -> str:

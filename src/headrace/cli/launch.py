@@ -161,7 +161,9 @@ def scaling(
         None, min=1, help="At most, on one node. [default: 4; here, all of them]"
     ),
     gpus: bool = Option(False, "--gpus", help="Ask for a GPU for each rank."),
-    executor: str | None = Option(None, help="slurm or local. [default: slurm where sbatch is]"),
+    executor: str | None = Option(
+        None, help="slurm, ray or local. [default: slurm where sbatch is]"
+    ),
     option: list[str] | None = Option(
         None, "--sbatch", help="More of sbatch's options: --sbatch=--partition=gpu."
     ),

@@ -1,4 +1,4 @@
-"""Executor: where jobs run. Slurm's, Kubernetes's, or this machine's processes; the same calls everywhere."""
+"""Executor: where jobs run: Slurm, Ray, Kubernetes, or this machine's processes; the same calls everywhere."""
 
 from __future__ import annotations
 
@@ -239,12 +239,13 @@ class Executor(ABC):
                     return statuses
             left_s = deadline - time.monotonic()
             if left_s <= 0:
+                away = f"{self.name.capitalize()} is away"
                 states = ", ".join(
                     f"{s.job_id} is {s.state}" + (f" ({s.why})" if s.why else "")
                     for s in unfinished[:5]
                 )
                 raise ClusterTimeout(
-                    f"not all jobs are over after {timeout_s:g} s: {states or 'Slurm is away'}."
+                    f"not all jobs are over after {timeout_s:g} s: {states or away}."
                 )
             time.sleep(min(patience.left_s, left_s))
 
@@ -415,26 +416,48 @@ def fill_pattern(
 EXECUTOR_VARIABLE = "HEADRACE_EXECUTOR"
 
 
-ExecutorName = Literal["slurm", "kubernetes", "local"]
+ExecutorName = Literal["slurm", "ray", "kubernetes", "local"]
+
+
+def ray_address() -> str | None:
+    """Of a Ray cluster's dashboard, by Ray's own variables."""
+    return os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
 
 
 def executor_name(name: str | None = None) -> ExecutorName:
-    """Which one `executor` gives. Kubernetes must be named: kubectl may be there for other work."""
-    default = "slurm" if shutil.which("sbatch") else "local"
-    named = name or os.environ.get(EXECUTOR_VARIABLE) or default
+    """Which one `executor` gives. Kubernetes must be named: kubectl may be there for other work.
+
+    Raises:
+        ClusterRequestError: there is none of this name, or nobody names one and there are two to choose from.
+    """
+    named = name or os.environ.get(EXECUTOR_VARIABLE)
+    if not named:
+        slurm = shutil.which("sbatch") is not None
+        # A process of a Ray cluster has there its other address, HOST:PORT, and is no user of its jobs API.
+        ray = (ray_address() or "").startswith(("http://", "https://"))
+        if slurm and ray:
+            raise ClusterRequestError(
+                f"sbatch is installed, and {ray_address()} is a Ray cluster: which is meant?",
+                next_step="Say --executor slurm or --executor ray, or set HEADRACE_EXECUTOR.",
+            )
+        return "slurm" if slurm else "ray" if ray else "local"
     if named not in get_args(ExecutorName):
-        names = "slurm, kubernetes or local"
+        names = "slurm, ray, kubernetes or local"
         raise ClusterRequestError(f"there is no executor {named!r}, expected {names}.")
     return cast("ExecutorName", named)
 
 
 def executor(name: str | None = None) -> Executor:
-    """The executor of this name; by default HEADRACE_EXECUTOR's, else Slurm's where sbatch is, or local."""
+    """The executor of this name; by default HEADRACE_EXECUTOR's, else what `executor_name` chooses."""
     match executor_name(name):
         case "slurm":
             from headrace.cluster.slurm.executor import SlurmExecutor
 
             return SlurmExecutor()
+        case "ray":
+            from headrace.cluster.ray.executor import RayExecutor
+
+            return RayExecutor()
         case "kubernetes":
             from headrace.cluster.kubernetes.executor import KubernetesExecutor
 

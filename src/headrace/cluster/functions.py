@@ -95,7 +95,7 @@ def submit(
             `functools.partial` holds arguments by name.
         args: what can be pickled.
         folder: that the job sees too; calls, results and logs go there.
-        executor: slurm or local; by default slurm where it is installed.
+        executor: slurm, ray or local; by default slurm where it is installed.
         launch: run it in each rank of `headrace launch` with these options (may be none): `result` is then the
             list of what the ranks returned.
         options: of `headrace cluster batch`, by its words with underscores: `gpus=2`, `time="4h"`.
@@ -263,7 +263,7 @@ class FunctionJob:
     Attributes:
         job_id: as the executor prints it; of a task of an array "17_3".
         folder: where its call, results and logs are.
-        runs_on: its executor, slurm or local.
+        runs_on: its executor: slurm, ray or local.
         task: which call of `map_array` it is.
         is_launched: whether each rank of a launch has a result.
     """

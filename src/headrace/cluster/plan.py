@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.cluster.containers import find_container, has_steps
-from headrace.cluster.executor import EXECUTOR_VARIABLE, Submission, executor_name
+from headrace.cluster.executor import EXECUTOR_VARIABLE, Submission, executor_name, ray_address
 from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
 from headrace.cluster.local.executor import local_snapshot, with_local_jobs
 from headrace.cluster.request import (
@@ -100,12 +100,14 @@ class Cluster:
         site: what is special.
         remarks: what the user may want to know of it.
         local: it is this machine, and has as many "GPUs" as a request asks for.
+        slurm: jobs are submitted by its commands.
         runs_images: it starts containers by itself.
     """
 
     snapshot: ClusterSnapshot
     site: Site
     local: bool = False
+    slurm: bool = True
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     remarks: tuple[str, ...] = ()
     runs_images: bool = False
@@ -121,13 +123,14 @@ class Cluster:
             remarks.append(
                 f"{rules.path} is of cluster {rules.cluster}, this is {snapshot.cluster}."
             )
-        runs_on = executor_name(name)
-        local = source is None and runs_on == "local"
-        if local and not name and not os.environ.get(EXECUTOR_VARIABLE):
-            remarks.append("there is no Slurm here (no sbatch): this machine runs it.")
+        runs_on = executor_name(name) if source is None else "slurm"
+        if runs_on in {"local", "ray"} and not name and not os.environ.get(EXECUTOR_VARIABLE):
+            what = "this machine" if runs_on == "local" else f"the Ray cluster at {ray_address()}"
+            remarks.append(f"there is no Slurm here (no sbatch): {what} runs it.")
         return cls(
-            snapshot, rules, local, remarks=tuple(remarks), runs_images=runs_on == "kubernetes"
-        )
+            snapshot, rules, runs_on == "local", runs_on == "slurm", remarks=tuple(remarks),
+            runs_images=runs_on == "kubernetes",
+        )  # fmt: skip
 
     def is_short(self, partition: str) -> bool:
         """Whether a partition's name is one of HAL's short words for sizes."""
@@ -150,6 +153,10 @@ def cluster_snapshot(
         from headrace.cluster.kubernetes.executor import KubernetesExecutor
 
         return KubernetesExecutor().snapshot(jobs=jobs)
+    if runs_on == "ray":
+        from headrace.cluster.ray.executor import RayExecutor
+
+        return RayExecutor().snapshot(jobs=jobs)
     from headrace.cluster.slurm.scontrol import read_snapshot
 
     return read_snapshot(jobs=jobs)
@@ -161,12 +168,12 @@ class BatchPlan(NamedTuple):
     submission: Submission
     layout: JobLayout | None
     remarks: tuple[str, ...]
-    local: bool = False
+    slurm: bool = True
 
     @property
     def command(self) -> list[str] | None:
-        """What is run, with the script on its standard input; None: nothing, see `local`."""
-        if self.local:
+        """What is run, with the script on its standard input; None: nothing, without Slurm."""
+        if not self.slurm:
             return None
         arguments = ["/dev/stdin", *self.submission.arguments] if self.submission.arguments else []
         return ["sbatch", "--parsable", *self.submission.options, *arguments]
@@ -235,7 +242,7 @@ def plan_batch(
         Path(request.directory) if asked.directory else None, cluster=cluster.snapshot.cluster,
         image=request.container if cluster.runs_images else "",
     )  # fmt: skip
-    return BatchPlan(submission, layout, tuple(remarks), cluster.local)
+    return BatchPlan(submission, layout, tuple(remarks), cluster.slurm)
 
 
 def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
@@ -420,7 +427,7 @@ def plan_run(
         container = _container(request, layout, cluster)
         inner = container.around(inner)
         step += container.srun_options() if container.runtime == "pyxis" else []
-    if cluster.local:
+    if not cluster.slurm:
         return RunPlan(tuple(inner), layout, layout.remarks)
     name = Path(command[0]).name if command else "interactive"
     words, _ = _words((), name, cluster, request, request, layout, [])

@@ -60,6 +60,9 @@ def test_the_local_executor_says_it_under_its_own_names():
     assert (place.scheduler, place.nodes, place.job_id) == ("local", ("here0", "here1"), "4")
     assert (place.gpus_per_node, place.cpus_per_node, place.restarts) == (2, 3, 1)
     assert place.can_requeue is True
+    on_ray = {"HEADRACE_JOB_NODES": "10.0.0.1-0a1b2c3d,10.0.0.2", "HEADRACE_JOB_SCHEDULER": "ray"}
+    place = JobPlace.here(on_ray)
+    assert (place.scheduler, place.nodes) == ("ray", ("10.0.0.1-0a1b2c3d", "10.0.0.2"))
 
 
 def test_without_a_scheduler_the_job_is_this_machine():

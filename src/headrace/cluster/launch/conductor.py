@@ -134,7 +134,7 @@ class Conductor:
         options, plan, place = self.options, self.plan, self.place
         for remark in plan.remarks:
             self._remark(remark)
-        spreads = place.scheduler in {"slurm", "kubernetes"}
+        spreads = place.scheduler in {"slurm", "ray", "kubernetes"}
         address = own_address(len(plan.nodes)) if spreads else "127.0.0.1"
         is_here = address.startswith("127.")
         meet = parts.enter_context(contextlib.closing(MeetFolder(options.meet, self._token, place)))

@@ -1,8 +1,8 @@
 """Nodes: the first node of a launch and all of them: how they are started, find each other, and talk.
 
-Under Slurm one job step starts all nodes, beside whatever else runs in the job (`--overlap`). On Kubernetes the
-nodes are there, and ask the first one what to run (`ask_for_spec`). Elsewhere each node is processes of this
-machine. Messages are JSON, one a line, over TCP: what is launched, what began, ended
+Under Slurm one job step starts all nodes, beside whatever else runs in the job (`--overlap`); under Ray its
+actors do. On Kubernetes the nodes are there, and ask the first one what to run (`ask_for_spec`). Elsewhere each
+node is processes of this machine. Messages are JSON, one a line, over TCP: what is launched, what began, ended
 or failed, and a sign of life every few seconds. The first message of whoever connects bears the launch's
 secret; a line that is no message of ours, or too long, ends the connection.
 """
@@ -424,6 +424,11 @@ class NodeStarts:
             # In the step SLURM_JOB_NAME is the step's own name; agents are to hear the job's.
             environment["HEADRACE_JOB_NAME"] = place.name
             self._start(srun_command(place, spec.nodes), environment)
+            return
+        if place.scheduler == "ray":
+            from headrace.cluster.ray.job import step_command  # which stands on this module
+
+            self._start(step_command(), environment)
             return
         # On Kubernetes the others ask by themselves.
         for index in range(1 if place.scheduler == "kubernetes" else len(spec.nodes)):

@@ -38,7 +38,7 @@ class JobPlace:
     """One node's view of a job.
 
     Attributes:
-        scheduler: `slurm`, `kubernetes`, `local` (headrace's executor of this machine) or `none`.
+        scheduler: `slurm`, `ray`, `kubernetes`, `local` (headrace's executor of this machine) or `none`.
         job_id: as the scheduler prints it; of a task of an array, "17_3"; "" without a scheduler.
         nodes: their names, in the order of their indices.
         gpus_per_node: GPUs of this node that the job may use.
@@ -46,7 +46,7 @@ class JobPlace:
         cpus_per_node: CPUs of this node that the job may use.
         restarts: how often the job was requeued.
         end_s: when it will be ended, by the scheduler's clock, Unix seconds; None if that is not known.
-        can_requeue: whether the local executor starts it again when asked; None if that is not known.
+        can_requeue: whether an executor of ours starts it again when asked; None if that is not known.
     """
 
     scheduler: str

@@ -22,7 +22,7 @@ from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, N
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.cluster.layout import JobLayout
 
@@ -35,8 +35,12 @@ class LocalExecutor(Executor):
     gone = "it is not known, or was over more than a day ago"
     not_known = ("there is no local job {}, or not any more.", None)
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
+        """Of the jobs in this folder; `variables` win over what jobs are told otherwise."""
         self.jobs = JobsFolder.of_user() if folder is None else JobsFolder(folder)
+        self._variables = dict(variables or {})
 
     def submit(self, submission: Submission) -> str:
         """Queue a job; it starts at once if there are CPUs and GPUs for it."""
@@ -57,7 +61,7 @@ class LocalExecutor(Executor):
                 number=number, folder=folder, request=request, name=request.name or "sbatch",
                 user=user_name(os.geteuid()), directory=str(directory), options=submission.options,
                 arguments=submission.arguments, environment={**os.environ, **submission.environment},
-                submitted_s=time.time(), key=secrets.token_hex(16),
+                submitted_s=time.time(), key=secrets.token_hex(16), variables=self._variables,
             )  # fmt: skip
             try:
                 job.create(submission.script)

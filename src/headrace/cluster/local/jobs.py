@@ -262,6 +262,7 @@ class LocalJob:
 
     Attributes:
         key: in the environment of all its processes, and nobody else's.
+        variables: of the script, by which another executor says what this one would say otherwise.
         tasks: how far each is, by its number in an array; None: it is none.
     """
 
@@ -276,6 +277,7 @@ class LocalJob:
     environment: Mapping[str, str] = field(repr=False)
     submitted_s: float
     key: str
+    variables: Mapping[str, str] = field(default_factory=dict)
     tasks: dict[int | None, TaskState] = field(default_factory=dict)
 
     @property
@@ -296,7 +298,16 @@ class LocalJob:
         self.folder.mkdir(mode=0o700)
         self.script.write_bytes(script)
         self.script.chmod(0o700)
-        names = ("name", "user", "directory", "options", "arguments", "submitted_s", "key")
+        names = (
+            "name",
+            "user",
+            "directory",
+            "options",
+            "arguments",
+            "submitted_s",
+            "key",
+            "variables",
+        )
         fields = {name: getattr(self, name) for name in names}
         document = _KIND.encode({**fields, "environment": dict(self.environment)})
         _replace(self.folder / "job.json", document)

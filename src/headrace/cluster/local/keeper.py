@@ -312,7 +312,7 @@ def _environment(job: LocalJob, task: int | None) -> dict[str, str]:
         # Scripts are written for Slurm's; nothing takes them alone for a sign of it.
         for name, value in array.items():
             given[f"HEADRACE_JOB_ARRAY_{name}"] = given[f"SLURM_ARRAY_{name}"] = str(value)
-    return given
+    return given | dict(job.variables)
 
 
 def _watch(job: LocalJob, task: int | None, script: int) -> tuple[str, int]:  # noqa: C901 - one loop

@@ -1,0 +1,363 @@
+"""RayExecutor: jobs on a Ray cluster, by its jobs API.
+
+Plain HTTP with a deadline for each request, which Ray's own client does not have. Ray knows how its driver is;
+how the job is, the driver prints (`job`). Ray has neither dependencies nor signals to scripts: these are
+refused. A job's number is the Unix second of its submission, or the next one that is free.
+"""
+
+from __future__ import annotations
+
+import getpass
+import http.client
+import json
+import os
+import re
+import shlex
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.cluster.executor import (
+    Executor,
+    JobState,
+    JobStatus,
+    SchedulerUnavailable,
+    Submission,
+    fill_pattern,
+    ray_address,
+    split_id,
+)
+from headrace.cluster.local.jobs import read_request
+from headrace.cluster.ray.job import JOB_VARIABLE, MARK, RayJob, node_names, shortage
+from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
+from headrace.errors import ClusterError, ClusterRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_DEADLINE_S: Final = 20.0
+_ANSWER_BYTES_MAX: Final = 256 << 20
+_ENCODED_MAX: Final = 120_000
+"""Linux takes 128 KiB for one variable of an environment, which is how a job reaches its driver."""
+
+_METADATA: Final = "headrace"
+_STOP_S: Final = 40
+"""How long Ray leaves the driver of a job that is cancelled to end it."""
+
+_ENDED: Final = {"SUCCEEDED", "FAILED", "STOPPED"}
+
+
+class RayExecutor(Executor):
+    """A Ray cluster, at the address of its dashboard."""
+
+    name = "ray"
+    poll_s = (0.2, 2.0, 1.15)
+    outage_s = 60.0
+    gone = "this Ray cluster does not know it: was it started anew?"
+    not_known = ("this Ray cluster has no job {} of headrace's.", None)
+    output_hint = (
+        "It lies in the job's folder, as the first of its nodes sees that; the driver's own messages: "
+        "ray job logs JOB."
+    )
+
+    def __init__(self, address: str | None = None) -> None:
+        self.address = (address or ray_address() or "").rstrip("/")
+        if not re.fullmatch(r"https?://[^/\s]+", self.address):
+            raise ClusterRequestError(
+                f"RAY_ADDRESS is {self.address!r}, expected the address of a Ray dashboard.",
+                next_step="Set it to http://HEAD:8265, with the name of the cluster's head node.",
+            )
+
+    # -- the calls of every executor ---------------------------------------------------------------
+
+    def submit(self, submission: Submission) -> str:
+        """Queue a job, or each task of an array."""
+        request = read_request(submission.script, submission.options)
+        if request.dependencies or request.tasks_at_once:
+            option = "dependency" if request.dependencies else "array=...%N"
+            raise ClusterRequestError(
+                f"--{option} is not done by Ray, which starts each job as soon as there is room.",
+                next_step="Wait for the other job (headrace cluster wait), then submit this one.",
+            )
+        directory = Path(submission.directory or Path.cwd(), request.directory).absolute()
+        if not directory.is_dir():
+            raise ClusterRequestError(
+                f"{directory}: the job's working directory does not exist.", path=str(directory)
+            )
+        if why := shortage(request, [node["resources_total"] for node in self._nodes()]):
+            raise ClusterRequestError(
+                f"{why}.", next_step="Ask for less, or start more nodes: ray start."
+            )
+        kept = {n: v for n, v in os.environ.items() if not n.startswith(("HEADRACE_JOB", "RAY_"))}
+        job = RayJob(
+            job_id="0", name=request.name or "sbatch", user=getpass.getuser(),
+            script=submission.script, options=submission.options, arguments=submission.arguments,
+            directory=str(directory), submitted_s=time.time(),
+            environment={**kept, **submission.environment},
+        )  # fmt: skip
+        number = int(job.submitted_s)
+        tasks = ("",) if request.tasks is None else tuple(f"_{task}" for task in request.tasks)
+        # The number alone is Ray's name for a job, and for the first task of an array: no two can have it.
+        while not self._start(replace(job, job_id=f"{number}{tasks[0]}"), str(number)):
+            number += 1
+        for task in tasks[1:]:
+            self._start(replace(job, job_id=f"{number}{task}"), f"{number}{task}")
+        return str(number)
+
+    def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
+        """By id asked for."""
+        wanted = {job_id: split_id(job_id) for job_id in job_ids}
+        of_number = defaultdict[str, list[tuple[RayJob, dict[str, Any]]]](list)
+        for job, details in self._jobs():
+            of_number[split_id(job.job_id)[0]].append((job, details))
+        return {
+            job_id: [
+                self._status(job, details)
+                for job, details in of_number[number]
+                if task is None or job.job_id == job_id
+            ]
+            for job_id, (number, task) in wanted.items()
+        }
+
+    def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
+        """End jobs: all processes get SIGTERM, and SIGKILL 10 s later."""
+        if signal is not None:
+            raise ClusterRequestError(
+                "Ray has no way to send a job's script a signal.",
+                next_step="End the job: headrace cluster cancel JOB. `headrace launch` lets its ranks save.",
+            )
+        for _, details in self._of(job_ids):
+            if details["status"] not in _ENDED:
+                self._call("POST", f"/api/jobs/{details['submission_id']}/stop")
+
+    def requeue(self, job_ids: Sequence[str]) -> None:
+        """Have jobs start again: those that run are ended, and waited for, first."""
+        jobs = list(self._of(self.known(job_ids)))
+        self.cancel([job.job_id for job, _ in jobs])
+        for job, _ in jobs:
+            (last,) = self.wait([job.job_id], 2 * _STOP_S)[job.job_id]
+            ((_, details),) = self._of([job.job_id])
+            variables = details["runtime_env"]["env_vars"]
+            environment = RayJob.decode(variables[JOB_VARIABLE]).environment
+            again = replace(job, restarts=last.restarts + 1, environment=environment)
+            # Under another name of Ray's: what remains of the last life may still have the first one.
+            self._start(again, f"{job.job_id}-{again.restarts}")
+
+    def own(self) -> list[str]:
+        """All of this user's that the cluster still knows."""
+        user = getpass.getuser()
+        numbers = {int(split_id(job.job_id)[0]) for job, _ in self._jobs() if job.user == user}
+        return [str(number) for number in sorted(numbers)]
+
+    def submission(self, job_id: str) -> Submission:
+        """As it was, but for its environment, which is that of whoever submits it again."""
+        self.known([job_id])
+        job = next(job for job, _ in self._of([job_id]))
+        return Submission(job.script, job.options, job.arguments, Path(job.directory))
+
+    def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
+        """Its nodes, all in the partition `ray`, and its jobs: headrace's alone, which say what they hold."""
+        version = self._call("GET", "/api/version")
+        alive = self._nodes()
+        names = node_names([(node["node_id"], node["node_name"]) for node in alive])
+        nodes = tuple(_node(names[node["node_id"]], node["resources_total"]) for node in alive)
+        of_jobs = () if not jobs else tuple(
+            _cluster_job(job, self._status(job, details)) for job, details in self._jobs()
+            if details["status"] not in _ENDED
+        )  # fmt: skip
+        held = defaultdict[str, list[Allocation]](list)
+        for allocation in (part for job in of_jobs for part in job.allocations):
+            held[allocation.node].append(allocation)
+        nodes = tuple(
+            replace(node, states=("mixed",), cpus_allocated=sum(a.cpus for a in held[node.name]))
+            if node.name in held else node
+            for node in nodes
+        )  # fmt: skip
+        partition = Partition("ray", tuple(names.values()), is_default=True)
+        text = str(version.get("ray_version", ""))
+        return ClusterSnapshot("ray", text, time.time(), nodes, (partition,), of_jobs)
+
+    # -- one job -----------------------------------------------------------------------------------
+
+    def _of(self, job_ids: Iterable[str]) -> list[tuple[RayJob, dict[str, Any]]]:
+        wanted = [split_id(job_id) for job_id in job_ids]
+        return [
+            (job, details)
+            for job, details in self._jobs()
+            for number, task in [split_id(job.job_id)]
+            if (number, task) in wanted or (number, None) in wanted
+        ]
+
+    def _start(self, job: RayJob, submission_id: str) -> bool:
+        """Submit it; False if there is a job of this name."""
+        encoded, shown = job.encode(), replace(job, environment={}).encode()
+        if len(encoded) > _ENCODED_MAX:
+            raise ClusterRequestError(
+                f"the script and its environment have {len(encoded):,} bytes when packed, a job of Ray's takes "
+                f"{_ENCODED_MAX:,}.",
+                next_step="Keep data in files of their own.",
+            )
+        python = shlex.quote(sys.executable)
+        program = "from headrace.cluster.ray import job; import sys; sys.exit(job.main())"
+        try:
+            self._call("POST", "/api/jobs/", {
+                "submission_id": submission_id,
+                # Where this program's Python is not, the cluster's own must have headrace.
+                "entrypoint": f"p={python}; test -x $p || p=python3; exec $p -c {shlex.quote(program)}",
+                "metadata": {_METADATA: shown, "name": job.name, "user": job.user},
+                "runtime_env": {"env_vars": {
+                    JOB_VARIABLE: encoded, "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S),
+                }},
+            })  # fmt: skip
+        except ClusterError as e:
+            if f"{submission_id} already exists" in e.message:
+                return False
+            raise
+        return True
+
+    def _jobs(self) -> list[tuple[RayJob, dict[str, Any]]]:
+        """Ours, oldest first, each as it was submitted last, with what Ray says of it."""
+        jobs: dict[str, tuple[RayJob, dict[str, Any]]] = {}
+        for details in self._list("/api/jobs/"):
+            text = (details.get("metadata") or {}).get(_METADATA)
+            if details.get("type") == "SUBMISSION" and text:
+                job = RayJob.decode(text)
+                known = jobs.setdefault(job.job_id, (job, details))
+                if known[0].restarts < job.restarts:  # it was requeued
+                    jobs[job.job_id] = job, details
+        return sorted(jobs.values(), key=lambda pair: tuple(map(int, pair[0].job_id.split("_"))))
+
+    def _status(self, job: RayJob, details: dict[str, Any]) -> JobStatus:
+        facts, word = self._last_facts(details["submission_id"]), details.get("status")
+        state = JobState(facts.get("state", "PENDING"))
+        reason = facts.get("reason") or ""
+        if word == "STOPPED":
+            state, reason = JobState.CANCELLED, ""
+        elif word in _ENDED and not state.is_over:
+            state = JobState.COMPLETED if word == "SUCCEEDED" else JobState.FAILED
+            lines = str(details.get("message") or "").strip().splitlines()
+            reason = lines[-1] if lines else "Ray ended its driver"
+        elif word not in _ENDED and state.is_over:
+            state = JobState.COMPLETING
+        output, pattern = facts.get("output"), job.request.output
+        if not output and "%N" not in pattern:
+            number, task = split_id(job.job_id)
+            output = fill_pattern(
+                pattern or ("slurm-%j.out" if task is None else "slurm-%A_%a.out"), number, job.name, job.user,
+                array_id=number, task=None if task is None else int(task),
+            )  # fmt: skip
+        ended_ms = details.get("end_time")
+        return JobStatus(
+            job.job_id, job.name, state, reason, tuple(facts.get("nodes", ())), facts.get("exit_code"),
+            facts.get("signal"), facts.get("restarts", job.restarts), job.submitted_s,
+            facts.get("started_s"), facts.get("ended_s") or (ended_ms / 1000 if ended_ms else None),
+            Path(job.directory, output) if output else None,
+        )  # fmt: skip
+
+    def _last_facts(self, submission_id: str) -> dict[str, Any]:
+        """What the driver said last."""
+        answer = self._call("GET", f"/api/jobs/{submission_id}/logs")
+        for line in reversed(str(answer.get("logs") or "").splitlines()):
+            if line.startswith(MARK):
+                try:
+                    facts: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                except ValueError:  # it is being written
+                    continue
+                return facts
+        return {}
+
+    # -- HTTP --------------------------------------------------------------------------------------
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """Those that are alive."""
+        answer = self._call("GET", "/api/v0/nodes?detail=1&limit=10000")
+        try:
+            nodes = answer["data"]["result"]["result"]
+            return [node for node in nodes if node["state"] == "ALIVE"]
+        except (KeyError, TypeError) as e:
+            raise self._stranger(f"what it says of its nodes cannot be read: {e!r}") from e
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        answer: Any = self._call("GET", path)
+        if not isinstance(answer, list):
+            raise self._stranger(f"{path} is {type(answer).__name__}, expected a list")
+        return answer
+
+    def _stranger(self, why: str) -> ClusterError:
+        return ClusterError(
+            f"{self.address} answers, but not as Ray's jobs API: {why}.",
+            next_step="The head node needs its dashboard: pip install 'ray[default]', and ray start --head "
+            "--dashboard-host=0.0.0.0.",
+        )
+
+    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """What is answered."""
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if token := os.environ.get("RAY_AUTH_TOKEN"):
+            headers["Authorization"] = f"Bearer {token}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(  # noqa: S310 - http or https, see above
+            self.address + path, data=data, headers=headers, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_DEADLINE_S) as answer:  # noqa: S310
+                text = answer.read(_ANSWER_BYTES_MAX)
+        except urllib.error.HTTPError as e:
+            raise self._refusal(e) from e
+        except (OSError, http.client.HTTPException) as e:
+            why = getattr(e, "reason", None) or e
+            raise SchedulerUnavailable(
+                f"no Ray cluster answers at {self.address}: {why}.",
+                next_step="RAY_ADDRESS is the dashboard of its head node, by default http://HEAD:8265; it runs "
+                "where ray[default] is installed.",
+            ) from e
+        try:
+            content = json.loads(text)
+        except ValueError as e:
+            raise self._stranger(f"{path} is no JSON") from e
+        if not isinstance(content, dict | list):
+            raise self._stranger(f"{path} is {type(content).__name__}")
+        return content  # type: ignore[return-value]  # `_list` looks for the other
+
+    def _refusal(self, error: urllib.error.HTTPError) -> ClusterError:
+        text = error.read(1 << 20).decode(errors="replace").strip()
+        # Ray answers with a traceback; its last lines are what it is about.
+        said = " ".join(text.splitlines()[-2:])[-500:]
+        if error.code in {401, 403}:
+            return ClusterError(
+                f"{self.address} does not let this user in: {error.code}.",
+                next_step="Set RAY_AUTH_TOKEN to the cluster's token.",
+            )
+        if error.code in {404, 405} and "does not exist" not in text:
+            return self._stranger(f"{error.code} {error.reason}")
+        if error.code >= 500 and "try again" in text:
+            return SchedulerUnavailable(f"{self.address}: {said}")
+        return ClusterError(f"{self.address} refuses: {error.code} {said}")
+
+
+def _node(name: str, has: dict[str, float]) -> Node:
+    kinds = [word.partition(":")[2] for word in has if word.startswith("accelerator_type:")]
+    return Node(
+        name=name, states=("idle",), cpus=int(has.get("CPU", 0)), sockets=1,
+        cores_per_socket=int(has.get("CPU", 0)), threads_per_core=1,
+        memory_mib=int(has.get("memory", 0)) >> 20, gpus=int(has.get("GPU", 0)),
+        gpu_type=kinds[0].lower() if len(kinds) == 1 else "", partitions=("ray",),
+    )  # fmt: skip
+
+
+def _cluster_job(job: RayJob, status: JobStatus) -> ClusterJob:
+    asked = job.request
+    cpus = asked.tasks_per_node * asked.cpus_per_task
+    has = tuple(Allocation(node, cpus, 0, asked.gpus_per_node) for node in status.nodes)
+    return ClusterJob(
+        job_id=job.job_id, name=job.name, user=job.user, account="", partition="ray",
+        state=status.state, reason=status.reason, nodes=status.nodes, allocations=has,
+        node_count=asked.nodes, cpu_count=asked.cpus, gpu_count=asked.gpus,
+        submitted_s=job.submitted_s, started_s=status.started_s,
+        limit_minutes=None if asked.time_s is None else round(asked.time_s / 60),
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""One job's story on a real Ray, by the commands that it has on Slurm: staged DDP, a node dies, it goes on."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headrace as hr
+from cluster.launch.launching import MARK, Launch, processes_with
+from cluster.launch.test_slurm_ddp import PER_CLASS, SAMPLES, TRAINER, logged
+from tests_shared import until, write_real_images
+
+PROGRAM = [sys.executable, "-c", "from headrace.cli import main; main()"]
+RANKS = 2
+
+
+@pytest.fixture
+def run(ray_cluster, tmp_path, monkeypatch):
+    """Runs `headrace`, in the test's folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def call(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        ended = subprocess.run(
+            [*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert ended.returncode == code, ended.stderr + ended.stdout
+        assert "Traceback" not in ended.stderr
+        return ended
+
+    return call
+
+
+def test_a_ddp_job_whose_node_dies_goes_on_and_sees_each_sample_once(run, ray_cluster, tmp_path):
+    launch = Launch(tmp_path)
+    source = write_real_images(tmp_path / "images", PER_CLASS)
+    checkpoints, log = tmp_path / "checkpoints", tmp_path / "log"
+    site = run("cluster", "init", "--out", "-").stdout
+    assert "ray" in site
+    headrace = shlex.join(PROGRAM)
+    Path("job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --job-name=ddp --output=%x-%j.txt --open-mode=append --requeue\n"
+        f"export {MARK}={launch.mark} HEADRACE_HISTORY={tmp_path}/history\n"
+        f"exec {headrace} launch --local {launch.disk} --stage {source} {TRAINER} "
+        f"{checkpoints} {log} --pace 0.4\n"
+    )
+    submitted = run(
+        "cluster", "batch", "--nodes", RANKS, "--gpus", RANKS, "--time", "10m", "job.sh"
+    )
+    job = submitted.stdout.split()[-1]
+    out = tmp_path / f"ddp-{job}.txt"
+
+    def status() -> dict[str, object]:
+        return json.loads(run("cluster", "status", job, "--json").stdout)["jobs"][0]
+
+    def behind_a_checkpoint() -> bool:
+        steps = [step for _, step, _ in logged(log, 0)]
+        return len(steps) >= RANKS * 8 and hr.checkpoint.latest(checkpoints) is not None
+
+    assert until(behind_a_checkpoint, 200.0), out.read_text() if out.exists() else status()
+    nodes = status()["nodes"]
+    assert len(set(nodes)) == RANKS
+    assert job in run("cluster", "queue").stdout
+    ray_cluster.kill_node(nodes[1])
+    assert until(lambda: status()["restarts"] == 1, 90.0), out.read_text()
+    ray_cluster.heal()
+
+    assert "completed" in run("cluster", "wait", job, "--timeout-s", 300).stdout
+    text = run("cluster", "logs", job).stdout
+    assert text == out.read_text()
+    assert f"node {nodes[1]} is lost" in text
+    assert text.count("ends at step") == RANKS, text
+    assert f"restart 1: completed, {RANKS} nodes, {RANKS} ranks" in text
+    assert nodes[1] not in status()["nodes"]
+    trees = [hr.checkpoint.load(checkpoints, rank=r, world_size=RANKS).tree for r in range(RANKS)]
+    seen = sum(tree["parts"]["seen"]["counts"].numpy() for tree in trees)
+    assert seen.tolist() == [1] * SAMPLES
+    report = run("job-report", job, "--history", tmp_path / "history").stdout
+    assert job in report
+    assert until(lambda: not processes_with(launch.mark), 15.0), processes_with(launch.mark)
+
+
+def test_a_job_of_ray_that_is_cancelled_leaves_nothing(run, tmp_path):
+    launch = Launch(tmp_path)
+    Path("job.sh").write_text(
+        f"#!/bin/bash\nexport {MARK}={launch.mark}\n"
+        f"{shlex.join(PROGRAM)} launch --framework plain --local {launch.disk} --no-agent --no-daemon "
+        "sh -c 'touch began.$RANK; sleep 300'\n"
+    )
+    job = run("cluster", "batch", "--nodes", 2, "--tasks-per-node", 1, "job.sh").stdout.split()[-1]
+    assert until(lambda: len(list(tmp_path.glob("began.*"))) == 2, 90.0)
+    run("cluster", "cancel", job)
+    assert "cancelled" in run("cluster", "wait", job, code=1).stdout
+    assert until(lambda: not processes_with(launch.mark), 15.0), processes_with(launch.mark)
+    assert "Submitted batch job" in run("cluster", "resubmit", job).stdout
+
+
+def test_a_command_in_the_foreground_ends_as_it_does_on_ray(run):
+    ended = run(
+        "cluster",
+        "run",
+        "--nodes",
+        1,
+        "--",
+        "sh",
+        "-c",
+        "echo $HEADRACE_JOB_SCHEDULER; exit 3",
+        code=3,
+    )
+    assert ended.stdout == "ray\n"
+
+
+def test_a_function_is_a_job_of_ray(run, tmp_path):
+    Path("call.py").write_text(
+        "import sys\nimport headrace as hr\n\n"
+        "def square(x):\n    return x * x\n\n"
+        "if __name__ == '__main__':\n"
+        "    jobs = hr.cluster.map_array(square, [3, 4], time='5m')\n"
+        "    print([job.result(timeout_s=90) for job in jobs])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "call.py"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout == "[9, 16]\n", ended.stderr
