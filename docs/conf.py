@@ -51,7 +51,7 @@ autodoc_typehints_description_target = "documented"
 default_role = "code"
 nitpicky = True
 # What need not be there to read about it.
-autodoc_mock_imports = ["torch", "tensorflow", "jax", "grain"]
+autodoc_mock_imports = ["torch", "tensorflow", "jax", "grain", "ray"]
 # Types of other projects, whose pages this build does not look up, and modules below the facade: their
 # names stand in signatures, and their pages would only repeat the facade's.
 nitpick_ignore_regex = [("py:.*", r"(?!headrace\.\w+$).*")]

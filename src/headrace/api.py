@@ -243,7 +243,7 @@ def loader(
         weights: with `order="weighted"`: one number a sample, in proportion to which samples are drawn.
         seed: another seed, another sequence of epochs. A mixture has its own.
         rank: this process's place among `world_size`. Not given, both are found out when the first epoch
-            begins: from torch.distributed, JAX or TensorFlow if they have joined the processes, else as
+            begins: from torch.distributed, JAX, TensorFlow or Ray Train if they joined the processes, else as
             torchrun, MPI or Slurm say, else 0 of 1; see docs/howto/pytorch.md. All ranks have the same number
             of steps.
         world_size: processes that share the samples.

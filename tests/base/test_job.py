@@ -166,6 +166,26 @@ def test_processes_that_are_joined_know_best(monkeypatch, environment, rank, wor
         assert which_rank() == Rank(rank, world_size, "torch.distributed")
 
 
+def test_a_worker_of_ray_train_is_its_rank_and_another_process_of_ray_is_not(monkeypatch):
+    def nobody():
+        raise RuntimeError("`get_context` cannot be used outside of a training function")
+
+    train = types.SimpleNamespace(get_context=nobody)
+    monkeypatch.setitem(sys.modules, "ray.train", train)
+    assert which_rank() == Rank(0, 1, "none")
+    train.get_context = lambda: types.SimpleNamespace(
+        get_world_rank=lambda: 2, get_world_size=lambda: 3
+    )
+    assert which_rank() == Rank(2, 3, "Ray Train")
+    framework(monkeypatch, 2, 3)
+    assert which_rank() == Rank(2, 3, "torch.distributed")
+    framework(monkeypatch, 0, 1)  # a group of one in each worker: each would have all samples
+    with pytest.raises(
+        RankError, match=r"rank 0 of 1 by torch.distributed, but 2 of 3 by Ray Train"
+    ):
+        which_rank()
+
+
 def test_nothing_is_imported_to_be_asked():
     program = (
         "import sys; from headrace.base import job; job.which_rank();"

@@ -26,7 +26,7 @@ def test_the_executor_is_chosen_by_name_or_by_an_address_and_never_guessed(monke
     assert executor_name() == "local"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # within a job: not the jobs API
     assert executor_name() == "local"
-    with pytest.raises(ClusterRequestError, match="expected the address of a Ray dashboard"):
+    with pytest.raises(ClusterRequestError, match="expected that of its dashboard"):
         executor("ray")
     monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
     assert isinstance(executor(), RayExecutor)

@@ -21,6 +21,7 @@ MODULES = (
     "headrace.errors",
     "headrace.fsspec",
     "headrace.grain",
+    "headrace.ray",
     "headrace.tensorflow",
     "headrace.testing",
     "headrace.torch",

@@ -17,6 +17,7 @@ Before the first heading comments are about the whole page:
     <!-- here: 4420 -->                     a port that stands for one that is free
     <!-- here: node7 = 127.0.0.1 -->        a word that stands for another
     <!-- needs: slurm -->                   run beside a real Slurm (tests/cluster/test_documents.py)
+    <!-- needs: ray -->                     run beside a real Ray (tests/on_ray/test_ray_page.py)
 """
 
 from __future__ import annotations

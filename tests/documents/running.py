@@ -133,7 +133,7 @@ class Reader:
     def _python(self, block: Block) -> None:
         cwd = (self._state / "cwd").read_text().strip()
         if "torch" not in block.text or self._interpreter != sys.executable:
-            self._ends_well([self._interpreter, "-W", "error", "-c", block.text], block, cwd)
+            self._ends_well([self._interpreter, *_WARNINGS, "-c", block.text], block, cwd)
             return
         ended = warm.run(
             block.text, warnings=["error"], cwd=cwd, env=self.environment, timeout=TIMEOUT_S
@@ -209,6 +209,9 @@ class Reader:
                     )
         return found
 
+
+# Ray warns of its own defaults.
+_WARNINGS: Final = ("-W", "error", "-W", "ignore::DeprecationWarning:ray.data.context")
 
 _FOREIGN: Final = ("SLURM", "SBATCH", "HEADRACE", "AWS_", "XDG_", "OMPI_", "PMI")
 

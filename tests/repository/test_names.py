@@ -16,7 +16,8 @@ MODULES = [
     module.name
     for module in pkgutil.walk_packages(headrace.__path__, "headrace.")
     if not re.search(
-        r"\.(_native|torch|tensorflow|grain|frameworks|testing)\b|^headrace\.demo", module.name
+        r"\.(_native|torch|tensorflow|grain|frameworks|testing)\b|^headrace\.(demo|ray)",
+        module.name,
     )
 ]
 """All modules that can be imported without a framework."""

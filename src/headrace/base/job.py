@@ -3,9 +3,9 @@
 Whose word counts for the rank, the first that speaks:
 
 1. the caller's arguments;
-2. a framework that has already joined its processes: torch.distributed, JAX, TensorFlow. They are asked only
-   where the program has imported them; nothing is imported or initialised here;
-3. RANK and WORLD_SIZE: torchrun, Ray Train, DeepSpeed, `headrace launch`;
+2. a framework that has already joined its processes: torch.distributed, JAX, TensorFlow, Ray Train. They are
+   asked only where the program has imported them; nothing is imported or initialised here;
+3. RANK and WORLD_SIZE: torchrun, Ray Train with torch, DeepSpeed, `headrace launch`;
 4. TF_CONFIG, in a process that has imported TensorFlow;
 5. MPI and those who start its processes: Open MPI, MVAPICH, PMI (MPICH, Intel MPI), LSF's jsrun;
 6. Slurm, if this process is a task of a step. A batch script, the shell of an allocation and that of
@@ -34,6 +34,7 @@ else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -302,6 +303,12 @@ def _joined() -> Iterator[Rank]:
         task = {"type": server.job_name, "index": server.task_index}
         place = _of_tf_config(json.dumps({"cluster": cluster, "task": task}))
         yield Rank(place.rank, place.world_size, "tf.distribute")
+    if (ask := getattr(sys.modules.get("ray.train"), "get_context", None)) is not None:
+        # Outside of a training function it raises, as does Ray Tune's in a trial, or knows no rank.
+        with contextlib.suppress(RuntimeError, DeprecationWarning):
+            own = ask()
+            if (rank := own.get_world_rank()) is not None:
+                yield Rank(int(rank), int(own.get_world_size()), "Ray Train")
 
 
 def _fits(inner: Rank, outer: Rank) -> bool:

@@ -33,7 +33,7 @@ Where = Annotated[
     Option(
         "--executor",
         metavar="NAME",
-        help="slurm, ray, kubernetes or local. Default: slurm where sbatch is, ray by RAY_ADDRESS.",
+        help="slurm, ray, kubernetes or local. Default: slurm where sbatch is; ray by RAY_API_SERVER_ADDRESS.",
     ),
 ]
 

@@ -69,8 +69,8 @@ class RayExecutor(Executor):
         self.address = (address or ray_address() or "").rstrip("/")
         if not re.fullmatch(r"https?://[^/\s]+", self.address):
             raise ClusterRequestError(
-                f"RAY_ADDRESS is {self.address!r}, expected the address of a Ray dashboard.",
-                next_step="Set it to http://HEAD:8265, with the name of the cluster's head node.",
+                f"the Ray cluster's address is {self.address!r}, expected that of its dashboard.",
+                next_step="Set RAY_API_SERVER_ADDRESS to http://HEAD:8265, with the head node's name.",
             )
 
     # -- the calls of every executor ---------------------------------------------------------------
@@ -313,8 +313,8 @@ class RayExecutor(Executor):
             why = getattr(e, "reason", None) or e
             raise SchedulerUnavailable(
                 f"no Ray cluster answers at {self.address}: {why}.",
-                next_step="RAY_ADDRESS is the dashboard of its head node, by default http://HEAD:8265; it runs "
-                "where ray[default] is installed.",
+                next_step="RAY_API_SERVER_ADDRESS is the dashboard of its head node, by default "
+                "http://HEAD:8265; it runs where ray[default] is installed.",
             ) from e
         try:
             content = json.loads(text)
