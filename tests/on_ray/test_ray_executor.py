@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
 from cluster.executor_tests import WAIT_S, ExecutorTests, lives
@@ -86,6 +90,21 @@ class TestRay(ExecutorTests):
         lost = self.end(other)  # it may not start again
         assert lost.state == JobState.NODE_FAIL
         assert of_other[0] in lost.reason
+
+    def test_a_job_whose_driver_is_killed_fails_and_leaves_nothing(self):
+        job = self.submit("sleep 301 & echo $! >inner; echo $$ >outer; wait")
+        assert until((self.folder / "outer").exists, WAIT_S)
+        drivers = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if path.read_bytes().endswith(b"sys.exit(job.main())\0")
+        ]
+        assert len(drivers) == 1
+        os.kill(drivers[0], signal.SIGKILL)
+        status = self.end(job)
+        assert (status.state, status.exit_code) == (JobState.FAILED, None)
+        pids = [int((self.folder / name).read_text()) for name in ("inner", "outer")]
+        assert until(lambda: not any(map(lives, pids)), 30)
 
     def test_a_job_is_requeued_under_its_number(self):
         script = (
