@@ -140,6 +140,14 @@ class TestRay(ExecutorTests):
             ):
                 self.submit("true", option)
 
+    def test_a_job_stays_off_the_nodes_that_it_excludes(self, ray_cluster):
+        able = [node.name for node in ray_cluster.executor.snapshot().nodes if node.cpus]
+        job = self.submit("true", f"--exclude={','.join(able[:2])}")
+        assert self.end(job).nodes == (able[2],)
+        with pytest.raises(ClusterRequestError, match="and 0 of the 4 nodes of this Ray cluster"):
+            self.submit("true", f"--exclude={','.join(able)}")
+        self.refuses(f"--nodelist={able[0]}")
+
     def test_a_folder_that_no_node_sees_is_named(self):
         gone = self.folder / "gone"
         gone.mkdir()

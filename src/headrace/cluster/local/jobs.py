@@ -59,6 +59,8 @@ class LocalRequest:
         nodes: simulated: the script runs once, and is told these names.
         memory_mib, gpu_type, partition: of a node, as asked for; 0 and "" if not. They mean nothing here.
         words: all of sbatch's that were said.
+        exclude: names of nodes, for executors that have several.
+        chosen_by: sbatch's other words for which nodes it is to be.
     """
 
     name: str = ""
@@ -85,6 +87,8 @@ class LocalRequest:
     gpu_type: str = ""
     partition: str = ""
     words: frozenset[str] = frozenset()
+    exclude: str = ""
+    chosen_by: tuple[str, ...] = ()
 
     @property
     def cpus(self) -> int:
@@ -160,6 +164,8 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
         memory_mib=memory_mib(text("mem")) if text("mem") else 0,
         gpu_type=next((gpu.type for gpu in parse_gres(text("gres"))), ""), partition=text("partition"),
         words=frozenset(options),
+        exclude=text("exclude"),
+        chosen_by=tuple(filter(text, ("nodelist", "nodefile", "constraint", "reservation"))),
     )  # fmt: skip
 
 

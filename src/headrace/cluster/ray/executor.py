@@ -84,12 +84,18 @@ class RayExecutor(Executor):
                 f"--{option} is not done by Ray, which starts each job as soon as there is room.",
                 next_step="Wait for the other job (headrace cluster wait), then submit this one.",
             )
+        if request.chosen_by:
+            raise ClusterRequestError(
+                f"--{request.chosen_by[0]} is not done by Ray, which chooses nodes by CPUs and GPUs.",
+                next_step="Leave it out, or name the other nodes: --exclude.",
+            )
         directory = Path(submission.directory or Path.cwd(), request.directory).absolute()
         if not directory.is_dir():
             raise ClusterRequestError(
                 f"{directory}: the job's working directory does not exist.", path=str(directory)
             )
-        if why := shortage(request, [node["resources_total"] for node in self._nodes()]):
+        names, alive = self._nodes()
+        if why := shortage(request, {names[n["node_id"]]: n["resources_total"] for n in alive}):
             raise ClusterRequestError(
                 f"{why}.", next_step="Ask for less, or start more nodes: ray start."
             )
@@ -105,8 +111,12 @@ class RayExecutor(Executor):
         # The number alone is Ray's name for a job, and for the first task of an array: no two can have it.
         while not self._start(replace(job, job_id=f"{number}{tasks[0]}"), str(number)):
             number += 1
-        for task in tasks[1:]:
-            self._start(replace(job, job_id=f"{number}{task}"), f"{number}{task}")
+        try:
+            for task in tasks[1:]:
+                self._start(replace(job, job_id=f"{number}{task}"), f"{number}{task}")
+        except ClusterError:  # nobody would know of those that were started
+            self.cancel([str(number)])
+            raise
         return str(number)
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
@@ -137,14 +147,14 @@ class RayExecutor(Executor):
 
     def requeue(self, job_ids: Sequence[str]) -> None:
         """Have jobs start again: those that run are ended, and waited for, first."""
-        jobs = list(self._of(self.known(job_ids)))
-        self.cancel([job.job_id for job, _ in jobs])
-        for job, _ in jobs:
+        jobs = [
+            RayJob.decode(str(details["runtime_env"]["env_vars"][JOB_VARIABLE]))
+            for _, details in self._of(self.known(job_ids))
+        ]
+        self.cancel([job.job_id for job in jobs])
+        for job in jobs:
             (last,) = self.wait([job.job_id], 2 * _STOP_S)[job.job_id]
-            ((_, details),) = self._of([job.job_id])
-            variables = details["runtime_env"]["env_vars"]
-            environment = RayJob.decode(variables[JOB_VARIABLE]).environment
-            again = replace(job, restarts=last.restarts + 1, environment=environment)
+            again = replace(job, restarts=last.restarts + 1)
             # Under another name of Ray's: what remains of the last life may still have the first one.
             self._start(again, f"{job.job_id}-{again.restarts}")
 
@@ -163,8 +173,7 @@ class RayExecutor(Executor):
     def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
         """Its nodes, all in the partition `ray`, and its jobs: headrace's alone, which say what they hold."""
         version = self._call("GET", "/api/version")
-        alive = self._nodes()
-        names = node_names([(node["node_id"], node["node_name"]) for node in alive])
+        names, alive = self._nodes()
         nodes = tuple(_node(names[node["node_id"]], node["resources_total"]) for node in alive)
         of_jobs = () if not jobs else tuple(
             _cluster_job(job, self._status(job, details)) for job, details in self._jobs()
@@ -273,12 +282,13 @@ class RayExecutor(Executor):
 
     # -- HTTP --------------------------------------------------------------------------------------
 
-    def _nodes(self) -> list[dict[str, Any]]:
-        """Those that are alive."""
+    def _nodes(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Our names of the nodes that are alive, by Ray's ids, and what Ray says of them."""
         answer = self._call("GET", "/api/v0/nodes?detail=1&limit=10000")
         try:
             nodes = answer["data"]["result"]["result"]
-            return [node for node in nodes if node["state"] == "ALIVE"]
+            alive = [node for node in nodes if node["state"] == "ALIVE"]
+            return node_names([(node["node_id"], node["node_name"]) for node in alive]), alive
         except (KeyError, TypeError) as e:
             raise self._stranger(f"what it says of its nodes cannot be read: {e!r}") from e
 

@@ -106,10 +106,14 @@ def node_names(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
     }
 
 
-def shortage(request: LocalRequest, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Why nodes with these resources can never hold a job; "" if they can."""
+def shortage(request: LocalRequest, nodes: Mapping[str, Mapping[str, float]]) -> str:
+    """Why nodes of these names, with these resources, can never hold a job; "" if they can."""
     cpus, gpus = request.tasks_per_node * request.cpus_per_task, request.gpus_per_node
-    able = sum(has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus for has in nodes)
+    excluded = expand_hosts(request.exclude)
+    able = sum(
+        has.get("CPU", 0) >= cpus and has.get("GPU", 0) >= gpus
+        for name, has in nodes.items() if name not in excluded
+    )  # fmt: skip
     if able >= request.nodes:
         return ""
     each = f"{cpus} CPUs" + (f" and {gpus} GPUs" if gpus else "")
@@ -311,8 +315,9 @@ class _Driver:
 
     def run(self) -> int:
         request, job = self._job.request, self._job
-        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if not job.restarts and (why := shortage(request, alive)):
+        names, alive = self._alive()
+        has = {names[node_id]: node["Resources"] for node_id, node in alive.items()}
+        if not job.restarts and (why := shortage(request, has)):
             raise ClusterError(f"{why}.")
         while True:
             if (group := self._nodes(request)) is None:
@@ -337,6 +342,11 @@ class _Driver:
         self._facts |= facts
         _say(**self._facts)
 
+    def _alive(self) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
+        """Our names of the nodes that are alive, and what Ray says of them, both by Ray's ids."""
+        alive = {node["NodeID"]: node for node in self._ray.nodes() if node["Alive"]}
+        return node_names([(i, node["NodeName"]) for i, node in alive.items()]), alive
+
     def _nodes(self, request: LocalRequest) -> Any:
         """A placement group that has its nodes; None: the job was cancelled before."""
         bundle = {"CPU": request.tasks_per_node * request.cpus_per_task}
@@ -344,7 +354,12 @@ class _Driver:
             bundle["GPU"] = request.gpus_per_node
         strategy = "STRICT_SPREAD" if request.nodes > 1 else "PACK"
         self._say(state=JobState.PENDING, reason="Resources")
-        group = self._ray.util.placement_group([bundle] * request.nodes, strategy)
+        excluded = set(expand_hosts(request.exclude))
+        away = [node_id for node_id, name in self._alive()[0].items() if name in excluded]
+        where = [{"ray.io/node-id": f"!in({','.join(away)})"} if away else {}] * request.nodes
+        group = self._ray.util.placement_group(
+            [bundle] * request.nodes, strategy, bundle_label_selector=where
+        )
         while not group.wait(0.5):
             if self._asked:
                 self._ray.util.remove_placement_group(group)
@@ -363,9 +378,9 @@ class _Driver:
             ).remote()
             for index in range(request.nodes)
         ]  # fmt: skip
-        known = [(n["NodeID"], n["NodeName"]) for n in ray.nodes() if n["Alive"]]
+        known, _ = self._alive()
         place = ray.util.placement_group_table(group)["bundles_to_node_id"]
-        names = [node_names(known).get(place[index], "") for index in range(request.nodes)]
+        names = [known.get(place[index], "") for index in range(request.nodes)]
         own = replace(job, environment=self._variables(names))
         environment = {**job.environment, JOB_VARIABLE: own.encode()}
         self._say(state=JobState.CONFIGURING, reason="", nodes=names)
