@@ -49,7 +49,9 @@ _METADATA: Final = "headrace"
 _STOP_S: Final = 40
 """How long Ray leaves the driver of a job that is cancelled to end it."""
 
-_ENDED: Final = {"SUCCEEDED", "FAILED", "STOPPED"}
+_ENDED: Final = {
+    "SUCCEEDED": JobState.COMPLETED, "FAILED": JobState.FAILED, "STOPPED": JobState.CANCELLED,
+}  # fmt: skip
 
 
 class RayExecutor(Executor):
@@ -242,15 +244,12 @@ class RayExecutor(Executor):
         return sorted(jobs.values(), key=lambda pair: tuple(map(int, pair[0].job_id.split("_"))))
 
     def _status(self, job: RayJob, details: dict[str, Any]) -> JobStatus:
-        facts, word = self._last_facts(details["submission_id"]), details.get("status")
+        facts, word = self._last_facts(details["submission_id"]), str(details.get("status"))
         state = JobState(facts.get("state", "PENDING"))
         reason = facts.get("reason") or ""
-        if word == "STOPPED":
-            state, reason = JobState.CANCELLED, ""
-        elif word in _ENDED and not state.is_over:
-            state = JobState.COMPLETED if word == "SUCCEEDED" else JobState.FAILED
-            lines = str(details.get("message") or "").strip().splitlines()
-            reason = lines[-1] if lines else "Ray ended its driver"
+        if word in _ENDED and not state.is_over:  # the driver was killed, or its log is gone
+            state, lines = _ENDED[word], str(details.get("message") or "").strip().splitlines()
+            reason = (lines or ["Ray ended its driver"])[-1] if word == "FAILED" else ""
         elif word not in _ENDED and state.is_over:
             state = JobState.COMPLETING
         output, pattern = facts.get("output"), job.request.output

@@ -332,7 +332,7 @@ class _Driver:
             job = self._job = replace(job, restarts=job.restarts + 1)
             self._say(
                 state=JobState.PENDING, reason="requeued", restarts=job.restarts, nodes=(),
-                started_s=None, exit_code=None, signal=None,
+                started_s=None, ended_s=None, exit_code=None, signal=None,
             )  # fmt: skip
         return (
             0 if self._facts["state"] == JobState.COMPLETED else self._facts.get("exit_code") or 1
@@ -380,7 +380,7 @@ class _Driver:
         ]  # fmt: skip
         known, _ = self._alive()
         place = ray.util.placement_group_table(group)["bundles_to_node_id"]
-        names = [known.get(place[index], "") for index in range(request.nodes)]
+        names = [known.get(place[index]) or place[index] for index in range(request.nodes)]
         own = replace(job, environment=self._variables(names))
         environment = {**job.environment, JOB_VARIABLE: own.encode()}
         self._say(state=JobState.CONFIGURING, reason="", nodes=names)
@@ -395,12 +395,15 @@ class _Driver:
                 )
             self._follow(parts[0], number)
         except ray.exceptions.RayError as e:
+            # What fails there before the script begins would fail so again, and on any node.
+            is_lost = place[0] not in self._alive()[0] or bool(self._facts.get("started_s"))
+            what = "is lost" if is_lost else "cannot start the script"
             why = str(e).strip().partition("\n")[0]
             self._say(
-                state=JobState.NODE_FAIL, reason=f"node {names[0]} is lost: {why}",
-                ended_s=time.time(), exit_code=None,
+                state=JobState.NODE_FAIL if is_lost else JobState.FAILED, ended_s=time.time(),
+                reason=f"node {names[0]} {what}: {why}", exit_code=None,
             )  # fmt: skip
-            return request.requeue
+            return is_lost and request.requeue
         finally:
             for part in parts:
                 ray.kill(part)
