@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,20 @@ class TestRay(ExecutorTests):
                 ClusterRequestError, match="of the 4 nodes of this Ray cluster have"
             ):
                 self.submit("true", option)
+
+    def test_jobs_are_submitted_from_within_a_job(self):
+        program = (
+            "from pathlib import Path; from headrace.cluster.executor import Submission, executor; "
+            "print(executor().submit(Submission(b'#!/bin/sh\\necho $HEADRACE_JOB_ID\\n', "
+            "directory=Path.cwd())))"
+        )
+        (self.folder / "submit.py").write_text(program)
+        outer = self.submit(f"{sys.executable} submit.py", "--nodes=2")
+        assert self.end(outer).state == JobState.COMPLETED, self.output(outer)
+        inner = self.output(outer).decode().strip()
+        assert self.end(inner).state == JobState.COMPLETED
+        assert len(self.end(inner).nodes) == 1
+        assert self.output(inner).decode().strip() == inner
 
     def test_a_job_stays_off_the_nodes_that_it_excludes(self, ray_cluster):
         able = [node.name for node in ray_cluster.executor.snapshot().nodes if node.cpus]

@@ -100,6 +100,26 @@ def test_a_job_of_ray_that_is_cancelled_leaves_nothing(run, tmp_path):
     assert "Submitted batch job" in run("cluster", "resubmit", job).stdout
 
 
+def test_a_job_that_may_have_fewer_nodes_goes_on_at_once_with_those_left(
+    run, ray_cluster, tmp_path
+):
+    launch = Launch(tmp_path)
+    Path("job.sh").write_text(
+        f"#!/bin/bash\nexport {MARK}={launch.mark}\n"
+        f"{shlex.join(PROGRAM)} launch --framework plain --nodes 2-3 --local {launch.disk} --no-agent "
+        "--no-daemon sh -c 'touch began.$WORLD_SIZE.$RANK; test $WORLD_SIZE = 2 || sleep 300'\n"
+    )
+    words = ("--nodes", 3, "--tasks-per-node", 1, "-o", "out.txt", "job.sh")
+    job = run("cluster", "batch", *words).stdout.split()[-1]
+    assert until(lambda: len(list(tmp_path.glob("began.3.*"))) == 3, 90.0)
+    nodes = json.loads(run("cluster", "status", job, "--json").stdout)["jobs"][0]["nodes"]
+    ray_cluster.kill_node(nodes[1])
+    assert "completed" in run("cluster", "wait", job, "--timeout-s", 120).stdout
+    assert len(list(tmp_path.glob("began.2.*"))) == 2
+    assert f"node {nodes[1]} is lost" in Path("out.txt").read_text()
+    assert until(lambda: not processes_with(launch.mark), 15.0), processes_with(launch.mark)
+
+
 def test_a_command_in_the_foreground_ends_as_it_does_on_ray(run):
     ended = run(
         "cluster",
