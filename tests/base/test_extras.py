@@ -17,7 +17,7 @@ def test_every_module_is_brought_by_an_extra_and_all_has_every_extra_but_the_fra
     extras = PROJECT["optional-dependencies"]
     assert set(EXTRAS.values()) <= set(extras)
     every = set(extras["all"][0].removeprefix("headrace[").removesuffix("]").split(","))
-    assert every == set(extras) - {"all", "demo", "torch", "tensorflow", "jax"}
+    assert every == set(extras) - {"all", "demo", "torch", "tensorflow", "jax", "ray"}
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch):
