@@ -109,7 +109,8 @@ def main() -> None:
 def prepare(folder: Path) -> dict[str, str]:
     """A recording, a snapshot of it, stand-ins for Slurm's commands; the environment that finds them."""
     recording = simulated_cluster(NODES, JOBS)
-    recording.save(folder)
+    for name in ("nodes", "jobs", "partitions", "config"):
+        (folder / name).write_text(getattr(recording, name))
     save_snapshot(recording.read(), folder / "snapshot.json")
     programs = folder / "bin"
     programs.mkdir()

@@ -52,6 +52,33 @@ def test_help_imports_neither_numpy_nor_rich():
     assert ended.stdout.splitlines()[-1] == "loaded:", ended.stdout + ended.stderr
 
 
+def test_submitting_imports_neither_numpy_nor_pydantic(tmp_path):
+    """They would take as long as all the rest; typer wants pydantic for a number, not for texts."""
+    for name, words in (("sbatch", "cat >/dev/null; echo 17"), ("scontrol", SCONTROL)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{words}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "job.sh").write_text("#!/bin/sh\ntrue\n")
+    code = (
+        f"import os, sys; os.environ |= {{'PATH': '{tmp_path}:/usr/bin:/bin', 'HOME': '{tmp_path}'}}\n"
+        f"os.environ['XDG_STATE_HOME'] = '{tmp_path}'\n"
+        f"sys.argv = 'headrace cluster batch --gpus 2 --json {tmp_path}/job.sh'.split()\n"
+        "from headrace.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as e: assert not e.code\n"
+        "print('loaded:', *sorted({'numpy', 'rich', 'pydantic'} & set(sys.modules)))"
+    )
+    ended = run(code)
+    assert '"job": "17"' in ended.stdout, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[-1] == "loaded:"
+
+
+SCONTROL = """case "$*" in
+*nodes) echo "NodeName=g1 CPUTot=8 RealMemory=9000 Gres=gpu:2 State=IDLE Partitions=main" ;;
+*partitions) echo "PartitionName=main Default=YES State=UP Nodes=g1 MaxTime=60" ;;
+*config) echo "ClusterName = lab"; echo "SLURM_VERSION = 22.05.8" ;;
+esac"""
+
+
 def test_the_benchmark_of_files_imports_no_object_engine():
     code = (
         "import sys, headrace.bench.session\n"

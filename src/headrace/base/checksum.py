@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from headrace import _native
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
 def crc32c(data: Any, value: int = 0) -> int:
     """CRC-32C of a contiguous buffer of bytes, continued from `value`."""
-    return _native.crc32c(np.frombuffer(data, np.uint8), value)
+    # numpy would cost commands that only write a document most of their time.
+    view: Any = memoryview(data)
+    return _native.crc32c(view.cast("B"), value) if view.nbytes else value
 
 
 def crc32c_blocks(data: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint32]:

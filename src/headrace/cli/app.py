@@ -6,6 +6,7 @@ typer three times as long as the interpreter needs to start. `headrace --help` p
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Sequence
@@ -111,6 +112,51 @@ _LAUNCHERS: Final = ("run", "record", "launch", "ab")
 """What follows the own options of these is another program's."""
 
 
+class _Coercion:
+    """Turns a parameter's words into its value, by typer only where they are more than text.
+
+    typer loads pydantic for that, which costs a command that was given texts and flags half of its start.
+
+    Args:
+        parameter: typer's; where a version of it has no such hook, nothing of this is used.
+    """
+
+    def __init__(self, parameter: Any) -> None:
+        annotation = parameter.type_descriptor.annotation
+        parser = parameter.type_descriptor.parameter_info.parser
+        self._text = annotation in (str, list[str]) and parser is None
+        self._plain = annotation if annotation in (bool, int, float) and parser is None else None
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """The value of what was given; None: nothing was."""
+        many = param.multiple or param.nargs == -1
+        if value is None:
+            return () if many else None
+        if type(value) is self._plain:  # a default
+            return value
+        words = value if many and isinstance(value, list | tuple) else [value]
+        if self._text and all(isinstance(word, str) for word in words):
+            return list(words) if many else value
+        param._runtime_param = None  # noqa: SLF001 - typer makes its own when it is asked next
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _coerce_plainly(command: Any) -> None:
+    """Let a command and those below it load nothing for texts."""
+    usual = command.get_params
+
+    def get_params(ctx: Any) -> list[Any]:
+        parameters: list[Any] = usual(ctx)
+        for parameter in parameters:
+            if getattr(parameter, "_runtime_param", parameter) is None:
+                parameter._runtime_param = _Coercion(parameter)  # noqa: SLF001 - `_Coercion` says why
+        return parameters
+
+    command.get_params = get_params
+    for each in getattr(command, "commands", {}).values():
+        _coerce_plainly(each)
+
+
 class _Interrupted(Exception):
     """Ctrl-C in a command, its cause: typer would end the program itself, and lose what the cause says."""
 
@@ -127,6 +173,7 @@ class _Commands(TyperGroup):
         ours = given[: given.index("--")] if "--" in given else given
         as_json = "--json" in ours and ours[:1] not in (["run"], ["launch"], ["record"])
         extra["standalone_mode"] = False
+        _coerce_plainly(self)
         try:
             code = super().main(given, *rest, **extra)
         except typer.TyperException as e:
@@ -206,7 +253,10 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
                 continue
             module = import_module(f"headrace.cli.{chapter}")
             if name in _GROUPS:
-                group = getattr(module, f"{name}_app")
+                group = copy.copy(getattr(module, f"{name}_app"))
+                # Of the others nobody asks anything: each has dozens of options to be made.
+                second = [c for c in group.registered_commands if c.name in (words or ())[1:2]]
+                group.registered_commands = second or group.registered_commands
                 for each in group.registered_commands:
                     each.epilog = epilog(f"{name} {each.name or each.callback.__name__}")
                 app.add_typer(group, name=name)

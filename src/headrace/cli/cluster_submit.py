@@ -14,7 +14,6 @@ from headrace.base.text import counted
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output
 from headrace.cluster.executor import Submission, executor, executor_name
-from headrace.cluster.local.executor import foreground_environment
 from headrace.cluster.notation import read_minutes, time_text
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
 from headrace.cluster.request import JOB_OPTIONS, read_request
@@ -155,6 +154,8 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
     if runs_on == "ray":
         return _follow(executor(runs_on), plan, name, request.directory)
     if runs_on == "local":
+        from headrace.cluster.local.executor import foreground_environment
+
         os.environ |= foreground_environment(plan.layout, name)
         if request.directory:
             os.chdir(request.directory)

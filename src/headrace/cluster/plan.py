@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from headrace.cluster.containers import find_container, has_steps
 from headrace.cluster.executor import EXECUTOR_VARIABLE, Submission, executor_name, ray_address
 from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
-from headrace.cluster.local.executor import local_snapshot, with_local_jobs
 from headrace.cluster.request import (
     JOB_OPTIONS,
     NOT_IN_THE_FOREGROUND,
@@ -148,6 +147,8 @@ def cluster_snapshot(
         return load_snapshot(source)
     runs_on = executor_name(name)
     if runs_on == "local":
+        from headrace.cluster.local.executor import local_snapshot, with_local_jobs
+
         return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
     if runs_on == "kubernetes":
         from headrace.cluster.kubernetes.executor import KubernetesExecutor
@@ -248,6 +249,8 @@ def plan_batch(
 def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
     snapshot, more = cluster.snapshot, ""
     if cluster.local:
+        from headrace.cluster.local.executor import local_snapshot
+
         short = read_shorthand(request.partition, ())
         gpus = request.gpus or (short.gpus if short else 0)
         snapshot = local_snapshot(-(-gpus // (request.nodes or 1)), request.nodes or 1)

@@ -52,8 +52,9 @@ def _blocks(text: str, key: str) -> list[str]:
 
 def _line_of(block: str, key: str) -> str:
     """The value of a key that stands first in its line, up to the line's end; "" if there is none."""
-    match = re.search(rf"^   {key}=(.*)$", block, re.MULTILINE)
-    return match[1].rstrip() if match else ""
+    mark = f"\n   {key}="
+    at = block.find(mark)
+    return block[at + len(mark) :].partition("\n")[0].rstrip() if at >= 0 else ""
 
 
 def _node_list(line: str) -> str:
@@ -83,7 +84,8 @@ def read_nodes(text: str) -> tuple[Node, ...]:
 def _node(block: str) -> Node:
     # What comes behind is not read, but for the reason.
     end = block.find("\n   BootTime=")
-    fields = dict(_WORD.findall(block[:end] if end > 0 else block))
+    words = (block[:end] if end > 0 else block).split()
+    fields = dict([word.split("=", 1) for word in words if "=" in word])
     try:
         gres, used = parse_gres(fields.get("Gres", "")), parse_gres(fields.get("GresUsed", ""))
         return Node(
@@ -103,7 +105,7 @@ def _node(block: str) -> Node:
             memory_free_mib=mib(free) if (free := fields.get("FreeMem", "N/A")) != "N/A" else None,
             partitions=_names(fields.get("Partitions", "")),
             features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures") or ""),
-            reason=_REASON_BY.sub("", _line_of(block, "Reason")),
+            reason=_REASON_BY.sub("", reason) if (reason := _line_of(block, "Reason")) else "",
             architecture=fields.get("Arch", ""),
         )
     except (KeyError, ValueError) as e:
