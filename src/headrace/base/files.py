@@ -27,7 +27,6 @@ import fcntl
 import functools
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -420,7 +419,7 @@ class NewFile:
 def temporary_name(path: AnyPath) -> str:
     """A name beside `path` that nobody can guess, and that no reader takes for data."""
     folder, name = os.path.split(os.fsdecode(path))
-    return os.path.join(folder, f".{name}.{secrets.token_hex(8)}.part")
+    return os.path.join(folder, f".{name}.{os.urandom(8).hex()}.part")
 
 
 def is_temporary(name: str) -> bool:

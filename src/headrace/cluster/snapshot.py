@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from headrace.base.documents import seal, unseal
 from headrace.base.files import replace_file
 from headrace.cluster.executor import JobState
@@ -162,12 +160,16 @@ def load_snapshot(path: Path) -> ClusterSnapshot:
 
 def snapshot_to_json(snapshot: ClusterSnapshot) -> bytes:
     """As text."""
+    import msgspec  # what submits needs none of it
+
     text: bytes = msgspec.json.encode(_File(FORMAT, snapshot))
     return seal(text)
 
 
 def snapshot_from_json(data: bytes, name: str = "the snapshot") -> ClusterSnapshot:
     """From text; `name` is for messages."""
+    import msgspec
+
     sums, written, why = unseal(data), "", ""
     try:
         if sums is None or sums[0] == sums[1]:
