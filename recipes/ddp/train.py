@@ -158,6 +158,7 @@ class Training:
                 "waited_s": waited_s / dist.get_world_size(),
                 "saved_s": self.saved_s,
                 "evaluated_s": time.perf_counter() - trained,
+                "at_s": time.time(),
                 "reads": int(reads),
                 "bytes": int(nbytes),
             }

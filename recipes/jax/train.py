@@ -181,6 +181,7 @@ class Training:
                 "waited_s": waited_s / jax.process_count(),
                 "saved_s": self.saved_s,
                 "evaluated_s": time.perf_counter() - trained,
+                "at_s": time.time(),
                 "reads": int(self.sums[2] - samples),
             }
             print(json.dumps(line), flush=True)

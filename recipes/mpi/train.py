@@ -169,6 +169,7 @@ class Training:
                 "waited_s": waited_s / WORLD.size,
                 "saved_s": self.saved_s,
                 "evaluated_s": time.perf_counter() - trained,
+                "at_s": time.time(),
                 "reads": int(reads),
                 "bytes": int(nbytes),
             }

@@ -165,6 +165,7 @@ class Training:
                 "waited_s": waited_s / self.workers,
                 "saved_s": self.saved_s,
                 "evaluated_s": time.perf_counter() - trained,
+                "at_s": time.time(),
                 "reads": int(reads),
                 "bytes": int(nbytes),
             }

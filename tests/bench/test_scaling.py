@@ -1,6 +1,7 @@
 """The scaling table: speed beside accuracy, and what is said of runs that are fast because they learn less."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,14 +51,13 @@ def test_hals_own_table_comes_out_as_it_was_published():
     runs = [run_of(n, 1000 / rate, top1) for n, (rate, top1) in HAL.items()]
     table = scaling_table(runs)
     efficiency = [round(100 * row.efficiency, 1) for row in table.rows]
-    assert efficiency == [
-        100.0,
-        94.9,
-        91.8,
-        89.0,
-        76.9,
-        65.4,
-    ]  # 65.5 from rates that were not rounded
+    # 65.5 from rates that were not rounded
+    assert efficiency == [100.0, 94.9, 91.8, 89.0, 76.9, 65.4]
+    assert [row.hal_efficiency for row in table.rows] == pytest.approx(
+        [row.efficiency for row in table.rows]
+    )
+    others = scaling_table([run_of(1, 2.0, 0.7), run_of(2, 1.0, 0.7)])
+    assert [row.hal_efficiency for row in others.rows] == [None, None]
     assert [row.accuracy_fell for row in table.rows] == [False] * 6
     assert scaling_table(runs, tolerance=0.009).rows[-1].accuracy_fell
 
@@ -76,6 +76,20 @@ def test_parts_add_up_to_the_wall_time():
     assert table.rows[0].whole_per_s == pytest.approx(200.0)
     assert table.rows[0].reads_per_s == pytest.approx(500.0)
     assert table.rows[0].bytes_per_s == pytest.approx(5e5)
+
+
+def test_what_passed_before_the_first_epoch_and_after_the_last_is_told_from_the_lines_times():
+    """A job of 20 s that began at 100: an epoch from 106 to 109, another from 110 to 113, tests of 1 s."""
+    epochs = tuple(
+        EpochLine(n, 1000, 3.0, 0.7, evaluated_s=1.0, at_s=at) for n, at in ((0, 110.0), (1, 114.5))
+    )
+    run = ScalingRun(2, 1, "1", "COMPLETED", 20.0, epochs, started_s=100.0)
+    split = scaling_table([run]).rows[0].split
+    assert (split.starting_s, split.ending_s, split.other_s) == (6.0, 5.5, 0.5)
+    late = scaling_table([replace(run, started_s=107.0)]).rows[0].split
+    assert (late.starting_s, late.ending_s, late.other_s) == (0.0, 12.0, 0.0)
+    unknown = scaling_table([replace(run, started_s=None)]).rows[0].split
+    assert (unknown.starting_s, unknown.ending_s, unknown.other_s) == (0.0, 0.0, 12.0)
 
 
 def test_sizes_that_failed_are_told_and_not_compared_with():

@@ -47,6 +47,8 @@ class EpochLine:
         evaluated_s: seconds after the last step, for the accuracy.
         reads: of samples, by all ranks; None if the script does not say.
         bytes: that they read; None likewise.
+        at_s: when the line was printed, in Unix seconds; None likewise. What passed before the first epoch and
+            after the last one is told from it.
     """
 
     epoch: int
@@ -58,6 +60,7 @@ class EpochLine:
     evaluated_s: float = 0.0
     reads: int | None = None
     bytes: int | None = None
+    at_s: float | None = None
 
 
 _NEEDED = ("epoch", "samples", "seconds", "accuracy")
@@ -94,6 +97,9 @@ def _epoch_of(document: Any) -> EpochLine | None:
     return epoch if epoch.seconds > 0 and epoch.samples > 0 else None
 
 
+HAL_IMAGES_PER_S = {2: 1582, 4: 3003, 8: 5807, 16: 11265, 32: 19459, 64: 33132}
+"""By GPUs, what HAL published for ResNet-50 on ImageNet, 208 images a GPU, February 2020: its median epochs."""
+
 TOLERANCE = 0.01
 """Accuracy may fall by a point: seeds alone move ResNet-50's by a few tenths."""
 
@@ -109,6 +115,8 @@ class ScalingRun:
     wall_s: float
     epochs: tuple[EpochLine, ...]
     log: str = ""
+    started_s: float | None = None
+    """In Unix seconds, if the scheduler says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,12 @@ class TimeSplit:
     """Steps, with the ranks' talk among each other."""
     saving_s: float
     evaluating_s: float
+    starting_s: float
+    """From the job's start to its first epoch: processes, imports, meeting, resuming. 0 if nobody says."""
+    ending_s: float
+    """From the last epoch's line to the job's end: the last checkpoint, ranks that leave. 0 likewise."""
     other_s: float
-    """Starting processes, imports, meeting, ending."""
+    """Between epochs; all that is not explained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,7 @@ class ScalingRow:
         whole_per_s: samples a second over the whole wall time.
         training_per_s: samples a second in the median epoch.
         efficiency: training throughput for each rank, against the first row's.
+        hal_efficiency: what HAL published for as many GPUs, against as many as the first row has ranks.
         whole_efficiency: the same of the whole wall time.
         accuracy: after the last epoch, 0 to 1.
         accuracy_fell: it is behind the first row's by more than the tolerance.
@@ -147,6 +160,7 @@ class ScalingRow:
     whole_per_s: float | None = None
     training_per_s: float | None = None
     efficiency: float | None = None
+    hal_efficiency: float | None = None
     whole_efficiency: float | None = None
     accuracy: float | None = None
     accuracy_fell: bool = False
@@ -231,6 +245,14 @@ def _measured(run: ScalingRun, first: ScalingRun, tolerance: float) -> ScalingRo
     saving = min(total("saved_s"), seconds - waiting)
     evaluating = total("evaluated_s")
     other = max(0.0, run.wall_s - seconds - evaluating)
+    begun, last = run.epochs[0], run.epochs[-1].at_s
+    starting = ending = 0.0
+    if run.started_s is not None and begun.at_s is not None and last is not None:
+        first_s = begun.at_s - begun.evaluated_s - begun.seconds
+        # Slurm's clock has whole seconds.
+        starting = min(other, max(0.0, first_s - run.started_s))
+        ending = min(other - starting, max(0.0, run.started_s + run.wall_s - last))
+    published = [HAL_IMAGES_PER_S.get(each.ranks) for each in (run, first)]
     return ScalingRow(
         ranks=run.ranks, nodes=run.nodes, state=run.state, wall_s=run.wall_s,
         whole_per_s=whole_per_s(run), training_per_s=training_per_s(run),
@@ -239,7 +261,12 @@ def _measured(run: ScalingRun, first: ScalingRun, tolerance: float) -> ScalingRo
         # A hair's breadth of room: 0.75 - 0.74 is more than 0.01.
         accuracy_fell=first.epochs[-1].accuracy - accuracy > tolerance + 1e-9,
         reads_per_s=per_s("reads"), bytes_per_s=per_s("bytes"),
-        split=TimeSplit(waiting, seconds - waiting - saving, saving, evaluating, other),
+        split=TimeSplit(
+            waiting, seconds - waiting - saving, saving, evaluating, starting, ending,
+            other - starting - ending,
+        ),
+        hal_efficiency=published[0] / run.ranks / (published[1] / first.ranks)
+        if published[0] and published[1] else None,
         log=run.log,
     )  # fmt: skip
 
@@ -336,12 +363,13 @@ def _run(  # noqa: PLR0917 - of `measure`, and which size
         wall_s = max(status.ended_s - status.started_s, 0.0)
     text = b"".join(executor.logs(job_id)).decode(errors="replace")
     state = "UNKNOWN" if status is None else str(status.state)
-    return ScalingRun(ranks, nodes, job_id, state, wall_s, read_epochs(text), str(log))
+    started_s = None if status is None else status.started_s
+    return ScalingRun(ranks, nodes, job_id, state, wall_s, read_epochs(text), str(log), started_s)
 
 
 _HEAD = (
-    "ranks", "nodes", "wall s", "samples/s", "training/s", "efficiency", "accuracy", "reads/s",
-    "MB/s", "data", "compute", "save", "test", "other",
+    "ranks", "nodes", "wall s", "samples/s", "training/s", "efficiency", "HAL's", "accuracy",
+    "reads/s", "MB/s", "data", "compute", "save", "test", "start", "end", "other",
 )  # fmt: skip
 
 
@@ -353,7 +381,9 @@ def table_text(table: ScalingTable) -> str:
         "",
         f"samples/s: over the whole wall time. training/s: median of {table.epochs} epochs.",
         "efficiency: training/s for each rank, against the first row.",
-        "data, compute, save, test, other: where the wall time went.",
+        "HAL's: efficiency that HAL published for ResNet-50 on ImageNet, on as many GPUs.",
+        "data to other: where the wall time went. start: from the job's start to its first epoch, end:",
+        "from its last epoch's line to its end; other: between epochs, and all if the lines have no at_s.",
     ]
     lines += [f"! {finding}" for finding in table.findings]
     return "\n".join(lines) + "\n"
@@ -362,7 +392,7 @@ def table_text(table: ScalingTable) -> str:
 def _cells(row: ScalingRow) -> tuple[str, ...]:
     begin = (str(row.ranks), str(row.nodes), f"{row.wall_s:.1f}")
     if row.split is None or row.accuracy is None:
-        return (*begin, row.state, *["-"] * 10)
+        return (*begin, row.state, *["-"] * (len(_HEAD) - len(begin) - 1))
     parts = astuple(row.split)
 
     def text(value: float | None, form: str = ",.0f") -> str:
@@ -371,6 +401,7 @@ def _cells(row: ScalingRow) -> tuple[str, ...]:
     mb_per_s = None if row.bytes_per_s is None else row.bytes_per_s / 1e6
     return (
         *begin, text(row.whole_per_s), text(row.training_per_s), text(row.efficiency, ".1%"),
+        text(row.hal_efficiency, ".1%"),
         f"{row.accuracy:.2%}" + (" !" if row.accuracy_fell else "  "),
         text(row.reads_per_s), text(mb_per_s, ".1f"),
         *(f"{part / max(sum(parts), 1e-9):.0%}" for part in parts),
