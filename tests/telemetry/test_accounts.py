@@ -139,6 +139,22 @@ def test_between_prolog_and_epilog_nothing_is_missed():
     assert book.running == []
 
 
+def test_a_job_that_is_requeued_did_not_have_what_passed_in_between():
+    book, ledger = accounts()
+    for began in (0, 130):
+        notify(book, began, "begin")
+        book.observe(seen(processes(pids=(began + 1,), began=T0 + began)), 5, now(began + 5))
+        notify(book, began + 10, "step", step="batch", cpu_s=4.0)
+        notify(book, began + 10, "end")
+        book.observe(seen(), 5, now(began + 12))
+    assert totals(ledger)["seconds", "", ""] == 20
+    assert totals(ledger)["cpu_s", "", ""] == 8
+    notify(book, 200, "begin")
+    notify(book, 205, "begin")  # said twice: the first one counts
+    notify(book, 210, "end")
+    assert totals(ledger)["seconds", "", ""] == 30
+
+
 def test_only_root_begins_and_ends_jobs_and_a_step_is_its_owners_and_no_more_than_there_was():
     book, ledger = accounts()
     notify(book, 10, "begin", sender=1000)

@@ -373,7 +373,12 @@ class Accounts:
         """Count what a job's beginning, its end or the end of a task on this node says."""
         job, account = notice.identity.job_id, self._accounts.get(notice.identity.job_id)
         trusted = notice.sender in (0, os.geteuid())
-        if notice.kind == "begin" and trusted and account is None:
+        if notice.kind == "begin" and trusted:
+            if account is not None and account.ended_s is not None:
+                # Requeued, under the same number: what passed in between it did not have.
+                account.until_s, account.seen_s, account.ended_s = now.mono_s, None, None
+                account.cpu_s, account.group, account.busy = 0.0, None, None
+                account.steps.clear()
             account = self._account(notice.identity, notice.uid, now.unix_s, now)
             if account is not None:
                 account.announced, account.reported_s = True, now.mono_s
