@@ -5,12 +5,13 @@ Most run on a virtual clock: what they say does not depend on how busy the machi
 
 import threading
 import time
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 
 from headrace.bench.engines import Delivered, batches_ahead
-from headrace.bench.loop import StepLoop
+from headrace.bench.loop import RealClock, StepLoop
 from headrace.bench.metrics import StepWindow, phase_figures
 from headrace.errors import BenchError
 from headrace.io.simulation import Simulation
@@ -177,6 +178,23 @@ def test_a_batch_that_fails_ends_the_run_at_once():
         run(sources, np.full((2, 50), 0.002))
     assert sources[0].closed
     assert sources[0].given < 10
+
+
+def test_waits_that_are_over_at_once_end():
+    """Thousands of waits of a microsecond, each behind a batch that was taken without waiting."""
+    inbox, clock, taken = SimpleQueue(), RealClock(), []
+
+    def take():
+        clock.take(inbox, 0.001)
+        for number in range(20_000):
+            inbox.put(number)
+            taken.append(clock.take(inbox, 1e-6))
+            assert clock.take(inbox, 1e-6) is None
+
+    waiting = threading.Thread(target=take, daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert taken == [*range(20_000)]
 
 
 def test_an_engine_that_hangs_is_given_up():

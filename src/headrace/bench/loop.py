@@ -181,11 +181,16 @@ class RealClock:
     now = staticmethod(time.perf_counter)
 
     def take(self, inbox: SimpleQueue[Arrival], wait_s: float) -> Arrival | None:
-        """Wait for the next arrival."""
-        try:
-            return inbox.get(timeout=wait_s) if wait_s > 0 else inbox.get_nowait()
-        except Empty:
-            return None
+        """Wait for the next arrival.
+
+        The queue is looked at first: CPython's takes a lock that is free, and if the time is over by then, it
+        waits for ever. After a look in vain it holds the lock.
+        """
+        with contextlib.suppress(Empty):
+            return inbox.get_nowait()
+        with contextlib.suppress(Empty):
+            return inbox.get(timeout=wait_s) if wait_s > 0 else None
+        return None
 
     def feeder(self, number: int, source: BatchSource, inbox: SimpleQueue[Arrival]) -> Feeder:
         """A thread that waits for the source."""
