@@ -70,6 +70,23 @@ def test_words_that_make_no_sense_are_errors(word, message):
         parse_command_line([word])
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("train:\n  epochs:\n    foo: 3\n", "train.epochs.foo"),
+        ("dataset:\n  hdf5:\n    chunk_dims:\n      x: [1]\n", "dataset.hdf5.chunk_dims.x"),
+        ("framework:\n  name: pytorch\n", "framework.name"),
+    ],
+)
+def test_a_key_has_no_keys_below_it(own, text, key):
+    with pytest.raises(
+        WorkloadError, match=rf"{key} is not known; did you mean {key.rpartition('.')[0]}"
+    ):
+        own(text)
+    with pytest.raises(WorkloadError, match=f"{key} is not known"):
+        own("", f"++workload.{key}=3")
+
+
 def test_unknown_keys_name_file_line_and_what_was_meant(own):
     message = refused(own, "framework: pytorch\nreader:\n  batch_sise: 3\ntrian:\n  epochs: 2\n")
     assert "mine.yaml:3: reader.batch_sise is not known; did you mean reader.batch_size?" in message

@@ -331,15 +331,15 @@ class _Merging:
         if note:
             self.notes.append(f"{setting.where}: {name} is taken as {spelled} ({note})")
         known = next((key for key in (spelled, *_parents(spelled)) if key in KEYS), None)
-        if known is None:
+        if known is None or (spelled != known and known not in _FREE):
             self.problems.append(f"{setting.where}: {closest_key(spelled)}")
-        elif spelled != known and known in _FREE and known not in _MAPPINGS:
+        elif spelled != known and known not in _MAPPINGS:
             before = self.settings.get(known)  # one part of a distribution
             parts = before.value if before is not None and isinstance(before.value, dict) else {}
             part = spelled.removeprefix(known + ".")
             self.settings[known] = YamlSetting({**parts, part: setting.value}, setting.where)
         else:
-            self.settings[spelled if known in _MAPPINGS else known] = setting
+            self.settings[spelled] = setting
 
     def override(self, override: HydraOverride) -> None:
         where = f"command line: {override.written}"
