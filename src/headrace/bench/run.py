@@ -10,7 +10,7 @@ import re
 import resource
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -151,8 +151,12 @@ def run_epochs(
         BenchError: a batch cannot be read, or a rank is gone.
     """
     plans = plans_of(loaded, options.accelerators * group.place.world_size)
+    simulate = options.simulate
+    if isinstance(simulate, str):  # delays of one sequence would come to all ranks together
+        named = simulation_of(simulate)
+        simulate = replace(named, seed=named.seed + group.place.rank)
     context = EngineContext(
-        loaded.workload, plans, files, options.accelerators, options.simulate, options.deadline_s
+        loaded.workload, plans, files, options.accelerators, simulate, options.deadline_s
     )
     times = PhaseTimes()
     engine = make_engine(engine_name(loaded), context)

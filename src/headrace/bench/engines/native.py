@@ -118,11 +118,13 @@ class _NativeEngine(Engine):
         return _Preprocessed(source, plan.steps, workers, reader.preprocess_time, random)
 
     @abstractmethod
-    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+    def submit(
+        self, split: str, indices: NDArray[np.int64], accelerator: int
+    ) -> tuple[Any, list[bytes]]:
         """Begin to read a batch: its job, and the files that it reads where the reader goes by path."""
 
     @abstractmethod
-    def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:
+    def take(self, split: str, job: Any, paths: list[bytes], accelerator: int) -> tuple[Any, int]:
         """Wait for a batch: it holds its memory as long as it lives; and when it was there, in ns, or 0."""
 
     def forget(self, job: Any, paths: list[bytes]) -> None:
@@ -144,7 +146,7 @@ class _ReadAheadSource:
         if len(self._pending) == self._engine.batches_ahead or self._submitted == self._plan.steps:
             return False
         indices = self._plan.indices(self._epoch, self._accelerator, self._submitted)
-        self._pending.append(self._engine.submit(self._split, indices))
+        self._pending.append(self._engine.submit(self._split, indices, self._accelerator))
         self._submitted += 1
         return True
 
@@ -159,7 +161,8 @@ class _ReadAheadSource:
 
     def next(self) -> Delivered:
         self._fill()
-        self._batch, ready_ns = self._engine.take(self._split, *self._pending.popleft())
+        job, paths = self._pending.popleft()
+        self._batch, ready_ns = self._engine.take(self._split, job, paths, self._accelerator)
         nbytes = int(self._batch.lengths.sum())
         # The steady clock is that of time.perf_counter.
         return Delivered(self._plan.batch, nbytes, ready_ns / 1e9 if ready_ns else None)
@@ -172,7 +175,11 @@ class _ReadAheadSource:
 
 
 class _FilesEngine(_NativeEngine):
-    """Whole files by path."""
+    """Whole files by path.
+
+    A reader for each accelerator: one reader gives memory in the order of submission, so that a file that opens
+    slowly would hold up the batches of all others, as no rank holds up another's.
+    """
 
     def __init__(self, context: EngineContext) -> None:
         super().__init__(context)
@@ -181,18 +188,25 @@ class _FilesEngine(_NativeEngine):
         model = getattr(simulate, "model", None)
         if simulate is not None and not isinstance(model, _native.SlowModel):
             model = simulation_of(simulate).model()
-        self._reader = _native.FileReader(
-            reads_in_flight=min(_READS_IN_FLIGHT_MAX, self.reads_in_flight),
-            buffer_bytes=max(_MEMORY_BYTES_LEAST, int(needed * 1.25)), simulate=model,
-            cold="direct" if context.workload.reader.odirect else "fill",
-            simulated_roots=[] if model is None else [os.path.realpath(context.workload.dataset.data_folder)],
-        )  # fmt: skip
+        count = context.accelerators
+        folder = os.path.realpath(context.workload.dataset.data_folder)
+        self._readers = [
+            _native.FileReader(
+                reads_in_flight=min(_READS_IN_FLIGHT_MAX, self.reads_in_flight // count),
+                buffer_bytes=max(_MEMORY_BYTES_LEAST, int(needed * 1.25) // count), simulate=model,
+                cold="direct" if context.workload.reader.odirect else "fill",
+                simulated_roots=[] if model is None else [folder],
+            )
+            for _ in range(count)
+        ]  # fmt: skip
 
-    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+    def submit(
+        self, split: str, indices: NDArray[np.int64], accelerator: int
+    ) -> tuple[Any, list[bytes]]:
         paths = self.context.paths(split, indices)
-        return self._reader.submit(paths), paths
+        return self._readers[accelerator % len(self._readers)].submit(paths), paths
 
-    def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:  # noqa: ARG002
+    def take(self, split: str, job: Any, paths: list[bytes], accelerator: int) -> tuple[Any, int]:  # noqa: ARG002
         """Wait for a batch; one whose files changed meanwhile is read again."""
         batch = self._wait(paths, job)
         for _ in range(_TRIES_AGAIN):
@@ -200,14 +214,15 @@ class _FilesEngine(_NativeEngine):
                 break
             # Such as those that somebody writes beside this run.
             time.sleep(AT_REST_S)
-            batch = self._wait(paths, self._reader.submit(paths))
+            again = self._readers[accelerator % len(self._readers)].submit(paths)
+            batch = self._wait(paths, again)
         if batch.errors.any():
             at = int(batch.errors.argmax())
             error, path = int(batch.errors[at]), os.fsdecode(paths[at])
-            again = "generate it again (++workload.workflow.generate_data=True)"
+            step = "generate it again (++workload.workflow.generate_data=True)"
             raise BenchError(
                 f"{path} cannot be read: {os.strerror(error)}.", path=path,
-                next_step=f"The data set is not whole: {again}.",
+                next_step=f"The data set is not whole: {step}.",
             )  # fmt: skip
         return batch, batch.ready_ns
 
@@ -226,12 +241,18 @@ class _FilesEngine(_NativeEngine):
             job.forget(number)
 
     def figures(self) -> dict[str, Any]:
-        stats = self._reader.stats()
-        names = ("reads", "bytes", "failures", "busy_s", "bytes_by_tier", "latency_us")
-        return {name: stats[name] for name in names}
+        """Of all accelerators' readers together."""
+        each = [reader.stats() for reader in self._readers]
+        names = ("reads", "bytes", "failures", "busy_s")
+        figures = {name: sum(stats[name] for stats in each) for name in names}
+        tiers = each[0]["bytes_by_tier"]
+        figures["bytes_by_tier"] = {t: sum(s["bytes_by_tier"][t] for s in each) for t in tiers}
+        figures["latency_us"] = tuple(map(sum, zip(*(s["latency_us"] for s in each), strict=True)))
+        return figures
 
     def close(self) -> None:
-        self._reader.close()
+        for reader in self._readers:
+            reader.close()
 
 
 class _ObjectsJob:
@@ -276,12 +297,16 @@ class _ObjectsEngine(_NativeEngine):
         self._reader.turn(min(_READS_IN_FLIGHT_MAX, self.reads_in_flight))
         self._sizes = {each.url: each.size for each in objects}
 
-    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+    def submit(
+        self, split: str, indices: NDArray[np.int64], accelerator: int  # noqa: ARG002
+    ) -> tuple[Any, list[bytes]]:  # fmt: skip
         paths = self.context.paths(split, indices)
         urls = [os.fsdecode(path) for path in paths]
         return _ObjectsJob(self._reader, {url: self._sizes[url] for url in urls}), paths
 
-    def take(self, split: str, job: _ObjectsJob, paths: list[bytes]) -> tuple[Any, int]:  # noqa: ARG002
+    def take(
+        self, split: str, job: _ObjectsJob, paths: list[bytes], accelerator: int  # noqa: ARG002
+    ) -> tuple[Any, int]:  # fmt: skip
         try:
             failure = job.failure(limit := self.context.deadline_s)
         except TimeoutError as e:
@@ -370,12 +395,16 @@ class _ExtentsEngine(_NativeEngine):
         )  # fmt: skip
         return reader, catalog, np.concatenate(groups)
 
-    def submit(self, split: str, indices: NDArray[np.int64]) -> tuple[Any, list[bytes]]:
+    def submit(
+        self, split: str, indices: NDArray[np.int64], accelerator: int  # noqa: ARG002
+    ) -> tuple[Any, list[bytes]]:  # fmt: skip
         """Begin to read the groups of samples, each once."""
         reader, _, group_of = self._readers[split]
         return reader.submit(np.unique(group_of[indices])), []
 
-    def take(self, split: str, job: Any, paths: list[bytes]) -> tuple[Any, int]:  # noqa: ARG002
+    def take(
+        self, split: str, job: Any, paths: list[bytes], accelerator: int  # noqa: ARG002
+    ) -> tuple[Any, int]:  # fmt: skip
         batch = job.take()
         if not batch.failed:
             return batch, batch.ready_ns
