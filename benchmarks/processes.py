@@ -12,6 +12,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -86,8 +87,11 @@ def _end_descendants() -> None:
     asked: set[int] = set()
     while left := set(tree(os.getpid())[1:]):
         late = time.monotonic() - begun > _END_S
+        if time.monotonic() - begun > 4 * _END_S:
+            print(f"these processes cannot be ended: {sorted(left)}", file=sys.stderr)
+            return
         for pid in left if late else left - asked:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
         asked |= left
         time.sleep(0.02)

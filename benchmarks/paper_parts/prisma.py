@@ -90,15 +90,15 @@ def cases(options: Options, framework: str) -> list[Case]:
 
 def ways(options: Options, framework: str) -> list[Way]:
     if framework == "tensorflow":
-        own = [Way("tensorflow", n) for n in ((0, 16, -1) if options.quick else (0, 4, 16, -1))]
+        own = [Way("tensorflow", n) for n in (0, 16, -1)]
         return [*own, Way("prisma"), Way("run-order"), Way("store")]
     workers: tuple[int, ...] = (0, 4) if options.quick else (0, 2, 4, 8)
     if options.tiny:
         workers = (2,)
+    fewer = [n for n in workers if n != 2 or options.tiny]
     return [
-        *(Way("torch", n) for n in workers), *(Way("prisma", n) for n in workers),
-        *(Way("run", n) for n in workers[-1:]), *(Way("run-order", n) for n in workers if n in (0, 4)),
-        *(Way("dropin", n) for n in workers if n != 2 or options.tiny), Way("store"),
+        *(Way("torch", n) for n in workers), *(Way("prisma", n) for n in fewer), Way("run", workers[-1]),
+        *(Way("run-order", n) for n in fewer[:2]), *(Way("dropin", n) for n in fewer), Way("store"),
     ]  # fmt: skip
 
 
