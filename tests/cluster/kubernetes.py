@@ -436,4 +436,14 @@ NODES = [
 
 def missing() -> str:
     """Why the simulation cannot be used; "" if it can."""
-    return "" if shutil.which("kubectl") else "kubectl is not installed"
+    if shutil.which("kubectl") is None:
+        return "kubectl is not installed"
+    text = subprocess.run(
+        ["kubectl", "version", "--client", "--output=json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    minor = int(re.sub(r"\D", "", json.loads(text)["clientVersion"]["minor"]))
+    # That of Debian 12, 1.20, sends what it is to put in another's place to the wrong address.
+    return "" if minor > 20 else f"kubectl 1.{minor} cannot `replace --raw`"

@@ -309,6 +309,12 @@ def cluster_init(
     slurm: Path | None = Option(
         None, metavar="DIR", help="Write a prolog and epilog there, which tell agents of jobs."
     ),
+    kubernetes: Path | None = Option(
+        None, metavar="DIR", help="Write a kustomize folder and a pod's file for Kubernetes there."
+    ),
+    image: str = Option(
+        "registry.example.org/headrace:latest", metavar="NAME:TAG", help="For --kubernetes."
+    ),
     overwrite: bool = Option(False, "--overwrite", help="Replace files."),
     executor: Where = None,
     source: From = None,
@@ -318,6 +324,12 @@ def cluster_init(
     from headrace.cluster.plan import cluster_snapshot
     from headrace.cluster.site import find_site, site_text
 
+    if kubernetes is not None:
+        from headrace.cluster.site_files import kubernetes_files, write_files
+
+        files = write_files(kubernetes, kubernetes_files(image), overwrite=overwrite)
+        output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
+        return exit_codes.OK
     snapshot = cluster_snapshot(executor, source)
     if not (ondemand is module is slurm is None):
         from headrace.cluster import site_files as generated

@@ -167,6 +167,18 @@ def _filled(name: str, **values: object) -> str:
     return re.sub("@([A-Z_]+)@", lambda place: str(values.get(place[1].lower(), place[0])), text)
 
 
+def kubernetes_files(image: str) -> dict[str, str]:
+    """What `kubectl apply -k` and a job's pods need, by name below a folder; `image` has headrace in it."""
+    name, colon, tag = image.rpartition(":")
+    if not colon or "/" in tag or "@" in image:
+        raise ClusterRequestError(
+            f"image is {image!r}, expected NAME:TAG, as registry.example.org/headrace:{headrace.__version__}."
+        )
+    folder = _TEMPLATES / "kubernetes"
+    names = sorted(path.name for path in folder.iterdir())
+    return {each: _filled(f"kubernetes/{each}", image=name, tag=tag) for each in names}
+
+
 def modulefiles(facts: SiteFacts) -> dict[str, str]:
     """Both files, by their names below a folder of MODULEPATH."""
     return {

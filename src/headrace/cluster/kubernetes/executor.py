@@ -214,9 +214,11 @@ class KubernetesExecutor(Executor):
             self.task_of(job_id)
             for left in reversed(range(_TRIES)):
                 try:
-                    self._expire(self._kubectl.get(self._path(name=job_id)))
-                    break
+                    job = self._kubectl.get(self._path(name=job_id))
                 except NotThere:
+                    break
+                try:
+                    self._expire(job)
                     break
                 except Conflict:  # its controller wrote at the same time
                     if not left:

@@ -1,8 +1,8 @@
 """Kubectl: the API server, by the user's own client.
 
 Whatever lets kubectl in (a token, a certificate, a cloud's plugin, a pod's service account) lets us in, and no
-credentials pass through here. Objects go as they are (`--raw`): one request a call, no discovery, the same for
-kubectl 1.20 and today's. A refusal becomes the most telling error; what was said is always in the message.
+credentials pass through here. Objects go as they are (`--raw`): one request a call, no discovery. A refusal
+becomes the most telling error; what was said is always in the message.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Kubectl:
         except FileNotFoundError as e:
             raise ClusterError(
                 "kubectl is not installed here, or not on PATH.",
-                next_step="Install it (https://kubernetes.io/docs/tasks/tools, Debian: kubernetes-client).",
+                next_step="Install it as https://kubernetes.io/docs/tasks/tools says.",
             ) from e
         except OSError as e:
             raise ClusterError(f"kubectl cannot be run: {e.strerror}.") from e

@@ -21,6 +21,7 @@ import yaml
 from headrace.cluster.launch.place import REQUEUE_EXIT
 from headrace.cluster.local.jobs import LocalRequest, read_request
 from headrace.cluster.notation import compress_hosts
+from headrace.cluster.site import own_site
 from headrace.errors import ClusterRequestError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def pod_file() -> tuple[dict[str, Any], str]:
     Raises:
         ClusterRequestError: the file is not there, or is no Pod.
     """
-    given, own = os.environ.get(POD_VARIABLE), Path("~/.config/headrace/pod.yaml").expanduser()
+    given, own = os.environ.get(POD_VARIABLE), own_site().with_name("pod.yaml")
     path = Path(given) if given else own
     if not given and not own.exists():
         return {}, str(own)
