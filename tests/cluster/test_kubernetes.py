@@ -15,7 +15,7 @@ import yaml
 
 from cluster.kubernetes import Refused, SimulatedKubernetes, missing
 from headrace.cluster.executor import JobState, SchedulerUnavailable, Submission, executor
-from headrace.cluster.kubernetes import manifests as made
+from headrace.cluster.kubernetes import manifests as written
 from headrace.cluster.kubernetes.executor import KubernetesExecutor
 from headrace.cluster.kubernetes.kubectl import Kubectl
 from headrace.cluster.plan import Cluster, plan_batch, plan_run
@@ -107,9 +107,9 @@ def test_manifests_are_what_the_published_schemas_say(
     if pod:
         (tmp_path / "pod.yaml").write_text(pod)
         monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
-    objects = made.manifests("train-1", submission("true", *more), "ann")
+    objects = written.manifests("train-1", submission("true", *more), "ann")
     assert [each["kind"] for each in objects] == ["Job", "Secret", "Service"]
-    for each in yaml.safe_load_all(made.as_yaml(objects)):
+    for each in yaml.safe_load_all(written.as_yaml(objects)):
         validate(each, version, strict=True)
     with pytest.raises(Exception, match="completionsX"):  # the schemas refuse what is not theirs
         validate(
@@ -125,7 +125,7 @@ def test_a_job_has_what_was_asked_for_and_what_the_site_says(tmp_path, monkeypat
         "--gres=gpu:NVIDIA-H100:8", "--mem=100G", "--time=90", "--requeue", "--job-name=Res_Net",
         image="", arguments=("a b",), environment={"MINE": "1"},
     )  # fmt: skip
-    job, secret, service = made.manifests("res-net-1", asked, "ann")
+    job, secret, service = written.manifests("res-net-1", asked, "ann")
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     main, beside = pod["containers"]
     env = {e["name"]: e.get("value") for e in main["env"]}
@@ -153,14 +153,14 @@ def test_a_job_has_what_was_asked_for_and_what_the_site_says(tmp_path, monkeypat
 
 def test_a_script_that_is_no_text_arrives_byte_for_byte():
     script = b"#!/bin/sh\n: \xff\xfe\n"
-    secret = made.manifests("t-1", Submission(script, image="i"), "ann")[1]
-    loaded = yaml.safe_load(made.as_yaml([secret]))
+    secret = written.manifests("t-1", Submission(script, image="i"), "ann")[1]
+    loaded = yaml.safe_load(written.as_yaml([secret]))
     assert base64.b64decode(loaded["data"]["script"]) == script
 
 
 def test_a_pytorchjob_is_kubeflows(monkeypatch):
     monkeypatch.setenv("HEADRACE_KUBERNETES_KIND", "PyTorchJob")
-    job, _ = made.manifests("t-1", submission("x", "--nodes=3", "--requeue"), "ann")
+    job, _ = written.manifests("t-1", submission("x", "--nodes=3", "--requeue"), "ann")
     known = pytest.importorskip("kubeflow.training.models")
     _check_model(job, known.KubeflowOrgV1PyTorchJob, known)
     with pytest.raises(AssertionError, match="wrong"):
@@ -197,7 +197,7 @@ def _check_model(value, model, known):
 )  # fmt: skip
 def test_what_is_not_done_is_refused(options, what):
     with pytest.raises(ClusterRequestError, match=what) as e:
-        made.manifests("t-1", submission("true", *options), "ann")
+        written.manifests("t-1", submission("true", *options), "ann")
     assert e.value.next_step
 
 
@@ -206,12 +206,12 @@ def test_a_pods_file_that_is_none_is_refused(tmp_path, monkeypatch, text):
     (tmp_path / "pod.yaml").write_text(text)
     monkeypatch.setenv("HEADRACE_KUBERNETES_POD", str(tmp_path / "pod.yaml"))
     with pytest.raises(ClusterRequestError, match=r"pod\.yaml"):
-        made.manifests("t-1", submission("true"), "ann")
+        written.manifests("t-1", submission("true"), "ann")
 
 
 def test_an_image_must_be_named():
     with pytest.raises(ClusterRequestError, match="no image"):
-        made.manifests("t-1", submission("true", image=""), "ann")
+        written.manifests("t-1", submission("true", image=""), "ann")
 
 
 # -- the life of a job (simulated) -----------------------------------------------------------------------
@@ -489,7 +489,7 @@ def test_what_is_written_for_a_site_can_be_applied(run, validate, tmp_path, monk
         for word in container["command"]:
             assert not word.startswith("--") or word in asked
     monkeypatch.setenv("HEADRACE_KUBERNETES_POD", "site/pod.yaml")
-    job, *_ = made.manifests("t-1", submission("true", image=""), "ann")
+    job, *_ = written.manifests("t-1", submission("true", image=""), "ann")
     validate(job, "1.37", strict=True)
     run("init", "--kubernetes", "site", "--image", "headrace", code=3)
 

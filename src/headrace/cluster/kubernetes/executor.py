@@ -98,14 +98,14 @@ class KubernetesExecutor(Executor):
             name = job_name(wanted)
             job, *others = manifests(name, submission, self._user)
             try:
-                made = self._kubectl.create(self._path(), job)
+                created = self._kubectl.create(self._path(), job)
                 break
             except Conflict:  # somebody has this very name
                 if not left:
                     raise
         owner = {
             "apiVersion": job["apiVersion"], "kind": job["kind"], "name": name,
-            "uid": made["metadata"].get("uid", ""), "controller": False, "blockOwnerDeletion": False,
+            "uid": created["metadata"].get("uid", ""), "controller": False, "blockOwnerDeletion": False,
         }  # fmt: skip
         try:
             for each in others:

@@ -104,12 +104,12 @@ def _serve(name: str, asked: list[int]) -> int:
 def _run(command: Sequence[str], asked: list[int]) -> int:
     """Runs a program until all that it started is over; signals go to what it started."""
     process = subprocess.Popen(command)  # noqa: S603 - the job's own
-    told = 0
+    handed_on = 0
     # All children at once: as the pod's first process we are every orphan's parent.
     while (status := reap().get(process.pid)) is None:
-        for number in asked[told:]:
+        for number in asked[handed_on:]:
             _hand_on(process.pid, number)
-        told = len(asked)
+        handed_on = len(asked)
         time.sleep(_TICK_S)
     process.returncode = code = os.waitstatus_to_exitcode(status)
     end_descendants(_LEFT_BEHIND_S)
