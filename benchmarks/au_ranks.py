@@ -117,10 +117,10 @@ def measured(
 
 
 def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
+    pids: list[int] = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        found += [int(child), *_descendants(int(child))]
-    return found
+        pids += [int(child), *_descendants(int(child))]
+    return pids
 
 
 def stopped(work: Path, mpirun: str) -> Row:
