@@ -16,22 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the source archive and the repaired wheel."""
-    pytest.importorskip("auditwheel", reason="the group `wheel` is not installed: make wheel")
-    folder = tmp_path_factory.mktemp("wheel")
-    python = [sys.executable, "-m"]
-    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-    for words in (
-        ["build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
-        ["auditwheel", "repair", "--wheel-dir", str(folder / "repaired")],
-    ):
-        wheels = [str(w) for w in folder.glob("*.whl")] if words[0] == "auditwheel" else []
-        subprocess.run([*python, *words, *wheels], check=True, env={"PATH": path}, timeout=1800)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """An interpreter that has the wheel and what it depends on, from a package index."""
     folder = tmp_path_factory.mktemp("fresh")
