@@ -176,7 +176,7 @@ def test_mistakes(run, saved, words, code, says):
 def test_an_unknown_executor(run, saved):
     ended = run("cluster", "queue", "--executor", "pbs")
     assert ended.code == 3
-    assert "there is no executor 'pbs', expected slurm, ray or local" in ended.err
+    assert "there is no executor 'pbs', expected slurm, ray, kubernetes or local" in ended.err
 
 
 def test_without_slurm_it_says_so(run, saved, monkeypatch):
