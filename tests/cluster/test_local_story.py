@@ -235,7 +235,7 @@ def test_crlf_and_other_mistakes_are_refused_with_what_to_do(ex, tmp_path):
         ex.submit(Submission(b"#!/bin/sh\n\0", directory=tmp_path))
     with pytest.raises(ClusterRequestError, match="no local job 99"):
         submit(ex, tmp_path, "true", "--dependency=afterok:99")
-    with pytest.raises(ClusterRequestError, match="--begin is not done"):
+    with pytest.raises(ClusterRequestError, match="--begin is done by Slurm alone"):
         submit(ex, tmp_path, "true", "--begin=now+60")
 
 
