@@ -68,10 +68,13 @@ def base(tmp_path_factory):
         check=True, capture_output=True, timeout=900,
     )  # fmt: skip
     (root / "etc/pip.conf").write_text("[global]\nfind-links = /wheels\nno-index = true\n")
-    shutil.rmtree(root / "dev")  # devices cannot be copied: a container has its own
-    (root / "dev").mkdir()
     container = buildah("from", "scratch")
-    shutil.copytree(root, buildah("mount", container), symlinks=True, dirs_exist_ok=True)
+    # Devices cannot be copied (some have no end): a container has its own.
+    devices = str(root / "dev")
+    shutil.copytree(
+        root, buildah("mount", container), symlinks=True, dirs_exist_ok=True,
+        ignore=lambda folder, names: names if folder == devices else [],
+    )  # fmt: skip
     buildah("commit", "-q", container, name)
     buildah("rm", container)
     yield name
