@@ -17,7 +17,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import re
 import shutil
 import signal
 import statistics
@@ -34,7 +33,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import machine  # noqa: E402 - see above
-from benchmarks.tables import grid  # noqa: E402 - see above
+from benchmarks.tables import grid, markdown, onto_page  # noqa: E402 - see above
 
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/howto/benchmark.md"
@@ -175,18 +174,12 @@ def about_stopped(row: Row) -> str:
 
 
 def write_page(table: list[tuple[str, ...]], rows: list[Row], stop: Row) -> None:
-    head, *body = (f"| {' | '.join(row)} |" for row in table)
     loads, day = [row["load"] for row in rows], dt.datetime.now(dt.UTC).date().isoformat()
-    rule = "|---|" + "---:|" * (len(table[0]) - 1)
     rounds = len({row["round"] for row in rows})
     load = f"load average {min(loads):.1f} to {max(loads):.1f} when each began"
     of = f"Medians over the epochs of {rounds} rounds on {os.cpu_count()} processors, {day}"
     about = f"{of}; {load}. {about_stopped(stop)}"
-    new = "\n".join(["<!-- ranks -->", head, rule, *body, "", about, "<!-- end -->"])
-    text = re.sub(
-        r"<!-- ranks -->.*?<!-- end -->", lambda _: new, PAGE.read_text(), flags=re.DOTALL
-    )
-    PAGE.write_text(text)
+    onto_page(PAGE, "ranks", f"{markdown(table)}\n\n{about}")
 
 
 def main() -> int:

@@ -18,7 +18,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 import yaml  # noqa: E402 - see above
 
 from benchmarks import machine  # noqa: E402 - see above
-from benchmarks.tables import grid  # noqa: E402 - see above
+from benchmarks.tables import grid, markdown, onto_page  # noqa: E402 - see above
 
 RESULTS = ROOT / "benchmarks/results"
 PROGRAM = ROOT / "benchmarks/programs/small_trainings.py"
@@ -144,9 +143,6 @@ def write_results(rows: list[dict[str, Any]], about: dict[str, object]) -> None:
 
 def write_page(rows: list[dict[str, Any]], work: Path) -> None:
     """The table, and the picture of each job's round in the middle."""
-    head, *body = cells(rows)
-    lines = [f"| {' | '.join(row)} |" for row in body]
-    table = "\n".join([f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1), *lines])
     for kind in KINDS:
         values = [row["emulation"]["similarity"] for row in rows if row["kind"] == kind]
         if values:
@@ -160,11 +156,7 @@ def write_page(rows: list[dict[str, Any]], work: Path) -> None:
         f"load average {min(loads):.1f} to {max(loads):.1f} when each began, mostly of other work"
     )
     about = f"{of} on {os.cpu_count()} processors, {day}; {load}."
-    new = f"<!-- similarity -->\n{table}\n\n{about}\n<!-- end -->"
-    text = re.sub(
-        r"<!-- similarity -->.*?<!-- end -->", lambda _: new, PAGE.read_text(), flags=re.DOTALL
-    )
-    PAGE.write_text(text)
+    onto_page(PAGE, "similarity", f"{markdown(cells(rows))}\n\n{about}")
 
 
 def main() -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from benchmarks.results import Key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from benchmarks.results import Results
     from benchmarks.targets import Target
@@ -21,6 +23,19 @@ _HEADER = (
     "mapped MB",
     "open + first batch, ms, hot / cold",
 )
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table for a page, the head first: left-aligned first column, right-aligned others."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|---|" + "---:|" * (len(rows[0]) - 1), *body])
+
+
+def onto_page(page: Path, name: str, text: str) -> None:
+    """Put text between a page's `<!-- name -->` and `<!-- end -->`, in place of what stands there."""
+    block = f"<!-- {name} -->\n{text}\n<!-- end -->"
+    old = rf"<!-- {re.escape(name)} -->.*?<!-- end -->"
+    page.write_text(re.sub(old, lambda _: block, page.read_text(), flags=re.DOTALL))
 
 
 def grid(rows: Sequence[Sequence[str]]) -> str:

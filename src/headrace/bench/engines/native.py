@@ -200,11 +200,14 @@ class _FilesEngine(_NativeEngine):
             for _ in range(count)
         ]  # fmt: skip
 
+    def _reader_of(self, accelerator: int) -> _native.FileReader:
+        return self._readers[accelerator % len(self._readers)]
+
     def submit(
         self, split: str, indices: NDArray[np.int64], accelerator: int
     ) -> tuple[Any, list[bytes]]:
         paths = self.context.paths(split, indices)
-        return self._readers[accelerator % len(self._readers)].submit(paths), paths
+        return self._reader_of(accelerator).submit(paths), paths
 
     def take(self, split: str, job: Any, paths: list[bytes], accelerator: int) -> tuple[Any, int]:  # noqa: ARG002
         """Wait for a batch; one whose files changed meanwhile is read again."""
@@ -214,8 +217,7 @@ class _FilesEngine(_NativeEngine):
                 break
             # Such as those that somebody writes beside this run.
             time.sleep(AT_REST_S)
-            again = self._readers[accelerator % len(self._readers)].submit(paths)
-            batch = self._wait(paths, again)
+            batch = self._wait(paths, self._reader_of(accelerator).submit(paths))
         if batch.errors.any():
             at = int(batch.errors.argmax())
             error, path = int(batch.errors[at]), os.fsdecode(paths[at])

@@ -124,7 +124,6 @@ class KubernetesExecutor(Executor):
             data = self._kubectl.get(self._path("secrets", job_id)).get("data", {})
             script, again = (base64.b64decode(data[k]) for k in ("script", "submission.json"))
             given = json.loads(again)
-
             return Submission(
                 script, tuple(given["options"]), tuple(given["arguments"]),
                 Path(given["directory"]) if given["directory"] else None,
@@ -163,8 +162,7 @@ class KubernetesExecutor(Executor):
 
     def _status(self, job: Object, pods: list[Object]) -> JobStatus:
         about, given = job["metadata"], job.get("status", {})
-        true = {c["type"]: c for c in given.get("conditions") or () if c.get("status") == "True"}
-        state, reason = _state(about, given, true, len(node_names_of(job)))
+        state, reason = _state(job)
         first = _first(pods)
         ended = _ended(first) if first else {}
         code = ended.get("exitCode")
@@ -173,7 +171,7 @@ class KubernetesExecutor(Executor):
         if state is JobState.PENDING:
             reason = _why_pending(pods) or reason or self._refused(about["name"])
         nodes = {str(n) for pod in pods if (n := pod["spec"].get("nodeName"))}
-        over = [c.get("lastTransitionTime") for t, c in true.items() if t in _FINAL]
+        over = [c.get("lastTransitionTime") for t, c in _true(job).items() if t in _FINAL]
         return JobStatus(
             job_id=str(about["name"]), name=str(about.get("annotations", {}).get("headrace/name", "")),
             state=state, reason=reason, nodes=tuple(sorted(nodes)),
@@ -225,7 +223,7 @@ class KubernetesExecutor(Executor):
                         raise
 
     def _expire(self, job: Object) -> None:
-        if _state(job["metadata"], job.get("status", {}), _true(job), 1)[0].is_over:
+        if _state(job)[0].is_over:
             return
         path = self._path(name=job["metadata"]["name"])
         if job["spec"].get("suspend"):  # it has no deadline while it waits in a queue
@@ -307,17 +305,16 @@ def _true(job: Object) -> dict[str, Object]:
     return {c["type"]: c for c in conditions if c.get("status") == "True"}
 
 
-def node_names_of(job: Object) -> range:
-    """The indices of a job's pods."""
+def _pod_count(job: Object) -> int:
+    """How many pods a job has."""
     spec = job["spec"]
     replicas = spec.get("pytorchReplicaSpecs", {}).values()
-    return range(sum(r.get("replicas", 1) for r in replicas) or spec.get("completions") or 1)
+    return sum(r.get("replicas", 1) for r in replicas) or spec.get("completions") or 1
 
 
-def _state(
-    about: Object, given: Object, true: dict[str, Object], pods: int
-) -> tuple[JobState, str]:
+def _state(job: Object) -> tuple[JobState, str]:
     """A job's state, and the reason in Kubernetes's words."""
+    about, given, true = job["metadata"], job.get("status", {}), _true(job)
     if why := true.get("Failed") or true.get("FailureTarget"):
         state, reason = JobState.FAILED, str(why.get("message") or why.get("reason") or "")
         if why.get("reason") == "DeadlineExceeded":
@@ -336,7 +333,11 @@ def _state(
     roles = given.get("replicaStatuses", {}).values()
     active = given.get("ready", sum(role.get("active", 0) for role in roles))
     return (
-        JobState.RUNNING if active >= pods else JobState.CONFIGURING if active else JobState.PENDING
+        JobState.RUNNING
+        if active >= _pod_count(job)
+        else JobState.CONFIGURING
+        if active
+        else JobState.PENDING
     ), ""
 
 
@@ -438,7 +439,7 @@ def _row(status: JobStatus, job: Object, pods: list[Object]) -> ClusterJob:
     labels = job["metadata"].get("labels", {})
     return ClusterJob(
         status.job_id, status.name, labels.get(USER_LABEL, ""), "", PARTITION, status.state, status.reason,
-        nodes=status.nodes, allocations=tuple(parts), node_count=len(node_names_of(job)),
+        nodes=status.nodes, allocations=tuple(parts), node_count=_pod_count(job),
         cpu_count=sum(p.cpus for p in parts), gpu_count=sum(p.gpu_count for p in parts),
         submitted_s=status.submitted_s, started_s=status.started_s,
     )  # fmt: skip

@@ -305,15 +305,8 @@ class LocalJob:
         self.script.write_bytes(script)
         self.script.chmod(0o700)
         names = (
-            "name",
-            "user",
-            "directory",
-            "options",
-            "arguments",
-            "submitted_s",
-            "key",
-            "variables",
-        )
+            "name", "user", "directory", "options", "arguments", "submitted_s", "key", "variables",
+        )  # fmt: skip
         fields = {name: getattr(self, name) for name in names}
         document = _KIND.encode({**fields, "environment": dict(self.environment)})
         _replace(self.folder / "job.json", document)

@@ -33,7 +33,7 @@ from headrace.cluster.executor import (
     split_id,
 )
 from headrace.cluster.local.jobs import read_request
-from headrace.cluster.ray.job import JOB_VARIABLE, MARK, RayJob, node_names, shortage
+from headrace.cluster.ray.job import JOB_VARIABLE, MARK, PROGRAM, RayJob, node_names, shortage
 from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
 from headrace.errors import ClusterError, ClusterRequestError
 
@@ -214,12 +214,12 @@ class RayExecutor(Executor):
                 next_step="Keep data in files of their own.",
             )
         python = shlex.quote(sys.executable)
-        program = "from headrace.cluster.ray import job; import sys; sys.exit(job.main())"
+        program = shlex.quote(PROGRAM.format("main"))
         try:
             self._call("POST", "/api/jobs/", {
                 "submission_id": submission_id,
                 # Where this program's Python is not, the cluster's own must have headrace.
-                "entrypoint": f"p={python}; test -x $p || p=python3; exec $p -c {shlex.quote(program)}",
+                "entrypoint": f"p={python}; test -x $p || p=python3; exec $p -c {program}",
                 "metadata": {_METADATA: shown, "name": job.name, "user": job.user},
                 "runtime_env": {"env_vars": {
                     JOB_VARIABLE: encoded, "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S),

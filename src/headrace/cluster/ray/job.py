@@ -125,11 +125,12 @@ def shortage(request: LocalRequest, nodes: Mapping[str, Mapping[str, float]]) ->
 
 # -- on each node --------------------------------------------------------------------------------------
 
-_OURS: Final = "from headrace.cluster.ray import job; import sys; sys.exit(job.{}())"
+PROGRAM: Final = "from headrace.cluster.ray import job; import sys; sys.exit(job.{}())"
+"""Calls a function of this module, for `python -c`."""
 
 
 def _command(function: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-c", _OURS.format(function), *arguments]
+    return [sys.executable, "-c", PROGRAM.format(function), *arguments]
 
 
 class NodePart:
