@@ -339,12 +339,12 @@ def files(document: Document) -> dict[str, str]:
     """The page and its pictures, by their paths in the repository."""
     parts, cites, host = document["parts"], document["cited"], document["machine"]
     trainings = {name: Trainings(parts[f"prisma-{name}"], name) for name in FRAMEWORKS}
-    loads = [part["load_before"] for part in parts.values()]
+    load = next(iter(parts.values()))["load_before"]  # later ones' is that of the parts before
     text = TEMPLATE.read_text().format(
         file=document["file"], cores=host["cores"], cpu=host["cpu"], kernel=host["kernel"],
         file_system=host["file_system"].split()[0], kind=f"the {'quick' if document['quick'] else 'full'} run",
-        loads=f"{min(loads):.1f} to {max(loads):.1f}",
-        busy=" **The machine was busy**: figures move by half and more." if max(loads) > 2 else "",
+        load=f"{load:.1f}",
+        busy=" **The machine was busy**: figures move by half and more." if load > 2 else "",
         **cites, **prisma(trainings), **dlfs(parts["dlfs"], cites),
         **case_studies(parts["dlio"], parts["hal"], cites),
     )  # fmt: skip
