@@ -186,6 +186,9 @@ HOSTILE = {
     "a read at a huge place": lines_of(
         [call("open64", 1, 1, fhash="a"), call("pread", 1, 2, fhash="a", ret=1, offset=1 << 60)]
     ),
+    "reads beyond all files": lines_of(
+        [call("open64", 1, 1, fhash="a"), *[call("read", 1, 2, fhash="a", ret=1 << 47)] * 3]
+    ),
     "a long name": lines_of([name("a", "x" * 5000)]),
     "another clock": lines_of(
         [{"name": "CM", "ph": 4, "args": {"name": "time_metric", "value": "NS"}}]
@@ -244,7 +247,7 @@ STAND_IN = """
 import json, os, sys
 import numpy as np
 
-COUNTERS = ["OPENS", "BYTES_READ", "BYTES_WRITTEN", "MAX_BYTE_READ"]
+COUNTERS = ["OPENS", "BYTES_READ", "BYTES_WRITTEN", "MAX_BYTE_READ", "FSYNCS"]
 TIMES = [f"F_{w}_{e}_TIMESTAMP" for w in ("OPEN", "READ", "WRITE") for e in ("START", "END")]
 TIMES += ["F_READ_TIME", "F_WRITE_TIME"]
 
@@ -340,7 +343,8 @@ def test_files_that_were_opened_once_have_all_their_times(tmp_path):
     """Workers of two epochs, each of which lives for one."""
     logs = tmp_path / "logs"
     write_log(logs, 7, [file(0, name="/usr/lib/python3/x.py"), file(5, name="/data/m.pt", BYTES_READ=0,
-                        BYTES_WRITTEN=40_000, F_WRITE_END_TIMESTAMP=0.1, F_WRITE_TIME=0.05)])  # fmt: skip
+                        BYTES_WRITTEN=40_000, FSYNCS=1, F_WRITE_END_TIMESTAMP=0.1,
+                        F_WRITE_TIME=0.05)])  # fmt: skip
     for pid in (10, 11, 20, 21):
         write_log(logs, pid, [file(2 * k + pid % 10, at=0.01 * k) for k in (2, 0, 1)], parent=7)
     done, recorded, document = imported(logs, tmp_path)
@@ -352,7 +356,9 @@ def test_files_that_were_opened_once_have_all_their_times(tmp_path):
     assert np.allclose(recorded.read_s, 0.003, atol=1e-6)
     assert recorded.begin_s[-1] > 10  # the logs of each process begin when it does
     assert (recorded.batch, document["train"]["computation_time"]) == (0, 0)
-    assert done.job.saves.nbytes == 40_000
+    saves = done.job.saves
+    assert (saves.nbytes, saves.synced) == (40_000, True)
+    assert saves.seconds == pytest.approx(0.05)
 
 
 @pytest.mark.usefixtures("pydarshan")

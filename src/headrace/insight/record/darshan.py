@@ -1,4 +1,4 @@
-"""Darshan: its logs as those that headrace's own recorder would have left.
+"""Darshan: the visits of files that its logs tell of, as headrace's own recorder would have seen them.
 
 Darshan counts the calls of each file in each process, and has the times of its first open and last read; with
 DXT (`DXT_ENABLE_IO_TRACE=1`) it keeps each read besides. So of a file that a process opened once, counters say
@@ -30,11 +30,10 @@ from headrace.insight.record.job import is_data
 from headrace.insight.record.log import (
     NS_MAX,
     SIZE_MAX,
-    CallKind,
-    Calls,
     Flag,
     ImportedTrace,
     ProcessLog,
+    Visit,
     damaged,
 )
 
@@ -84,12 +83,13 @@ class _Counters:
     """The files of all logs of a job."""
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[int, int], Calls] = defaultdict(Calls)
+        self.visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)
+        """By process and rank."""
         self.reach: dict[str, int] = {}
         self.without_places: dict[str, float] = {}
-        self._again: list[tuple[Calls, str, int, int]] = []
-        """Files that were opened more than once: process, name, when first, how often."""
-        self._opens = self._last = 0
+        self._again: list[tuple[list[Visit], str, int, int]] = []
+        """Files that were opened more than once: a process's visits, name, when first, how often."""
+        self._opens = 0
 
     def take(self, process: _Process, file: _Counted) -> None:
         """Add a file; raises ValueError if its figures make no sense."""
@@ -106,17 +106,18 @@ class _Counters:
             self.reach[file.name] = max(self.reach.get(file.name, 0), reach)
         for traced in file.traced:
             of_rank = max(1, round(opens / len(file.traced)))
-            self._traced(self.calls[process.number, traced["rank"]], process, traced, of_rank)
-        calls = self.calls[process.number, max(0, file.rank)]
+            visits = self.visits[process.number, traced["rank"]]
+            visits += _traced_visits(process, traced, of_rank)
+        visits = self.visits[process.number, max(0, file.rank)]
         if read > 0 and not file.traced:
             if _WHOLE * reach <= read / opens <= _AGAIN * reach:
-                self._whole(calls, process, file, opens)
+                self._whole(visits, process, file, opens)
             else:
                 self.without_places[file.name] = read
         if about["BYTES_WRITTEN"] > 0:
-            self._written(calls, process, file, opens)
+            visits += _writes(process, file, opens)
 
-    def _whole(self, calls: Calls, process: _Process, file: _Counted, opens: int) -> None:
+    def _whole(self, visits: list[Visit], process: _Process, file: _Counted, opens: int) -> None:
         """A file that was read through at each open; when, is known of one that was opened once."""
         about, reach = file.figures, int(file.figures["MAX_BYTE_READ"]) + 1
         at = {
@@ -124,80 +125,83 @@ class _Counters:
             for key in ("OPEN_START", "OPEN_END", "READ_START", "READ_END")
         }
         if opens > 1 or file.rank < 0:
-            self._again.append((calls, file.name, at["OPEN_START"], opens))
+            self._again.append((visits, file.name, at["OPEN_START"], opens))
             return
         open_s = max(0, at["OPEN_END"] - at["OPEN_START"]) / 1e9
         # The last byte came at the end, however long the calls took.
         reads = [(reach - 1, 1, at["READ_END"], 0.0)]
         if reach > 1:
             reads.insert(0, (0, reach - 1, at["READ_START"], about["F_READ_TIME"]))
-        self._visit(calls, file.name, (0, at["OPEN_START"], open_s), reads)
-
-    def _traced(self, calls: Calls, process: _Process, traced: dict[str, Any], opens: int) -> None:
-        """DXT's reads of a file: which are of which open, the longest pauses between them say."""
-        reads = traced["reads"]
-        for begin, end, offset, nbytes in reads:
-            sound = 0 <= begin <= end < _SECONDS_MAX and 0 <= offset <= SIZE_MAX
-            if not sound or nbytes > SIZE_MAX:
-                what = f"a read of {nbytes:,} bytes at {offset:,}, {begin} s"
-                raise ValueError(f"{traced['name']} has {what}")
-        columns = np.array(reads, np.float64).reshape(-1, 4)
-        pauses = columns[1:, 0] - columns[:-1, 1]
-        cuts = np.sort(np.argsort(pauses, kind="stable")[::-1][: opens - 1]) + 1
-        for part in np.split(np.arange(len(reads)), cuts):
-            timed = [
-                (offset, nbytes, process.begin_ns + int(begin * 1e9), end - begin)
-                for begin, end, offset, nbytes in (reads[i] for i in part.tolist())
-            ]
-            if timed:
-                opened = Flag.OPEN_UNTIMED, timed[0][2], 0.0
-                self._visit(calls, traced["name"], opened, timed)
-
-    def _visit(
-        self, calls: Calls, name: str, opened: tuple[int, int, float],
-        reads: list[tuple[int, int, int, float]],
-    ) -> None:  # fmt: skip
-        """An open (flags, when, for how long), and reads (offset, bytes, when, for how long)."""
-        self._last = fd = self._last + 1
-        flags, begin_ns, open_s = opened
-        calls.add(CallKind.OPEN, begin_ns, fd, seconds=open_s, flags=flags, name=name)
-        for offset, nbytes, read_ns, seconds in reads:
-            calls.add(CallKind.READ, read_ns, fd, offset=offset, nbytes=nbytes, seconds=seconds)
-
-    def _written(self, calls: Calls, process: _Process, file: _Counted, opens: int) -> None:
-        """What was written, evenly over the opens: their sum is all that is known."""
-        about = file.figures
-        first, last = (about[f"F_WRITE_{key}_TIMESTAMP"] for key in ("START", "END"))
-        nbytes, seconds = int(about["BYTES_WRITTEN"] / opens), about["F_WRITE_TIME"] / opens
-        for number in range(opens):
-            self._last = fd = self._last + 1
-            at_s = first + (last - first) * number / opens
-            began = process.begin_ns + int(at_s * 1e9)
-            calls.add(CallKind.OPEN, began, fd, flags=Flag.FOR_WRITING, name=file.name)
-            calls.add(CallKind.WRITE, began, fd, nbytes=nbytes, seconds=seconds)
-            if about.get("FSYNCS", 0) + about.get("FDSYNCS", 0) > 0:
-                calls.add(CallKind.SYNC, began, fd)
+        visits.append(_visit(file.name, (0, at["OPEN_START"], open_s), reads))
 
     def logs(self, processes: Sequence[_Process]) -> list[ProcessLog]:
         """A log for each rank of each process, and for parents that have none."""
         span_ns = 1 + max(p.end_ns for p in processes) - min(p.begin_ns for p in processes)
-        for calls, name, first_ns, opens in self._again:  # each epoch in the order of the first
+        for visits, name, first_ns, opens in self._again:  # each epoch in the order of the first
             for epoch in range(opens):
                 began = min(first_ns + epoch * span_ns, NS_MAX - 1)
                 read = 0, self.reach[name], began, 0.0
-                self._visit(calls, name, (Flag.UNTIMED, began, 0.0), [read])
+                visits.append(_visit(name, (Flag.UNTIMED, began, 0.0), [read]))
         commands = {p.parent: p.command for p in processes if p.parent >= 0}
         commands |= {p.number: p.command for p in processes}
         parents = {p.number: p.parent for p in processes}
-        everybody = dict.fromkeys([*self.calls, *((n, 0) for n in commands)])
+        everybody = dict.fromkeys([*self.visits, *((n, 0) for n in commands)])
         numbers = {process: number for number, process in enumerate(everybody, 1)}
         logs = []
         for process, number in numbers.items():
-            calls = self.calls[process]
-            calls.command = commands[process[0]]
-            calls.parent = numbers.get((parents.get(process[0], -1), 0), -1)
-            logs.append(calls.log(number, None, self.reach))
+            visits = sorted(self.visits[process], key=lambda each: each.begin_ns)
+            for visit in visits:
+                visit.process, visit.size = number, self.reach.get(visit.path, 0)
+            parent = numbers.get((parents.get(process[0], -1), 0), -1)
+            logs.append(ProcessLog(
+                process=number, parent=parent, command=commands[process[0]], visits=visits,
+                calls=sum(1 + len(visit.ranges) for visit in visits), messages_seen=False,
+            ))  # fmt: skip
         return logs
+
+
+def _visit(
+    name: str, opened: tuple[int, int, float], reads: list[tuple[int, int, int, float]]
+) -> Visit:
+    """An open (flags, when, for how long), and reads (offset, bytes, when, for how long)."""
+    flags, begin_ns, open_s = opened
+    visit = Visit(name, 0, begin_ns, begin_ns + int(open_s * 1e9), open_s, 0, flags)
+    for read in reads:
+        visit.read(*read)
+    return visit
+
+
+def _traced_visits(process: _Process, traced: dict[str, Any], opens: int) -> Iterator[Visit]:
+    """DXT's reads of a file: which are of which open, the longest pauses between them say."""
+    reads = traced["reads"]
+    for begin, end, offset, nbytes in reads:
+        sound = 0 <= begin <= end < _SECONDS_MAX and 0 <= offset <= SIZE_MAX
+        if not sound or nbytes > SIZE_MAX:
+            what = f"a read of {nbytes:,} bytes at {offset:,}, {begin} s"
+            raise ValueError(f"{traced['name']} has {what}")
+    columns = np.array(reads, np.float64).reshape(-1, 4)
+    pauses = columns[1:, 0] - columns[:-1, 1]
+    cuts = np.sort(np.argsort(pauses, kind="stable")[::-1][: opens - 1]) + 1
+    for part in np.split(np.arange(len(reads)), cuts):
+        timed = [
+            (offset, nbytes, process.begin_ns + int(begin * 1e9), end - begin)
+            for begin, end, offset, nbytes in (reads[i] for i in part.tolist())
+        ]
+        if timed:
+            yield _visit(traced["name"], (Flag.OPEN_UNTIMED, timed[0][2], 0.0), timed)
+
+
+def _writes(process: _Process, file: _Counted, opens: int) -> Iterator[Visit]:
+    """What was written, evenly over the opens: their sum is all that is known."""
+    about = file.figures
+    first, last = (about[f"F_WRITE_{key}_TIMESTAMP"] for key in ("START", "END"))
+    nbytes, seconds = int(about["BYTES_WRITTEN"] / opens), about["F_WRITE_TIME"] / opens
+    synced = about.get("FSYNCS", 0) + about.get("FDSYNCS", 0) > 0
+    for number in range(opens):
+        began_ns = process.begin_ns + int((first + (last - first) * number / opens) * 1e9)
+        visit = _visit(file.name, (Flag.FOR_WRITING, began_ns, 0.0), [])
+        visit.write(nbytes, began_ns + int(seconds * 1e9), synced=synced)
+        yield visit
 
 
 def import_darshan(files: Sequence[Path]) -> ImportedTrace:

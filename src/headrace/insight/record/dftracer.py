@@ -1,4 +1,4 @@
-"""DFTracer: its traces as the logs that headrace's own recorder would have left.
+"""DFTracer: the visits of files that its traces tell of, as headrace's own recorder would have seen them.
 
 DFTracer writes a line of JSON for each call, and, where a program uses its `ai_logging`, for each batch that it
 fetches. Files are told by name, not by descriptor, and their sizes are not in it: a file is as large as it was
@@ -15,7 +15,7 @@ import json
 import math
 import os
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -24,10 +24,10 @@ from headrace.errors import RecordError
 from headrace.insight.record.log import (
     NS_MAX,
     SIZE_MAX,
-    CallKind,
-    Calls,
     Flag,
     ImportedTrace,
+    ProcessLog,
+    Visit,
     damaged,
 )
 from headrace.insight.record.rhythm import FETCH, rhythm_of_fetches
@@ -60,27 +60,39 @@ class _Event(NamedTuple):
     nanoseconds: int
     arguments: dict[str, Any]
 
+    @property
+    def seconds(self) -> float:
+        return self.nanoseconds / 1e9
+
+    @property
+    def end_ns(self) -> int:
+        return self.begin_ns + self.nanoseconds
+
+
+_Process = tuple[str, int]
+"""Its host and number."""
+
 
 class _Follower:
     """Events of all processes of a job, in the order of their files."""
 
     def __init__(self) -> None:
-        self.calls: dict[tuple[str, int], Calls] = {}
+        self.calls = Counter[_Process]()
+        self.visits: dict[_Process, list[Visit]] = defaultdict(list)
+        """Of files by what stands for their names."""
         self.names: dict[str, str] = {}
-        self.commands: dict[tuple[str, int], tuple[str, str, int]] = {}
+        self.commands: dict[_Process, tuple[str, str, int]] = {}
         """(command, working folder, parent), the first two by what stands for them."""
-        self.fetches: dict[tuple[str, int], list[tuple[int, int, int]]] = defaultdict(list)
-        self.spans: dict[tuple[str, int], list[tuple[str, int, int]]] = defaultdict(list)
+        self.fetches: dict[_Process, list[tuple[int, int, int]]] = defaultdict(list)
+        self.spans: dict[_Process, list[tuple[str, int, int]]] = defaultdict(list)
         self.reach: dict[str, int] = {}
         self.unsized = 0
-        self._open: dict[tuple[str, int, str], list[tuple[int, int]]] = defaultdict(list)
-        """(thread, number) of the opens of a file that are not closed yet."""
-        self._position: dict[int, int] = {}
-        self._opens = 0
+        self._open: dict[tuple[_Process, str], list[tuple[int, Visit]]] = defaultdict(list)
+        """(thread, visit) of the opens of a file that are not closed yet."""
 
     def take(self, event: _Event) -> None:
         of = event.host, event.process
-        begin, end = event.begin_ns, event.begin_ns + event.nanoseconds
+        begin, end = event.begin_ns, event.end_ns
         if event.name == "start" and event.category == "dftracer":
             words = (str(event.arguments.get(key, "")) for key in ("cmd_hash", "cwd"))
             self.commands[of] = (*words, _integer(event.arguments.get("ppid", -1), -1))
@@ -90,9 +102,9 @@ class _Follower:
         elif event.category == "pipeline":
             self.spans[of].append((event.name, begin, end))
         elif event.category in ("POSIX", "STDIO"):
-            self._call(event, self.calls.setdefault(of, Calls()))
+            self._call(event, of)
 
-    def _call(self, event: _Event, calls: Calls) -> None:
+    def _call(self, event: _Event, of: _Process) -> None:
         about, name = event.arguments, event.name.removesuffix("64")
         key = about.get("fhash", about.get("fname"))
         if not isinstance(key, str | int):
@@ -100,41 +112,30 @@ class _Follower:
         key = str(key)
         if "fhash" not in about:  # versions before 1.1
             self.names[key] = key
-        opens = self._open[event.host, event.process, key]
+        self.calls[of] += 1
+        opens = self._open[of, key]
         if name in _OPENS:
             if _integer(about.get("ret"), 0) >= 0:
-                self._opens += 1
-                opens.append((event.thread, self._opens))
-                self._position[self._opens] = 0
-                flags = _flags(about, name)
-                _add(calls, CallKind.OPEN, event, self._opens, flags=flags, name=key)
+                times = event.begin_ns, event.end_ns, event.seconds
+                visit = Visit(key, event.process, *times, 0, _flags(about, name))
+                opens.append((event.thread, visit))
+                self.visits[of].append(visit)
             return
         # Of opens that are not closed, the thread's own, or the last.
-        fds = [fd for thread, fd in opens if thread == event.thread] or [fd for _, fd in opens]
-        if not fds:
+        visits = [v for thread, v in opens if thread == event.thread] or [v for _, v in opens]
+        if not visits:
             return
+        visit = visits[-1]
         if name in ("close", "fclose"):
-            opens[:] = [one for one in opens if one[1] != fds[-1]]
-            self._position.pop(fds[-1])
-            _add(calls, CallKind.CLOSE, event, fds[-1])
+            opens[:] = [one for one in opens if one[1] is not visit]
         elif name in ("fsync", "fdatasync"):
-            _add(calls, CallKind.SYNC, event, fds[-1])
+            visit.write(0, event.end_ns, synced=True)
         elif name in ("lseek", "fseek"):
-            self._seek(event, calls, fds[-1])
+            _seek(event, visit)
         elif name in _MOVES:
-            self._move(event, calls, fds[-1], key)
+            self._move(event, visit)
 
-    def _seek(self, event: _Event, calls: Calls, fd: int) -> None:
-        """Fseek returns no position: one that is not from the begin is not known."""
-        about = event.arguments
-        offset = _integer(about.get("offset"), -1) if about.get("whence") == os.SEEK_SET else -1
-        if event.name.startswith("lseek"):
-            offset = _integer(about.get("ret"), offset)
-        if 0 <= offset <= SIZE_MAX:
-            self._position[fd] = offset
-            _add(calls, CallKind.SEEK, event, fd, offset=offset)
-
-    def _move(self, event: _Event, calls: Calls, fd: int, key: str) -> None:
+    def _move(self, event: _Event, visit: Visit) -> None:
         """Bytes that were read or written."""
         about, name = event.arguments, event.name
         nbytes = _integer(about.get("ret"), None)
@@ -144,20 +145,25 @@ class _Follower:
         if name.startswith("f"):
             nbytes *= _integer(about.get("size"), 1)
         offset = _integer(about.get("offset"), -1) if name.startswith("p") else -1
-        if not -1 <= nbytes <= SIZE_MAX or not -1 <= offset <= SIZE_MAX:
-            raise ValueError(f"{name} has {nbytes:,} bytes at {offset:,}: more than any file has")
-        kind = CallKind.WRITE if "write" in name else CallKind.READ
-        end = min((offset if offset >= 0 else self._position[fd]) + max(0, nbytes), SIZE_MAX)
-        if offset < 0:
-            self._position[fd] = end
-        if kind == CallKind.READ and nbytes > 0:
-            self.reach[key] = max(self.reach.get(key, 0), end)
-        _add(calls, kind, event, fd, offset=offset, nbytes=nbytes)
+        begin = offset if offset >= 0 else visit.position
+        if not -1 <= nbytes <= SIZE_MAX - begin or offset < -1:
+            raise ValueError(f"{name} has {nbytes:,} bytes at {begin:,}: more than any file has")
+        if "write" in name:
+            visit.write(nbytes, event.end_ns)
+            return
+        visit.read(offset, nbytes, event.begin_ns, event.seconds, event.thread)
+        if nbytes > 0:
+            self.reach[visit.path] = max(self.reach.get(visit.path, 0), begin + nbytes)
 
 
-def _add(calls: Calls, kind: CallKind, event: _Event, fd: int, **more: Any) -> None:
-    thread, seconds = event.thread & 0xFFFFFFFF, event.nanoseconds / 1e9
-    calls.add(kind, event.begin_ns, fd, thread=thread, seconds=seconds, **more)
+def _seek(event: _Event, visit: Visit) -> None:
+    """Fseek returns no position: one that is not from the begin is not known."""
+    about = event.arguments
+    offset = _integer(about.get("offset"), -1) if about.get("whence") == os.SEEK_SET else -1
+    if event.name.startswith("lseek"):
+        offset = _integer(about.get("ret"), offset)
+    if 0 <= offset <= SIZE_MAX:
+        visit.position = offset
 
 
 def _flags(about: dict[str, Any], name: str) -> int:
@@ -184,7 +190,7 @@ def import_dftracer(files: Sequence[Path]) -> ImportedTrace:
     for path in files:
         for event in _events(path, follower.names, notes):
             first_ns = min(first_ns, event.begin_ns)
-            last_ns = max(last_ns, event.begin_ns + event.nanoseconds)
+            last_ns = max(last_ns, event.end_ns)
             try:
                 follower.take(event)
             except ValueError as e:
@@ -193,16 +199,7 @@ def import_dftracer(files: Sequence[Path]) -> ImportedTrace:
         raise _no_reads(files, follower)
     everybody = dict.fromkeys([*follower.commands, *follower.calls, *follower.fetches])
     numbers = {process: number for number, process in enumerate(everybody, 1)}
-    logs, names = [], follower.names
-    for process, number in numbers.items():
-        calls = follower.calls.get(process, Calls())
-        words, folder, parent = follower.commands.get(process, ("", "", -1))
-        calls.command, calls.folder = (
-            tuple(names.get(words, "").split(";")),
-            names.get(folder, ""),
-        )
-        calls.parent = numbers.get((process[0], parent), -1)
-        logs.append(calls.log(number, names, follower.reach))
+    logs = [_log(follower, process, numbers) for process in numbers]
     rhythm = rhythm_of_fetches({numbers[of]: _fetches(follower, of) for of in follower.fetches})
     if follower.unsized:
         what = "reads and writes have no size in the trace: they are left out"
@@ -216,6 +213,22 @@ def import_dftracer(files: Sequence[Path]) -> ImportedTrace:
     return ImportedTrace(
         logs=logs, command=command, wall_s=(last_ns - first_ns) / 1e9, rhythm=rhythm, notes=notes
     )
+
+
+def _log(follower: _Follower, process: _Process, numbers: dict[_Process, int]) -> ProcessLog:
+    """What a process did; files whose names are not in the trace are left out."""
+    words, folder, parent = follower.commands.get(process, ("", "", -1))
+    names, visits = follower.names, list[Visit]()
+    for visit in sorted(follower.visits[process], key=lambda each: each.begin_ns):
+        if (name := names.get(visit.path)) is not None:
+            visit.process, visit.size = numbers[process], follower.reach.get(visit.path, 0)
+            visit.path = os.path.join(names.get(folder, ""), name)
+            visits.append(visit)
+    return ProcessLog(
+        process=numbers[process], parent=numbers.get((process[0], parent), -1),
+        command=tuple(names.get(words, "").split(";")), visits=visits,
+        calls=follower.calls[process], messages_seen=False,
+    )  # fmt: skip
 
 
 def _no_reads(files: Sequence[Path], follower: _Follower) -> RecordError:
@@ -279,7 +292,7 @@ def _event_of(line: bytes, names: dict[str, str]) -> _Event | None:
         raise ValueError(f"ts, dur, pid are {numbers[:3]}: no such time or process")
     return _Event(
         event["name"], str(event.get("cat", "")), str(about.get("hhash", "")), int(numbers[2]),
-        int(numbers[3]), begin_ns, took_ns, about,
+        int(numbers[3]) & 0xFFFFFFFF, begin_ns, took_ns, about,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from headrace.errors import HeadraceError, RecordError
-from headrace.insight.record.log import Flag, visits_of
+from headrace.insight.record.log import Flag
 from headrace.insight.record.rhythm import rhythm_of, trainers_of, with_reads
 from headrace.store.sources.contents import format_of, format_of_bytes
 from headrace.store.sources.detect import open_source
@@ -465,8 +465,8 @@ def job_of(
         RecordError: nothing that could be a data set was read.
     """
     # Of a process that became another program, the part that did most.
-    by_process = {log.process: log for log in sorted(logs, key=lambda log: len(log.slots))}
-    visits = [visit for log in logs for visit in visits_of(log)]
+    by_process = {log.process: log for log in sorted(logs, key=lambda log: log.calls)}
+    visits = [visit for log in logs for visit in log.visits]
     data = data_visits(visits, roots, cwd, unread=exact is not None and exact.source == "trace")
     if not data:
         raise _nothing(logs, roots)
@@ -522,7 +522,7 @@ def job_of(
         collate_s=rhythm.collate_s, hand_s=rhythm.hand_s,
         traced=int(rhythm.source == "trace"),
     )  # fmt: skip
-    paths = [path for log in logs for path in log.text_of.values()]
+    paths = [*(visit.path for visit in visits), *(p for log in logs for p in log.text_of.values())]
     framework = (name for name, part in _FRAMEWORKS if any(part in path for path in paths))
     file_format, by = _format(reads)
     lost, blind = sum(log.lost for log in logs), sum(log.blind for log in logs)
@@ -534,7 +534,7 @@ def job_of(
         command=tuple(command), root=reads.root, recorded=recorded, format=file_format, format_by=by,
         framework=next(framework, "none"), rhythm=rhythm, statistics=statistics,
         saves=saves_of(visits), direct=reads.direct, wall_s=wall_s,
-        overhead_s=sum(log.spent_s for log in logs), calls=sum(len(log.slots) for log in logs),
+        overhead_s=sum(log.spent_s for log in logs), calls=sum(log.calls for log in logs),
         lost=lost, blind=blind, notes=tuple(notes), left_out=dict(others.most_common(8)),
     )  # fmt: skip
 
@@ -543,7 +543,7 @@ def _nothing(logs: Sequence[ProcessLog], roots: Sequence[str]) -> RecordError:
     where = f" below {', '.join(roots)}" if roots else " besides programs, libraries and settings"
     what = f"the command read no files{where}: there is no data set to describe."
     step = "Name its folder with --root DIR, and look whether the command reads from it."
-    if not any(len(log.slots) for log in logs):
+    if not any(log.calls for log in logs):
         what = "nothing was recorded: no process of the command opened a file in a way that can be seen."
         step = "Static programs, other users' and those that read by io_uring or over the network are not seen."
     return RecordError(what, next_step=step)

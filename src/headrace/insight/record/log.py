@@ -1,6 +1,6 @@
 """Log: what one recorded process left, whole or cut off, and the files that it visited from open to close.
 
-Logs are headrace's own, or made of the calls that another tracer saw.
+Logs are headrace's own; of what another tracer saw there are visits alone.
 
 The layout is native/record/log_layout.h's. A log ends wherever its process ended; slots that a killed
 thread had claimed and not filled are passed over. Nothing in it is taken on trust. Descriptors are followed in
@@ -89,169 +89,6 @@ class Flag(IntEnum):
     OPEN_UNTIMED = 64
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLog:
-    """One process.
-
-    Attributes:
-        slots: dtype `SLOT`, without texts, in the order in which they were claimed.
-        text_of: the path of a slot, by its place in `slots`.
-        lost: calls that were not kept.
-        spent_s: what logging cost, estimated.
-        blind: programs that it started and that could not be seen.
-        messages_seen: whether what goes through pipes, and waits, would be among the slots.
-    """
-
-    process: int
-    parent: int
-    command: tuple[str, ...]
-    slots: NDArray[np.void]
-    text_of: dict[int, str]
-    lost: int
-    spent_s: float
-    blind: int
-    messages_seen: bool = True
-
-
-def read_log(path: Path) -> ProcessLog:
-    """Read a process's log.
-
-    Raises:
-        RecordError: it is no log, or damaged.
-    """
-    try:
-        size = path.stat().st_size
-        raw = np.fromfile(path, np.uint8) if _HEADER_BYTES <= size <= _LOG_BYTES_MAX else None
-    except OSError as e:
-        raise RecordError(f"{path} cannot be read: {e.strerror}.", path=str(path)) from e
-    if raw is None:
-        raise damaged(path, f"has {size:,} bytes, expected {_HEADER_BYTES:,} to {_LOG_BYTES_MAX:,}")
-    header = raw[: _HEADER.itemsize].view(_HEADER)[0]
-    if int(header["magic"]) != _MAGIC:
-        raise damaged(path, "does not begin as a log does, expected hrdrlog1")
-    if int(header["version"]) != _VERSION:
-        raise damaged(path, f"has version {header['version']}, expected version {_VERSION}")
-    # Whole windows, each of whole slots, as far as they were used.
-    windows = raw[_HEADER_BYTES:][: (len(raw) - _HEADER_BYTES) // _WINDOW_BYTES * _WINDOW_BYTES]
-    whole = windows.reshape(-1, _WINDOW_BYTES)[:, : _WINDOW_SLOTS * SLOT.itemsize]
-    slots = whole.reshape(-1).view(SLOT)[: int(header["used"])]
-    at = np.flatnonzero(_makes_sense(slots))
-    begin, most = _COMMAND
-    words = raw[begin : begin + min(int(header["command_bytes"]), most)].tobytes()
-    return ProcessLog(
-        process=int(header["process"]), parent=int(header["parent"]),
-        command=tuple(map(os.fsdecode, words.rstrip(b"\0").split(b"\0"))),
-        slots=slots[at], text_of=_texts(slots, at), lost=int(header["lost"]),
-        spent_s=(int(header["spent_ns"]) + 2 * int(header["clock_ns"]) * len(at)) / 1e9,
-        blind=int(header["blind"]),
-    )  # fmt: skip
-
-
-def _makes_sense(slots: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Calls, without what none can have had: sums of such numbers would leave their types."""
-    kind, seconds, begin = slots["kind"], slots["seconds"], slots["begin_ns"]
-    sound: NDArray[np.bool_] = (kind >= CallKind.OPEN) & (kind <= CallKind.WAIT)
-    sound &= np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
-    sound &= (begin >= 0) & (begin < NS_MAX)
-    for name in ("offset", "nbytes"):
-        sound &= (slots[name] >= -SIZE_MAX) & (slots[name] <= SIZE_MAX)
-    return sound
-
-
-def _texts(slots: NDArray[np.void], at: NDArray[np.intp]) -> dict[int, str]:
-    """Paths by the place of their slot among those at `at`; one that is not whole is left out."""
-    texts: dict[int, str] = {}
-    is_text = slots["kind"] == CallKind.TEXT
-    data = np.ascontiguousarray(slots).view(np.uint8).reshape(-1, SLOT.itemsize)
-    lengths = slots["text_bytes"][at].tolist()
-    for number, (place, length) in enumerate(zip(at.tolist(), lengths, strict=True)):
-        count = -(-length // _TEXT_BYTES)
-        first, end = place + 1, place + 1 + count
-        if 0 < count <= _TEXT_SLOTS_MAX and end <= len(slots) and is_text[first:end].all():
-            text = data[first:end, SLOT.itemsize - _TEXT_BYTES :].tobytes()
-            texts[number] = os.fsdecode(text[:length])
-    return texts
-
-
-def damaged(path: Path, what: str) -> RecordError:
-    """The error of a file that cannot be read."""
-    return RecordError(f"{path}: {what}.", path=str(path))
-
-
-# -- logs of other tracers ---------------------------------------------------------------------------
-
-_CHUNK: Final = 1 << 16
-
-
-@dataclass(kw_only=True)
-class ImportedTrace:
-    """What another tracer wrote about a job.
-
-    Attributes:
-        rhythm: of steps that were traced, without a batch; None: none were.
-        notes: what the tracer does not say.
-    """
-
-    logs: list[ProcessLog]
-    command: tuple[str, ...]
-    wall_s: float
-    rhythm: Rhythm | None = None
-    notes: list[str]
-
-
-class Calls:
-    """The calls of one process, in any order; those upon a file carry the number of its open."""
-
-    def __init__(self) -> None:
-        self.parent = -1
-        self.command: tuple[str, ...] = ()
-        self.folder = ""
-        """What names are relative to."""
-        self._rows: list[tuple[float, ...]] = []
-        self._parts: list[NDArray[np.void]] = []
-        self._names: list[tuple[int, str]] = []
-        self._count = 0
-
-    def add(
-        self, kind: CallKind, begin_ns: int, fd: int, *, thread: int = 0, offset: int = -1,
-        nbytes: int = 0, seconds: float = 0.0, flags: int = 0, name: str = "",
-    ) -> None:  # fmt: skip
-        """Add a call; `name`: of an open, or what stands for it."""
-        if name:
-            self._names.append((self._count, name))
-        self._rows.append((kind, flags, 0, thread, begin_ns, offset, nbytes, seconds, fd))
-        self._count += 1
-        if len(self._rows) == _CHUNK:
-            self._parts.append(np.array(self._rows, SLOT))
-            self._rows.clear()
-
-    def log(
-        self, process: int, names: Mapping[str, str] | None, reach: Mapping[str, int]
-    ) -> ProcessLog:
-        """As a log.
-
-        Args:
-            process: its number.
-            names: of files by what stands for them; None: they stand for themselves.
-            reach: where the reads of each file end: its size, as far as it is known.
-        """
-        slots = np.concatenate([*self._parts, np.array(self._rows, SLOT)])
-        order = np.argsort(slots["begin_ns"], kind="stable")
-        place = np.argsort(order)
-        text_of: dict[int, str] = {}
-        for number, key in self._names:
-            slots["nbytes"][number] = reach.get(key, 0)
-            if (name := key if names is None else names.get(key)) is not None:
-                text_of[int(place[number])] = os.path.join(self.folder, name)
-        return ProcessLog(
-            process=process, parent=self.parent, command=self.command, slots=slots[order],
-            text_of=text_of, lost=0, spent_s=0.0, blind=0, messages_seen=False,
-        )  # fmt: skip
-
-
-# -- visits ------------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Range:
     """Bytes that were read one after the other; `seconds` were spent within the calls."""
@@ -291,10 +128,17 @@ class Visit:
         """Whether it was opened so that it may be changed."""
         return bool(self.flags & Flag.FOR_WRITING)
 
-    def read(self, offset: int, nbytes: int, begin_ns: int, seconds: float, thread: int) -> None:
-        """Note bytes that were read at an offset; -1: at the file's position."""
+    def read(
+        self, offset: int, nbytes: int, begin_ns: int, seconds: float, thread: int = 0
+    ) -> None:
+        """Note a read at an offset; -1: at the file's position. At its end, or in error, no bytes came."""
+        end_ns = begin_ns + int(seconds * 1e9)
+        self.end_ns = max(self.end_ns, end_ns)
+        self.read_s += seconds
+        if nbytes <= 0:
+            return
         start = self.position if offset < 0 else offset
-        end, end_ns = start + nbytes, begin_ns + int(seconds * 1e9)
+        end = start + nbytes
         if offset < 0:
             self.position = end
         last = self.ranges[-1] if self.ranges else None
@@ -303,38 +147,153 @@ class Visit:
         else:
             self.ranges.append(Range(start, end, begin_ns, end_ns, seconds, thread))
 
+    def write(self, nbytes: int, end_ns: int, *, synced: bool = False) -> None:
+        """Note bytes that were written, perhaps on to the disk."""
+        self.written += max(0, nbytes)
+        self.synced = self.synced or synced
+        self.end_ns = end_ns
 
-def visits_of(log: ProcessLog) -> list[Visit]:  # noqa: C901 - a case for each kind of call
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessLog:
+    """One process.
+
+    Attributes:
+        visits: of files, in the order of their opens.
+        calls: that were logged.
+        slots: dtype `SLOT`, without texts, in the order in which they were claimed; of headrace's own logs.
+        text_of: the path of a slot, by its place in `slots`.
+        lost: calls that were not kept.
+        spent_s: what logging cost, estimated.
+        blind: programs that it started and that could not be seen.
+        messages_seen: whether what goes through pipes, and waits, would be among the slots.
+    """
+
+    process: int
+    parent: int
+    command: tuple[str, ...]
+    visits: list[Visit]
+    calls: int
+    slots: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, SLOT))
+    text_of: dict[int, str] = field(default_factory=dict)
+    lost: int = 0
+    spent_s: float = 0.0
+    blind: int = 0
+    messages_seen: bool = True
+
+
+def read_log(path: Path) -> ProcessLog:
+    """Read a process's log.
+
+    Raises:
+        RecordError: it is no log, or damaged.
+    """
+    try:
+        size = path.stat().st_size
+        raw = np.fromfile(path, np.uint8) if _HEADER_BYTES <= size <= _LOG_BYTES_MAX else None
+    except OSError as e:
+        raise RecordError(f"{path} cannot be read: {e.strerror}.", path=str(path)) from e
+    if raw is None:
+        raise damaged(path, f"has {size:,} bytes, expected {_HEADER_BYTES:,} to {_LOG_BYTES_MAX:,}")
+    header = raw[: _HEADER.itemsize].view(_HEADER)[0]
+    if int(header["magic"]) != _MAGIC:
+        raise damaged(path, "does not begin as a log does, expected hrdrlog1")
+    if int(header["version"]) != _VERSION:
+        raise damaged(path, f"has version {header['version']}, expected version {_VERSION}")
+    # Whole windows, each of whole slots, as far as they were used.
+    windows = raw[_HEADER_BYTES:][: (len(raw) - _HEADER_BYTES) // _WINDOW_BYTES * _WINDOW_BYTES]
+    whole = windows.reshape(-1, _WINDOW_BYTES)[:, : _WINDOW_SLOTS * SLOT.itemsize]
+    slots = whole.reshape(-1).view(SLOT)[: int(header["used"])]
+    at = np.flatnonzero(_makes_sense(slots))
+    begin, most = _COMMAND
+    words = raw[begin : begin + min(int(header["command_bytes"]), most)].tobytes()
+    process, calls, text_of = int(header["process"]), slots[at], _texts(slots, at)
+    return ProcessLog(
+        process=process, parent=int(header["parent"]),
+        command=tuple(map(os.fsdecode, words.rstrip(b"\0").split(b"\0"))),
+        visits=_visits(process, calls, text_of), calls=len(calls), slots=calls, text_of=text_of,
+        lost=int(header["lost"]), blind=int(header["blind"]),
+        spent_s=(int(header["spent_ns"]) + 2 * int(header["clock_ns"]) * len(at)) / 1e9,
+    )  # fmt: skip
+
+
+def _makes_sense(slots: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Calls, without what none can have had: sums of such numbers would leave their types."""
+    kind, seconds, begin = slots["kind"], slots["seconds"], slots["begin_ns"]
+    sound: NDArray[np.bool_] = (kind >= CallKind.OPEN) & (kind <= CallKind.WAIT)
+    sound &= np.isfinite(seconds) & (seconds >= 0) & (seconds < _SECONDS_MAX)
+    sound &= (begin >= 0) & (begin < NS_MAX)
+    for name in ("offset", "nbytes"):
+        sound &= (slots[name] >= -SIZE_MAX) & (slots[name] <= SIZE_MAX)
+    return sound
+
+
+def _texts(slots: NDArray[np.void], at: NDArray[np.intp]) -> dict[int, str]:
+    """Paths by the place of their slot among those at `at`; one that is not whole is left out."""
+    texts: dict[int, str] = {}
+    is_text = slots["kind"] == CallKind.TEXT
+    data = np.ascontiguousarray(slots).view(np.uint8).reshape(-1, SLOT.itemsize)
+    lengths = slots["text_bytes"][at].tolist()
+    for number, (place, length) in enumerate(zip(at.tolist(), lengths, strict=True)):
+        count = -(-length // _TEXT_BYTES)
+        first, end = place + 1, place + 1 + count
+        if 0 < count <= _TEXT_SLOTS_MAX and end <= len(slots) and is_text[first:end].all():
+            text = data[first:end, SLOT.itemsize - _TEXT_BYTES :].tobytes()
+            texts[number] = os.fsdecode(text[:length])
+    return texts
+
+
+def _visits(  # noqa: C901 - a case for each kind of call
+    process: int, slots: NDArray[np.void], text_of: Mapping[int, str]
+) -> list[Visit]:
     """All visits of a process, in the order of their opens."""
     visits: list[Visit] = []
     open_now: dict[int, Visit] = {}
     names = ("kind", "flags", "thread", "begin_ns", "offset", "nbytes", "seconds", "fd")
-    columns = (log.slots[name].tolist() for name in names)
+    columns = (slots[name].tolist() for name in names)
     for number, slot in enumerate(zip(*columns, strict=True)):
         kind, flags, thread, begin_ns, offset, nbytes, seconds, fd = slot
         end_ns = begin_ns + int(seconds * 1e9)
         visit = open_now.get(fd)
         if kind == CallKind.OPEN:
             open_now.pop(fd, None)
-            if (path := log.text_of.get(number)) is not None:
+            if (path := text_of.get(number)) is not None:
                 times = begin_ns, end_ns, seconds
-                open_now[fd] = Visit(path, log.process, *times, nbytes, flags, max(0, offset))
+                open_now[fd] = Visit(path, process, *times, nbytes, flags, max(0, offset))
                 visits.append(open_now[fd])
         elif visit is None:
             continue
         elif kind == CallKind.CLOSE:
             del open_now[fd]
         elif kind == CallKind.READ:
-            visit.end_ns = max(visit.end_ns, end_ns)
-            visit.read_s += seconds
-            if nbytes > 0:  # else the file's end, or an error
-                visit.read(offset, nbytes, begin_ns, seconds, thread)
-        elif kind in {CallKind.WRITE, CallKind.SYNC}:
-            visit.end_ns = end_ns
-            visit.written += max(0, nbytes) * (kind == CallKind.WRITE)
-            visit.synced |= kind == CallKind.SYNC
+            visit.read(offset, nbytes, begin_ns, seconds, thread)
+        elif kind == CallKind.WRITE:
+            visit.write(nbytes, end_ns)
+        elif kind == CallKind.SYNC:
+            visit.write(0, end_ns, synced=True)
         elif kind == CallKind.SEEK:
             visit.position = offset
         elif kind == CallKind.MAP:
             visit.mapped = max(visit.mapped, min(nbytes, max(0, visit.size - offset)))
     return visits
+
+
+def damaged(path: Path, what: str) -> RecordError:
+    """The error of a file that cannot be read."""
+    return RecordError(f"{path}: {what}.", path=str(path))
+
+
+@dataclass(kw_only=True)
+class ImportedTrace:
+    """What another tracer wrote about a job.
+
+    Attributes:
+        rhythm: of steps that were traced, without a batch; None: none were.
+        notes: what the tracer does not say.
+    """
+
+    logs: list[ProcessLog]
+    command: tuple[str, ...]
+    wall_s: float
+    rhythm: Rhythm | None = None
+    notes: list[str]
