@@ -338,11 +338,11 @@ class Accounts:
         if account is None or report.uid not in (0, account.uid):
             self.refused += 1
             return
-        before = self._before.get(report.instance, {})
+        figures, before = report.figures, self._before.get(report.instance, {})
         if report.instance not in self._before and len(self._before) >= PROCESSES_MAX:
             self._before.pop(next(iter(self._before)))
-        self._before[report.instance] = report.figures
-        self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, report.figures)
+        self._before[report.instance] = figures
+        self._ledger.remember(report.instance, report.identity.job_id, now.unix_s, figures)
         account.identity = fuller(account.identity, report.identity)
         account.ended_s = None
         account.reported_s = now.mono_s
@@ -351,7 +351,7 @@ class Accounts:
             ended_s = now.mono_s if report.ended else None
             account.consumers[report.instance] = _Consumer(report.local_ranks, ended_s)
         self._count(account, now)
-        for key, amount in report.figures.items():
+        for key, amount in figures.items():
             new = grown(before.get(key, 0.0), amount)
             if new > 0.0 and (report.consumer or key[0] == "tier_bytes"):
                 self._add(account, key, new, now)

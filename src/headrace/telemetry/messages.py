@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import re
 import socket
 import struct
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
 
 from headrace.base.causes import cause_of
 from headrace.base.job import JobIdentity, clean
+from headrace.control.messages import decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,149 +36,107 @@ NAMES_MAX: Final = 24
 FigureKey = tuple[str, str, str]
 """Name of a figure, its label (a cause, a tier, ""), and the file system or ""."""
 
-_WORD: Final = re.compile(r"[a-z][a-z0-9_ -]{0,31}")
-_INSTANCE: Final = re.compile(r"[0-9a-f]{32}")
-_MOST: Final = 1e18
+_Amount = Annotated[float, Meta(ge=0, le=1e18)]
+_Word = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_ -]{0,31}\Z")]
+_Amounts = Annotated[dict[_Word, _Amount], Meta(max_length=NAMES_MAX)]
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReport:
-    """What a process and its loaders have done since it began.
-
-    Attributes:
-        consumer: training steps run in it; else it works for a process where they do.
-        local_ranks: processes like it on this node, as its launcher said; 0: it did not.
-    """
-
-    instance: str
-    pid: int
-    uid: int
-    identity: JobIdentity
-    consumer: bool
-    ended: bool
-    began_s: float
-    local_ranks: int
-    figures: dict[FigureKey, float]
+class _Message(Struct, kw_only=True):
+    v: Literal[1]
+    identity: JobIdentity = msgspec.field(name="job")
 
 
-@dataclass(frozen=True, slots=True)
-class JobNotice:
-    """What Slurm's prolog, a task's epilog and the job's epilog say (`headrace cluster init --slurm`).
+class _Tables(Struct):
+    """Of one file system."""
 
-    Attributes:
-        kind: `begin`, `step` or `end`.
-        at_s: when, in Unix seconds of this node's clock.
-        uid: whose job it is.
-        sender: who says so.
-        step: which one, of `step`.
-        cpu_s: CPU time of all processes of that step that have ended.
-    """
+    stall_s: _Amounts = {}
+    """Seconds by cause."""
+    tier_bytes: _Amounts = {}
 
-    kind: str
-    at_s: float
-    identity: JobIdentity
-    uid: int
-    sender: int
-    step: str
-    cpu_s: float
+
+class ProcessReport(_Message, kw_only=True):
+    """What a process and its loaders have done since it began."""
+
+    instance: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
+    consumer: bool = False
+    """Training steps run in it; else it works for a process where they do."""
+    ended: bool = False
+    began_s: _Amount
+    local_ranks: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Processes like it on this node, as its launcher said; 0: it did not."""
+    worked_s: _Amount
+    batches: _Amount
+    samples: _Amount
+    file_systems: Annotated[dict[str, _Tables], Meta(max_length=FILE_SYSTEMS_MAX)]
+    pid: int = -1
+    """By the kernel's word, as `uid`; whatever the message says."""
+    uid: int = -1
+
+    @property
+    def figures(self) -> dict[FigureKey, float]:
+        """All amounts; of causes and file systems that are called otherwise here, some together."""
+        names = ("worked_s", "batches", "samples")
+        figures: dict[FigureKey, float] = {(name, "", ""): getattr(self, name) for name in names}
+        for system, tables in self.file_systems.items():
+            amounts = [("stall_s", cause_of(name).value, s) for name, s in tables.stall_s.items()]
+            amounts += [("tier_bytes", name, count) for name, count in tables.tier_bytes.items()]
+            for name, label, amount in amounts:
+                key = name, label, clean(system)
+                figures[key] = figures.get(key, 0.0) + amount
+        return figures
+
+
+class JobNotice(_Message, kw_only=True):
+    """What Slurm's prolog, a task's epilog and the job's epilog say (`headrace cluster init --slurm`)."""
+
+    kind: Literal["begin", "step", "end"] = msgspec.field(name="notice")
+    at_s: _Amount
+    """When, in Unix seconds of this node's clock."""
+    uid: Annotated[int, Meta(ge=0, le=1 << 32)]
+    """Whose job it is."""
+    step: str = ""
+    """Which one, of `step`."""
+    cpu_s: _Amount = 0.0
+    """CPU time of all processes of that step that have ended."""
+    sender: int = -1
+    """User who says so, by the kernel's word."""
+
+
+_MessageT = TypeVar("_MessageT", bound=_Message)
+_JOB_MOST: Final = {"gpus": 1024, "cpus": 1 << 16, "restarts": 1 << 16, "memory_bytes": 1 << 48}
 
 
 def parse_message(message: bytes, pid: int, uid: int) -> ProcessReport | JobNotice:
     """Parse a message; raises ValueError, which says where it is wrong, if it is none."""
     if not message.startswith(_NOTICE):
         return parse_report(message, pid, uid)
-    document = _document(message)
-    if (kind := document["notice"]) not in ("begin", "step", "end"):
-        raise ValueError("notice is not begin, step or end")
-    step = document.get("step", "")
-    if not isinstance(step, str):
-        raise ValueError("step is no text")  # noqa: TRY004 - of a message, not of a caller
-    return JobNotice(
-        kind, _amount(document.get("at_s"), "at_s"), _identity(document.get("job")),
-        _whole(document.get("uid"), "uid", 1 << 32), uid, clean(step),
-        _amount(document.get("cpu_s", 0.0), "cpu_s"),
-    )  # fmt: skip
+    notice = _parsed(JobNotice, message)
+    notice.sender, notice.step = uid, clean(notice.step)
+    return notice
 
 
 def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
     """Parse a message; raises ValueError, which says where it is wrong, if it is no report."""
-    document = _document(message)
-    instance = document.get("instance")
-    if not isinstance(instance, str) or not _INSTANCE.fullmatch(instance):
-        raise ValueError("instance is not 32 hex digits")
-    figures: dict[FigureKey, float] = {
-        (name, "", ""): _amount(document.get(name), name)
-        for name in ("worked_s", "batches", "samples")
-    }
-    systems = _table(document.get("file_systems"), "file_systems", FILE_SYSTEMS_MAX)
-    for system, tables in systems.items():
-        for name in ("stall_s", "tier_bytes"):
-            amounts = _table(_table(tables, "file system", 8).get(name, {}), name, NAMES_MAX)
-            for label, amount in amounts.items():
-                if not _WORD.fullmatch(label):
-                    raise ValueError(f"{name} has a name that is no word")
-                word = cause_of(label).value if name == "stall_s" else label
-                key = name, word, clean(system)
-                figures[key] = figures.get(key, 0.0) + _amount(amount, name)
-    return ProcessReport(
-        instance, pid, uid, _identity(document.get("job")), figures=figures,
-        consumer=document.get("consumer") is True, ended=document.get("ended") is True,
-        began_s=_amount(document.get("began_s"), "began_s"),
-        local_ranks=_whole(document.get("local_ranks", 0), "local_ranks", 1024),
-    )  # fmt: skip
+    report = _parsed(ProcessReport, message)
+    report.pid, report.uid = pid, uid
+    return report
 
 
-def _document(message: bytes) -> dict[str, Any]:
+def _parsed(kind: type[_MessageT], message: bytes) -> _MessageT:
+    """A message of a job whose names can be shown."""
     if len(message) > MESSAGE_BYTES_MAX:
         raise ValueError(f"more than {MESSAGE_BYTES_MAX} bytes")
-    try:
-        document = json.loads(message)
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"no JSON: {e}") from None
-    if not isinstance(document, dict) or document.get("v") != 1:
-        raise ValueError("no message of version 1")
-    return document
-
-
-def _identity(value: Any) -> JobIdentity:
-    job = _table(value, "job", 16)
-    values: dict[str, Any] = {}
-    for name in ("job_id", "alias", "name", "user", "account", "node", "partition"):
-        if not isinstance(text := job.get(name, ""), str):
-            raise ValueError(f"job.{name} is no text")  # noqa: TRY004 - of a message, not of a caller
-        values[name] = clean(text)
-    if not values["job_id"]:
+    parsed = decode(kind, message)
+    job = asdict(parsed.identity)
+    indices, counts = job["gpu_indices"], {name: job[name] for name in _JOB_MOST}
+    if min(0, *counts.values(), *indices) < 0 or len(indices) > _JOB_MOST["gpus"]:
+        raise ValueError(f"job has {counts} and GPUs {indices[:9]}: no such numbers")
+    job |= {name: min(count, _JOB_MOST[name]) for name, count in counts.items()}
+    job |= {name: clean(value) for name, value in job.items() if isinstance(value, str)}
+    if not job["job_id"]:
         raise ValueError("job.job_id is empty")
-    for name, most in (
-        ("gpus", 1024),
-        ("cpus", 1 << 16),
-        ("restarts", 1 << 16),
-        ("memory_bytes", 1 << 48),
-    ):
-        values[name] = _whole(job.get(name, 0), f"job.{name}", most)
-    indices = job.get("gpu_indices", [])
-    if not isinstance(indices, list) or len(indices) > 1024:
-        raise ValueError("job.gpu_indices is no list of numbers")
-    indices = tuple(_whole(each, "job.gpu_indices", 1024) for each in indices)
-    return JobIdentity(**values, gpu_indices=indices)
-
-
-def _whole(value: Any, name: str, most: int) -> int:
-    return int(min(most, _amount(value, name)))
-
-
-def _table(value: Any, name: str, most: int) -> dict[str, Any]:
-    if not isinstance(value, dict) or len(value) > most:
-        raise ValueError(f"{name} is no table of at most {most} entries")
-    return value
-
-
-def _amount(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name} is no number")  # noqa: TRY004 - of a message, not of a caller
-    if not (math.isfinite(value) and 0 <= value <= _MOST):
-        raise ValueError(f"{name} is out of bounds")
-    return float(value)
+    parsed.identity = JobIdentity(**job)
+    return parsed
 
 
 SENDERS_MAX: Final = 4096
