@@ -33,6 +33,7 @@ import numpy as np
 
 from headrace.base.checksum import crc32c
 from headrace.base.documents import DocumentKind, seal, unseal
+from headrace.base.files import NewFile
 from headrace.errors import TraceError
 from headrace.plane.batch_trace import PHASES, STEP
 from headrace.plane.stage import TIERS
@@ -428,13 +429,9 @@ def write_once(path: Path, data: bytes) -> None:
     """Write a file unless it is there; nobody ever sees half of it."""
     if path.exists():
         return
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_bytes(data)
-    try:
-        with suppress(FileExistsError):
-            try:
-                os.link(draft, path)
-            except PermissionError:  # a file system without links
-                draft.rename(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with NewFile(path, os.O_WRONLY) as new, suppress(FileExistsError):
+        os.write(new.fd, data)
+        try:
+            new.publish(sync=False, replace=False)
+        except PermissionError:  # a file system without links
+            new.publish(sync=False)

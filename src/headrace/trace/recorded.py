@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.files import replace_file
 from headrace.errors import RecordError
 
 if TYPE_CHECKING:
@@ -200,12 +201,7 @@ class Recorded:
         arrays["facts"] = np.array([getattr(self, name) for name in _FACTS], "<f8")
         out = io.BytesIO()
         np.savez_compressed(out, **arrays)  # type: ignore[arg-type]  # numpy's stub has a keyword allow_pickle
-        new_file = path.with_name(f".{path.name}.new")
-        try:
-            new_file.write_bytes(out.getbuffer())
-            new_file.replace(path)
-        finally:
-            new_file.unlink(missing_ok=True)
+        replace_file(path, out.getvalue())
 
 
 def read_recorded(path: Path) -> Recorded:

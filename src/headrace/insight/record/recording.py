@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from headrace.base.files import replace_file
 from headrace.base.text import bytes_text, counted, labelled
 from headrace.errors import RecordError
 from headrace.insight.record.darshan import import_darshan
@@ -204,9 +205,7 @@ def _publish(
     sidecar = options.output.with_name(f"{options.output.stem}.requests.npz")
     job.recorded.write(sidecar)
     text = workload_text(job, options.output.stem, sidecar.name)
-    new = options.output.with_name(f".{options.output.name}.new")
-    new.write_text(text, encoding="utf-8", errors="backslashreplace")
-    new.replace(options.output)
+    replace_file(options.output, text.encode("utf-8", "backslashreplace"))
     return Recording(run, job, options.output, sidecar, cut_off)
 
 
