@@ -274,6 +274,8 @@ def test_a_measured_storage_is_taken(measured, tmp_path):
     [
         {"latency_s": {}}, {"latency_s": {"p50": "x", "p99": 1}}, {"random": []}, {"random": None},
         {"latency_s": {"p50": float("nan"), "p99": 1}}, {"sequential": 3},
+        {"latency_s": {"p50": float("inf"), "p99": 1}}, {"sequential": {"read_bytes_per_s": [1]}},
+        {"provenance": [1]},
         {"batches": {"reads_in_flight": 16, "sample_bytes": 1, "files": {"per_s": 0}, "packed": {"per_s": 0}}},
     ],
 )  # fmt: skip
@@ -284,7 +286,7 @@ def test_documents_that_are_no_measured_storage_are_refused(measured, tmp_path, 
         storage_of(str(path))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "3", '"x"'])
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", '"x"', "[" * 100_000])
 def test_files_that_are_no_documents_are_refused(tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(RecordError, match="is no measured storage"):

@@ -243,7 +243,7 @@ def storage_of(given: str) -> Storage:
         wrong = f"it is no JSON ({e.msg} in line {e.lineno})"
     except KeyError as e:
         wrong = f"{e} is missing"
-    except (ValueError, TypeError, ZeroDivisionError) as e:
+    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
         wrong = str(e)
     raise RecordError(
         f"{path} is no measured storage: {wrong}.", path=str(path),
