@@ -1,11 +1,12 @@
 """Usage and starving of records that are made up: books and history together, ranks, shares, nothing."""
 
+import time
 from dataclasses import dataclass
 
 import pytest
 
 from headrace.base.causes import Cause
-from headrace.insight.usage import starving_of, usage_of
+from headrace.insight.usage import starving_of, usage_by, usage_of
 from headrace.telemetry.history import JobRecord
 from headrace.telemetry.report import JobReport, hint_of, hours_text
 from headrace.telemetry.use import Booked, JobUse, use_of
@@ -100,6 +101,25 @@ def test_books_that_count_no_gpus_are_helped_by_the_history():
 def test_tasks_of_an_array_are_found_by_their_other_name():
     found = usage_of([record("18", alias="17_1", lost_h=0.5)], [Book("17_1")], 0.0, HOUR)
     assert found.total.lost_gpu_hours == 0.5
+
+
+def test_the_day_on_which_the_clock_is_changed_is_one_day(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+        time.tzset()
+        since_s, until_s = (time.mktime((2026, 10, day, 0, 0, 0, 0, 0, -1)) for day in (24, 27))
+        asked = []
+
+        def records_of(begin_s, end_s):
+            asked.append((end_s - begin_s) / HOUR)
+            return [record("1")]
+
+        found = usage_by("day", records_of, None, since_s, until_s)
+    time.tzset()
+    assert [row.names for row in found.rows] == [
+        ("2026-10-24",), ("2026-10-25",), ("2026-10-26",),
+    ]  # fmt: skip
+    assert asked == [73, 24, 25, 24]
 
 
 def test_hours_of_the_history_alone():

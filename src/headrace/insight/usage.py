@@ -207,12 +207,14 @@ def usage_by(
     )
     if not over_time:
         return whole
-    rows, step_s = [], 86400.0 if by == "day" else 3600.0
+    rows = []
     begin_s = since_s
     while begin_s < until_s:
         clock = time.localtime(begin_s)
-        into_s = clock.tm_min * 60 + clock.tm_sec + (clock.tm_hour * 3600 if by == "day" else 0)
-        end_s = min(until_s, begin_s - begin_s % 1 - into_s + step_s)
+        # A day has 23 or 25 hours where the clock is changed.
+        tomorrow = (clock.tm_year, clock.tm_mon, clock.tm_mday + 1, 0, 0, 0, 0, 0, -1)
+        hour_s = begin_s - begin_s % 1 - clock.tm_min * 60 - clock.tm_sec + 3600.0
+        end_s = min(until_s, time.mktime(tomorrow) if by == "day" else hour_s)
         shares = _shares(records_of(begin_s, end_s), books, begin_s, end_s)
         name = time.strftime("%Y-%m-%d" if by == "day" else "%m-%d %H:00", clock)
         rows += [_row((name,), shares)] if shares else []
