@@ -306,7 +306,7 @@ def starving_of(
     for record in hungry:
         lost_s, waited_s = sum(record.lost.values()), sum(record.waited.values())
         users[record.user].append((record.gpu_hours, lost_s, waited_s))
-        _spread(systems, record.lost_by_file_system, _waited_on(record))
+        _spread(systems, record.lost_by_file_system, record.waited_by_file_system)
         _spread(causes, record.lost, record.waited)
     return Starving(
         since_s=since_s, until_s=until_s, jobs=tuple(jobs), users=_groups(users),
@@ -317,7 +317,7 @@ def starving_of(
 
 
 def _job(record: JobRecord) -> StarvingJob:
-    by_system = record.lost_by_file_system or _waited_on(record)
+    by_system = record.lost_by_file_system or record.waited_by_file_system
     return StarvingJob(
         job_id=record.shown_id, name=record.name, user=record.user, account=record.account,
         nodes=len(record.nodes), gpu_hours=record.gpu_hours,
@@ -325,11 +325,6 @@ def _job(record: JobRecord) -> StarvingJob:
         stall=record.stall or 0.0, cause=next(iter(record.waited), ""),
         file_system=next(iter(by_system), ""), quality=record.quality,
     )  # fmt: skip
-
-
-def _waited_on(record: JobRecord) -> Mapping[str, float]:
-    """Seconds waited by file system."""
-    return record.by_file_system("stall_s" if record.measured else "inferred_s")
 
 
 _Amounts = tuple[float, float, float]

@@ -142,21 +142,32 @@ class JobRecord:
         return self.total("gpu_s") / 3600
 
     @property
+    def _lost(self) -> str:
+        return "lost_gpu_s" if self.measured else "inferred_gpu_s"
+
+    @property
+    def _waited(self) -> str:
+        return "stall_s" if self.measured else "inferred_s"
+
+    @property
     def lost(self) -> dict[Cause, float]:
         """GPU-seconds that its steps waited for data, by cause, the largest first."""
-        return self._by(
-            "lost_gpu_s" if self.measured else "inferred_gpu_s", lambda key: cause_of(key[1])
-        )
+        return self._by(self._lost, lambda key: cause_of(key[1]))
 
     @property
     def lost_by_file_system(self) -> dict[str, float]:
         """The same by file system."""
-        return self.by_file_system("lost_gpu_s" if self.measured else "inferred_gpu_s")
+        return self.by_file_system(self._lost)
 
     @property
     def waited(self) -> dict[Cause, float]:
         """Seconds that its steps waited, of all its training processes (measured) or nodes (inferred)."""
-        return self._by("stall_s" if self.measured else "inferred_s", lambda key: cause_of(key[1]))
+        return self._by(self._waited, lambda key: cause_of(key[1]))
+
+    @property
+    def waited_by_file_system(self) -> dict[str, float]:
+        """The same by file system."""
+        return self.by_file_system(self._waited)
 
     @property
     def stall(self) -> float | None:

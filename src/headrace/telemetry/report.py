@@ -57,9 +57,7 @@ def hint_of(record: JobRecord) -> str:
     cause = next(iter(record.waited), Cause.OTHER)
     remedy = cause.remedy
     # Where the job had no GPU, no hours of one were lost anywhere.
-    on = record.lost_by_file_system or record.by_file_system(
-        "stall_s" if record.measured else "inferred_s"
-    )
+    on = record.lost_by_file_system or record.waited_by_file_system
     systems = [name for name, s in on.items() if name and s > 0]
     where = f" on {systems[0]}" if systems and cause in _FROM_STORAGE else ""
     if cause in _NEARER and systems and systems[0].startswith(_STAGED):

@@ -194,8 +194,7 @@ class ClusterSource:
         by_system: dict[str, dict[str, tuple[JobRecord, list[float]]]] = {}
         for place, (_, records, seconds) in enumerate(rows):
             for record in records:
-                waited = record.by_file_system("stall_s" if record.measured else "inferred_s")
-                for system, waited_s in waited.items():
+                for system, waited_s in record.waited_by_file_system.items():
                     jobs = by_system.setdefault(system, {})
                     line = jobs.setdefault(record.job_id, (record, [0.0] * len(rows)))[1]
                     line[place] += waited_s / seconds
