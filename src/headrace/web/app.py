@@ -34,7 +34,6 @@ from headrace.control.policy import PolicyError
 from headrace.control.service.auth import Refused
 from headrace.control.service.http import HttpListener, HttpServer, listen_tcp, read_body, refusal
 from headrace.errors import HeadraceError, SampleNotFound
-from headrace.insight.usage import starving_of
 from headrace.pages.html import STYLE, safe
 from headrace.web.access import SESSION_S, Guard
 from headrace.web.live import Full, Live, LiveClient
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
     from headrace.web.watching import ClusterSource, ControllerPolicies
 
 _T = TypeVar("_T")
-
-DAY_S: Final = 86400.0
-"""The leaderboard is of so long."""
 
 BODY_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 12.0
@@ -329,23 +325,18 @@ class Web:
         )  # fmt: skip
 
     async def _starving(self, request: Request) -> Response:
-        starving, hints = await self.live.ask("starving", self._who_starves)
-        return JSONResponse(await asyncio.to_thread(rows, starving, hints, request.query_params))
-
-    def _who_starves(self) -> tuple[Any, Any]:
-        records, until_s = self._source.records(), time.time()
-        starving = starving_of(records, until_s - DAY_S, until_s)
-        return starving, {record.shown_id: record for record in records}
+        starving, records = await self.live.ask(self._source.starving)
+        return JSONResponse(await asyncio.to_thread(rows, starving, records, request.query_params))
 
     async def _storage(self, _: Request) -> Response:
-        return JSONResponse({"file_systems": await self.live.ask("storage", self._source.storage)})
+        return JSONResponse({"file_systems": await self.live.ask(self._source.storage)})
 
     async def _job(self, request: Request) -> Response:
         job_id = request.query_params.get("id", "")
         if job_id.startswith(PREFIX):
             page = await asyncio.to_thread(self._runs.page, job_id, time.time())
         else:
-            page = await self.live.once(lambda: self._source.job(job_id))
+            page = await self.live.ask(lambda: self._source.job(job_id))
         if page is None:
             return refusal(404, f"nothing is known of job {plain(job_id)!r}")
         return JSONResponse(page)

@@ -239,7 +239,7 @@ class DemoSource(ClusterSource):
         super().__init__(
             history, lambda: history.state(history.clock()), history.layout, clock, period_s
         )
-        self.kept_s = dict.fromkeys(self.kept_s, 0.0)
+        self.kept_s |= {"history": 0.0, "layout": 0.0}
         for at_s in np.linspace(clock() - RECENT_S, clock(), STATES, endpoint=False).tolist():
             self._states.append((at_s, history.state(at_s)))
 

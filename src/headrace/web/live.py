@@ -35,9 +35,6 @@ STREAM_S: Final = 3600.0
 """A stream ends then, and the browser comes again: who may not look any more is seen."""
 
 RETRY_MS: Final = 2000
-SLOWER_S: Final = {"starving": 10.0, "storage": 5.0}
-"""What costs more is computed no more often than this."""
-
 SHARE: Final = 0.2
 """Looking takes no more than this share of the time."""
 
@@ -54,7 +51,7 @@ class LiveClient:
     hang_up: Callable[[], None]  # ends its connection at once
     may: Callable[[], bool] = lambda: True
     """Whether it may still look: who signed in may be signed out meanwhile."""
-    queue: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(QUEUE_MAX))
+    queue: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(QUEUE_MAX))
 
     def tell(self, message: bytes) -> bool:
         """Whether it keeps up."""
@@ -87,8 +84,7 @@ class Live:
         self._wire = Wire(source.label)
         self._full: bytes | None = None
         self._looked_s = -1e9
-        self._kept: dict[str, tuple[float, Any]] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._looking = asyncio.Lock()
         self._watched = asyncio.Event()
 
     async def run(self) -> None:
@@ -119,10 +115,10 @@ class Live:
             yield await self._hello(client)
             until_s = time.monotonic() + STREAM_S
             while time.monotonic() < until_s:
-                message: bytes | None = b": still here\n\n"
+                message = b": still here\n\n"
                 with contextlib.suppress(TimeoutError):
                     message = await asyncio.wait_for(client.queue.get(), HEARTBEAT_S)
-                if message is None or not client.may():
+                if not client.may():
                     return
                 yield message
         finally:
@@ -159,12 +155,11 @@ class Live:
 
     async def look(self, fresh_s: float = 0.0) -> None:
         """Look once, and tell all; not if that was done so lately."""
-        async with self._locks.setdefault("look", asyncio.Lock()):
+        async with self._looking:
             if time.monotonic() - self._looked_s <= fresh_s:
                 return
-            loop = asyncio.get_running_loop()
             try:
-                tick, self._full = await loop.run_in_executor(self._thread, self._see)
+                tick, self._full = await self.ask(self._see)
             except Exception as e:  # noqa: BLE001 - whoever watches is told, and it looks again
                 if not isinstance(e, HeadraceError):
                     _log.exception("a look failed")
@@ -187,19 +182,6 @@ class Live:
                 self.dropped += 1
                 self.clients.discard(client)
 
-    async def ask(self, what: str, make: Callable[[], Any]) -> Any:
-        """Something of the source, computed off the loop, and kept for a moment.
-
-        Raises HeadraceError if it cannot be seen.
-        """
-        async with self._locks.setdefault(what, asyncio.Lock()):
-            made_s, value = self._kept.get(what, (-1e9, None))
-            if time.monotonic() - made_s < max(self.source.period_s, SLOWER_S.get(what, 0.0)):
-                return value
-            value = await asyncio.get_running_loop().run_in_executor(self._thread, make)
-            self._kept[what] = time.monotonic(), value
-            return value
-
-    async def once(self, make: Callable[[], Any]) -> Any:
-        """Likewise, not kept: what is asked by name, of which there are many."""
+    async def ask(self, make: Callable[[], Any]) -> Any:
+        """Something of the source, off the loop; raises HeadraceError if it cannot be seen."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, make)

@@ -15,13 +15,14 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from headrace.control.policy import policy_yaml
 from headrace.errors import ControlError, HeadraceError, TelemetryError
 from headrace.insight.report.figures import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
+from headrace.insight.usage import starving_of
 from headrace.plane.stage import TIERS
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
 from headrace.trace import read_run
@@ -42,10 +43,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.control.client import Client
+    from headrace.insight.usage import Starving
     from headrace.telemetry.metrics import PrometheusHistory
     from headrace.trace import RankTrace, Run
     from headrace.web.demo import DemoController, DemoHistory
     from headrace.web.views import ClusterLayout, ClusterMoment
+
+_T = TypeVar("_T")
 
 DAY_S: Final = 86400.0
 NOW_S: Final = 150.0
@@ -56,8 +60,9 @@ JOB_S: Final = 6 * 3600.0
 WINDOWS: Final = 15
 """Of a history that is asked window by window."""
 
-LAYOUT_S: Final = 15.0
-HISTORY_S: Final = 8.0
+KEPT_S: Final = {"history": 8.0, "layout": 15.0, "starving": 10.0, "waits": 20.0}
+"""What costs more than a look at the controller is asked for no more often."""
+
 CONTROLLER_KEPT: Final = 450
 """Looks at the controller that are kept: at two seconds each, a quarter of an hour."""
 
@@ -83,7 +88,7 @@ class ClusterSource:
         period_s: float = 2.0,
     ) -> None:
         self.period_s = period_s
-        self.kept_s = {"history": HISTORY_S, "layout": LAYOUT_S}
+        self.kept_s = dict(KEPT_S)
         self._given = history
         self._state = state
         self._layout = layout
@@ -111,6 +116,16 @@ class ClusterSource:
         """Jobs of the last day."""
         now = self._clock()
         return self._records(now - DAY_S, now)
+
+    def starving(self) -> tuple[Starving, dict[str, JobRecord]]:
+        """Who starved in the last day, and what is known of all jobs, by the ids that people write."""
+
+        def rank() -> tuple[Starving, dict[str, JobRecord]]:
+            records, now = self.records(), self._clock()
+            by_id = {record.shown_id: record for record in records}
+            return starving_of(records, now - DAY_S, now), by_id
+
+        return self._once("starving", rank)
 
     def storage(self) -> list[dict[str, Any]]:
         """File systems, what weighs on them over time and the jobs behind it (`views.file_system`)."""
@@ -190,7 +205,7 @@ class ClusterSource:
     def _waits(self) -> list[dict[str, Any]]:
         """Who waits for which file system, where nobody says what is read from it."""
         now = self._clock()
-        rows = self._once("recent", 20.0, lambda: self._over_time(now - RECENT_S, now))
+        rows = self._once("waits", lambda: self._over_time(now - RECENT_S, now))
         by_system: dict[str, dict[str, tuple[JobRecord, list[float]]]] = {}
         for place, (_, records, seconds) in enumerate(rows):
             for record in records:
@@ -240,23 +255,22 @@ class ClusterSource:
 
     # -- keeping --------------------------------------------------------------------------------------
 
-    def _once(self, what: str, seconds: float, make: Callable[[], Any]) -> Any:
+    def _once(self, what: str, make: Callable[[], _T]) -> _T:
         """What was made a moment ago, else made now; less often where making takes long."""
-        until_s, value = self._kept.get(what, (-1e9, None))
-        if time.monotonic() < until_s:
-            return value
-        if not seconds:
-            return make()
+        until_s, kept = self._kept.get(what, (-1e9, None))
         began_s = time.monotonic()
-        value = make()
+        if began_s < until_s:
+            return kept  # type: ignore[no-any-return]
+        value, seconds = make(), self.kept_s[what]
         now = time.monotonic()
-        self._kept[what] = now + max(seconds, 10 * (now - began_s)), value
+        if seconds:
+            self._kept[what] = now + max(seconds, 10 * (now - began_s)), value
         return value
 
-    def _try(self, notes: list[str], what: str, make: Callable[[], Any]) -> Any:
+    def _try(self, notes: list[str], what: str, make: Callable[[], _T]) -> _T | None:
         """The same; None, and a note, where it cannot be had."""
         try:
-            return self._once(what, self.kept_s[what], make)
+            return self._once(what, make)
         except HeadraceError as e:
             notes.append(str(e))
             return None
