@@ -25,6 +25,7 @@ from headrace.errors import RecordError
 from headrace.insight.record.rhythm import rhythm_of_traces
 from headrace.io.simulation import PRESETS, Simulation
 from headrace.machine.host import is_network
+from headrace.trace.recorded import TrainingSteps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,27 +35,20 @@ if TYPE_CHECKING:
 
 Loader = Literal["torch", "headrace"]
 _Floats = NDArray[np.float64]
-_NONE: Final = np.zeros(0)
 
 
 # -- the job -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobFigures:
-    """What is known of a job.
+class JobFigures(TrainingSteps):
+    """What is known of a job: of its steps' times and its samples' decoding one figure, or many.
 
     Attributes:
         sample_bytes: int64 (reads,): of the samples in the order in which they are read.
         opens: whether each sample's file is opened for it.
-        batch: samples of a step of a training process.
-        workers: processes that read for each; 0: it reads by itself.
         prefetch: batches that each worker is given ahead.
-        compute_s: float64: of a step with `batch` samples; one or many.
-        decode_s: float64: of a sample; one or many; empty: none.
-        collate_s: of a batch, besides its samples.
-        hand_s: from a batch's arrival until training has its tensors; it counts as waiting.
-        wait_s: float64 (steps,): recorded; empty: not known.
+        processors: of the node.
 
     Raises:
         ValueError: there is nothing to predict from.
@@ -62,16 +56,8 @@ class JobFigures:
 
     sample_bytes: NDArray[np.int64]
     opens: bool
-    batch: int
-    workers: int
     prefetch: int = 2
-    ranks: int = 1
     processors: int = 1
-    compute_s: _Floats
-    decode_s: _Floats = field(default_factory=_NONE.copy)
-    collate_s: float = 0.0
-    hand_s: float = 0.0
-    wait_s: _Floats = field(default_factory=_NONE.copy)
 
     def __post_init__(self) -> None:
         if not len(self.sample_bytes):
@@ -80,16 +66,6 @@ class JobFigures:
             raise ValueError("the job's computing time is not known: set train.computation_time")
         if self.batch < 1:
             raise ValueError("the job's batch is not known: set reader.batch_size")
-
-    @property
-    def step_s(self) -> float | None:
-        """Of a step as it was recorded."""
-        return float(self.compute_s.mean() + self.wait_s.mean()) if len(self.wait_s) else None
-
-    @property
-    def stall(self) -> float | None:
-        """Share of time that was waited, as recorded."""
-        return float(self.wait_s.mean()) / self.step_s if self.step_s else None
 
 
 def figures_of(recorded: Recorded) -> JobFigures:
@@ -100,10 +76,8 @@ def figures_of(recorded: Recorded) -> JobFigures:
     """
     opens = bool((recorded.open_s > 0).mean() > 0.5) if len(recorded.open_s) else True
     return JobFigures(
-        sample_bytes=recorded.sample_bytes[recorded.order], opens=opens, batch=recorded.batch,
-        workers=recorded.workers, ranks=recorded.ranks, processors=recorded.processors,
-        compute_s=recorded.compute_s.astype(float), decode_s=recorded.decode_s.astype(float),
-        collate_s=recorded.collate_s, hand_s=recorded.hand_s, wait_s=recorded.wait_s.astype(float),
+        sample_bytes=recorded.sample_bytes[recorded.order], opens=opens,
+        processors=recorded.processors, **recorded.step_figures,
     )  # fmt: skip
 
 
@@ -125,9 +99,8 @@ def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
     hosts = len({trace.host for trace in run.ranks if len(trace.steps) > 1})
     figures = JobFigures(
         sample_bytes=np.maximum(np.repeat(nbytes // samples, samples), 1), opens=False,
-        batch=rhythm.batch, workers=0, ranks=max(1, rhythm.ranks // hosts),
-        processors=len(os.sched_getaffinity(0)), compute_s=rhythm.compute_s, wait_s=rhythm.wait_s,
-        decode_s=rhythm.decode_s,
+        processors=len(os.sched_getaffinity(0)),
+        **rhythm.step_figures | {"ranks": max(1, rhythm.ranks // hosts)},
     )  # fmt: skip
     reads, read_s = one.steps["reads"], one.steps["read_s"]
     some = (reads > 0) & (read_s > 0)

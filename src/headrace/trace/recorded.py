@@ -11,7 +11,7 @@ import io
 import os
 import zipfile
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["SPLITS", "Recorded", "read_recorded"]
+__all__ = ["SPLITS", "Recorded", "TrainingSteps", "read_recorded"]
 
 SPLITS: Final = ("train", "valid")
 
@@ -59,7 +59,47 @@ def _unknown() -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class TrainingSteps:
+    """How a job trains, step by step: the same for what was recorded, inferred, or is to be predicted.
+
+    Attributes:
+        batch: samples of a step of one training process; 0: not known.
+        workers: processes that read for each training process; 0: it reads by itself.
+        ranks: training processes.
+        compute_s: float (steps,): of one training process; empty: not known.
+        wait_s: float (steps,): how long it waited for data, likewise.
+        decode_s: float: what those that read did besides, for each of some samples; empty: not known.
+        collate_s: what a batch took besides its samples, by those that read.
+        hand_s: of `wait_s`, on average: from a batch's arrival until training had its tensors.
+    """
+
+    batch: int = 0
+    workers: int = 0
+    ranks: int = 1
+    compute_s: NDArray[np.floating[Any]] = field(default_factory=_unknown)
+    wait_s: NDArray[np.floating[Any]] = field(default_factory=_unknown)
+    decode_s: NDArray[np.floating[Any]] = field(default_factory=_unknown)
+    collate_s: float = 0.0
+    hand_s: float = 0.0
+
+    @property
+    def step_figures(self) -> dict[str, Any]:
+        """These figures alone, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(TrainingSteps)}
+
+    @property
+    def step_s(self) -> float | None:
+        """Of a step on average, waiting included; None: not known."""
+        return float(self.compute_s.mean() + self.wait_s.mean()) if len(self.wait_s) else None
+
+    @property
+    def stall(self) -> float | None:
+        """Share of this time that was waited; None: not known."""
+        return float(self.wait_s.mean()) / self.step_s if self.step_s else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(TrainingSteps):
     """What a job read.
 
     Attributes:
@@ -76,16 +116,8 @@ class Recorded:
         open_s: float32 (reads,): what the open before a read of `order` took; empty: not known.
         read_s: float32 (reads,): what its bytes took; empty: not known.
         begin_s: float64 (reads,): when it began, since the first one did; empty: not known.
-        compute_s: float32 (steps,): of each step; empty: not known.
-        wait_s: float32 (steps,): how long each waited for data, likewise.
-        decode_s: float32: what those that read did besides, for each of some samples; empty: not known.
-        batch: samples of a step of one training process; 0: not known.
-        workers: that read for each; 0: it reads by itself.
-        ranks: training processes.
-        processors: that they could use.
+        processors: that the training processes could use.
         traced: 1: headrace's own loader read, and told of its steps.
-        collate_s: what a batch takes besides its samples.
-        hand_s: of `wait_s`: from a batch's arrival until training has its tensors.
 
     Raises:
         RecordError: they contradict each other, or a name would lead out of the folder.
@@ -103,17 +135,9 @@ class Recorded:
     valid_starts: NDArray[np.int64]
     open_s: NDArray[np.float32]
     read_s: NDArray[np.float32]
-    compute_s: NDArray[np.float32]
-    wait_s: NDArray[np.float32]
-    decode_s: NDArray[np.float32]
     begin_s: NDArray[np.float64] = field(default_factory=_unknown)
-    batch: int = 0
-    workers: int = 0
-    ranks: int = 1
     processors: int = 1
     traced: int = 0
-    collate_s: float = 0.0
-    hand_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._check_counts()

@@ -515,12 +515,9 @@ def job_of(
         open_s=trained["open_s"][: len(trained) * reads.opens_timed],
         read_s=trained["read_s"][: len(trained) * reads.timed],
         begin_s=begin_s[: len(trained) * reads.timed],
-        compute_s=rhythm.compute_s.astype(np.float32), wait_s=rhythm.wait_s.astype(np.float32),
-        decode_s=rhythm.decode_s.astype(np.float32),
-        batch=rhythm.batch if rhythm.source != "none" else 0, workers=rhythm.workers,
-        ranks=rhythm.ranks, processors=processors or rhythm.ranks * (1 + rhythm.workers),
-        collate_s=rhythm.collate_s, hand_s=rhythm.hand_s,
+        processors=processors or rhythm.ranks * (1 + rhythm.workers),
         traced=int(rhythm.source == "trace"),
+        **rhythm.step_figures | ({"batch": 0} if rhythm.source == "none" else {}),
     )  # fmt: skip
     paths = [*(visit.path for visit in visits), *(p for log in logs for p in log.text_of.values())]
     framework = (name for name, part in _FRAMEWORKS if any(part in path for path in paths))

@@ -368,7 +368,7 @@ def _train(job: RecordedJob) -> _Rows:
 def _checkpoint(job: RecordedJob, saves: Saves) -> _Rows:
     rows: _Rows = [("fsync", saves.synced, "")]
     rhythm, epochs = job.rhythm, max(1, job.recorded.epochs)
-    if saves.count > epochs and rhythm.step_s > 0:
+    if saves.count > epochs and rhythm.step_s:
         gap_s = float(np.median(np.diff(saves.begin_ns))) / 1e9
         steps = max(1, round((gap_s - saves.seconds) / rhythm.step_s))
         rows += [("steps_between_checkpoints", steps, f"one about every {gap_s:.1f} s")]
@@ -377,7 +377,7 @@ def _checkpoint(job: RecordedJob, saves: Saves) -> _Rows:
     return rows
 
 
-def _times(values: NDArray[np.float64]) -> dict[str, Any]:
+def _times(values: NDArray[np.floating[Any]]) -> dict[str, Any]:
     """A distribution with their mean and deviation; a normal one would draw times below 0 where they spread."""
     mean, stdev = float(values.mean()), float(values.std())
     if stdev > mean / 4:

@@ -18,6 +18,7 @@ import numpy as np
 from headrace.errors import TraceError
 from headrace.insight.record.log import CallKind, Flag
 from headrace.trace import read_run
+from headrace.trace.recorded import TrainingSteps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,47 +47,28 @@ _PAUSE_NS: Final = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rhythm:
-    """How one process trains.
+class Rhythm(TrainingSteps):
+    """How one process trains, and how that is known.
+
+    Decoding is what those that read did between two reads of a batch, and between the calls of one.
 
     Attributes:
         source: trace, steps, messages, bursts or none.
-        batch: samples of a step of one process.
-        batch_fits: share of the reads that agree with it.
-        workers: processes that read for each training process; 0: it reads by itself.
+        batch_fits: share of the reads that agree with the batch.
         threads: of a process that read.
-        compute_s: float64 (steps,): of one of them; empty: not known.
-        wait_s: float64 (steps,): how long it waited for data.
-        decode_s: float64: what those that read did besides, per sample: between two reads of a batch, and
-            between the calls of one.
-        collate_s: what a batch took besides, by those that read.
-        hand_s: of `wait_s`, on average: from a batch's arrival until training had its tensors.
         ahead: batches that workers had begun and training had not taken, at most; 0: not known.
         waits_seen: False: `compute_s` may contain waiting.
         trained: numbers of the training processes, where they have told them.
-        steps: of an epoch, on average, where the source is steps.
+        epoch_steps: steps of an epoch, on average, where the source is steps.
     """
 
     source: str
-    batch: int
     batch_fits: float
-    workers: int
-    threads: int
-    ranks: int
-    compute_s: Floats
-    wait_s: Floats
-    decode_s: Floats
-    collate_s: float
-    waits_seen: bool
-    hand_s: float = 0.0
+    threads: int = 1
+    waits_seen: bool = True
     ahead: int = 0
     trained: frozenset[int] = frozenset()
-    steps: float = 0.0
-
-    @property
-    def step_s(self) -> float:
-        """Of a step on average, waiting included; 0: not known."""
-        return float((self.compute_s + self.wait_s).mean()) if len(self.compute_s) else 0.0
+    epoch_steps: float = 0.0
 
 
 def trainers_of(
@@ -169,7 +151,7 @@ def _of_messages(
     in_epoch = [len(np.unique(reads["process"][epoch])) for epoch in epochs]
     return Rhythm(
         source="messages" if sent else "none", batch=batch, batch_fits=fits,
-        workers=int(np.median(in_epoch)), threads=1, ranks=ranks, compute_s=compute, wait_s=wait,
+        workers=int(np.median(in_epoch)), ranks=ranks, compute_s=compute, wait_s=wait,
         decode_s=decode, collate_s=collate, waits_seen=seen, hand_s=hand,
         ahead=int(ahead.max(initial=0)) if len(received) else 0,
     )  # fmt: skip
@@ -330,9 +312,8 @@ def _of_bursts(reads: Rows, epoch_of: Ints, mine: Bools, ranks: int) -> Rhythm:
     first = firsts[np.searchsorted(firsts, steps, "right") - 1]
     wait = (end[steps] - begin[first]) / _NS + usual
     return Rhythm(
-        source="bursts" if len(steps) else "none", batch=batch, batch_fits=fits, workers=0,
-        threads=threads, ranks=ranks, compute_s=compute, wait_s=wait, decode_s=decode, collate_s=0.0,
-        waits_seen=True,
+        source="bursts" if len(steps) else "none", batch=batch, batch_fits=fits, threads=threads,
+        ranks=ranks, compute_s=compute, wait_s=wait, decode_s=decode,
     )  # fmt: skip
 
 
@@ -392,9 +373,9 @@ def rhythm_of_traces(traces: Iterable[RankTrace]) -> Rhythm | None:
     work = one.steps["work_s"].astype(float) / samples
     return Rhythm(
         source="trace", batch=max(1, int(one.batch_size or np.median(samples))), batch_fits=1.0,
-        workers=0, threads=1, ranks=len({trace.rank for trace in traces}), compute_s=compute,
-        wait_s=wait, decode_s=work if work.any() else np.zeros(0), collate_s=0.0,
-        waits_seen=True, trained=frozenset(trace.pid for trace in traces if trace.pid),
+        ranks=len({trace.rank for trace in traces}), compute_s=compute, wait_s=wait,
+        decode_s=work if work.any() else np.zeros(0),
+        trained=frozenset(trace.pid for trace in traces if trace.pid),
     )  # fmt: skip
 
 
@@ -424,9 +405,8 @@ def rhythm_of_fetches(fetches: Mapping[int, Rows]) -> Rhythm | None:
     one = max(fetches.values(), key=len)
     compute, wait = _compute_and_wait(one)
     return Rhythm(
-        source="steps", batch=0, batch_fits=0.0, workers=0, threads=1, ranks=len(fetches),
-        compute_s=compute, wait_s=wait, decode_s=np.zeros(0), collate_s=0.0, waits_seen=True,
-        trained=frozenset(fetches), steps=len(one) / len(np.unique(one["epoch"])),
+        source="steps", batch_fits=0.0, ranks=len(fetches), compute_s=compute, wait_s=wait,
+        trained=frozenset(fetches), epoch_steps=len(one) / len(np.unique(one["epoch"])),
     )  # fmt: skip
 
 
@@ -443,15 +423,16 @@ def with_reads(
     mine = trainer_of == first
     of_epoch = mine & (epoch_of == epoch_of[mine].min())
     count = int(of_epoch.sum())
-    if rhythm.source != "steps" or count < rhythm.steps:
+    steps = rhythm.epoch_steps
+    if rhythm.source != "steps" or count < steps:
         return rhythm
     alone = rhythm_of(logs, reads, trainer_of, epoch_of)
-    if not rhythm.workers and -(-count // alone.batch) == round(rhythm.steps):
+    if not rhythm.workers and -(-count // alone.batch) == round(steps):
         return replace(rhythm, batch=alone.batch, batch_fits=1.0, decode_s=alone.decode_s)
     each = list(Counter(reads["process"][of_epoch].tolist()).values())
-    turns = [max(1, math.ceil((rhythm.steps - k) / len(each))) for k in range(len(each))]
+    turns = [max(1, math.ceil((steps - k) / len(each))) for k in range(len(each))]
     batch = math.ceil(max(n / turn for n, turn in zip(each, turns, strict=True)))
-    whole = round(rhythm.steps) * batch
+    whole = round(steps) * batch
     fits = 1.0 if whole - batch < count <= whole else min(count, whole) / max(count, whole)
     decode = np.zeros(0)
     if rhythm.workers and batch > 1:
