@@ -103,7 +103,8 @@ def test_datagen_then_run_then_what_is_read_back(configs, tmp_path):
     assert composed["reader"]["batch_size"] == 7
     overrides = yaml.safe_load((folder / "dlio_config/overrides.yaml").read_text())
     assert f"++workload.dataset.data_folder={data}" in overrides
-    assert all(word.partition("=")[1] for word in overrides)
+    assert "workload=unet3d_h100" in overrides  # where it finds the accelerator
+    assert all(word.count("=") == 1 for word in overrides)
 
 
 # A llama model that fits into a test.
@@ -342,3 +343,64 @@ def test_mistakes_end_with_what_is_wrong_and_no_result(configs, tmp_path):
     assert ended.returncode == 2
     assert "expected mlcommons or upstream" in ended.stderr
     assert dlio_benchmark("--help", cwd=tmp_path).returncode == 0
+
+
+CHECKOUT = os.environ.get("MLPSTORAGE_CHECKOUT", "")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    not CHECKOUT, reason="MLPSTORAGE_CHECKOUT names no checkout of mlcommons/storage"
+)
+def test_mlpstorage_itself_trains_checkpoints_and_reports(tmp_path):
+    """Version 2.0, unchanged: what it starts, under the MPI that is there, and what it makes of the results."""
+    environ = {
+        "PYTHONPATH": CHECKOUT, "HOME": str(tmp_path), "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # fmt: skip
+
+    def mlpstorage(*words, params=()):
+        more = [word for param in params for word in ("--params", param)]
+        ended = subprocess.run(
+            [sys.executable, "-m", "mlpstorage.main", *words, "--results-dir", "results", *more],
+            cwd=tmp_path, env=os.environ | environ, check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    drop_in = ("--dlio-bin-path", str(Path(sys.executable).parent))
+    data = ("dataset.num_files_train=16", "dataset.num_samples_per_file=1")
+    data += ("dataset.record_length_bytes=4000", "dataset.record_length_bytes_stdev=0")
+    train = ("reader.batch_size=2", "train.computation_time=0.001", "train.epochs=2")
+    for model in ("unet3d", "cosmoflow", "resnet50"):
+        words = ("--model", model, "--data-dir", str(tmp_path / "data"), *drop_in)
+        mlpstorage("training", "datagen", *words, "--num-processes", "2", params=data)
+        host = ("--num-client-hosts", "1", "--client-host-memory-in-gb", "1")
+        run = ("--accelerator-type", "h100", "--num-accelerators", "2", *host)
+        printed = mlpstorage("training", "run", *words, *run, params=data + train)
+        assert printed.count("[METRIC] Number of Simulated Accelerators: 2") == 1
+    tiny = [word.removeprefix("++workload.") for word in TINY]
+    for model, ranks in (("llama3-8b", "8"), ("llama3-70b", "2")):  # the whole, and a part
+        mlpstorage(
+            "checkpointing", "run", "--model", model, "--num-processes", ranks, *drop_in,
+            "--client-host-memory-in-gb", "1", "--checkpoint-folder", str(tmp_path / "checkpoints"),
+            params=[*tiny, "checkpoint.time_between_checkpoints=0"],
+        )  # fmt: skip
+    report = mlpstorage("reports", "reportgen")
+
+    document = json.loads((tmp_path / "results/results.json").read_text())
+    results = {each["model"]: each for each in document}
+    assert set(results) == {"unet3d", "cosmoflow", "resnet50", "llama3-8b", "llama3-70b"}
+    for model, ranks in (("llama3-8b", 8), ("llama3-70b", 2)):
+        llama = results.pop(model)
+        assert (llama["benchmark_type"], llama["num_processes"]) == ("checkpointing", ranks)
+        for kind in ("save", "load"):
+            assert llama["metrics"][f"{kind}_checkpoint_io_mean_GB_per_second"] > 0
+        assert f"Checkpointing - {model}" in report
+    for model, result in results.items():
+        assert (result["benchmark_type"], result["command"]) == ("training", "run_benchmark")
+        assert (result["num_processes"], result["accelerator"]) == (2, "h100")
+        assert len(result["metrics"]["train_au_percentage"]) == 2
+        assert f"Training - {model}, Accelerator: h100" in report
+    assert "failed with error" not in report

@@ -113,6 +113,8 @@ def _run(words: list[str]) -> int:
     trace = os.environ.get("DFTRACER_ENABLE") == "1"
     options = SessionOptions(formula=formula, trace=trace)  # type: ignore[arg-type]  # checked
     report = run_session(given, options)
+    if report.rank:  # all of them would say the same
+        return 0
     for name in sorted(_NOT_OURS.keys() & os.environ.keys()):
         print(f"note: {name} has no effect: {_NOT_OURS[name]}", file=sys.stderr)
     for note in report.notes:
