@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from headrace import _native
+from headrace.order.hash import GOLDEN, MASK, mix64
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,15 +29,10 @@ if TYPE_CHECKING:
 BLOCK_BYTES = 1 << 20
 """Of the pool, and of what one key covers: fits into a core's L2 cache."""
 
-_MASK = (1 << 64) - 1
-
 
 def _mix(value: int) -> int:
-    """SplitMix64's finalizer: a bijection of 64-bit numbers that leaves no pattern."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
-    return value ^ value >> 31
+    """SplitMix64: a bijection of 64-bit numbers that leaves no pattern."""
+    return mix64(value + GOLDEN)
 
 
 class Content:
@@ -48,9 +44,9 @@ class Content:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._seed_key = _mix(seed & _MASK)
+        self._seed_key = _mix(seed & MASK)
         self._local = threading.local()
-        self._words: NDArray[np.uint64] = np.random.Philox(key=seed & _MASK).random_raw(
+        self._words: NDArray[np.uint64] = np.random.Philox(key=seed & MASK).random_raw(
             BLOCK_BYTES // 8
         )
 
@@ -98,7 +94,7 @@ class ByteStream:
             words = self._scratch[:count]
             # The key's bytes lie over a block's, from its beginning: in between they are turned.
             key, turn = _mix(self._key ^ block), at % 8 * 8
-            turned = (key >> turn | key << (64 - turn)) & _MASK
+            turned = (key >> turn | key << (64 - turn)) & MASK
             pool = np.frombuffer(self._content.pool, np.uint64, count, at)
             np.bitwise_xor(pool, np.uint64(turned), out=words)
             self._position += size

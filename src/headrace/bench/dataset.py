@@ -279,11 +279,8 @@ def plan_of(
     files, batch = data.num_files(split), reader.batch_size if of_train else reader.batch_size_eval
     # An upper bound, as in DLIO.
     most = train.total_training_steps if of_train and train.total_training_steps > 0 else math.inf
-    each, order, step = (
-        batch * accelerators,
-        None,
-        f"{accelerators:,} accelerators x {batch:,} samples",
-    )
+    each, order = batch * accelerators, None
+    step = f"{accelerators:,} accelerators x {batch:,} samples"
     if data.requests is not None:
         replay = replay_of(data.requests)
         recorded = len(replay.names(split))

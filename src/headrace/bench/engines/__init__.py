@@ -408,10 +408,8 @@ def engine_name(loaded: LoadedWorkload) -> str:
         )
     if reader.data_loader == "synthetic":
         return "null"
-    of_framework, ours = (
-        reader.engine in ("torch", "tensorflow"),
-        "++workload.reader.engine=headrace",
-    )
+    of_framework = reader.engine in ("torch", "tensorflow")
+    ours = "++workload.reader.engine=headrace"
     if loaded.workload.dataset.requests is not None and of_framework:
         raise WorkloadError(
             f"{loaded.at('reader.engine')} is {reader.engine}: recorded files are read, not decoded.",
