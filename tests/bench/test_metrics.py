@@ -107,13 +107,21 @@ def test_mlperf_counts_what_was_asked_for_by_the_running_time():
     assert mlperf_au([blocks[0]], 1.0) == pytest.approx(100 * 3 / 4)
 
 
-def test_shares_add_up_and_leave_the_barrier():
+def test_shares_add_up_and_what_no_accelerator_explains_is_the_harness():
     late = block([1.0, 0.1, 0.2], [1.0] * 3, end=5.0, harness=[0, 0.05, 0.05])
     shares = shares_of([late], DEFAULT)
     assert shares.total_s == pytest.approx(3.0)
     assert (shares.compute_s, shares.wait_s) == pytest.approx((2.0, 0.3))
-    assert (shares.harness_s, shares.barrier_s) == pytest.approx((0.1, 0.6))
+    assert (shares.harness_s, shares.barrier_s) == pytest.approx(
+        (0.7, 0)
+    )  # alone it waits for nobody
     assert shares.of("wait") == pytest.approx(0.1)
+    slower = block([1.0, 0.1, 0.6], [1.0] * 3, end=5.0, accelerator=1)
+    both = shares_of([late, slower], DEFAULT)
+    # The first has 4.4 s of its own, the slowest of each step 4.75: 0.35 is the barrier. The other has 4.7 s.
+    assert both.barrier_s == pytest.approx(0.35 + 0.05)
+    assert both.harness_s == pytest.approx(0.1 + 0.25 + 0.25)
+    assert sum(both) == pytest.approx(2 * both.total_s)
 
 
 def test_percentiles_of_known_numbers():
@@ -167,7 +175,15 @@ def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():
 )  # fmt: skip
 def test_who_waits_at_the_barrier_waits_for_the_storage_too(wait, barrier, percent, message):
     """An accelerator whose own data were there, as most are when one's come late."""
-    result = verdict_of(80, 99.9, TimeShares(10, 8, wait, 0, barrier), 0.0, 0.1)
+    shares = TimeShares(10, 8, wait, 0, barrier)
+    result = verdict_of(80, 99.9, shares, 0.0, 0.1, accelerators=20)
     assert result.bound == "storage"
     waited = f"{percent:.1f}% of the time was waiting for data, 0.0% went to the harness"
     assert result.reason == f"{waited}{message}; without storage AU is 99.90 %"
+
+
+def test_who_waits_for_others_that_compute_longer_blames_nobody():
+    """Two accelerators of which one waits 1 % cannot cost the other 19 %."""
+    result = verdict_of(80, None, TimeShares(10, 8, 0.1, 0, 1.9), 0.0, 0.1, accelerators=2)
+    longer = "19.0% of the time was waiting at the barrier for accelerators that computed longer"
+    assert result == ("compute", longer)

@@ -218,7 +218,7 @@ class TimeShares(NamedTuple):
     wait_s: float
     harness_s: float
     barrier_s: float
-    """What remains: waiting for slower accelerators."""
+    """Waiting for slower accelerators."""
 
     def of(self, name: str) -> float:
         """A part as a fraction of the total."""
@@ -226,15 +226,29 @@ class TimeShares(NamedTuple):
 
 
 def shares_of(blocks: Sequence[Block], window: StepWindow) -> TimeShares:
-    """Sum up training's blocks within the window."""
-    total = compute = wait = harness = 0.0
+    """Sum up training's blocks within the window.
+
+    What an accelerator's own steps do not explain is the barrier, as far as the slowest of each step explain
+    it; what it took beyond that to meet is the harness's.
+    """
+    total = compute = wait = harness = barrier = 0.0
+    together = defaultdict[tuple[int, int], list[Block]](list)
     for block in blocks:
-        counted = window.bounds(block.steps)
-        total += _counted_time_s(block, window)
-        compute += float(block.compute_s[counted].sum())
-        wait += float(block.load_s[counted].sum())
-        harness += float(block.harness_s[counted].sum())
-    return TimeShares(total, compute, wait, harness, max(0.0, total - compute - wait - harness))
+        together[block.epoch, block.number].append(block)
+    for parts in together.values():
+        steps = np.array([block.process_s + block.harness_s for block in parts])
+        behind = steps.max(axis=0).sum() - steps.sum(axis=1)
+        for block, most in zip(parts, behind.tolist(), strict=True):
+            counted, time = window.bounds(block.steps), _counted_time_s(block, window)
+            spent = [
+                float(each[counted].sum())
+                for each in (block.compute_s, block.load_s, block.harness_s)
+            ]
+            left = max(0.0, time - sum(spent))
+            total, compute, wait = total + time, compute + spent[0], wait + spent[1]
+            barrier += min(left, most)
+            harness += spent[2] + max(0.0, left - most)
+    return TimeShares(total, compute, wait, harness, barrier)
 
 
 def percentiles(values_s: ArrayLike) -> dict[str, float]:
@@ -315,11 +329,13 @@ _NOT_THE_STORAGE: Final = (
 )
 
 
-def verdict_of(
-    au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float
-) -> BoundVerdict:
+def verdict_of(  # noqa: PLR0917 - all that is known
+    au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float,
+    accelerators: int = 1,
+) -> BoundVerdict:  # fmt: skip
     """Decide what lost the accelerators' time."""
     lost, wait, harness = 100 - au, shares.of("wait"), shares.of("harness")
+    barrier = shares.of("barrier")
     if lost <= _LOSS_LEAST:
         return BoundVerdict("compute", f"AU is {au:.2f} %: the storage keeps up")
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
@@ -330,11 +346,14 @@ def verdict_of(
         reason = f"without any storage AU is {ceiling_au:.2f} %, with it {au:.2f} %: the harness alone loses "
         reason += f"{(100 - ceiling_au) / lost:.0%} of what is lost"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
-    if harness > wait:
+    if harness > wait + barrier:
         reason = f"{harness:.1%} of the time went to the harness, {wait:.1%} to waiting for data"
         return BoundVerdict("harness", f"{reason}{_NOT_THE_STORAGE}")
+    if barrier > accelerators * (wait + harness):  # more than one can hold up all others
+        longer = "at the barrier for accelerators that computed longer"
+        return BoundVerdict("compute", f"{barrier:.1%} of the time was waiting {longer}")
     waited = f"{wait:.1%} of the time was waiting for data, {harness:.1%} went to the harness"
-    if (barrier := shares.of("barrier")) > wait:
+    if barrier > wait:
         waited += f", {barrier:.1%} to waiting at the barrier for others that did"
     if ceiling_au is not None:
         waited += f"; without storage AU is {ceiling_au:.2f} %"

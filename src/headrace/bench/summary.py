@@ -306,7 +306,7 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     if run.ceiling:
         ceiling_au = metrics.phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
     verdict = metrics.verdict_of(
-        float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s
+        float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s, run.accelerators
     )
     formulas: tuple[metrics.Formula, ...] = ("upstream", "mlcommons")
     return {
