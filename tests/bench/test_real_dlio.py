@@ -14,11 +14,14 @@ from headrace.bench.dataset_files import find_files
 from headrace.bench.formats import format_of
 from headrace.bench.run import SessionOptions
 from headrace.bench.session import run_session
+from objects.conftest import ask, moto_port
 
 from .real_dlio import FRAMEWORKS, REPOSITORY, RealDlio
 from .scaled import scaled
 from .test_checkpoint_runs import small
 from .test_mlpstorage import TINY
+
+__all__ = ["moto_port"]
 
 # All that DLIO 2.0.0 generates. `hdf5_opt` is a name without generator and reader there; parquet came later.
 FORMATS = (
@@ -111,14 +114,22 @@ WORKLOADS = sorted(Path(CHECKOUT or os.devnull).glob("dlio_benchmark/configs/wor
 
 
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
-def test_dlios_own_workloads_run_scaled_down(tmp_path, path):
-    """The files of the checkout, not those that are shipped."""
+def test_dlios_own_workloads_run_scaled_down(tmp_path, path, request):
+    """The files of the checkout, not those that are shipped; objects are in a bucket of moto's."""
     own = f"--config-dir={path.parents[1]}"
     workload = load_workload(parse_command_line([f"workload={path.stem}", own])).workload
     given, accelerators = [f"workload={path.stem}", f"++hydra.run.dir={tmp_path / 'out'}"], 1
     if workload.workflow.train:
         form = workload.dataset.format
         given = scaled(path.stem, form, tmp_path, tmp_path / "out")
+        if workload.storage.is_objects:
+            port, root = request.getfixturevalue("moto_port"), workload.storage.storage_root
+            ask(port, "PUT", f"/{root}")
+            given += [
+                "++workload.storage.storage_type=s3", f"++workload.storage.storage_root={root}",
+                f"++workload.dataset.data_folder={workload.dataset.data_folder}/{path.stem}",
+                f"++workload.storage.storage_options.endpoint_url=http://127.0.0.1:{port}",
+            ]  # fmt: skip
         run_session([*given, own, *GENERATE])
     else:
         given += [*TINY, *small(path.stem)]
