@@ -29,6 +29,10 @@ using io::FileIdentity;
 using io::FileJob;
 using io::FileReader;
 
+constexpr size_t kKnownColumns = 5;
+using KnownFiles =
+    nb::ndarray<const int64_t, nb::shape<-1, kKnownColumns>, nb::c_contig, nb::device::cpu>;
+
 std::optional<ColdReads> cold_reads(const std::optional<std::string>& name) {
   if (!name) return std::nullopt;
   if (*name == "direct") return ColdReads::kDirect;
@@ -77,10 +81,26 @@ struct FileReaderHandle {
   static constexpr double kCloseSeconds = 5.0;
 };
 
-std::shared_ptr<FileJob> submit(FileReaderHandle& handle, const nb::list& paths) {
+std::vector<FileIdentity> identities_of(const std::optional<KnownFiles>& known) {
+  std::vector<FileIdentity> identities;
+  if (!known) return identities;
+  for (size_t i = 0; i < known->shape(0); ++i) {
+    const int64_t* row = known->data() + i * kKnownColumns;
+    identities.push_back({.size = static_cast<uint64_t>(row[2]),
+                          .mtime_ns = row[3],
+                          .ctime_ns = row[4],
+                          .ino = static_cast<uint64_t>(row[1]),
+                          .dev = static_cast<uint64_t>(row[0])});
+  }
+  return identities;
+}
+
+std::shared_ptr<FileJob> submit(FileReaderHandle& handle, const nb::list& paths,
+                                const std::optional<KnownFiles>& known) {
   std::vector<std::string> names = names_of(paths);
+  std::vector<FileIdentity> identities = identities_of(known);
   const WithoutGil released;
-  return handle.reader->submit(std::move(names));
+  return handle.reader->submit(std::move(names), std::move(identities));
 }
 
 nb::tuple look_at_files(const nb::list& paths, double seconds_max) {
@@ -206,8 +226,12 @@ void register_file_reader(nb::module_& m) {
            "cold"_a = "direct", "simulate"_a = nb::none(),
            "simulated_roots"_a = std::vector<std::string>(),
            "`simulate`: files below `simulated_roots` (resolved paths) take their time.")
-      .def("submit", &submit, "paths"_a, nb::sig("def submit(self, paths: list[bytes]) -> FileJob"),
-           "Queues some files; returns at once.")
+      .def("submit", &submit, "paths"_a, "known"_a = nb::none(),
+           nb::sig("def submit(self, paths: list[bytes], known: "
+                   "numpy.typing.NDArray[numpy.int64] | None = None) -> FileJob"),
+           "Queues some files; returns at once. `known`: (files, 5), the dev, ino, size, mtime_ns "
+           "and "
+           "ctime_ns of files that need no look: one that is another by now is ESTALE.")
       .def(
           "turn",
           [](FileReaderHandle& h, std::optional<unsigned> reads_in_flight,

@@ -18,8 +18,10 @@
 namespace headrace::io {
 namespace {
 
-// Jobs that wait for memory are looked at this far ahead: their names are warm when it comes.
+// Behind a job that is looked at, or waits for memory, so many are looked at meanwhile: their names
+// are warm when it comes. And so many files for each read in flight: jobs may be a file each.
 constexpr size_t kJobsLookedAt = 4;
+constexpr size_t kFilesLookedAt = 2;
 // Kept for reuse, of all that `buffer_bytes` allows; the rest is for buffers in use.
 uint64_t retained_share(uint64_t buffer_bytes) { return buffer_bytes / 4; }
 
@@ -80,9 +82,14 @@ void FileReader::refuse_foreign() const {
               "in a forked child. Make another after the fork.");
 }
 
-std::shared_ptr<FileJob> FileReader::submit(std::vector<std::string> paths) {
+std::shared_ptr<FileJob> FileReader::submit(std::vector<std::string> paths,
+                                            std::vector<FileIdentity> known) {
   refuse_foreign();
-  const auto work = std::make_shared<FileWork>(std::move(paths));
+  if (!known.empty() && known.size() != paths.size()) {
+    throw Error(ErrorKind::kInvalidArgument, std::to_string(known.size()) + " files are known of " +
+                                                 std::to_string(paths.size()) + " to be read");
+  }
+  const auto work = std::make_shared<FileWork>(std::move(paths), std::move(known));
   work->batch->reader_ = shared_from_this();
   std::shared_ptr<FileJob> job(new FileJob(shared_from_this(), work));
   const size_t count = work->left;
@@ -216,34 +223,46 @@ void FileReader::perform(Task& task) {
   }
 }
 
-// The oldest job comes first. Jobs behind one that waits for memory are looked at meanwhile.
+// The oldest job comes first.
 bool FileReader::claim_locked(Task& task) {
   blocked_ = false;
-  size_t waiting = 0;
-  for (size_t i = 0; i < queue_.size() && waiting < kJobsLookedAt;) {
-    const std::shared_ptr<FileWork> work = queue_[i];
-    // Memory is given in the order of submission, so that the oldest job is never overtaken.
-    if (work->may_be_laid_out() && waiting == 0) blocked_ = !lay_out_locked(*work);
-    task.look = !work->laid_out;
-    if (const auto index = work->claim()) {
-      task.work = work;
+  size_t jobs = 0, files = 0;  // that have no memory yet
+  const size_t files_max = kFilesLookedAt * threads_max_;
+  for (size_t i = 0; i < queue_.size() && (jobs < kJobsLookedAt || files < files_max);) {
+    FileWork& work = *queue_[i];  // `finished_` keeps one that ends here
+    // Where memory is short it is given in the order of submission, so that the oldest job is never
+    // overtaken.
+    if (work.may_be_laid_out() && !blocked_) {
+      const bool waits = !lay_out_locked(work, /*overtakes=*/jobs > 0);
+      blocked_ = waits && jobs == 0;
+    }
+    if (work.left == 0) continue;  // all of it was refused, and the next job is at its place
+    task.look = !work.laid_out;
+    if (const auto index = work.claim()) {
+      task.work = queue_[i];
       task.index = *index;
       return true;
     }
-    if (!work->laid_out) ++waiting;
-    if (work->left > 0) ++i;  // else all of it was refused, and the next job is at its place
+    if (!work.laid_out) {
+      ++jobs;
+      files += work.left;
+    }
+    ++i;
   }
   return false;
 }
 
 // Gives a job its buffer; false when there is no room yet.
-bool FileReader::lay_out_locked(FileWork& work) {
+bool FileReader::lay_out_locked(FileWork& work, bool overtakes) {
   FileBatch& batch = *work.batch;
   const uint64_t bytes_max = buffer_bytes_ - retained_share(buffer_bytes_);
   const size_t left = work.left;
   const uint64_t bytes = work.lay_out(buffer_bytes_ / 2, bytes_max);
-  // The arena gives up to an eighth more than it is asked for.
-  const bool room = outstanding_bytes_ == 0 || outstanding_bytes_ + bytes + bytes / 8 <= bytes_max;
+  // The arena gives up to an eighth more than it is asked for. Half is kept for those that come
+  // first.
+  const uint64_t most = outstanding_bytes_ + bytes + bytes / 8;
+  const bool room =
+      overtakes ? most <= bytes_max / 2 : outstanding_bytes_ == 0 || most <= bytes_max;
   if (room) {
     try {
       if (bytes != 0) batch.buffer = arena_->acquire(bytes);

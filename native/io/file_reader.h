@@ -1,15 +1,17 @@
 // FileReader: reads whole files by path ahead of the program that will open them.
 //
 // `submit` hands over the paths of some files and returns at once. A pool of threads looks at each
-// (stat), lays one recycled buffer out for all of them, and reads; a file can be taken as soon as
-// it is read, whatever the others do. Nothing is trusted beyond the moment: `take` looks at the
-// path again and gives the bytes only if it still names what was read (whole_file.h).
+// (stat) unless it is known what it is, lays one recycled buffer out for all of them, and reads; a
+// file can be taken as soon as it is read, whatever the others do. Nothing is trusted beyond the
+// moment: `take` looks at the path again and gives the bytes only if it still names what was read
+// (whole_file.h).
 //
 // Invariants:
 //   - at most `reads_in_flight` files are looked at or read at a time, each with at most one
 //     descriptor, and no more than `open_files_max` allows
 //   - buffers of jobs that are not yet let go of, and those kept for reuse, stay within
-//     `buffer_bytes`; jobs get theirs in the order of submission
+//     `buffer_bytes`; jobs get theirs in the order of submission, but one of which a look takes
+//     long holds up no others while half of the memory is free
 //   - a file's bytes are written by one thread, before its state says so
 //
 // Threads start with the first submit and belong to the process that made the reader; a forked
@@ -50,7 +52,11 @@ class FileReader : public std::enable_shared_from_this<FileReader> {
  public:
   static std::shared_ptr<FileReader> make(const FileReaderOptions& options);
 
-  std::shared_ptr<FileJob> submit(std::vector<std::string> paths);
+  // `known`: what each file is, by somebody who has looked: it is not looked at again before it is
+  // read, and is ESTALE if it is another by then. Empty: nobody has. Throws
+  // Error(kInvalidArgument) if it is not one for each path.
+  std::shared_ptr<FileJob> submit(std::vector<std::string> paths,
+                                  std::vector<FileIdentity> known = {});
   // Takes effect at once: threads are started, or end after the file they are at; jobs that are
   // laid out already keep their memory.
   void turn(std::optional<unsigned> reads_in_flight, std::optional<uint64_t> buffer_bytes,
@@ -75,7 +81,7 @@ class FileReader : public std::enable_shared_from_this<FileReader> {
   void run();
   void grow_locked(size_t tasks);
   bool claim_locked(Task& task);
-  bool lay_out_locked(FileWork& work);
+  bool lay_out_locked(FileWork& work, bool overtakes);
   void perform(Task& task);
   void finish_locked(Task& task);
   void settle_locked(FileWork& work);

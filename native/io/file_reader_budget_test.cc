@@ -133,5 +133,45 @@ TEST_CASE("concurrency is turned up and down while files are read") {
   CHECK(reader->submit({folder.path("good")})->wait(10)->errors[0] == 0);
 }
 
+TEST_CASE("jobs of one file each are looked at side by side, and a slow look holds up no others") {
+  Folder folder;
+  folder.write("slow", 7777);
+  folder.write("good", 5000);
+  let_the_clock_tick();
+  Gate gate;
+  FileReaderOptions options{.reads_in_flight = 16};
+  options.calls.stat = look_at_gate;
+  Reader reader(options);
+  std::vector<std::shared_ptr<FileJob>> slow;
+  for (int i = 0; i < 15; ++i) slow.push_back(reader->submit({folder.path("slow")}));
+  gate.wait_for(15);
+  const auto batch = reader->submit({folder.path("good")})->wait(10);
+  REQUIRE(batch != nullptr);
+  CHECK(batch->errors[0] == 0);
+  gate.open();
+  for (const auto& job : slow) CHECK(job->wait(10)->errors[0] == 0);
+}
+
+TEST_CASE("half of the memory is kept for the job that is looked at") {
+  Folder folder;
+  constexpr uint64_t kBudget = 1 << 20;  // of which 3/4 are for buffers in use
+  folder.write("slow", 7777);
+  for (int i = 0; i < 6; ++i) folder.write(std::to_string(i), 100'000);
+  let_the_clock_tick();
+  Gate gate;
+  FileReaderOptions options{.reads_in_flight = 4, .buffer_bytes = kBudget};
+  options.calls.stat = look_at_gate;
+  Reader reader(options);
+  const auto slow = reader->submit({folder.path("slow")});
+  std::vector<std::shared_ptr<FileJob>> jobs;
+  for (int i = 0; i < 6; ++i) jobs.push_back(reader->submit({folder.path(std::to_string(i))}));
+  REQUIRE(jobs[0]->wait(10) != nullptr);
+  CHECK(jobs[5]->wait(0.05) == nullptr);
+  CHECK(reader->stats().buffered_bytes <= kBudget * 3 / 8);
+  gate.open();
+  CHECK(slow->wait(10)->errors[0] == 0);
+  for (const auto& job : jobs) REQUIRE(job->wait(10) != nullptr);
+}
+
 }  // namespace
 }  // namespace headrace::io

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/error.h"
 #include "io/engine_conformance.h"
 #include "testing/file_reader_testing.h"
 
@@ -197,6 +198,36 @@ TEST_CASE("a file that was written a moment ago is not trusted: its next change 
     young += batch->errors[0] == ESTALE ? 1 : 0;
   }
   CHECK(young > 0);
+}
+
+int no_look(const char*, struct stat*) {
+  errno = EIO;
+  return -1;
+}
+
+TEST_CASE("files that are known are read without a look, if they still are what they were") {
+  Folder folder;
+  const std::string text = text_of(folder.write("same", 5000));
+  folder.write("changed", 5000);
+  let_the_clock_tick();
+  std::vector<FileIdentity> known(3);
+  REQUIRE(identify(folder.path("same").c_str(), {}, &known[0]) == 0);
+  REQUIRE(identify(folder.path("changed").c_str(), {}, &known[1]) == 0);
+  folder.write("changed", 6000);
+  let_the_clock_tick();
+  known[2].size = UINT64_MAX;  // nothing is made of that size
+  const std::vector<std::string> paths = {folder.path("same"), folder.path("changed"),
+                                          folder.path("same")};
+  FileReaderOptions options;
+  options.calls.stat = no_look;
+  Reader reader(options);
+  const auto batch = reader->submit(paths, known)->wait(10);
+  REQUIRE(batch != nullptr);
+  CHECK(batch->errors == std::vector<int32_t>{0, ESTALE, EFBIG});
+  const FileBytes bytes{batch, 0};
+  CHECK(text_of(bytes) == text);
+  CHECK(reader->stats().reads == 2);
+  CHECK_THROWS_AS(reader->submit(paths, {known[0]}), Error);
 }
 
 TEST_CASE("bytes outlive the job and the reader") {

@@ -5,15 +5,16 @@
 
 namespace headrace::io {
 
-FileWork::FileWork(std::vector<std::string> names)
+FileWork::FileWork(std::vector<std::string> names, std::vector<FileIdentity> known)
     : paths(std::move(names)),
-      states(paths.size(), FileState::kNew),
+      states(paths.size(), known.empty() ? FileState::kNew : FileState::kLooked),
       batch(std::make_shared<FileBatch>()),
-      looks_left(paths.size()),
+      looks_left(known.empty() ? paths.size() : 0),
       left(paths.size()) {
   batch->offsets.assign(paths.size(), 0);
   batch->lengths.assign(paths.size(), 0);
   batch->errors.assign(paths.size(), EINPROGRESS);
+  batch->identities = std::move(known);
   batch->identities.resize(paths.size());
   for (size_t i = 0; i < paths.size(); ++i) {
     if (paths[i].find('\0') != std::string::npos) end(i, EINVAL);  // no path has a NUL in it

@@ -18,7 +18,8 @@ namespace headrace::io {
 enum class FileState : uint8_t { kNew, kLooking, kLooked, kReading, kDone, kTaken };
 
 struct FileWork {
-  explicit FileWork(std::vector<std::string> names);
+  // `known`: what each file is, where somebody has looked already; empty where nobody has.
+  FileWork(std::vector<std::string> names, std::vector<FileIdentity> known);
 
   // The next file to look at, or (once laid out) to read; none is left: no value.
   std::optional<size_t> claim();

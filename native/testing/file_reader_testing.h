@@ -73,22 +73,31 @@ inline std::string take(FileJob& job, size_t index) {
   return text;
 }
 
-// A gate at which reads of files of one size stop.
+// A gate at which reads of files of one size stop, or looks at them.
 inline std::mutex g_gate;
 inline std::condition_variable g_gate_moved;
 inline bool g_gate_open = true;
 inline int g_at_gate = 0;
 
+inline void stop_at_gate(const struct stat& status) {
+  if (status.st_size != 7777) return;
+  std::unique_lock lock(g_gate);
+  ++g_at_gate;
+  g_gate_moved.notify_all();
+  g_gate_moved.wait(lock, [] { return g_gate_open; });
+}
+
 inline ssize_t read_at_gate(int fd, const iovec* parts, int count, off_t offset) {
   struct stat status {};
   ::fstat(fd, &status);
-  if (status.st_size == 7777) {
-    std::unique_lock lock(g_gate);
-    ++g_at_gate;
-    g_gate_moved.notify_all();
-    g_gate_moved.wait(lock, [] { return g_gate_open; });
-  }
+  stop_at_gate(status);
   return kSyscalls.preadv(fd, parts, count, offset);
+}
+
+inline int look_at_gate(const char* path, struct stat* status) {
+  const int result = ::stat(path, status);
+  if (result == 0) stop_at_gate(*status);
+  return result;
 }
 
 struct Gate {

@@ -551,8 +551,10 @@ class FileReader:
         `simulate`: files below `simulated_roots` (resolved paths) take their time.
         """
 
-    def submit(self, paths: list[bytes]) -> FileJob:
-        """Queues some files; returns at once."""
+    def submit(self, paths: list[bytes], known: numpy.typing.NDArray[numpy.int64] | None = None) -> FileJob:
+        """
+        Queues some files; returns at once. `known`: (files, 5), the dev, ino, size, mtime_ns and ctime_ns of files that need no look: one that is another by now is ESTALE.
+        """
 
     def turn(self, *, reads_in_flight: int | None = None, buffer_bytes: int | None = None, cold: str | None = None) -> None:
         """Changes what is given, at once."""
