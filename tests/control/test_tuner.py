@@ -12,6 +12,7 @@ from control.tuned import LIMITS, PERIOD_S, START, smallest, tuned
 from headrace.control.history import Knobs, PlaneHistory, PlaneInterval
 from headrace.control.limits import Bounds, Limits
 from headrace.control.tuner import propose
+from headrace.plane.stage import LATENCY_BUCKETS, latency_bucket
 
 GRID = [1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64, 90, 128, 181, 256, 362, 512]
 
@@ -217,6 +218,33 @@ def test_decoding_that_holds_the_consumer_up_gets_threads_and_returns_them():
         decision = propose(history, knobs, limits)
         history, knobs = history.remembering(decision.memory), decision.knobs
     assert knobs.decode_threads == 1
+
+
+def test_a_plane_without_a_buffer_is_tuned_by_its_reads():
+    """Files of a program that nobody changed: what is read goes into copies at once."""
+    knobs, history = Knobs(64), PlaneHistory()
+    limits = LIMITS.frozen(knobs, ["buffer_bytes"])
+
+    def go_on(intervals, **load):
+        nonlocal knobs, history
+        for _ in range(intervals):
+            reads = load["reads"] or round(0.1 * knobs.reads_in_flight / 0.004)
+            latency_us = [0] * LATENCY_BUCKETS
+            latency_us[latency_bucket(0.004)] = reads
+            interval = busy(
+                **load | {"reads": reads}, batches=20, samples=20, bytes=2_000_000,
+                in_flight=reads * 0.04, latency_us=tuple(latency_us), knobs=knobs,
+            )  # fmt: skip
+            history = history.after(interval)
+            decision = propose(history, knobs, limits)
+            history, knobs = history.remembering(decision.memory), decision.knobs
+            assert knobs.buffer_bytes == 0
+
+    go_on(30, waited_s=0.09, worked_s=0.01, reads=0)
+    assert knobs.reads_in_flight > 100
+    knobs, history = Knobs(64), PlaneHistory()
+    go_on(100, waited_s=0.0, worked_s=0.1, reads=20)
+    assert knobs.reads_in_flight < 16
 
 
 def test_silence_is_no_evidence():

@@ -241,6 +241,11 @@ def _print_node(output: Output, state: dict[str, Any]) -> None:
             f"{count_text(root['copies'])} copied, {bytes_text(root['held_bytes'])} in memory, "
             f"{bytes_text(root['disk_bytes'])} on disk"
         )
+        if tuning := root["tuning"]:
+            allowed = tuning["knobs"]["reads_in_flight"]["value"]
+            output.line(
+                f"    {root['in_flight']} of {allowed} reads in flight; tuner: {tuning['doing']}"
+            )
     for run in state["files"]["runs"]:
         opens = run["opens"]
         output.line(

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 
+from headrace.node.files.root_files import READS_FIRST
 from node.conftest import serving, until
 from node.files.conftest import COPY, ORIGINAL, bytes_of, copies_of, make_files, run_of, settle
 from tests_shared import comes_true
@@ -41,6 +42,58 @@ def test_far_files_are_copied_once_and_shown_on_the_board(tmp_path, folder, prog
             assert run.board.placed(k)
             assert bytes_of(copies.by_path.get(os.fsencode(path)), copies) == path.read_bytes()
         assert copies.figures.source_bytes == total(paths)
+
+
+def test_a_far_file_costs_an_open_and_a_read(tmp_path, folder, program):
+    """It is known what it is: nobody looks at it once more."""
+    make_files(tmp_path / "data", 50)
+    settle()
+    with serving(folder) as server:
+        program(tmp_path / "data", simulate="nfs").ready()
+        (root,) = server.files._roots.values()
+        until(lambda: len(root.copies) == 50)
+        of_scan = 1 + 5 + 50  # folders, and the files in them
+        assert root.model.stats()["requests"] == of_scan + 2 * 50
+
+
+def test_as_many_files_are_read_at_a_time_as_the_tuner_says(tmp_path, folder, program, monkeypatch):
+    monkeypatch.setenv("HEADRACE_TUNE", "0")
+    make_files(tmp_path / "data", 600)
+    settle()
+    with serving(folder) as server:
+        program(tmp_path / "data", simulate="s3").ready()
+        (root,) = server.files._roots.values()
+        until(lambda: root.reader.stats().in_flight > READS_FIRST // 2)
+        root.reader.turn({"reads_in_flight": 3, "buffer_bytes": 1})
+        assert root.reader.knobs() == {"reads_in_flight": 3}
+        until(lambda: root.reader.stats().in_flight <= 3)
+        root.reader.turn({"reads_in_flight": 500})
+        until(lambda: len(root.copies) == 600)
+        (state,) = server.describe()["files"]["roots"]
+        assert state["tuning"]["knobs"]["reads_in_flight"]["high"] >= 500
+        assert [stage["name"] for stage in state["tuning"]["stages"]] == ["ahead"]
+
+
+def test_the_tuner_hears_how_programs_fare(tmp_path, folder, program, monkeypatch):
+    """An original takes as long as a read of ours; a copy, and what lies between opens, is the program's."""
+    monkeypatch.setenv("HEADRACE_TUNE", "0")
+    make_files(tmp_path / "data", 50)
+    settle()
+    with serving(folder) as server:
+        one, other = (program(tmp_path / "data", job=name, simulate="nfs") for name in ("a", "b"))
+        one.ready()
+        other.ready()
+        (root,) = server.files._roots.values()
+        until(lambda: len(root.copies) == 50)
+        one.opened(range(50), COPY)
+        other.opened(range(10), COPY)
+        until(lambda: root.reader.consumer().batches == 60)
+        assert root.reader.consumer().waited_s == 0.0
+        assert root.reader.consumer().worked_s > 0.0
+        one.opened(range(20), ORIGINAL)
+        until(lambda: root.reader.consumer().batches == 80)
+        assert root.reader.consumer().bytes == 80 * 1000
+        assert root.reader.consumer().waited_s > 0.0
 
 
 def test_two_runs_share_the_copies(tmp_path, folder, program):
@@ -142,6 +195,43 @@ def test_another_order_stops_the_reading_ahead_and_is_said(tmp_path, folder, pro
         assert (
             copies.figures.evicted_files - evicted < 200
         )  # at most one more try, with what was learned
+
+
+def test_what_a_program_opens_takes_the_place_of_what_it_does_not(tmp_path, folder, program):
+    """Memory for a third of the root, of which the program opens the last third, in any order."""
+    paths = make_files(tmp_path / "data", 300, 4000, folders=3)
+    settle()
+    mine = [k for k, path in enumerate(paths) if path.parent.name == "n2"]
+    with serving(folder, ram_bytes=110 * 6144) as server:
+        one = program(tmp_path / "data", simulate="nfs")
+        one.ready()
+        run, copies = run_of(server), copies_of(server)
+        until(lambda: len(copies) == 110)
+        rng = np.random.default_rng(8)
+        for _ in range(2):
+            open_in_order(one, run, rng.permutation(mine).tolist(), wait=False)
+        until(lambda: all(run.board.placed(k) for k in mine))
+        assert copies.figures.wasted_files == copies.figures.evicted_files > 0
+        assert copies.held_bytes <= 110 * 6144
+
+
+def test_what_lies_beside_opened_files_is_read_first(tmp_path, folder, program, monkeypatch):
+    paths = make_files(tmp_path / "data", 90, folders=3)
+    settle()
+    with serving(folder, ram_bytes=0) as server:
+        one = program(tmp_path / "data", simulate="nfs")
+        one.ready()
+        run, copies = run_of(server), copies_of(server)
+        one.opened([60, 61], ORIGINAL)  # in the last of three folders
+        one.opened(range(62, 80), ORIGINAL)
+        one.seen(20)
+        (root,) = server.files._roots.values()
+        monkeypatch.setattr(root, "set_quota", lambda _: None)
+        copies.set_quota(30 * 6144)
+        run._read_rest()
+        until(lambda: len(copies) == 30)
+        beside = [k for k, path in enumerate(paths) if path.parent == paths[60].parent]
+        assert sum(run.board.placed(k) for k in beside) == 30
 
 
 def test_larger_files_wait_for_an_open_and_too_large_ones_are_left_alone(tmp_path, folder, program):

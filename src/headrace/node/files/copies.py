@@ -27,7 +27,7 @@ from headrace.store.directory import write_all
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -444,6 +444,20 @@ class Copies:
             self._drop(copy)
             self.figures.evicted_files += 1
             self.figures.evicted_bytes += copy.row[2]
+
+    def let_go(self, view: ProgramRun, files: Sequence[int], more_bytes: int) -> None:
+        """A run that has the copies to itself opens none of these files: they go until so much more fits."""
+        with self._lock:
+            if self._views != [view]:
+                return
+            for file in files:
+                if self.held_bytes + more_bytes <= self.quota_bytes:
+                    return
+                copy = self.by_path.get(view.paths[file])
+                if copy is not None and copy.tier == "ram":
+                    self._drop(copy)
+                    self.figures.evicted_files += 1
+                    self.figures.evicted_bytes += copy.row[2]
 
     def _drop(self, copy: Copy) -> None:
         for view in self._views:

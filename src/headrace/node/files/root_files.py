@@ -1,8 +1,10 @@
 """The files below one root, for all runs and jobs that open them, and the reads from their source.
 
-What runs open next comes first, in their order, the runs in turn; the rest of the data set follows with
-a few reads in flight, so that a program's own opens find the storage free. Larger files are read in
-pieces by threads of their own, after somebody opened them.
+What runs open next comes first, in their order, the runs in turn; the rest of the data set follows. How many
+reads are in flight for both is the tuner's to say, as it is for a loader: towards it a root is a plane, whose
+consumers are the programs. Nobody sees them wait: an open of an original is taken to last as long as a read of
+ours, and all other time to be work. Larger files are read in pieces by threads of their own, after somebody
+opened them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.control.controller import Plane
 from headrace.machine.host import is_remote
 from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, sealed_copy
-from headrace.node.files.tree import FAR_THREADS, FileTree, TreeScan, stat_row
+from headrace.node.files.tree import FAR_THREADS, STAT_COLUMNS, FileTree, TreeScan, stat_row
 from headrace.node.served import Want
+from headrace.plane.stage import ConsumerStats, StageStats, native_figures, own_knobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -37,11 +41,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace.node")
 
-AHEAD_READS = 64
-"""Reads in flight for files that are opened soon."""
+READS_FIRST = 64
+"""Reads in flight until the tuner knows better."""
 
-REST_READS = 16
-"""For the rest of the data set."""
+QUEUED = 2
+"""Files under way for each read in flight: none ends without a successor."""
+
+IDENTITY = [0, 1, 2, 3, STAT_COLUMNS.index("st_ctime_ns")]
+"""Columns that say what a file is: one that is another by now is not read."""
+
+LATENCY_READS = 16
+"""So many say how long a read takes."""
+
+SILENCE_MAX_S = 2.0
+"""A program that opens nothing for longer neither waits nor works."""
 
 BUFFER_BYTES = 128 << 20
 BIG_BYTES = 16 << 20
@@ -51,7 +64,7 @@ PIECE_BYTES = 1 << 20
 PIECES = 8
 """Of one large file, read at a time."""
 
-WAIT_S = 0.005
+WAIT_S = 0.001
 _ATTEMPTS = 3
 _AGAIN_S = 0.05
 
@@ -65,6 +78,8 @@ class _Demand:
     blocked: bool = False
     """There was no room for the first of them."""
     rest: Iterator[int] | None = None
+    opened_s: float = field(default_factory=time.monotonic)
+    """When it opened files last."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +93,9 @@ class _Reading:
 
 
 class FarReader:
-    """Reads for one root. Thread-safe."""
+    """Reads for one root. Thread-safe. Towards the controller it is the stage `ahead`."""
+
+    name = "ahead"
 
     def __init__(self, root: bytes, copies: Copies, model: _native.SlowModel | None = None) -> None:
         self._copies = copies
@@ -93,7 +110,78 @@ class FarReader:
         self._wake = threading.Condition()
         self._ended = False
         self._thread: threading.Thread | None = None
-        self.in_flight = 0
+        self._allowed = READS_FIRST
+        self._read: tuple[int, float] = (0, 0.0)
+        self._latency_s = 0.0
+        self._consumed = ConsumerStats()
+        self.plane: Plane | None = None
+
+    # -- the stage --------------------------------------------------------------------------------
+
+    def stats(self) -> StageStats:
+        """The native reader's; what was read has a copy at once."""
+        native = {} if self._reader is None else self._reader.stats()
+        return StageStats(
+            name=self.name,
+            samples=self._copies.figures.source_files,
+            bytes=self._copies.figures.source_bytes,
+            simulation="" if self._model is None else self._model.label,
+            in_flight_s=native.get("busy_s", 0.0),
+            **native_figures(native),
+        )
+
+    def knobs(self) -> Mapping[str, int]:
+        """Reads in flight."""
+        return {"reads_in_flight": self._allowed}
+
+    def turn(self, knobs: Mapping[str, int]) -> None:
+        """Turn it; others belong to other stages.
+
+        Raises:
+            ValueError: the value is not positive.
+        """
+        with self._wake:
+            self._allowed = own_knobs(knobs, self.knobs()).get("reads_in_flight", self._allowed)
+            if self._reader is not None:
+                self._reader.turn(reads_in_flight=self._allowed)
+            self._wake.notify_all()
+
+    def consumer(self) -> ConsumerStats:
+        """What all programs did: the mean of their waits and work, the sum of what they opened."""
+        return self._consumed
+
+    def opened(
+        self, view: ProgramRun, files: int, nbytes: int, originals: int, processes: int
+    ) -> None:
+        """A run has opened files, some of them where they lie, in so many processes."""
+        latency_s = self._latency_now()
+        with self._wake:
+            now = time.monotonic()
+            demand = self._demands.setdefault(id(view), _Demand(view))
+            seconds = min(SILENCE_MAX_S, now - demand.opened_s)
+            demand.opened_s = now
+            waited_s = min(seconds, originals * latency_s / max(1, processes))
+            runs = sum(one.opened_s > now - SILENCE_MAX_S for one in self._demands.values())
+            so_far = self._consumed
+            self._consumed = ConsumerStats(
+                waited_s=so_far.waited_s + waited_s / runs,
+                worked_s=so_far.worked_s + (seconds - waited_s) / runs,
+                batches=so_far.batches + files,
+                samples=so_far.samples + files,
+                bytes=so_far.bytes + nbytes,
+            )
+
+    def _latency_now(self) -> float:
+        """Seconds that a read took lately; 0.0: nothing was read yet."""
+        if self._reader is not None:
+            stats = self._reader.stats()
+            reads, busy_s = stats["reads"] - self._read[0], stats["busy_s"] - self._read[1]
+            if reads >= LATENCY_READS:
+                self._read = stats["reads"], stats["busy_s"]
+                self._latency_s = busy_s / reads
+        return self._latency_s
+
+    # -- what runs ask ----------------------------------------------------------------------------
 
     def want(self, view: ProgramRun, files: NDArray[np.int64], *, anew: bool = False) -> None:
         """A run opens these next, in this order, after those that it wanted before (unless `anew`).
@@ -120,6 +208,12 @@ class FarReader:
         demand = self._demands.get(id(view))
         return demand is not None and demand.rest is not None
 
+    def report(self) -> dict[str, Any]:
+        """What the tuner does; {}: nothing was read yet."""
+        from headrace.control.explain import plane_report
+
+        return {} if self.plane is None else plane_report(self.plane, changes=12)
+
     def forget(self, view: ProgramRun) -> None:
         """A run is over."""
         with self._wake:
@@ -131,6 +225,8 @@ class FarReader:
         with self._wake:
             self._ended = True
             self._wake.notify_all()
+        if self.plane is not None:
+            self.plane.close()
         if self._thread is not None:
             self._thread.join(5.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -141,6 +237,13 @@ class FarReader:
                 target=self._work, name="headrace-node-files", daemon=True
             )
             self._thread.start()
+            # What is read goes into copies, whose memory is the daemon's to share out.
+            name = os.fsdecode(self._root)
+            self.plane = Plane(
+                f"files below {name}", [self], self.consumer, frozen=["buffer_bytes"], source=name,
+                published=False,
+            )  # fmt: skip
+            self.plane.wake()
         self._wake.notify_all()
 
     # -- the thread -------------------------------------------------------------------------------
@@ -170,16 +273,15 @@ class FarReader:
 
     def _begin(self, readings: deque[_Reading]) -> None:
         """Begin reads, as many as may be in flight."""
-        while not self._ended and len(readings) < AHEAD_READS:
-            item = self._next(rest=len(readings) < REST_READS)
+        while not self._ended and len(readings) < QUEUED * self._allowed:
+            item = self._next()
             if item is None:
                 break
             reading = self._start(*item)
             if reading is not None:
                 readings.append(reading)
-        self.in_flight = len(readings)
 
-    def _next(self, *, rest: bool) -> tuple[ProgramRun, int, bool] | None:
+    def _next(self) -> tuple[ProgramRun, int, bool] | None:
         """The next file to read: (run, number, whether it is opened soon)."""
         with self._wake:
             demands = list(self._demands.values())
@@ -191,7 +293,7 @@ class FarReader:
             if self._again and self._again[0][0] <= time.monotonic():
                 _, view, file = self._again.popleft()
                 return view, file, False
-            for demand in demands if rest else ():
+            for demand in demands:
                 if demand.rest is not None:
                     file = next(demand.rest, -1)
                     if file >= 0:
@@ -218,12 +320,12 @@ class FarReader:
         else:
             if self._reader is None:
                 self._reader = _native.FileReader(
-                    reads_in_flight=AHEAD_READS,
+                    reads_in_flight=self._allowed,
                     buffer_bytes=BUFFER_BYTES,
                     simulate=self._model,
                     simulated_roots=[os.fsdecode(self._root)],
                 )
-            job = self._reader.submit([path])
+            job = self._reader.submit([path], view.stats[file : file + 1, IDENTITY])
         return _Reading(path, row, job)
 
     def _no_room(self, view: ProgramRun, file: int, *, ahead: bool) -> None:
@@ -255,7 +357,6 @@ class FarReader:
                 self._take_future(reading)
             else:
                 self._take(reading)
-        self.in_flight = len(readings)
 
     def _take(self, reading: _Reading) -> None:
         batch = reading.job.wait(0.0)
@@ -456,7 +557,8 @@ class RootFiles:
             "held_bytes": copies.held_bytes,
             "disk_bytes": copies.disk_bytes,
             "disk_stopped": copies.disk_stopped,
-            "in_flight": self.reader.in_flight,
+            "in_flight": self.reader.stats().in_flight,
+            "tuning": self.reader.report(),
             **{name: count for name, count in asdict(figures).items() if name != "errors"},
         }  # fmt: skip
 

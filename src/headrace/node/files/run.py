@@ -25,7 +25,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.machine.host import available_memory
-from headrace.node.files.copies import AheadFigures, OpenFigures
+from headrace.node.files.copies import AheadFigures, OpenFigures, copy_bytes
 from headrace.node.files.order import Foresight, GivenOrder
 from headrace.node.files.root_files import BIG_BYTES
 from headrace.node.files.tree import STAT_COLUMNS, stat_row
@@ -215,6 +215,9 @@ IDLE_S = 0.05
 REST_S = 1.0
 """How often it is looked whether the rest of the data set can be read."""
 
+REST_ANEW = 16
+"""So many different files were opened, or twice as many as the last time: that says what the rest is."""
+
 _NONE, _RAM, _DISK = range(3)
 
 
@@ -267,7 +270,14 @@ class ProgramRun:
         self._lock = threading.Lock()
         self._foresight = Foresight(len(self.paths))
         self._opened_s = 0.0
+        self._openers: dict[int, float] = {}  # by process: when it opened files last
         self._rest_s = 0.0
+        self._rest_due = REST_ANEW
+        self._ever = np.zeros(len(self.paths), bool)  # files that were opened
+        self._ever_count = 0
+        self._fresh = True  # some of them in this epoch for the first time
+        self._kinds: NDArray[np.int64] | None = None  # by file: its folder and ending, numbered
+        self._settled = False  # an epoch has ended in which none was
         self._room: dict[RootFiles, object] = {}
         self._near = PageCacheAhead(
             self.paths, self._sizes, idle=lambda: time.monotonic() - self._opened_s > IDLE_S
@@ -388,8 +398,22 @@ class ProgramRun:
         self._count(file, original, copied)
         opened = file[~written]
         if len(opened):
-            self._opened_s = time.monotonic()
+            self._opened_s = now = time.monotonic()
+            late_s = now - ACTIVE_S
+            self._openers |= dict.fromkeys(reports[of_file, 1][~written].tolist(), now)
+            self._openers = {p: at for p, at in self._openers.items() if at > late_s}
+            self._tell_readers(file, original, copied)
             self._note(opened)
+
+    def _tell_readers(
+        self, file: NDArray[np.int64], original: NDArray[np.bool_], copied: NDArray[np.bool_]
+    ) -> None:
+        """How the program fares, to those who read for it."""
+        for root, (low, high) in zip(self.roots, self._ranges, strict=True):
+            mine = (original | copied) & (file >= low) & (file < high)
+            if root.far and mine.any():
+                nbytes, waited = int(self._sizes[file[mine]].sum()), int((original & mine).sum())
+                root.reader.opened(self, int(mine.sum()), nbytes, waited, len(self._openers))
 
     def _count(
         self, file: NDArray[np.int64], original: NDArray[np.bool_], copied: NDArray[np.bool_]
@@ -409,6 +433,10 @@ class ProgramRun:
 
     def _note(self, opened: NDArray[np.int64]) -> None:
         """Go on in the order, and ask for what comes."""
+        new = np.unique(opened[~self._ever[opened]])
+        self._ever[new] = True
+        self._ever_count += len(new)
+        self._fresh |= len(new) > 0
         with self._lock:
             before, epochs = self._foresight.order, self._foresight.epochs
             self._foresight.note(opened)
@@ -422,6 +450,9 @@ class ProgramRun:
                 root.reader.want(self, np.empty(0, np.int64), anew=True)
         self._ahead()
         if now != epochs:
+            self._settled, self._fresh = not self._fresh, False
+        if now != epochs or (not now and self._ever_count >= self._rest_due):
+            self._rest_due = 2 * self._ever_count
             self._read_rest()
 
     def _ahead(self) -> None:
@@ -465,14 +496,38 @@ class ProgramRun:
             self._room[root] = room
             if root.far and len(copies) < high - low:
                 numbers = np.arange(low, high)
+                if epochs:
+                    self._let_go(root, numbers)
                 numbers = numbers[self._shown[numbers] == _NONE]
                 small = self._sizes[numbers] <= BIG_BYTES
-                numbers = numbers[small | opened[numbers]]
-                first = np.argsort(opened[numbers], kind="stable")
+                numbers = numbers[(False if self._settled else small) | self._ever[numbers]]
+                rank = np.where(opened[numbers], 1, np.where(self._likely()[numbers], 0, 2))
+                first = np.argsort(rank, kind="stable")
                 root.reader.want_rest(self, iter(numbers[first].tolist()))
         near = np.flatnonzero(~self._far & ~opened)
         if not epochs and self._sizes[near].sum() <= available_memory() // 2:
             self._near.want_when_idle(near)
+
+    def _likely(self) -> NDArray[np.bool_]:
+        """Files that the program has opened, or such that lie beside one and are named like it."""
+        if not self._ever_count or self._ever_count == len(self.paths):
+            return np.ones(len(self.paths), bool)
+        if self._kinds is None:
+            numbers: dict[tuple[bytes, bytes], int] = {}
+            parts = (path.rpartition(b"/") for path in self.paths)
+            kinds = ((folder, name[name.rfind(b".") :]) for folder, _, name in parts)
+            self._kinds = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
+        opened = np.zeros(int(self._kinds.max()) + 1, bool)
+        opened[self._kinds[self._ever]] = True
+        likely: NDArray[np.bool_] = opened[self._kinds]
+        return likely
+
+    def _let_go(self, root: RootFiles, numbers: NDArray[np.int64]) -> None:
+        """An epoch has shown what the program opens: where that finds no room, the others' copies go."""
+        shown, ever = self._shown[numbers], self._ever[numbers]
+        lacking = numbers[ever & (shown == _NONE)]
+        needed = sum(map(copy_bytes, self._sizes[lacking].tolist()))
+        root.copies.let_go(self, numbers[~ever & (shown == _RAM)].tolist(), needed)
 
     def _spoil(self, file: int, *, written: bool) -> None:
         """A file is written to, or its copy was refused: is it what it was?"""
