@@ -193,6 +193,7 @@ def test_a_static_program_is_said_once_and_run(files, report, runtime, static):
     (status, out, err), written = report("--root", files, "--", static, files / "f03.bin")
     assert (status, int(out)) == (0, 3 * 977)
     assert err.count(b"linked statically") == 1
+    assert f"headrace mount {files} FOLDER".encode() in err
     assert len(written["unseen"]) == 1
 
 

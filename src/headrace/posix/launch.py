@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
 import shutil
 import signal
 import stat
@@ -283,7 +284,10 @@ def launch(command: Sequence[str], options: ProgramOptions) -> RunReport:
     why = why_unseen(program) or why_not_loaded("preload")
     if not why:
         return _launch_seen(program, command, options, report)
-    report.unseen.append(f"{why}: headrace cannot see what it opens")
+    mount = f"headrace mount {shlex.quote(report.roots[0])} FOLDER"
+    report.unseen.append(
+        f"{why}: headrace cannot see what it opens. Mount what it reads (`{mount}`) and name FOLDER to it"
+    )
     sys.stderr.write(f"headrace run: {report.unseen[0]}; it runs all the same.\n")
     began = time.monotonic()
     report.ended = run_program(program, command, _recorded(os.environ, options.log))
@@ -320,7 +324,7 @@ def _launch_seen(
     if opens.get("blind"):
         report.unseen.append(
             f"{opens['blind']:,} started programs could not be seen (static, of another user or "
-            "architecture, or without the environment)"
+            "architecture, or without the environment): give them a folder of `headrace mount`"
         )
     if not opens.get("attached"):
         report.unseen.append("no program of the run loaded the shim")
