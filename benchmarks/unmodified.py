@@ -2,7 +2,7 @@
 
     python -m benchmarks.unmodified            # some minutes, as root: it empties the page cache
     python -m benchmarks.unmodified --quick    # small and short: does it work?
-    python -m benchmarks.unmodified --only loop,opens
+    python -m benchmarks.unmodified --only loop,opens      # some of loop, shuffled, opens
 
 Baseline and headrace run the same script (`benchmarks/programs`) in turn, the ratio of medians counts, and
 both must have read the same bytes. `lustre` is simulated: the shim makes opens and reads of originals
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 RESULTS = ROOT / "benchmarks/results"
 PROGRAMS = ROOT / "benchmarks/programs"
-PARTS = ("loop", "opens")
+PARTS = ("loop", "shuffled", "opens")
 HEADRACE = str(Path(sys.executable).parent / "headrace")
 DROP = Path("/proc/sys/vm/drop_caches")
 TIMEOUT_S = 900
@@ -204,6 +204,68 @@ def _files(options: Options, scale: float) -> tuple[Path, list[str]]:
     return files, names
 
 
+# -- a new order each epoch ------------------------------------------------------------------------
+
+PICTURES = 900
+EPOCHS = 3
+
+
+def shuffled(options: Options, found: Found) -> None:
+    """Pictures in an order that nobody tells, on a simulated storage and in the page cache."""
+    folder = _pictures(options.dir / "pictures")
+    program = [options.python, str(PROGRAMS / "shuffled.py"), str(folder), str(EPOCHS)]
+    for storage in ("lustre", None):
+        runs: dict[str, list[dict[str, Any]]] = {"alone": [], "served": []}
+        for at in range(options.rounds):
+            for name in sorted(runs, reverse=at % 2 > 0):
+                if name == "alone":
+                    runs[name].append(plain(program, folder, storage))
+                    continue
+                with daemon() as environment:
+                    runs[name].append(served(program, folder, storage, environment))
+            same(*(each[-1] for each in runs.values()))
+        label = f"simulated {storage}" if storage else "page cache"
+        found.raw[f"shuffled {label}"] = runs
+        _judge_shuffled(found, label, runs, far=storage is not None)
+
+
+def _judge_shuffled(
+    found: Found, label: str, runs: dict[str, list[dict[str, Any]]], *, far: bool
+) -> None:
+    parts = {
+        "first epoch": (lambda run: run["seconds"][0], 0.98),
+        "first epoch, second half": (lambda run: run["half"], 2.0 if far else 0.98),
+        "later epochs": (lambda run: min(run["seconds"][1:]), 10.0 if far else 0.98),
+    }
+    for name, (figure, bound) in parts.items():
+        alone, with_us = (
+            statistics.median(map(figure, runs[each])) for each in ("alone", "served")
+        )
+        what = f"shuffled, {label}, {name}"
+        found.rows.append([what, f"{alone:.3f} s", f"{with_us:.3f} s", f"{alone / with_us:.2f}"])
+        met = "met" if alone / with_us >= bound else "NOT MET"
+        found.targets.append(Target(what, f">= {bound:g} x", f"{alone / with_us:.2f} x", met))
+
+
+def _pictures(folder: Path) -> Path:
+    """Small photographs: what is decoded takes less time than an open on a slow storage."""
+    if not folder.exists():
+        import numpy as np
+        from PIL import Image
+
+        making = folder.with_suffix(".part")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        rng = np.random.default_rng(1)
+        for k in range(PICTURES):
+            coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8))
+            coarse.resize((96, 96), Image.Resampling.BICUBIC).save(
+                making / f"{k:04d}.jpg", quality=90
+            )
+        making.rename(folder)
+    return folder
+
+
 # -- opens -----------------------------------------------------------------------------------------
 
 
@@ -262,10 +324,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     found = Found([["what", "baseline", "headrace", "ratio"]])
     for part in parts:
-        if part == "loop":
-            loop(options, found)
-        else:
-            opens(options, found)
+        {"loop": loop, "shuffled": shuffled, "opens": opens}[part](options, found)
     print(
         f"load before {load:.1f}\n\n{tables.grid(found.rows)}\n\n{tables.targets_table(found.targets)}"
     )
