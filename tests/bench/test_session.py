@@ -323,6 +323,18 @@ def test_iostat_is_sampled_and_the_postprocessor_shows_it(words, tmp_path):
     assert all(name in text for name in ("Epoch 2, block1", "IO Wait (%)", "Samples/s"))
 
 
+def test_processing_times_of_a_report_are_dlios_own_where_it_measured_more(words, tmp_path):
+    """DLIO's `proc` has what it does between a wait and computing; ours has nothing there."""
+    run_session(words("unet3d_h100", GENERATE))
+    file = tmp_path / "out/0_output.json"
+    output = json.loads(file.read_text())
+    output["2"]["proc"]["block1"] = [2.5] * len(output["2"]["load"]["block1"])
+    file.write_text(json.dumps(output))
+    report = write_postprocessed(str(tmp_path / "out")).read_text().partition("Epoch 2, block1")[2]
+    expected = sum(output["2"]["proc"]["block1"])
+    assert f"Avg processing time / rank (s): {expected:.2f}" in report
+
+
 @pytest.mark.parametrize("devices", [(), ("/dev/cciss/c0d0",), ("cciss/c0d0",)])
 def test_disks_of_iostat_are_whole_ones_whatever_they_are_called(tmp_path, devices):
     """/sys has `!` where a device's name has `/`."""

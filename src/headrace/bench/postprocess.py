@@ -108,7 +108,7 @@ def _lines(
         phases[block.epoch, block.name].append(block)
     for (epoch, phase), parts in sorted(phases.items()):
         loading = sum(float(block.load_s.sum()) for block in parts) / ranks
-        processing = sum(float(block.process_s.sum()) for block in parts) / ranks
+        processing = sum(block.processed_s for block in parts) / ranks
         yield f"Epoch {epoch}, {phase}"
         yield f"    Avg loading time / rank (s): {loading:.2f}"
         yield f"    Avg processing time / rank (s): {processing:.2f}"

@@ -289,6 +289,7 @@ class RankBlock(StepTimes):
     Attributes:
         name: DLIO's, within the epoch: `block1`, or `eval`; checkpoints within an epoch part blocks.
         start_s: seconds since 1970; None where the file of epochs is not there.
+        processed_s: of all steps; in DLIO's runs more than waits and computing, as its own work is in it.
     """
 
     rank: int
@@ -298,6 +299,7 @@ class RankBlock(StepTimes):
     start_s: float | None
     end_s: float | None
     au_percent: float | None
+    processed_s: float
 
 
 def rank_blocks(result: RunResult) -> list[RankBlock]:
@@ -318,17 +320,21 @@ def blocks_of_rank(folder: Path, rank: int) -> Iterator[RankBlock]:
     stats = _document(path) if path.exists() else {}
     for epoch in sorted((key for key in output if _EPOCH.fullmatch(key)), key=int):
         of_epoch = _mapping(output[epoch])
-        loads, computes, aus = (_mapping(of_epoch.get(k)) for k in ("load", "compute", "au"))
+        loads, computes, processed, aus = (
+            _mapping(of_epoch.get(key)) for key in ("load", "compute", "proc", "au")
+        )
         for name in loads:
             times = _mapping(_mapping(stats.get(epoch)).get(name))
             load = _seconds(loads[name], folder, rank)
             compute = _seconds(computes.get(name), folder, rank)
             steps = min(len(load), len(compute))
+            process = _seconds(processed.get(name, [load.sum(), compute.sum()]), folder, rank)
             yield RankBlock(
                 rank=rank, epoch=int(epoch), name=name,
                 kind="eval" if name.startswith("eval") else "train",
                 start_s=_moment(times.get("start")), end_s=_moment(times.get("end")),
                 load_s=load[:steps], compute_s=compute[:steps], au_percent=number_of(aus.get(name)),
+                processed_s=float(process.sum()),
             )  # fmt: skip
 
 
