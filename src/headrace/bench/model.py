@@ -28,19 +28,9 @@ class RankShare(NamedTuple):
     optimizer: dict[str, list[int]]
 
     @property
-    def model_bytes(self) -> int:
-        """Of the model's states."""
-        return sum(map(sum, self.model.values()))
-
-    @property
-    def optimizer_bytes(self) -> int:
-        """Of the optimizer's."""
-        return sum(map(sum, self.optimizer.values()))
-
-    @property
     def nbytes(self) -> int:
         """Of both."""
-        return self.model_bytes + self.optimizer_bytes
+        return sum(sum(map(sum, states.values())) for states in self)
 
     def as_tensorflow(self, rank: int) -> RankShare:
         """The same in TensorFlow's files: an index and the data of each state, and one file of a folder."""

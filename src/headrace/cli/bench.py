@@ -27,6 +27,10 @@ _Folder = Annotated[
     str, typer.Argument(help="A run's folder, or one with repeats of a run in it.", metavar="DIR")
 ]
 
+_SIMULATED = "Simulate a slow storage: lustre, nfs, ..."
+_Simulate = Annotated[str | None, Option("--simulate", metavar="NAME", help=_SIMULATED)]
+_Words = Annotated[list[str] | None, Argument(help="workload=NAME and overrides.", metavar="WORDS")]
+
 
 def report(
     folder: _Folder,
@@ -310,9 +314,7 @@ def sweep(
     ceiling: bool = Option(True, help="Run without storage, too, to tell storage from harness."),
     barrier: str = Option("step", help="Where they meet: step, or epoch."),
     repeats: int = Option(1, min=1, help="Of each run."),
-    simulate: str | None = Option(
-        None, metavar="NAME", help="Simulate a slow storage: lustre, nfs, ..."
-    ),
+    simulate: _Simulate = None,
     output: QuietOutput,
 ) -> int:
     """Find how many accelerators the storage feeds: double their number, then bisect."""
@@ -412,7 +414,7 @@ WORDS are DLIO's (hydra's): workload=unet3d_h100 ++workload.reader.batch_size=8 
 @bench_app.command("run", context_settings=_PASS_ON, help=_RUN_HELP)
 def run(
     context: typer.Context,
-    words: list[str] | None = Argument(None, help="workload=NAME and overrides.", metavar="WORDS"),
+    words: _Words = None,
     *,
     workload: str | None = Option(
         None, metavar="FILE.yaml", help="workload=FILE.yaml, as `headrace record` writes it."
@@ -446,9 +448,7 @@ def run(
     formula: str = Option(
         "mlcommons", help="Throughput in summary.json: mlcommons, or upstream's (steps - 2)."
     ),
-    simulate: str | None = Option(
-        None, metavar="NAME", help="Simulate a slow storage: lustre, nfs, ..."
-    ),
+    simulate: _Simulate = None,
     output: FullOutput,
 ) -> int:
     """Runs a workload."""
@@ -548,7 +548,7 @@ def _explained(summary: dict[str, Any]) -> Iterator[str]:
 @bench_app.command("generate", context_settings=_PASS_ON)
 def generate(
     context: typer.Context,
-    words: list[str] | None = Argument(None, help="workload=NAME and overrides.", metavar="WORDS"),
+    words: _Words = None,
     *,
     threads: int | None = Option(
         None, min=1, help="That write; else two a processor and two more."
