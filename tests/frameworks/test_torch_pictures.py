@@ -19,7 +19,8 @@ from tests.plane.test_images import KINDS, encoded, picture
 from torch.utils import data as torch_data
 
 from headrace import _native
-from headrace.frameworks.torch.dropin.pictures import Cut, NativePictures, plan_of
+from headrace.frameworks.torch.dropin.pictures import NativePictures
+from headrace.frameworks.torch.dropin.transforms import Cut, plan_of
 from headrace.torch import DataLoader
 
 from .dropin_compare import epochs, randomness, seed

@@ -23,6 +23,12 @@ POLICIES: Final = ("RandAugment", "TrivialAugmentWide")
 NAMES: Final = (*COLOURS, *POLICIES, "RandomErasing")
 
 
+def name_of(transform: Any) -> str:
+    """Of a class of torchvision's; empty: it is none."""
+    kind = type(transform)
+    return kind.__name__ if kind.__module__.startswith("torchvision.transforms") else ""
+
+
 def taken(name: str, one: Any) -> bool:
     """Whether native code does what this policy does, or what this transform pads with."""
     if name in POLICIES:

@@ -1,12 +1,7 @@
 """Pictures: `decode="native"` over torchvision's ImageFolder and its transforms, which stay the user's objects.
 
-`plan_of` reads the user's transforms: those at the beginning that are known become one `NativePass` over
-each picture, the rest runs in Python on what comes out. `NativePictures` stands where torch fetches
-samples. Random numbers are drawn by torchvision's own `get_params` and `make_params` and by `torch.rand(1)`, in
-its order, from the generator that torch uses in the process that fetches: crops and flips are torch's.
-
-torchvision is never imported. Its classes are known by their modules and names; whatever is derived from them
-is not known, as nobody can tell what it does.
+`NativePictures` stands where torch fetches samples. Random numbers are drawn by torchvision's own functions
+(`transforms.Cut`), from the generator that torch uses in the process that fetches: crops and flips are torch's.
 """
 
 from __future__ import annotations
@@ -14,41 +9,24 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch.utils import data as torch_data
 
 from headrace import _native
-from headrace.frameworks.torch.dropin import augmentations
-from headrace.plane.augment import Op
-from headrace.plane.images import Images
+from headrace.frameworks.torch.dropin.transforms import Cut, NativePass, label_of, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+
+    from headrace.plane.images import Images
 
 log = logging.getLogger("headrace.torch")
 
 _FOLDER: Final = "torchvision.datasets.folder"
-
-_FLIPS: Final = {"RandomHorizontalFlip": 0, "RandomVerticalFlip": 1}
-"""And their axes: columns, rows."""
-
-_GEOMETRY: Final = (*_FLIPS, "Resize", "CenterCrop", "Pad", "RandomCrop", "RandomResizedCrop")
-
-# torchvision's InterpolationMode, and Pillow's numbers for the same.
-_FILTERS: Final[dict[Any, Any]] = {
-    **{name: name for name in ("box", "bilinear", "hamming", "bicubic", "lanczos")},
-    1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming",
-}  # fmt: skip
-
-_PIXELS_MAX: Final = 2 * 89_478_485
-"""Pillow refuses pictures with more, unless it is told otherwise: it is asked about them."""
-
-
-# -- what is recognised ----------------------------------------------------------------------------
 
 
 def folder_of(dataset: Any) -> Any:
@@ -82,299 +60,6 @@ def folder_of(dataset: Any) -> Any:
             "decode= out."
         )
     return folder
-
-
-class NativePass(NamedTuple):
-    """What native code does with each picture, and what Python does afterwards."""
-
-    images: Images
-    drawn: list[tuple[str, Any]]
-    """Transforms that say which pixels are taken and how they are augmented, by name, in their order."""
-    pil: bool
-    """What comes out is a PIL picture; otherwise a tensor."""
-    wrap: Any
-    """torchvision's ToImage, which gives tensors the class that it would have given them; or None."""
-    taken: list[str]
-    after: list[Any]
-    """Transforms that run in Python."""
-
-
-@dataclass
-class _Prefix:
-    """The known transforms so far."""
-
-    form: Literal["pil", "uint8", "float32"] = "pil"
-    size: tuple[int, int] | None = None
-    """Height and width of every picture; None: they differ."""
-    flipped: bool = False
-    augmented: Literal["", "colours", "policy", "erased"] = ""
-    """What was done to the pixels since they were cut: what may come after it depends on that."""
-    resized: bool = False
-    filter: Any = "bilinear"
-    normal: dict[str, Any] = field(default_factory=dict)
-    wrap: Any = None
-
-    def takes(self, name: str, one: Any) -> bool:  # noqa: PLR0911, PLR0912, C901 - a table
-        """Whether native code does what this transform would do at this place; if so, it counts as taken."""
-        if name in augmentations.NAMES:
-            return self._augments(name, one)
-        if self.augmented and name in _GEOMETRY:
-            return name in _FLIPS and self.augmented == "colours"
-        if self.augmented == "erased":
-            self.wrap = None if name == "ToPureTensor" else self.wrap
-            return name in {"Identity", "ToPureTensor"}
-        match name:
-            case "RandomHorizontalFlip" | "RandomVerticalFlip":
-                self.flipped = True
-            case "Identity":
-                pass
-            case "CenterCrop":
-                if self.normal:  # it pads with zeros, which are no longer black
-                    return False
-                self.size = _sides(one.size)
-            case "RandomCrop":
-                if one.pad_if_needed or not self._pads(one):
-                    return False
-                self.size = _sides(one.size)
-            case "Pad":
-                if not self._pads(one):
-                    return False
-                if self.size is not None:
-                    more = 2 * (augmentations.padding_of(one) or 0)
-                    self.size = (self.size[0] + more, self.size[1] + more)
-            case "Resize" | "RandomResizedCrop":
-                return self._resizes(one)
-            case "ToTensor" | "PILToTensor":
-                if self.form != "pil":
-                    return False
-                self.form = "float32" if name == "ToTensor" else "uint8"
-            case "ToImage":
-                self.form = "uint8" if self.form == "pil" else self.form
-                self.wrap = one
-            case "ToPureTensor":
-                self.wrap = None
-            case "ToDtype" | "ConvertImageDtype":
-                scaled = name == "ConvertImageDtype" or one.scale
-                if self.form == "uint8" and one.dtype is torch.float32 and scaled:
-                    self.form = "float32"
-                return self.form != "pil" and one.dtype is getattr(torch, self.form)
-            case "Normalize":
-                mean, std = (
-                    tuple(torch.as_tensor(each, dtype=torch.float64).flatten().tolist())
-                    for each in (one.mean, one.std)
-                )
-                fits = len(mean) == len(std) == 3 and min(std) > 0
-                if self.form != "float32" or self.normal or not fits:
-                    return False
-                self.normal = {"mean": mean, "std": std}
-            case _:
-                return False
-        return True
-
-    def _augments(self, name: str, one: Any) -> bool:
-        if name == "RandomErasing":  # of tensors, which native code has written by then
-            if self.form == "pil":
-                return False
-            self.augmented = "erased"
-            return True
-        policy = name in augmentations.POLICIES
-        if (
-            self.form != "pil"
-            or self.size is None
-            or (policy and not augmentations.taken(name, one))
-        ):
-            return False
-        self.augmented = "policy" if policy else self.augmented or "colours"
-        return True
-
-    def _pads(self, one: Any) -> bool:
-        """Whether it pads with what is still black, as much on all sides; or not at all."""
-        padding = augmentations.padding_of(one)
-        black = not self.normal and augmentations.taken("Pad", one)
-        return padding == 0 or (padding is not None and padding > 0 and black)
-
-    def _resizes(self, one: Any) -> bool:
-        kernel = _FILTERS.get(getattr(one.interpolation, "value", one.interpolation))
-        # Tensors are resized in the same way only where that is asked for, and by two filters.
-        alike = self.form == "pil" or (
-            self.form == "uint8" and one.antialias is True and kernel in {"bilinear", "bicubic"}
-        )
-        limited = one.size is None or getattr(one, "max_size", None) is not None
-        # What was mirrored is resized to the mirrored result, but by a box, which is open at one end.
-        one_sided = self.flipped and kernel == "box"
-        if self.resized or kernel is None or not alike or limited or one_sided:
-            return False
-        self.resized, self.filter = True, kernel
-        short_alone = _name(one) == "Resize" and (isinstance(one.size, int) or len(one.size) == 1)
-        self.size = None if short_alone else _sides(one.size)
-        return True
-
-
-def plan_of(transform: Any) -> NativePass | str:
-    """Return what native code can take over of a data set's transform; or why nothing."""
-    waiting = list(_flat(transform))
-    prefix, drawn, taken = _Prefix(), [], []
-    while waiting and prefix.takes(name := _name(waiting[0]), waiting[0]):
-        one = waiting.pop(0)
-        taken.append(_label(one))
-        if name in _GEOMETRY or name in augmentations.NAMES:
-            drawn.append((name, one))
-    if prefix.size is None:
-        if waiting:
-            return (
-                f"{_label(waiting[0])}, which it does not know, comes before pictures have one size"
-            )
-        return "the transforms give pictures of different sizes"
-    images = Images(
-        size=prefix.size, crop="stretch", filter=prefix.filter, exact=True, max_pixels=_PIXELS_MAX,
-        dtype="float32" if prefix.form == "float32" else "uint8",
-        layout="nhwc" if prefix.form == "pil" else "nchw", **prefix.normal,
-    )  # fmt: skip
-    return NativePass(images, drawn, prefix.form == "pil", prefix.wrap, taken, waiting)
-
-
-def _flat(transform: Any) -> Iterator[Any]:
-    """The transforms of Composes within one another, in their order."""
-    if _name(transform) == "Compose" or type(transform) is torch.nn.Sequential:
-        for one in getattr(transform, "transforms", transform):
-            yield from _flat(one)
-    elif transform is not None:
-        yield transform
-
-
-def _name(transform: Any) -> str:
-    """Of a class of torchvision's; empty: it is none."""
-    kind = type(transform)
-    return kind.__name__ if kind.__module__.startswith("torchvision.transforms") else ""
-
-
-def _label(transform: Any) -> str:
-    name = getattr(transform, "__name__", type(transform).__name__)
-    if _name(transform) not in _GEOMETRY or not hasattr(transform, "size"):
-        return str(name)
-    height, width = _sides(transform.size)
-    return f"{name}({height})" if height == width else f"{name}({height}, {width})"
-
-
-def _sides(size: Any) -> tuple[int, int]:
-    """Height and width as torchvision means them: one number, a list of one, or two."""
-    sides = [size] if isinstance(size, int) else list(size)
-    return int(sides[0]), int(sides[-1])
-
-
-# -- where a picture is cut ------------------------------------------------------------------------
-
-
-class Cut:
-    """One picture's way through what is drawn for it. Pairs are of columns and rows.
-
-    Attributes:
-        given: the cut as native code takes it.
-        steps: the same in Pillow's words: methods of a picture, and what they are given.
-        outside: it reaches beyond the picture, where torchvision pads, and is no window that is moved.
-        augmentations: steps that native code takes afterwards, see `headrace.plane.augment`.
-        erased: what torch erases of the tensor, as `erasing_of` gives it; or None.
-    """
-
-    def __init__(self, plan: NativePass, width: int, height: int) -> None:
-        self.steps: list[tuple[str, tuple[Any, ...]]] = []
-        self._size = [width, height]
-        self._start, self._length = [0, 0], [width, height]
-        self._resized: list[int] | None = None
-        self._first = [0, 0]
-        self._flip = [0, 0]
-        self.augmentations: list[list[float]] = []
-        self.erased: tuple[int, int, int, int, Any] | None = None
-        for name, one in plan.drawn:
-            self._take(plan, name, one)
-        whole, moved = [width, height], self._moved_inside([width, height])
-        resized = self._resized or self._length
-        self.outside = any(
-            start < 0 or start + length > side
-            for start, length, side in (
-                *zip(self._start, self._length, whole, strict=True),
-                *zip(self._first, self._size, resized, strict=True),
-            )
-        )
-        self.given = [
-            *whole, *self._start, *self._length, *resized, *self._first, *self._flip,
-        ]  # fmt: skip
-        if any(moved) and not self.outside:
-            self.augmentations.insert(0, [Op.AFFINE, 1, 0, moved[0], 0, 1, moved[1]])
-
-    def _moved_inside(self, whole: list[int]) -> list[int]:
-        """Move a window that reaches beyond the picture back into it.
-
-        Returns:
-            How far what is cut has to be moved again, once it was mirrored.
-        """
-        begin, sides = (
-            (self._start, whole) if self._resized is None else (self._first, self._resized)
-        )
-        if any(part > side for part, side in zip(self._size, sides, strict=True)):
-            return [0, 0]
-        moved = []
-        for axis, (part, side) in enumerate(zip(self._size, sides, strict=True)):
-            inside = min(max(begin[axis], 0), side - part)
-            moved.append((begin[axis] - inside) * (-1 if self._flip[axis] else 1))
-            begin[axis] = inside
-        return moved
-
-    def _take(self, plan: NativePass, name: str, one: Any) -> None:
-        """Draw what a transform draws, and do to the pairs what it would do to the picture."""
-        width, height = self._size
-        if name in _FLIPS:
-            if bool(torch.rand(1) < one.p):
-                self._flip[_FLIPS[name]] ^= 1
-                self.steps.append(("transpose", (_FLIPS[name],)))
-        elif name == "Resize":
-            self._resize(plan, _resized(one.size, width, height))
-        elif name == "CenterCrop":
-            rows, columns = _sides(one.size)
-            self._crop(_middle(width, columns), _middle(height, rows), columns, rows)
-        elif name == "Pad":
-            padding = augmentations.padding_of(one) or 0
-            self._crop(-padding, -padding, width + 2 * padding, height + 2 * padding)
-        elif name == "RandomErasing":
-            self.erased = augmentations.erasing_of(one, width, height) or self.erased
-        elif name in augmentations.NAMES:
-            self.augmentations += augmentations.steps_of(name, one, width, height)
-        else:
-            top, left, rows, columns = augmentations.crop_of(name, one, width, height)
-            self._crop(left, top, columns, rows)
-            if name == "RandomResizedCrop":
-                self._resize(plan, _sides(one.size)[::-1])
-
-    def _crop(self, left: int, top: int, columns: int, rows: int) -> None:
-        begin = self._start if self._resized is None else self._first
-        for axis, (start, length) in enumerate(((left, columns), (top, rows))):
-            # Where the picture was mirrored before, the cut lies at the other end.
-            begin[axis] += self._size[axis] - start - length if self._flip[axis] else start
-        self._size = [columns, rows]
-        if self._resized is None:
-            self._length = [columns, rows]
-        self.steps.append(("crop", ((left, top, left + columns, top + rows),)))
-
-    def _resize(self, plan: NativePass, size: tuple[int, int]) -> None:
-        self._resized, self._size = list(size), list(size)
-        self.steps.append(("resize", (size, _FILTERS_OF_PILLOW[plan.images.filter])))
-
-
-_FILTERS_OF_PILLOW: Final = {name: value for value, name in _FILTERS.items() if value != name}
-
-
-def _resized(size: Any, width: int, height: int) -> tuple[int, int]:
-    """Width and height after a Resize; of one that names the short side, the long one is cut off to a pixel."""
-    if not isinstance(size, int) and len(size) == 2:
-        return int(size[1]), int(size[0])
-    short = _sides(size)[0]
-    long = int(short * max(width, height) / min(width, height))
-    return (short, long) if width <= height else (long, short)
-
-
-def _middle(side: int, part: int) -> int:
-    """Where a CenterCrop begins; negative where it pads."""
-    return -((part - side) // 2) if part > side else round((side - part) / 2.0)
 
 
 # -- samples ---------------------------------------------------------------------------------------
@@ -430,7 +115,7 @@ class NativePictures:
         text = f'decode="native": {", ".join(plan.taken)} run in {where}'
         if plan.after:
             runs = "runs" if len(plan.after) == 1 else "run"
-            text += f"; {', '.join(map(_label, plan.after))} {runs} after them in Python"
+            text += f"; {', '.join(map(label_of, plan.after))} {runs} after them in Python"
         return text
 
     def __len__(self) -> int:
@@ -536,7 +221,7 @@ class NativePictures:
             kept = 4 * len(cuts) * recipe.output_bytes
             self._pool = _native.DecodePool(_threads(0 if info is None else info.num_workers), kept)
             self._pid = os.getpid()
-        height, width = _sides(plan.images.size)
+        _, height, width = plan.images.planes
         whole = [*(width, height), 0, 0, *(width, height) * 2, 0, 0, 0, 0]
         encoded = tuple(
             b"" if cut.outside else source.encoded
