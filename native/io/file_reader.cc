@@ -227,14 +227,15 @@ void FileReader::perform(Task& task) {
 bool FileReader::claim_locked(Task& task) {
   blocked_ = false;
   size_t jobs = 0, files = 0;  // that have no memory yet
+  bool overtakes = false, small = true;
   const size_t files_max = kFilesLookedAt * threads_max_;
   for (size_t i = 0; i < queue_.size() && (jobs < kJobsLookedAt || files < files_max);) {
     FileWork& work = *queue_[i];  // `finished_` keeps one that ends here
     // Where memory is short it is given in the order of submission, so that the oldest job is never
     // overtaken.
     if (work.may_be_laid_out() && !blocked_) {
-      const bool waits = !lay_out_locked(work, /*overtakes=*/jobs > 0);
-      blocked_ = waits && jobs == 0;
+      const bool waits = (!overtakes || small) && !lay_out_locked(work, overtakes);
+      blocked_ = waits && !overtakes;
     }
     if (work.left == 0) continue;  // all of it was refused, and the next job is at its place
     task.look = !work.laid_out;
@@ -246,6 +247,8 @@ bool FileReader::claim_locked(Task& task) {
     if (!work.laid_out) {
       ++jobs;
       files += work.left;
+      overtakes = true;
+      small = small && work.paths.size() == 1;
     }
     ++i;
   }
@@ -258,11 +261,11 @@ bool FileReader::lay_out_locked(FileWork& work, bool overtakes) {
   const uint64_t bytes_max = buffer_bytes_ - retained_share(buffer_bytes_);
   const size_t left = work.left;
   const uint64_t bytes = work.lay_out(buffer_bytes_ / 2, bytes_max);
-  // The arena gives up to an eighth more than it is asked for. Half is kept for those that come
-  // first.
+  // The arena gives up to an eighth more than it is asked for. Who overtakes leaves room for the
+  // largest file, so that whoever waits for the oldest job, and lets go of nothing before, gets it.
   const uint64_t most = outstanding_bytes_ + bytes + bytes / 8;
   const bool room =
-      overtakes ? most <= bytes_max / 2 : outstanding_bytes_ == 0 || most <= bytes_max;
+      overtakes ? most <= bytes_max / 4 : outstanding_bytes_ == 0 || most <= bytes_max;
   if (room) {
     try {
       if (bytes != 0) batch.buffer = arena_->acquire(bytes);

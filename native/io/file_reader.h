@@ -10,8 +10,8 @@
 //   - at most `reads_in_flight` files are looked at or read at a time, each with at most one
 //     descriptor, and no more than `open_files_max` allows
 //   - buffers of jobs that are not yet let go of, and those kept for reuse, stay within
-//     `buffer_bytes`; jobs get theirs in the order of submission, but one of which a look takes
-//     long holds up no others while half of the memory is free
+//     `buffer_bytes`; jobs get theirs in the order of submission, but one file of which a
+//     look takes long holds up no others, as long as what they take leaves it room enough
 //   - a file's bytes are written by one thread, before its state says so
 //
 // Threads start with the first submit and belong to the process that made the reader; a forked
