@@ -60,7 +60,7 @@ JOB_S: Final = 6 * 3600.0
 WINDOWS: Final = 15
 """Of a history that is asked window by window."""
 
-KEPT_S: Final = {"history": 8.0, "layout": 15.0, "starving": 10.0, "waits": 20.0}
+KEPT_S: Final = {"history": 8.0, "layout": 15.0, "starving": 10.0, "flows": 5.0, "waits": 20.0}
 """What costs more than a look at the controller is asked for no more often."""
 
 CONTROLLER_KEPT: Final = 450
@@ -132,7 +132,7 @@ class ClusterSource:
         if self._state is not None:
             self._ask_controller(self._state, [])
             if self._states:
-                return self._flows()
+                return self._once("flows", self._flows)
         return self._waits()
 
     def job(self, job_id: str) -> dict[str, Any] | None:
