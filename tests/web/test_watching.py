@@ -33,6 +33,7 @@ def write(folder, node, jobs, now=NOW):
                 ("worked_s", 60.0 * (1 - stall), "", ""), ("stall_s", 60.0 * stall, cause, system),
                 ("lost_gpu_s", 60.0 * stall * gpus, cause, system), ("gpu_watched_s", 60.0 * gpus, "", ""),
                 ("gpu_busy_s", 30.0 * gpus, "", ""), ("tier_bytes", 6e9, "source", system),
+                ("partition", 1.0, "gpux4", ""),
             ):  # fmt: skip
                 ledger.add(job, name, amount, at, label, fs)
         facts = JobFacts(
@@ -129,6 +130,7 @@ def test_a_job_over_time(history):
     assert page["tiers"]["source"] == pytest.approx([2e8] * 10)
     assert [(place, share) for _, place, share in page["ranks"]] == [("n1", 0.5), ("n2", 0.1)]
     assert page["running"] is True
+    assert page["facts"]["partition"] == "gpux4"
     assert watching(history).job("99") is None
     assert watching(history).job("") is None
 

@@ -361,7 +361,6 @@ def job_page(
     running: bool,
     gpus: int,
     now: float | None,
-    partition: str = "",
     events: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """What is known of a job, as plain values, every name as it may be shown.
@@ -376,11 +375,10 @@ def job_page(
         running: it has not ended.
         gpus: that it has.
         now: its stall now; None: not known.
-        partition: of the scheduler; ''.
         events: what its tuner did: `at_s`, `knob`, `before`, `after`, `why`, `kept`.
     """
     report = JobReport(record).as_dict()
-    facts = plainly(report | {"nodes": report["nodes"][:NODES_MAX], "partition": partition})
+    facts = plainly(report | {"nodes": report["nodes"][:NODES_MAX]})
     return {
         "facts": facts | {"hint": report["hint"], "node_count": len(record.nodes), "gpus": gpus},
         "running": running,
