@@ -35,15 +35,12 @@ if TYPE_CHECKING:
 _PEERS = ("headrace://", "nvme+tcp://")
 
 
-def verdict_on(
-    loader: Any, *, epoch: int | None = None, ranks: Sequence[NDArray[np.void]] = ()
-) -> Verdict:
+def verdict_on(loader: Any, *, epoch: int | None = None) -> Verdict:
     """Say why the consumer of a loader waited.
 
     Args:
         loader: one of headrace's: of `headrace.loader`, of torch, TensorFlow or Grain.
         epoch: only this one, as far as it is still remembered; None: all that is remembered.
-        ranks: the steps of other ranks, dtype `STEP`, if they are known.
 
     Raises:
         TypeError: it is no loader of headrace's.
@@ -58,7 +55,7 @@ def verdict_on(
     steps, _ = log.since(marks[0].added if epoch is not None and marks else 0)
     if epoch is not None:
         steps = steps[steps["epoch"] == epoch]
-    return verdict_of(steps, evidence_of(loader, marks[0] if marks else None), ranks)
+    return verdict_of(steps, evidence_of(loader, marks[0] if marks else None))
 
 
 def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
