@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
     from headrace.insight.ab.running import AbOptions, Match, MeasuredRun
 
+CONFIDENCE: Final = 0.95
+"""Of 100 intervals found in this way, 95 hold the truth."""
+
 PAIRS_LEAST: Final = 6
 """Pairs before a width is believed: fewer happen to lie close together too often."""
 
@@ -58,15 +61,13 @@ class Interval:
     Attributes:
         ratio: the first side's time over the second's, geometric mean of pairs: 2 is twice as fast.
         low: the truth lies between this ...
-        high: ... and that, with this confidence; 0 and infinity where one pair says nothing.
-        confidence: 0.95: of 100 intervals found in this way, 95 hold the truth.
+        high: ... and that, with `CONFIDENCE`; 0 and infinity where one pair says nothing.
     """
 
     ratio: float
     low: float
     high: float
     pairs: int
-    confidence: float = 0.95
 
     @property
     def half_width(self) -> float:
@@ -104,9 +105,7 @@ def t_quantile(chance: float, freedom: int) -> float:
 _ANGLES: Final = 200_001
 
 
-def interval_of(
-    first: Sequence[float], second: Sequence[float], confidence: float = 0.95
-) -> Interval | None:
+def interval_of(first: Sequence[float], second: Sequence[float]) -> Interval | None:
     """The interval of first/second, figures of pairs in the same order.
 
     Returns:
@@ -119,11 +118,11 @@ def interval_of(
     logs = [math.log(a / b) for a, b in zip(first, second, strict=True)]
     mean = statistics.fmean(logs)
     if len(logs) == 1:
-        return Interval(math.exp(mean), 0.0, math.inf, 1, confidence)
+        return Interval(math.exp(mean), 0.0, math.inf, 1)
     deviation = statistics.stdev(logs)
-    half = t_quantile((1 + confidence) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
+    half = t_quantile((1 + CONFIDENCE) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
     ends = math.exp(mean - half), math.exp(mean + half)
-    return Interval(math.exp(mean), *ends, len(logs), confidence)
+    return Interval(math.exp(mean), *ends, len(logs))
 
 
 def is_narrow(interval: Interval | None, half_width: float) -> bool:
@@ -312,7 +311,7 @@ class Comparison:
             "command": self.command, "roots": self.roots,
             "treatment": "drop-in" if self.options.drop_in else "run", "cold": self.options.cold,
             "simulated": self.options.simulate, "ended": self.ended.value, "pairs": len(self.pairs),
-            "measures": [measure.document() for measure in self.measures], "confidence": 0.95,
+            "measures": [measure.document() for measure in self.measures], "confidence": CONFIDENCE,
             "noise": self.noise, "reading_share": self.reading_share,
             "recording_share": self.recording_share,
             "order": None if order is None else order.sameness.value,
