@@ -71,6 +71,11 @@ def number(word: str) -> float | None:
     return float(word) if word.isascii() and word.isdigit() and len(word) <= 20 else None
 
 
+def number_in(path: Path) -> float | None:
+    """The number that a file of the kernel consists of; None if it says "max", or cannot be read."""
+    return number(read_text(path))
+
+
 def fields_of(path: Path) -> dict[str, float]:
     """Counters by name, of lines like those of `memory.stat`: `inactive_file 4096`."""
     pairs = (line.partition(" ") for line in lines_of(path))
@@ -136,7 +141,7 @@ def memory_usages(root: Path) -> list[MemoryUsage]:
     for group, version in _groups(root, "memory"):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
         limit, used = (
-            _number(group / name)
+            number_in(group / name)
             for name in (names if version == 1 else ("memory.max", "memory.current"))
         )
         if limit is None or used is None or limit >= NO_LIMIT:
@@ -144,7 +149,7 @@ def memory_usages(root: Path) -> list[MemoryUsage]:
         prefix, counts = "total_" if version == 1 else "", fields_of(group / "memory.stat")
         cached = sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("inactive", "active"))
         label = f"cgroup v{version} {group.relative_to(root)}"
-        usages.append(MemoryUsage(label, limit, max(0, used - cached)))
+        usages.append(MemoryUsage(label, int(limit), max(0, int(used) - cached)))
     return usages
 
 
@@ -157,8 +162,8 @@ def cpu_quota(root: Path) -> float | None:
             if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
                 quotas.append(int(words[0]) / max(1, int(words[1])))
             continue
-        quota, period = (_number(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-        if quota is not None and period and quota > 0:
+        quota, period = (number_in(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+        if quota and period:  # -1: no limit, and no number
             quotas.append(quota / period)
     return min(quotas, default=None)
 
@@ -186,13 +191,6 @@ def _with_ancestors(base: Path, path: str) -> Iterator[Path]:
         group = base.joinpath(*parts[:count])
         if group.is_dir():
             yield group
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(read_text(path).strip())
-    except ValueError:
-        return None  # "max", empty, or no such file
 
 
 # -- how busy -------------------------------------------------------------------------------------

@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.base.job import clean
-from headrace.machine.host import byte_fields, cpu_seconds, lines_of, number, pressure_of, unescaped
+from headrace.machine.host import (
+    byte_fields,
+    cpu_seconds,
+    lines_of,
+    number,
+    number_in,
+    pressure_of,
+    unescaped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -221,8 +229,7 @@ def _network(root: Path, values: _Values) -> str:
     for folder in ports[:DEVICES_MAX]:
         port = clean(f"{folder.parts[-4]}/{folder.parts[-2]}")
         for file, name in (("port_rcv_data", "received"), ("port_xmit_data", "sent")):
-            words_of_4 = number(next(iter(lines_of(folder / file)), ""))
-            if words_of_4 is not None:
+            if (words_of_4 := number_in(folder / file)) is not None:
                 counters[f"network_{name}_bytes", port] = 4 * words_of_4
     return "" if counters else f"{path} names no interface with a wire"
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.job import JobIdentity, identity_of
-from headrace.machine.host import fields_of, lines_of, number, pressure_of, read_text
+from headrace.machine.host import fields_of, lines_of, number, number_in, pressure_of, read_text
 from headrace.machine.sensors import grown
 
 if TYPE_CHECKING:
@@ -92,19 +92,15 @@ def _add_group(use: GroupUse, folder: Path) -> None:
     fields = fields_of(folder / "cpu.stat")
     if "usage_usec" in fields:
         use.cpu_s = fields["usage_usec"] / 1e6
-    if (usage := _value(folder / "cpuacct.usage")) is not None:
+    if (usage := number_in(folder / "cpuacct.usage")) is not None:
         use.cpu_s = usage / 1e9
     caches = {"memory.current": "inactive_file", "memory.usage_in_bytes": "total_inactive_file"}
     for name, cache in caches.items():
-        if (memory := _value(folder / name)) is not None:
+        if (memory := number_in(folder / name)) is not None:
             cached = fields_of(folder / "memory.stat").get(cache, 0.0)
             use.memory_bytes = max(0.0, memory - cached)
     if (pressure := pressure_of(folder / "io.pressure").get("some")) is not None:
         use.io_pressure_s = pressure
-
-
-def _value(path: Path) -> float | None:
-    return number(next(iter(lines_of(path)), ""))
 
 
 NODES_MAX: Final = 16
