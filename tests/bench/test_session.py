@@ -21,7 +21,7 @@ from headrace.bench.results import load_runs
 from headrace.bench.run import SessionOptions
 from headrace.bench.session import run_session
 from headrace.bench.staging import stage_files
-from headrace.errors import BenchError, HeadraceError, SourceError, WorkloadError
+from headrace.errors import BenchError, HeadraceError, MissingPackage, SourceError, WorkloadError
 from headrace.io.simulation import Simulation
 from headrace.testing import SlowVolume
 
@@ -419,7 +419,7 @@ def test_bad_input_is_no_result(words, tmp_path, overrides, error, message):
 
 def test_an_engine_whose_framework_is_missing_says_so(words, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(BenchError, match="needs TensorFlow"):
+    with pytest.raises(MissingPackage, match="engine tensorflow needs the package tensorflow"):
         run_session(words("unet3d_h100", GENERATE, "++workload.reader.engine=tensorflow"))
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from headrace.base.extras import import_extra
 from headrace.bench.formats import format_of
 from headrace.errors import BenchError, HeadraceError, WorkloadError
 
@@ -151,16 +152,6 @@ def _named(name: str) -> Iterator[None]:
         raise BenchError(f"{name} failed: {type(e).__name__}: {e}") from e
 
 
-def _imported(module: str, engine: str, name: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        raise BenchError(
-            f"the engine {engine} needs {name}, which is not installed.",
-            next_step=f"pip install {package}",
-        ) from e
-
-
 class _IteratorSource:
     """Batches of somebody else's iterator."""
 
@@ -205,7 +196,7 @@ class _TorchEngine(Engine):
     ahead = False
 
     def __init__(self, context: EngineContext) -> None:
-        self._torch = _imported("torch.utils.data", "torch", "PyTorch", "'headrace[torch]'")
+        self._torch = import_extra("torch.utils.data", "the engine torch")
         self._context = context
 
     def open(self, split: str, epoch: int, accelerator: int) -> _IteratorSource:
@@ -261,7 +252,7 @@ class _TensorFlowEngine(Engine):
 
     def __init__(self, context: EngineContext) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its log of CPU features on every start
-        self._tf = _imported("tensorflow", "tensorflow", "TensorFlow", "tensorflow")
+        self._tf = import_extra("tensorflow", "the engine tensorflow")
         with contextlib.suppress(RuntimeError):  # somebody computes on it already
             self._tf.config.set_visible_devices([], "GPU")  # else it takes all of its memory
         self._context = context
@@ -427,7 +418,8 @@ def make_engine(name: str, context: EngineContext) -> Engine:
     """Make an engine.
 
     Raises:
-        BenchError: its framework is not installed, its class is not there, or memory does not suffice.
+        MissingPackage: its framework is not installed.
+        BenchError: its class is not there, or memory does not suffice.
     """
     if name == "headrace":
         from headrace.bench.engines.native import native_engine
