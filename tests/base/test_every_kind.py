@@ -13,7 +13,8 @@ from cluster.clusters import hal
 from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import FILE_NAME, DatasetManifest
 from headrace.bench.dataset_files import read_manifest as read_dataset_manifest
-from headrace.cluster.local.jobs import LocalJob, TaskState, read_request
+from headrace.cluster.executor import Submission
+from headrace.cluster.local.jobs import LocalJob, TaskState
 from headrace.cluster.manifest import read_manifest, write_manifest
 from headrace.cluster.snapshot import snapshot_from_json, snapshot_to_json
 from headrace.insight.record.recording import _read_run
@@ -91,11 +92,10 @@ def recording(folder):
 def local_job(folder):
     script = b"#!/bin/sh\n"
     job = LocalJob(
-        number=1, folder=folder / "1", request=read_request(script, ()), name="n", user="u", directory="/",
-        options=(), arguments=(), environment={}, submitted_s=1.5, key="k",
+        number=1, folder=folder / "1", submission=Submission(script), user="u", submitted_s=1.5, key="k",
         tasks={None: TaskState(started_s=1.5, exit_code=0)},
     )  # fmt: skip
-    job.create(script)
+    job.create()
     job.save()
     return in_a_file(job.folder / "state.json", lambda: LocalJob.load(job.folder).tasks)
 

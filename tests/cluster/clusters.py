@@ -13,15 +13,12 @@ NOW_S = 1_790_000_000.0
 def node(name, gpus=0, gpu_type="", cpus=64, memory_mib=256_000, **more):
     more = {
         "states": ("idle",),
-        "sockets": 2,
         "threads_per_core": 2,
         "architecture": "x86_64",
     } | more
-    cores = cpus // more["sockets"] // more["threads_per_core"]
     return Node(
         name=name,
         cpus=cpus,
-        cores_per_socket=cores,
         memory_mib=memory_mib,
         gpus=gpus,
         gpu_type=gpu_type,
@@ -41,7 +38,7 @@ def hal():
     return cluster(
         nodes,
         [
-            Partition("gpu", names, is_default=True, max_minutes=24 * 60, default_minutes=60),
+            Partition("gpu", names, is_default=True, max_minutes=24 * 60),
             Partition("debug", names[:2], max_minutes=4 * 60),
             Partition("cpu", names, max_minutes=24 * 60),
         ],
@@ -53,7 +50,7 @@ def mixed():
     """Nodes of 8 H100, ARM ones of 2 A100, an old V100 one, plain ones; a partition each, and `all`."""
     h100 = [node(f"h{i}", 8, "h100", 128, 1_000_000, features=("ib", "nvme")) for i in range(4)]
     arm = [
-        node(f"a{i}", 2, "a100", 80, 500_000, threads_per_core=1, sockets=1, architecture="aarch64")
+        node(f"a{i}", 2, "a100", 80, 500_000, threads_per_core=1, architecture="aarch64")
         for i in range(2)
     ]
     old = [node("v0", 4, "v100", 40, 128_000, features=("ib",))]
@@ -80,7 +77,7 @@ def busy():
         node(
             f"gpu{i}", 4, "h100", 32, 128_000, states=states[i], gpus_allocated=used[i],
             cpus_allocated=(16, 32, 0, 0)[i], memory_allocated_mib=(60_000, 128_000, 0, 0)[i],
-            cpu_load=(14.2, 31.0, 0.1, None)[i], memory_free_mib=(50_000, 1_000, 120_000, None)[i],
+            cpu_load=(14.2, 31.0, 0.1, None)[i],
             reason="disk fails" if i == 3 else "",
         )
         for i in range(4)

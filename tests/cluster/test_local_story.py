@@ -143,15 +143,17 @@ def test_exit_75_starts_a_job_again_if_it_may(ex, tmp_path):
     assert (end(ex, other).state, end(ex, other).exit_code) == (JobState.FAILED, 75)
 
 
-def test_a_job_is_requeued_while_it_runs_and_when_it_is_over(ex, tmp_path):
-    script = "echo $HEADRACE_JOB_RESTARTS >>runs; echo $$ >me; test $HEADRACE_JOB_RESTARTS -gt 0 || sleep 300"
-    job = submit(ex, tmp_path, script)
-    pid_in(tmp_path / "me")
-    ex.requeue([job])
-    assert (end(ex, job).state, end(ex, job).restarts) == (JobState.COMPLETED, 1)
-    ex.requeue([job])
-    assert (end(ex, job).state, end(ex, job).restarts) == (JobState.COMPLETED, 2)
-    assert (tmp_path / "runs").read_text() == "0\n1\n2\n"
+def test_a_signal_that_comes_before_the_script_reaches_it(ex, tmp_path):
+    script = "#!/usr/bin/env python3\nimport signal\nprint(signal.sigwait([signal.SIGUSR1]), flush=True)\n"
+    # Its parent blocks the signal for it: it may come before the script's first line.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        job = ex.submit(Submission(script.encode(), directory=tmp_path))
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    ex.cancel([job], signal.SIGUSR1)
+    assert end(ex, job).state == JobState.COMPLETED
+    assert b"".join(ex.logs(job)) == b"10\n"
 
 
 def test_gpus_are_given_one_by_one_and_waited_for(ex, tmp_path):

@@ -6,11 +6,12 @@ import json
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from headrace.cluster.executor import executor, executor_name
+from headrace.cluster.executor import Submission, executor, executor_name
 from headrace.cluster.ray.executor import RayExecutor
 from headrace.cluster.ray.job import RayJob
 from headrace.errors import ClusterError, ClusterRequestError
@@ -92,8 +93,9 @@ def test_what_is_no_jobs_api_is_named(answering, code, text, message):
 
 
 def test_a_job_survives_the_way_to_the_cluster():
-    job = RayJob(
-        "17_3", "n", "u", b"#!/bin/sh\n\xff\n", ("--nodes=2",), ("a b",), "/d", 1.5, 2, {"A": "\n"}
+    asked = Submission(
+        b"#!/bin/sh\n\xff\n", ("--nodes=2", "-Jn"), ("a b",), Path("/d"), {"A": "\n"}
     )
+    job = RayJob("17_3", "u", asked, 1.5, 2)
     assert RayJob.decode(job.encode()) == job
-    assert job.request.nodes == 2
+    assert (job.request.nodes, job.name) == (2, "n")

@@ -27,7 +27,7 @@ NASTY = Path("/opt/a \"quoted\" $HOME [exit 9] {x} \\ 'dir'")
 
 
 def node(name, gpus, states=("idle",)):
-    return Node(name, states, 64, 2, 16, 2, 256000, gpus=gpus, gpu_type="h100" if gpus else "")
+    return Node(name, states, 64, 256000, gpus=gpus, gpu_type="h100" if gpus else "")
 
 
 def cluster(partitions=None, name="hal"):

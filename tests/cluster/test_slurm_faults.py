@@ -121,11 +121,10 @@ def test_an_answer_that_is_none(fake):
         SlurmExecutor().status(["17"])
 
 
-def test_other_clusters_and_sites_words(fake):
+def test_other_clusters_and_sites_words(fake, caplog):
     fake("sbatch", "echo 'sbatch: your quota is nearly used' >&2; echo 'hello'; echo '17;lab'")
-    told: list[str] = []
-    assert SlurmExecutor(notice=told.append).submit(SCRIPT) == "17"
-    assert told == ["sbatch: your quota is nearly used"]
+    assert SlurmExecutor().submit(SCRIPT) == "17"
+    assert caplog.messages == ["sbatch: your quota is nearly used"]
 
 
 def test_the_callers_settings_of_slurms_commands_do_not_change_what_is_read(
@@ -197,3 +196,17 @@ def test_nothing_of_an_option_can_be_a_command(fake, tmp_path):
     assert (tmp_path / "args").read_text() == f"--parsable\n{options[0]}\n{options[1]}\n"
     assert (tmp_path / "script").read_bytes() == SCRIPT.script
     assert os.environ["PATH"].startswith(str(tmp_path))
+
+
+def test_a_job_that_started_again_is_in_the_list_of_jobs_completed_once(fake, tmp_path):
+    line = (
+        "JobId=7 UserId=root(0) Name=j JobState={} Partition=p TimeLimit=5 StartTime=2026-11-27T05:0{}:00 "
+        "EndTime=2026-11-27T05:0{}:30 NodeList=n NodeCnt=1 ProcCnt=8 Account= QOS= Tres=cpu=8 ExitCode=0:0\n"
+    )
+    lives = ("NODE_FAIL", 0, 0), ("REQUEUED", 0, 0), ("COMPLETED", 4, 5)
+    done = tmp_path / "done.log"
+    done.write_text("".join(line.format(*life) for life in lives))
+    fake("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    fake("scontrol", f"echo 'JobCompType = jobcomp/filetxt'; echo 'JobCompLoc = {done}'")
+    (job,) = read_accounting(Commands(), job_ids=["7"])
+    assert (job.state, job.elapsed_s) == (JobState.COMPLETED, 90.0)

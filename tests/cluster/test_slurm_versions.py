@@ -37,14 +37,14 @@ JOBS = (
 )  # fmt: skip
 
 GPU01 = Node(
-    name="gpu01", states=("mixed",), cpus=16, sockets=2, cores_per_socket=8, threads_per_core=1,
+    name="gpu01", states=("mixed",), cpus=16, threads_per_core=1,
     memory_mib=64000, gpus=2, gpu_type="h100", gpus_allocated=(1,), cpus_allocated=4, cpu_load=3.5,
-    memory_allocated_mib=8192, memory_free_mib=30000, partitions=("gpu",), features=("h100", "ib"),
+    memory_allocated_mib=8192, partitions=("gpu",), features=("h100", "ib"),
     architecture="x86_64",
 )  # fmt: skip
 GPU02 = Node(
-    name="gpu02", states=("idle", "drain"), cpus=16, sockets=2, cores_per_socket=8, threads_per_core=1,
-    memory_mib=64000, gpus=2, gpu_type="h100", cpu_load=3.5, memory_free_mib=30000, partitions=("gpu",),
+    name="gpu02", states=("idle", "drain"), cpus=16, threads_per_core=1,
+    memory_mib=64000, gpus=2, gpu_type="h100", cpu_load=3.5, partitions=("gpu",),
     features=("h100", "ib"), reason="bad fan", architecture="x86_64",
 )  # fmt: skip
 
@@ -99,17 +99,15 @@ def test_recorded_jobs_have_their_real_gpus():
 
 def test_recorded_partitions():
     main, debug = read_partitions(said("22.05", "partitions.txt"))
-    assert (main.name, main.is_default, main.max_minutes, main.default_minutes) == (
+    assert (main.name, main.is_default, main.max_minutes) == (
         "main",
         True,
         1440,
-        60,
     )
     assert main.nodes == ("node0", "node1", "node2", "node3")
-    assert (debug.nodes, debug.max_minutes, debug.default_memory_per_cpu_mib) == (
+    assert (debug.nodes, debug.max_minutes) == (
         ("node0",),
         30,
-        1000,
     )
 
 

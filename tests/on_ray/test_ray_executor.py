@@ -107,17 +107,6 @@ class TestRay(ExecutorTests):
         pids = [int((self.folder / name).read_text()) for name in ("inner", "outer")]
         assert until(lambda: not any(map(lives, pids)), 30)
 
-    def test_a_job_is_requeued_under_its_number(self):
-        script = (
-            "echo $HEADRACE_JOB_RESTARTS >>runs; test $HEADRACE_JOB_RESTARTS -gt 0 || sleep 300"
-        )
-        job = self.submit(script)
-        assert until((self.folder / "runs").exists, WAIT_S)
-        self.ex.requeue([job])
-        status = self.end(job)
-        assert (status.state, status.restarts) == (JobState.COMPLETED, 1)
-        assert (self.folder / "runs").read_text() == "0\n1\n"
-
     def test_a_job_that_is_over_is_submitted_once_more(self):
         script = b"#!/bin/sh\necho $@\n"
         job = self.ex.submit(Submission(script, arguments=("a b",), directory=self.folder))

@@ -83,7 +83,7 @@ def test_agents_alone_are_enough(history):
 
 def snapshot():
     def node(name, gpus, taken, **more):
-        return Node(name, ("mixed",), 8, 1, 8, 1, 1000, gpus=gpus, gpus_allocated=taken,
+        return Node(name, ("mixed",), 8, 1000, gpus=gpus, gpus_allocated=taken,
                     partitions=("gpu",), **more)  # fmt: skip
 
     jobs = (
@@ -94,7 +94,7 @@ def snapshot():
         ClusterJob("21", "later", "bob", "proj", "gpu", JobState.PENDING),
     )  # fmt: skip
     nodes = (node("n1", 4, (0, 1, 3)), node("n2", 2, (0, 1)),
-             Node("n3", ("down",), 8, 1, 8, 1, 1000, gpus=1, partitions=("gpu",), reason="burnt"))  # fmt: skip
+             Node("n3", ("down",), 8, 1000, gpus=1, partitions=("gpu",), reason="burnt"))  # fmt: skip
     return ClusterSnapshot("c", "22", NOW, nodes, (Partition("gpu", ("n1", "n2", "n3")),), jobs)
 
 

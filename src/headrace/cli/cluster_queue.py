@@ -8,7 +8,7 @@ fit is counted, never dropped in silence; narrow terminals get fewer columns.
 from __future__ import annotations
 
 import gc
-import getpass
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
+from headrace.base.peers import user_name
 from headrace.base.text import count_text, counted, printable
 from headrace.cli import exit_codes
 from headrace.cli.printing import Output, plain, plain_table
@@ -396,7 +397,7 @@ class Selection:
         self, users: Sequence[str] = (), nodes: Sequence[str] = (), partitions: Sequence[str] = ()
     ) -> None:
         named = [name for text in users for name in text.split(",") if name]
-        self.users = [getpass.getuser() if name == "me" else name for name in named]
+        self.users = [user_name(os.geteuid()) if name == "me" else name for name in named]
         self.nodes = [name for text in nodes for name in expand_hosts(text)]
         self.partitions = [name for text in partitions for name in text.split(",") if name]
 

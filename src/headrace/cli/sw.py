@@ -90,7 +90,7 @@ def _add_asks(
             action = "append" if option.kind is OptionKind.TEXTS else "store"
             form = {"action": action, "metavar": option.metavar or option.kind.value}
         parser.add_argument(*names, dest=option.field, help=help_text, **form)
-    parser.add_argument("--executor", metavar="NAME", help="slurm, ray or local")
+    parser.add_argument("--executor", metavar="NAME", help="slurm, ray, kubernetes or local")
     parser.add_argument("--site", type=Path, metavar="FILE", help="the site's file")
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="a saved snapshot")
     parser.add_argument("-d", "--dry-run", action="store_true", help="print it, submit nothing")

@@ -9,13 +9,15 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, TypeVar, cast, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+
+    from headrace.cluster.snapshot import ClusterSnapshot
 
 T = TypeVar("T")
 
@@ -73,9 +75,26 @@ class Submission:
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     directory: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     cluster: str = ""
     image: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """As plain values, but for the script."""
+        return {
+            "options": self.options, "arguments": self.arguments, "environment": dict(self.environment),
+            "directory": self.directory and str(self.directory), "cluster": self.cluster, "image": self.image,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], script: bytes) -> Submission:
+        """What `document` gave; KeyError, TypeError or ValueError where it is something else."""
+        options, arguments = (tuple(map(str, document[name])) for name in ("options", "arguments"))
+        directory = document["directory"]
+        return cls(
+            script, options, arguments, Path(directory) if directory else None,
+            dict(document["environment"]), document.get("cluster", ""), document.get("image", ""),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +176,16 @@ class Executor(ABC):
         """End jobs, or only send their scripts a signal. Jobs that are over already are no error."""
 
     @abstractmethod
-    def requeue(self, job_ids: Sequence[str]) -> None:
-        """Have jobs start again under their numbers: those that run are ended first."""
-
-    @abstractmethod
     def own(self) -> list[str]:
         """The jobs of this user that are known, oldest first; some of them are over."""
 
     @abstractmethod
     def submission(self, job_id: str) -> Submission:
         """What was submitted as this job, all of it; ClusterError where that is not known."""
+
+    @abstractmethod
+    def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
+        """The cluster as it is now; with `jobs`, who has what of it and who waits for what."""
 
     def resubmit(self, job_id: str) -> str:
         """Submit a job that is over once more, or one task of an array; the new job's id.

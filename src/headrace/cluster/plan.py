@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.cluster.containers import find_container, has_steps
-from headrace.cluster.executor import EXECUTOR_VARIABLE, Submission, executor_name, ray_address
+from headrace.cluster.executor import (
+    EXECUTOR_VARIABLE,
+    Submission,
+    executor,
+    executor_name,
+    ray_address,
+)
 from headrace.cluster.layout import JobLayout, candidates, lay_out, time_limit
 from headrace.cluster.request import (
     JOB_OPTIONS,
@@ -35,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from headrace.cluster.containers import Container
+    from headrace.cluster.executor import ExecutorName
     from headrace.cluster.site import Site
     from headrace.cluster.snapshot import ClusterSnapshot
 
@@ -97,19 +104,15 @@ class Cluster:
 
     Attributes:
         site: what is special.
+        runs_on: its executor; Slurm's for a snapshot that was saved.
         remarks: what the user may want to know of it.
-        local: it is this machine, and has as many "GPUs" as a request asks for.
-        slurm: jobs are submitted by its commands.
-        runs_images: it starts containers by itself.
     """
 
     snapshot: ClusterSnapshot
     site: Site
-    local: bool = False
-    slurm: bool = True
+    runs_on: ExecutorName = "slurm"
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     remarks: tuple[str, ...] = ()
-    runs_images: bool = False
 
     @classmethod
     def of(
@@ -126,10 +129,7 @@ class Cluster:
         if runs_on in {"local", "ray"} and not name and not os.environ.get(EXECUTOR_VARIABLE):
             what = "this machine" if runs_on == "local" else f"the Ray cluster at {ray_address()}"
             remarks.append(f"there is no Slurm here (no sbatch): {what} runs it.")
-        return cls(
-            snapshot, rules, runs_on == "local", runs_on == "slurm", remarks=tuple(remarks),
-            runs_images=runs_on == "kubernetes",
-        )  # fmt: skip
+        return cls(snapshot, rules, runs_on, remarks=tuple(remarks))
 
     def is_short(self, partition: str) -> bool:
         """Whether a partition's name is one of HAL's short words for sizes."""
@@ -141,26 +141,11 @@ def cluster_snapshot(
     name: str | None, source: Path | None = None, *, jobs: bool = False
 ) -> ClusterSnapshot:
     """A saved snapshot (`source`), or what the cluster of the executor of this name has now."""
-    if source is not None:
-        from headrace.cluster.snapshot import load_snapshot
+    if source is None:
+        return executor(name).snapshot(jobs=jobs)
+    from headrace.cluster.snapshot import load_snapshot
 
-        return load_snapshot(source)
-    runs_on = executor_name(name)
-    if runs_on == "local":
-        from headrace.cluster.local.executor import local_snapshot, with_local_jobs
-
-        return with_local_jobs(local_snapshot()) if jobs else local_snapshot()
-    if runs_on == "kubernetes":
-        from headrace.cluster.kubernetes.executor import KubernetesExecutor
-
-        return KubernetesExecutor().snapshot(jobs=jobs)
-    if runs_on == "ray":
-        from headrace.cluster.ray.executor import RayExecutor
-
-        return RayExecutor().snapshot(jobs=jobs)
-    from headrace.cluster.slurm.scontrol import read_snapshot
-
-    return read_snapshot(jobs=jobs)
+    return load_snapshot(source)
 
 
 class BatchPlan(NamedTuple):
@@ -169,12 +154,12 @@ class BatchPlan(NamedTuple):
     submission: Submission
     layout: JobLayout | None
     remarks: tuple[str, ...]
-    slurm: bool = True
+    runs_on: ExecutorName = "slurm"
 
     @property
     def command(self) -> list[str] | None:
         """What is run, with the script on its standard input; None: nothing, without Slurm."""
-        if not self.slurm:
+        if self.runs_on != "slurm":
             return None
         arguments = ["/dev/stdin", *self.submission.arguments] if self.submission.arguments else []
         return ["sbatch", "--parsable", *self.submission.options, *arguments]
@@ -241,14 +226,14 @@ def plan_batch(
     submission = Submission(
         text, (*options, *_passed_on(asked)), tuple(arguments),
         Path(request.directory) if asked.directory else None, cluster=cluster.snapshot.cluster,
-        image=request.container if cluster.runs_images else "",
+        image=request.container if cluster.runs_on == "kubernetes" else "",
     )  # fmt: skip
-    return BatchPlan(submission, layout, tuple(remarks), cluster.slurm)
+    return BatchPlan(submission, layout, tuple(remarks), cluster.runs_on)
 
 
 def _lay_out(request: JobRequest, cluster: Cluster) -> JobLayout:
     snapshot, more = cluster.snapshot, ""
-    if cluster.local:
+    if cluster.runs_on == "local":  # it has as many "GPUs" as are asked for
         from headrace.cluster.local.executor import local_snapshot
 
         short = read_shorthand(request.partition, ())
@@ -350,7 +335,7 @@ def _preamble(
     lines = environment_lines(request, cluster.site)
     if request.venv and not Path(request.venv, "bin/activate").exists():
         remarks.append(f"{request.venv} has no bin/activate here; it must have one on the nodes.")
-    if not request.container or cluster.runs_images:
+    if not request.container or cluster.runs_on == "kubernetes":
         return lines
     container = _container(request, layout, cluster)
     if not script.is_shell:
@@ -412,7 +397,7 @@ def plan_run(
                 f"{option.flag} makes no sense for a command in the foreground.",
                 next_step="Write a script: headrace cluster batch SCRIPT.",
             )
-    if cluster.runs_images:
+    if cluster.runs_on == "kubernetes":
         raise ClusterRequestError(
             "a command in the foreground is not run on Kubernetes.",
             next_step="Submit a script: headrace cluster batch SCRIPT, and headrace cluster logs --follow JOB.",
@@ -430,7 +415,7 @@ def plan_run(
         container = _container(request, layout, cluster)
         inner = container.around(inner)
         step += container.srun_options() if container.runtime == "pyxis" else []
-    if not cluster.slurm:
+    if cluster.runs_on != "slurm":
         return RunPlan(tuple(inner), layout, layout.remarks)
     name = Path(command[0]).name if command else "interactive"
     words, _ = _words((), name, cluster, request, request, layout, [])

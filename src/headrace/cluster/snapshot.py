@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,9 +32,8 @@ class Node:
 
     Attributes:
         states: lower case, the base state first ("idle", "mixed", "allocated", "down"), then flags ("drain").
-        cpus, sockets, cores_per_socket, threads_per_core: what the scheduler counts with.
+        cpus: what the scheduler counts with: threads, where `threads_per_core` is above 1.
         cpu_load: the one-minute load average; None if unknown.
-        memory_mib, memory_allocated_mib, memory_free_mib: free is what the system says; None if unknown.
         gpu_type: as in GRES ("h100"); "" if there are none, or they have no type.
         gpus_allocated: the indices in use.
         features: of the node, as constraints name them.
@@ -44,17 +43,14 @@ class Node:
     name: str
     states: tuple[str, ...]
     cpus: int
-    sockets: int
-    cores_per_socket: int
-    threads_per_core: int
     memory_mib: int
+    threads_per_core: int = 1
     gpus: int = 0
     gpu_type: str = ""
     gpus_allocated: tuple[int, ...] = ()
     cpus_allocated: int = 0
     cpu_load: float | None = None
     memory_allocated_mib: int = 0
-    memory_free_mib: int | None = None
     partitions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     reason: str = ""
@@ -70,9 +66,7 @@ class Partition:
     is_default: bool = False
     state: str = "up"
     max_minutes: int | None = None
-    default_minutes: int | None = None
     max_nodes: int | None = None
-    default_memory_per_cpu_mib: int | None = None
     max_memory_per_cpu_mib: int | None = None
 
 
@@ -121,6 +115,27 @@ class ClusterSnapshot:
     nodes: tuple[Node, ...]
     partitions: tuple[Partition, ...]
     jobs: tuple[ClusterJob, ...]
+
+
+def occupied(nodes: Iterable[Node], jobs: Iterable[ClusterJob]) -> tuple[Node, ...]:
+    """Idle nodes of a scheduler that does not say what is in use there, with what jobs hold of them."""
+    held: dict[str, list[Allocation]] = defaultdict(list)
+    for part in (part for job in jobs for part in job.allocations):
+        held[part.node].append(part)
+    return tuple(_occupied(node, held[node.name]) if node.name in held else node for node in nodes)
+
+
+def _occupied(node: Node, parts: Sequence[Allocation]) -> Node:
+    cpus = min(node.cpus, sum(part.cpus for part in parts))
+    gpus = {index for part in parts for index in part.gpus}
+    # Of those whose numbers are not known, any that are left.
+    unplaced = sum(part.gpu_count for part in parts) - len(gpus)
+    gpus.update([index for index in range(node.gpus) if index not in gpus][: max(0, unplaced)])
+    busy = "allocated" if cpus == node.cpus else "mixed"
+    return replace(
+        node, states=tuple(busy if state == "idle" else state for state in node.states), cpus_allocated=cpus,
+        gpus_allocated=tuple(sorted(gpus)),
+    )  # fmt: skip
 
 
 # -- files ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 
@@ -84,7 +85,8 @@ def test_a_step_that_is_signalled_with_usr1_has_its_job_requeued(slurm, launch, 
     assert first.count("leaves at step") == NODES
     assert "requeued" in first
     slurm.begin_now(job)
-    assert until(lambda: output(launch).count("begins at step") == 2 * NODES, 60.0), output(launch)
+    begun = re.compile(r"begins at step \d+\n")  # a line that is written whole
+    assert until(lambda: len(begun.findall(output(launch))) == 2 * NODES, 60.0), output(launch)
     last = first.split("leaves at step ")[1].split()[0]
     assert output(launch).count(f"begins at step {last}\n") == NODES  # exactly there, and not at 0
     slurm.command("scancel", job)

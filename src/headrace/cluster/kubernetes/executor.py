@@ -14,7 +14,6 @@ import re
 import time
 from datetime import datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
@@ -34,7 +33,14 @@ from headrace.cluster.kubernetes.manifests import (
     pod_file,
     request_of,
 )
-from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
+from headrace.cluster.snapshot import (
+    Allocation,
+    ClusterJob,
+    ClusterSnapshot,
+    Node,
+    Partition,
+    occupied,
+)
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
@@ -123,12 +129,7 @@ class KubernetesExecutor(Executor):
         try:
             data = self._kubectl.get(self._path("secrets", job_id)).get("data", {})
             script, again = (base64.b64decode(data[k]) for k in ("script", "submission.json"))
-            given = json.loads(again)
-            return Submission(
-                script, tuple(given["options"]), tuple(given["arguments"]),
-                Path(given["directory"]) if given["directory"] else None,
-                dict(given["environment"]), image=str(given["image"]),
-            )  # fmt: skip
+            return Submission.of(json.loads(again), script)
         except NotThere as e:
             raise ClusterError(self.not_known[0].format(job_id), next_step=self.not_known[1]) from e
         except (KeyError, TypeError, ValueError) as e:
@@ -234,22 +235,6 @@ class KubernetesExecutor(Executor):
         limits["activeDeadlineSeconds"] = 1
         self._kubectl.replace(path, job)
 
-    def requeue(self, job_ids: Sequence[str]) -> None:
-        """Delete their first pods: their controllers make new ones, in which the scripts begin again."""
-        for job_id in job_ids:
-            status, job, pods = dict(self._jobs(f"{JOB_LABEL}={job_id}")).get(
-                job_id, (None, {}, [])
-            )
-            again = "backoffLimitPerIndex" in job.get("spec", {})
-            first = _first(pods)
-            if status is None or status.state.is_over or first is None or not again:
-                why = "it does not run" if again else "it was submitted without --requeue"
-                raise ClusterRequestError(
-                    f"job {job_id} cannot be requeued: {why}.",
-                    next_step=f"Submit it once more: headrace cluster resubmit {job_id}.",
-                )
-            self._kubectl.delete(self._path("pods", first["metadata"]["name"]))
-
     def logs(
         self, job_id: str, *, follow: bool = False, lines: int | None = None
     ) -> Iterator[bytes]:
@@ -285,10 +270,7 @@ class KubernetesExecutor(Executor):
         items = self._kubectl.get("/api/v1/nodes").get("items") or []
         known = dict(self._jobs(JOB_LABEL)).values() if jobs else ()
         rows = tuple(_row(*one) for one in known if not one[0].state.is_over)
-        parts = [part for row in rows for part in row.allocations]
-        nodes = tuple(
-            _node(item, [p for p in parts if p.node == item["metadata"]["name"]]) for item in items
-        )
+        nodes = occupied(map(_node, items), rows)
         partition = Partition(PARTITION, tuple(node.name for node in nodes), is_default=True)
         return ClusterSnapshot(PARTITION, "", time.time(), nodes, (partition,), rows)
 
@@ -406,22 +388,19 @@ _CPU_SHARE: Final = Decimal("0.95")
 """What daemons that run on every node leave of its CPUs, where nobody says how much they ask for."""
 
 
-def _node(item: Object, parts: list[Allocation]) -> Node:
+def _node(item: Object) -> Node:
     about, spec, given = item["metadata"], item.get("spec", {}), item.get("status", {})
     can, labels = given.get("allocatable", {}), about.get("labels", {})
     ready = any(
         (c["type"], c["status"]) == ("Ready", "True") for c in given.get("conditions") or ()
     )
-    held = sum(part.gpu_count for part in parts)
-    state = "down" if not ready else "mixed" if parts else "idle"
+    state = "idle" if ready else "down"
     arch = labels.get("kubernetes.io/arch", "")
     cpus = max(1, int(_quantity(can.get("cpu", 1)) * _CPU_SHARE))
     return Node(
         name=about["name"], states=(state, "drain") if spec.get("unschedulable") else (state,), cpus=cpus,
-        sockets=1, cores_per_socket=cpus, threads_per_core=1,
         memory_mib=int(_quantity(can.get("memory", 0))) >> 20, gpus=_gpus(can),
-        gpu_type=labels.get("nvidia.com/gpu.product", ""), gpus_allocated=tuple(range(held)),
-        cpus_allocated=sum(part.cpus for part in parts), partitions=(PARTITION,),
+        gpu_type=labels.get("nvidia.com/gpu.product", ""), partitions=(PARTITION,),
         architecture={"amd64": "x86_64", "arm64": "aarch64"}.get(arch, arch),
     )  # fmt: skip
 
@@ -436,10 +415,12 @@ def _row(status: JobStatus, job: Object, pods: list[Object]) -> ClusterJob:
             memory = int(_quantity(amounts.get("memory", 0))) >> 20
             cpus = int(_quantity(amounts.get("cpu", 1)))
             parts.append(Allocation(pod["spec"]["nodeName"], cpus, memory, _gpus(amounts)))
-    labels = job["metadata"].get("labels", {})
+    labels, spec = job["metadata"].get("labels", {}), job["spec"]
+    limit_s = spec.get("runPolicy", spec).get("activeDeadlineSeconds")
     return ClusterJob(
         status.job_id, status.name, labels.get(USER_LABEL, ""), "", PARTITION, status.state, status.reason,
         nodes=status.nodes, allocations=tuple(parts), node_count=_pod_count(job),
         cpu_count=sum(p.cpus for p in parts), gpu_count=sum(p.gpu_count for p in parts),
         submitted_s=status.submitted_s, started_s=status.started_s,
+        limit_minutes=None if limit_s is None else round(limit_s / 60),
     )  # fmt: skip

@@ -279,12 +279,8 @@ def _resources(request: LocalRequest, theirs: Mapping[str, Any]) -> dict[str, An
 
 def _secret(submission: Submission) -> dict[str, Any]:
     """The script, the pods' secret, and what `resubmit` needs besides."""
-    again = {
-        "options": submission.options, "arguments": submission.arguments, "image": submission.image,
-        "environment": dict(submission.environment),
-        "directory": None if submission.directory is None else str(submission.directory),
-    }  # fmt: skip
-    texts = {"key": secrets.token_hex(16), "submission.json": json.dumps(again)}
+    again = json.dumps(submission.document())
+    texts = {"key": secrets.token_hex(16), "submission.json": again}
     try:
         return {"stringData": {"script": submission.script.decode(), **texts}}
     except UnicodeDecodeError:

@@ -18,9 +18,11 @@ import shutil
 import socket
 import subprocess
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from headrace.cluster.launch.plan import NodeFacts, node_command, srun_command
 from headrace.cluster.launch.stop_page import RankNote
@@ -70,17 +72,14 @@ class NodeSpec:
 
     def to_json(self) -> str:
         """For the environment."""
-        return json.dumps(asdict(self))
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def parse(cls, text: str) -> NodeSpec:
         """What `to_json` gave; LaunchError if it is something else."""
         try:
-            fields = json.loads(text)
-            for name in ("addresses", "nodes"):
-                fields[name] = tuple(fields[name])
-            return cls(**fields)
-        except (ValueError, TypeError, KeyError) as e:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.MsgspecError as e:
             raise LaunchError(
                 f"{SPEC_VARIABLE} cannot be understood: {e}.",
                 next_step="`headrace launch` sets it; do not start this program yourself.",

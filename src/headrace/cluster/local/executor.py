@@ -13,18 +13,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.peers import user_name
-from headrace.cluster.executor import Executor, JobState, JobStatus, Submission, split_id
+from headrace.cluster.executor import Executor, JobState, JobStatus, split_id
 from headrace.cluster.launch.place import machine_gpus
-from headrace.cluster.local.jobs import JobsFolder, LocalJob, TaskState, read_request
+from headrace.cluster.local.jobs import (
+    JobsFolder,
+    LocalJob,
+    job_directory,
+    queued_job,
+    read_request,
+)
 from headrace.cluster.local.keeper import job_variables, keeper_lives, node_names, schedule
 from headrace.cluster.processes import send, start_time
-from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
-from headrace.errors import ClusterError, ClusterRequestError
+from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition, occupied
+from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from headrace.cluster.executor import Submission
     from headrace.cluster.layout import JobLayout
+    from headrace.cluster.snapshot import ClusterJob
+
+
+_BEGIN_S = 10.0
+_LOOK_S = 0.02
 
 
 class LocalExecutor(Executor):
@@ -44,27 +56,23 @@ class LocalExecutor(Executor):
 
     def submit(self, submission: Submission) -> str:
         """Queue a job; it starts at once if there are CPUs and GPUs for it."""
-        request = read_request(submission.script, submission.options)
-        directory = Path(submission.directory or Path.cwd(), request.directory).absolute()
-        if not directory.is_dir():
-            raise ClusterRequestError(
-                f"{directory}: the job's working directory does not exist.", path=str(directory)
-            )
+        whole = dataclasses.replace(
+            submission, directory=job_directory(submission),
+            environment={**os.environ, **submission.environment},
+        )  # fmt: skip
         self.jobs.open()
         with self.jobs.locked():
-            for _, job_id in request.dependencies:
+            for _, job_id in read_request(submission.script, submission.options).dependencies:
                 if job_id:
                     self._known(job_id)
             number = self.jobs.next_number()
             folder = self.jobs.path / f".new-{number}"
             job = LocalJob(
-                number=number, folder=folder, request=request, name=request.name or "sbatch",
-                user=user_name(os.geteuid()), directory=str(directory), options=submission.options,
-                arguments=submission.arguments, environment={**os.environ, **submission.environment},
+                number=number, folder=folder, submission=whole, user=user_name(os.geteuid()),
                 submitted_s=time.time(), key=secrets.token_hex(16), variables=self._variables,
             )  # fmt: skip
             try:
-                job.create(submission.script)
+                job.create()
                 folder.rename(self.jobs.path / str(number))
             except OSError as e:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -85,36 +93,18 @@ class LocalExecutor(Executor):
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
         """End jobs: all processes get SIGTERM, and SIGKILL 10 s later; or send the script a signal."""
-
-        def end(_job: LocalJob, state: TaskState) -> None:
-            if state.is_over:
-                return
-            if signal is not None:
-                began = start_time(state.script) if state.script and keeper_lives(state) else None
-                if began is not None:
-                    send(state.script, began, signal)
-            elif state.state == JobState.PENDING:
-                state.state, state.reason, state.ended_s = JobState.CANCELLED, "", time.time()
-            else:
-                state.asked = "cancel"
-
-        self._change(job_ids, end)
-
-    def requeue(self, job_ids: Sequence[str]) -> None:
-        """Have jobs start again: those that run are ended, those that are over wait anew."""
-
-        def again(job: LocalJob, state: TaskState) -> None:
-            if state.is_over:
-                state.state, state.reason, state.asked = JobState.PENDING, "requeued", ""
-                state.restarts += 1
-                state.started_s = state.ended_s = state.exit_code = state.signal = None
-                (job.folder / "over").unlink(missing_ok=True)
-            elif state.state != JobState.PENDING:
-                state.asked = state.asked or "requeue"
-
+        if signal is not None:
+            for job, task in [task for job_id in job_ids for task in self._tasks(job_id)]:
+                self._signal(job, task, signal)
+            return
         for job_id in job_ids:
-            self._known(job_id)
-        self._change(job_ids, again)
+            split_id(job_id)
+        if not self.jobs.path.is_dir():
+            return
+        with self.jobs.locked():
+            for job_id in job_ids:
+                self._end(self._tasks(job_id))
+        schedule(self.jobs)
 
     def own(self) -> list[str]:
         """All that were not over more than a day ago."""
@@ -123,14 +113,16 @@ class LocalExecutor(Executor):
     def submission(self, job_id: str) -> Submission:
         """As it lies in the job's folder."""
         self._known(job_id)
-        job = self._tasks(job_id)[0][0]
-        return Submission(
-            job.script.read_bytes(),
-            job.options,
-            job.arguments,
-            Path(job.directory),
-            job.environment,
-        )
+        return self._tasks(job_id)[0][0].submission
+
+    def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
+        """This machine, one node; its jobs are those of its user that are not over."""
+        empty = local_snapshot()
+        own = self.jobs.jobs() if jobs else ()
+        tasks = [(job, task) for job in own for task in job.tasks if not job.tasks[task].is_over]
+        rows = [_row(job, task, empty.nodes[0].name) for job, task in tasks]
+        nodes = occupied(empty.nodes, rows)
+        return dataclasses.replace(empty, nodes=nodes, jobs=tuple(rows))
 
     # -- one job -----------------------------------------------------------------------------------
 
@@ -142,30 +134,40 @@ class LocalExecutor(Executor):
             return []
         return [(job, t) for t in job.tasks if task is None or str(t) == task]
 
+    def _signal(self, job: LocalJob, task: int | None, number: int) -> None:
+        """Signal the script of a task that runs; one that is about to begin is waited for."""
+        until_s = time.monotonic() + _BEGIN_S
+        while (state := job.tasks[task]).runs and keeper_lives(state):
+            if state.script:
+                if (began := start_time(state.script)) is not None:
+                    send(state.script, began, number)
+                return
+            if time.monotonic() > until_s:
+                raise ClusterTimeout(
+                    f"the script of job {job.task_id(task)} has not begun within {_BEGIN_S:g} s: it was not "
+                    "signalled."
+                )
+            time.sleep(_LOOK_S)
+            job = LocalJob.load(job.folder)
+
+    @staticmethod
+    def _end(tasks: list[tuple[LocalJob, int | None]]) -> None:
+        """End tasks of a job; `locked`."""
+        states = [job.tasks[task] for job, task in tasks if not job.tasks[task].is_over]
+        for state in states:
+            if state.state == JobState.PENDING:
+                state.state, state.reason, state.ended_s = JobState.CANCELLED, "", time.time()
+            else:
+                state.is_cancelled = True
+        for job, _ in tasks[:1]:
+            job.save()
+        for state in states:
+            if state.is_cancelled and state.output:  # else its keeper is about to look
+                send(state.keeper, state.keeper_started, signals.SIGHUP)
+
     def _known(self, job_id: str) -> None:
         if not self._tasks(job_id):
             raise ClusterRequestError(self.not_known[0].format(job_id))
-
-    def _change(
-        self, job_ids: Sequence[str], change: Callable[[LocalJob, TaskState], None]
-    ) -> None:
-        """Change the states of tasks; those whose keepers are asked for something hear of it at once."""
-        for job_id in job_ids:
-            split_id(job_id)
-        if not self.jobs.path.is_dir():
-            return
-        with self.jobs.locked():
-            for job_id in job_ids:
-                tasks = self._tasks(job_id)
-                for job, task in tasks:
-                    change(job, job.tasks[task])
-                for job, _ in tasks[:1]:
-                    job.save()
-                for job, task in tasks:
-                    state = job.tasks[task]
-                    if state.asked and state.runs and state.output:  # else it is about to look
-                        send(state.keeper, state.keeper_started, signals.SIGHUP)
-        schedule(self.jobs)
 
 
 def _status(job: LocalJob, task: int | None) -> JobStatus:
@@ -192,8 +194,8 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     cpus, own, names = len(os.sched_getaffinity(0)), machine_gpus(), node_names(nodes)
     memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     node = Node(
-        name="", states=("idle",), cpus=cpus if own else max(cpus, gpus), sockets=1,
-        cores_per_socket=cpus, threads_per_core=1, memory_mib=memory_mib, gpus=own or gpus,
+        name="", states=("idle",), cpus=cpus if own else max(cpus, gpus),
+        memory_mib=memory_mib, gpus=own or gpus,
         partitions=("local",), architecture=platform.machine(),
     )  # fmt: skip
     alike = tuple(dataclasses.replace(node, name=name) for name in names)
@@ -201,33 +203,14 @@ def local_snapshot(gpus: int = 0, nodes: int = 1) -> ClusterSnapshot:
     return ClusterSnapshot("local", "", time.time(), alike, (partition,), ())
 
 
-def with_local_jobs(snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    """This machine, one node, with the jobs of its user that the local executor has and are not over."""
-    node = snapshot.nodes[0]
-    jobs = [
-        _job(job, state, job.task_id(task), node.name)
-        for job in JobsFolder.of_user().jobs()
-        for task, state in job.tasks.items()
-        if not state.is_over
-    ]
-    running = [job for job in jobs if job.nodes]
-    cpus = min(node.cpus, sum(job.cpu_count for job in running))
-    gpus = tuple(sorted({i for job in running for part in job.allocations for i in part.gpus}))
-    state = "idle" if not running else "allocated" if cpus == node.cpus else "mixed"
-    busy = dataclasses.replace(node, states=(state,), cpus_allocated=cpus, gpus_allocated=gpus)
-    return dataclasses.replace(snapshot, nodes=(busy,), jobs=tuple(jobs))
-
-
-def _job(job: LocalJob, state: TaskState, job_id: str, node: str) -> ClusterJob:
-    asked = job.request
-    has = (Allocation(node, asked.cpus, 0, len(state.gpus), state.gpus),) if state.runs else ()
-    return ClusterJob(
-        job_id=job_id, name=job.name, user=job.user, account="", partition="local",
-        state=state.shown, reason=state.reason, nodes=(node,) if state.runs else (), allocations=has,
-        node_count=asked.nodes, cpu_count=asked.cpus, gpu_count=asked.gpus,
-        submitted_s=job.submitted_s, started_s=state.started_s if state.runs else None,
-        limit_minutes=None if asked.time_s is None else round(asked.time_s / 60),
+def _row(job: LocalJob, task: int | None, node: str) -> ClusterJob:
+    """A task in the queue; the nodes that it is told of are all this one."""
+    state = job.tasks[task]
+    here = dataclasses.replace(
+        _status(job, task), nodes=(node,) if state.runs else (),
+        started_s=state.started_s if state.runs else None,
     )  # fmt: skip
+    return queued_job(here, job.request, job.user, "local", state.gpus)
 
 
 def foreground_environment(layout: JobLayout, name: str) -> dict[str, str]:

@@ -26,15 +26,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.base.documents import DocumentKind
 from headrace.base.files import lock_path, own_folder, replace_file
-from headrace.cluster.executor import JobState
+from headrace.cluster.executor import JobState, Submission
 from headrace.cluster.notation import expand_indices, gpu_count, memory_mib, parse_gres, seconds
 from headrace.cluster.script import SBATCH_OPTIONS, read_script, read_words
+from headrace.cluster.snapshot import Allocation, ClusterJob
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from headrace.cluster.executor import JobStatus
 
 
 # -- what is asked -------------------------------------------------------------------------------------
@@ -60,7 +65,6 @@ class LocalRequest:
         memory_mib, gpu_type, partition: of a node, as asked for; 0 and "" if not. They mean nothing here.
         words: all of sbatch's that were said.
         exclude: names of nodes, for executors that have several.
-        chosen_by: sbatch's other words for which nodes it is to be.
     """
 
     name: str = ""
@@ -88,7 +92,11 @@ class LocalRequest:
     partition: str = ""
     words: frozenset[str] = frozenset()
     exclude: str = ""
-    chosen_by: tuple[str, ...] = ()
+
+    @property
+    def output_pattern(self) -> str:
+        """Of the output file's name, as `fill_pattern` takes it."""
+        return self.output or ("slurm-%j.out" if self.tasks is None else "slurm-%A_%a.out")
 
     @property
     def cpus(self) -> int:
@@ -163,9 +171,7 @@ def _request(options: dict[str, str | None]) -> LocalRequest:
         cpus_per_task=count("cpus-per-task") or 1,
         memory_mib=memory_mib(text("mem")) if text("mem") else 0,
         gpu_type=next((gpu.type for gpu in parse_gres(text("gres"))), ""), partition=text("partition"),
-        words=frozenset(options),
-        exclude=text("exclude"),
-        chosen_by=tuple(filter(text, ("nodelist", "nodefile", "constraint", "reservation"))),
+        words=frozenset(options), exclude=text("exclude"),
     )  # fmt: skip
 
 
@@ -205,6 +211,36 @@ def _warning(text: str) -> tuple[bool, int, float]:
     return "B" in (match[1] or ""), numbers[named], float(match[3] or 60)
 
 
+def job_directory(submission: Submission) -> Path:
+    """Where the job's script runs; ClusterRequestError if there is no such folder."""
+    request = read_request(submission.script, submission.options)
+    directory = Path(submission.directory or Path.cwd(), request.directory).absolute()
+    if not directory.is_dir():
+        raise ClusterRequestError(
+            f"{directory}: the job's working directory does not exist.", path=str(directory)
+        )
+    return directory
+
+
+def queued_job(
+    status: JobStatus, request: LocalRequest, user: str, partition: str, gpus: Sequence[int] | None
+) -> ClusterJob:
+    """A job in the queue, with its share of each of its nodes; `gpus`: their numbers, None if not known."""
+    nodes = max(1, len(status.nodes))
+    has = tuple(
+        Allocation(node, request.cpus // nodes, 0, request.gpus // nodes if gpus is None else len(gpus),
+                   tuple(gpus or ()))
+        for node in status.nodes
+    )  # fmt: skip
+    return ClusterJob(
+        job_id=status.job_id, name=status.name, user=user, account="", partition=partition,
+        state=status.state, reason=status.reason, nodes=status.nodes, allocations=has,
+        node_count=request.nodes, cpu_count=request.cpus, gpu_count=request.gpus,
+        submitted_s=status.submitted_s, started_s=status.started_s,
+        limit_minutes=None if request.time_s is None else round(request.time_s / 60),
+    )  # fmt: skip
+
+
 # -- what is known -------------------------------------------------------------------------------------
 
 FOLDER_VARIABLE = "HEADRACE_JOBS_DIR"
@@ -229,7 +265,7 @@ class TaskState:
         output: the file; "" until the keeper has begun.
         keeper, keeper_started: the process that keeps the task: its id, and when it began.
         script: the process of the script.
-        asked: "cancel" or "requeue", until the keeper has done it.
+        is_cancelled: the keeper is asked to end it.
     """
 
     state: JobState = JobState.PENDING
@@ -244,7 +280,7 @@ class TaskState:
     keeper: int = 0
     keeper_started: int = 0
     script: int = 0
-    asked: str = ""
+    is_cancelled: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -259,7 +295,7 @@ class TaskState:
     @property
     def shown(self) -> JobState:
         """The state as others see it: what is being ended is completing."""
-        return JobState.COMPLETING if self.runs and self.asked else self.state
+        return JobState.COMPLETING if self.runs and self.is_cancelled else self.state
 
 
 @dataclass(slots=True)
@@ -267,6 +303,7 @@ class LocalJob:
     """One job.
 
     Attributes:
+        submission: its folder and its environment are the job's, whole.
         key: in the environment of all its processes, and nobody else's.
         variables: of the script, by which another executor says what this one would say otherwise.
         tasks: how far each is, by its number in an array; None: it is none.
@@ -274,17 +311,22 @@ class LocalJob:
 
     number: int
     folder: Path
-    request: LocalRequest
-    name: str
+    submission: Submission
     user: str
-    directory: str
-    options: tuple[str, ...]
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str] = field(repr=False)
     submitted_s: float
     key: str
     variables: Mapping[str, str] = field(default_factory=dict)
     tasks: dict[int | None, TaskState] = field(default_factory=dict)
+
+    @property
+    def request(self) -> LocalRequest:
+        """What its directives and options ask for."""
+        return read_request(self.submission.script, self.submission.options)
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return self.request.name or "sbatch"
 
     @property
     def script(self) -> Path:
@@ -299,17 +341,13 @@ class LocalJob:
         """The value of `KEY_VARIABLE` for its processes."""
         return f"{self.key}-{'_' if task is None else task}"
 
-    def create(self, script: bytes) -> None:
+    def create(self) -> None:
         """Write what never changes."""
         self.folder.mkdir(mode=0o700)
-        self.script.write_bytes(script)
+        self.script.write_bytes(self.submission.script)
         self.script.chmod(0o700)
-        names = (
-            "name", "user", "directory", "options", "arguments", "submitted_s", "key", "variables",
-        )  # fmt: skip
-        fields = {name: getattr(self, name) for name in names}
-        document = _KIND.encode({**fields, "environment": dict(self.environment)})
-        _replace(self.folder / "job.json", document)
+        own = {name: getattr(self, name) for name in ("user", "submitted_s", "key", "variables")}
+        _replace(self.folder / "job.json", _KIND.encode({**self.submission.document(), **own}))
 
     def save(self) -> None:
         """Write how far its tasks are; `locked`."""
@@ -323,25 +361,23 @@ class LocalJob:
         path = folder / "job.json"
         try:
             fields = _KIND.decode(path.read_bytes(), str(path)).plain()
-            for name in ("options", "arguments"):
-                fields[name] = tuple(fields[name])
-            request = read_request((folder / "script").read_bytes(), fields["options"])
-            job = cls(number=int(folder.name), folder=folder, request=request, **fields)
+            submission = Submission.of(fields, (folder / "script").read_bytes())
+            own = {name: fields[name] for name in ("user", "submitted_s", "key", "variables")}
+            job = cls(number=int(folder.name), folder=folder, submission=submission, **own)
             path = folder / "state.json"
             with contextlib.suppress(FileNotFoundError):
                 states = _KIND.decode(path.read_bytes(), str(path)).plain()["tasks"]
-                for name, state in states.items():
-                    typed = {"state": JobState(state["state"]), "gpus": tuple(state["gpus"])}
-                    job.tasks[None if name == "_" else int(name)] = TaskState(**{**state, **typed})
+                for name, state in msgspec.convert(states, dict[str, TaskState]).items():
+                    job.tasks[None if name == "_" else int(name)] = state
         except (FileNotFoundError, NotADirectoryError) as e:
             raise FileNotFoundError(str(folder)) from e
-        except (OSError, ValueError, KeyError, TypeError) as e:
+        except (OSError, ValueError, KeyError, TypeError, msgspec.ValidationError) as e:
             raise ClusterError(
                 f"{path}: the local job cannot be read: {e!r}.",
                 path=str(path),
                 next_step=_KIND.next_step,
             ) from e
-        numbers = (None,) if request.tasks is None else request.tasks
+        numbers = (None,) if job.request.tasks is None else job.request.tasks
         job.tasks = {task: job.tasks.get(task) or TaskState() for task in numbers}
         return job
 

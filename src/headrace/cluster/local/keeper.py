@@ -76,7 +76,7 @@ def _bury(job: LocalJob) -> bool:
     dead = [(t, s) for t, s in job.tasks.items() if s.runs and not keeper_lives(s)]
     for task, state in dead:
         end_marked(f"{KEY_VARIABLE}={job.task_key(task)}", 0.0)
-        if job.request.requeue and state.asked != "cancel":
+        if job.request.requeue and not state.is_cancelled:
             state.state, state.restarts = JobState.PENDING, state.restarts + 1
         else:
             state.state, state.ended_s = JobState.NODE_FAIL, time.time()
@@ -178,9 +178,9 @@ def _start(job: LocalJob, task: int | None, state: TaskState) -> None:
         start_new_session=True,  # before whoever submitted can be killed with its group
     )  # fmt: skip
     state.state, state.started_s = JobState.RUNNING, time.time()
-    state.asked = state.output = ""
+    state.is_cancelled, state.output = False, ""
     state.exit_code = state.signal = state.ended_s = None
-    state.keeper = int(shell.stdout)
+    state.keeper, state.script = int(shell.stdout), 0
     state.keeper_started = start_time(state.keeper) or 0
 
 
@@ -226,7 +226,7 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
             state = latest.tasks[task]
             for name, value in fields.items():
                 setattr(state, name, value)
-            if state.state == JobState.PENDING and state.asked == "cancel":
+            if state.state == JobState.PENDING and state.is_cancelled:
                 state.state, state.ended_s = JobState.CANCELLED, time.time()
             latest.save()
 
@@ -234,9 +234,9 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
         number, node = str(job.number), node_names(job.request.nodes)[0]
         facts = (number, job.name, job.user)
         name = fill_pattern(pattern, *facts, array_id=number, task=task, node=node)
-        return Path(job.directory, name)
+        return Path(job.submission.directory or "", name)
 
-    output = where(job.request.output or ("slurm-%j.out" if task is None else "slurm-%A_%a.out"))
+    output = where(job.request.output_pattern)
     update(output=str(output))
     try:
         script = _start_script(job, task, where, output)
@@ -254,7 +254,7 @@ def _keep(folder: JobsFolder, job: LocalJob, task: int | None) -> None:
         state = JobState.CANCELLED
     elif ending == "timeout":
         state, reason = JobState.TIMEOUT, "TimeLimit"
-    elif ending == "requeue" or (exit_code == REQUEUE_EXIT and job.request.requeue):
+    elif exit_code == REQUEUE_EXIT and job.request.requeue:
         update(
             state=JobState.PENDING, reason="requeued", exit_code=None, signal=None, started_s=None,
             restarts=job.tasks[task].restarts + 1,
@@ -282,8 +282,8 @@ def _start_script(
         err = keep(where(request.error), flags) if request.error else out
         # The script, not the keeper, may be signalled, and dies with the keeper.
         process = subprocess.Popen(  # noqa: S603 - the user's script
-            [str(job.script), *job.arguments],
-            stdin=given, stdout=out, stderr=err, cwd=job.directory, env=_environment(job, task),
+            [str(job.script), *job.submission.arguments], stdin=given, stdout=out, stderr=err,
+            cwd=job.submission.directory, env=_environment(job, task),
             start_new_session=True, preexec_fn=_in_the_child,  # noqa: PLW1509 - one thread
         )  # fmt: skip
     process.returncode = 0  # it is waited for here, with all that it leaves behind
@@ -292,11 +292,12 @@ def _start_script(
 
 def _environment(job: LocalJob, task: int | None) -> dict[str, str]:
     request, state = job.request, job.tasks[task]
-    given = {k: v for k, v in job.environment.items() if not k.startswith("HEADRACE_JOB_")}
+    inherited = job.submission.environment
+    given = {k: v for k, v in inherited.items() if not k.startswith("HEADRACE_JOB_")}
     given |= {KEY_VARIABLE: job.task_key(task)} | job_variables(
         job.task_id(task), job.name, compress_hosts(node_names(request.nodes)),
         gpus_per_node=request.gpus_per_node, tasks_per_node=request.tasks_per_node,
-        cpus_per_task=request.cpus_per_task, directory=job.directory,
+        cpus_per_task=request.cpus_per_task, directory=str(job.submission.directory),
         restarts=state.restarts, requeue=request.requeue,
     )  # fmt: skip
     if request.time_s is not None:
@@ -352,8 +353,8 @@ def _why_end(job: LocalJob, task: int | None, *, over: bool, late: bool) -> str:
     if over:
         return "over"
     with contextlib.suppress(OSError, ClusterError):
-        if asked := LocalJob.load(job.folder).tasks[task].asked:
-            return asked
+        if LocalJob.load(job.folder).tasks[task].is_cancelled:
+            return "cancel"
     return "timeout" if late else ""
 
 

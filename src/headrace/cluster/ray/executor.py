@@ -7,7 +7,6 @@ refused. A job's number is the Unix second of its submission, or the next one th
 
 from __future__ import annotations
 
-import getpass
 import http.client
 import json
 import os
@@ -22,29 +21,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.base.peers import user_name
 from headrace.cluster.executor import (
     Executor,
     JobState,
     JobStatus,
     SchedulerUnavailable,
-    Submission,
     fill_pattern,
     ray_address,
     split_id,
 )
-from headrace.cluster.local.jobs import read_request
+from headrace.cluster.local.jobs import job_directory, queued_job, read_request
 from headrace.cluster.ray.job import JOB_VARIABLE, MARK, PROGRAM, RayJob, node_names, shortage
-from headrace.cluster.snapshot import Allocation, ClusterJob, ClusterSnapshot, Node, Partition
+from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition, occupied
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from headrace.cluster.executor import Submission
 
 _DEADLINE_S: Final = 20.0
 _ANSWER_BYTES_MAX: Final = 256 << 20
 _ENCODED_MAX: Final = 120_000
 """Linux takes 128 KiB for one variable of an environment, which is how a job reaches its driver."""
 
+_CHOOSE_NODES: Final = frozenset({"nodelist", "nodefile", "constraint", "reservation"})
 _METADATA: Final = "headrace"
 _STOP_S: Final = 40
 """How long Ray leaves the driver of a job that is cancelled to end it."""
@@ -86,28 +88,22 @@ class RayExecutor(Executor):
                 f"--{option} is not done by Ray, which starts each job as soon as there is room.",
                 next_step="Wait for the other job (headrace cluster wait), then submit this one.",
             )
-        if request.chosen_by:
+        if chosen := sorted(request.words & _CHOOSE_NODES):
             raise ClusterRequestError(
-                f"--{request.chosen_by[0]} is not done by Ray, which chooses nodes by CPUs and GPUs.",
+                f"--{chosen[0]} is not done by Ray, which chooses nodes by CPUs and GPUs.",
                 next_step="Leave it out, or name the other nodes: --exclude.",
             )
-        directory = Path(submission.directory or Path.cwd(), request.directory).absolute()
-        if not directory.is_dir():
-            raise ClusterRequestError(
-                f"{directory}: the job's working directory does not exist.", path=str(directory)
-            )
+        directory = job_directory(submission)
         names, alive = self._nodes()
         if why := shortage(request, {names[n["node_id"]]: n["resources_total"] for n in alive}):
             raise ClusterRequestError(
                 f"{why}.", next_step="Ask for less, or start more nodes: ray start."
             )
         kept = {n: v for n, v in os.environ.items() if not n.startswith(("HEADRACE_JOB", "RAY_"))}
-        job = RayJob(
-            job_id="0", name=request.name or "sbatch", user=getpass.getuser(),
-            script=submission.script, options=submission.options, arguments=submission.arguments,
-            directory=str(directory), submitted_s=time.time(),
-            environment={**kept, **submission.environment},
-        )  # fmt: skip
+        whole = replace(
+            submission, directory=directory, environment={**kept, **submission.environment}
+        )
+        job = RayJob("0", user_name(os.geteuid()), whole, time.time())
         number = int(job.submitted_s)
         tasks = ("",) if request.tasks is None else tuple(f"_{task}" for task in request.tasks)
         # The number alone is Ray's name for a job, and for the first task of an array: no two can have it.
@@ -147,51 +143,29 @@ class RayExecutor(Executor):
             if details["status"] not in _ENDED:
                 self._call("POST", f"/api/jobs/{details['submission_id']}/stop")
 
-    def requeue(self, job_ids: Sequence[str]) -> None:
-        """Have jobs start again: those that run are ended, and waited for, first."""
-        jobs = [
-            RayJob.decode(str(details["runtime_env"]["env_vars"][JOB_VARIABLE]))
-            for _, details in self._of(self.known(job_ids))
-        ]
-        self.cancel([job.job_id for job in jobs])
-        for job in jobs:
-            (last,) = self.wait([job.job_id], 2 * _STOP_S)[job.job_id]
-            again = replace(job, restarts=last.restarts + 1)
-            # Under another name of Ray's: what remains of the last life may still have the first one.
-            self._start(again, f"{job.job_id}-{again.restarts}")
-
     def own(self) -> list[str]:
         """All of this user's that the cluster still knows."""
-        user = getpass.getuser()
+        user = user_name(os.geteuid())
         numbers = {int(split_id(job.job_id)[0]) for job, _ in self._jobs() if job.user == user}
         return [str(number) for number in sorted(numbers)]
 
     def submission(self, job_id: str) -> Submission:
         """As it was, but for its environment, which is that of whoever submits it again."""
         self.known([job_id])
-        job = next(job for job, _ in self._of([job_id]))
-        return Submission(job.script, job.options, job.arguments, Path(job.directory))
+        return next(job for job, _ in self._of([job_id])).submission
 
     def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
         """Its nodes, all in the partition `ray`, and its jobs: headrace's alone, which say what they hold."""
         version = self._call("GET", "/api/version")
         names, alive = self._nodes()
         nodes = tuple(_node(names[node["node_id"]], node["resources_total"]) for node in alive)
-        of_jobs = () if not jobs else tuple(
-            _cluster_job(job, self._status(job, details)) for job, details in self._jobs()
-            if details["status"] not in _ENDED
-        )  # fmt: skip
-        held = defaultdict[str, list[Allocation]](list)
-        for allocation in (part for job in of_jobs for part in job.allocations):
-            held[allocation.node].append(allocation)
-        nodes = tuple(
-            replace(node, states=("mixed",), cpus_allocated=sum(a.cpus for a in held[node.name]))
-            if node.name in held else node
-            for node in nodes
+        rows = tuple(
+            queued_job(self._status(job, details), job.request, job.user, "ray", None)
+            for job, details in (self._jobs() if jobs else ()) if details["status"] not in _ENDED
         )  # fmt: skip
         partition = Partition("ray", tuple(names.values()), is_default=True)
         text = str(version.get("ray_version", ""))
-        return ClusterSnapshot("ray", text, time.time(), nodes, (partition,), of_jobs)
+        return ClusterSnapshot("ray", text, time.time(), occupied(nodes, rows), (partition,), rows)
 
     # -- one job -----------------------------------------------------------------------------------
 
@@ -206,7 +180,8 @@ class RayExecutor(Executor):
 
     def _start(self, job: RayJob, submission_id: str) -> bool:
         """Submit it; False if there is a job of this name."""
-        encoded, shown = job.encode(), replace(job, environment={}).encode()
+        listed = replace(job, submission=replace(job.submission, environment={}))
+        encoded, shown = job.encode(), listed.encode()
         if len(encoded) > _ENCODED_MAX:
             raise ClusterRequestError(
                 f"the script and its environment have {len(encoded):,} bytes when packed, a job of Ray's takes "
@@ -232,16 +207,13 @@ class RayExecutor(Executor):
         return True
 
     def _jobs(self) -> list[tuple[RayJob, dict[str, Any]]]:
-        """Ours, oldest first, each as it was submitted last, with what Ray says of it."""
-        jobs: dict[str, tuple[RayJob, dict[str, Any]]] = {}
-        for details in self._list("/api/jobs/"):
-            text = (details.get("metadata") or {}).get(_METADATA)
-            if details.get("type") == "SUBMISSION" and text:
-                job = RayJob.decode(text)
-                known = jobs.setdefault(job.job_id, (job, details))
-                if known[0].restarts < job.restarts:  # it was requeued
-                    jobs[job.job_id] = job, details
-        return sorted(jobs.values(), key=lambda pair: tuple(map(int, pair[0].job_id.split("_"))))
+        """Ours, oldest first, with what Ray says of each."""
+        jobs = [
+            (RayJob.decode(text), details)
+            for details in self._list("/api/jobs/") if details.get("type") == "SUBMISSION"
+            if (text := (details.get("metadata") or {}).get(_METADATA))
+        ]  # fmt: skip
+        return sorted(jobs, key=lambda pair: tuple(map(int, pair[0].job_id.split("_"))))
 
     def _status(self, job: RayJob, details: dict[str, Any]) -> JobStatus:
         facts, word = self._last_facts(details["submission_id"]), str(details.get("status"))
@@ -252,19 +224,18 @@ class RayExecutor(Executor):
             reason = (lines or ["Ray ended its driver"])[-1] if word == "FAILED" else ""
         elif word not in _ENDED and state.is_over:
             state = JobState.COMPLETING
-        output, pattern = facts.get("output"), job.request.output
+        output, pattern = facts.get("output"), job.request.output_pattern
         if not output and "%N" not in pattern:
             number, task = split_id(job.job_id)
             output = fill_pattern(
-                pattern or ("slurm-%j.out" if task is None else "slurm-%A_%a.out"), number, job.name, job.user,
-                array_id=number, task=None if task is None else int(task),
+                pattern, number, job.name, job.user, array_id=number, task=None if task is None else int(task)
             )  # fmt: skip
         ended_ms = details.get("end_time")
         return JobStatus(
             job.job_id, job.name, state, reason, tuple(facts.get("nodes", ())), facts.get("exit_code"),
             facts.get("signal"), facts.get("restarts", job.restarts), job.submitted_s,
             facts.get("started_s"), facts.get("ended_s") or (ended_ms / 1000 if ended_ms else None),
-            Path(job.directory, output) if output else None,
+            Path(job.submission.directory or "", output) if output else None,
         )  # fmt: skip
 
     def _last_facts(self, submission_id: str) -> dict[str, Any]:
@@ -352,21 +323,7 @@ class RayExecutor(Executor):
 def _node(name: str, has: dict[str, float]) -> Node:
     kinds = [word.partition(":")[2] for word in has if word.startswith("accelerator_type:")]
     return Node(
-        name=name, states=("idle",), cpus=int(has.get("CPU", 0)), sockets=1,
-        cores_per_socket=int(has.get("CPU", 0)), threads_per_core=1,
+        name=name, states=("idle",), cpus=int(has.get("CPU", 0)),
         memory_mib=int(has.get("memory", 0)) >> 20, gpus=int(has.get("GPU", 0)),
         gpu_type=kinds[0].lower() if len(kinds) == 1 else "", partitions=("ray",),
-    )  # fmt: skip
-
-
-def _cluster_job(job: RayJob, status: JobStatus) -> ClusterJob:
-    asked = job.request
-    cpus = asked.tasks_per_node * asked.cpus_per_task
-    has = tuple(Allocation(node, cpus, 0, asked.gpus_per_node) for node in status.nodes)
-    return ClusterJob(
-        job_id=job.job_id, name=job.name, user=job.user, account="", partition="ray",
-        state=status.state, reason=status.reason, nodes=status.nodes, allocations=has,
-        node_count=asked.nodes, cpu_count=asked.cpus, gpu_count=asked.gpus,
-        submitted_s=job.submitted_s, started_s=status.started_s,
-        limit_minutes=None if asked.time_s is None else round(asked.time_s / 60),
     )  # fmt: skip

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import zlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,33 +51,39 @@ _END_S: Final = 30.0
 """How long a script that is ended may take: the local executor kills it after 10 s."""
 
 
+_OWN: Final = ("job_id", "user", "submitted_s", "restarts")
+
+
 @dataclass(frozen=True, slots=True)
 class RayJob:
     """What is submitted: a job, or one task of an array, as Ray's API carries it.
 
     Attributes:
-        environment: of the script; empty where it is listed.
+        submission: its environment is the job's, whole; empty where the job is listed.
     """
 
     job_id: str
-    name: str
     user: str
-    script: bytes = field(repr=False)
-    options: tuple[str, ...]
-    arguments: tuple[str, ...]
-    directory: str
+    submission: Submission
     submitted_s: float
     restarts: int = 0
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def request(self) -> LocalRequest:
         """What its directives and options ask for."""
-        return read_request(self.script, self.options)
+        return read_request(self.submission.script, self.submission.options)
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return self.request.name or "sbatch"
 
     def encode(self) -> str:
         """As text that is fit for a variable of the environment."""
-        fields = {**asdict(self), "script": base64.b64encode(self.script).decode()}
+        fields = {
+            "script": base64.b64encode(self.submission.script).decode(), **self.submission.document(),
+            **{name: getattr(self, name) for name in _OWN},
+        }  # fmt: skip
         return base64.b64encode(zlib.compress(json.dumps(fields).encode())).decode()
 
     @classmethod
@@ -87,10 +93,9 @@ class RayJob:
             unpacker = zlib.decompressobj()
             data = unpacker.decompress(base64.b64decode(text, validate=True), 64 << 20)
             fields = json.loads(data)
-            fields["script"] = base64.b64decode(fields["script"], validate=True)
-            for name in ("options", "arguments"):
-                fields[name] = tuple(map(str, fields[name]))
-            job = cls(**fields)
+            script = base64.b64decode(fields["script"], validate=True)
+            own = {name: fields[name] for name in _OWN}
+            job = cls(submission=Submission.of(fields, script), **own)
             split_id(job.job_id)
         except (ValueError, TypeError, KeyError, zlib.error) as e:
             raise ClusterError(f"what stands for a job of ours cannot be read: {e}.") from e
@@ -190,20 +195,21 @@ def hold() -> int:
 
 def run_script() -> int:
     """Run a job's script on this node, the first one, and print how it is whenever that changes."""
-    asked: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     job = RayJob.decode(os.environ.pop(JOB_VARIABLE))
     gpus = {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
     number, task = split_id(job.job_id)
     folder = Path(tempfile.mkdtemp(prefix="headrace-ray-"))
-    here = LocalExecutor(folder / "jobs", {**job.environment, **gpus})
+    asked = job.submission
+    here = LocalExecutor(folder / "jobs", {**asked.environment, **gpus})
     array = () if task is None else (f"--array={task}",)
-    options = (*job.options, "--no-requeue", f"--chdir={job.directory}", *array)
+    options = (*asked.options, "--no-requeue", f"--chdir={asked.directory}", *array)
     before: dict[str, Any] = {}
     try:
         here.jobs.open()
         (here.jobs.path / "next").write_text(number)
-        here.submit(Submission(job.script, options, job.arguments, Path(job.directory)))
+        here.submit(replace(asked, options=options, environment={}))
         while True:
             (status,) = here.status([job.job_id])[job.job_id]
             facts = {**asdict(status), "output": status.output and str(status.output)}
@@ -212,9 +218,9 @@ def run_script() -> int:
             if status.state.is_over:
                 return 0
             before = facts
-            if asked:
+            if signals:
                 here.cancel([job.job_id])
-                asked.clear()
+                signals.clear()
             time.sleep(0.1)
     except HeadraceError as e:
         _print(json.dumps({"state": JobState.FAILED, "reason": e.message}))
@@ -382,12 +388,14 @@ class _Driver:
         known, _ = self._alive()
         place = ray.util.placement_group_table(group)["bundles_to_node_id"]
         names = [known.get(place[index]) or place[index] for index in range(request.nodes)]
-        own = replace(job, environment=self._variables(names))
-        environment = {**job.environment, JOB_VARIABLE: own.encode()}
+        given = replace(job.submission, environment=self._variables(names))
+        environment = {
+            **job.submission.environment, JOB_VARIABLE: replace(job, submission=given).encode(),
+        }  # fmt: skip
         self._say(state=JobState.CONFIGURING, reason="", nodes=names)
         try:
             start = parts[0].start.remote(
-                _command("run_script"), environment, job.directory, signal.SIGTERM
+                _command("run_script"), environment, str(given.directory), signal.SIGTERM
             )
             number, why = ray.get(start)
             if why:

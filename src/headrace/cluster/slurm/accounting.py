@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cluster.executor import JobStatus
-from headrace.cluster.notation import gpu_count, mib, minutes, task_id
+from headrace.cluster.notation import gpu_count, mib, minutes, seconds, task_id
 from headrace.cluster.slurm.scontrol import job_facts, read_config
 from headrace.errors import ClusterError
 
@@ -147,8 +147,8 @@ def _sacct(commands: Commands, options: Sequence[str]) -> list[AccountedJob]:
     return read_sacct(text, fields)
 
 
-def _local(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+def _local(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix_s))
 
 
 def read_sacct(text: str, fields: Iterable[str] = FIELDS) -> list[AccountedJob]:
@@ -206,14 +206,8 @@ def _accounted(row: dict[str, str], steps: Iterable[dict[str, str]] = ()) -> Acc
 
 def _cpu_seconds(text: str) -> float | None:
     """Of "1-02:03:04", "02:03.456"; zero is what sacct says where nothing was measured."""
-    if not text:
-        return None
-    days, _, rest = text.rpartition("-")
-    total = 0.0
-    for part in rest.split(":"):
-        total = total * 60 + float(part)
-    total += 86400 * int(days or 0)
-    return total or None
+    whole, _, fraction = text.partition(".")
+    return (seconds(whole, bare_s=1) or 0) + float(f"0.{fraction or 0}") or None
 
 
 # -- the list of jobs completed --------------------------------------------------------------------
@@ -247,7 +241,8 @@ def _completed(commands: Commands) -> list[AccountedJob]:
             path=str(path),
             next_step="It lies on the machine of slurmctld, and may be its user's alone.",
         ) from e
-    return list(read_completed(text.splitlines()))
+    # A job that started again has a line for each end of it: the last one counts, as of sacct's.
+    return list({job.job_id: job for job in read_completed(text.splitlines())}.values())
 
 
 def read_completed(lines: Iterable[str]) -> Iterator[AccountedJob]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +24,13 @@ from headrace.cluster.executor import (
     split_id,
 )
 from headrace.cluster.slurm.commands import Commands
-from headrace.cluster.slurm.scontrol import read_config, read_statuses
+from headrace.cluster.slurm.scontrol import read_config, read_snapshot, read_statuses
 from headrace.errors import ClusterError, ClusterTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
+
+    from headrace.cluster.snapshot import ClusterSnapshot
 
 
 _KEPT_MAX = 1000
@@ -51,7 +54,7 @@ class SlurmExecutor(Executor):
     """Slurm.
 
     Args:
-        notice: gets what sbatch tells the user of a job that it took: a site's filter may have a word.
+        commands: how Slurm's commands are called.
         outage_s: how long `wait` and `logs` bear that slurmctld does not answer.
     """
 
@@ -65,14 +68,8 @@ class SlurmExecutor(Executor):
     output_not_known = "Slurm does not say where the output of job {} goes."
     output_hint = "It was written by the job's first node: look there, or on a shared file system."
 
-    def __init__(
-        self,
-        commands: Commands | None = None,
-        notice: Callable[[str], None] | None = None,
-        outage_s: float = OUTAGE_S,
-    ) -> None:
+    def __init__(self, commands: Commands | None = None, outage_s: float = OUTAGE_S) -> None:
         self.commands = commands or Commands()
-        self._notice = notice
         self.outage_s = outage_s
         self._seen: dict[str, JobStatus] = {}
         # Slurm forgets at once the tasks of an array that are cancelled while they wait.
@@ -98,8 +95,8 @@ class SlurmExecutor(Executor):
                 f"{e.message} Whether the job was submitted is not known.",
                 next_step="Look with squeue before you submit it again.",
             ) from e
-        if message and self._notice is not None:
-            self._notice(message)
+        if message:  # of a job that it took: a site's filter may have a word
+            logging.getLogger("headrace").warning("%s", message)
         job_id = output.decode(errors="replace").strip().rpartition("\n")[2].partition(";")[0]
         if not job_id.isdigit():
             raise ClusterError(f"sbatch says {output[:160]!r}, expected the number of a job.")
@@ -145,12 +142,6 @@ class SlurmExecutor(Executor):
         known = self.status(job_ids).values()
         return [s.job_id for statuses in known for s in statuses if s.state in states]
 
-    def requeue(self, job_ids: Sequence[str]) -> None:
-        """Have jobs start again; Slurm lets them wait two minutes."""
-        for job_id in job_ids:
-            split_id(job_id)
-            self.commands.run("scontrol", "requeue", job_id)
-
     def own(self) -> list[str]:
         """Those that slurmctld knows."""
         words = ("--noheader", f"--user={user_name(os.geteuid())}", "--states=all", "--format=%F")
@@ -159,16 +150,19 @@ class SlurmExecutor(Executor):
             raise ClusterError(f"squeue says {strange[0][:160]!r}, expected the numbers of jobs.")
         return sorted(numbers, key=int)
 
+    def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
+        """As slurmctld has it."""
+        return read_snapshot(self.commands, jobs=jobs)
+
     # -- what was submitted ------------------------------------------------------------------------
 
     def _keep(self, submission: Submission, job_id: str) -> None:
         """Write down what was submitted: Slurm forgets a script with its job, and never knew its options."""
-        content = {
-            "job": job_id, "script": submission.script.decode(errors="surrogateescape"),
-            "options": submission.options, "arguments": submission.arguments,
-            "directory": str(Path(submission.directory or "").absolute()),
-            "environment": dict(submission.environment),
-        }  # fmt: skip
+        here = dataclasses.replace(
+            submission, directory=Path(submission.directory or "").absolute()
+        )
+        text = submission.script.decode(errors="surrogateescape")
+        content = {"job": job_id, "script": text, **here.document()}
         # A home folder that is full, or none: the job runs, and cannot be resubmitted.
         with contextlib.suppress(OSError, RuntimeError):
             path = _record_of(submission.cluster, job_id)
@@ -192,10 +186,8 @@ class SlurmExecutor(Executor):
                 path=str(path),
                 next_step="Submit its script again: headrace cluster batch SCRIPT.",
             )
-        return Submission(
-            record["script"].encode(errors="surrogateescape"), tuple(record["options"]),
-            tuple(record["arguments"]), Path(record["directory"]), record["environment"], cluster,
-        )  # fmt: skip
+        script = record["script"].encode(errors="surrogateescape")
+        return Submission.of({**record, "cluster": cluster}, script)
 
     # -- what Slurm forgot -------------------------------------------------------------------------
 

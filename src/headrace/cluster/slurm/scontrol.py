@@ -92,8 +92,6 @@ def _node(block: str) -> Node:
             name=fields["NodeName"],
             states=_node_states(fields.get("State", "")),
             cpus=int(fields.get("CPUTot", 0)),
-            sockets=int(fields.get("Sockets", 1)),
-            cores_per_socket=int(fields.get("CoresPerSocket", 1)),
             threads_per_core=int(fields.get("ThreadsPerCore", 1)),
             memory_mib=mib(fields.get("RealMemory", "")),
             gpus=sum(gpu.number for gpu in gres),
@@ -102,7 +100,6 @@ def _node(block: str) -> Node:
             cpus_allocated=int(fields.get("CPUAlloc", 0)),
             cpu_load=float(load) if (load := fields.get("CPULoad", "N/A")) != "N/A" else None,
             memory_allocated_mib=mib(fields.get("AllocMem", "")),
-            memory_free_mib=mib(free) if (free := fields.get("FreeMem", "N/A")) != "N/A" else None,
             partitions=_names(fields.get("Partitions", "")),
             features=_names(fields.get("ActiveFeatures") or fields.get("AvailableFeatures") or ""),
             reason=_REASON_BY.sub("", reason) if (reason := _line_of(block, "Reason")) else "",
@@ -144,9 +141,7 @@ def _partition(block: str) -> Partition:
             is_default=fields.get("Default") == "YES",
             state=fields.get("State", "UP").lower(),
             max_minutes=minutes(fields.get("MaxTime", "UNLIMITED")),
-            default_minutes=minutes(fields.get("DefaultTime", "NONE")),
             max_nodes=int(most) if most.isdigit() else None,
-            default_memory_per_cpu_mib=mib(fields.get("DefMemPerCPU", "")) or None,
             max_memory_per_cpu_mib=mib(fields.get("MaxMemPerCPU", "")) or None,
         )
     except (KeyError, ValueError) as e:
