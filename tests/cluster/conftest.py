@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.slurm import Slurm, missing
+from cluster.story import add_option as pytest_addoption  # noqa: F401 - a hook
 
 pytest.register_assert_rewrite("cluster.executor_tests")
 

@@ -9,6 +9,7 @@ Names of pods are resolved by a `sitecustomize` in the pods' Python.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import re
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
+
+from cluster.slurm import descendants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +101,16 @@ class SimulatedKubernetes:
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "team"}}],
         }))  # fmt: skip
         return str(path)
+
+    def kill_node(self, name: str) -> None:
+        """What a power cut does: all that its pods run is gone at once."""
+        with self.lock:
+            for (what, pod), item in self.objects.items():
+                if what == "pods" and item["spec"].get("nodeName") == name:
+                    first = self.processes[pod].pid
+                    for pid in (first, *descendants(first)):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.over.set()

@@ -17,6 +17,8 @@ import pytest
 import yaml
 
 from cluster.kubernetes import Refused, SimulatedKubernetes, missing
+from cluster.launch.launching import MARK, Launch
+from cluster.story import check_page, environment_of, tell
 from headrace.cluster.executor import JobState, SchedulerUnavailable, Submission, executor
 from headrace.cluster.kubernetes import manifests as written
 from headrace.cluster.kubernetes.executor import KubernetesExecutor
@@ -326,6 +328,22 @@ def test_gpus_are_laid_out_on_what_the_cluster_has(ex, monkeypatch):
         plan_batch(b"#!/bin/sh\n", "t.sh", JobRequest(gpus=9), where)
     with pytest.raises(ClusterRequestError, match="foreground"):
         plan_run(JobRequest(), ["x"], where, terminal=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_story_of_a_job_on_kubernetes(cluster, tmp_path, request):
+    pytest.importorskip("torch")
+    launch = Launch(tmp_path)
+    own = environment_of("kubernetes", launch)
+    env = [{"name": n, "value": own[n]} for n in ("HEADRACE_HISTORY", "PATH", MARK)]
+    main = {"name": "train", "image": "registry/train:1", "workingDir": str(tmp_path), "env": env}
+    (tmp_path / "pod.yaml").write_text(
+        yaml.safe_dump({"kind": "Pod", "spec": {"containers": [main]}})
+    )
+    more = {"HEADRACE_KUBERNETES_POD": str(tmp_path / "pod.yaml")}
+    log = tell("kubernetes", launch, cluster.kill_node, more=more)
+    check_page("kubernetes", log, tmp_path, request.config)
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cluster.story import add_option as pytest_addoption  # noqa: F401 - a hook
 from headrace.cluster.ray.executor import RayExecutor
 from tests_shared import until
 

@@ -1,4 +1,4 @@
-"""One job's story on a real Ray, by the commands that it has on Slurm: staged DDP, a node dies, it goes on."""
+"""Jobs on a real Ray, by the commands that they have on Slurm; the first one's story is `cluster.story`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import headrace as hr
 from cluster.launch.launching import MARK, Launch, processes_with
-from cluster.launch.test_slurm_ddp import PER_CLASS, SAMPLES, TRAINER, logged
-from tests_shared import until, write_real_images
+from cluster.story import check_page, tell
+from tests_shared import until
 
 PROGRAM = [sys.executable, "-c", "from headrace.cli import main; main()"]
-RANKS = 2
 
 
 @pytest.fixture
@@ -36,53 +34,10 @@ def run(ray_cluster, tmp_path, monkeypatch):
     return call
 
 
-def test_a_ddp_job_whose_node_dies_goes_on_and_sees_each_sample_once(run, ray_cluster, tmp_path):
+def test_the_story_of_a_job_on_ray(ray_cluster, tmp_path, request):
     launch = Launch(tmp_path)
-    source = write_real_images(tmp_path / "images", PER_CLASS)
-    checkpoints, log = tmp_path / "checkpoints", tmp_path / "log"
-    site = run("cluster", "init", "--out", "-").stdout
-    assert "ray" in site
-    headrace = shlex.join(PROGRAM)
-    Path("job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --job-name=ddp --output=%x-%j.txt --open-mode=append --requeue\n"
-        f"export {MARK}={launch.mark} HEADRACE_HISTORY={tmp_path}/history\n"
-        f"exec {headrace} launch --local {launch.disk} --stage {source} {TRAINER} "
-        f"{checkpoints} {log} --pace 0.4\n"
-    )
-    submitted = run(
-        "cluster", "batch", "--nodes", RANKS, "--gpus", RANKS, "--time", "10m", "job.sh"
-    )
-    job = submitted.stdout.split()[-1]
-    out = tmp_path / f"ddp-{job}.txt"
-
-    def status() -> dict[str, object]:
-        return json.loads(run("cluster", "status", job, "--json").stdout)["jobs"][0]
-
-    def behind_a_checkpoint() -> bool:
-        steps = [step for _, step, _ in logged(log, 0)]
-        return len(steps) >= RANKS * 8 and hr.checkpoint.latest(checkpoints) is not None
-
-    assert until(behind_a_checkpoint, 200.0), out.read_text() if out.exists() else status()
-    nodes = status()["nodes"]
-    assert len(set(nodes)) == RANKS
-    assert job in run("cluster", "queue").stdout
-    ray_cluster.kill_node(nodes[1])
-    assert until(lambda: status()["restarts"] == 1, 90.0), out.read_text()
-    ray_cluster.heal()
-
-    assert "completed" in run("cluster", "wait", job, "--timeout-s", 300).stdout
-    text = run("cluster", "logs", job).stdout
-    assert text == out.read_text()
-    assert f"node {nodes[1]} is lost" in text
-    assert text.count("ends at step") == RANKS, text
-    assert f"restart 1: completed, {RANKS} nodes, {RANKS} ranks" in text
-    assert nodes[1] not in status()["nodes"]
-    trees = [hr.checkpoint.load(checkpoints, rank=r, world_size=RANKS).tree for r in range(RANKS)]
-    seen = sum(tree["parts"]["seen"]["counts"].numpy() for tree in trees)
-    assert seen.tolist() == [1] * SAMPLES
-    report = run("job-report", job, "--history", tmp_path / "history").stdout
-    assert job in report
-    assert until(lambda: not processes_with(launch.mark), 15.0), processes_with(launch.mark)
+    log = tell("ray", launch, ray_cluster.kill_node)
+    check_page("ray", log, tmp_path, request.config)
 
 
 def test_a_job_of_ray_that_is_cancelled_leaves_nothing(run, tmp_path):
