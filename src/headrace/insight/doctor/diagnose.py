@@ -139,9 +139,10 @@ _STEP: Final = "headrace doctor {name} --batch 256 --step-ms 100"
 _PROVE: Final = "headrace ab --drop-in -- python train.py"
 _CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.utils.data"
 _IMAGES: Final = """\
+import headrace as hr
 from headrace.torch import DataLoader
 DataLoader(dataset, ..., decode="native")  # an ImageFolder; or:
-DataLoader({path!r}, shuffle=True, decode=headrace.Images(size=224))"""
+DataLoader({path!r}, shuffle=True, decode=hr.Images(size=224))"""
 _DRAFT: Final = """\
 def load(path):  # for ImageFolder(..., loader=load)
     image = Image.open(path)
