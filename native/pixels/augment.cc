@@ -120,6 +120,50 @@ void smooth(const uint32_t* in, int width, int height, bool avx2, uint32_t* out)
   }
 }
 
+// Between the four nearest pixels, in Pillow's precision; those at the edge count twice.
+void move_bilinear(const std::array<double, 6>& numbers, const uint32_t* in, int width, int height,
+                   uint32_t* out) {
+  const auto& [a, b, c, d, e, f] = numbers;
+  for (int y = 0; y < height; ++y) {
+    for (int x = 0; x < width; ++x, ++out) {
+      double column = a * (x + 0.5) + b * (y + 0.5) + c, row = d * (x + 0.5) + e * (y + 0.5) + f;
+      *out = 0;
+      if (!(column >= 0 && column < width && row >= 0 && row < height)) continue;
+      column -= 0.5, row -= 0.5;
+      const double left = std::floor(column), top = std::floor(row);
+      const auto between = [](int from, int to, double part) { return from + (to - from) * part; };
+      const auto pixel = [&](double down, double across) {
+        const int at_x = std::clamp(static_cast<int>(left + across), 0, width - 1);
+        const int at_y = std::clamp(static_cast<int>(top + down), 0, height - 1);
+        return in[static_cast<size_t>(at_y) * static_cast<size_t>(width) +
+                  static_cast<size_t>(at_x)];
+      };
+      const std::array<uint32_t, 4> near = {pixel(0, 0), pixel(0, 1), pixel(1, 0), pixel(1, 1)};
+      const auto channel = [&](int (*of)(uint32_t)) {
+        const double upper = between(of(near[0]), of(near[1]), column - left);
+        const double lower = between(of(near[2]), of(near[3]), column - left);
+        return static_cast<int>(upper + (lower - upper) * (row - top));
+      };
+      *out = joined(channel(red), channel(green), channel(blue));
+    }
+  }
+}
+
+// Half of the weights of a Gaussian kernel, from its middle on; all of them add up to 1.
+std::vector<float> gaussian(int size, double deviation) {
+  std::vector<double> weights;
+  double sum = 0;
+  for (int i = 0; i <= size / 2; ++i) {
+    weights.push_back(std::exp(-0.5 * (i / deviation) * (i / deviation)));
+    sum += weights.back() * (i == 0 ? 1 : 2);
+  }
+  for (double& weight : weights) weight /= sum;
+  return {weights.begin(), weights.end()};
+}
+
+// What stands for a place beyond a side's ends: it is reflected, without the end itself.
+int reflected(int at, int side) { return std::abs(at) < side ? std::abs(at) : 2 * (side - 1) - at; }
+
 void erase(const std::array<double, 6>& values, int width, uint32_t* pixels) {
   const auto& [left, top, columns, rows, colour, seed] = values;
   auto state = static_cast<uint64_t>(seed);
@@ -152,6 +196,46 @@ void move_affine(const std::array<double, 6>& numbers, const T* in, int width, i
 template void move_affine(const std::array<double, 6>&, const uint8_t*, int, int, uint8_t,
                           uint8_t*);
 
+void Augmenter::blur(const std::array<double, 6>& values, int width, int height, bool avx2) {
+  const std::array<std::vector<float>, 2> weights = {
+      gaussian(static_cast<int>(values[0]), values[2]),
+      gaussian(static_cast<int>(values[1]), values[3])};
+  const size_t stride = 4 * static_cast<size_t>(width), edge = 4 * (weights[0].size() - 1);
+  // A row of sums over columns, with what is reflected on both sides; then sums along it.
+  sums_.resize(2 * (stride + edge));
+  float* const down = sums_.data() + edge;
+  float* const across = down + stride + edge;
+  other_.resize(pixels.size());
+  for (int y = 0; y < height; ++y) {
+    const auto row = [&](int at) {
+      at = reflected(at, height);
+      return reinterpret_cast<const uint8_t*>(pixels.data()) + static_cast<size_t>(at) * stride;
+    };
+    loop(stride, avx2, [=, p = row(y), weight = weights[1][0]](size_t i) {
+      down[i] = weight * static_cast<float>(p[i]);
+    });
+    for (int t = 1; t < static_cast<int>(weights[1].size()); ++t) {
+      const float weight = weights[1][static_cast<size_t>(t)];
+      loop(stride, avx2, [=, p = row(y - t), q = row(y + t)](size_t i) {
+        down[i] += weight * static_cast<float>(p[i] + q[i]);
+      });
+    }
+    for (int t = 1; t < static_cast<int>(weights[0].size()); ++t) {
+      std::copy_n(down + 4 * reflected(-t, width), 4, down - 4 * t);
+      std::copy_n(down + 4 * reflected(width - 1 + t, width), 4, down + 4 * (width - 1 + t));
+    }
+    loop(stride, avx2, [=, weight = weights[0][0]](size_t i) { across[i] = weight * down[i]; });
+    for (size_t t = 1; t < weights[0].size(); ++t) {
+      loop(stride, avx2, [=, weight = weights[0][t], p = down - 4 * t, q = down + 4 * t](size_t i) {
+        across[i] += weight * (p[i] + q[i]);
+      });
+    }
+    auto* out = reinterpret_cast<uint8_t*>(other_.data()) + static_cast<size_t>(y) * stride;
+    loop(stride, avx2, [=](size_t i) { out[i] = static_cast<uint8_t>(across[i] + 0.5f); });
+  }
+  pixels.swap(other_);
+}
+
 void check(std::span<const Step> steps, int width, int height) {
   for (const auto& [op, v] : steps) {
     bool fits = op >= 0 && op < static_cast<int>(Op::kCount) && op == std::floor(op);
@@ -163,6 +247,12 @@ void check(std::span<const Step> steps, int width, int height) {
     if (kind == Op::kErase) {
       fits &= std::min({v[0], v[1], v[2], v[3], v[5]}) >= 0 && v[0] + v[2] <= width &&
               v[1] + v[3] <= height && v[4] < 0x1p24;
+    }
+    if (kind == Op::kBlur) {
+      const auto odd = [](double size) { return std::fmod(size, 2) == 1; };
+      // What is reflected has to be there.
+      fits &=
+          odd(v[0]) && odd(v[1]) && v[0] < 2 * width && v[1] < 2 * height && v[2] > 0 && v[3] > 0;
     }
     if (!fits) throw Error(ErrorKind::kInvalidArgument, "an augmentation is out of bounds");
   }
@@ -229,6 +319,14 @@ void Augmenter::run(std::span<const Step> steps, int width, int height, bool avx
         other_.resize(count);
         move_affine(values, pixels.data(), width, height, 0u, other_.data());
         pixels.swap(other_);
+        break;
+      case Op::kAffineBilinear:
+        other_.resize(count);
+        move_bilinear(values, pixels.data(), width, height, other_.data());
+        pixels.swap(other_);
+        break;
+      case Op::kBlur:
+        blur(values, width, height, avx2);
         break;
       case Op::kErase:
         erase(values, width, pixels.data());

@@ -1,7 +1,8 @@
 // Augmentations: operators on a crop's 8-bit pixels, between its resize and its layout.
 //
-// Each is Pillow's operator of the same name, equal to the last bit. Which of them a picture gets,
-// and how strongly, was drawn before: headrace/plane/augment.py.
+// Each is Pillow's operator of the same name, equal to the last bit; the blur is torchvision's,
+// within a level. Which of them a picture gets, and how strongly, was drawn before:
+// headrace/plane/augment.py.
 #pragma once
 
 #include <array>
@@ -25,6 +26,8 @@ enum class Op : int {
   kEqualize,      //
   kAffine,        // the six numbers of Pillow's transform; nearest neighbour, black outside
   kErase,  // left, top, width, height; red, green and blue as 0xBBGGRR, -1: noise; the noise's seed
+  kAffineBilinear,  // likewise, between the four nearest
+  kBlur,            // columns and rows of the Gaussian kernel, both odd; its deviations, in pixels
   kCount,
 };
 
@@ -52,7 +55,10 @@ class Augmenter {
   void run(std::span<const Step> steps, int width, int height, bool avx2);
 
  private:
+  void blur(const std::array<double, 6>& values, int width, int height, bool avx2);
+
   std::vector<uint32_t> other_;
+  std::vector<float> sums_;
 };
 
 }  // namespace headrace::pixels

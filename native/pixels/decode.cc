@@ -242,7 +242,8 @@ Reason Worker::mask(const Recipe& recipe, std::span<const uint8_t> bytes, uint8_
       for (const int x : xs) *to++ = row[kPixelBytes * static_cast<size_t>(x - picture.left)];
     }
     for (const auto& [op, values] : plan_.steps) {
-      if (static_cast<Op>(static_cast<int>(op)) != Op::kAffine) continue;
+      const Op kind = static_cast<Op>(static_cast<int>(op));
+      if (kind != Op::kAffine && kind != Op::kAffineBilinear) continue;
       moved_.assign(out, out + count);
       move_affine(values, moved_.data(), recipe.width, recipe.height, fill, out);
     }

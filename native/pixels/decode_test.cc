@@ -106,6 +106,9 @@ TEST_CASE("Augmentations give the same bytes with AVX2 and without, for every op
       step.op = below(static_cast<int>(Op::kCount));
       for (double& value : step.values) value = below(200) / 100.0;
       if (step.op == static_cast<int>(Op::kErase)) step.values = {0, 0, 1, 1, -1, 9};
+      if (step.op == static_cast<int>(Op::kBlur)) {
+        step.values = {1.0 + 2 * below(width), 1.0 + 2 * below(height), 0.3 + below(90) / 9.0, 1.5};
+      }
       if (step.op == static_cast<int>(Op::kHue)) step.values[0] = below(512) - 256;
     }
     check(steps, width, height);

@@ -63,8 +63,9 @@ def by_pillow(im: Image.Image, step) -> Image.Image:
             return ImageOps.autocontrast(im)
         case Op.EQUALIZE:
             return ImageOps.equalize(im)
-        case Op.AFFINE:
-            return im.transform(im.size, Image.Transform.AFFINE, values)
+        case Op.AFFINE | Op.AFFINE_BILINEAR:
+            how = Image.Resampling.NEAREST if op == Op.AFFINE else Image.Resampling.BILINEAR
+            return im.transform(im.size, Image.Transform.AFFINE, values, how)
         case Op.ERASE:
             left, top, width, height, colour, _ = map(int, values)
             im = im.copy()
@@ -131,6 +132,45 @@ def test_every_operator_is_pillows_to_the_last_bit(name):
         for magnitude, step in zip(magnitudes, steps, strict=True):
             expected = named(im, name, magnitude)
             np.testing.assert_array_equal(with_steps(im, step), expected, f"{magnitude} {im.size}")
+
+
+def test_pixels_between_others_are_pillows_to_the_last_bit():
+    """Turned, sheared, shifted by parts of a pixel, and scaled up and down."""
+    for im in pictures():
+        steps = [
+            *operator("Rotate", np.array([0, 90, -17.3, 135.0]), *im.size),
+            *operator("ShearX", np.array([0.3]), *im.size),
+            (Op.AFFINE, 1, 0, 0.5, 0, 1, -0.25), (Op.AFFINE, 0.3, 0.1, -2.7, -0.05, 0.4, 3.3),
+            (Op.AFFINE, 2.5, 0, -9, 0.3, 1.9, -7), (Op.AFFINE, -1, 0, im.width, 0, -1, im.height),
+        ]  # fmt: skip
+        for _, *numbers in steps:
+            step = (Op.AFFINE_BILINEAR, *numbers)
+            np.testing.assert_array_equal(with_steps(im, step), by_pillow(im, step), str(im.size))
+
+
+def blurred(im: Image.Image, columns: int, rows: int, *sigmas: float) -> np.ndarray:
+    """In double precision over the whole kernel, before it is rounded."""
+    weights = [
+        np.exp(-0.5 * ((np.arange(size) - size // 2) / sigma) ** 2)
+        for size, sigma in zip((columns, rows), sigmas, strict=True)
+    ]
+    kernel = np.outer(weights[1] / weights[1].sum(), weights[0] / weights[0].sum())
+    edges = ((rows // 2,) * 2, (columns // 2,) * 2, (0, 0))
+    padded = np.pad(np.asarray(im, np.float64), edges, "reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (rows, columns), axis=(0, 1))
+    return np.einsum("yxcij,ij->yxc", windows, kernel)
+
+
+def test_a_blur_is_the_sum_over_its_kernel_with_reflected_edges():
+    """Which is torchvision's definition; kernels as wide as the picture allows, and of one pixel."""
+    for im in pictures():
+        most = [2 * side - 1 for side in im.size]
+        for columns, rows, sigmas in [
+            (5, 3, (1.1, 0.3)), (1, 1, (2.0, 2.0)), (23, 23, (0.1, 9.0)), (*most, (3.0, 800.0)),
+        ]:  # fmt: skip
+            size = min(columns, most[0], 41), min(rows, most[1], 41)
+            ours = np.asarray(with_steps(im, (Op.BLUR, *size, *sigmas, 0, 0)), np.float64)
+            assert np.abs(ours - blurred(im, *size, *sigmas)).max() <= 0.5 + 1e-3
 
 
 def test_every_colours_hue_is_turned_as_pillow_turns_it():
@@ -237,7 +277,10 @@ def test_a_picture_gets_its_own_steps_in_any_batch():
 
 
 def test_draws_are_those_of_the_plain_definition():
-    images = hr.Images(size=(40, 64), jitter=(0.4, 0.2, 1.5, 0.25), erase=0.7, erase_ratio=(0.5, 2))
+    images = hr.Images(
+        size=(40, 64), jitter=(0.4, 0.2, 1.5, 0.25), blur=0.3, blur_sigma=(0.5, 3.5), erase=0.7,
+        erase_ratio=(0.5, 2),
+    )  # fmt: skip
     for index in range(200):
         numbers = Numbers(3, 1, index)
         bounds = ((0.6, 1.4), (0.8, 1.2), (0, 2.5), (-0.25, 0.25))
@@ -246,6 +289,7 @@ def test_draws_are_those_of_the_plain_definition():
         place, left = numbers.below(24), list(range(4))
         order = [left.pop(place // math.factorial(k) % (k + 1)) for k in (3, 2, 1, 0)]
         expected = [(1 + i, factors[i]) for i in order]
+        blur, sigma = numbers.uniform() < 0.3, numbers.uniform(0.5, 3.5)
         wanted, _ = numbers.uniform() < 0.7, numbers.uniform()
         rectangle = None
         for _ in range(10):
@@ -258,7 +302,9 @@ def test_draws_are_those_of_the_plain_definition():
             )
             if rectangle is None and rows < 40 and columns < 64:
                 rectangle = (left, top, columns, rows)
-        (*jitter, erase) = images.steps(3, 1, np.array([index]))[0]
+        (*jitter, blurs, erase) = images.steps(3, 1, np.array([index]))[0]
+        np.testing.assert_allclose(blurs[1:5], (7, 7, sigma, sigma), rtol=1e-12)
+        assert blurs[0] == (Op.BLUR if blur else 0)
         np.testing.assert_allclose([step[:2] for step in jitter], expected, rtol=1e-12)
         assert (erase[0] == Op.ERASE) == wanted
         if wanted:
@@ -404,13 +450,15 @@ def test_steps_that_would_reach_outside_are_refused():
     good = (Op.ERASE, 0, 0, 32, 32, 0, 0)
     _native.decode_picture(recipe, data, 0, 0, 0, np.array([[good]], np.float64))
     bad = [
-        (12, 0, 0, 0, 0, 0, 0), (-1, 0, 0, 0, 0, 0, 0), (0.5, 0, 0, 0, 0, 0, 0),
+        (14, 0, 0, 0, 0, 0, 0), (-1, 0, 0, 0, 0, 0, 0), (0.5, 0, 0, 0, 0, 0, 0),
         (math.nan, 0, 0, 0, 0, 0, 0), (1, math.nan, 0, 0, 0, 0, 0), (1, math.inf, 0, 0, 0, 0, 0),
         (Op.POSTERIZE, 9, 0, 0, 0, 0, 0), (Op.POSTERIZE, -1, 0, 0, 0, 0, 0),
         (Op.AFFINE, 1, 0, 2.0**21, 0, 1, 0), (Op.AFFINE, -math.inf, 0, 0, 0, 1, 0),
         (Op.ERASE, 1, 0, 32, 32, 0, 0), (Op.ERASE, 0, 31, 1, 2, 0, 0), (Op.ERASE, -1, 0, 1, 1, 0, 0),
         (Op.ERASE, 0, 0, -5, 1, 0, 0), (Op.ERASE, 0, 0, 1, 1, 1 << 24, 0), (Op.ERASE, 0, 0, 1, 1, 0, -1),
-        (Op.HUE, 2.0**40, 0, 0, 0, 0, 0),
+        (Op.HUE, 2.0**40, 0, 0, 0, 0, 0), (Op.BLUR, 2, 1, 1, 1, 0, 0), (Op.BLUR, 1, 65, 1, 1, 0, 0),
+        (Op.BLUR, 65, 1, 1, 1, 0, 0), (Op.BLUR, -1, 1, 1, 1, 0, 0), (Op.BLUR, 1.5, 1, 1, 1, 0, 0),
+        (Op.BLUR, 3, 3, 0, 1, 0, 0), (Op.BLUR, 3, 3, 1, -1, 0, 0), (Op.BLUR, 3, 3, 1, math.nan, 0, 0),
     ]  # fmt: skip
     for step in bad:
         with pytest.raises(ValueError, match="augmentation is out of bounds"):
@@ -430,6 +478,10 @@ def test_steps_that_would_reach_outside_are_refused():
         ({"jitter": (0.4, 0.4, 0.4, 0.6)}, "jitter is"),
         ({"jitter": (0.4, 0.4, 0.4)}, "jitter is"),
         ({"grey": 1.5}, "grey is 1.5"),
+        ({"blur": 1.5}, "blur is 1.5"),
+        ({"blur": 1, "blur_kernel": 4}, "blur_kernel is 4, expected an odd number, 1 to 447"),
+        ({"blur": 1, "size": (9, 400)}, "blur_kernel is 41, expected an odd number, 1 to 17"),
+        ({"blur_sigma": (0, 1)}, "blur_sigma"),
         ({"erase": -0.5}, "erase is -0.5"),
         ({"erase": 0.5, "erase_scale": (0, 0.3)}, "erase_scale"),
         ({"erase": 0.5, "erase_ratio": (3, 0.3)}, "erase_ratio"),

@@ -45,6 +45,8 @@ class Op(IntEnum):
     EQUALIZE = 9
     AFFINE = 10
     ERASE = 11
+    AFFINE_BILINEAR = 12
+    BLUR = 13
 
 
 # -- the operators of RandAugment and TrivialAugmentWide, by torchvision's names -------------------------
@@ -73,7 +75,7 @@ def operator(
     """Return the steps of an operator at each of some magnitudes, in torchvision's units and signs.
 
     Args:
-        name: one of `OPERATORS`.
+        name: one of `OPERATORS`, or `Invert`, which AutoAugment has.
         magnitudes: shape (n,): a share that is added to 1, a slope, pixels, degrees counter-clockwise, bits
             that are left, or a level.
         width: of the output.
@@ -87,13 +89,15 @@ def operator(
         steps[:, 0], steps[:, 1] = _FACTORS[name], 1 + magnitudes
     elif name in _PLAIN:
         steps[:, 0], steps[:, 1] = _PLAIN[name], magnitudes
+    elif name == "Invert":
+        steps[:, 0] = Op.SOLARIZE  # from black on
     elif name in _AFFINE:
         steps[:] = (Op.AFFINE, 1, 0, 0, 0, 1, 0)
         if name == "Rotate":
             angles = -np.radians(magnitudes % 360)
             cos, sin = np.round(np.cos(angles), 15), np.round(np.sin(angles), 15)
             x, y = width / 2, height / 2
-            parts = (cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y)
+            parts = (cos, sin, cos * -x + sin * -y + x, -sin, cos, -sin * -x + cos * -y + y)
             steps[:, 1:] = np.stack(parts, -1)
         elif name.startswith("Shear"):
             steps[:, 2 if name == "ShearX" else 4] = magnitudes
@@ -150,7 +154,7 @@ class _Numbers:
 
 def has_steps(images: Images) -> bool:
     """Whether anything is done to pictures after they were cut, resized and flipped."""
-    given = (images.padding, images.augment, *images.jitter, images.grey, images.erase)
+    given = (images.padding, images.augment, *images.jitter, images.grey, images.blur, images.erase)
     return any(given)
 
 
@@ -168,28 +172,46 @@ def steps(
         for value in (3, 6):
             shift[:, value] = numbers.below(2 * images.padding + 1) - images.padding
         columns.append(shift)
-    if images.augment is not None:
-        rand = images.augment == "randaugment"
-        for _ in range(images.operations if rand else 1):
-            chosen = numbers.below(len(OPERATORS))
-            levels = numbers.below(LEVELS + 1) / LEVELS
-            if rand:
-                levels[:] = images.magnitude / LEVELS
-            signs = np.where(numbers.take(1)[0] < 0.5, -1.0, 1.0)
-            step = np.zeros((len(indices), VALUES))
-            for i, name in enumerate(OPERATORS):
-                at = chosen == i
-                magnitudes = _magnitudes(images, name, levels[at], signs[at])
-                step[at] = operator(name, magnitudes, width, height)
-            columns.append(step)
+    operators = {None: 0, "randaugment": images.operations, "trivialaugment": 1}[images.augment]
+    columns += [_policy(images, numbers) for _ in range(operators)]
     columns += _jitter(images, numbers)
     if images.grey:
         step = np.zeros((len(indices), VALUES))
         step[:, 0] = np.where(numbers.take(1)[0] < images.grey, Op.COLOUR, 0)  # by a factor of 0
         columns.append(step)
+    if images.blur:
+        columns.append(_blur(images, numbers))
     if images.erase:
         columns.append(_rectangles(images, numbers, len(indices)))
     return np.ascontiguousarray(np.stack(columns, 1))
+
+
+def _policy(images: Images, numbers: _Numbers) -> NDArray[np.float64]:
+    _, height, width = images.planes
+    chosen = numbers.below(len(OPERATORS))
+    levels = numbers.below(LEVELS + 1) / LEVELS
+    if images.augment == "randaugment":
+        levels[:] = images.magnitude / LEVELS
+    signs = np.where(numbers.take(1)[0] < 0.5, -1.0, 1.0)
+    step = np.zeros((len(chosen), VALUES))
+    for i, name in enumerate(OPERATORS):
+        at = chosen == i
+        magnitudes = _magnitudes(images, name, levels[at], signs[at])
+        step[at] = operator(name, magnitudes, width, height)
+    return step
+
+
+def _blur_kernel(images: Images) -> int:
+    """Pixels of a side of the blur's kernel."""
+    return images.blur_kernel or max(images.planes[1:]) // 20 * 2 + 1
+
+
+def _blur(images: Images, numbers: _Numbers) -> NDArray[np.float64]:
+    (wanted, share), (low, high) = numbers.take(2), images.blur_sigma
+    step = np.zeros((len(share), VALUES))
+    step[:, 0] = np.where(wanted < images.blur, Op.BLUR, 0)
+    step[:, 1:3], step[:, 3:5] = _blur_kernel(images), (low + share * (high - low))[:, None]
+    return step
 
 
 def _jitter(images: Images, numbers: _Numbers) -> list[NDArray[np.float64]]:
@@ -336,7 +358,7 @@ def check(images: Images) -> None:
         len(jitter) == 4 and all(0 <= strength <= 100 for strength in jitter) and jitter[3] <= 0.5,
         "jitter", jitter, "brightness, contrast, saturation (0 and more) and hue (0 to 0.5)",
     )  # fmt: skip
-    for name in ("grey", "erase"):
+    for name in ("grey", "blur", "erase"):
         expect(0 <= getattr(images, name) <= 1, name, getattr(images, name), "a probability")
     for name in ("mixup", "cutmix"):
         expect(0 <= getattr(images, name) <= 100, name, getattr(images, name), "an alpha, 0 to 100")
@@ -344,6 +366,12 @@ def check(images: Images) -> None:
         not images.mixup or images.dtype != "bfloat16", "dtype", images.dtype,
         "another one with mixup: numpy cannot blend it",
     )  # fmt: skip
+    if images.blur:
+        kernel, most = _blur_kernel(images), 2 * min(height, width) - 1
+        fits = kernel % 2 == 1 and 1 <= kernel <= most
+        expect(fits, "blur_kernel", kernel, f"an odd number, 1 to {most}")
+    low, high = images.blur_sigma
+    expect(0 < low <= high <= 1 << 14, "blur_sigma", images.blur_sigma, "0 < low <= high <= 16384")
     low, high = images.erase_scale
     expect(0 < low <= high <= 1, "erase_scale", images.erase_scale, "0 < low <= high <= 1")
     low, high = images.erase_ratio

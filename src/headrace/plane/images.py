@@ -116,6 +116,15 @@ class Images:
     grey: float = 0.0
     """Probability that colours are left out, as Pillow's `convert("L")` does."""
 
+    blur: float = 0.0
+    """Probability of a Gaussian blur, as torchvision's GaussianBlur has it, in RandomApply."""
+
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    """Bounds of its standard deviation in pixels of the output."""
+
+    blur_kernel: int | None = None
+    """Pixels of a side of its kernel, odd; None: a tenth of the larger side of the output (23 for 224)."""
+
     erase: float = 0.0
     """Probability that a rectangle is erased, as torchvision's RandomErasing does; before `mean` and `std`."""
 

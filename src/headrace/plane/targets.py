@@ -107,7 +107,7 @@ def moved_boxes(
     to[:, 2, 2] = 1
     for step in () if steps is None else steps.transpose(1, 0, 2):
         back = np.broadcast_to(np.eye(3), to.shape).copy()  # steps say where an output comes from
-        at = step[:, 0] == Op.AFFINE
+        at = np.isin(step[:, 0], (Op.AFFINE, Op.AFFINE_BILINEAR))
         back[at, :2] = step[at, 1:].reshape(-1, 2, 3)
         to = np.linalg.inv(back) @ to
     results = []
