@@ -64,7 +64,7 @@ def photos(tmp_path_factory):
 
 def pipelines(torchvision):
     t, v2 = torchvision.transforms, torchvision.transforms.v2
-    bicubic = t.InterpolationMode.BICUBIC
+    bicubic, bilinear = t.InterpolationMode.BICUBIC, t.InterpolationMode.BILINEAR
     return {
         "train": [
             t.RandomResizedCrop(32), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD),
@@ -110,6 +110,41 @@ def pipelines(torchvision):
             v2.ColorJitter(0.3, 0.1, 0.5, 0.2), v2.ToImage(), v2.RandomErasing(0.8, scale=(0.5, 1.0)),
             v2.ToPureTensor(),
         ],
+        "reference": [  # torchvision's own, with RandAugment
+            t.RandomResizedCrop(32, interpolation=bilinear), t.RandomHorizontalFlip(),
+            t.RandAugment(interpolation=bilinear, magnitude=14), t.PILToTensor(),
+            t.ConvertImageDtype(torch.float32), t.Normalize(MEAN, STD), t.RandomErasing(0.6),
+            t.RandomErasing(0.6, value="random"),
+        ],
+        "auto": [t.RandomResizedCrop((40, 31)), t.AutoAugment(interpolation=bilinear), t.PILToTensor()],
+        "auto, v2": [
+            v2.RandomResizedCrop((40, 31)), v2.AutoAugment(), v2.TrivialAugmentWide(interpolation=bilinear),
+            v2.RandomHorizontalFlip(), v2.ToImage(),
+        ],
+        "views": [  # SimCLR's, with its blur, and BYOL's solarization
+            t.RandomResizedCrop(48), t.RandomHorizontalFlip(),
+            t.RandomApply([t.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8), t.RandomGrayscale(0.2),
+            t.RandomApply([t.GaussianBlur(5, (0.1, 2.0))], p=0.5), t.RandomSolarize(128, 0.3), t.PILToTensor(),
+        ],
+        "views, v2": [
+            v2.RandomResizedCrop((48, 32)), v2.RandomApply([v2.GaussianBlur((7, 3)), v2.RandomSolarize(99.5)]),
+            v2.Grayscale(3), v2.ToImage(), v2.RandomHorizontalFlip(), v2.GaussianBlur(9, 3.0),
+            v2.ToDtype(torch.float32, scale=True),
+        ],
+        "turned": [
+            t.Resize((40, 52)), t.RandomRotation(20), t.RandomVerticalFlip(), t.RandomHorizontalFlip(),
+            v2.RandomRotation((-90, 90), interpolation=bilinear), t.PILToTensor(),
+        ],
+        "affine": [
+            t.Resize((40, 52)),
+            t.RandomAffine(30, (0.1, 0.2), (0.7, 1.4), 10, interpolation=bilinear),
+            v2.RandomAffine((-9, 5), shear=(-5, 5, 3, 9), center=(3, 9), interpolation=bilinear),
+            t.RandomHorizontalFlip(), t.PILToTensor(),
+        ],
+        "operators": [
+            t.Resize((30, 41)), t.RandomInvert(), t.RandomPosterize(3), t.RandomAdjustSharpness(2.5),
+            t.RandomAutocontrast(), t.RandomEqualize(0.3), t.RandomHorizontalFlip(), t.PILToTensor(),
+        ],
         "calm function": [t.Resize((30, 30)), t.RandomHorizontalFlip(), np.array],
     }  # fmt: skip
 
@@ -117,7 +152,8 @@ def pipelines(torchvision):
 NAMES = (
     "train", "evaluate", "flips first", "v2", "v2, crops", "padded", "nested", "jitter",
     "jitter, tensor", "cifar", "cifar, v2", "pad", "pad first", "simclr", "randaugment", "trivialaugment",
-    "augment, v2", "calm function",
+    "augment, v2", "reference", "auto", "auto, v2", "views", "views, v2", "turned", "affine", "operators",
+    "calm function",
 )  # fmt: skip
 
 
@@ -194,17 +230,26 @@ def test_cuts_are_pillows_crop_and_resize(torchvision):
 
 def test_augmentations_are_taken_over_where_native_code_does_the_same(torchvision):
     t, v2 = torchvision.transforms, torchvision.transforms.v2
-    for name in NAMES[9:17]:
+    for name in NAMES[9:25]:
         assert not plan_of(t.Compose(pipelines(torchvision)[name])).after, name
-    bilinear = t.InterpolationMode.BILINEAR
+    bicubic = t.InterpolationMode.BICUBIC
     for steps, left in [
         ([t.ColorJitter(0.1), t.RandomVerticalFlip(), t.ToTensor()], []),
         (
             [t.RandAugment(), t.RandomVerticalFlip(), t.ToTensor()],
-            ["RandomVerticalFlip", "ToTensor"],
+            [],
         ),
         ([t.ColorJitter(0.1), t.CenterCrop(9)], ["CenterCrop"]),
-        ([t.RandAugment(interpolation=bilinear)], ["RandAugment"]),
+        ([t.RandAugment(interpolation=bicubic)], ["RandAugment"]),
+        ([t.RandomApply([t.ColorJitter(0.1), t.CenterCrop(9)])], ["RandomApply"]),
+        ([t.RandomApply([abs])], ["RandomApply"]),
+        ([t.Grayscale()], ["Grayscale"]),
+        ([t.GaussianBlur(81)], ["GaussianBlur"]),
+        ([t.ToTensor(), t.GaussianBlur(3)], ["GaussianBlur"]),
+        ([t.RandomRotation(9, expand=True)], ["RandomRotation"]),
+        ([t.RandomRotation(9, center=(1, 1))], ["RandomRotation"]),
+        ([t.RandomAffine(9, fill=3)], ["RandomAffine"]),
+        ([t.PILToTensor(), t.RandomErasing(), t.GaussianBlur(3)], ["GaussianBlur"]),
         ([v2.TrivialAugmentWide(fill=128)], ["TrivialAugmentWide"]),
         ([v2.ToImage(), v2.ColorJitter(0.1)], ["ColorJitter"]),
         ([t.ToTensor(), t.RandomErasing(), t.Normalize(MEAN, STD)], ["Normalize"]),

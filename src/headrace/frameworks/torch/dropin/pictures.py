@@ -190,8 +190,7 @@ class NativePictures:
             if serial:
                 torch.set_rng_state(states[i + 1])
             sample = _picture(pixels[i]) if plan.pil else tensors[i]
-            if cut.erased is not None:
-                top, left, rows, columns, value = cut.erased
+            for top, left, rows, columns, value in cut.erased:
                 sample[..., top : top + rows, left : left + columns] = value
             samples.append((self._finished(plan, sample), self._target(sources[i].target)))
             if serial and not torch.equal(torch.get_rng_state(), states[i + 1]):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _FLIPS: Final = {"RandomHorizontalFlip": 0, "RandomVerticalFlip": 1}
 """And their axes: columns, rows."""
 
+_MOVING: Final = (Op.AFFINE, Op.AFFINE_BILINEAR)
+
 _GEOMETRY: Final = (*_FLIPS, "Resize", "CenterCrop", "Pad", "RandomCrop", "RandomResizedCrop")
 
 # torchvision's InterpolationMode, and Pillow's numbers for the same.
@@ -64,7 +66,7 @@ class _Prefix:
     size: tuple[int, int] | None = None
     """Height and width of every picture; None: they differ."""
     flipped: bool = False
-    augmented: Literal["", "colours", "policy", "erased"] = ""
+    augmented: Literal["", "pixels", "erased"] = ""
     """What was done to the pixels since they were cut: what may come after it depends on that."""
     resized: bool = False
     filter: Any = "bilinear"
@@ -76,14 +78,14 @@ class _Prefix:
         if name in augmentations.NAMES:
             return self._augments(name, one)
         if self.augmented and name in _GEOMETRY:
-            return name in _FLIPS and self.augmented == "colours"
+            return name in _FLIPS and self.augmented == "pixels"
         if self.augmented == "erased":
             self.wrap = None if name == "ToPureTensor" else self.wrap
             return name in {"Identity", "ToPureTensor"}
         match name:
             case "RandomHorizontalFlip" | "RandomVerticalFlip":
                 self.flipped = True
-            case "Identity":
+            case "Identity" | "RGB":  # the data set's own loader makes RGB
                 pass
             case "CenterCrop":
                 if self.normal:  # it pads with zeros, which are no longer black
@@ -102,7 +104,8 @@ class _Prefix:
             case "Resize" | "RandomResizedCrop":
                 return self._resizes(one)
             case "ToTensor" | "PILToTensor":
-                if self.form != "pil":
+                default = name != "ToTensor" or torch.get_default_dtype() is torch.float32
+                if self.form != "pil" or not default:
                     return False
                 self.form = "float32" if name == "ToTensor" else "uint8"
             case "ToImage":
@@ -134,20 +137,16 @@ class _Prefix:
                 return False
             self.augmented = "erased"
             return True
-        policy = name in augmentations.POLICIES
-        if (
-            self.form != "pil"
-            or self.size is None
-            or (policy and not augmentations.taken(name, one))
-        ):
+        erased = self.augmented == "erased"
+        if erased or self.size is None or not augmentations.taken(name, one, self.form, self.size):
             return False
-        self.augmented = "policy" if policy else self.augmented or "colours"
+        self.augmented = "pixels"
         return True
 
     def _pads(self, one: Any) -> bool:
         """Whether it pads with what is still black, as much on all sides; or not at all."""
         padding = augmentations.padding_of(one)
-        black = not self.normal and augmentations.taken("Pad", one)
+        black = not self.normal and augmentations.pads_black(one)
         return padding == 0 or (padding is not None and padding > 0 and black)
 
     def _resizes(self, one: Any) -> bool:
@@ -200,6 +199,8 @@ def _flat(transform: Any) -> Iterator[Any]:
 def label_of(transform: Any) -> str:
     """A transform in `explain`: its class, and its size if it has one."""
     name = getattr(transform, "__name__", type(transform).__name__)
+    if name_of(transform) == "RandomApply":
+        return f"{name}({', '.join(map(label_of, transform.transforms))})"
     if name_of(transform) not in _GEOMETRY or not hasattr(transform, "size"):
         return str(name)
     height, width = sides_of(transform.size)
@@ -223,7 +224,7 @@ class Cut:
         steps: the same in Pillow's words: methods of a picture, and what they are given.
         outside: it reaches beyond the picture, where torchvision pads, and is no window that is moved.
         augmentations: steps that native code takes afterwards, see `headrace.plane.augment`.
-        erased: what torch erases of the tensor, as `erasing_of` gives it; or None.
+        erased: what torch erases of the tensor, each as `erasing_of` gives it.
     """
 
     def __init__(self, plan: NativePass, width: int, height: int) -> None:
@@ -234,7 +235,7 @@ class Cut:
         self._first = [0, 0]
         self._flip = [0, 0]
         self.augmentations: list[list[float]] = []
-        self.erased: tuple[int, int, int, int, Any] | None = None
+        self.erased: list[tuple[int, int, int, int, Any]] = []
         for name, one in plan.drawn:
             self._take(plan, name, one)
         whole, moved = [width, height], self._moved_inside([width, height])
@@ -275,8 +276,7 @@ class Cut:
         width, height = self._size
         if name in _FLIPS:
             if bool(torch.rand(1) < one.p):
-                self._flip[_FLIPS[name]] ^= 1
-                self.steps.append(("transpose", (_FLIPS[name],)))
+                self._mirror(_FLIPS[name])
         elif name == "Resize":
             self._resize(plan, _resized(one.size, width, height))
         elif name == "CenterCrop":
@@ -286,7 +286,8 @@ class Cut:
             padding = augmentations.padding_of(one) or 0
             self._crop(-padding, -padding, width + 2 * padding, height + 2 * padding)
         elif name == "RandomErasing":
-            self.erased = augmentations.erasing_of(one, width, height) or self.erased
+            if (erased := augmentations.erasing_of(one, width, height)) is not None:
+                self.erased.append(erased)
         elif name in augmentations.NAMES:
             self.augmentations += augmentations.steps_of(name, one, width, height)
         else:
@@ -294,6 +295,16 @@ class Cut:
             self._crop(left, top, columns, rows)
             if name == "RandomResizedCrop":
                 self._resize(plan, sides_of(one.size)[::-1])
+
+    def _mirror(self, axis: int) -> None:
+        # What looks at pixels one by one, or at all alike, may as well come after a flip.
+        if any(step[0] in _MOVING for step in self.augmentations):
+            width, height = self._size
+            numbers = ([-1, 0, width, 0, 1, 0], [1, 0, 0, 0, -1, height])[axis]
+            self.augmentations.append([Op.AFFINE, *numbers])
+        else:
+            self._flip[axis] ^= 1
+            self.steps.append(("transpose", (axis,)))
 
     def _crop(self, left: int, top: int, columns: int, rows: int) -> None:
         begin = self._start if self._resized is None else self._first

@@ -6,6 +6,8 @@ import math
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
+from torch.nn.functional import conv2d
+from torch.nn.functional import pad as torch_pad
 
 LEFT_RIGHT, TOP_BOTTOM = Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.FLIP_TOP_BOTTOM
 
@@ -325,99 +327,187 @@ class RandomErasing(torch.nn.Module):
         return erased
 
 
-def applied(img, name, magnitude):
-    """One operator of a policy to one of PIL's pictures."""
-    if name in ("Brightness", "Color", "Contrast", "Sharpness"):
-        return getattr(ImageEnhance, name)(img).enhance(1 + magnitude)
-    slope, moved = math.tan(math.radians(math.degrees(math.atan(magnitude)))), -int(magnitude)
-    matrix = {
-        "ShearX": (1, slope, 0, 0, 1, 0), "ShearY": (1, 0, 0, slope, 1, 0),
-        "TranslateX": (1, 0, moved, 0, 1, 0), "TranslateY": (1, 0, 0, 0, 1, moved),
-    }  # fmt: skip
-    if name in matrix:
-        return img.transform(img.size, Image.Transform.AFFINE, matrix[name])
-    return {
-        "Identity": lambda: img,
-        "Rotate": lambda: img.rotate(magnitude),
-        "Posterize": lambda: ImageOps.posterize(img, int(magnitude)),
-        "Solarize": lambda: ImageOps.solarize(img, magnitude),
-        "AutoContrast": lambda: ImageOps.autocontrast(img),
-        "Equalize": lambda: ImageOps.equalize(img),
-    }[name]()
-
-
-def spans(narrow, bins, height, width):
-    """Magnitudes by name, and whether they get a sign: of RandAugment, or of TrivialAugmentWide."""
-    top = 0.9 if narrow else 0.99
-    slopes = torch.linspace(0.0, 0.3 if narrow else 0.99, bins)
-    across, down = (150.0 / 331.0 * width, 150.0 / 331.0 * height) if narrow else (32.0, 32.0)
-    return {
-        "Identity": (torch.tensor(0.0), False),
-        "ShearX": (slopes, True),
-        "ShearY": (slopes, True),
-        "TranslateX": (torch.linspace(0.0, across, bins), True),
-        "TranslateY": (torch.linspace(0.0, down, bins), True),
-        "Rotate": (torch.linspace(0.0, 30.0 if narrow else 135.0, bins), True),
-        **dict.fromkeys(
-            ("Brightness", "Color", "Contrast", "Sharpness"), (torch.linspace(0.0, top, bins), True)
-        ),
-        "Posterize": (
-            8 - (torch.arange(bins) / ((bins - 1) / (4 if narrow else 6))).round().int(), False,
-        ),
-        "Solarize": (torch.linspace(255.0, 0.0, bins), False),
-        "AutoContrast": (torch.tensor(0.0), False),
-        "Equalize": (torch.tensor(0.0), False),
-    }  # fmt: skip
-
-
-class RandAugment(torch.nn.Module):
-    def __init__(
-        self,
-        num_ops=2,
-        magnitude=9,
-        num_magnitude_bins=31,
-        interpolation=InterpolationMode.NEAREST,
-        fill=None,
-    ):
+class RandomApply(torch.nn.Module):
+    def __init__(self, transforms, p=0.5):
         super().__init__()
-        self.num_ops, self.magnitude, self.num_magnitude_bins = (
-            num_ops,
-            magnitude,
-            num_magnitude_bins,
-        )
-        self.interpolation, self.fill = interpolation, fill
-
-    def _augmentation_space(self, num_bins, image_size):
-        return spans(True, num_bins, *image_size)
+        self.transforms, self.p = transforms, p
 
     def forward(self, img):
-        for _ in range(self.num_ops):
-            space = self._augmentation_space(self.num_magnitude_bins, (img.height, img.width))
-            name = list(space)[int(torch.randint(len(space), (1,)).item())]
-            magnitudes, signed = space[name]
-            magnitude = float(magnitudes[self.magnitude]) if magnitudes.ndim > 0 else 0.0
-            if signed and torch.randint(2, (1,)):
-                magnitude *= -1.0
-            img = applied(img, name, magnitude)
+        if self.p < torch.rand(1):
+            return img
+        for each in self.transforms:
+            img = each(img)
         return img
 
 
-class TrivialAugmentWide(torch.nn.Module):
-    def __init__(self, num_magnitude_bins=31, interpolation=InterpolationMode.NEAREST, fill=None):
+class Grayscale(torch.nn.Module):
+    def __init__(self, num_output_channels=1):
         super().__init__()
-        self.num_magnitude_bins = num_magnitude_bins
-        self.interpolation, self.fill = interpolation, fill
-
-    def _augmentation_space(self, num_bins):
-        return spans(False, num_bins, 0, 0)
+        self.num_output_channels = num_output_channels
 
     def forward(self, img):
-        space = self._augmentation_space(self.num_magnitude_bins)
-        name = list(space)[int(torch.randint(len(space), (1,)).item())]
-        magnitudes, signed = space[name]
-        magnitude = 0.0
-        if magnitudes.ndim > 0:
-            magnitude = float(magnitudes[torch.randint(len(magnitudes), (1,)).item()])
-        if signed and torch.randint(2, (1,)):
-            magnitude *= -1.0
-        return applied(img, name, magnitude)
+        grey = img.convert("L")
+        return grey if self.num_output_channels == 1 else grey.convert("RGB")
+
+
+def blurred(img, kernel_size, sigma):
+    """In one sum over the whole kernel, of pixels that are reflected at the edges."""
+    across, down = (
+        torch.exp(-0.5 * (torch.linspace(-(size - 1) / 2, (size - 1) / 2, size) / sigma) ** 2)
+        for size in kernel_size
+    )
+    kernel = torch.outer(down / down.sum(), across / across.sum()).expand(3, 1, -1, -1)
+    x, y = (size // 2 for size in kernel_size)
+    tensor = img if isinstance(img, torch.Tensor) else as_tensor(img)
+    padded = torch_pad(tensor[None].float(), (x, x, y, y), "reflect")
+    result = conv2d(padded, kernel, groups=3)[0].round().to(torch.uint8)
+    if isinstance(img, torch.Tensor):
+        return result.as_subclass(type(img))
+    return Image.fromarray(result.permute(1, 2, 0).contiguous().numpy())
+
+
+class GaussianBlur(torch.nn.Module):
+    def __init__(self, kernel_size, sigma=(0.1, 2.0)):
+        super().__init__()
+        self.kernel_size = two(kernel_size)
+        self.sigma = (sigma, sigma) if isinstance(sigma, (int, float)) else tuple(sigma)
+
+    @staticmethod
+    def get_params(sigma_min, sigma_max):
+        return torch.empty(1).uniform_(sigma_min, sigma_max).item()
+
+    def forward(self, img):
+        return blurred(img, self.kernel_size, self.get_params(*self.sigma))
+
+
+class Sometimes(torch.nn.Module):
+    """One of Pillow's operators with a probability."""
+
+    def __init__(self, p=0.5):
+        super().__init__()
+        self.p = p
+
+    def forward(self, img):
+        return self.of(img) if torch.rand(1).item() < self.p else img
+
+
+class RandomInvert(Sometimes):
+    def of(self, img):
+        return ImageOps.invert(img)
+
+
+class RandomAutocontrast(Sometimes):
+    def of(self, img):
+        return ImageOps.autocontrast(img)
+
+
+class RandomEqualize(Sometimes):
+    def of(self, img):
+        return ImageOps.equalize(img)
+
+
+class RandomPosterize(Sometimes):
+    def __init__(self, bits, p=0.5):
+        super().__init__(p)
+        self.bits = bits
+
+    def of(self, img):
+        return ImageOps.posterize(img, self.bits)
+
+
+class RandomSolarize(Sometimes):
+    def __init__(self, threshold, p=0.5):
+        super().__init__(p)
+        self.threshold = threshold
+
+    def of(self, img):
+        return ImageOps.solarize(img, self.threshold)
+
+
+class RandomAdjustSharpness(Sometimes):
+    def __init__(self, sharpness_factor, p=0.5):
+        super().__init__(p)
+        self.sharpness_factor = sharpness_factor
+
+    def of(self, img):
+        return ImageEnhance.Sharpness(img).enhance(self.sharpness_factor)
+
+
+def around(strength):
+    return (-strength, strength) if isinstance(strength, (int, float)) else tuple(strength)
+
+
+class RandomRotation(torch.nn.Module):
+    def __init__(
+        self, degrees, interpolation=InterpolationMode.NEAREST, expand=False, center=None, fill=0
+    ):
+        super().__init__()
+        self.degrees, self.interpolation = around(degrees), interpolation
+        self.expand, self.center, self.fill = expand, center, fill
+
+    @staticmethod
+    def get_params(degrees):
+        return float(torch.empty(1).uniform_(*degrees).item())
+
+    def turned(self, img, angle):
+        how = Image.Resampling[self.interpolation.name]
+        return img.rotate(angle, how, self.expand, self.center, fillcolor=(self.fill,) * 3)
+
+    def forward(self, img):
+        return self.turned(img, self.get_params(self.degrees))
+
+
+class RandomAffine(torch.nn.Module):
+    def __init__(
+        self,
+        degrees,
+        translate=None,
+        scale=None,
+        shear=None,
+        interpolation=InterpolationMode.NEAREST,
+        fill=0,
+        center=None,
+    ):
+        super().__init__()
+        self.degrees, self.translate, self.scale = around(degrees), translate, scale
+        self.shear = None if shear is None else around(shear)
+        self.interpolation, self.fill, self.center = interpolation, fill, center
+
+    @staticmethod
+    def get_params(degrees, translate, scale_ranges, shears, img_size):
+        def uniform(low, high):
+            return float(torch.empty(1).uniform_(low, high).item())
+
+        angle, shift, scale, shear = uniform(*degrees), (0, 0), 1.0, [0.0, 0.0]
+        if translate is not None:
+            most = [float(share * side) for share, side in zip(translate, img_size, strict=True)]
+            shift = tuple(round(uniform(-each, each)) for each in most)
+        if scale_ranges is not None:
+            scale = uniform(*scale_ranges)
+        for axis in range(0 if shears is None else len(shears) // 2):
+            shear[axis] = uniform(*shears[2 * axis : 2 * axis + 2])
+        return angle, shift, scale, tuple(shear)
+
+    def moved(self, img, angle, translate, scale, shear):
+        """By the inverse of: shear along x, then y, scale and turn around the centre, shift."""
+        middle = self.center or (img.width / 2, img.height / 2)
+        x, y, turn = (math.radians(each) for each in (*shear, angle))
+
+        def matrix(*rows):
+            return np.array([*rows, (0, 0, 1)], float)
+
+        whole = (
+            matrix((1, 0, translate[0] + middle[0]), (0, 1, translate[1] + middle[1]))
+            @ matrix((math.cos(turn), -math.sin(turn), 0), (math.sin(turn), math.cos(turn), 0))
+            @ matrix((scale, 0, 0), (0, scale, 0))
+            @ matrix((1, 0, 0), (-math.tan(y), 1, 0))
+            @ matrix((1, -math.tan(x), 0), (0, 1, 0))
+            @ matrix((1, 0, -middle[0]), (0, 1, -middle[1]))
+        )
+        numbers = np.linalg.inv(whole)[:2].flatten().tolist()
+        how = Image.Resampling[self.interpolation.name]
+        return img.transform(img.size, Image.Transform.AFFINE, numbers, how)
+
+    def forward(self, img):
+        ranges = (self.degrees, self.translate, self.scale, self.shear, [img.width, img.height])
+        return self.moved(img, *self.get_params(*ranges))

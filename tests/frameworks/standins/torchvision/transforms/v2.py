@@ -2,13 +2,15 @@
 
 import torch
 
+from . import autoaugment as policies
 from . import transforms as v1
 from .transforms import Compose, InterpolationMode
 
 __all__ = [
-    "ColorJitter", "Compose", "InterpolationMode", "Normalize", "RandAugment", "RandomCrop", "RandomErasing",
-    "RandomHorizontalFlip", "RandomResizedCrop", "ToDtype", "ToImage", "ToPureTensor", "TrivialAugmentWide",
-    "TvImage",
+    "AutoAugment", "ColorJitter", "Compose", "GaussianBlur", "Grayscale", "InterpolationMode", "Normalize",
+    "RandAugment", "RandomAffine", "RandomApply", "RandomCrop", "RandomErasing", "RandomHorizontalFlip",
+    "RandomResizedCrop", "RandomRotation", "RandomSolarize", "ToDtype", "ToImage", "ToPureTensor",
+    "TrivialAugmentWide", "TvImage",
 ]  # fmt: skip
 
 
@@ -90,32 +92,33 @@ class RandomErasing(v1.RandomErasing):
 def space_of(narrow):
     """Functions of bins, height and width; None where there are no magnitudes; levels are shares."""
     space = {}
-    for name, (magnitudes, signed) in v1.spans(narrow, 3, 3, 3).items():
+    for name, (magnitudes, signed) in policies.spans(narrow, 3, 3, 3).items():
 
         def make(bins, height, width, name=name):
-            made = v1.spans(narrow, bins, height, width)[name][0]
+            made = policies.spans(narrow, bins, height, width)[name][0]
             return made / 255.0 if name == "Solarize" else made
 
         space[name] = (make if magnitudes.ndim else lambda *_: None, signed)
     return space
 
 
-def chosen(policy, img, level=None):
+def chosen(policy, img, level=None, name=None, bins=None):
     """Draws as v2 does, and applies what was drawn."""
     space = policy._AUGMENTATION_SPACE
-    name = tuple(space)[int(torch.randint(len(space), ()))]
+    name = name or tuple(space)[int(torch.randint(len(space), ()))]
     make, signed = space[name]
-    magnitudes, magnitude = make(policy.num_magnitude_bins, img.height, img.width), 0.0
+    magnitudes, magnitude = make(bins or policy.num_magnitude_bins, img.height, img.width), 0.0
     if magnitudes is not None:
         if level is None:
             level = int(torch.randint(policy.num_magnitude_bins, ()))
         magnitude = float(magnitudes[level])
         if signed and torch.rand(()) <= 0.5:
             magnitude *= -1
-    return v1.applied(img, name, magnitude * 255.0 if name == "Solarize" else magnitude)
+    magnitude *= 255.0 if name == "Solarize" else 1.0
+    return policies.applied(img, name, magnitude, policy.interpolation)
 
 
-class RandAugment(v1.RandAugment):
+class RandAugment(policies.RandAugment):
     _AUGMENTATION_SPACE = space_of(True)
 
     def forward(self, img):
@@ -124,11 +127,67 @@ class RandAugment(v1.RandAugment):
         return img
 
 
-class TrivialAugmentWide(v1.TrivialAugmentWide):
+class TrivialAugmentWide(policies.TrivialAugmentWide):
     _AUGMENTATION_SPACE = space_of(False)
 
     def forward(self, img):
         return chosen(self, img)
+
+
+class AutoAugment(policies.AutoAugment):
+    _AUGMENTATION_SPACE = policies.wider(space_of(True)) | {"Invert": (lambda *_: None, False)}
+    _policies = policies.POLICIES
+
+    def forward(self, img):
+        for name, probability, level in self._policies[int(torch.randint(len(self._policies), ()))]:
+            if torch.rand(()) <= probability:
+                img = chosen(self, img, level, name, 10)
+        return img
+
+
+class RandomApply(v1.RandomApply):
+    def forward(self, img):
+        if torch.rand(1) >= self.p:
+            return img
+        for each in self.transforms:
+            img = each(img)
+        return img
+
+
+class Grayscale(v1.Grayscale):
+    pass
+
+
+class GaussianBlur(v1.GaussianBlur):
+    def make_params(self, _):
+        return {"sigma": [self.get_params(*self.sigma)] * 2}
+
+    def forward(self, img):
+        return v1.blurred(img, self.kernel_size, self.make_params([img])["sigma"][0])
+
+
+class RandomSolarize(v1.RandomSolarize):
+    def forward(self, img):
+        return img if torch.rand(1) >= self.p else self.of(img)
+
+
+class RandomRotation(v1.RandomRotation):
+    def make_params(self, _):
+        return {"angle": self.get_params(self.degrees)}
+
+    def forward(self, img):
+        return self.turned(img, **self.make_params([img]))
+
+
+class RandomAffine(v1.RandomAffine):
+    def make_params(self, flat_inputs):
+        _, height, width = v1.dimensions(flat_inputs[0])
+        names = ("angle", "translate", "scale", "shear")
+        ranges = (self.degrees, self.translate, self.scale, self.shear, [width, height])
+        return dict(zip(names, self.get_params(*ranges), strict=True))
+
+    def forward(self, img):
+        return self.moved(img, **self.make_params([img]))
 
 
 class RandomHorizontalFlip(v1.RandomHorizontalFlip):
