@@ -8,8 +8,6 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
-#include <cstring>
-#include <limits>
 #include <string>
 #include <utility>
 
@@ -18,6 +16,7 @@
 #include "bindings/gil.h"
 #include "core/assignment.h"
 #include "core/error.h"
+#include "core/tokens.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -28,53 +27,24 @@ namespace {
 template <class T>
 using Rows = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// One copy that also widens, or narrows. The source may lie at any address. Returns whether every
-// token is what it was.
-template <class From, class To>
-bool convert(const uint8_t* from, To* to, size_t count) {
-  bool changed = false;
-  for (size_t i = 0; i < count; ++i) {
-    From token;
-    std::memcpy(&token, from + i * sizeof(From), sizeof(From));
-    to[i] = static_cast<To>(token);
-    if constexpr (!std::in_range<To>(std::numeric_limits<From>::max())) {
-      changed |= !std::in_range<To>(token);
-    }
-  }
-  return !changed;
-}
-
-template <class To>
-using Convert = bool (*)(const uint8_t*, To*, size_t);
-
-struct Width {
-  unsigned bytes;
-  Convert<int32_t> to_int32;
-  Convert<int64_t> to_int64;
-};
-
-template <class From>
-constexpr Width width_of() {
-  return {sizeof(From), &convert<From, int32_t>, &convert<From, int64_t>};
-}
-
-Width width_of_name(const std::string& dtype) {
-  return choice<Width>(dtype,
-                       {{"uint8", width_of<uint8_t>()},
-                        {"int8", width_of<int8_t>()},
-                        {"uint16", width_of<uint16_t>()},
-                        {"int16", width_of<int16_t>()},
-                        {"uint32", width_of<uint32_t>()},
-                        {"int32", width_of<int32_t>()},
-                        {"int64", width_of<int64_t>()}},
-                       "dtype");
+TokenType type_of_name(const std::string& dtype) {
+  return choice<TokenType>(dtype,
+                           {{"uint8", TokenType::kUint8},
+                            {"int8", TokenType::kInt8},
+                            {"uint16", TokenType::kUint16},
+                            {"int16", TokenType::kInt16},
+                            {"uint32", TokenType::kUint32},
+                            {"int32", TokenType::kInt32},
+                            {"int64", TokenType::kInt64}},
+                           "dtype");
 }
 
 template <class To>
 bool place_tokens(const ArrayIn<uint8_t>& data, const std::string& dtype,
                   const ArrayIn<int64_t>& offsets, const ArrayIn<int64_t>& dests,
                   const ArrayIn<int64_t>& counts, const Rows<To>& rows) {
-  const Width width = width_of_name(dtype);
+  const TokenType type = type_of_name(dtype);
+  const unsigned width = bytes_of(type);
   const size_t pieces = offsets.size();
   if (dests.size() != pieces || counts.size() != pieces) {
     throw Error(ErrorKind::kInvalidArgument, "offsets, dests and counts are not equally many");
@@ -85,7 +55,7 @@ bool place_tokens(const ArrayIn<uint8_t>& data, const std::string& dtype,
     const auto offset = static_cast<uint64_t>(offsets.data()[i]);
     const auto dest = static_cast<uint64_t>(dests.data()[i]);
     const auto count = static_cast<uint64_t>(counts.data()[i]);
-    if (offset <= bytes && count <= (bytes - offset) / width.bytes && dest <= places &&
+    if (offset <= bytes && count <= (bytes - offset) / width && dest <= places &&
         count <= places - dest) {
       continue;
     }
@@ -97,14 +67,8 @@ bool place_tokens(const ArrayIn<uint8_t>& data, const std::string& dtype,
   const WithoutGil released;
   bool same = true;
   for (size_t i = 0; i < pieces; ++i) {
-    const uint8_t* from = data.data() + offsets.data()[i];
-    To* to = rows.data() + dests.data()[i];
-    const auto count = static_cast<size_t>(counts.data()[i]);
-    if constexpr (sizeof(To) == 4) {
-      same &= width.to_int32(from, to, count);
-    } else {
-      same &= width.to_int64(from, to, count);
-    }
+    same &= convert_tokens(type, data.data() + offsets.data()[i], rows.data() + dests.data()[i],
+                           static_cast<size_t>(counts.data()[i]));
   }
   return same;
 }
@@ -133,6 +97,39 @@ void register_tokens(nb::module_& m) {
       },
       "parts"_a,
       "The source at each position of one period of a mixture of so many parts of each source.");
+  m.def(
+      "cut_documents",
+      [](const ArrayIn<int64_t>& starts, int64_t block, int64_t documents, int64_t length,
+         const ArrayIn<int64_t>& windows) {
+        return own([&] {
+          const WithoutGil released;
+          return CutWindows{view(starts), block, documents, length}.documents_of(view(windows));
+        }());
+      },
+      "starts"_a, "block"_a, "documents"_a, "length"_a, "windows"_a,
+      "The documents that may have a part in these windows, window by window.");
+  m.def(
+      "cut_windows",
+      [](const ArrayIn<int64_t>& starts, int64_t block, int64_t documents, int64_t length,
+         const ArrayIn<int64_t>& windows, const ArrayIn<int64_t>& sizes) {
+        auto pieces = [&] {
+          const WithoutGil released;
+          const CutWindows cut{view(starts), block, documents, length};
+          return cut.pieces_of(view(windows), view(sizes));
+        }();
+        return nb::make_tuple(own(std::move(pieces.row)), own(std::move(pieces.place)),
+                              own(std::move(pieces.document)), own(std::move(pieces.start)),
+                              own(std::move(pieces.count)));
+      },
+      "starts"_a, "block"_a, "documents"_a, "length"_a, "windows"_a, "sizes"_a,
+      nb::sig("def cut_windows(starts: numpy.typing.NDArray[numpy.int64], block: int, documents: "
+              "int, length: int, windows: numpy.typing.NDArray[numpy.int64], sizes: "
+              "numpy.typing.NDArray[numpy.int64]) -> "
+              "tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], "
+              "numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64], "
+              "numpy.typing.NDArray[numpy.int64]]"),
+      "The pieces of these windows: row, place, document, start and count of each. `sizes` are "
+      "those of `cut_documents`.");
   constexpr const char* kDoc =
       "Copies piece i, `counts[i]` tokens of `dtype` from byte `offsets[i]` of `data` on, to place "
       "`dests[i]` of `rows`. False: a token does not fit.";

@@ -169,4 +169,62 @@ std::vector<int16_t> shared_period(std::span<const int64_t> parts) {
   return period;
 }
 
+CutWindows::Range CutWindows::range_of(int64_t window) const {
+  const int64_t tokens = starts.empty() || starts.front() != 0 ? 0 : starts.back();
+  if (window < 0 || length < 1 || block < 1 || tokens < 1 || window > (tokens - 1) / length - 1) {
+    throw Error(ErrorKind::kInvalidArgument, "window " + std::to_string(window) + " is not there");
+  }
+  Range range;
+  range.begin = window * length;
+  range.end = range.begin + length + 1;
+  const auto block_of = std::upper_bound(starts.begin(), starts.end(), range.begin) - 1;
+  const auto behind = std::lower_bound(block_of, starts.end(), range.end);
+  range.block = static_cast<size_t>(block_of - starts.begin());
+  range.first = static_cast<int64_t>(range.block) * block;
+  range.last = std::min((behind - starts.begin()) * block, documents);
+  return range;
+}
+
+std::vector<int64_t> CutWindows::documents_of(std::span<const int64_t> windows) const {
+  std::vector<int64_t> numbers;
+  for (const int64_t window : windows) {
+    const Range range = range_of(window);
+    for (int64_t document = range.first; document < range.last; ++document) {
+      numbers.push_back(document);
+    }
+  }
+  return numbers;
+}
+
+CutWindows::Pieces CutWindows::pieces_of(std::span<const int64_t> windows,
+                                         std::span<const int64_t> sizes) const {
+  Pieces pieces;
+  size_t at = 0;
+  for (size_t row = 0; row < windows.size(); ++row) {
+    const Range range = range_of(windows[row]);
+    int64_t begin = starts[range.block];  // of the document, among all tokens
+    for (int64_t document = range.first; document < range.last; ++document, ++at) {
+      if (at == sizes.size() || sizes[at] < 0 || sizes[at] > starts.back() - begin) {
+        throw Error(ErrorKind::kInvalidArgument,
+                    "document " + std::to_string(document) + " has not the size that it had");
+      }
+      const int64_t low = std::max(begin, range.begin);
+      const int64_t count = std::min(begin + sizes[at], range.end) - low;
+      if (count > 0) {
+        pieces.row.push_back(static_cast<int64_t>(row));
+        pieces.place.push_back(low - range.begin);
+        pieces.document.push_back(document);
+        pieces.start.push_back(low - begin);
+        pieces.count.push_back(count);
+      }
+      begin += sizes[at];
+    }
+  }
+  if (at != sizes.size()) {
+    throw Error(ErrorKind::kInvalidArgument, "sizes are " + std::to_string(sizes.size()) +
+                                                 ", the windows' documents " + std::to_string(at));
+  }
+  return pieces;
+}
+
 }  // namespace headrace

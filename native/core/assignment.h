@@ -1,6 +1,7 @@
-// Two assignments that are made once and then only looked up: pieces to windows, and the positions
-// of a mixture to its sources. Both are greedy, one item after the other, with memory for what they
-// give.
+// What orders over windows and mixtures are made of. Two assignments that are made once and then
+// only looked up: pieces to windows, and the positions of a mixture to its sources; both are
+// greedy, one item after the other, with memory for what they give. And windows that are cut out of
+// documents whenever they are asked for.
 #pragma once
 
 #include <cstdint>
@@ -28,5 +29,34 @@ std::vector<int64_t> best_fit(std::span<const int64_t> sizes, int64_t capacity);
 inline constexpr int64_t kPeriodMax = int64_t{1} << 22;
 inline constexpr int64_t kPeriodSourcesMax = 10'000;
 std::vector<int16_t> shared_period(std::span<const int64_t> parts);
+
+// Windows of `length + 1` tokens, one every `length` tokens, of documents that lie one behind the
+// other. Sizes are kept of blocks of documents only: `starts` are the tokens before each block, and
+// after the last. So a window is found in two steps: `documents` are those that may have a part in
+// it, from its first block to its last; `pieces` are their parts, once their sizes are known.
+//
+// Throws Error(kInvalidArgument) for windows that are not there, and sizes that are not those of
+// `documents`.
+struct CutWindows {
+  std::span<const int64_t> starts;
+  int64_t block = 0;      // documents of a block; the last may have fewer
+  int64_t documents = 0;  // all of them
+  int64_t length = 0;
+
+  struct Pieces {
+    std::vector<int64_t> row, place, document, start, count;
+  };
+
+  std::vector<int64_t> documents_of(std::span<const int64_t> windows) const;
+  Pieces pieces_of(std::span<const int64_t> windows, std::span<const int64_t> sizes) const;
+
+ private:
+  struct Range {
+    int64_t begin, end;   // tokens
+    size_t block;         // of the first
+    int64_t first, last;  // documents
+  };
+  Range range_of(int64_t window) const;
+};
 
 }  // namespace headrace

@@ -9,6 +9,7 @@
 #include "core/error.h"
 
 using headrace::best_fit;
+using headrace::CutWindows;
 using headrace::shared_period;
 
 namespace {
@@ -85,4 +86,27 @@ TEST_CASE("no source of a period is ever a whole sample away from its share") {
   }
   CHECK_THROWS_AS(shared_period(std::vector<int64_t>{headrace::kPeriodMax, 1}), headrace::Error);
   CHECK_THROWS_AS(shared_period(std::vector<int64_t>{-1, 2}), headrace::Error);
+}
+
+TEST_CASE("windows that are not there, and documents of other sizes, are refused") {
+  const std::vector<int64_t> starts{0, 7, 12};  // blocks of two documents: 3 + 4, 0 + 5
+  const CutWindows cut{starts, 2, 4, 3};
+  const std::vector<int64_t> all{0, 1, 2};
+  const std::vector<int64_t> sizes{3, 4, 3, 4, 3, 4, 0, 5};
+  CHECK(cut.documents_of(all) == std::vector<int64_t>{0, 1, 0, 1, 0, 1, 2, 3});
+  const auto pieces = cut.pieces_of(all, sizes);
+  CHECK(pieces.row == std::vector<int64_t>{0, 0, 1, 2, 2});
+  CHECK(pieces.document == std::vector<int64_t>{0, 1, 1, 1, 3});
+  CHECK(pieces.place == std::vector<int64_t>{0, 3, 0, 0, 1});
+  CHECK(pieces.start == std::vector<int64_t>{0, 0, 0, 3, 0});
+  CHECK(pieces.count == std::vector<int64_t>{3, 1, 4, 1, 3});
+  for (const int64_t window : {int64_t{-1}, int64_t{3}, int64_t{1} << 62}) {
+    CHECK_THROWS_AS(cut.documents_of(std::vector<int64_t>{window}), headrace::Error);
+  }
+  CHECK_THROWS_AS((CutWindows{{}, 2, 4, 3}.documents_of(all)), headrace::Error);
+  const std::vector<int64_t> some{0, 1};
+  for (const std::vector<int64_t>& wrong :
+       {std::vector<int64_t>{3}, {3, -1, 3, 4}, {3, 4, 3, 4, 0}, {3, int64_t{1} << 62, 3, 4}}) {
+    CHECK_THROWS_AS(cut.pieces_of(some, wrong), headrace::Error);
+  }
 }

@@ -91,6 +91,10 @@ class Slices:
         Raises:
             ValueError: the step is not 0 to `steps(from_position) - 1`.
         """
+        begin = from_position + step * self.world_size * self.batch_size
+        if step >= 0 <= from_position <= begin <= self.length - self.world_size * self.batch_size:
+            begin += self.rank * self.batch_size  # a full step: asked for with every batch
+            return begin, begin + self.batch_size
         steps = self.steps(from_position)
         if steps == 0:
             raise OrderError(f"step is {step}, but no step is left from position {from_position}")
@@ -140,6 +144,9 @@ class Slices:
         Raises:
             ValueError: `steps` is not 0 to `steps(from_position)`.
         """
+        reached = from_position + steps * self.world_size * self.batch_size
+        if steps >= 0 <= from_position <= reached <= self.length:
+            return reached
         steps = checked("steps", steps, 0, self.steps(from_position))
         return min(from_position + steps * self.global_batch, self.length)
 

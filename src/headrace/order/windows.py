@@ -114,6 +114,11 @@ class Pieces(NamedTuple):
     size: npt.NDArray[np.int64]
     """Tokens, at least one."""
 
+    def of(self, bounds: npt.NDArray[np.int64], row: int) -> Pieces:
+        """Those between two bounds, their rows counted from `row` on."""
+        some = Pieces._make(column[bounds[0] : bounds[1]] for column in self)
+        return some._replace(row=some.row - row)
+
 
 class WindowPlan(Protocol):
     """Which pieces of documents make a window.
@@ -211,26 +216,9 @@ class CutWindows:
 
     def pieces(self, windows: npt.NDArray[np.int64]) -> Pieces:
         """The pieces of these windows."""
-        begin = windows * self._length
-        end = begin + self._length + 1
-        block = np.searchsorted(self._starts, begin, "right") - 1
-        behind = np.searchsorted(self._starts, end, "left") * _BLOCK
-        first = block * _BLOCK
-        number = np.minimum(behind, self._documents) - first  # documents looked at
-        stops = np.cumsum(number)
-        row = np.repeat(np.arange(len(windows)), number)
-        document = np.arange(len(row)) + np.repeat(first - (stops - number), number)
-        size = self._sizes(document)
-        # Where each document stands among all tokens: counted from its window's first block on.
-        sums = np.cumsum(size) - size
-        document_begin = sums + np.repeat(self._starts[block] - sums[stops - number], number)
-        low = np.maximum(document_begin, begin[row])
-        count = np.minimum(document_begin + size, end[row]) - low
-        kept = np.flatnonzero(count > 0)
-        row, low = row[kept], low[kept]
-        return Pieces(
-            row, low - begin[row], document[kept], low - document_begin[kept], count[kept]
-        )
+        cut = self._starts, _BLOCK, self._documents, self._length, windows
+        sizes = self._sizes(_native.cut_documents(*cut))
+        return Pieces(*_native.cut_windows(*cut, sizes))
 
 
 class BestFitWindows:

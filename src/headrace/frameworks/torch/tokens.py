@@ -37,7 +37,11 @@ class TokenTensors:
         self.batch = batch
         self._pin = pin_memory
         self.tokens = self._tensor(batch.tokens)
-        self.inputs, self.targets = self.tokens[:, :-1], self.tokens[:, 1:]
+        length = batch.tokens.shape[1] - 1
+        self.inputs, self.targets = (
+            self.tokens.narrow(1, 0, length),
+            self.tokens.narrow(1, 1, length),
+        )
 
     def __len__(self) -> int:
         return len(self.batch)
