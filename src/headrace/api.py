@@ -287,7 +287,15 @@ def loader(
     tiers, reading, _ = tier_options(options)
     resolved, origins = reader_options(reading)
     memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
-    kind = _loader_that_follows(order, trace, seed=seed) if follow else Loader
+    kind: Callable[..., Loader] = Loader
+    if follow:
+        from headrace.plane.follow import FollowingLoader
+
+        _check_followed(store, order, trace)
+        kind = partial(
+            FollowingLoader,
+            plan=lambda grown: (order_for(grown, order, seed=seed, batch_size=batch_size), None),
+        )
     new_loader = kind(
         store, chosen, share, resolved,
         parts=parts, on_error=on_error, tiers=tiers, over=plane_over(tiers, resolved),
@@ -295,13 +303,7 @@ def loader(
     )  # fmt: skip
     if decode_threads is not None:
         origins = {**origins, "decode_threads": "given"}
-    # The node daemon's knobs are its own.
-    tune = tune and tiers.plane == "process"
-    _introduce(new_loader, origins, share, tune=tune, memory_bytes=memory_bytes, trace=trace)
-    if tiers.plane == "node":
-        from headrace.node.notes import watch
-
-        watch(new_loader.stats)
+    _introduce(new_loader, origins, share, tiers, tune=tune, memory_bytes=memory_bytes, trace=trace)
     return new_loader
 
 
@@ -320,6 +322,7 @@ def tokens(
     rank: int | None = None,
     world_size: int | None = None,
     tail: Literal["drop", "pad", "exact"] | None = None,
+    follow: bool = False,
     tune: bool = True,
     memory_bytes: int | None = None,
     trace: str | PathLike[str] | None = None,
@@ -344,10 +347,12 @@ def tokens(
         rank: as in `loader`.
         world_size: as in `loader`.
         tail: as in `loader`, of windows.
+        follow: as in `loader`; windows are planned anew with what was appended.
         tune: as in `loader`.
         memory_bytes: as in `loader`.
         trace: as in `loader`.
-        options: fields of `headrace.config.ReaderOptions`, none of which changes what is delivered.
+        options: fields of `headrace.config.ReaderOptions`, and of `headrace.config.TierOptions` where documents
+            have at most 1 MiB: under caches and limits they are read whole. None changes what is delivered.
 
     Raises:
         OrderError: length, batch size, rank or world size do not fit.
@@ -355,38 +360,37 @@ def tokens(
         StoreError: a document is no whole number of tokens, or all of them make no window.
         ValueError: an unknown packing, part or option, or nobody says what the tokens are.
     """
-    from headrace.plane.tokens import Documents, TokenLoader, WindowReader
+    from headrace.plane.tokens import Documents, FollowingTokenLoader, TokenLoader, WindowReader
 
     tiers, reading, tier_origins = tier_options(options)
-    for name, origin in tier_origins.items():
-        if origin != "default":
-            said = name if origin == "argument" else f"HEADRACE_{name.upper()} is set, which"
-            raise ValueError(
-                f"{said} is for loaders of samples: windows of tokens know no tiers and no limits"
-            )
+    whole = any(origin != "default" for origin in tier_origins.values())
+    if not whole:
+        tiers = TierOptions(ram_bytes=0)
     if not isinstance(store, Store):
         store = open(store)
     if store.mixture is not None:
         seed = _seed_of(store.mixture, seed)
-    documents = Documents(store, part, stored)
-    windows = WindowReader(documents, length, pack, dtype, pad)
-    order = _order_of_windows(
-        store.mixture,
-        windows.plan,
-        batch_size,
-        length=length,
-        pack=pack,
-        seed=seed,
-        shuffle=shuffle,
-    )
+
+    def plan(of: Store) -> tuple[Order, WindowReader]:
+        windows = WindowReader(Documents(of, part, stored), length, pack, dtype, pad, whole=whole)
+        order = _order_of_windows(
+            of.mixture, windows.plan, batch_size, length=length, pack=pack, seed=seed, shuffle=shuffle,
+        )  # fmt: skip
+        return order, windows
+
+    order, windows = plan(store)
+    kind: Callable[..., TokenLoader] = TokenLoader
+    if follow:
+        _check_followed(store, "shuffled", trace)
+        kind = partial(FollowingTokenLoader, plan=plan)
     share = Share(order.length, batch_size, RankDecision(rank, world_size), tail)
-    tiers = TierOptions(ram_bytes=0)
     resolved, origins = reader_options(reading)
     memory_bytes, resolved = _within(memory_bytes, resolved, tiers)
-    new_loader = TokenLoader(
-        store, order, share, resolved, parts=(documents.part,), tiers=tiers, windows=windows
-    )
-    _introduce(new_loader, origins, share, tune=tune, memory_bytes=memory_bytes, trace=trace)
+    new_loader = kind(
+        store, order, share, resolved, parts=(windows.documents.part,), tiers=tiers, windows=windows,
+        over=plane_over(tiers, resolved),
+    )  # fmt: skip
+    _introduce(new_loader, origins, share, tiers, tune=tune, memory_bytes=memory_bytes, trace=trace)
     return new_loader
 
 
@@ -443,6 +447,7 @@ def _introduce(
     new_loader: Loader,
     origins: Mapping[str, str],
     share: Share,
+    tiers: TierOptions,
     *,
     tune: bool,
     memory_bytes: int | None,
@@ -450,20 +455,25 @@ def _introduce(
 ) -> None:
     """Introduce a loader to the controller, and to whoever writes its trace."""
     path = str(new_loader.source.path)
+    tune = tune and tiers.plane == "process"  # the node daemon's knobs are its own
     tuning = _tuning(new_loader, origins, path, tune=tune, memory_bytes=memory_bytes)
     new_loader.tuning, new_loader.stats.rested = tuning, PassEnded(tuning, new_loader)
     if (folder := trace_folder(trace)) is not None:
         from headrace.trace import follow
 
         follow(folder, _about(new_loader, path), new_loader, plane=tuning, begun=share.facts)
+    if tiers.plane == "node":
+        from headrace.node.notes import watch
+
+        watch(new_loader.stats)
 
 
-def _loader_that_follows(
-    order: OrderName | Order, trace: str | PathLike[str] | None, **options: Any
-) -> Callable[..., Loader]:
-    from headrace.plane.follow import FollowingLoader
-
-    if isinstance(order, Order) or order == "weighted":
+def _check_followed(
+    store: Store, order: OrderName | Order, trace: str | PathLike[str] | None
+) -> None:
+    """Refuse what does not fit a store that has grown."""
+    own = store.mixture.proportions.orders.values() if store.mixture is not None else ()
+    if any(isinstance(each, Order) or each == "weighted" for each in (order, *own)):
         raise ValueError(
             "follow is True: name the order by a word, which fits a store that has grown"
         )
@@ -471,7 +481,6 @@ def _loader_that_follows(
         raise ValueError(
             "follow is True and a trace is written, which is of one snapshot: do one of them"
         )
-    return partial(FollowingLoader, order_of=lambda store: order_for(store, order, **options))
 
 
 _BUFFERS_WITH_CACHE = 3

@@ -157,12 +157,119 @@ def test_what_does_not_grow_is_not_followed(growing, tmp_path):
     (tmp_path / "files" / "a.bin").write_bytes(b"a")
     with pytest.raises(ValueError, match="no store that is appended to"):
         hr.loader(tmp_path / "files", 1, follow=True)
-    with pytest.raises(ValueError, match=r"over a mixture.*mix them anew"):
-        hr.loader(hr.mix({"a": growing, "b": growing}), 1, follow=True)
+    with pytest.raises(ValueError, match="no store that is appended to"):
+        hr.loader(hr.mix({"a": growing, "b": tmp_path / "files"}), 1, follow=True)
+    with pytest.raises(ValueError, match="name the order by a word"):
+        own = {"a": hr.order_for(hr.open(growing))}
+        hr.loader(hr.mix({"a": growing, "b": growing}, orders=own), 1, follow=True)
     with pytest.raises(ValueError, match="name the order by a word"):
         hr.loader(growing, 1, order=hr.order_for(hr.open(growing)), follow=True)
     with pytest.raises(ValueError, match="a trace is written"):
         hr.loader(growing, 1, trace=tmp_path / "trace", follow=True)
+
+
+@pytest.fixture
+def sources(tmp_path):
+    for name, samples in {"grows": 60, "stays": 45}.items():
+        hr.pack(pairs(0, samples), tmp_path / f"{name}.hr")
+    return {name: tmp_path / f"{name}.hr" for name in ("grows", "stays")}
+
+
+def drawn_of(batches, name):
+    return [
+        int(index)
+        for batch in batches
+        for index, source in zip(batch.source_indices, batch.sources, strict=True)
+        if source == name
+    ]
+
+
+def test_a_mixture_takes_up_what_was_appended_to_one_of_its_sources(sources):
+    """The source begins an epoch of its own, with all its samples; the other goes on where it stood."""
+    plain = hr.loader(hr.mix(sources, seed=4, stop=64), BATCH)
+    unchanged = drawn_of([batch for _ in range(5) for batch in plain], "stays")
+    loader = hr.loader(hr.mix(sources, seed=4, stop=64), BATCH, follow=True)
+    batches = iter(loader)
+    seen = [next(batches)]
+    hr.append(pairs(60, 100), sources["grows"])
+    seen += batches
+    assert len(drawn_of(seen, "grows")) < 60
+    later = [batch for _ in range(4) for batch in loader]
+    grown = drawn_of(later, "grows")
+    assert sorted(grown[:100]) == list(range(100))
+    stayed = drawn_of([*seen, *later], "stays")
+    assert stayed == unchanged[: len(stayed)]
+    assert loader.source.mixture.sources["grows"].segments[1].base == 60
+    assert len(later) == 4 * 4
+    for batch in later:
+        for k, index in enumerate(batch.source_indices.tolist()):
+            assert bytes(batch[k]) == content(index)
+
+
+@pytest.mark.parametrize("appended", [False, True])
+@pytest.mark.parametrize("batches", ["mixed", "one source"])
+def test_a_mixture_that_is_followed_goes_on_with_the_snapshots_of_its_epoch(
+    sources, batches, appended
+):
+    def mixed():
+        mixture = hr.mix({n: (s, 1) for n, s in sources.items()}, seed=4, batches=batches)
+        return hr.loader(mixture, 5, follow=True)
+
+    loader = mixed()
+    assert len(list(islice(loader, 2))) == 2
+    hr.append(pairs(60, 110), sources["grows"])
+    whole, states = [], []
+    for batch in loader:
+        whole.append((batch.sources, batch.source_indices.tolist()))
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    if appended:
+        for path in sources.values():
+            hr.append(pairs(110, 130), path)
+    for at in (0, len(whole) // 2):
+        resumed = mixed()
+        resumed.load_state_dict(states[at])
+        rest = [(batch.sources, batch.source_indices.tolist()) for batch in resumed]
+        assert rest == whole[at + 1 :]
+        assert resumed.last_order_hash == loader.last_order_hash
+        assert resumed.epoch == 2
+    plain = hr.loader(hr.mix({n: (s, 1) for n, s in sources.items()}, seed=4, batches=batches), 5)
+    with pytest.raises(StateMismatch):
+        plain.load_state_dict(states[0])
+    with pytest.raises(StateMismatch, match=r"was not followed|another data set"):
+        mixed().load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_windows_of_tokens_are_planned_anew_with_what_was_appended(tmp_path, mixed):
+    path, length = tmp_path / "tokens.hr", 16
+
+    def tokens(start, stop):
+        return (
+            (str(i), np.arange(i, i + 40, dtype=np.uint16).tobytes()) for i in range(start, stop)
+        )
+
+    def loader():
+        data = hr.mix({"a": path}, seed=2) if mixed else path
+        return hr.tokens(data, length, 4, stored="uint16", seed=2, follow=True)
+
+    hr.pack(tokens(0, 20), path)
+    first = loader()
+    batches = iter(first)
+    rows = [next(batches).tokens]
+    hr.append(tokens(20, 30), path)
+    rows += [batch.tokens for batch in batches]
+    assert len(np.concatenate(rows)) == (20 * 40 - 1) // length
+    whole, states = [], []
+    for batch in first:
+        whole.append(batch.tokens)
+        states.append(first.state_dict())
+    row = np.concatenate([np.arange(i, i + 40) for i in range(30)])
+    expected = [row[at : at + length + 1].tolist() for at in range(0, len(row) - length, length)]
+    assert sorted(np.concatenate(whole).tolist()) == sorted(expected)
+    hr.append(tokens(30, 35), path)
+    resumed = loader()
+    resumed.load_state_dict(states[6])
+    assert np.array_equal(np.concatenate([b.tokens for b in resumed]), np.concatenate(whole[7:]))
 
 
 def test_torch_follows_too_in_threads(growing):

@@ -13,6 +13,7 @@ from headrace import _native
 from headrace.errors import CorruptSample, OrderError, StateMismatch, StoreError
 from headrace.order import combine_hashes
 from headrace.order.windows import plan_windows
+from headrace.plane import cache_writer
 
 LENGTH = 32
 
@@ -231,8 +232,6 @@ def test_what_tokens_are_is_never_guessed(data, tmp_path):
                 hr.tokens(source, LENGTH, 4)
     with pytest.raises(ValueError, match="stored is 'float32'"):
         loader(store, stored="float32")
-    with pytest.raises(ValueError, match="cache_dir"):
-        loader(store, cache_dir=str(tmp_path))
     with pytest.raises(ValueError, match="dtype is 'int16'"):
         loader(store, dtype="int16")
     with pytest.raises(OrderError, match="pack is 'tight'"):
@@ -359,7 +358,7 @@ def test_sizes_of_a_mixture_of_tokens_are_windows_and_not_documents(sources, tmp
         assert next(iter(batches)).sources.count("long") == 10
 
 
-def test_what_a_mixture_of_tokens_cannot_be_is_refused(sources, tmp_path, monkeypatch):
+def test_what_a_mixture_of_tokens_cannot_be_is_refused(sources):
     stores = {name: store for name, (_, store) in sources.items()}
     with pytest.raises(ValueError, match="the order of source 'web' is 'balanced'"):
         loader(hr.mix(stores, orders={"web": "balanced"}), seed=0)
@@ -367,10 +366,39 @@ def test_what_a_mixture_of_tokens_cannot_be_is_refused(sources, tmp_path, monkey
         loader(hr.mix(stores, seed=3))
     with loader(stores["web"]) as batches, pytest.raises(ValueError, match="is of one store"):
         _ = next(iter(batches)).sources
-    for name in ("CACHE_DIR", "BYTES_PER_S"):
-        with monkeypatch.context() as environment:
-            environment.setenv(f"HEADRACE_{name}", str(1 << 30))
-            with pytest.raises(
-                ValueError, match=f"HEADRACE_{name} is set, which is for loaders of samples"
-            ):
-                loader(stores["web"])
+
+
+# -- caches and limits -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pack", ["cut", "best-fit"])
+@pytest.mark.parametrize(
+    "options", [{"cache_dir": True}, {"ram_bytes": 1 << 24}, {"bytes_per_s": 1e9}], ids=str
+)
+def test_windows_are_the_same_through_caches_and_limits(data, tmp_path, monkeypatch, pack, options):
+    _, store = data
+    # Also of a source that is fast, all is cached.
+    monkeypatch.setattr(cache_writer, "writer_share", lambda _rate, _waiting: 1.0)
+    if "cache_dir" in options:
+        options = {"cache_dir": str(tmp_path)}
+    with loader(store, pack=pack) as plain:
+        expected = [(batch.tokens, batch.documents) for batch in plain]
+    for _ in range(2):
+        with loader(store, pack=pack, **options) as tiered:
+            for _ in range(2):
+                for batch, (tokens, documents) in zip(tiered, expected, strict=True):
+                    assert (batch.tokens == tokens).all()
+                    assert (batch.documents == documents).all()
+                tiered.set_epoch(0)
+            served = tiered.bytes_by_tier
+    assert (served["disk"] > 0) == ("cache_dir" in options)
+    assert (served["ram"] > 0) == ("ram_bytes" in options)
+
+
+def test_caches_and_limits_take_no_document_that_is_long(tmp_path, monkeypatch):
+    store = packed(tmp_path / "a.hr", [np.zeros(9, np.uint16), np.zeros(1 << 20, np.uint16)])
+    with pytest.raises(StoreError, match="document 1 has 2,097,152 bytes, expected at most 1,048"):
+        loader(store, ram_bytes=1 << 20)
+    monkeypatch.setenv("HEADRACE_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(StoreError, match="caches and limits take whole documents"):
+        loader(store)

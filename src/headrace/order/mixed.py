@@ -565,6 +565,22 @@ class Mixed(Order):
             )
         return replace(self, since=epoch, drawn=drawn)
 
+    def grown_from(self, before: Mixed, epoch: int) -> Mixed:
+        """Return this order from an epoch on, where `before` was followed until then.
+
+        Args:
+            before: of the same sources, some of which have more samples now.
+            epoch: the first of this order. A source that has grown begins an epoch of its own there, in which
+                its old samples and the new ones come once each; the others go on where they stood.
+        """
+        drawn = (
+            number if own == old else -(-number // old.length) * own.length
+            for number, own, old in zip(
+                before.drawn_at(epoch, 0), self.orders, before.orders, strict=True
+            )
+        )
+        return replace(self, since=epoch, drawn=tuple(drawn))
+
     def continue_from(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a state from which a run goes on in these proportions, with the samples that come next.
 

@@ -15,48 +15,47 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import OrderError, SourceChanged, StateMismatch, StoreError
-from headrace.order import OrderState
+from headrace.order import Mixed, OrderState
 from headrace.plane.loader import Cursor, Loader
 from headrace.store.opening import snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.config import ReaderOptions
     from headrace.order import Order, Share
     from headrace.plane.loader import Pass
+    from headrace.plane.tokens import WindowReader
     from headrace.store import Store
 
 
 class Follower:
-    """Opens the snapshots of a store that grows.
+    """Opens the snapshots of a store that grows, or of a mixture of such stores.
 
     Args:
-        store: the store as it was opened; it stays its owner's.
-        order_of: the order over a snapshot.
+        store: as it was opened; it stays its owner's.
 
     Raises:
-        ValueError: it is a source that was opened directly, a mixture or a job's store: none of these grows.
+        ValueError: it is a source that was opened directly, a job's store, or a mixture with one of these: they
+            do not grow.
     """
 
-    def __init__(self, store: Store, order_of: Callable[[Store], Order]) -> None:
-        if store.mixture is not None:
-            raise ValueError(
-                "follow is True over a mixture, whose proportions and epochs are those of the sources as they "
-                "were: mix them anew where an epoch begins"
-            )
-        if not store.appendable:
-            raise ValueError(
-                f"follow is True and {store.path} is no store that is appended to: pack or index it first"
-            )
-        self.order_of = order_of
-        self._first = store
-        self._now = store
+    def __init__(self, store: Store) -> None:
+        sources = [store] if store.mixture is None else list(store.mixture.sources.values())
+        for source in sources:
+            if not source.appendable:
+                raise ValueError(
+                    f"follow is True and {source.path} is no store that is appended to: pack or index it first"
+                )
+        self._store = store
+        self._mixed: Store | None = None  # of snapshots, where it is not the first
+        self._first = sources
+        self._now = sources
 
     @property
-    def segments(self) -> int:
-        """How many segments the snapshot has that is read now."""
-        return len(self._now.segments)
+    def segments(self) -> tuple[int, ...]:
+        """How many segments each source's snapshot has that is read now."""
+        return tuple(len(source.segments) for source in self._now)
 
     def newest(self, world_size: int) -> Store | None:
         """The store as all ranks see it now; None if it has not grown.
@@ -66,70 +65,104 @@ class Follower:
             SourceChanged: another store lies there.
             CorruptStore, VolumeError: it cannot be opened.
         """
-        opened = snapshot(self._first, None)
-        segments = _agreed(len(opened.segments), world_size)
-        if segments == self.segments:
-            opened.close()
-            return None
-        if segments != len(opened.segments):
-            opened.close()
-            opened = snapshot(self._first, segments)
+        opened = self._snapshots([None] * len(self._first))
+        seen = tuple(len(source.segments) for source in opened)
+        try:
+            agreed = _agreed(seen, world_size)
+        except BaseException:
+            _close(opened)
+            raise
+        if agreed != seen:
+            _close(opened)
+            opened = self._snapshots(agreed)
         return self._taken_up(opened)
 
-    def at(self, segments: int) -> Store | None:
-        """The store as it was when it had so many segments; None if that is the snapshot that is read now.
+    def at(self, segments: tuple[int, ...]) -> Store | None:
+        """The store as it was when its sources had so many segments; None if that is what is read now.
 
         Raises:
-            StateMismatch: it has fewer now.
+            StateMismatch: one has fewer now.
         """
         if segments == self.segments:
             return None
-        opened = snapshot(self._first, segments)
-        if len(opened.segments) != segments:
-            opened.close()
-            raise StateMismatch(
-                f"state knows {segments} segments, {self._first.path} has {len(opened.segments)}.",
-                next_step="Resume with the store that the state was saved with.",
-            )
+        opened = self._snapshots(segments)
+        for source, expected in zip(opened, segments, strict=True):
+            if len(source.segments) != expected:
+                _close(opened)
+                raise StateMismatch(
+                    f"state knows {expected} segments, {source.path} has {len(source.segments)}.",
+                    next_step="Resume with the store that the state was saved with.",
+                )
         return self._taken_up(opened)
 
-    def _taken_up(self, opened: Store) -> Store:
-        before, common = self._now, min(len(opened.segments), len(self._now.segments))
-        ours = [s.entry.uuid for s in before.segments[:common]]
-        theirs = [s.entry.uuid for s in opened.segments[:common]]
-        error: Exception | None = None
-        if ours != theirs:
-            error = SourceChanged(
-                f"{before.path}: its first {common} segments are others than they were: nothing was appended, "
-                "the store was made anew.",
-                path=before.path,
-                next_step="Open it again, and begin anew.",
-            )
-        elif opened.parts != before.parts:
-            error = StoreError(
-                f"{before.path}: samples that were appended have the parts {opened.parts}, those before have "
-                f"{before.parts}.",
-                path=before.path,
-                next_step="Name the parts to read: parts=[...], in a loader that is made anew.",
-            )
-        if error is not None:
-            opened.close()
-            raise error
-        if before is not self._first:
-            before.close()
-        self._now = opened
+    def _snapshots(self, segments: Sequence[int | None]) -> list[Store]:
+        """Each source as it was when it had so many segments; None: as it is."""
+        opened: list[Store] = []
+        try:
+            for source, count in zip(self._first, segments, strict=True):
+                opened.append(snapshot(source, count))
+        except BaseException:
+            _close(opened)
+            raise
         return opened
+
+    def _taken_up(self, opened: list[Store]) -> Store | None:
+        before = self._now
+        # Whose segments are as many stays open as it is.
+        pairs = list(zip(before, opened, strict=True))
+        now = [a if len(a.segments) == len(b.segments) else b for a, b in pairs]
+        errors = [_difference(a, b) for a, b in zip(before, now, strict=True) if a is not b]
+        if error := next(filter(None, errors), None):
+            _close(opened)
+            raise error
+        _close([b for b in opened if b not in now])
+        if not errors:
+            return None
+        if self._mixed is not None:
+            self._mixed.close()
+        _close([a for a in before if a not in now and a not in self._first])
+        self._now = now
+        if self._store.mixture is None:
+            return now[0]
+        self._mixed = self._store.mixture.of(now)
+        return self._mixed
+
+
+def _close(stores: list[Store]) -> None:
+    for store in stores:
+        store.close()
+
+
+def _difference(before: Store, opened: Store) -> Exception | None:
+    """Why another snapshot is not one of the same store."""
+    common = min(len(opened.segments), len(before.segments))
+    ours = [s.entry.uuid for s in before.segments[:common]]
+    if ours != [s.entry.uuid for s in opened.segments[:common]]:
+        return SourceChanged(
+            f"{before.path}: its first {common} segments are others than they were: nothing was appended, "
+            "the store was made anew.",
+            path=before.path,
+            next_step="Open it again, and begin anew.",
+        )
+    if opened.parts != before.parts:
+        return StoreError(
+            f"{before.path}: samples that were appended have the parts {opened.parts}, those before have "
+            f"{before.parts}.",
+            path=before.path,
+            next_step="Name the parts to read: parts=[...], in a loader that is made anew.",
+        )
+    return None
 
 
 class FollowingLoader(Loader):
     """A loader whose store may have grown whenever an epoch begins.
 
     Args:
-        source: the store, as it was opened.
-        order: over the store as it was opened.
+        source: the store or mixture, as it was opened.
+        order: over it as it was opened.
         share: which positions are this rank's.
         options: how to read.
-        order_of: the order over another snapshot.
+        plan: the order over another snapshot; of tokens, what makes windows of it, too.
         others: further arguments of `Loader`.
 
     Raises:
@@ -138,10 +171,11 @@ class FollowingLoader(Loader):
 
     def __init__(
         self, source: Store, order: Order, share: Share, options: ReaderOptions,
-        *, order_of: Callable[[Store], Order], **others: Any,
+        *, plan: Callable[[Store], tuple[Order, WindowReader | None]], **others: Any,
     ) -> None:  # fmt: skip
         super().__init__(source, order, share, options, **others)
-        self._follower = Follower(source, order_of)
+        self._follower = Follower(source)
+        self._plan = plan
         self._growing = GrowingCursor(order, share, source.fingerprint)
         self._growing.segments = self._follower.segments
         self._cursor = self._growing
@@ -153,9 +187,9 @@ class FollowingLoader(Loader):
             StateMismatch: the state belongs to other data or another order, or to no store that was followed.
             OrderError: the state is damaged.
         """
-        loaded = OrderState.from_dict(state)
-        if len(loaded.basis) == 1:
-            self._go_to(self._follower.at(loaded.basis[0]))
+        segments = self._growing.segments_of(OrderState.from_dict(state))
+        if segments and (store := self._follower.at(segments)) is not None:
+            self._growing.renew(self._go_to(store), store.fingerprint, self._follower.segments)
         super().load_state_dict(state)
 
     def begin(self) -> Pass:
@@ -168,58 +202,73 @@ class FollowingLoader(Loader):
             CorruptStore, VolumeError: what was appended cannot be opened.
         """
         if self._growing.is_at_border():
-            self._go_to(self._follower.newest(self.slices.world_size))
+            store = self._follower.newest(self.slices.world_size)
+            if store is not None:
+                self._growing.go_on(self._go_to(store), store.fingerprint, self._follower.segments)
         return super().begin()
 
-    def _go_to(self, store: Store | None) -> None:
-        if store is not None:
-            self._reader.go_to(store)
-            order = self._follower.order_of(store)
-            self._growing.renew(order, store.fingerprint, self._follower.segments)
+    def _go_to(self, store: Store) -> Order:
+        order, windows = self._plan(store)
+        self._reader.go_to(store, windows)
+        return order
 
 
 class GrowingCursor(Cursor):
     """The place in an order over a store that grows.
 
     Attributes:
-        segments: how many of the store's segments the epoch knows.
+        segments: how many segments of each source the epoch knows.
     """
 
-    segments = 0
+    segments: tuple[int, ...] = ()
 
     def basis(self) -> tuple[int, ...]:
-        """The number of segments: a fingerprint alone does not say where to find them."""
-        return (self.segments,)
+        """The order's own, and the numbers of segments: a fingerprint alone does not say where to find them."""
+        return (*super().basis(), *self.segments)
+
+    def segments_of(self, loaded: OrderState) -> tuple[int, ...]:
+        """The numbers of segments that a state knows; none if it is of no store that was followed."""
+        own = len(self.segments) + 1 if isinstance(self.order, Mixed) else 0
+        return loaded.basis[own:] if len(loaded.basis) == own + len(self.segments) else ()
 
     def resumed(self, loaded: OrderState) -> Order:
-        """This order, if the state knows as many segments.
+        """This order as it goes on from a state, if the state knows as many segments.
 
         Raises:
             StateMismatch: it does not.
         """
-        if loaded.basis != self.basis():
+        if self.segments_of(loaded) != self.segments:
             raise StateMismatch(
                 f"state says {loaded.basis}, expected {self.segments} segments: its store was not followed.",
                 next_step="Resume without follow=True, and follow from the next epoch on.",
             )
-        return self.order
+        own = loaded.basis[: -len(self.segments)]
+        return self.order.resumed(loaded.epoch, loaded.position, own)
 
     def is_at_border(self) -> bool:
         """Whether the next pass begins an epoch."""
         left = self.share.decide().steps(self._position)
         return self._started or self._position == 0 or left == 0
 
-    def renew(self, order: Order, fingerprint: str, segments: int) -> None:
+    def go_on(self, order: Order, fingerprint: str, segments: tuple[int, ...]) -> None:
         """Go on with another snapshot of the store; an epoch that was begun ends before."""
         epoch = self.epoch + (self._started or self._position > 0)
+        if isinstance(order, Mixed) and isinstance(self.order, Mixed):
+            order = order.grown_from(self.order, epoch)
+        self.renew(order, fingerprint, segments, epoch)
+
+    def renew(
+        self, order: Order, fingerprint: str, segments: tuple[int, ...], epoch: int = 0
+    ) -> None:
+        """Stand at the beginning of an epoch over another snapshot."""
         self._started = False
         self.order, self._fingerprint, self.segments = order, fingerprint, segments
         self.share.resize(order.length)
         self._go_to(OrderState.begin(order, fingerprint, epoch))
 
 
-def _agreed(segments: int, world_size: int) -> int:
-    """The fewest segments that a rank sees: all see those."""
+def _agreed(segments: tuple[int, ...], world_size: int) -> tuple[int, ...]:
+    """The fewest segments of each source that a rank sees: all see those."""
     if world_size == 1:
         return segments
     torch: Any = sys.modules.get("torch.distributed")
@@ -231,4 +280,4 @@ def _agreed(segments: int, world_size: int) -> int:
         )
     seen: list[Any] = [None] * torch.get_world_size()
     torch.all_gather_object(seen, segments)
-    return int(min(seen))
+    return tuple(map(min, zip(*seen, strict=True)))

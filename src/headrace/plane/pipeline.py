@@ -440,11 +440,15 @@ class Pipeline:
         self, windows: WindowReader, order: Order, epoch: int, spans: Iterable[Span]
     ) -> Generator[Fetched, None, None]:
         """Yield the batch of windows of each span, in order."""
-        assert self._stages is not None  # no tier knows ranges of samples: the source's reader does
-        source = self._stages.source
-        batches = windows.batches(source, order, epoch, spans, checked=self._refuse_failed)
+        assert self._stages is not None
+        # No tier knows ranges of samples: the source's reader does.
+        reader = self._stages.top if windows.whole else self._stages.source
+        groups_ahead = self._stages.active.batches_ahead
+        batches = windows.batches(
+            reader, groups_ahead, order, epoch, spans, checked=self._refuse_failed
+        )
         for batch, native, self.was_ready in batches:
-            trace = BatchTrace(NOT_READ if native is None else native.way)
+            trace = BatchTrace(getattr(native, "way", NOT_READ))
             reads = {} if native is None else native.stats
             yield Fetched(cast("Batch", batch), batch.indices, reads, trace)
 
@@ -502,10 +506,10 @@ class Pipeline:
         if self.decoding is not None:
             self.decoding.close()
 
-    def go_to(self, source: SampleSource) -> None:
+    def go_to(self, source: SampleSource, windows: WindowReader | None = None) -> None:
         """Read another snapshot of the store from now on."""
         self.close()
-        self.source = source
+        self.source, self.windows = source, windows
 
     def _reader(self) -> BatchReads:
         if self._stages is None or not self._stages.top.usable:

@@ -5,7 +5,8 @@ and read together, a group: one call plans it (`order.windows`), one submits its
 one copies them into rows of int32 or int64. Batches are views into these rows.
 
 A short document is read whole, and so compared with its checksum; of a longer one only the piece that a window
-needs is read, unchecked: a window of 4 kB must not cost a document of megabytes.
+needs is read, unchecked: a window of 4 kB must not cost a document of megabytes. Caches and limits know whole
+samples only: under them all documents are read whole, and long ones are refused.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from functools import cached_property, partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -23,6 +24,7 @@ from headrace.base.lifetime import Closing
 from headrace.errors import StoreError
 from headrace.order.windows import JoinedPlan, Pieces, plan_windows
 from headrace.plane.batch import mixture_of
+from headrace.plane.follow import FollowingLoader
 from headrace.plane.loader import Loader
 from headrace.store.sources.contents import family_of, format_of
 from headrace.store.sources.scan import TOKEN_PARTS
@@ -32,11 +34,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.io import BatchReader
-    from headrace.io.batch_reader import PendingBatch
     from headrace.order import Order
     from headrace.order.windows import Packing
     from headrace.plane.loader import Span
+    from headrace.plane.stage import BatchReads, PendingReads
     from headrace.store import Store
 
 TokenDtype = Literal["int32", "int64"]
@@ -49,6 +50,12 @@ _GROUP_TOKENS: Final = 1 << 17
 
 _CHECKED_BYTES_MAX: Final = 16 << 10
 """Documents up to this size are read whole and checked."""
+
+_LOOKED_AT: Final = 1 << 20
+"""Documents whose sizes are looked at together."""
+
+_WHOLE_BYTES_MAX: Final = 1 << 20
+"""Documents that caches and limits may be over: a group reads one for each of its windows, at worst."""
 
 _ROWS_KEPT: Final = 8
 
@@ -70,7 +77,7 @@ class TokenBatch:
         self,
         tokens: NDArray[Any],
         indices: NDArray[np.int64],
-        pieces: Pieces,
+        pieces: Callable[[], Pieces],
         *,
         epoch: int,
         position: int,
@@ -82,7 +89,7 @@ class TokenBatch:
         self.epoch = epoch
         self.position = position
         self.nbytes = nbytes
-        self._pieces = pieces
+        self._pieces_of = pieces
         self._sources_of = sources_of
 
     def __len__(self) -> int:
@@ -112,6 +119,10 @@ class TokenBatch:
     def targets(self) -> NDArray[Any]:
         """The token that follows each input, of shape (windows, length). A view of `tokens`."""
         return self.tokens[:, 1:]
+
+    @cached_property
+    def _pieces(self) -> Pieces:
+        return self._pieces_of()
 
     @cached_property
     def documents(self) -> NDArray[np.int64]:
@@ -174,6 +185,10 @@ class TokenLoader(Loader, Closing):
 
     def __iter__(self) -> Iterator[TokenBatch]:  # type: ignore[override]  # its batches are of another kind
         return self._deliver(self.begin())  # type: ignore[return-value]
+
+
+class FollowingTokenLoader(FollowingLoader, TokenLoader):
+    """The same over a store that may have grown whenever an epoch begins: all its windows are planned anew."""
 
 
 class Documents:
@@ -251,6 +266,24 @@ class Documents:
             )
         return size
 
+    def check_longest(self, most: int) -> None:
+        """Looks whether documents are short enough to be read whole.
+
+        Raises:
+            StoreError: one has more bytes.
+        """
+        for first in range(0, len(self), _LOOKED_AT):
+            nbytes = self.nbytes(np.arange(first, min(first + _LOOKED_AT, len(self))))
+            if nbytes.max() > most:
+                at = first + int(nbytes.argmax())
+                raise StoreError(
+                    f"{self._store.path}: document {at} has {int(nbytes.max()):,} bytes, expected at most "
+                    f"{most:,}: caches and limits take whole documents.",
+                    path=self._store.path,
+                    next_step="Copy the store to a local disk and read it there without cache_dir, ram_bytes "
+                    "and limits, or pack shorter documents.",
+                )
+
 
 def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
@@ -309,6 +342,19 @@ class ReadTokens(NamedTuple):
     ready: bool
 
 
+class _Reads(NamedTuple):
+    """A group of batches whose documents are being read."""
+
+    group: list[Span]
+    windows: NDArray[np.int64]
+    pieces: Pieces
+    slots: NDArray[np.int64] | slice
+    """Which sample that is read each piece is of."""
+    cuts: NDArray[np.int64]
+    """Where it begins in what is read of that, in bytes."""
+    reads: PendingReads
+
+
 class WindowReader:
     """Reads batches of windows of one store.
 
@@ -318,9 +364,11 @@ class WindowReader:
         pack: how documents become windows.
         dtype: what tokens are delivered as.
         pad: the token that fills a window.
+        whole: read documents whole, through caches and limits.
 
     Raises:
-        StoreError: a document is no whole number of tokens, or all of them make no window.
+        StoreError: a document is no whole number of tokens, or too long to be read whole, or all of them make
+            no window.
         ValueError: an unknown packing or dtype.
     """
 
@@ -331,6 +379,8 @@ class WindowReader:
         pack: Packing = "cut",
         dtype: TokenDtype = "int32",
         pad: int = 0,
+        *,
+        whole: bool = False,
     ) -> None:
         if dtype not in get_args(TokenDtype):
             raise ValueError(f"dtype is {dtype!r}, expected 'int32' or 'int64'")
@@ -348,6 +398,9 @@ class WindowReader:
                 )
         self.plan = JoinedPlan(plans, [count for _, count in documents.sources])
         self.length = length
+        self.whole = whole
+        if whole:
+            documents.check_longest(_WHOLE_BYTES_MAX)
         self._pad = pad
         self._full = pack == "cut"
         self._dtype = np.dtype(dtype)
@@ -355,7 +408,8 @@ class WindowReader:
 
     def batches(
         self,
-        reader: BatchReader,
+        reader: BatchReads,
+        groups_ahead: int,
         order: Order,
         epoch: int,
         spans: Iterable[Span],
@@ -365,37 +419,35 @@ class WindowReader:
         """Yield the batch of each span, in order.
 
         Args:
-            reader: of the documents' part.
+            reader: of the documents' part; of the source where documents are read in pieces.
+            groups_ahead: how many groups are read ahead.
             order: over the windows.
             epoch: to ask it for.
             spans: the batches' positions.
             checked: raises the error of a batch with failures.
         """
-        pending: deque[tuple[list[Span], NDArray[np.int64], Pieces, Any, PendingBatch]] = deque()
+        pending: deque[_Reads] = deque()
         left = iter(spans)
         while True:
-            while len(pending) <= reader.batches_ahead and (group := self._next_group(left)):
-                pending.append(self._submit(reader, order, epoch, group))
+            while len(pending) <= groups_ahead and (spans_read := self._next_group(left)):
+                pending.append(self._submit(reader, order, epoch, spans_read))
             if not pending:
                 return
-            group, windows, pieces, cuts, reads = pending.popleft()
+            group, windows, pieces, slots, cuts, reads = pending.popleft()
             ready = reads.done
             native = reads.take()
             checked(native)
-            rows = self._placed(native, windows, pieces, cuts)
-            bounds = np.searchsorted(pieces.row, np.cumsum([0, *(b - a for a, b in group)]))
-            first = 0
-            for k, (start, stop) in enumerate(group):
-                last = first + stop - start
-                here = slice(int(bounds[k]), int(bounds[k + 1]))
-                own = Pieces(pieces.row[here] - first, *(column[here] for column in pieces[1:]))
+            rows = self._placed(native, windows, pieces, native.offsets[slots] + cuts)
+            borders = [*accumulate((b - a for a, b in group), initial=0)]
+            bounds = np.searchsorted(pieces.row, borders)
+            filled = np.diff(np.concatenate([[0], np.cumsum(pieces.size)])[bounds]).tolist()
+            for k, (first, last) in enumerate(pairwise(borders)):
                 batch = TokenBatch(
-                    rows[first:last], windows[first:last], own, epoch=epoch, position=start,
-                    nbytes=int(own.size.sum()) * self.documents.width,
+                    rows[first:last], windows[first:last], partial(pieces.of, bounds[k : k + 2], first),
+                    epoch=epoch, position=group[k][0], nbytes=filled[k] * self.documents.width,
                     sources_of=self._names_of if self.documents.names else None,
                 )  # fmt: skip
                 yield ReadTokens(batch, None if k else native, bool(k) or ready)
-                first = last
             del rows, batch, native  # so that memory can be used again
 
     def _names_of(self, windows: NDArray[np.int64]) -> list[str]:
@@ -408,36 +460,38 @@ class WindowReader:
             group += islice(spans, _GROUP_TOKENS // (windows * self.length))
         return group
 
-    def _submit(self, reader: BatchReader, order: Order, epoch: int, group: list[Span]) -> Any:
+    def _submit(self, reader: BatchReads, order: Order, epoch: int, group: list[Span]) -> _Reads:
         begin, end = group[0][0], group[-1][1]
         if end - begin == sum(b - a for a, b in group):  # one rank: one piece of the order
             windows = order.wrapped(epoch, begin, end)
         else:
             windows = np.concatenate([order.wrapped(epoch, *span) for span in group])
         pieces = self.plan.pieces(windows)
-        width = self.documents.width
-        start = (pieces.start * width).astype(np.uint64)
-        size = (pieces.size * width).astype(np.uint64)
-        nbytes = self.documents.nbytes(pieces.document).astype(np.uint64)
-        whole = nbytes <= _CHECKED_BYTES_MAX
-        cuts = np.where(whole, start, np.uint64(0)).astype(np.int64)
-        ranges = np.where(whole, np.uint64(0), start), np.where(whole, nbytes, size)
-        return group, windows, pieces, cuts, reader.submit(pieces.document, ranges)
+        start = pieces.start * self.documents.width
+        if self.whole:
+            documents, slots = np.unique(pieces.document, return_inverse=True)
+            return _Reads(group, windows, pieces, slots, start, reader.submit(documents))
+        nbytes = self.documents.nbytes(pieces.document)
+        checked = nbytes <= _CHECKED_BYTES_MAX
+        first: NDArray[np.int64] = np.where(checked, 0, start)
+        size: NDArray[np.int64] = np.where(checked, nbytes, pieces.size * self.documents.width)
+        ranges = first.view(np.uint64), size.view(np.uint64)
+        reads = reader.submit(pieces.document, ranges)  # type: ignore[call-arg]  # the source's own
+        return _Reads(group, windows, pieces, slice(None), start - first, reads)
 
     def _placed(
         self,
         native: _native.Batch,
         windows: NDArray[np.int64],
         pieces: Pieces,
-        cuts: NDArray[np.int64],
+        offsets: NDArray[np.int64],
     ) -> NDArray[Any]:
         rows = self._free_rows(len(windows))
         if not self._full:
             rows.fill(self._pad)
         dests = pieces.row * (self.length + 1) + pieces.place
         fits = _native.place_tokens(
-            native.data, self.documents.stored, native.offsets + cuts, dests, pieces.size,
-            rows.reshape(-1),
+            native.data, self.documents.stored, offsets, dests, pieces.size, rows.reshape(-1),
         )  # fmt: skip
         if not fits:
             raise StoreError(

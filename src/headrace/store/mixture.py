@@ -192,6 +192,10 @@ class Mixture(Store):
         """Itself."""
         return self
 
+    def of(self, stores: Sequence[Store]) -> Mixture:
+        """The same mixture of other snapshots of its sources, in their order; those stay their owner's."""
+        return Mixture(dict(zip(self.sources, stores, strict=True)), self.proportions)
+
     @property
     def seed(self) -> int:
         """Of all its sources' orders."""
