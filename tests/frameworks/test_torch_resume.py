@@ -239,6 +239,132 @@ def test_states_that_do_not_fit_are_refused():
         map_style.load_state_dict(shuffled.state_dict())
 
 
+class Reshuffling(torch_data.Sampler):
+    """Another order each time that it is asked: nobody can draw what was drawn before."""
+
+    def __iter__(self):
+        return iter(np.random.default_rng().permutation(23).tolist())
+
+
+class Restless(Stream):
+    """Shuffled by a generator that nobody seeds, as webdataset's `shuffle` is unless it is given a seed."""
+
+    def __iter__(self):
+        samples = list(super().__iter__())
+        np.random.default_rng().shuffle(samples)
+        return iter(samples)
+
+
+OTHERS = {
+    "batch size": ((Nested(60), {"batch_size": 4}), (Nested(60), {"batch_size": 8})),
+    "fewer batches": ((Nested(60), {"batch_size": 4}), (Nested(9), {"batch_size": 4})),
+    "length": ((Nested(), {"shuffle": True}), (Nested(24), {"shuffle": True})),
+    "order": ((Nested(), {}), (Nested(), {"sampler": range(22, -1, -1)})),
+    "rank": tuple(
+        (Nested(), {"sampler": torch_data.DistributedSampler(range(23), 2, rank)})
+        for rank in (0, 1)
+    ),
+    "ranks": tuple(
+        (Nested(), {"sampler": torch_data.DistributedSampler(range(23), ranks, 0)})
+        for ranks in (4, 2)
+    ),
+    "sampler": ((Nested(), {"sampler": Reshuffling()}), (Nested(), {"sampler": Reshuffling()})),
+    "keys": tuple(
+        (dict.fromkeys(keys, 0), {"sampler": keys}) for keys in (list("abcdef"), list("acbdef"))
+    ),
+    "stream": ((Restless(), {}), (Restless(), {})),
+    "shorter stream": ((Stream(), {}), (Stream(3), {})),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name", OTHERS)
+def test_whoever_would_repeat_samples_and_miss_others_is_refused(name, workers):
+    (dataset, options), (other, others) = OTHERS[name]
+    loader = DataLoader(dataset, **options, num_workers=workers)
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    resumed = DataLoader(other, **others, num_workers=workers)
+    resumed.load_state_dict(state)
+    with pytest.raises(StateMismatch, match="would repeat samples and miss others"):
+        next(iter(resumed))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["map-style", "iterable"])
+def test_one_ranks_state_puts_all_ranks_where_they_stood(kind, workers, monkeypatch):
+    """Lightning and Accelerate keep that of rank 0."""
+
+    def loader(rank, **options):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        if kind == "iterable":
+            return DataLoader(RanksStream(rank), 3, num_workers=workers, **options)
+        sampler = torch_data.DistributedSampler(range(60), 2, rank)
+        return DataLoader(range(60), 3, sampler=sampler, num_workers=workers, **options)
+
+    states, rests = [], []
+    for rank in (0, 1):
+        batches = iter(one := loader(rank))
+        for _ in range(4):
+            next(batches)
+        states.append(one.state_dict())
+        rests.append([batch.tolist() for batch in batches])
+    for rank, rest in enumerate(rests):
+        resumed = loader(rank)
+        resumed.load_state_dict(states[0])
+        assert [batch.tolist() for batch in resumed] == rest
+    unordered = loader(1, in_order=False)
+    unordered.load_state_dict(states[0])
+    with pytest.raises(StateMismatch, match="the state is of rank 0, this is rank 1"):
+        iter(unordered)
+
+
+class Seeding(torch_data.RandomSampler):
+    """Makes its generator when it is first drawn from, as Accelerate's SeedableRandomSampler does."""
+
+    epoch = 0
+
+    def __iter__(self):
+        self.generator = torch.Generator().manual_seed(self.epoch)
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+def test_a_generator_that_is_made_late_does_no_harm_where_samples_are_the_same():
+    loader = DataLoader(Nested(), 4, sampler=Seeding(Nested()))
+    list(loader)
+    batches = iter(loader)
+    next(batches)
+    resumed = DataLoader(Nested(), 4, sampler=Seeding(Nested()))
+    resumed.sampler.epoch = 0
+    resumed.load_state_dict(loader.state_dict())
+    assert labels(resumed) == labels(batches)
+
+
+class RanksStream(torch_data.IterableDataset):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def __iter__(self):
+        info = torch_data.get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(self.rank + 2 * worker, 60, 2 * workers))
+
+
+def test_a_state_that_does_not_say_what_was_drawn_is_followed_as_before():
+    loader = DataLoader(Nested(), 4)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    del state["drawn"]
+    resumed = DataLoader(Nested(), 4)
+    resumed.load_state_dict(state)
+    assert labels(resumed) == labels(batches)
+
+
 def test_a_dataset_that_raised_is_gone_past_as_torch_does():
     loader = DataLoader(Raising(), 2)
     batches = iter(loader)

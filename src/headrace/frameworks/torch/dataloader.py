@@ -241,6 +241,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._headrace.loaded = resumption
         if resumption is None:
             return self._begin_epoch()
+        compared = resumption.compared  # also where another rank's state is: that one compares
+        resumption.begin_as(**_own_rank(), in_order=getattr(self, "in_order", True))
         self._iterator = None  # workers of before know nothing of the state
         self._headrace.starting = resumption
         try:
@@ -248,17 +250,18 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 position = DataPosition(self.dataset)
                 position.load_before(resumption.data, under_way=resumption.under_way)
             if self.num_workers == 0:
-                return self._begin_in_process(resumption)
+                return self._begin_in_process(resumption, compared=compared)
             # Within an epoch this process has drawn the epoch's numbers before the state was taken.
             with kept_randomness() if resumption.under_way else contextlib.nullcontext():
-                resumption.progress.beginning.restore(self, everything=True)
+                resumption.progress.beginning.restore(self, everything=True, compared=compared)
                 return self._begin_epoch()
         finally:
             self._headrace.starting = None
 
-    def _begin_in_process(self, resumption: Resumption) -> Any:
+    def _begin_in_process(self, resumption: Resumption, *, compared: bool) -> Any:
         """Begin where the data set draws from this process's generators: they go on, too."""
-        resumption.progress.beginning.restore(self, everything=resumption.under_way)
+        beginning, everything = resumption.progress.beginning, resumption.under_way
+        beginning.restore(self, everything=everything, compared=compared)
         iterator = self._begin_epoch() if resumption.under_way else None
         if resumption.in_process is not None:
             resumption.in_process.restore()
@@ -418,7 +421,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             samplers = progress.samplers
             progress = Progress(Beginning.take(self), self._map_style, kept, seed)
             progress.samplers = samplers
-        state = progress.plain(under_way=under_way)
+        state = progress.plain(under_way=under_way) | _own_rank()
         if self.num_workers == 0:
             state["in_process"] = Snapshot.take().plain()
         if self.num_workers == 0 or not under_way:
@@ -485,8 +488,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return "\n".join(lines) or "nothing was loaded yet"
 
 
-def _own_rank() -> dict[str, Any]:
-    """For a trace's header. The sampler shares the samples out, so a rank that is not known does no harm."""
+def _own_rank() -> dict[str, int]:
+    """For traces and states. The sampler shares the samples out, so a rank that is not known does no harm."""
     with contextlib.suppress(RankError):
         place = which_rank()
         return {"rank": place.rank, "world_size": place.world_size}

@@ -8,6 +8,7 @@ when, and what is in it, is torch's doing alone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import time
 import weakref
@@ -20,12 +21,13 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from headrace import _native
 from headrace.control.stalls.live import tell_epoch
 from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dropin.position import (
     DataPosition,
+    Drawn,
     batches_drawable,
+    content_of,
     sampler_position,
 )
 from headrace.frameworks.torch.dropin.progress import Beginning, Progress, Track
@@ -86,6 +88,8 @@ class _Draws:
         self._ahead = deque()
         self._skip = 0
         self._literal = deque()
+        self._literal_places: deque[tuple[int, int, int]] = deque()
+        self._places: dict[int, tuple[int, int, int]] = {}  # of tasks that workers have
         under_way = resumption is not None and resumption.under_way
         if resumption is not None and under_way and resumption.progress.map_style:
             progress = resumption.progress
@@ -99,14 +103,19 @@ class _Draws:
                 )
             self._samplers.load(resumption.sampler, under_way=under_way)
             self._skip = 0
+        self._drawn_before = Drawn()
+        if resumption is not None:
+            self._drawn_before, resumption.progress.drawn = resumption.progress.drawn, Drawn()
         self._drawn_in_all = 0
         epochs: Epochs = loader._headrace  # noqa: SLF001
         self._stats = epochs.stats
         self._user_loader = weakref.ref(loader)
         self._steps_before = epochs.stats.steps.added
         self._epoch = epochs.epochs_begun - 1
-        self._position = 0
-        self._last_index: Any = None
+        self._place = (0, 0, 0)  # of what is delivered
+        self._drawn_place: tuple[int, int, int] | None = (
+            None  # of what was drawn last, if it counts already
+        )
         self._last_trace: BatchTrace | None = None
 
     def _instead(self) -> dict[str, Any]:
@@ -114,16 +123,30 @@ class _Draws:
         return {} if self._samplers is None else {"_index_sampler": self._samplers.draws_from}
 
     def _skip_drawn(self) -> None:
-        """Draw again, and drop, what was drawn before the state was taken."""
-        while self._skip:
-            self._skip -= 1
-            self._drawn_in_all += 1
-            next(self._sampler_iter)
+        """Draw again, and drop, what was drawn before the state was taken.
+
+        Raises:
+            StateMismatch: it is something else.
+        """
+        again = Drawn()
+        delivered = self._skip - len(self._literal)
+        batch = -1
+        for batch, index in enumerate(itertools.islice(self._sampler_iter, self._skip)):
+            place = again.add(index)
+            if batch >= delivered:
+                self._literal_places.append(place)
+        if batch + 1 < self._skip and self._drawn_before.samples < 0:
+            self._drawn_before = Drawn(again.samples + self._skip - batch - 1)  # at least
+        self._drawn_in_all += self._skip
+        self._skip = 0
+        self._drawn_before.check(again)
+        self.progress.drawn = again
 
     def _draw(self) -> Any:
         """The next batch's indices, in their time."""
         if self._skip:
             self._skip_drawn()
+        self._drawn_place = self._literal_places.popleft() if self._literal_places else None
         if self._literal:
             return self._literal.popleft()
         if self._ahead:
@@ -168,12 +191,11 @@ class _Draws:
                 tell_epoch(loader, self._steps_before)
             raise
         got_s = time.perf_counter()
-        samples, hashed = _hash_of(self._position, self._last_index)
-        place = (self._epoch, self.progress.delivered - 1, self._position, hashed)
-        self._position += samples
+        position, samples, hashed = self._place
+        place = (self._epoch, self.progress.delivered - 1, position, hashed)
         self._stats.count(samples, 0, {}, got_s - asked_s)
         self._stats.steps.add(place, samples, (asked_s, got_s), self._last_trace)
-        self._last_index = self._last_trace = None
+        self._last_trace = None
         return data
 
     if TYPE_CHECKING:
@@ -216,14 +238,19 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
 
     def _do_again(self, resumption: Resumption) -> None:
         if self.progress.map_style:
-            with contextlib.suppress(StopIteration):  # it will be raised again in its time
+            if self._skip:
                 self._skip_drawn()
         elif resumption.data is None:
-            for _ in range(self.progress.delivered):
-                self._dataset_fetcher.fetch(next(self._sampler_iter))
+            again = Drawn()
+            with contextlib.suppress(StopIteration):  # it has fewer samples now
+                for _ in range(self.progress.delivered):
+                    again.add(index := next(self._sampler_iter))
+                    again.add_content(content_of(self._dataset_fetcher.fetch(index)))
+            self._drawn_before.check(again)
+            self.progress.drawn = again
 
     def _next_index(self) -> Any:
-        index = self._last_index = self._draw()
+        index = self._index = self._draw()
         self._making.begin()
         if self._watcher is None:
             return index
@@ -249,6 +276,8 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self._count()  # lost: torch goes on with the next one
             raise
         self._count()
+        if not self.progress.map_style:
+            self.progress.drawn.add_content(content_of(data))
         timing = self._making.timing()
         if timing is not None:
             self._last_trace = trace = timing.trace()
@@ -258,6 +287,7 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
     def _count(self) -> None:
         progress = self.progress
         progress.delivered += 1
+        self._place = self._drawn_place or progress.drawn.add(self._index)
         if progress.pending and len(self._literal) < len(progress.pending):
             del progress.pending[min(progress.pending)]
 
@@ -388,6 +418,8 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
         index = self._draw()
         self._batch_length = len(index) if isinstance(index, list) else 1
         self.progress.pending[self._send_idx] = index
+        if self._map_style:  # others are asked past their end
+            self._places[self._send_idx] = self._drawn_place or self.progress.drawn.add(index)
         return index
 
     def _try_put_index(self) -> None:
@@ -427,9 +459,12 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         idx = self._rcvd_idx - 1 if self._in_order else self._last_received
-        self._last_index = self.progress.pending.get(idx)
+        place = self._places.pop(idx, None)
+        self._place = place or self.progress.drawn.add(self.progress.pending.get(idx))
         self._last_trace = self._context.results.trace_of(idx)
-        self.progress.deliver(idx, worker_idx, self._context.results.mark_of(idx))
+        batch = not self._map_style and not isinstance(data, ExceptionWrapper)
+        content = content_of(data) if batch else 0
+        self.progress.deliver(idx, worker_idx, self._context.results.mark_of(idx), content)
         if self._ends:
             self._count_end(worker_idx)
         return super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
@@ -442,14 +477,3 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
 
 def _batches_wanted(batch_size: int) -> int:
     return min(BATCHES_FORETOLD_MAX, math.ceil(SAMPLES_FORETOLD / max(1, batch_size)))
-
-
-def _hash_of(position: int, index: Any) -> tuple[int, int]:
-    """How many samples a list of indices names, and their order hash; 0 where they are no numbers."""
-    if not isinstance(index, (list, tuple)):
-        return 1, 0
-    try:
-        indices = np.asarray(index, dtype=np.int64)
-    except (TypeError, ValueError, OverflowError):
-        return len(index), 0
-    return len(index), _native.order_hash(position, indices) if indices.ndim == 1 else 0

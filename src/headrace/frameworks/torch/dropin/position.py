@@ -8,18 +8,24 @@ may follow it, its iterator, or a data set that is its own iterator. What is loa
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
 from torch.utils import data as torch_data
 from torch.utils.data._utils import fetch as torch_fetch
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from headrace import _native
 from headrace.errors import StateMismatch
+from headrace.order import combine_hashes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from headrace.frameworks.torch.dropin.progress import WorkerMark
 
@@ -63,6 +69,100 @@ def batches_drawable(batch_sampler: Any) -> int:
 def is_stateful(thing: Any) -> bool:
     """Whether something says where it stands, and can be put there."""
     return all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+GIVE_THE_SAME = (
+    "Give the loader the data, order, seeds, batch size, rank and world size that it was saved with, or begin "
+    "the epoch anew without the state."
+)
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What samplers gave in an epoch: whoever draws it again can tell whether it is the same."""
+
+    samples: int = 0
+    """-1: an older state does not say."""
+
+    order_hash: int = 0
+    """Over positions and indices that are numbers or text; see `headrace.order.order_hash`."""
+
+    def add(self, index: Any) -> tuple[int, int, int]:
+        """Count a batch's index or indices.
+
+        Returns:
+            The position of its first sample, how many there are, and their order hash; 0: they are neither
+            numbers nor text.
+        """
+        many, first = index if isinstance(index, (list, tuple)) else [index], self.samples
+        self.samples += len(many)
+        try:
+            indices = np.asarray(many, dtype=np.int64).ravel()
+        except (TypeError, ValueError, OverflowError):
+            if not all(isinstance(one, str) for one in many):
+                return first, len(many), 0
+            indices = np.asarray([zlib.crc32(one.encode(errors="replace")) for one in many])
+        hashed = _native.order_hash(first, indices)
+        self.order_hash = combine_hashes(self.order_hash, hashed)
+        return first, len(many), hashed
+
+    def add_content(self, content: int) -> None:
+        """Count what a batch of an iterable data set holds."""
+        self.order_hash = combine_hashes(self.order_hash, content)
+
+    def check(self, again: Drawn) -> None:
+        """Compare with what was drawn again.
+
+        Raises:
+            StateMismatch: something else was drawn, so what is left of the epoch is something else, too.
+        """
+        if self.samples >= 0 and self != again:
+            raise StateMismatch(
+                f"this epoch begins with {again.samples} samples of order hash {again.order_hash:016x}, and "
+                f"the state was saved after {self.samples} of order hash {self.order_hash:016x}: going on "
+                "would repeat samples and miss others.",
+                next_step=GIVE_THE_SAME,
+            )
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"samples": self.samples, "order_hash": f"{self.order_hash:016x}"}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Drawn:
+        """Return what `plain` was made of."""
+        return cls(int(plain["samples"]), int(plain["order_hash"], 16))
+
+
+CONTENT_MAX = 4096
+"""Values of a batch that tell it from others."""
+
+
+def content_of(batch: Any) -> int:
+    """Return a number that tells a batch from others by its labels and names; 0: it has none.
+
+    Whole numbers, text and bytes alone: random augmentation changes pixels, and a data set may do that with
+    generators of its own.
+    """
+    values: list[Any] = []
+    waiting = [batch]
+    while waiting and len(values) < CONTENT_MAX:
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one[:CONTENT_MAX]
+        elif isinstance(one, torch.Tensor):
+            if one.layout is torch.strided and one.dtype in {torch.int64, torch.int32, torch.int16}:
+                values += one.flatten()[:CONTENT_MAX].tolist()
+        elif isinstance(one, np.ndarray):
+            if one.dtype.kind in "iU":
+                values += one.ravel()[:CONTENT_MAX].tolist()
+        elif isinstance(one, bytes):
+            values.append(zlib.crc32(one[:CONTENT_MAX]))
+        elif isinstance(one, (int, str)):
+            values.append(one)
+    return zlib.crc32(repr(values).encode(errors="replace")) if values else 0
 
 
 class DataState(NamedTuple):

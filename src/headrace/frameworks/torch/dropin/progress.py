@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from headrace.errors import StateMismatch
-from headrace.frameworks.torch.dropin.position import DataState
+from headrace.frameworks.torch.dropin.position import DataState, Drawn
 from headrace.plane import LoaderStats
 
 if TYPE_CHECKING:
@@ -190,19 +190,32 @@ class Beginning:
             ],
         )
 
-    def restore(self, loader: Any, *, everything: bool) -> None:
-        """Bring samplers and their generators back; with `everything`, the global ones too."""
+    def restore(self, loader: Any, *, everything: bool, compared: bool = False) -> None:
+        """Bring samplers and their generators back.
+
+        Args:
+            loader: has them.
+            everything: the global generators, too.
+            compared: what is drawn will be, so generators that are not there do no harm.
+
+        Raises:
+            StateMismatch: the loader has other generators.
+        """
         if everything:
             self.randomness.restore()
+        for one, counts in zip(_samplers(loader), self.epochs, strict=False):
+            vars(one).update({n: v for n, v in counts.items() if _counts(one, n)})
         try:
             _load_all(_generators(loader), self.generators)
         except (KeyError, TypeError, ValueError) as e:
+            if (
+                compared
+            ):  # a sampler may make its generator when it is first drawn from, as Accelerate's does
+                return
             raise StateMismatch(
                 f"the state's random generators do not fit this loader: {e}.",
                 next_step="Give the loader the same sampler and generator as in the run that saved it.",
             ) from e
-        for one, counts in zip(_samplers(loader), self.epochs, strict=False):
-            vars(one).update({n: v for n, v in counts.items() if _counts(one, n)})
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -245,16 +258,23 @@ class Track:
     ended: bool = False
     """The worker's iterable has given its last sample."""
 
-    def advance(self, index: Any, mark: WorkerMark | None, *, map_style: bool) -> None:
+    content: int | None = 0
+    """Sum over the batches of `replay`, see `content_of`; None: an older state does not say."""
+
+    def advance(
+        self, index: Any, mark: WorkerMark | None, content: int, *, map_style: bool
+    ) -> None:
         """Count a batch that was delivered."""
         self.delivered += 1
         if mark is not None and mark.snapshot is not None:
             self.latest = mark.snapshot
         if mark is not None and (map_style or mark.data is not None):
             self.snapshot, self.data = self.latest, mark.data
-            self.replay, self.under_way = [], True
+            self.replay, self.under_way, self.content = [], True, 0
         else:
             self.replay.append(index)
+            if self.content is not None:
+                self.content += content
 
     def end(self, mark: WorkerMark | None) -> None:
         """The worker's iterable ended: all stays as it is until the next epoch."""
@@ -263,7 +283,7 @@ class Track:
             self.latest = mark.snapshot
         if mark is not None and mark.data is not None:
             self.snapshot, self.data = self.latest, mark.data
-            self.replay, self.under_way = [], True
+            self.replay, self.under_way, self.content = [], True, 0
 
     def between_epochs(self, *, map_style: bool) -> Track:
         """Return where the worker begins the next epoch."""
@@ -276,6 +296,7 @@ class Track:
         if mark is not None:
             self.latest = mark.snapshot
         self.delivered, self.replay, self.ended, self.under_way = 0, [], False, False
+        self.content = 0
         self.snapshot, self.data = self.latest, None if mark is None else mark.data
 
     def plain(self) -> dict[str, Any]:
@@ -286,6 +307,7 @@ class Track:
             "delivered": self.delivered,
             "randomness": None if self.snapshot is None else self.snapshot.plain(),
             "replay": list(self.replay),
+            "content": self.content,
             "under_way": self.under_way,
             **data,
         }
@@ -296,14 +318,15 @@ class Track:
         snapshot = None if plain["randomness"] is None else Snapshot.of(plain["randomness"])
         return cls(
             plain["delivered"], snapshot, snapshot, DataState.of(plain), list(plain["replay"]),
-            bool(plain.get("under_way", under_way)),
+            bool(plain.get("under_way", under_way)), content=plain.get("content"),
         )  # fmt: skip
 
-    def beginning(self) -> tuple[WorkerMark | None, list[Any]]:
-        """Return what a worker needs to go on from here."""
+    def beginning(self) -> tuple[WorkerMark | None, list[Any], int | None]:
+        """Return what a worker needs to go on from here: a mark, what to do again, and what that is to hold."""
+        content = None if self.data is not None else self.content
         if self.snapshot is None and self.data is None:
-            return None, list(self.replay)
-        return WorkerMark(self.snapshot, self.data, self.under_way), list(self.replay)
+            return None, list(self.replay), content
+        return WorkerMark(self.snapshot, self.data, self.under_way), list(self.replay), content
 
 
 @dataclass(slots=True)
@@ -332,13 +355,16 @@ class Progress:
     loaded: int | None = None
     """Batches that had been delivered when a state was loaded for this epoch."""
 
-    def deliver(self, idx: int, worker: int, mark: WorkerMark | None) -> None:
-        """Count a batch that is handed to the user."""
+    drawn: Drawn = field(default_factory=Drawn)
+    """All that was drawn, delivered or pending."""
+
+    def deliver(self, idx: int, worker: int, mark: WorkerMark | None, content: int) -> None:
+        """Count a batch that is handed to the user; `content`: see `content_of`, 0 for map-style data."""
         index = self.pending.pop(idx, None)
         self.delivered += 1
         if self.tracks:
             self.turn = (worker + 1) % len(self.tracks)
-            self.tracks[worker].advance(index, mark, map_style=self.map_style)
+            self.tracks[worker].advance(index, mark, content, map_style=self.map_style)
 
     def plain(self, *, under_way: bool) -> dict[str, Any]:
         """Return it as plain values."""
@@ -352,6 +378,7 @@ class Progress:
             "base_seed": self.base_seed,
             "fresh_workers": self.fresh_workers,
             "delivered": self.delivered,
+            "drawn": self.drawn.plain(),
             "turn": self.turn,
             "pending": [self.pending[idx] for idx in sorted(self.pending)]
             if self.map_style
@@ -378,6 +405,32 @@ class Resumption:
 
     state: Mapping[str, Any]
     """The state itself: what is said again until a batch was delivered."""
+
+    def begin_as(self, rank: int, world_size: int, *, in_order: bool) -> None:
+        """Say which rank goes on. Lightning and Accelerate keep the state of one rank, and load it on all.
+
+        Ranks stand at the same batch, and each draws its own: what the saving rank had drawn is no other's.
+
+        Raises:
+            StateMismatch: batches came out of order, so that a count does not say which.
+        """
+        saved = self.state.get("rank", rank), self.state.get("world_size", world_size)
+        if saved == (rank, world_size) or saved[1] != world_size or not self.under_way:
+            return  # where world sizes differ, what is drawn again will not be the same
+        if not in_order:
+            raise StateMismatch(
+                f"the state is of rank {saved[0]}, this is rank {rank}, and in_order is False: how many "
+                "batches another rank was given does not say which this one was.",
+                next_step="Save each rank's state, or begin the epoch anew without it.",
+            )
+        self.progress.pending, self.progress.drawn = {}, Drawn(-1)
+        for track in self.progress.tracks:
+            track.content = None
+
+    @property
+    def compared(self) -> bool:
+        """Whether what samplers draw again is compared with what they drew before."""
+        return self.under_way and self.progress.map_style and self.progress.drawn.samples > 0
 
     @property
     def has_data(self) -> bool:
@@ -418,6 +471,7 @@ def resumption_of(state: Mapping[str, Any]) -> Resumption:
             int(state["turn"]),
             dict(enumerate(state["pending"])),
             loaded=int(state["delivered"]),
+            drawn=Drawn.of(state["drawn"]) if "drawn" in state else Drawn(-1),
         )
         in_process = state.get("in_process")
         return Resumption(

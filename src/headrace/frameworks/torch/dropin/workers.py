@@ -28,8 +28,9 @@ import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
+from headrace.errors import StateMismatch
 from headrace.frameworks.torch.dropin.iterators import keep_freed_memory
-from headrace.frameworks.torch.dropin.position import DataPosition
+from headrace.frameworks.torch.dropin.position import GIVE_THE_SAME, DataPosition, content_of
 from headrace.frameworks.torch.dropin.progress import Snapshot, WorkerMark
 from headrace.frameworks.torch.dropin.sending import Sender
 from headrace.frameworks.torch.dropin.shared_batches import (
@@ -98,6 +99,9 @@ class WorkerPlan:
     """Tasks done after the mark whose batches were delivered: done again, for the generators' and
     iterators' sake, and not sent."""
 
+    content: int | None
+    """What the batches of `replay` hold together; None: nobody knows."""
+
     pictures: NativePictures | None
     """Fetched from in the data set's place."""
 
@@ -130,7 +134,7 @@ class WorkerContext:
         self._reading = reading
         self._every = every
         self.announced = announced
-        self.beginnings: list[tuple[WorkerMark | None, list[Any]]] | None = None
+        self.beginnings: list[tuple[WorkerMark | None, list[Any], int | None]] | None = None
         self.arenas: list[Arena | None] = []
         self.results = ResultQueue(self._given.Queue(), self.arenas)
         self._asked = False
@@ -146,9 +150,11 @@ class WorkerContext:
         """Return a process that runs torch's loop between our queues."""
         worker = len(self.arenas)
         self.arenas.append(self._new_arena())
-        mark, replay = (None, []) if self.beginnings is None else self.beginnings[worker]
+        mark, replay, content = (
+            (None, [], None) if self.beginnings is None else self.beginnings[worker]
+        )
         plan = WorkerPlan(
-            worker, self.arenas[-1], self._reading, mark, self._every, self.announced, replay,
+            worker, self.arenas[-1], self._reading, mark, self._every, self.announced, replay, content,
             self._pictures,
         )  # fmt: skip
         arguments = inspect.signature(target).bind(*args).arguments
@@ -449,15 +455,19 @@ class AnswerQueue:
         self._marked_at = time.monotonic()
         self._last: Snapshot | None = None
         self.ended: Any = None
+        self._content = plan.content  # less what was done again
+        self._replayed = len(plan.replay)  # less what was done again
+        self._refusal: ExceptionWrapper | None = None
 
     def put(self, answer: tuple[Any, Any]) -> None:
         """Send what torch's loop did."""
         idx, data = answer
         self._unmarked += 1
         if idx is _REPLAYED:
-            if isinstance(data, _End):
-                self.ended = data  # said again when the consumer asks, which counts its questions
+            self._take_replayed(data)
             return
+        if self._refusal is not None and not isinstance(data, _NO_BATCH):
+            data = self._refusal
         # Where an epoch begins or an iterable ends, the next epoch goes on.
         border = isinstance(idx, torch_worker._ResumeIteration) or isinstance(data, _End)  # noqa: SLF001
         mark = None
@@ -483,6 +493,22 @@ class AnswerQueue:
                 raise
             self._sender.put((self._worker, idx, self._failure(), None, None, note, timing))
 
+    def _take_replayed(self, data: Any) -> None:
+        """A batch that was delivered before was made again."""
+        if isinstance(data, _End):
+            self.ended = data  # said again when the consumer asks, which counts its questions
+        elif self._content and not isinstance(data, ExceptionWrapper):
+            self._content -= content_of(data)
+        self._replayed -= 1
+        if not self._content or (self._replayed and self.ended is None):
+            return
+        error = StateMismatch(
+            "the data set's first samples are not those that were delivered before the state was saved: "
+            "going on would repeat samples and miss others.",
+            next_step=GIVE_THE_SAME,
+        )
+        self._refusal = self._failure((StateMismatch, error, None))
+
     def announce(self, *, failed: bool = False) -> None:
         """Say once that the worker has begun, and where it stands, or why it cannot."""
         if not self._announcing:
@@ -500,13 +526,16 @@ class AnswerQueue:
         except Exception:  # noqa: BLE001 - a state that cannot be pickled
             self._sender.put((*first, self._failure(), None, None, None, None))
 
-    def _failure(self) -> ExceptionWrapper:
-        """The exception being handled, to be raised where the batch is asked for."""
+    def _failure(self, error: Any = None) -> ExceptionWrapper:
+        """An exception, else the one being handled, to be raised where the batch is asked for."""
         where = f"in DataLoader worker process {self._worker}"
-        return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+        return ExceptionWrapper(error, where)  # type: ignore[no-untyped-call]
 
     def take_end(self) -> Any:
-        """Return the end of the data set that a replay met."""
+        """Return the end of the data set that a replay met; before it, once, that it should not be there."""
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            return refusal
         ended, self.ended = self.ended, None
         return ended
 
