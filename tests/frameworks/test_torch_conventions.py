@@ -1,10 +1,13 @@
 """DataLoader over a store: torch's names, meanings and defaults."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 from tests.plane.test_images import KINDS, picture
 from torch.utils import data as torch_data
+from torch.utils.data._utils import worker as worker_loop
 
 import headrace
 import headrace as hr
@@ -201,6 +204,32 @@ def test_a_store_is_indexed_sliced_and_iterated(path, tmp_path):
     hr.pack(parts, tmp_path / "parts.hr")
     with hr.open(tmp_path / "parts.hr") as store:
         assert {part: bytes(data) for part, data in store[1].items()} == {"jpg": b"j", "txt": b"t1"}
+
+
+class Squares(torch_data.Dataset):
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.tensor([index, index * index])
+
+
+def test_workers_find_their_dataset_in_a_list_as_torch_2_14_hands_it_over(monkeypatch):
+    plain = worker_loop._worker_loop
+    names = list(inspect.signature(plain).parameters)
+    names[names.index("dataset")] = "dataset_holder"
+
+    def of_2_14(**given):
+        dataset = given.pop("dataset_holder").pop()
+        return plain(dataset=dataset, **given)
+
+    of_2_14.__signature__ = inspect.Signature(
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names
+    )
+    monkeypatch.setattr(worker_loop, "_worker_loop", of_2_14)
+    batches = [[3, 1], [15, 2], [0, 7]]
+    loader = DataLoader([Squares()], batch_sampler=batches, num_workers=2)
+    assert [batch[:, 0].tolist() for batch in loader] == batches
 
 
 def test_dir_shows_what_is_public_and_nothing_else():

@@ -309,7 +309,8 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
         plan.arena.keep_mapping_only()
         regions = Regions(plan.arena)
         ArenaCollate(regions).install()
-    dataset = arguments["dataset"]
+    holder = arguments.get("dataset_holder")  # from torch 2.14 on: a list, which the worker empties
+    dataset = arguments["dataset"] if holder is None else holder[-1]
     watcher = None if plan.reading is None else Watcher(dataset, plan.reading)
     position = DataPosition(dataset)
     iterable = arguments["dataset_kind"] != 0
@@ -325,7 +326,10 @@ def serve(plan: WorkerPlan, loop: Callable[..., None], arguments: dict[str, Any]
         )
     if plan.pictures is not None:
         init_fn = functools.partial(_show_dataset, init_fn, dataset)
-        arguments["dataset"] = plan.pictures
+        if holder is None:
+            arguments["dataset"] = plan.pictures
+        else:
+            holder[:] = [plan.pictures]
     try:
         loop(
             **{
