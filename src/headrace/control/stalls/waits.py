@@ -237,7 +237,8 @@ def _ratio(
     part: NDArray[np.float64], whole: NDArray[np.float64], otherwise: float = 0.0
 ) -> NDArray[np.float64]:
     """Part by part of its whole; `otherwise` where that is nothing."""
-    return np.divide(part, whole, out=np.full_like(part, otherwise), where=whole > 0.0)
+    with np.errstate(over="ignore"):  # seconds of one step over next to none of another
+        return np.divide(part, whole, out=np.full_like(part, otherwise), where=whole > 0.0)
 
 
 def _around(values: NDArray[np.float64]) -> NDArray[np.float64]:
