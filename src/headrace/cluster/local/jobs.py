@@ -298,8 +298,24 @@ class TaskState:
         return JobState.COMPLETING if self.runs and self.is_cancelled else self.state
 
 
+class SubmittedJob:
+    """A job whose script says what it needs, as Slurm's do."""
+
+    submission: Submission
+
+    @functools.cached_property
+    def request(self) -> LocalRequest:
+        """What its directives and options ask for."""
+        return read_request(self.submission.script, self.submission.options)
+
+    @property
+    def name(self) -> str:
+        """As users know it."""
+        return self.request.name or "sbatch"
+
+
 @dataclass(slots=True)
-class LocalJob:
+class LocalJob(SubmittedJob):
     """One job.
 
     Attributes:
@@ -317,16 +333,6 @@ class LocalJob:
     key: str
     variables: Mapping[str, str] = field(default_factory=dict)
     tasks: dict[int | None, TaskState] = field(default_factory=dict)
-
-    @property
-    def request(self) -> LocalRequest:
-        """What its directives and options ask for."""
-        return read_request(self.submission.script, self.submission.options)
-
-    @property
-    def name(self) -> str:
-        """As users know it."""
-        return self.request.name or "sbatch"
 
     @property
     def script(self) -> Path:

@@ -33,7 +33,7 @@ from headrace.cluster.launch.nodes import SPEC_VARIABLE, NodeSpec
 from headrace.cluster.launch.place import GPU_VARIABLES, REQUEUE_EXIT
 from headrace.cluster.launch.plan import node_command
 from headrace.cluster.local.executor import LocalExecutor
-from headrace.cluster.local.jobs import read_request
+from headrace.cluster.local.jobs import SubmittedJob
 from headrace.cluster.notation import compress_hosts, expand_hosts
 from headrace.cluster.processes import die_with_parent
 from headrace.errors import ClusterError, HeadraceError
@@ -55,7 +55,7 @@ _OWN: Final = ("job_id", "user", "submitted_s", "restarts")
 
 
 @dataclass(frozen=True, slots=True)
-class RayJob:
+class RayJob(SubmittedJob):
     """What is submitted: a job, or one task of an array, as Ray's API carries it.
 
     Attributes:
@@ -67,16 +67,6 @@ class RayJob:
     submission: Submission
     submitted_s: float
     restarts: int = 0
-
-    @property
-    def request(self) -> LocalRequest:
-        """What its directives and options ask for."""
-        return read_request(self.submission.script, self.submission.options)
-
-    @property
-    def name(self) -> str:
-        """As users know it."""
-        return self.request.name or "sbatch"
 
     def encode(self) -> str:
         """As text that is fit for a variable of the environment."""
