@@ -145,8 +145,8 @@ def content_of(batch: Any) -> int:
     generators of its own.
     """
     values: list[Any] = []
-    waiting = [batch]
-    while waiting and len(values) < CONTENT_MAX:
+    waiting, left = [batch], CONTENT_MAX
+    while waiting and left > 0:
         one = waiting.pop()
         if isinstance(one, Mapping):
             waiting += one.values()
@@ -154,14 +154,15 @@ def content_of(batch: Any) -> int:
             waiting += one[:CONTENT_MAX]
         elif isinstance(one, torch.Tensor):
             if one.layout is torch.strided and one.dtype in {torch.int64, torch.int32, torch.int16}:
-                values += one.flatten()[:CONTENT_MAX].tolist()
+                waiting.append(one.flatten()[:left].cpu().numpy())
         elif isinstance(one, np.ndarray):
-            if one.dtype.kind in "iU":
-                values += one.ravel()[:CONTENT_MAX].tolist()
-        elif isinstance(one, bytes):
-            values.append(zlib.crc32(one[:CONTENT_MAX]))
-        elif isinstance(one, (int, str)):
-            values.append(one)
+            if one.dtype.kind in "iU" and one.size:
+                some = one.ravel()[:left]
+                values.append(zlib.crc32(some.tobytes()))
+                left -= some.size
+        elif isinstance(one, (bytes, int, str)):
+            values.append(zlib.crc32(one[:CONTENT_MAX]) if isinstance(one, bytes) else one)
+            left -= 1
     return zlib.crc32(repr(values).encode(errors="replace")) if values else 0
 
 
