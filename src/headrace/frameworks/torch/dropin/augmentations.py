@@ -61,9 +61,8 @@ def taken(  # noqa: PLR0911 - a table
             each != "RandomErasing" and each in NAMES and taken(each, transform, form, size)
             for each, transform in inner
         )
-    if (
-        name == "GaussianBlur"
-    ):  # both kinds of pictures are blurred alike; torch refuses a larger kernel
+    if name == "GaussianBlur":
+        # Both kinds of pictures are blurred alike; torch refuses a larger kernel.
         columns, rows = one.kernel_size
         fits = columns < 2 * size[1] and rows < 2 * size[0]
         return fits and max(one.sigma) < _LIMIT and form in {"pil", "uint8"}

@@ -113,9 +113,8 @@ class _Draws:
         self._steps_before = epochs.stats.steps.added
         self._epoch = epochs.epochs_begun - 1
         self._place = (0, 0, 0)  # of what is delivered
-        self._drawn_place: tuple[int, int, int] | None = (
-            None  # of what was drawn last, if it counts already
-        )
+        # Of what was drawn last, if it counts already.
+        self._drawn_place: tuple[int, int, int] | None = None
         self._last_trace: BatchTrace | None = None
 
     def _instead(self) -> dict[str, Any]:

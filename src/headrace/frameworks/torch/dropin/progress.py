@@ -208,9 +208,8 @@ class Beginning:
         try:
             _load_all(_generators(loader), self.generators)
         except (KeyError, TypeError, ValueError) as e:
-            if (
-                compared
-            ):  # a sampler may make its generator when it is first drawn from, as Accelerate's does
+            # A sampler may make its generator when it is first drawn from, as Accelerate's does.
+            if compared:
                 return
             raise StateMismatch(
                 f"the state's random generators do not fit this loader: {e}.",
