@@ -2,6 +2,7 @@
 
     python -m benchmarks.pixels            # two sizes of JPEG, PNG and clip art; median of 5
     python -m benchmarks.pixels --rounds 1 --pictures 200
+    python -m benchmarks.pixels --page     # also the tables of README.md and docs/howto/images.md
 
 Engines take turns, round after round, each run in a fresh process over files in the page cache (but for
 the row that says cold); ratios are formed inside a round. The peers are in `pixel_peers`. The limits are
@@ -30,7 +31,10 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run as a file, whose folder would hide HF's `datasets` behind ours
@@ -41,6 +45,7 @@ import numpy as np
 
 from benchmarks import machine, pixel_peers
 from benchmarks.pixel_peers import BATCH
+from benchmarks.tables import markdown, onto_page
 
 RESULTS = ROOT / "benchmarks/results"
 SETS = {
@@ -206,10 +211,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--page", action="store_true", help="write the tables onto the pages")
+    parser.add_argument("--raw", type=Path, help="with --page: measured runs, in place of new ones")
     parser.add_argument("--one", nargs=3, metavar=("ENGINE", "FOLDER", "STORE"))
     options = parser.parse_args()
     if options.one:
         print(json.dumps(run(*options.one, options.threads)))
+        return
+    if options.raw:
+        write_pages(options.raw, json.loads(options.raw.read_text()))
         return
     import headrace as hr
 
@@ -248,9 +258,12 @@ def main() -> None:
             table(name, runs)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"pixels-{dt.datetime.now(dt.UTC):%Y-%m-%d}.json"
-    document = {"machine": machine.describe(RESULTS), "options": vars(options), "runs": runs}
+    said = {name: value for name, value in vars(options).items() if name not in ("page", "raw")}
+    document = {"machine": machine.describe(RESULTS), "options": said, "runs": runs}
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(f"\nwrote {path}")
+    if options.page:
+        write_pages(path, document)
 
 
 def table(name: str, runs: list[dict[str, Any]]) -> None:
@@ -267,6 +280,61 @@ def table(name: str, runs: list[dict[str, Any]]) -> None:
         memory = statistics.median(run.get("peak_mb", 0) for run in own)
         figures = f"{rate:8.0f} pictures/s  {ratio:5.2f} x torch  {cpu:6.2f} CPU s/1,000"
         print(f"  {engine:<20} {figures}  {memory:6.0f} MB")
+
+
+ROWS = {
+    "limit: entropy": "limit: libjpeg-turbo, entropy decoding alone",
+    "limit: region": "limit: libjpeg-turbo, the region, no resize",
+    "headrace": "**headrace**",
+    "headrace, cold": "headrace, cold",
+    "headrace, 1 thread": "headrace, one thread",
+    "headrace, exact": "headrace, `exact=True`",
+    "headrace, float32": "headrace, float32 normalised",
+    "headrace, kept": "headrace, kept decoded, second epoch",
+    "headrace, lossless": "headrace, packed `lossless`",
+    "headrace, decoded": "headrace, packed `decoded,short=256`",
+    "OpenCV, threads": "OpenCV in threads (not antialiased)",
+    "DALI, antialias": "DALI on the processor",
+    "torch + Pillow": "PyTorch DataLoader with Pillow, 2 workers",
+    "SPDL": "SPDL",
+    "tf.data, antialias": "tf.data, antialiased",
+}
+FEW = (
+    "limit: region", "headrace", "headrace, kept", "OpenCV, threads", "DALI, antialias",
+    "torch + Pillow", "SPDL", "tf.data, antialias",
+)  # fmt: skip
+"""The rows of the README."""
+
+
+def write_pages(raw: Path, document: dict[str, Any]) -> None:
+    """Put the medians of all sets onto the README and the pictures' page."""
+    runs = document["runs"]
+    sets = [name for name in SETS if any(run["set"] == name for run in runs)]
+    head = ["decoded, cropped at random, resized"]
+    head += [title for name in sets for title in (f"{name}/s", "CPU s")]
+
+    def row(engine: str) -> list[str]:
+        cells = [ROWS[engine]]
+        for name in sets:
+            own = [run for run in runs if (run["set"], run["engine"]) == (name, engine)]
+            if not own or ("JPEG" not in name and engine == "headrace, lossless"):
+                cells += ["", ""]
+                continue
+            bold = "**" if engine == "headrace" else ""
+            rate = statistics.median(run["pictures_per_s"] for run in own)
+            cpu = statistics.median(run["cpu_s_per_1000"] for run in own)
+            cells += [f"{bold}{rate:,.0f}{bold}", f"{bold}{cpu:.2f}{bold}"]
+        return cells
+
+    def rows(engines: Iterable[str]) -> str:
+        return markdown([head, *map(row, engines)])
+
+    when = dt.date.fromisoformat(raw.stem.removeprefix("pixels-"))
+    rounds, cores = document["options"]["rounds"], document["machine"]["cores"]
+    of = f"Medians of {rounds} rounds on {cores} cores, in the page cache, {when:%B %Y}."
+    onto_page(ROOT / "README.md", "pixels", f"{rows(FEW)}\n\n{of}")
+    link = f"([raw runs](../../{raw.resolve().relative_to(ROOT)}))"
+    onto_page(ROOT / "docs/howto/images.md", "pixels", f"{rows(ROWS)}\n\n{of[:-1]} {link}.")
 
 
 if __name__ == "__main__":
