@@ -16,7 +16,7 @@ from headrace import capi
 from headrace.base.causes import Cause
 from headrace.base.peers import address_of
 from headrace.control import messages
-from headrace.control.metrics import MetricsServer
+from headrace.control.prometheus import MetricsServer
 from headrace.control.service import app as control_metrics
 from headrace.control.service.app import ControlService
 from headrace.control.service.auth import TokenFile

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.control.messages import Flow, PlaneState, Register, Report
-from headrace.control.metrics import LABELS_MAX, OTHER, JobLabels, Labels, serve_metrics
 from headrace.control.policy import parse_policy
+from headrace.control.prometheus import LABELS_MAX, OTHER, JobLabels, Labels, serve_metrics
 from headrace.control.service.app import (
     TABLE,
     figures_of,

@@ -9,7 +9,7 @@ from headrace.base.causes import Cause
 from headrace.insight.usage import starving_of, usage_by, usage_of
 from headrace.telemetry.history import JobRecord
 from headrace.telemetry.report import JobReport, hint_of, hours_text
-from headrace.telemetry.use import Booked, JobUse, use_of
+from headrace.telemetry.waste import Booked, JobUse, use_of
 
 HOUR = 3600.0
 

@@ -6,7 +6,7 @@ import pytest
 from headrace.control.client import Endpoint, Refusal
 from headrace.control.messages import Lease, Register, Report, encode
 from headrace.errors import ControlError
-from headrace.node.limits import LeaseAgent
+from headrace.node.rate_limits import LeaseAgent
 
 
 class Limits:

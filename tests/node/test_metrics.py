@@ -17,9 +17,9 @@ import pytest
 
 import headrace as hr
 from headrace.base.peers import Address, address_of
-from headrace.control import metrics as control_metrics
+from headrace.control import prometheus
 from headrace.control.messages import Grant, Lease
-from headrace.control.metrics import (
+from headrace.control.prometheus import (
     CLIENTS_MAX,
     HEAD_BYTES_MAX,
     OTHER,
@@ -30,8 +30,8 @@ from headrace.errors import HeadraceError
 from headrace.io.objects.faults import RemoteStats
 from headrace.node import notes
 from headrace.node.jobs import CAUSES, LABELS_MAX, JobTally, JobTotals
-from headrace.node.limits import RateLimits
 from headrace.node.metrics import TABLE, figures_of
+from headrace.node.rate_limits import RateLimits
 from headrace.node.served import label_of
 from headrace.node.wire import Note, Open, WireError, decode_request, encode
 from headrace.plane.pipeline import Pipeline
@@ -452,7 +452,7 @@ def test_random_bytes_harm_nobody(folder):
 
 
 def test_idle_and_dripping_clients_neither_keep_a_scraper_out_nor_stay(folder, monkeypatch):
-    monkeypatch.setattr(control_metrics, "REQUEST_S", 0.6)
+    monkeypatch.setattr(prometheus, "REQUEST_S", 0.6)
     with serving(folder) as server, exporting(server) as exporter:
         where = (exporter.address.host, exporter.address.port)
         with contextlib.ExitStack() as stack:
@@ -472,9 +472,9 @@ def test_idle_and_dripping_clients_neither_keep_a_scraper_out_nor_stay(folder, m
 
 
 def test_a_client_that_does_not_read_holds_nothing_up(folder, monkeypatch):
-    monkeypatch.setattr(control_metrics, "REQUEST_S", 0.4)
+    monkeypatch.setattr(prometheus, "REQUEST_S", 0.4)
     big = b"x" * (32 << 20)
-    server = control_metrics.MetricsServer(Address("127.0.0.1", 0), lambda: big, lambda: True)
+    server = prometheus.MetricsServer(Address("127.0.0.1", 0), lambda: big, lambda: True)
     try:
         with socket.create_connection((server.address.host, server.address.port)) as sock:
             sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -486,7 +486,7 @@ def test_a_client_that_does_not_read_holds_nothing_up(folder, monkeypatch):
 
 
 def test_a_loop_that_is_busy_fails_the_scrape_and_nothing_else(folder, monkeypatch):
-    monkeypatch.setattr(control_metrics, "ANSWER_S", 0.05)
+    monkeypatch.setattr(prometheus, "ANSWER_S", 0.05)
     stuck = threading.Event()
     with serving(folder) as server, exporting(server) as exporter:
         server.call_soon(lambda: stuck.wait(20))
@@ -507,7 +507,7 @@ def test_many_scrapes_cost_the_loop_few_reports(folder, monkeypatch):
         for _ in range(30):
             assert get(exporter)[0] == 200
         took_s = time.monotonic() - began
-    assert len(asked) <= 1 + took_s / control_metrics.KEPT_S
+    assert len(asked) <= 1 + took_s / prometheus.KEPT_S
 
 
 def test_nothing_is_left_when_it_ends(folder):

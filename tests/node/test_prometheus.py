@@ -19,7 +19,7 @@ import yaml
 import headrace as hr
 from headrace.base.peers import address_of
 from headrace.control.client import Client, Endpoint
-from headrace.control.metrics import MetricsServer, asked, renderer, serve_metrics
+from headrace.control.prometheus import MetricsServer, asked, renderer, serve_metrics
 from headrace.control.service.app import TABLE as CONTROL_TABLE
 from headrace.control.service.app import ask_status as ask_control
 from headrace.errors import ControlError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.control.messages import Grant, Lease, Place
-from headrace.node.limits import FREE, RateLimits
+from headrace.node.rate_limits import FREE, RateLimits
 from headrace.plane.rate_limit import Cost
 
 
@@ -204,10 +204,10 @@ def test_no_wall_clock_is_looked_at():
     import inspect
 
     from headrace.control.service import arbiter
-    from headrace.node import limits
+    from headrace.node import rate_limits
     from headrace.plane import rate_limit
 
-    for module in (arbiter, limits, rate_limit):
+    for module in (arbiter, rate_limits, rate_limit):
         text = inspect.getsource(module)
         assert "time.time(" not in text
         assert "datetime" not in text

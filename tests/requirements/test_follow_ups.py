@@ -22,7 +22,7 @@ from control.service import controller, parent, request  # noqa: F401
 from control.shared_out import cases, share
 from headrace.control.policy import PolicyError, parse_policy
 from headrace.control.sharing import SharingProblem, decide
-from headrace.node.limits import RateLimits
+from headrace.node.rate_limits import RateLimits
 from node.test_rate_limits import Client, Clock, Data, go_on, lease
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.job import JobIdentity
-from headrace.control.metrics import LABELS_MAX, OTHER, JobLabels
+from headrace.control.prometheus import LABELS_MAX, OTHER, JobLabels
 from headrace.telemetry.accounts import NODE, JobFacts, Ledger
 from headrace.telemetry.history import open_history
 from headrace.telemetry.metrics import TABLE, figures_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.base.lifetime import Latch
 from headrace.base.peers import address_of
 from headrace.config import ReaderOptions, TierOptions
-from headrace.control.metrics import serve_metrics
+from headrace.control.prometheus import serve_metrics
 from headrace.machine.host import available_memory
 from headrace.node.files.copies import raise_descriptor_limit
 from headrace.node.link import Link, LinkLost
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.control.client import Endpoint
-    from headrace.control.metrics import MetricsServer
+    from headrace.control.prometheus import MetricsServer
     from headrace.runtime import RuntimeFolder
 
 

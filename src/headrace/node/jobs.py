@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause
-from headrace.control.metrics import OTHER
+from headrace.control.prometheus import OTHER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

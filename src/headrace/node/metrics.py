@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace import __version__
-from headrace.control.metrics import OTHER, Figures, Metric
+from headrace.control.prometheus import OTHER, Figures, Metric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

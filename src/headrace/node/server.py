@@ -26,13 +26,13 @@ from headrace.base.causes import Cause
 from headrace.base.loop import EVENT_READ, EVENT_WRITE, Loop
 from headrace.base.peers import peer_process
 from headrace.control.messages import PlaneState
-from headrace.control.metrics import asked
+from headrace.control.prometheus import asked
 from headrace.machine.host import available_memory
 from headrace.node import wire
 from headrace.node.datasets import OpenDatasets
 from headrace.node.files.service import FileService
 from headrace.node.jobs import ClientJob, JobTally
-from headrace.node.limits import LeaseAgent, RateLimits
+from headrace.node.rate_limits import LeaseAgent, RateLimits
 from headrace.node.session import WINDOW_MIN, Session, WindowBudget
 from headrace.node.wire import WireError
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from headrace import _native
     from headrace.node.jobs import ClientJob, JobTotals
-    from headrace.node.limits import Charge
+    from headrace.node.rate_limits import Charge
     from headrace.node.served import ReadOutcome, ServedData
     from headrace.node.server import Server
     from headrace.node.tuning import ServedPlane

@@ -24,7 +24,7 @@ from headrace.base.causes import Cause, cause_of
 from headrace.base.job import clean, identity_of
 from headrace.base.loop import Loop
 from headrace.base.peers import user_name
-from headrace.control.metrics import JobLabels, serve_metrics
+from headrace.control.prometheus import JobLabels, serve_metrics
 from headrace.machine.sensors import GPUs, all_sensors
 from headrace.runtime import SITE_SOCKET, RuntimeFolder, agent_folder
 from headrace.telemetry.accounts import NODE, Accounts, Ledger, NodeShape, Now, Observation
@@ -37,7 +37,7 @@ from headrace.telemetry.writing import AGE_S, BYTES_MAX, HistoryWriter, file_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from headrace.control.metrics import Figures
+    from headrace.control.prometheus import Figures
     from headrace.machine.sensors import Sensor, SensorKey
 
 _log = logging.getLogger("headrace.agent")

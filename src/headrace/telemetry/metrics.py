@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace import __version__
 from headrace.base.job import clean
-from headrace.control.metrics import OTHER, Figures, JobLabels, Metric
+from headrace.control.prometheus import OTHER, Figures, JobLabels, Metric
 from headrace.errors import TelemetryError
 from headrace.telemetry.accounts import NODE
 from headrace.telemetry.history import PEAKS, JobRecord, merged

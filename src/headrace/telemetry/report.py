@@ -16,7 +16,7 @@ from headrace.base.causes import Cause
 from headrace.base.text import bytes_text, counted, duration_text
 from headrace.errors import TelemetryError
 from headrace.telemetry.history import JobRecord, open_history
-from headrace.telemetry.use import WASTE, Booked, JobUse, Used, use_of
+from headrace.telemetry.waste import WASTE, Booked, JobUse, Used, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -31,7 +31,6 @@ from headrace import __version__
 from headrace.base.peers import address_of
 from headrace.control.client import Client, Endpoint
 from headrace.control.messages import API, BODY_BYTES_MAX, Register, Report, decode, encode
-from headrace.control.metrics import Figures, JobLabels, Kind, Metric, serve_metrics
 from headrace.control.policy import (
     Policy,
     PolicyError,
@@ -41,6 +40,7 @@ from headrace.control.policy import (
     policy_document,
     unknown_names,
 )
+from headrace.control.prometheus import Figures, JobLabels, Kind, Metric, serve_metrics
 from headrace.control.service.arbiter import Arbiter
 from headrace.control.service.auth import Caller, Peer, Refused, TokenFile, TokenThrottle, caller_of
 from headrace.control.service.database import Database, Fenced

@@ -13,7 +13,7 @@ The first needs a disk and a clock; the second is pure.
 
 from __future__ import annotations
 
-from headrace.insight.doctor.diagnose import diagnose
+from headrace.insight.doctor.advice import diagnose
 from headrace.insight.doctor.examine import ExamineOptions, examine
 from headrace.insight.doctor.findings import Diagnosis, Findings
 from headrace.insight.doctor.text import doctor_page, lines_of

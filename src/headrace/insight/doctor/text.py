@@ -18,7 +18,7 @@ from headrace.base.text import (
     printable,
     rough_text,
 )
-from headrace.insight.doctor.diagnose import unit_of
+from headrace.insight.doctor.advice import unit_of
 from headrace.insight.doctor.findings import AHEAD, LATER, TORCH, UNCACHED
 from headrace.pages.charts import Part, bars, columns, figure, table
 from headrace.pages.html import card_list, document, marked, safe

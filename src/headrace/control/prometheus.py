@@ -1,4 +1,4 @@
-"""Metrics: figures under the names of a table, and a server that answers Prometheus with them.
+"""Prometheus: figures under the names of a table, and a server that answers Prometheus with them.
 
 A figure whose name, kind or labels are not in the table cannot be given: the table is what the
 documentation lists and what dashboards rely on.

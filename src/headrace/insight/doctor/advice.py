@@ -1,4 +1,4 @@
-"""Diagnose: what follows from the findings: expected rates, a verdict, and what to do. Pure.
+"""Advice: what follows from the findings: expected rates, a verdict, and what to do. Pure.
 
 Each advice has what says so, what it is expected to gain, and a command to paste. What would make training fail
 comes first, then what gains most. Of things that would all gain nothing, the first is to train: there is always

@@ -1,4 +1,4 @@
-"""Use: what a job had of each resource, how much of it was used, and of how much of it that is known.
+"""Use and waste: what a job had of each resource, how much of it was used, and of how much of it that is known.
 
 Of CPUs and GPUs that is time, of memory the peak for as long as the job had it. Both can be added up over jobs.
 A share of what was used is given only where it is known for nearly all of what the job had: otherwise an idle
