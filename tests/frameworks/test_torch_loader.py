@@ -201,6 +201,29 @@ def test_a_run_goes_on_with_workers_where_threads_stopped(path, expected):
     assert loader.epoch == 1
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 5, "shuffle": True, "num_workers": 1},
+        {"generator": torch.Generator().manual_seed(3), "shuffle": True, "drop_last": True},
+        {"generator": torch.Generator().manual_seed(3)},
+        {"seed": 5, "order": "blocked", "ram_bytes": 1 << 20},
+    ],
+    ids=["workers", "generator", "stored order", "blocked"],
+)
+def test_a_pickled_loader_goes_on_where_it_stood(path, options):
+    """`mp.spawn` and Lightning's `ddp_spawn` send loaders to their ranks."""
+    loader = DataLoader(path, 24, decode=with_key, **options)
+    unused = pickle.loads(pickle.dumps(loader))
+    whole = [batch[0].tolist() for batch in loader]
+    assert [batch[0].tolist() for batch in unused] == whole
+    batches = iter(loader)
+    next(batches)
+    sent = pickle.loads(pickle.dumps(loader))
+    assert [b[0].tolist() for b in sent] == [b[0].tolist() for b in batches]
+    assert (sent.epoch, sent.position) == (loader.epoch, loader.position) == (2, 0)
+
+
 @pytest.mark.parametrize("way", ["threads", "workers", "inline"])
 def test_an_epoch_left_early_is_followed_by_the_next(path, expected, way):
     with DataLoader(path, 16, shuffle=True, seed=5, decode=with_key, **WAYS[way]) as loader:

@@ -147,6 +147,32 @@ def test_an_iterator_ends_when_a_new_one_is_made(store):
         next(old)
 
 
+def test_an_iterator_that_nobody_used_is_no_epoch_that_was_left(store):
+    """Lightning calls iter() three times before it takes the first batch."""
+    loader, expected = hr.loader(store, 10, seed=2), hr.loader(store, 10, seed=2)
+    iter(loader), iter(loader)
+    batches = iter(loader)
+    assert [next(batches).indices.tolist() for _ in range(3)] == [
+        batch.indices.tolist() for _, batch in zip(range(3), expected, strict=False)
+    ]
+    resumed = hr.loader(store, 10, seed=2)
+    resumed.load_state_dict(loader.state_dict())
+    iter(resumed), iter(resumed)
+    first = next(iter(resumed))
+    assert (first.epoch, first.position) == (0, 30)
+
+
+def test_set_epoch_ends_the_pass_under_way(store):
+    loader = hr.loader(store, 10, seed=2)
+    batches = iter(loader)
+    next(batches)
+    loader.set_epoch(0)
+    assert (loader.epoch, loader.position) == (0, 0)
+    with pytest.raises(RuntimeError, match="set_epoch was called"):
+        next(batches)
+    assert delivered(loader) == delivered(hr.loader(store, 10, seed=2))
+
+
 def test_set_epoch_chooses_the_epoch(store):
     loader = hr.loader(store, 10, seed=2)
     loader.set_epoch(4)

@@ -47,7 +47,8 @@ class Cursor:
     """The place in an order that deliveries have reached.
 
     Each pass goes through the rest of the current epoch. If it is left early, the next pass begins
-    the next epoch; after `load_state_dict` it goes on where the state was saved.
+    the next epoch; after `load_state_dict` it goes on where the state was saved. An iterator that nobody
+    took a batch of (frameworks make some, to look whether there are any) is no pass that was left.
 
     Attributes:
         last_order_hash: the order hash of the last epoch that was delivered to its end, or None.
@@ -98,10 +99,11 @@ class Cursor:
         return f"{self._hash:016x}"
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` with the next pass."""
+        """Begin `epoch` with the next pass, and end one under way; the epoch of a loaded state goes on."""
         if epoch != self.epoch or self._started:
             self._go_to(OrderState.begin(self.order, self._fingerprint, epoch))
             self._started = False
+            self.end()
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run stands: plain values, under 300 bytes as JSON for one store."""
@@ -132,7 +134,6 @@ class Cursor:
         if self._started:  # the pass before was left early
             self._go_to(self._base.next_epoch())
         self._leave_finished(slices)
-        self._started = True
         self._passes += 1
         return Pass(self, self._passes, slices, self.epoch, self._position)
 
@@ -147,9 +148,12 @@ class Cursor:
 
     def _check(self, number: int) -> None:
         if number != self._passes:
-            raise RuntimeError("this iterator ended when a new one was made")
+            raise RuntimeError(
+                "this iterator ended when a new one was made, set_epoch was called or the loader was closed"
+            )
 
     def _delivered(self, position: int, hashed: int) -> None:
+        self._started = True
         self._position = position
         self._hash = combine_hashes(self._hash, hashed)
 

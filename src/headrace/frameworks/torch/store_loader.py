@@ -156,6 +156,7 @@ class StoreLoader(LoaderView):
         device: torch.device | str | int | None = None,
         **options: Any,
     ) -> None:
+        arguments = {**locals(), **options}
         del in_order  # False allows what never happens
         _check_known(options)
         for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
@@ -173,6 +174,9 @@ class StoreLoader(LoaderView):
         images, function = (decode, None) if isinstance(decode, Images) else (None, decode)
         given = dataset if isinstance(dataset, Dataset) else Dataset(dataset)
         seed = _seed_of(seed, generator, order, given.store)
+        for name in ("self", "options", "generator", "shuffle", "drop_last"):
+            del arguments[name]
+        self._arguments = arguments | {"order": order, "tail": tail, "seed": seed}
         self.dataset = given.replaced(function, parts, seed, on_error, options)
         if images is not None and self.dataset.decode is not None:
             raise ValueError("decode is Images, and the data set decodes by a function of its own")
@@ -217,6 +221,14 @@ class StoreLoader(LoaderView):
             **self.dataset.given_options,
         )
         self._deliveries = self._choose_deliveries(threads, prefetch_batches, workers, to_device)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as what it was made of, and where it stands: `mp.spawn` and Lightning's `ddp_spawn` send it.
+
+        There the store is opened anew, and ranks are looked up again. A drawn seed is the same for all.
+        """
+        begun = self.epoch or self.position
+        return _made_again, (type(self), self._arguments, self.state_dict() if begun else None)
 
     @property
     def decode_threads(self) -> int:
@@ -300,6 +312,15 @@ class StoreLoader(LoaderView):
                 self.stats.rest()
                 deliveries.close()
         a_pass.finish()
+
+
+def _made_again(
+    kind: type[StoreLoader], arguments: dict[str, Any], state: dict[str, Any] | None
+) -> StoreLoader:
+    loader = kind(**arguments)
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
 
 
 def _to_device(
