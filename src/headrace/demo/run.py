@@ -241,6 +241,9 @@ def _verdict(report: DemoReport) -> str:
 
 # -- the demo ------------------------------------------------------------------------------------------
 
+PASSES = 3
+"""Passes of each loader in the comparison; odd, so that the median is one of them."""
+
 KILLED_EPOCH = 1
 """The second epoch: the first has shown that training works, and others follow."""
 
@@ -380,7 +383,7 @@ class _Files(torch_data.Dataset[Any]):
 
 
 def _compare(packed: PackedImages, options: DemoOptions, progress: Progress) -> list[LoaderPass]:
-    """Measure each loader once; the first pass of each kind is headrace's."""
+    """Measure the loaders in turn, three times each; a loader's median pass counts."""
     batch_size = options.batch_size
     with api.open(packed.train) as store:
         paths = [str(packed.source / name) for name in store.names]
@@ -420,11 +423,16 @@ def _compare(packed: PackedImages, options: DemoOptions, progress: Progress) -> 
     torch.set_num_threads(training_threads())
     try:
         for work, loaders in (("training", pictures), ("decoding", pictures), ("delivery", files)):
-            for name, make in loaders.items():
+            measured: dict[str, list[LoaderPass]] = {name: [] for name in loaders}
+            for name, make in [*loaders.items()] * PASSES:
                 progress(f"{work}: {name}", 0, 0)
                 step = _train_step(len(packed.classes), batch_size) if work == "training" else None
                 batches = make() if work == "delivery" else islice(make(), steps)
-                passes.append(_measure(work, name, batches, step))
+                measured[name].append(_measure(work, name, batches, step))
+            passes += [
+                sorted(some, key=lambda one: one.samples_per_s)[PASSES // 2]
+                for some in measured.values()
+            ]
     finally:
         torch.set_num_threads(threads)
     return passes

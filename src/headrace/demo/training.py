@@ -55,11 +55,10 @@ def decode(data: memoryview | bytes) -> Tensor:
 
 
 def make_model(classes: int, seed: int) -> nn.Module:
-    """Return the network: 26,000 weights, about 5 million multiplications per image."""
+    """Return the network: 26,000 weights, about 3.5 million multiplications per image."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    for before, after, stride in ((3, 16, 2), (16, 32, 1), (32, 64, 1)):
-        layers += [nn.MaxPool2d(2)] if before == 32 else []
+    for before, after, stride in ((3, 16, 2), (16, 32, 2), (32, 64, 1)):
         layers += [
             nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
             nn.BatchNorm2d(after),
