@@ -8,6 +8,7 @@ from torch.utils import data as torch_data
 
 from headrace.torch import DataLoader, StoreLoader, adopt
 
+from .decoders import index_of
 from .dropin_corpus import Nested, Stream
 from .dropin_faults import Numbers
 
@@ -96,13 +97,13 @@ def test_it_does_what_torchdatas_stateful_loader_promises():
             assert len(list(resumed)) == 6, "and then whole epochs again"
 
 
-@pytest.mark.filterwarnings("ignore")  # Lightning's own, on many things
-def test_lightning_saves_and_loads_its_state_and_gives_it_a_sampler(tmp_path):
+@pytest.fixture
+def lightning_trainer(tmp_path):
+    """Lightning's trainer, and a model that notes what it sees in each epoch."""
     try:
         import lightning.pytorch as lightning
     except Exception as e:  # noqa: BLE001 - its metrics import torchvision, even another torch's
         pytest.skip(f"Lightning cannot be imported: {e}")
-    from lightning.pytorch.utilities.data import _get_dataloader_init_args_and_kwargs
 
     class Model(lightning.LightningModule):
         def __init__(self):
@@ -111,41 +112,77 @@ def test_lightning_saves_and_loads_its_state_and_gives_it_a_sampler(tmp_path):
             self.seen = []
 
         def training_step(self, batch, _):
+            batch = batch[0] if isinstance(batch, list) else batch
             self.seen.append(batch[:, 0].tolist())
             return self.layer(batch[:, :1].float()).mean()
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.0)
 
-    def trainer(**options):
-        return lightning.Trainer(
+    class Saving(lightning.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 4:
+                trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+
+        def on_train_epoch_end(self, trainer, *_):
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    def fit(loader, resumed=None, **options):
+        model = Model()
+        lightning.Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=tmp_path, **options,
+            default_root_dir=tmp_path, enable_checkpointing=False, callbacks=[] if resumed else [Saving()],
+            **options,
+        ).fit(
+            model, loader, ckpt_path=None if resumed is None else tmp_path / resumed, weights_only=False
         )  # fmt: skip
+        return model.seen
+
+    return fit
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, on many things
+def test_lightning_saves_and_loads_its_state_and_gives_it_a_sampler(lightning_trainer):
+    from lightning.pytorch.utilities.data import _get_dataloader_init_args_and_kwargs
 
     def loader():
         return DataLoader(
             Numbers(), 2, shuffle=True, num_workers=1, generator=torch.Generator().manual_seed(4)
         )
 
-    whole = Model()
-    trainer(max_epochs=1, enable_checkpointing=False).fit(whole, loader())
-    first = Model()
-
-    class Saving(lightning.Callback):
-        def on_train_batch_end(self, trainer, *_):
-            if trainer.global_step == 4:
-                trainer.save_checkpoint(tmp_path / "stopped.ckpt")
-
-    trainer(max_epochs=1, enable_checkpointing=False, callbacks=[Saving()]).fit(first, loader())
-    second = Model()
-    trainer(max_epochs=1, enable_checkpointing=False).fit(
-        second, loader(), ckpt_path=tmp_path / "stopped.ckpt", weights_only=False
-    )
-    assert first.seen == whole.seen
-    assert second.seen == whole.seen[4:]
+    whole = lightning_trainer(loader(), max_epochs=1)
+    assert lightning_trainer(loader(), "stopped.ckpt", max_epochs=1) == whole[4:]
 
     sampler = torch_data.distributed.DistributedSampler(Numbers(), num_replicas=2, rank=1)
     args, kwargs = _get_dataloader_init_args_and_kwargs(loader(), sampler)
     again = DataLoader(*args, **kwargs)
     assert (again.sampler, again.num_workers, len(again)) == (sampler, 1, 5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("limit", [1.0, 5], ids=["whole epochs", "limited"])
+def test_lightning_goes_on_over_a_store_where_it_stopped(lightning_trainer, path, limit):
+    """At an epoch's end Lightning keeps no state of a loader: it says which epoch begins, after iter()."""
+
+    def loader(**options):
+        return DataLoader(path, 40, decode=lambda data: torch.tensor([index_of(data)]), **options)
+
+    def shuffled():
+        return loader(shuffle=True, seed=3)
+
+    def fit(resumed=None):
+        return lightning_trainer(shuffled(), resumed, max_epochs=3, limit_train_batches=limit)
+
+    whole = fit()
+    steps = len(whole) // 3
+    epoch = [whole[:steps], whole[steps : 2 * steps], whole[2 * steps :]]
+    assert len({str(one) for one in epoch}) == 3
+    assert fit("stopped.ckpt") == whole[4:]
+    assert fit("0.ckpt") == whole[steps:]
+    assert fit("1.ckpt") == epoch[2]
+    sampled = shuffled()
+    assert list(sampled.sampler) == [i for batch, _ in sampled for i in batch[:, 0].tolist()]
+    with pytest.raises(ValueError, match="needs to subclass"):  # which Lightning would not shuffle
+        lightning_trainer(shuffled(), overfit_batches=2)
+    stored = lightning_trainer(loader(), max_epochs=2, overfit_batches=2)
+    assert stored[:2] == stored[2:]

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.utils.data import Sampler, SequentialSampler
 
 from headrace import api
 from headrace.config import ReaderOptions, TierOptions
@@ -30,6 +31,7 @@ from headrace.frameworks.torch.deliveries import (
 from headrace.frameworks.torch.device import ToDevice, device_of
 from headrace.frameworks.view import LoaderView
 from headrace.order import Order
+from headrace.order.shuffled import Sequential
 from headrace.plane.images import Images
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from headrace.api import OrderName
     from headrace.frameworks.torch.deliveries import Deliveries
+    from headrace.order.slices import Slices
     from headrace.plane.batch import OnError
     from headrace.plane.loader import Pass
     from headrace.store import Store
@@ -52,6 +55,38 @@ BATCHES_AHEAD_PER_WORKER = 2
 
 THREADS_MAX = 8
 """Threads unless told otherwise: past 8, Python's own share of the work is the limit."""
+
+
+class _EpochSampler(Sampler[int]):
+    """A store's order as trainers look at it: `loader.sampler.set_epoch`, which is all that Lightning calls.
+
+    Lightning keeps no loader's state between epochs, and says instead which epoch begins. Loaders here count
+    by themselves, so its word counts where it is ahead: one that was resumed, or used before, never goes back.
+    """
+
+    def __init__(self, loader: StoreLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch > self._loader.epoch:
+            self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        loader, slices = self._loader, self._slices()
+        for step in range(slices.steps()):
+            yield from slices.indices(loader.order, loader.epoch, step).tolist()
+
+    def __len__(self) -> int:
+        slices = self._slices()
+        spans = (slices.span(step) for step in range(slices.steps()))
+        return sum(stop - start for start, stop in spans)
+
+    def _slices(self) -> Slices:
+        return self._loader._loader.cursor.share.decide()  # noqa: SLF001 - its own other half
+
+
+class _StoredOrder(_EpochSampler, SequentialSampler):
+    """What Lightning's `overfit_batches` looks for, which refuses a store that is shuffled."""
 
 
 class StoreLoader(LoaderView):
@@ -117,6 +152,9 @@ class StoreLoader(LoaderView):
         ValueError: an unknown order or part, a number that is out of bounds, arguments that contradict each
             other, or one that has no meaning over a store.
     """
+
+    batch_sampler = None
+    """Batches are cut here; Lightning looks for it."""
 
     def __init__(  # noqa: PLR0917 - torch's signature
         self,
@@ -231,6 +269,11 @@ class StoreLoader(LoaderView):
         return _made_again, (type(self), self._arguments, self.state_dict() if begun else None)
 
     @property
+    def sampler(self) -> Sampler[int]:
+        """This rank's indices in the epoch under way; `set_epoch` moves the loader forward, never back."""
+        return (_StoredOrder if isinstance(self.order, Sequential) else _EpochSampler)(self)
+
+    @property
     def decode_threads(self) -> int:
         """Threads or worker processes that decode; 0 where the consumer does, or nobody."""
         if isinstance(self._deliveries, (ThreadedDecoding, WholeBatches, DeviceBatches)):
@@ -287,15 +330,21 @@ class StoreLoader(LoaderView):
         self._loader.close()
 
     def __iter__(self) -> Iterator[Any]:
+        return self._deliver(os.getpid())
+
+    def _begin(self) -> Pass:
         a_pass = self._loader.begin()
         if self._generated and a_pass.slices.world_size > 1:
             raise ValueError(
                 f"the seed was drawn from generator, and this is {self._loader.ranks}: ranks whose generators "
                 "differ would miss samples. Give all of them one seed instead"
             )
-        return self._deliver(a_pass, os.getpid())
+        return a_pass
 
-    def _deliver(self, a_pass: Pass, pid: int) -> Iterator[Any]:
+    def _deliver(self, pid: int) -> Iterator[Any]:
+        a_pass = (
+            self._begin()
+        )  # with the first batch, as torch does: trainers call set_epoch after iter()
         deliveries = self._deliveries.deliveries(a_pass)
         try:
             for step in range(a_pass.steps):
