@@ -52,35 +52,41 @@ constexpr std::array<Pass, 7> kAdam7{{{0, 0, 8, 8},
                                       {0, 1, 1, 2}}};
 constexpr std::array<Pass, 1> kWhole{{{0, 0, 1, 1}}};
 
+// Whose filters are undone together.
+constexpr int kRowsAtOnce = 8;
+
 uint8_t paeth(int a, int b, int c) {
   const int pa = std::abs(b - c), pb = std::abs(a - c), pc = std::abs(a + b - 2 * c);
   return static_cast<uint8_t>(pa <= pb && pa <= pc ? a : pb <= pc ? b : c);
 }
 
 #if defined(__x86_64__)
-// Up to four rows at once, of pixels of 3 or 4 bytes, each row one pixel behind the one above it:
-// alone a row waits for its own last pixel. Row r lies in lane r, as numbers of 16 bits.
+// Up to eight rows at once, of pixels of 3 or 4 bytes, each row behind the one above it: alone a
+// row waits for its own last pixel. Row r lies in lane r. Rows 4 to 7, in the register's upper
+// half, are one pixel further behind, since pixels take a step longer to get there.
 template <int kBytes>
-class FourRows {
+class RowsAtOnce {
  public:
-  HEADRACE_INLINE FourRows(uint8_t* first, size_t stride, int count, const uint8_t* above,
-                           int columns)
+  HEADRACE_INLINE RowsAtOnce(uint8_t* first, size_t stride, int count, const uint8_t* above,
+                             int columns)
       : above_(above), count_(count), columns_(columns) {
-    alignas(32) int64_t of[5][4] = {};
+    alignas(32) int32_t of[5][kRowsAtOnce] = {};
     for (int r = 0; r < count; ++r) {
       rows_[r] = first + static_cast<size_t>(r) * stride + 1;
       of[rows_[r][-1]][r] = -1;
     }
     for (int i = 0; i < 4; ++i)
       filters_[i] = _mm256_load_si256(reinterpret_cast<__m256i*>(of[i + 1]));
+    takes_a_ = _mm256_or_si256(filters_[0], filters_[3]);
+    others_ = _mm256_cmpeq_epi32(filters_[3], _mm256_setzero_si256());
   }
 
   HEADRACE_AVX2 void run() {
-    const int inside = count_ == 4 ? columns_ - 2 : 0;  // up to here all rows are under way
+    const int inside = count_ == kRowsAtOnce ? columns_ - 2 : 0;  // here all rows are under way
     int t = 0;
     __m256i filtered = load<true>(0);
-    while (t < columns_ + 3) {
-      if (t >= 3 && t < inside) {
+    while (t < columns_ + behind(count_ - 1)) {
+      if (t >= behind(kRowsAtOnce - 1) && t < inside) {
         for (; t < inside; ++t) filtered = step<false>(t, filtered);
       } else {
         filtered = step<true>(t, filtered);
@@ -90,67 +96,87 @@ class FourRows {
   }
 
  private:
+  static constexpr int behind(int row) { return row + (row >= 4 ? 1 : 0); }
+
   template <bool kEdge>
   HEADRACE_INLINE bool has(int t, int r) const {
-    return !kEdge || (r < count_ && t >= r && t - r < columns_);
+    return !kEdge || (r < count_ && t >= behind(r) && t - behind(r) < columns_);
+  }
+
+  template <bool kEdge>
+  HEADRACE_INLINE int32_t four_bytes(int t, int r) const {
+    int32_t value = 0;
+    if (has<kEdge>(t, r)) std::memcpy(&value, rows_[r] + (t - behind(r)) * kBytes, sizeof value);
+    return value;
   }
 
   template <bool kEdge>
   HEADRACE_INLINE __m256i load(int t) const {
-    uint32_t values[4] = {};
-    for (int r = 0; r < 4; ++r) {
-      if (has<kEdge>(t, r)) std::memcpy(&values[r], rows_[r] + (t - r) * kBytes, 4);
-    }
-    return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+    return _mm256_setr_epi32(four_bytes<kEdge>(t, 0), four_bytes<kEdge>(t, 1),
+                             four_bytes<kEdge>(t, 2), four_bytes<kEdge>(t, 3),
+                             four_bytes<kEdge>(t, 4), four_bytes<kEdge>(t, 5),
+                             four_bytes<kEdge>(t, 6), four_bytes<kEdge>(t, 7));
   }
 
   // The filtered bytes of the next step are loaded before these pixels are stored: four bytes, of
   // which the last may be the next pixel's.
   template <bool kEdge>
   HEADRACE_INLINE __m256i step(int t, __m256i filtered) {
-    uint32_t first = 0;
+    int32_t first = 0;
     if (!kEdge || t < columns_) std::memcpy(&first, above_ + t * kBytes, sizeof first);
-    const __m256i top =
-        _mm256_castsi128_si256(_mm_cvtepu8_epi16(_mm_cvtsi32_si128(static_cast<int>(first))));
-    // What is above, to the left of that, and to the left.
+    // What is to the left, above, and to the left of that.
     const __m256i a = left_, c = corner_;
-    const __m256i b = _mm256_blend_epi32(_mm256_permute4x64_epi64(a, 0b10010000), top, 3);
-    const __m256i to_a = _mm256_sub_epi16(b, c), to_b = _mm256_sub_epi16(a, c);
-    const __m256i pa = _mm256_abs_epi16(to_a), pb = _mm256_abs_epi16(to_b),
-                  pc = _mm256_abs_epi16(_mm256_add_epi16(to_a, to_b));
-    const __m256i least = _mm256_min_epi16(pc, _mm256_min_epi16(pa, pb));
-    const __m256i b_or_c = _mm256_blendv_epi8(c, b, _mm256_cmpeq_epi16(least, pb));
-    const __m256i paeth = _mm256_blendv_epi8(b_or_c, a, _mm256_cmpeq_epi16(least, pa));
-    const __m256i mean = _mm256_srli_epi16(_mm256_add_epi16(a, b), 1);
-    const __m256i guess = _mm256_or_si256(
-        _mm256_or_si256(_mm256_and_si256(a, filters_[0]), _mm256_and_si256(b, filters_[1])),
-        _mm256_or_si256(_mm256_and_si256(mean, filters_[2]), _mm256_and_si256(paeth, filters_[3])));
-    left_ = _mm256_and_si256(_mm256_add_epi16(filtered, guess), _mm256_set1_epi16(255));
+    const __m256i from_outside =
+        _mm256_or_si256(crossing_, _mm256_zextsi128_si256(_mm_cvtsi32_si128(first)));
+    const __m256i b = _mm256_or_si256(_mm256_slli_si256(a, 4), from_outside);
+    // Paeth's choice in 8 bits. Of a distance to c one direction is always 0. Where both point the
+    // same way, their sum is the largest of the three distances, and may as well stop at 255.
+    const __m256i a_up = _mm256_subs_epu8(a, c), a_down = _mm256_subs_epu8(c, a);
+    const __m256i b_up = _mm256_subs_epu8(b, c), b_down = _mm256_subs_epu8(c, b);
+    const __m256i up = _mm256_adds_epu8(a_up, b_up), down = _mm256_adds_epu8(a_down, b_down);
+    const __m256i pa = _mm256_or_si256(b_up, b_down), pb = _mm256_or_si256(a_up, a_down),
+                  pc = _mm256_or_si256(_mm256_subs_epu8(up, down), _mm256_subs_epu8(down, up));
+    const __m256i pb_or_pc = _mm256_min_epu8(pb, pc);
+    const __m256i b_or_c = _mm256_blendv_epi8(c, b, _mm256_cmpeq_epi8(pb_or_pc, pb));
+    const __m256i is_a = _mm256_cmpeq_epi8(_mm256_min_epu8(pb_or_pc, pa), pa);
+    // Rows with another filter get that one's guess in the place of a, and are made to choose it.
+    const __m256i odd = _mm256_and_si256(_mm256_xor_si256(a, b), _mm256_set1_epi8(1));
+    const __m256i mean = _mm256_sub_epi8(_mm256_avg_epu8(a, b), odd);
+    const __m256i a_or_other = _mm256_or_si256(
+        _mm256_or_si256(_mm256_and_si256(a, takes_a_), _mm256_and_si256(b, filters_[1])),
+        _mm256_and_si256(mean, filters_[2]));
+    const __m256i guess = _mm256_blendv_epi8(b_or_c, a_or_other, _mm256_or_si256(is_a, others_));
+    // Of row 3 to the lane of row 4, for the next step but one.
+    crossing_ = _mm256_srli_si256(_mm256_permute2x128_si256(a, a, 0x08), 12);
+    left_ = _mm256_add_epi8(filtered, guess);
     corner_ = b;
     const __m256i next = load<kEdge>(t + 1);
-    const __m256i bytes = _mm256_packus_epi16(left_, left_);
-    uint64_t pixels[2];
-    pixels[0] = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm256_castsi256_si128(bytes)));
-    pixels[1] = static_cast<uint64_t>(_mm_cvtsi128_si64(_mm256_extracti128_si256(bytes, 1)));
-    for (int r = 0; r < 4; ++r) {
-      if (!has<kEdge>(t, r)) continue;
-      const auto pixel = static_cast<uint32_t>(pixels[r / 2] >> (32 * (r % 2)));
-      std::memcpy(rows_[r] + (t - r) * kBytes, &pixel, kEdge ? kBytes : sizeof pixel);
+    const __m128i halves[2] = {_mm256_castsi256_si128(left_), _mm256_extracti128_si256(left_, 1)};
+    for (int r = 0; r < kRowsAtOnce; r += 2) {
+      const __m128i half = halves[r / 4];
+      const auto two =
+          static_cast<uint64_t>(r % 4 == 0 ? _mm_cvtsi128_si64(half) : _mm_extract_epi64(half, 1));
+      for (int k = r; k < r + 2; ++k) {
+        if (!has<kEdge>(t, k)) continue;
+        const auto pixel = static_cast<uint32_t>(two >> (32 * (k - r)));
+        std::memcpy(rows_[k] + (t - behind(k)) * kBytes, &pixel, kEdge ? kBytes : sizeof pixel);
+      }
     }
     return next;
   }
 
-  std::array<uint8_t*, 4> rows_{};
+  std::array<uint8_t*, kRowsAtOnce> rows_{};
   const uint8_t* above_;
   int count_, columns_;
-  __m256i filters_[4];
-  __m256i left_ = _mm256_setzero_si256(), corner_ = _mm256_setzero_si256();
+  // Of rows with each filter; of Sub's and Paeth's, and of all but Paeth's.
+  __m256i filters_[4], takes_a_, others_;
+  __m256i left_ = _mm256_setzero_si256(), corner_ = left_, crossing_ = left_;
 };
 
 template <int kBytes>
-HEADRACE_AVX2 void unfilter_four(uint8_t* first, size_t stride, int count, const uint8_t* above,
-                                 int columns) {
-  FourRows<kBytes>(first, stride, count, above, columns).run();
+HEADRACE_AVX2 void unfilter_at_once(uint8_t* first, size_t stride, int count, const uint8_t* above,
+                                    int columns) {
+  RowsAtOnce<kBytes>(first, stride, count, above, columns).run();
 }
 #endif
 
@@ -167,7 +193,7 @@ void unfilter(int filter, uint8_t* row, const uint8_t* above, size_t bytes, size
   }
 }
 
-// Undoes the filters of the first rows of up to four: returns of how many; 0: there is no such
+// Undoes the filters of the first of up to eight rows: returns of how many; 0: there is no such
 // filter. Only the first `columns` pixels of each are looked at, which `bytes` bytes hold. `above`
 // is the row before them, zeros for the first. REQUIRES a readable byte behind all rows.
 int unfilter_some(uint8_t* first, size_t stride, int count, const uint8_t* above, int columns,
@@ -178,7 +204,7 @@ int unfilter_some(uint8_t* first, size_t stride, int count, const uint8_t* above
 #if defined(__x86_64__)
   static const bool avx2 = __builtin_cpu_supports("avx2");
   if (avx2 && count > 0 && first[0] != 0 && first[0] != 2 && (pixel == 3 || pixel == 4)) {
-    (pixel == 3 ? unfilter_four<3> : unfilter_four<4>)(first, stride, count, above, columns);
+    (pixel == 3 ? unfilter_at_once<3> : unfilter_at_once<4>)(first, stride, count, above, columns);
     return count;
   }
 #endif
@@ -361,12 +387,13 @@ class PngDecoder final : public Decoder {
     uint8_t* row = *at;
     *at += stride * rows;
     for (uint32_t i = 0; left > 0 && i < end;) {
-      const int some = unfilter_some(row, stride, static_cast<int>(std::min(4u, end - i)), above,
+      const uint32_t most = std::min<uint32_t>(kRowsAtOnce, rows - i);
+      const int some = unfilter_some(row, stride, static_cast<int>(most), above,
                                      static_cast<int>(left), bytes, pixel);
       if (some == 0) return false;
       for (int k = 0; k < some; ++k, ++i, row += stride) {
         const auto y = static_cast<int>(pass.y + i * pass.step_y);
-        if (y >= region.top) convert_row(pass, row + 1, region, picture->row(y));
+        if (y >= region.top && i < end) convert_row(pass, row + 1, region, picture->row(y));
       }
       above = row - stride + 1;
     }
