@@ -118,17 +118,21 @@ const DecodeJob& finished(nb::handle_t<DecodeJob> self) {
 }
 
 // Writable: the buffers are this batch's alone, until its last array goes.
-PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self) {
+PixelBytes pixel_bytes(nb::handle_t<DecodeJob> self, uint64_t output) {
   const DecodeJob& job = finished(self);
-  const size_t each = job.recipe.output_bytes();
-  return PixelBytes(reinterpret_cast<uint8_t*>(job.pixels->data), {job.batch->samples, each}, self);
+  if (output >= job.recipes.size()) {
+    throw Error(ErrorKind::kInvalidArgument, "the batch has no such output");
+  }
+  return PixelBytes(reinterpret_cast<uint8_t*>(job.at(0, output)),
+                    {job.batch->samples, job.recipes[output].output_bytes()}, self,
+                    {static_cast<int64_t>(job.sample_bytes()), 1});
 }
 
 PixelBytes mask_bytes(nb::handle_t<DecodeJob> self) {
   const DecodeJob& job = finished(self);
   if (!job.masks) throw Error(ErrorKind::kInvalidArgument, "the batch has no masks");
   return PixelBytes(reinterpret_cast<uint8_t*>(job.masks->data),
-                    {job.batch->samples, job.recipe.output_pixels()}, self);
+                    {job.batch->samples, job.recipes.back().output_pixels()}, self);
 }
 
 using Mappings = nb::ndarray<nb::numpy, const double, nb::ndim<2>>;
@@ -154,21 +158,22 @@ std::vector<pixels::Step> steps_of(const std::optional<StepsIn>& steps, uint64_t
 using RgbIn = nb::ndarray<const uint8_t, nb::shape<-1, -1, 3>, nb::c_contig, nb::device::cpu>;
 
 // What this library could not decode and somebody else did.
-pixels::Reason replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb) {
-  if (!job.done() || sample >= job.batch->samples) {
-    throw Error(ErrorKind::kInvalidArgument, "the batch is not decoded yet, or has no such sample");
+pixels::Reason replace(DecodeJob& job, uint64_t sample, const RgbIn& rgb, uint64_t output) {
+  if (!job.done() || sample >= job.batch->samples || output >= job.recipes.size()) {
+    throw Error(ErrorKind::kInvalidArgument,
+                "the batch is not decoded yet, or has no such sample or output");
   }
   if (rgb.shape(0) == 0 || rgb.shape(1) == 0 || rgb.shape(0) >> 30 || rgb.shape(1) >> 30) {
     throw Error(ErrorKind::kInvalidArgument,
                 "the picture has no pixels, or a side of 2^30 and more");
   }
-  if (!job.recipe.fits(static_cast<int>(rgb.shape(1)), static_cast<int>(rgb.shape(0)),
-                       job.draw(sample).index)) {
+  const auto width = static_cast<int>(rgb.shape(1)), height = static_cast<int>(rgb.shape(0));
+  const auto [recipe, draw, out] = job.output(sample, output);
+  if (!recipe->fits(width, height, draw.index)) {
     throw Error(ErrorKind::kInvalidArgument, "the picture's size is not the one that was given");
   }
   const WithoutGil released;
-  own_worker().resize(job.recipe, job.draw(sample), rgb.data(), static_cast<int>(rgb.shape(1)),
-                      static_cast<int>(rgb.shape(0)), job.at(sample));
+  own_worker().resize(*recipe, draw, rgb.data(), width, height, out);
   return job.follow(own_worker(), sample);
 }
 
@@ -177,24 +182,28 @@ using CutsIn = nb::ndarray<const int32_t, nb::shape<-1, sizeof(pixels::Cut) / si
 
 // The tuple keeps its bytes while they are copied.
 std::shared_ptr<DecodeJob> submit_given(
-    PoolHandle& handle, const Recipe& recipe,
+    PoolHandle& handle, std::vector<Recipe> recipes,
     const nb::typed<nb::tuple, nb::bytes, nb::ellipsis>& pictures, const CutsIn& cuts,
     const std::optional<StepsIn>& given_steps) {
-  if (cuts.shape(0) != pictures.size()) {
-    throw Error(ErrorKind::kInvalidArgument, "there is not one cut for each picture");
+  const size_t outputs = pictures.size() * recipes.size();
+  if (recipes.empty() || cuts.shape(0) != outputs) {
+    throw Error(ErrorKind::kInvalidArgument, "there is not one cut for each output of a picture");
   }
   std::vector<std::span<const std::byte>> encoded;
   for (const nb::handle picture : pictures) {
     const auto bytes = nb::cast<nb::bytes>(picture);
     encoded.emplace_back(static_cast<const std::byte*>(bytes.data()), bytes.size());
   }
-  std::vector<pixels::Step> steps = steps_of(given_steps, pictures.size());
+  std::vector<pixels::Step> steps = steps_of(given_steps, outputs);
   const auto* first = reinterpret_cast<const pixels::Cut*>(cuts.data());
   const WithoutGil released;
-  Recipe given = recipe;
-  given.crop = pixels::Crop::kGiven;
-  given.cuts = std::make_shared<const std::vector<pixels::Cut>>(first, first + encoded.size());
-  given.check();
+  for (size_t k = 0; k < recipes.size(); ++k) {
+    std::vector<pixels::Cut> own;
+    for (size_t i = k; i < outputs; i += recipes.size()) own.push_back(first[i]);
+    recipes[k].crop = pixels::Crop::kGiven;
+    recipes[k].cuts = std::make_shared<const std::vector<pixels::Cut>>(std::move(own));
+    recipes[k].check();
+  }
   auto batch = std::make_shared<io::Batch>();
   batch->samples = encoded.size();
   for (const auto& picture : encoded) {
@@ -208,7 +217,7 @@ std::shared_ptr<DecodeJob> submit_given(
   for (size_t i = 0; i < encoded.size(); ++i) {
     std::ranges::copy(encoded[i], batch->buffer->data + batch->offsets[i]);
   }
-  return handle.pool->submit(given, 0, 0, std::move(batch), 0, std::move(steps));
+  return handle.pool->submit(std::move(recipes), 0, 0, std::move(batch), 0, std::move(steps));
 }
 
 std::optional<std::pair<int, int>> picture_size(const nb::bytes& encoded) {
@@ -317,7 +326,10 @@ void register_pixels(nb::module_& m) {
       .def("wait", &DecodeJob::wait, "seconds"_a, nb::call_guard<WithoutGil>(),
            "Whether it is done, after at most so many seconds.")
       .def_prop_ro("done", &DecodeJob::done)
-      .def_prop_ro("pixels", &pixel_bytes, "uint8, shape (samples, bytes of one), once it is done.")
+      .def_prop_ro(
+          "pixels", [](nb::handle_t<DecodeJob> self) { return pixel_bytes(self, 0); },
+          "uint8, shape (samples, bytes of one), once it is done.")
+      .def("output", &pixel_bytes, "output"_a, "The same of each picture's n-th output.")
       .def_prop_ro("masks", &mask_bytes, "uint8, shape (samples, pixels of one), likewise.")
       .def_prop_ro("mappings", &mappings, "float64, shape (samples, 4): see decode.h.")
       .def_prop_ro(
@@ -332,7 +344,7 @@ void register_pixels(nb::module_& m) {
           nb::sig("def failures(self, /) -> list[tuple[int, str, bool]]"),
           "Samples that could not be decoded, why, and whether that is their masks' fault. Their "
           "pixels are zeros.")
-      .def("replace", &replace, "sample"_a, "rgb"_a,
+      .def("replace", &replace, "sample"_a, "rgb"_a, "output"_a = 0,
            "Puts a picture that was decoded elsewhere in a sample's place: uint8, shape (height, "
            "width, 3). Returns why its mask could not be decoded; '': it was, or there is none.")
       .def_prop_ro(
@@ -362,18 +374,20 @@ void register_pixels(nb::module_& m) {
              uint8_t mask_fill) {
             std::vector<pixels::Step> steps = steps_of(given_steps, batch->samples);
             const WithoutGil released;
-            return handle.pool->submit(recipe, seed, epoch, std::move(batch), part,
+            return handle.pool->submit({recipe}, seed, epoch, std::move(batch), part,
                                        std::move(steps), mask_part, mask_fill);
           },
           "recipe"_a, "seed"_a, "epoch"_a, "batch"_a, "part"_a, "steps"_a = nb::none(),
           "mask_part"_a = nb::none(), "mask_fill"_a = 0,
           "Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the "
           "order of augment.h's Step.")
-      .def("submit_given", &submit_given, "recipe"_a, "pictures"_a, "cuts"_a,
-           "steps"_a = nb::none(),
-           "The same for encoded pictures, bytes each, that are cut as given: int32, shape "
-           "(pictures, "
-           "12), in the order of recipe.h's Cut.")
+      .def(
+          "submit_given", &submit_given, "recipes"_a, "pictures"_a, "cuts"_a,
+          "steps"_a = nb::none(),
+          "The same for encoded pictures, bytes each, of which each is decoded once and becomes an "
+          "output by each recipe, cut as given: int32, shape (pictures x recipes, 12), in the "
+          "order "
+          "of recipe.h's Cut; steps likewise.")
       .def(
           "turn", [](PoolHandle& handle, unsigned threads) { handle.pool->turn(threads); },
           "threads"_a)

@@ -150,7 +150,7 @@ hr_batch batch_of(Sequence::Delivery delivery) {
   out.owner = owner;
   if (owner->pixels != nullptr) {
     out.pixels = owner->pixels->pixels->data;
-    out.pixel_bytes = owner->pixels->recipe.output_bytes();
+    out.pixel_bytes = owner->pixels->sample_bytes();
   }
   return out;
 }

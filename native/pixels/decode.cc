@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <climits>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -180,29 +181,32 @@ Decoder& Worker::decoder_of(Format format) {
   return *decoder;
 }
 
-Reason Worker::decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes,
-                      void* out, KeptPictures* kept) {
+Reason Worker::decode(std::span<const Output> outputs, std::span<const uint8_t> bytes,
+                      KeptPictures* kept) {
+  const auto& [first, what, out] = outputs.front();
+  const Recipe& recipe = *first;
   Reason reason;
   try {
     std::shared_ptr<const KeptPictures::Kept> picture;
-    if (recipe.keep_short != 0 && kept != nullptr) picture = kept->find(draw.index);
+    if (recipe.keep_short != 0 && kept != nullptr) picture = kept->find(what.index);
     if (!picture) {
       Header header;
       Decoder* decoder = nullptr;
       reason = opened(bytes, recipe.orient, &header, &decoder);
       if (reason.empty()) reason = too_large(recipe, header);
       if (reason.empty() && recipe.keep_short == 0) {
-        reason = decoded(recipe, draw, header, *decoder, out);
+        reason = decoded(outputs, header, *decoder);
       } else if (reason.empty()) {
         reason = reduced(recipe, header, *decoder, &picture);
-        if (picture && kept != nullptr) kept->add(draw.index, picture);
+        if (picture && kept != nullptr) kept->add(what.index, picture);
       }
     }
-    if (picture) resize(recipe, draw, picture->rgb.data(), picture->width, picture->height, out);
+    if (picture) resize(recipe, what, picture->rgb.data(), picture->width, picture->height, out);
   } catch (const std::bad_alloc&) {
     reason = "there is no memory for it";
   }
-  if (!reason.empty()) std::memset(out, 0, recipe.output_bytes());
+  if (reason.empty()) return {};
+  for (const Output& each : outputs) std::memset(each.out, 0, each.recipe->output_bytes());
   return reason;
 }
 
@@ -281,36 +285,47 @@ Reason Worker::reduced(const Recipe& recipe, const Header& header, Decoder& deco
   made->width = sides[0];
   made->height = sides[1];
   made->rgb.resize(reduction.output_bytes());
-  Reason reason = decoded(reduction, {}, header, decoder, made->rgb.data());
-  if (!reason.empty()) return reason;
+  const Output whole{&reduction, {}, made->rgb.data()};
+  if (Reason reason = decoded({&whole, 1}, header, decoder); !reason.empty()) return reason;
   *picture = std::move(made);
   return {};
 }
 
-Reason Worker::decoded(const Recipe& recipe, const Draw& what, const Header& header,
-                       Decoder& decoder, void* out) {
-  if (recipe.background >= 0 && header.alpha == Alpha::kColour) {
+Reason Worker::decoded(std::span<const Output> outputs, const Header& header, Decoder& decoder) {
+  const int32_t background = outputs.front().recipe->background;
+  if (background >= 0 && header.alpha == Alpha::kColour) {
     return "one of its colours is transparent";
   }
   const auto [width, height] = upright(header);
-  if (!recipe.fits(width, height, what.index)) return "its size is not the one that was given";
-  plan_ = draw(recipe, width, height, what);
   width_ = width, height_ = height;
-  // Axes are mirrored while they are still the upright picture's.
-  const Plan plan = in_file(plan_, header.orientation, width, height);
-  const int shift = recipe.scaled && decoder.shrinks() ? plan.shift() : 0;
+  plans_.clear();
+  int shift = decoder.shrinks() ? kShiftMax : 0;
+  for (const auto& [recipe, what, out] : outputs) {
+    if (!recipe->fits(width, height, what.index)) return "its size is not the one that was given";
+    plan_ = draw(*recipe, width, height, what);
+    // Axes are mirrored while they are still the upright picture's.
+    plans_.push_back(in_file(plan_, header.orientation, width, height));
+    shift = recipe->scaled ? std::min(shift, plans_.back().shift()) : 0;
+  }
   const auto shrunk = [&](const Axis& axis, int side) {
     return shift == 0 ? axis : axis.shrunk(shift, (side + (1 << shift) - 1) >> shift);
   };
-  const auto columns = shrunk(plan.x, header.width).inputs(recipe.filter);
-  const auto rows = shrunk(plan.y, header.height).inputs(recipe.filter);
-  Picture picture;
-  const Region region{columns[0], rows[0], columns[1], rows[1]};
-  if (Reason reason = decoder.decode(region, shift, &picture); !reason.empty()) return reason;
-  if (recipe.background >= 0 && header.alpha == Alpha::kPixels) {
-    lay_over(static_cast<uint32_t>(recipe.background), &picture);
+  Region region{INT_MAX, INT_MAX, 0, 0};  // with all that outputs need
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Filter filter = outputs[i].recipe->filter;
+    const auto columns = shrunk(plans_[i].x, header.width).inputs(filter);
+    const auto rows = shrunk(plans_[i].y, header.height).inputs(filter);
+    region = {std::min(region.left, columns[0]), std::min(region.top, rows[0]),
+              std::max(region.right, columns[1]), std::max(region.bottom, rows[1])};
   }
-  resizer_.run(recipe, plan, header.orientation, picture, out);
+  Picture picture;
+  if (Reason reason = decoder.decode(region, shift, &picture); !reason.empty()) return reason;
+  if (background >= 0 && header.alpha == Alpha::kPixels) {
+    lay_over(static_cast<uint32_t>(background), &picture);
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    resizer_.run(*outputs[i].recipe, plans_[i], header.orientation, picture, outputs[i].out);
+  }
   return {};
 }
 

@@ -43,12 +43,26 @@ class KeptPictures {
   size_t bytes_ = 0;
 };
 
+// Something that becomes of a picture.
+struct Output {
+  const Recipe* recipe;
+  Draw draw;
+  void* out;  // `recipe->output_bytes()` bytes
+};
+
 class Worker {
  public:
-  // Writes `recipe.output_bytes()` bytes to `out`, or says why not; then `out` is zeros, not what
-  // was there before. With `keep_short`, begins with what `kept` has, and leaves it there.
-  Reason decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out,
+  // Fills all outputs of a picture, which is decoded once, or says why not; then they are zeros,
+  // not what was there before. With `keep_short`, begins with what `kept` has, and leaves it there.
+  // REQUIRES that recipes of several outputs differ in nothing that is of the picture as a whole,
+  // and keep none.
+  Reason decode(std::span<const Output> outputs, std::span<const uint8_t> bytes,
                 KeptPictures* kept = nullptr);
+  Reason decode(const Recipe& recipe, const Draw& draw, std::span<const uint8_t> bytes, void* out,
+                KeptPictures* kept = nullptr) {
+    const Output one{&recipe, draw, out};
+    return decode({&one, 1}, bytes, kept);
+  }
 
   // The mask of the picture that was decoded or resized last: a PNG of one channel and at most 8
   // bits, as large as the picture is upright. Its numbers follow the picture's crop, flips and
@@ -69,8 +83,7 @@ class Worker {
               void* out);
 
  private:
-  Reason decoded(const Recipe& recipe, const Draw& draw, const Header& header, Decoder& decoder,
-                 void* out);
+  Reason decoded(std::span<const Output> outputs, const Header& header, Decoder& decoder);
   Reason reduced(const Recipe& recipe, const Header& header, Decoder& decoder,
                  std::shared_ptr<const KeptPictures::Kept>* picture);
   Reason opened(std::span<const uint8_t> bytes, bool orientation, Header* header,
@@ -78,8 +91,9 @@ class Worker {
   Decoder& decoder_of(Format format);
 
   std::array<std::unique_ptr<Decoder>, 5> decoders_;
-  // Of the last picture, upright.
+  // Of the last picture's last output, upright; and of all outputs, as they lie in the file.
   Plan plan_;
+  std::vector<Plan> plans_;
   int width_ = 0, height_ = 0;
   Resizer resizer_;
   Scratch memory_;

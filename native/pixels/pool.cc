@@ -30,7 +30,16 @@ std::span<const uint8_t> DecodeJob::encoded(uint64_t sample, uint64_t of_part) c
           static_cast<size_t>(std::max<int64_t>(0, batch->lengths[slot]))};
 }
 
+size_t DecodeJob::place(size_t output) const {
+  if (recipes.size() == 1) return output * recipes.front().output_bytes();
+  size_t at = 0;
+  for (size_t i = 0; i < output; ++i)
+    at += (recipes[i].output_bytes() + 3) / 4 * 4;  // floats lie so
+  return at;
+}
+
 Reason DecodeJob::follow(Worker& worker, uint64_t sample) {
+  const Recipe& recipe = recipes.back();
   mappings[sample] = worker.mapping(recipe);
   if (!masks) return {};
   const size_t each = recipe.output_pixels();
@@ -39,15 +48,17 @@ Reason DecodeJob::follow(Worker& worker, uint64_t sample) {
 }
 
 void DecodeJob::clear(uint64_t sample) {
-  std::fill_n(at(sample), recipe.output_bytes(), std::byte{0});
-  const size_t each = recipe.output_pixels();
+  std::fill_n(at(sample), sample_bytes(), std::byte{0});
+  const size_t each = recipes.back().output_pixels();
   if (masks) std::fill_n(masks->data + sample * each, each, std::byte{mask_fill});
 }
 
-Draw DecodeJob::draw(uint64_t sample) const {
-  const size_t each = steps.size() / batch->samples;
-  return {seed, epoch, static_cast<uint64_t>(batch->indices[sample]),
-          std::span(steps).subspan(sample * each, each)};
+Output DecodeJob::output(uint64_t sample, size_t output) const {
+  const size_t outputs = recipes.size(), each = steps.size() / batch->samples / outputs;
+  return {&recipes[output],
+          {seed, epoch, static_cast<uint64_t>(batch->indices[sample]),
+           std::span(steps).subspan((sample * outputs + output) * each, each)},
+          at(sample, output)};
 }
 
 DecodePool::DecodePool(unsigned threads, size_t retained_bytes, size_t kept_bytes)
@@ -84,30 +95,36 @@ void DecodePool::turn(unsigned threads) {
   wake_.notify_all();
 }
 
-std::shared_ptr<DecodeJob> DecodePool::submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
-                                              std::shared_ptr<io::Batch> batch, uint64_t part,
-                                              std::vector<Step> steps,
+std::shared_ptr<DecodeJob> DecodePool::submit(std::vector<Recipe> recipes, uint64_t seed,
+                                              uint64_t epoch, std::shared_ptr<io::Batch> batch,
+                                              uint64_t part, std::vector<Step> steps,
                                               std::optional<uint64_t> mask_part,
                                               uint8_t mask_fill) {
   for (const uint64_t each : {part, mask_part.value_or(part)}) {
     if (each < batch->parts) continue;
     throw Error(ErrorKind::kInvalidArgument, "the batch has no part " + std::to_string(each));
   }
-  check(steps, recipe.width, recipe.height);
-  if (batch->samples == 0 ? !steps.empty() : steps.size() % batch->samples != 0) {
+  const uint64_t outputs = batch->samples * recipes.size();
+  if (outputs == 0 ? !steps.empty() : steps.size() % outputs != 0) {
     throw Error(ErrorKind::kInvalidArgument, "there are not as many augmentations of each picture");
   }
+  for (uint64_t i = 0; i < outputs; ++i) {
+    const size_t each = steps.size() / outputs;
+    const Recipe& recipe = recipes[i % recipes.size()];
+    check(std::span(steps).subspan(i * each, each), recipe.width, recipe.height);
+  }
   auto job = std::make_shared<DecodeJob>();
-  job->recipe = recipe;
+  job->recipes = std::move(recipes);
   job->seed = seed;
   job->epoch = epoch;
   job->part = part;
   job->steps = std::move(steps);
-  job->pixels = arena_->acquire(std::max<size_t>(1, batch->samples * recipe.output_bytes()));
+  job->pixels = arena_->acquire(std::max<size_t>(1, batch->samples * job->sample_bytes()));
   job->mask_part = mask_part;
   job->mask_fill = mask_fill;
   if (mask_part) {
-    job->masks = arena_->acquire(std::max<size_t>(1, batch->samples * recipe.output_pixels()));
+    const size_t each = job->recipes.back().output_pixels();
+    job->masks = arena_->acquire(std::max<size_t>(1, batch->samples * each));
   }
   job->mappings.resize(batch->samples);
   job->left_ = batch->samples;
@@ -133,6 +150,7 @@ DecodeStats DecodePool::stats() const {
 
 void DecodePool::work(unsigned number) {
   Worker worker;
+  std::vector<Output> outputs;
   std::unique_lock lock(mutex_);
   while (true) {
     const double asleep_s = seconds_of(CLOCK_MONOTONIC);
@@ -146,7 +164,9 @@ void DecodePool::work(unsigned number) {
     lock.unlock();
     const double begun_s = seconds_of(CLOCK_MONOTONIC), cpu_s = seconds_of(CLOCK_THREAD_CPUTIME_ID);
     const auto encoded = job->encoded(sample);
-    Reason reason = worker.decode(job->recipe, job->draw(sample), encoded, job->at(sample), &kept_);
+    outputs.clear();
+    for (size_t i = 0; i < job->recipes.size(); ++i) outputs.push_back(job->output(sample, i));
+    Reason reason = worker.decode(outputs, encoded, &kept_);
     const bool of_mask = reason.empty();
     if (of_mask) reason = job->follow(worker, sample);
     if (!reason.empty()) job->clear(sample);

@@ -55,7 +55,7 @@ class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
   // False: not done after so many seconds.
   bool wait(double seconds) const;
 
-  Recipe recipe;
+  std::vector<Recipe> recipes;  // of each sample's outputs, one after the other
   uint64_t seed = 0, epoch = 0;
   std::shared_ptr<io::Batch> batch;
   uint64_t part = 0;                  // whose bytes are the picture
@@ -63,14 +63,19 @@ class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
   uint8_t mask_fill = 0;
   BufferPtr pixels;
   BufferPtr masks;                              // a byte for each pixel, where there is `mask_part`
-  std::vector<std::array<double, 4>> mappings;  // of each sample: see Worker::mapping
-  std::vector<Step> steps;                      // as many of each sample
+  std::vector<std::array<double, 4>> mappings;  // of each sample's last output: Worker::mapping
+  std::vector<Step> steps;                      // as many of each output
   std::vector<DecodeFailure> failures;          // by sample
   // Seconds of the steady clock.
   double begun_s = 0, ended_s = 0;
   double busy_s = 0, cpu_s = 0;  // of its pictures, added up
 
-  std::byte* at(uint64_t sample) const { return pixels->data + sample * recipe.output_bytes(); }
+  // Where an output begins in its sample's bytes, and how many those are.
+  size_t place(size_t output) const;
+  size_t sample_bytes() const { return place(recipes.size()); }
+  std::byte* at(uint64_t sample, size_t output = 0) const {
+    return pixels->data + sample * sample_bytes() + place(output);
+  }
   std::span<const uint8_t> encoded(uint64_t sample, uint64_t of_part) const;
   std::span<const uint8_t> encoded(uint64_t sample) const { return encoded(sample, part); }
   // What follows a sample's picture, which the worker has just decoded or resized: its mapping and
@@ -78,7 +83,7 @@ class DecodeJob : public std::enable_shared_from_this<DecodeJob> {
   Reason follow(Worker& worker, uint64_t sample);
   // Whatever cannot be decoded.
   void clear(uint64_t sample);
-  Draw draw(uint64_t sample) const;
+  Output output(uint64_t sample, size_t output = 0) const;
 
  private:
   friend class DecodePool;
@@ -98,9 +103,10 @@ class DecodePool {
   DecodePool(const DecodePool&) = delete;
   DecodePool& operator=(const DecodePool&) = delete;
 
-  // REQUIRES a recipe that `check` accepts. Throws Error(kVolume, ENOMEM), Error(kInvalidArgument)
-  // for a part that the batch lacks, or steps that do not fit.
-  std::shared_ptr<DecodeJob> submit(const Recipe& recipe, uint64_t seed, uint64_t epoch,
+  // Each picture becomes one output or more, by recipes that `check` accepts; see Worker::decode.
+  // Throws Error(kVolume, ENOMEM), Error(kInvalidArgument) for a part that the batch lacks, or
+  // steps that do not fit.
+  std::shared_ptr<DecodeJob> submit(std::vector<Recipe> recipes, uint64_t seed, uint64_t epoch,
                                     std::shared_ptr<io::Batch> batch, uint64_t part,
                                     std::vector<Step> steps = {},
                                     std::optional<uint64_t> mask_part = std::nullopt,

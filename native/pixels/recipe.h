@@ -105,6 +105,8 @@ struct Axis {
   std::array<int, 2> inputs(Filter filter) const;
 };
 
+inline constexpr int kShiftMax = 3;
+
 // What to do with one picture.
 struct Plan {
   Axis x;
@@ -113,8 +115,8 @@ struct Plan {
   bool flip_vertical = false;
   std::span<const Step> steps{};  // of the output, once it is upright and flipped
 
-  // The power of two that the picture may be shrunk by while it is decoded, at most 3: the region
-  // stays one and a half times as large as the output.
+  // The power of two that the picture may be shrunk by while it is decoded, at most `kShiftMax`:
+  // the region stays one and a half times as large as the output.
   int shift() const;
 };
 

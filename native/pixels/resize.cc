@@ -433,12 +433,16 @@ void Resizer::run(const Recipe& recipe, const Plan& plan, int orientation, const
   if (rows_first(plan)) {
     const Rows half{half_memory_.get(picture.stride * static_cast<size_t>(y.count)),
                     picture.stride};
-    const size_t bytes = padded(picture.width);
+    const int left = *std::ranges::min_element(x_.first);
+    const int right =
+        std::min(*std::ranges::max_element(x_.first) + x_.size, picture.left + picture.width);
+    const auto skipped = static_cast<ptrdiff_t>(kPixelBytes) * (left - picture.left);
     for (int i = 0; i < y.count; ++i) {
-      const uint8_t* in = from.row(y_.first[i] - low);
-      blend(y_.of(i), y_.size, y_.used(i), in, from.stride, bytes, half.row(i), avx2);
+      const uint8_t* in = from.row(y_.first[i] - low) + skipped;
+      blend(y_.of(i), y_.size, y_.used(i), in, from.stride, padded(right - left), half.row(i),
+            avx2);
     }
-    narrow(x_, half, picture.left, x.count, y.count, small_, avx2);
+    narrow(x_, half, left, x.count, y.count, small_, avx2);
   } else {
     const Rows half{half_memory_.get(small_.stride * static_cast<size_t>(high - low + 1)),
                     small_.stride};

@@ -683,6 +683,9 @@ class DecodeJob:
     def pixels(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
         """uint8, shape (samples, bytes of one), once it is done."""
 
+    def output(self, output: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
+        """The same of each picture's n-th output."""
+
     @property
     def masks(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None, None))]:
         """uint8, shape (samples, pixels of one), likewise."""
@@ -697,7 +700,7 @@ class DecodeJob:
         Samples that could not be decoded, why, and whether that is their masks' fault. Their pixels are zeros.
         """
 
-    def replace(self, sample: int, rgb: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, 3), order='C', device='cpu', writable=False)]) -> str:
+    def replace(self, sample: int, rgb: Annotated[NDArray[numpy.uint8], dict(shape=(None, None, 3), order='C', device='cpu', writable=False)], output: int = 0) -> str:
         """
         Puts a picture that was decoded elsewhere in a sample's place: uint8, shape (height, width, 3). Returns why its mask could not be decoded; '': it was, or there is none.
         """
@@ -725,9 +728,9 @@ class DecodePool:
         Queues one batch; returns at once. Steps: float64, shape (samples, of each, 7), in the order of augment.h's Step.
         """
 
-    def submit_given(self, recipe: PictureRecipe, pictures: tuple[bytes, ...], cuts: Annotated[NDArray[numpy.int32], dict(shape=(None, 12), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:
+    def submit_given(self, recipes: Sequence[PictureRecipe], pictures: tuple[bytes, ...], cuts: Annotated[NDArray[numpy.int32], dict(shape=(None, 12), order='C', device='cpu', writable=False)], steps: Annotated[NDArray[numpy.float64], dict(shape=(None, None, 7), order='C', device='cpu', writable=False)] | None = None) -> DecodeJob:
         """
-        The same for encoded pictures, bytes each, that are cut as given: int32, shape (pictures, 12), in the order of recipe.h's Cut.
+        The same for encoded pictures, bytes each, of which each is decoded once and becomes an output by each recipe, cut as given: int32, shape (pictures x recipes, 12), in the order of recipe.h's Cut; steps likewise.
         """
 
     def turn(self, threads: int) -> None: ...

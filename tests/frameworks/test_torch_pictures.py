@@ -7,6 +7,7 @@ of its names, written from its documentation.
 import importlib.util
 import logging
 import pickle
+import random
 import sys
 from itertools import chain
 from pathlib import Path
@@ -196,6 +197,188 @@ def test_batches_are_those_of_torchs_own_loader(torchvision, photos, name, num_w
         assert levels_apart(pixels, expected_pixels) <= most + 1e-4
 
 
+class TwoCropsTransform:
+    """A stand-in for MoCo's and SimCLR's: one pipeline, two views."""
+
+    def __init__(self, base_transform):
+        self.base_transform = base_transform
+
+    def __call__(self, x):
+        q = self.base_transform(x)
+        k = self.base_transform(x)
+        return [q, k]
+
+
+class TwoPipelines(torch.nn.Module):
+    """A stand-in for BYOL's and VICReg's: two pipelines, a tuple of the later one's view first."""
+
+    def __init__(self, transform, transform_prime):
+        super().__init__()
+        self.each = {"a": transform, "b": transform_prime}
+
+    def forward(self, sample):
+        first = self.each["a"](sample)
+        return self.each["b"](sample), first
+
+
+class MultiCrop:
+    """A stand-in for DINO's: two large views and some small ones, which objects within it make."""
+
+    def __init__(self, first, second, local, count):
+        self.global_transfo1, self.global_transfo2 = first, second
+        self.locals = [TwoCropsTransform(local)] * (count // 2)
+
+    def __call__(self, image):
+        crops = [self.global_transfo1(image), self.global_transfo2(image)]
+        for each in self.locals:
+            crops.extend(each(image))
+        return crops
+
+
+def multi_views(torchvision):
+    t = torchvision.transforms
+    lines = pipelines(torchvision)
+    alike, small = (
+        t.Compose(lines["views"]),
+        [t.RandomResizedCrop(17, (0.05, 0.4)), *lines["views"][1:]],
+    )
+    python = [t.RandomResizedCrop(20), t.RandomHorizontalFlip(), t.ToTensor(), t.ColorJitter(0.2)]
+    return {
+        "two crops": TwoCropsTransform(alike),
+        "two pipelines": TwoPipelines(t.Compose(lines["train"]), t.Compose(lines["augment, v2"])),
+        "multi-crop": MultiCrop(alike, t.Compose(lines["reference"]), t.Compose(small), 6),
+        "drawing afterwards": TwoPipelines(t.Compose(python), t.Compose(lines["evaluate"])),
+        "beyond the edges": TwoPipelines(t.Compose(lines["padded"]), t.Compose(lines["pad"])),
+        "one": t.Compose([TwoCropsTransform(t.Compose([t.CenterCrop(30), t.ToTensor()]))]),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "name",
+    ["two crops", "two pipelines", "multi-crop", "drawing afterwards", "beyond the edges", "one"],
+)
+def test_several_views_of_a_picture_are_torchs(torchvision, photos, name, num_workers):
+    """Each view's crop, flips and augmentations, in the order in which its object makes them."""
+
+    def case():
+        transform = multi_views(torchvision)[name]
+        return torchvision.datasets.ImageFolder(photos, transform, drawing_target), {}
+
+    options = {"batch_size": 8, "shuffle": True, "num_workers": num_workers}
+    expected, theirs = epochs(torch_data.DataLoader, case, **options)
+    got, ours = epochs(DataLoader, case, **options, decode="native")
+    assert ours == theirs
+    for (views, labels), (expected_views, expected_labels) in zip(
+        chain(*got), chain(*expected), strict=True
+    ):
+        assert torch.equal(labels, expected_labels)
+        assert type(views) is type(expected_views)
+        for pixels, wanted in zip(views, expected_views, strict=True):
+            assert pixels.shape == wanted.shape
+            assert levels_apart(pixels, wanted) <= 2 + 1e-4
+
+
+def test_a_picture_of_several_views_is_decoded_once(torchvision, photos):
+    pictures = NativePictures(
+        torchvision.datasets.ImageFolder(photos, multi_views(torchvision)["multi-crop"])
+    )
+    assert [len(views) for views, _ in pictures.__getitems__(range(5))] == [8] * 5
+    assert pictures._pool.stats()["samples"] == 5
+    line = pictures.explain(0)
+    assert line.startswith('decode="native": MultiCrop\'s 8 views (1 by RandomResizedCrop(48), ')
+    assert "; 6 by RandomResizedCrop(17), " in line
+
+
+class Bent(TwoCropsTransform):
+    """A stand-in for objects that do more than give the picture to their pipelines."""
+
+    def __init__(self, transform, call):
+        super().__init__(transform)
+        self.call, self.random, self.calls = call, random.Random(1), 0
+
+    def __call__(self, x):
+        return globals()[self.call](self, x)
+
+
+def looks(one, x):
+    return [one.base_transform(x) for _ in range(1 + (x.size[0] > 100))]
+
+
+def hides(one, x):
+    try:
+        return [one.base_transform(x.convert("RGB"))]
+    except Exception:  # noqa: BLE001
+        return [one.base_transform(x)]
+
+
+def draws(one, x):
+    return [one.base_transform(x) for _ in range(1 + (random.random() < 0.5))]
+
+
+def draws_itself(one, x):
+    return [one.base_transform(x) for _ in range(1 + (one.random.random() < 0.5))]
+
+
+def counts(one, x):
+    one.calls += 1
+    return [one.base_transform(x)] * 1
+
+
+def stacks(one, x):
+    return torch.stack([one.base_transform(x), one.base_transform(x)])
+
+
+def repeats(one, x):
+    return [one.base_transform(x)] * 2
+
+
+def names(one, x):
+    return {"view": one.base_transform(x)}
+
+
+def chains(one, x):
+    return [one.base_transform(one.base_transform(x))]
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        ("looks", "Bent does more with a picture than give it to transforms .*it asks for size"),
+        ("hides", "it asks for convert"),
+        ("draws", "Bent draws numbers of its own"),
+        ("draws_itself", "it asks for random"),
+        ("counts", "Bent changes as it is called"),
+        ("stacks", "does more with a picture"),
+        ("repeats", "Bent returns something else"),
+        ("names", "Bent returns something else"),
+        ("chains", "a transform gets something else"),
+    ],
+)
+def test_views_that_may_be_made_otherwise_are_torchs(torchvision, photos, call, why):
+    t = torchvision.transforms
+    dataset = torchvision.datasets.ImageFolder(
+        photos, Bent(t.Compose([t.CenterCrop(9), t.ToTensor()]), call)
+    )
+    loader = DataLoader(dataset, 1, decode="native", collate_fn=len)
+    seed()
+    before = randomness()
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(loader.explain())
+    assert randomness() == before
+    assert dataset.transform.calls == 0
+
+
+def test_a_view_that_is_not_known_is_named(torchvision, photos):
+    t = torchvision.transforms
+    known = t.Compose([t.CenterCrop(9), t.ToTensor()])
+    unknown = t.Compose([t.TrivialAugmentWide(), t.CenterCrop(9)])
+    dataset = torchvision.datasets.ImageFolder(photos, TwoPipelines(known, unknown))
+    assert "in view 2 of TwoPipelines TrivialAugmentWide, which it does not know" in (
+        DataLoader(dataset, 1, decode="native").explain()
+    )
+
+
 def test_cuts_are_pillows_crop_and_resize(torchvision):
     """For every filter, order of crops and flips, and size of picture."""
     t = torchvision.transforms
@@ -220,7 +403,7 @@ def test_cuts_are_pillows_crop_and_resize(torchvision):
         for method, arguments in cut.steps:
             expected = getattr(expected, method)(*arguments)
         job = pool.submit_given(
-            plan.images.recipe(), (encoded(im, "PNG"),), np.array([cut.given], np.int32)
+            [plan.images.recipe()], (encoded(im, "PNG"),), np.array([cut.given], np.int32)
         )
         assert job.wait(30)
         assert not job.failures

@@ -17,7 +17,13 @@ import torch
 from torch.utils import data as torch_data
 
 from headrace import _native
-from headrace.frameworks.torch.dropin.transforms import Cut, NativePass, label_of, plan_of
+from headrace.frameworks.torch.dropin.transforms import (
+    Cut,
+    NativePass,
+    NativeViews,
+    label_of,
+    views_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,6 +83,10 @@ class _Source:
     """The picture by the data set's own loader, where native code cannot read the header."""
 
 
+_View = tuple[_Source, NativePass]
+"""A picture, and what becomes of it."""
+
+
 class NativePictures:
     """A data set of pictures as torch's fetcher sees it. Made for one process, or pickled to it.
 
@@ -93,16 +103,16 @@ class NativePictures:
         self.dataset = dataset
         self.waited_s = self.cpu_s = 0.0
         self._folder = folder_of(dataset)
-        self._recipe: tuple[Images, _native.PictureRecipe] | None = None
+        self._recipes: dict[Images, _native.PictureRecipe] = {}
         self._pool: _native.DecodePool | None = None
         self._pid = 0
         self._after_draws = False
         self._fallbacks = 0
 
     @property
-    def plan(self) -> NativePass | str:
+    def plan(self) -> NativeViews | str:
         """What native code does, or why nothing. Anew each time: transforms may be changed between batches."""
-        return plan_of(self._folder.transform)
+        return views_of(self._folder.transform)
 
     def explain(self, num_workers: int) -> str:
         """One line: what was taken over, and what was not."""
@@ -112,10 +122,11 @@ class NativePictures:
         threads = _threads(num_workers)
         count = f"{threads} native thread{'s' if threads > 1 else ''}"
         where = f"{num_workers} workers, {count} each" if num_workers else count
-        text = f'decode="native": {", ".join(plan.taken)} run in {where}'
-        if plan.after:
-            runs = "runs" if len(plan.after) == 1 else "run"
-            text += f"; {', '.join(map(label_of, plan.after))} {runs} after them in Python"
+        after = list(dict.fromkeys(label_of(one) for each in plan.passes for one in each.after))
+        text = f'decode="native": {plan} run in {where}'
+        if after:
+            runs = "runs" if len(after) == 1 else "run"
+            text += f"; {', '.join(after)} {runs} after them in Python"
         return text
 
     def __len__(self) -> int:
@@ -136,13 +147,18 @@ class NativePictures:
                 sources.append(self._read(index))  # noqa: PERF401 - those before an error count
         except Exception as e:  # noqa: BLE001 - raised once the samples before it were made
             failure = e
-        samples: list[Any] = []
-        while len(samples) < len(sources):
-            rest = sources[len(samples) :]
-            samples += self._made(plan, rest[:1] if self._after_draws else rest)
+        made: list[Any] = []
+        targets: list[Any] = []
+        each, todo = len(plan.passes), [(source, one) for source in sources for one in plan.passes]
+        while (begin := len(made)) < len(todo):
+            alone = self._after_draws or begin % each
+            self._make(todo[begin : begin + 1] if alone else todo[begin:], each, made, targets)
         if failure is not None:
             raise failure
-        return samples
+        return [
+            (plan.joined(made[i * each : (i + 1) * each]), target)
+            for i, target in enumerate(targets)
+        ]
 
     def _read(self, index: Any) -> _Source:
         dataset = self.dataset
@@ -157,46 +173,44 @@ class NativePictures:
         picture = self._load(path, "its header cannot be read")
         return _Source(path, target, encoded, picture.size, picture)
 
-    def _made(self, plan: NativePass, sources: list[_Source]) -> list[Any]:
-        """Make the first samples of these, at least one.
+    def _make(self, todo: list[_View], each: int, made: list[Any], targets: list[Any]) -> None:
+        """Make the first of these views, at least one; all `each` of a picture, if there are so many.
 
         All are drawn before the first is decoded. Where something that runs in Python afterwards draws from
         the same generator, what was drawn for the next ones is void: they are drawn again, and from then on
         one after the other.
         """
-        states, cuts = [torch.get_rng_state()], []
-        for source in sources:
-            try:
-                cuts.append(Cut(plan, *source.size))
-            except Exception:
-                if not cuts:
-                    raise
-                torch.set_rng_state(states[-1])  # its turn comes when those before it were made
-                break
-            states.append(torch.get_rng_state())
-        job = self._decoded(plan, sources, cuts)
+        cuts, states = _drawn(todo, each)
+        across = each if len(cuts) % each == 0 else 1
+        job = self._decoded(todo, cuts, across)
         refused = {i: reason for i, reason, _ in job.failures}
-        pixels = job.pixels.view(plan.images.numpy_dtype).reshape(-1, *plan.images.shape)
-        tensors = () if plan.pil else torch.from_numpy(pixels).unbind()
-        samples: list[Any] = []
-        serial = bool(plan.after) or self._folder.target_transform is not None
-        for i, cut in enumerate(cuts):
-            if i in refused:
+        outputs = [
+            job.output(k).view(plan.images.numpy_dtype).reshape(-1, *plan.images.shape)
+            for k, (_, plan) in enumerate(todo[:across])
+        ]
+        serial = self._folder.target_transform is not None or any(plan.after for _, plan in todo)
+        for i, (cut, (source, plan)) in enumerate(zip(cuts, todo, strict=False)):
+            picture, k = divmod(i, across)
+            if picture in refused:
+                views = cuts[picture * across : (picture + 1) * across]
+                reason = "" if any(each.outside for each in views) else refused[picture]
                 try:
-                    job.replace(i, self._loaded(sources[i], cut, refused[i]))
+                    job.replace(picture, self._loaded(source, cut, reason), k)
                 except Exception:
                     torch.set_rng_state(states[i])  # torch draws for a picture once it was loaded
                     raise
             if serial:
                 torch.set_rng_state(states[i + 1])
-            sample = _picture(pixels[i]) if plan.pil else tensors[i]
+            pixels = outputs[k][picture]
+            sample = _picture(pixels) if plan.pil else torch.from_numpy(pixels)
             for top, left, rows, columns, value in cut.erased:
                 sample[..., top : top + rows, left : left + columns] = value
-            samples.append((self._finished(plan, sample), self._target(sources[i].target)))
+            made.append(self._finished(plan, sample))
+            if len(made) % each == 0:
+                targets.append(self._target(source.target))
             if serial and not torch.equal(torch.get_rng_state(), states[i + 1]):
                 self._after_draws = True
                 break
-        return samples
 
     def _finished(self, plan: NativePass, sample: Any) -> Any:
         if plan.wrap is not None:
@@ -209,31 +223,34 @@ class NativePictures:
         transform = self._folder.target_transform
         return target if transform is None else transform(target)
 
-    def _decoded(
-        self, plan: NativePass, sources: list[_Source], cuts: list[Cut]
-    ) -> _native.DecodeJob:
-        if self._recipe is None or self._recipe[0] != plan.images:
-            self._recipe = plan.images, plan.images.recipe()
-        recipe = self._recipe[1]
+    def _decoded(self, todo: list[_View], cuts: list[Cut], across: int) -> _native.DecodeJob:
+        """Have the views of pictures decoded, `across` of each."""
+        images = [plan.images for _, plan in todo[:across]]
+        for each in images:
+            if each not in self._recipes:
+                self._recipes[each] = each.recipe()
+        recipes = [self._recipes[each] for each in images]
         if self._pool is None or self._pid != os.getpid():
             info = torch_data.get_worker_info()
-            kept = 4 * len(cuts) * recipe.output_bytes
+            kept = 4 * len(cuts) // across * sum(recipe.output_bytes for recipe in recipes)
             self._pool = _native.DecodePool(_threads(0 if info is None else info.num_workers), kept)
             self._pid = os.getpid()
-        _, height, width = plan.images.planes
-        whole = [*(width, height), 0, 0, *(width, height) * 2, 0, 0, 0, 0]
-        encoded = tuple(
-            b"" if cut.outside else source.encoded
-            for source, cut in zip(sources, cuts, strict=False)
-        )
-        given = np.array([whole if cut.outside else cut.given for cut in cuts], np.int32)
+        encoded, given = [], []
+        for i in range(0, len(cuts), across):
+            source, views = todo[i][0], cuts[i : i + across]
+            # Nothing of a picture is decoded here if a view of it reaches beyond it.
+            encoded.append(b"" if any(cut.outside for cut in views) else source.encoded)
+        for i, cut in enumerate(cuts):
+            _, height, width = images[i % across].planes
+            whole = [*(width, height), 0, 0, *(width, height) * 2, 0, 0, 0, 0]
+            given.append(whole if cut.outside else cut.given)
         most = max(len(cut.augmentations) for cut in cuts)
         steps = np.zeros((len(cuts), most, 7)) if most else None
         for i, cut in enumerate(cuts):
             if cut.augmentations and steps is not None:
                 steps[i, : len(cut.augmentations)] = cut.augmentations
         begun_s = time.perf_counter()
-        job = self._pool.submit_given(recipe, encoded, given, steps)
+        job = self._pool.submit_given(recipes, tuple(encoded), np.array(given, np.int32), steps)
         while not job.wait(1.0):  # signals are handled in between
             pass
         self.waited_s += time.perf_counter() - begun_s
@@ -246,11 +263,11 @@ class NativePictures:
         Returns:
             uint8, shape (height, width, 3): the picture; or, where it is padded, what is cut out of it.
         """
-        picture = source.loaded or self._load(source.path, reason)
+        source.loaded = picture = source.loaded or self._load(source.path, reason)
         if cut.outside:
             for method, arguments in cut.steps:
                 picture = getattr(picture, method)(*arguments)
-        else:
+        elif reason:
             self._fallbacks += 1
             if self._fallbacks == 1:
                 log.warning(
@@ -267,7 +284,27 @@ class NativePictures:
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_recipe": None, "_pool": None}
+        return {**self.__dict__, "_recipes": {}, "_pool": None}
+
+
+def _drawn(todo: list[_View], each: int) -> tuple[list[Cut], list[Any]]:
+    """Draw for views; returns, too, where the generator stood before the first and after each.
+
+    What cannot be drawn has its turn when those before it were made: whole pictures, or the first view.
+    """
+    cuts: list[Cut] = []
+    states = [torch.get_rng_state()]
+    for source, plan in todo:
+        try:
+            cuts.append(Cut(plan, *source.size))
+        except Exception:
+            if not cuts:
+                raise
+            del cuts[len(cuts) // each * each or 1 :]
+            torch.set_rng_state(states[len(cuts)])
+            break
+        states.append(torch.get_rng_state())
+    return cuts, states
 
 
 def _threads(num_workers: int) -> int:

@@ -1,8 +1,9 @@
 """Transforms: which of torchvision's native code takes over, and what they draw for a picture.
 
 `plan_of` reads the user's transforms: those at the beginning that are known become one `NativePass` over each
-picture, the rest runs in Python on what comes out. `Cut` draws for one picture, by torchvision's own
-`get_params` and `make_params` and by `torch.rand(1)`, in its order, from torch's generator.
+picture, the rest runs in Python on what comes out. `views_of` does so for objects, too, that make several views
+of a picture. `Cut` draws for one view, by torchvision's own `get_params` and `make_params` and by
+`torch.rand(1)`, in its order, from torch's generator.
 
 torchvision is never imported. Its classes are known by their modules and names; whatever is derived from them
 is not known, as nobody can tell what it does.
@@ -10,9 +11,12 @@ is not known, as nobody can tell what it does.
 
 from __future__ import annotations
 
+import random
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from headrace.frameworks.torch.dropin import augmentations
@@ -211,6 +215,173 @@ def sides_of(size: Any) -> tuple[int, int]:
     """Height and width as torchvision means them: one number, a list of one, or two."""
     sides = [size] if isinstance(size, int) else list(size)
     return int(sides[0]), int(sides[-1])
+
+
+# -- several views of a picture ----------------------------------------------------------------------
+
+
+class NativeViews(NamedTuple):
+    """What becomes of a picture: one result, or several, as self-supervised training takes them."""
+
+    passes: list[NativePass]
+    """Of each view, in the order in which they are drawn."""
+    order: list[int] | None = None
+    """Which of them stands at each place of what is returned; None: there is one, and no list."""
+    kind: type = list
+    name: str = ""
+    """Of the object that makes the views."""
+
+    def joined(self, views: list[Any]) -> Any:
+        """What the user's transform returns, of the views as they were drawn."""
+        return views[0] if self.order is None else self.kind(views[i] for i in self.order)
+
+    def __str__(self) -> str:
+        texts = Counter(", ".join(each.taken) for each in self.passes)
+        if self.order is None:
+            return next(iter(texts))
+        each = "; ".join(f"{count} by {text}" for text, count in texts.items())
+        return f"{self.name}'s {len(self.passes)} views ({each})"
+
+
+def views_of(transform: Any) -> NativeViews | str:
+    """Return what native code can take over of a data set's transform; or why nothing.
+
+    What an object of the user's own does with the pipelines that it holds is seen by calling a copy of it,
+    with stand-ins for them and for the picture. If it asks for nothing else, draws nothing and stays as it is,
+    it does the same with every picture.
+    """
+    flat, trial = list(_flat(transform)), _Trial()
+    own = flat[0] if len(flat) == 1 and not name_of(flat[0]) else None
+    copy = trial.copied(own)
+    if not trial.holds or type(copy) is _StandIn:
+        plan = plan_of(transform)
+        return plan if isinstance(plan, str) else NativeViews([plan])
+    name = label_of(own)
+    before = _generators()
+    try:
+        result = copy(trial.picture)
+        changed = not trial.is_copy(copy, own)
+    except (Exception, _AskedError) as e:  # noqa: BLE001 - whatever the user's code raises
+        return (
+            f"{name} does more with a picture than give it to transforms ({type(e).__name__}: {e})"
+        )
+    finally:
+        drawn = _generators() != before
+        _generators(before)
+    if drawn or changed:
+        return f"{name} {'draws numbers of its own' if drawn else 'changes as it is called'}"
+    several = type(result) in (list, tuple)
+    order = [trial.number_of(view) for view in (result if several else [result])]
+    if sorted(order) != list(range(len(trial.views))):
+        return f"{name} returns something else than its transforms' results, each once, in a list"
+    passes = []
+    for number, (pipeline, _) in enumerate(trial.views, 1):
+        plan = plan_of(pipeline)
+        if isinstance(plan, str):
+            return f"in view {number} of {name} {plan}"
+        passes.append(plan)
+    return NativeViews(passes, order if several else None, type(result), name)
+
+
+def _generators(to: Any = None) -> Any:
+    """The states of the generators that transforms draw from; or set them."""
+    if to is not None:
+        torch.set_rng_state(torch.tensor(to[0], dtype=torch.uint8))
+        random.setstate(to[1])
+        np.random.set_state(to[2])  # noqa: NPY002 - which old transforms use
+    numpys: Any = np.random.get_state()  # noqa: NPY002
+    name, keys, *rest = numpys
+    return torch.get_rng_state().tolist(), random.getstate(), (name, keys.tolist(), *rest)
+
+
+class _AskedError(BaseException):
+    """A stand-in was asked for something; no `except Exception` of the user's may hide that."""
+
+
+class _StandIn:
+    """Stands for a picture, a view, or whatever is not known, and shows nothing of it."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise _AskedError(f"it asks for {name}")
+
+
+@dataclass
+class _Pipeline:
+    """Stands for a pipeline: may be called with the picture's stand-in."""
+
+    trial: _Trial
+    pipeline: Any
+
+    def __call__(self, picture: Any) -> _StandIn:
+        if picture is not self.trial.picture:
+            raise _AskedError("a transform gets something else")
+        self.trial.views.append((self.pipeline, view := _StandIn()))
+        return view
+
+
+_PLAIN: Final = (type(None), bool, int, float, str, bytes, set)
+
+_COPIED_MAX: Final = 1000
+"""Of what an object holds; for the rest stands something that shows nothing."""
+
+
+class _Trial:
+    """A call of a copy of the user's object.
+
+    Attributes:
+        picture: what it is called with.
+        views: which pipelines were called, and what they gave.
+        holds: whether it holds any.
+    """
+
+    def __init__(self) -> None:
+        self.picture = _StandIn()
+        self.views: list[tuple[Any, _StandIn]] = []
+        self.holds = False
+        self._copies: dict[int, Any] = {}
+
+    def copied(self, one: Any) -> Any:
+        """A copy as deep as objects of Python's go, with stand-ins in it."""
+        kind = type(one)
+        if kind in _PLAIN:
+            return set(one) if kind is set else one
+        if id(one) in self._copies:
+            return self._copies[id(one)]
+        copy: Any = _StandIn()
+        holds = kind in (list, tuple, dict, OrderedDict)
+        if name_of(one) or kind is torch.nn.Sequential:
+            copy, self.holds = _Pipeline(self, one), True
+        elif len(self._copies) + (len(one) if holds else 0) > _COPIED_MAX:
+            pass
+        elif kind in (list, tuple):
+            copy = kind(map(self.copied, one))
+        elif holds:
+            copy = kind((key, self.copied(value)) for key, value in one.items())
+        elif hasattr(one, "__dict__"):
+            try:
+                copy = object.__new__(kind)
+            except TypeError:  # it is more than Python shows of it
+                return self._copies.setdefault(id(one), copy)
+            self._copies[id(one)] = copy  # it may hold itself
+            vars(copy).update((key, self.copied(value)) for key, value in vars(one).items())
+        return self._copies.setdefault(id(one), copy)
+
+    def is_copy(self, copy: Any, one: Any) -> bool:
+        """Whether a copy is still what `copied` made of something."""
+        if type(one) in _PLAIN:
+            return type(copy) is type(one) and bool(copy == one)
+        if copy is not self._copies.get(id(one)):
+            return False
+        if type(copy) in (_StandIn, _Pipeline):
+            return True
+        if isinstance(copy, (list, tuple)):
+            return len(copy) == len(one) and all(map(self.is_copy, copy, one))
+        ours, theirs = (copy, one) if isinstance(copy, dict) else (vars(copy), vars(one))
+        return list(ours) == list(theirs) and all(map(self.is_copy, ours.values(), theirs.values()))
+
+    def number_of(self, view: Any) -> int:
+        """Which of the views something is; -1: none."""
+        return next((i for i, (_, each) in enumerate(self.views) if each is view), -1)
 
 
 # -- where a picture is cut ------------------------------------------------------------------------
