@@ -4,6 +4,8 @@ import codecs
 import gzip
 import io
 import json
+import os
+import random
 import re
 import tarfile
 from pathlib import Path
@@ -64,17 +66,17 @@ def test_columns_that_are_left_out_are_said(tmp_path):
     pq.write_table(table, parquet)
     with pa.OSFile(str(arrow), "wb") as f, pa.ipc.new_file(f, table.schema) as writer:
         writer.write_table(table)
-    how = "--column takes those of bytes, text or numbers, as parts"
-    left = f"columns left out: 'caption'; {how}"
+    how = ", --column takes those of bytes, text or numbers, as parts"
+    left = f"columns left out: 'caption'; samples are 'image'{how}"
     for at, source in enumerate((arrow, parquet, datasets.Dataset(table))):
         assert headrace.pack(source, tmp_path / f"out{at}").notes == [left]
         with headrace.open(tmp_path / f"out{at}") as store:
             assert store.columns["width"].tolist() == [1, 2, 3]
     both = headrace.pack(parquet, tmp_path / "both", column=("image", "caption"))
-    assert both.notes == [f"columns left out: 'width'; {how}"]
+    assert both.notes == [f"columns left out: 'width'; samples are 'image', 'caption'{how}"]
     for at, source in enumerate((arrow, parquet, datasets.Dataset(table))):
         one = headrace.pack(source, tmp_path / f"one{at}", column="image")
-        assert one.notes == [f"columns left out: 'width', 'caption'; {how}"]
+        assert one.notes == [f"columns left out: 'width', 'caption'; samples are 'image'{how}"]
     with headrace.open(tmp_path / "both") as store:
         parts = [bytes(store.read(1, part=part)) for part in ("caption", "image")]
     assert parts == [b"b", PICTURES[1]]
@@ -393,11 +395,63 @@ def test_errors_of_a_table_say_the_line_of_the_file(tmp_path):
             headrace.index(path, tmp_path / "out")
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "lines"])
+def test_lines_end_as_on_unix_or_windows_wherever_blocks_of_a_file_end(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("headrace.store.sources.text._BLOCK", 5)
+    dice, pieces = random.Random(3), [b"12", b"7", b" ", b"\t", b"\r\n", b"\n", b"\r\n\r\n"]
+    for case in range(60):
+        data = b"".join(dice.choices(pieces, k=dice.randrange(1, 30)))
+        if data.endswith(b" ") or case % 2:
+            data += b"3"
+        lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]
+        expected = [line for line in lines if (line.strip() if kind == "jsonl" else line)]
+        if kind == "jsonl" and (not expected or len(expected[0].split()) > 1):
+            continue  # nothing, or no JSON
+        mark = codecs.BOM_UTF8 if case % 3 else b""
+        (tmp_path / "x.txt").write_bytes(mark + data)
+        (tmp_path / "x.txt.gz").write_bytes(gzip.compress(mark + data))
+        for source in ("x.txt", "x.txt.gz"):
+            target = tmp_path / f"{case}{source}"
+            headrace.pack(tmp_path / source, target, format=kind)
+            with headrace.open(target) as store:
+                assert [bytes(store.read(i)) for i in range(len(store))] == expected, data
+                rows = [int(name.rpartition(b":")[2]) for name in map(os.fsencode, store.names)]
+                assert [lines[row] for row in rows] == expected
+
+
+@pytest.mark.parametrize("data", [b'{"a": 1}\r{"a": 2}\r', b"\xef\xbb\xbfone\r\rtwo"])
+def test_lines_of_old_macs_are_refused_and_not_one_sample(tmp_path, data):
+    (tmp_path / "x.txt").write_bytes(data)
+    (tmp_path / "x.txt.gz").write_bytes(gzip.compress(data))
+    for source in ("x.txt", "x.txt.gz"):
+        for kind in ("jsonl", "lines"):
+            with pytest.raises(
+                SourceError, match=rf"{source}: its lines end with carriage returns"
+            ):
+                headrace.pack(tmp_path / source, tmp_path / "out", format=kind)
+
+
+def test_lines_of_a_folder_of_texts_are_samples_if_that_is_said(tmp_path):
+    root = tmp_path / "texts"
+    put(root, "b/2.log", "README.md")
+    (root / "1.txt").write_text("one\ntwo\n")
+    (root / "3.txt.gz").write_bytes(gzip.compress(b"three"))
+    report = headrace.pack(root, tmp_path / "out", format="lines")
+    assert (report.samples, report.kind) == (4, "3 lines files")
+    assert report.notes == ["left out, as they are no samples: README.md"]
+
+
 def test_lines_that_are_no_json_are_refused(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text("{broken\n{}\n")
     with pytest.raises(SourceError, match="line 1 is no JSON"):
         headrace.index(path, tmp_path / "out")
+    path.write_bytes(codecs.BOM_UTF16 + "{}\n{}\n".encode("utf-16-le"))
+    with pytest.raises(SourceError, match="line 1 is no JSON: 'utf-8'"):
+        headrace.index(path, tmp_path / "out")
+    path.write_text('{"label": 1}\n{"label": 1, "label": 2}\n')
+    with pytest.raises(SourceError, match="line 2 is no JSON: it has 'label' twice"):
+        headrace.index(path, tmp_path / "out", label="label")
     path.write_bytes(gzip.compress(b"{}\n" * 100)[:-9])
     with pytest.raises(SourceError, match="no sound compressed file"):
         headrace.pack(path, tmp_path / "out")

@@ -159,18 +159,41 @@ def test_an_interrupted_run_goes_on_without_encoding_again(tmp_path, tokenizer, 
         (b'["text"]', r"no text in 'text': it is no object: \["),
         (b'{"text": "a"', "is no JSON"),
         (b'{"text": "\xff"}', "is no UTF-8"),
+        (b'{"text": "a", "text": "b"}', "is no JSON: it has 'text' twice"),
+        (rb'{"text": "half a pair: \ud800"}', "is no UTF-8"),
+        (bytes(30), "is no JSON"),
     ],
 )
 def test_what_is_no_text_is_refused_or_left_out(tmp_path, tokenizer, line, message):
     path, model = tokenizer
-    source = tmp_path / "texts.jsonl"
-    source.write_bytes(b'{"text": "river"}\n' + line + b'\n{"text": "mill"}\n')
-    with pytest.raises(SourceError, match=message):
-        headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path)
-    report = headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path, on_error="skip")
-    assert len(report.skipped) == 1
-    assert str(report.skipped[0]).startswith(f"{source}: sample ")  # its path is shown once
-    assert read(tmp_path / "a.hr") == [model.encode(t).ids for t in ("river", "mill")]
+    data = b'\r\n{"text": "river"}\n' + line + b'\n{"text": "mill"}\n'
+    for end, write in (("", bytes), (".gz", gzip.compress)):
+        folder = tmp_path / f"texts{end}"
+        folder.mkdir()
+        (folder / f"0.jsonl{end}").write_bytes(write(data.replace(line, b"")))  # it is whole
+        source = folder / f"1.jsonl{end}"
+        source.write_bytes(write(data))
+        with pytest.raises(SourceError, match=message) as error:
+            headrace.tokenize(folder, tmp_path / "a.hr", tokenizer=path, overwrite=True)
+        assert error.value.path == str(source)
+        assert str(error.value).startswith(f"{source}: line 3 ")  # its path is shown once
+        report = headrace.tokenize(
+            folder, tmp_path / "a.hr", tokenizer=path, on_error="skip", overwrite=True
+        )
+        assert len(report.skipped) == 1
+        assert str(report.skipped[0]).startswith(f"{source}: line 3 ")
+        assert read(tmp_path / "a.hr") == [model.encode(t).ids for t in ("river", "mill") * 2]
+
+
+def test_numbers_and_binary_files_are_no_texts(tmp_path, tokenizer):
+    pq, pa = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    path, _ = tokenizer
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3]] * 3}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"holds numbers \(input_ids: int64\), expected texts"):
+        headrace.tokenize(tmp_path / "a.parquet", tmp_path / "a.hr", tokenizer=path)
+    (tmp_path / "a.txt").write_bytes("river\nmill\n".encode("utf-16-le"))
+    with pytest.raises(SourceError, match=r"a\.txt: line 1 is no text: it holds zero bytes"):
+        headrace.tokenize(tmp_path / "a.txt", tmp_path / "a.hr", tokenizer=path, format="lines")
 
 
 def test_texts_that_the_source_itself_leaves_out_are_reported(tmp_path, tokenizer):

@@ -32,9 +32,11 @@ from headrace.store.sources.scan import (
     Stream,
     StreamItem,
     refused,
+    shard_labels,
     source_options,
     unreadable,
 )
+from headrace.store.sources.text import parse_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,13 +196,19 @@ class _Texts:
         self, listed: Scan | Stream, options: SourceOptions, encoder: _Encoder, field: str
     ) -> None:
         self._listed, self._options, self._encoder = listed, options, encoder
-        self._path = str(
-            (listed.source.get("paths") or [listed.source.get("path", "the source")])[0]
-        )
+        paths = listed.source.get("paths") or []
+        self._path = str(paths[0] if paths else listed.source.get("path", "the source"))
+        self._paths = dict(zip(shard_labels(paths), paths, strict=True))
         kind = listed.source.get("kind")
         self._field = field if kind == "jsonl" else None
-        self._files = kind in _FILES
+        self._by_line, self._files = kind in {"jsonl", "lines"}, kind in _FILES
         self._skipped: list[Problem] = []  # what the packer reports
+        if numbers := listed.source.get("dtypes") or listed.source.get("tokens"):
+            what = ", ".join(f"{name}: {dtype}" for name, dtype in numbers.items())
+            raise refused(
+                self._path, f"holds numbers ({what}), expected texts.",
+                "Name the column of texts: --column text; or pack what is tokens already: headrace pack.",
+            )  # fmt: skip
         if isinstance(listed, Scan) and listed.columns.extents != listed.columns.samples:
             names = listed.columns.part_names
             raise refused(
@@ -265,8 +273,9 @@ class _Texts:
 
     def _of_item(self, item: StreamItem) -> _Text:
         if len(item.parts) != 1:
+            path, what = self._place(item.name)
             raise refused(
-                self._path, f"sample {os.fsdecode(item.name)!r} has {len(item.parts)} parts, expected one.",
+                path, f"{what} has {len(item.parts)} parts, expected one.",
                 "Name the one of texts: --column text.",
             )  # fmt: skip
         return _Text(item.name, item.parts[0][1])
@@ -286,28 +295,46 @@ class _Texts:
             for name, data in zip(names, self._encoder(texts), strict=True):
                 yield StreamItem(name, ((b"", data),))
 
+    def _place(self, name: bytes) -> tuple[str, str]:
+        """The file that a text is of, and which of its texts, as messages show them."""
+        label, _, row = name.rpartition(b":")
+        if label not in self._paths or not row.isdigit():
+            return self._path, f"sample {os.fsdecode(name)!r}"
+        at = f"line {int(row) + 1:,}" if self._by_line else f"row {int(row):,}"
+        return self._paths[label], at
+
     def _text(self, text: _Text) -> str:
-        name = os.fsdecode(text.name)
+        path, at = self._place(text.name)
         try:
-            decoded = str(text.data, "utf-8")
             if self._field is None:
+                decoded = _decoded(text.data)
                 return decoded.removeprefix("\ufeff") if self._files else decoded
-            value = json.loads(decoded)
+            value = parse_line(text.data, self._field)
+            content = value.get(self._field) if isinstance(value, dict) else None
+            if isinstance(content, str):
+                content.encode()  # not all that JSON can escape is text
+                return content
         except (ValueError, RecursionError) as e:
-            what = "UTF-8" if isinstance(e, UnicodeDecodeError) else "JSON"
+            what = "JSON" if self._field is not None else "text"
+            what = "UTF-8" if isinstance(e, UnicodeError) else what
             raise refused(
-                self._path, f"sample {name!r} is no {what}: {str(e)[:200]}.",
+                path, f"{at} is no {what}: {str(e)[:200]}.",
                 "Mend it, or leave such texts out: --skip-errors.",
             ) from e  # fmt: skip
-        content = value.get(self._field) if isinstance(value, dict) else None
-        if not isinstance(content, str):
-            has = f"it is no object: {decoded[:40]}"
-            if isinstance(value, dict) and self._field in value:
-                has = f"it is {json.dumps(content)[:40]}, expected a string"
-            elif isinstance(value, dict):
-                has = f"it has {sorted(value)[:10]}"
-            raise refused(
-                self._path, f"sample {name!r} has no text in {self._field!r}: {has}.",
-                "Name the field: --field content; or leave such texts out: --skip-errors.",
-            )  # fmt: skip
-        return content
+        if not isinstance(value, dict):
+            has = f"it is no object: {str(text.data[:160], 'utf-8', 'replace')[:40]}"
+        elif self._field in value:
+            has = f"it is {json.dumps(content)[:40]}, expected a string"
+        else:
+            has = f"it has {sorted(value)[:10]}"
+        raise refused(
+            path, f"{at} has no text in {self._field!r}: {has}.",
+            "Name the field: --field content; or leave such texts out: --skip-errors.",
+        )  # fmt: skip
+
+
+def _decoded(data: bytes | memoryview) -> str:
+    text = str(data, "utf-8")
+    if "\0" in text:
+        raise ValueError("it holds zero bytes, as UTF-16 and binary files do")
+    return text

@@ -81,7 +81,8 @@ class ArrowColumns:
 
     def notes(self) -> list[str]:
         """What is left out."""
-        return left_out(self.left, "; --column takes those of bytes, text or numbers, as parts")
+        how = "--column takes those of bytes, text or numbers, as parts"
+        return left_out(self.left, f"; samples are {listed(self.data)}, {how}")
 
 
 def choose_columns(schema: Any, options: SourceOptions, path: str) -> ArrowColumns:

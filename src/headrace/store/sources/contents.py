@@ -69,7 +69,8 @@ def format_of(name: str) -> str:
     """By a name's end: `jpeg`, `tar`, ...; `bytes` where it says nothing."""
     lower = name.lower()
     base, dot, _ = lower.rpartition(".")
-    if dot and lower.endswith((".gz", ".bz2", ".xz", ".zst")) and base.endswith((".tar", ".jsonl")):
+    compressed = dot and lower.endswith((".gz", ".bz2", ".xz", ".zst"))
+    if compressed and base.endswith((".tar", ".jsonl", ".txt")):
         lower = base
     by_suffix = _SUFFIXES.get(lower[lower.rfind(".") :]) if "." in lower else None
     if by_suffix is None and ".tfrecord" in lower:  # train.tfrecord-00001-of-00100
@@ -105,8 +106,9 @@ class FolderKind(NamedTuple):
     """What the files of a folder are.
 
     Attributes:
-        kind: one of `SHARD_KINDS`, or `files`: each is a sample.
+        kind: one of `SHARD_KINDS`, or `lines` of texts, or `files`: each is a sample.
         family: of `files`: the family that samples have; others are left out. None: all are samples.
+            Of `lines`: `text`.
     """
 
     kind: str
@@ -115,7 +117,9 @@ class FolderKind(NamedTuple):
     def takes(self, format: str) -> bool:  # noqa: A002 - as everywhere
         """Whether files of this format are samples, or shards."""
         family = family_of(format)
-        return self.family in (None, family) if self.kind == "files" else family == self.kind
+        if self.kind == "files":
+            return self.family in (None, family)
+        return family == (self.family or self.kind)
 
 
 def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) -> FolderKind:
@@ -124,7 +128,7 @@ def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) ->
     Args:
         path: for the error.
         formats: how many files have each (`format_of`); companions are not counted.
-        wanted: the user's own word: `files`, a family, `npy` for rows, or one of `SHARD_KINDS`.
+        wanted: the user's own word: `files`, a family, `npy` for rows, `lines`, or one of `SHARD_KINDS`.
 
     Raises:
         SourceError: the files are of several kinds, or none is of the wanted one.
@@ -135,6 +139,8 @@ def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) ->
     if wanted == "files":
         return FolderKind("files")
     if wanted is not None:
+        if wanted == "lines" and counts["text"]:
+            return FolderKind("lines", "text")
         if counts and not counts[wanted]:
             raise refused(path, f"no file is {wanted}: {_shares(counts)}.", "Check --as.")
         many = wanted in SHARD_KINDS or wanted == "npy"

@@ -60,7 +60,7 @@ _OPENERS = {
 LIBRARIES = frozenset({"zarr", "lmdb", "lance"})
 """Of which one folder is a data set."""
 
-_IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet", "jsonl"}
+_IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet", "jsonl", "lines"}
 """Kinds that are read where they lie in an object store."""
 
 _WITH_COLUMNS = {

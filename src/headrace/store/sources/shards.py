@@ -370,7 +370,7 @@ class ObjectWindow(Window):
 
 HEAD_BYTES = 1024
 
-_STREAMED = {"parquet", "jsonl"}
+_STREAMED = {"parquet", "jsonl", "lines"}
 """Kinds whose compressed objects are packed as they come, without a copy first."""
 
 

@@ -50,12 +50,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# -- JSON Lines --------------------------------------------------------------------------------------
+    from headrace.errors import SourceError
+
+# -- JSON Lines and lines of text ----------------------------------------------------------------------
 
 _BLOCK: Final = 4 << 20
 _LINE_BYTES_MAX: Final = 1 << 30
 _HEAD_BYTES: Final = 1 << 20
 _HEAD_LINES: Final = 16
+_FEED, _RETURN, _BLANKS = ord("\n"), ord("\r"), b" \t\r"
 
 
 def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
@@ -64,15 +67,28 @@ def open_jsonl(paths: list[str], options: SourceOptions) -> Scan | Stream:
         raise ValueError(
             f"column={options.column!r} is for tables; a sample of JSON Lines is its line"
         )
-    source = source_entry("jsonl", paths, options)
     notes = _unread_labels(paths[0]) if options.label is None else []
-    compressed = _compressed(paths)
+    return _open_lines("jsonl", paths, options, notes)
+
+
+def open_lines(paths: list[str], options: SourceOptions) -> Scan | Stream:
+    """The lines of text files that hold something, each a sample; a stream where a file is compressed."""
+    return _open_lines("lines", paths, options, [])
+
+
+def _open_lines(
+    kind: str, paths: list[str], options: SourceOptions, notes: list[str]
+) -> Scan | Stream:
+    source, as_json, label = source_entry(kind, paths, options), kind == "jsonl", options.label
+    compressed = next((path for path in paths if is_compressed(read_head(path, 8))), None)
     if compressed is not None:
         return stream_rows(
-            paths, lambda path: _stream(path, options.label), source, options,
-            reason=f"{compressed}: it is compressed", notes=notes, label=options.label or None,
+            paths, lambda path: _stream(path, label, as_json=as_json), source, options,
+            reason=f"{compressed}: it is compressed", notes=notes, label=label or None,
         )  # fmt: skip
-    files = map_files(paths, lambda path: _list_lines(path, options.label), options.workers)
+    files = map_files(
+        paths, lambda path: _list_lines(path, label, as_json=as_json), options.workers
+    )
     return scan_rows(paths, files, source, options, notes=notes)
 
 
@@ -95,33 +111,16 @@ def _unread_labels(path: str) -> list[str]:
     return []
 
 
-def open_lines(paths: list[str], options: SourceOptions) -> Scan:
-    """The lines of text files that hold something, each a sample."""
-    compressed = _compressed(paths)
-    if compressed is not None:
-        raise refused(compressed, "is compressed, expected lines of text.", "Decompress it first.")
-    files = map_files(paths, lambda path: _list_lines(path, None, as_json=False), options.workers)
-    return scan_rows(paths, files, source_entry("lines", paths, options), options)
-
-
-def _compressed(paths: list[str]) -> str | None:
-    """The first of these files that is compressed."""
-    return next((path for path in paths if is_compressed(read_head(path, 8))), None)
-
-
-def _list_lines(path: str, label: str | None, *, as_json: bool = True) -> Rows:
+def _list_lines(path: str, label: str | None, *, as_json: bool) -> Rows:
     with Window(path) as window:
-        breaks = [np.array([-1])]
-        for at in range(0, window.size, _BLOCK):
-            data = window.read(at, min(_BLOCK, window.size - at))
-            if not at and data.startswith(BOM_UTF8):
-                breaks[0] += len(BOM_UTF8)  # an editor's mark is no part of the first line
-            breaks.append(np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) + at)
-        if window.size and window.read(window.size - 1, 1) != b"\n":
-            breaks.append(np.array([window.size]))
-        ends = np.concatenate(breaks).astype(np.int64)
-        start, length = ends[:-1] + 1, np.diff(ends) - 1
+        start, length, spaced = _find_lines(window)
+        if as_json:
+            for row in np.searchsorted(start, spaced).tolist():
+                if not window.read(int(start[row]), int(length[row])).strip(_BLANKS):
+                    length[row] = 0
         kept = np.flatnonzero(length > 0)
+        if len(start) == 1:
+            _check_feeds(path, window, int(start[0]), int(length[0]))
         for row in kept[: 1 if as_json else 0].tolist():
             _check(path, row, window.read(int(start[row]), int(length[row])))
         labels = None
@@ -138,21 +137,79 @@ def _list_lines(path: str, label: str | None, *, as_json: bool = True) -> Rows:
         )
 
 
-def _check(path: str, row: int, line: bytes) -> dict[str, Any]:
+def _find_lines(window: Window) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Where lines begin, and their lengths without their ends, each (lines,); and which begin with a blank.
+
+    Lines end as on Unix or Windows. An editor's mark at the beginning of the file is no part of the first one.
+    """
+    first = len(BOM_UTF8) if window.read(0, len(BOM_UTF8)) == BOM_UTF8 else 0
+    ends, cut, spaced = [np.array([first - 1])], [np.zeros(0, bool)], [np.zeros(0, np.int64)]
+    last = b"\n"
+    for at in range(first, window.size, _BLOCK):
+        # The byte before comes along: it says whether a line begins here.
+        data = np.frombuffer(last + window.read(at, min(_BLOCK, window.size - at)), np.uint8)
+        last = data[-1:].tobytes()
+        feeds = np.flatnonzero(data == _FEED)
+        begins = feeds[: len(feeds) - (last == b"\n")] + 1
+        spaced.append(begins[np.isin(data[begins], list(_BLANKS))] + (at - 1))
+        feeds = feeds[feeds > 0]
+        ends.append(feeds + (at - 1))
+        cut.append(data[feeds - 1] == _RETURN)
+    if last != b"\n":
+        ends.append(np.array([window.size]))
+        cut.append(np.array([last == b"\r"]))
+    end = np.concatenate(ends).astype(np.int64)
+    return end[:-1] + 1, np.diff(end) - 1 - np.concatenate(cut), np.concatenate(spaced)
+
+
+def _check_feeds(path: str, window: Window, start: int, length: int) -> None:
+    """Looks whether the only line of a file is many, which end as on old Macs."""
+    for at in range(start, start + length, _BLOCK):
+        if b"\r" in window.read(at, min(_BLOCK, start + length - at)):
+            raise _old_ends(path)
+
+
+def _old_ends(path: str) -> SourceError:
+    return refused(
+        path, "its lines end with carriage returns alone, as on old Macs.",
+        r"Convert it: tr '\r' '\n' < OLD > NEW.",
+    )  # fmt: skip
+
+
+def parse_line(line: bytes | memoryview, name: str | None = None) -> Any:
+    """What a line of JSON says.
+
+    Args:
+        line: in UTF-8.
+        name: the field that is wanted: of two that are called so, each reader takes another one.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, or has the field twice.
+    """
+    text = str(line, "utf-8")
+    value = json.loads(text)
+    if name and isinstance(value, dict) and text.count(f'"{name}"') > 1:
+        pairs = json.loads(text, object_pairs_hook=list)
+        if sum(key == name for key, _ in pairs) > 1:
+            raise ValueError(f"it has {name!r} twice")
+    return value
+
+
+def _check(path: str, row: int, line: bytes, name: str | None = None) -> dict[str, Any]:
     """What a line says; the first one of each file is looked at, and all that a label is taken from."""
     try:
-        value = json.loads(line)
+        value = parse_line(line, name)
     except (ValueError, RecursionError) as e:
         raise refused(
             path, f"line {row + 1} is no JSON: {e}.",
-            "Mend it; or take the file as it is: --as files (in Python format='files').",
+            "Mend it (lines are JSON in UTF-8); or take the file as it is: --as files (format='files').",
         ) from e  # fmt: skip
     return value if isinstance(value, dict) else {}
 
 
 def _label(path: str, row: int, line: bytes, name: str) -> int:
     """The label that a line says, -1 for none: nothing, null, or NaN, which libraries write for it."""
-    value = _check(path, row, line).get(name)
+    value = _check(path, row, line, name).get(name)
     if value is None or (isinstance(value, float) and isnan(value)):
         return -1
     number = _whole(value)
@@ -179,8 +236,8 @@ def _whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _stream(path: str, label: str | None) -> Iterator[tuple[int, StreamedRow]]:
-    row = -1
+def _stream(path: str, label: str | None, *, as_json: bool) -> Iterator[tuple[int, StreamedRow]]:
+    row, checked = -1, not as_json
     with opened(path) as f:
         while line := f.readline(_LINE_BYTES_MAX):
             row += 1
@@ -189,14 +246,18 @@ def _stream(path: str, label: str | None) -> Iterator[tuple[int, StreamedRow]]:
                     path, f"line {row + 1} has {len(line):,} bytes or more, expected less.",
                     "Decompress the file: then lines of any length are read.",
                 )  # fmt: skip
-            line = line.removesuffix(b"\n")
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
             line = line if row else line.removeprefix(BOM_UTF8)
-            if line:
-                if not row:
-                    _check(path, row, line)
-                number = _label(path, row, line, label) if label else -1
-                # How many there are is known at the end only: names have room for a billion.
-                yield 10**9, StreamedRow(row, ((b"", line),), number)
+            if not row and b"\r" in line and not f.peek(1):
+                raise _old_ends(path)
+            if not (line.strip(_BLANKS) if as_json else line):
+                continue
+            if not checked:
+                _check(path, row, line)
+                checked = True
+            number = _label(path, row, line, label) if label else -1
+            # How many there are is known at the end only: names have room for a billion.
+            yield 10**9, StreamedRow(row, ((b"", line),), number)
 
 
 # -- manifests ---------------------------------------------------------------------------------------
