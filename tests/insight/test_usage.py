@@ -215,5 +215,5 @@ def test_a_report_without_anything_is_one():
 
 def test_hours_are_short_and_never_nothing():
     assert [hours_text(h) for h in (0.0, 1e-5, 0.0042, 0.5, 12.3, 12345.6)] == [
-        "0.00", "1.0e-05", "0.0042", "0.50", "12.30", "12,345.6",
+        "0.00", "under 0.0001", "0.0042", "0.50", "12.30", "12,345.6",
     ]  # fmt: skip

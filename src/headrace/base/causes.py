@@ -121,7 +121,7 @@ class Cause(StrEnum):
         "collate",
         "collating",
         "Putting the samples of a batch together took long.",
-        "make collate_fn cheaper (preallocate, no Python per element), or let workers do it (num_workers=)",
+        "make collate_fn cheaper (preallocate, no Python per element), or give more workers (num_workers=)",
     )
     TRANSFER = (
         "transfer",

@@ -213,7 +213,7 @@ def hours_text(hours: float) -> str:
     """12.3 -> '12.30', 0.0042 -> '0.0042': two or more digits that count."""
     if hours == 0.0 or hours >= 0.095:
         return f"{hours:,.1f}" if hours >= 100 else f"{hours:.2f}"
-    return f"{hours:.2g}" if hours >= 1e-4 else f"{hours:.1e}"
+    return f"{hours:.2g}" if hours >= 1e-4 else "under 0.0001"
 
 
 def _share(used: Used, text: str, unknown: str) -> str:
