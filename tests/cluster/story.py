@@ -180,7 +180,7 @@ _VARIES = {
     r"\border [0-9a-f]{16}": "order",
     r"node\[[\d,-]+\]": "node[]",
     r"-([a-h])\1{7}\b": "-node",
-    r"\b[\d.]+e-\d+": "0.0",
+    r"under 0\.0001": "0.0",
     r"\b\d+[smh]\b": "0s",
     r"^\S+ +idle .*\n": "",
 }
