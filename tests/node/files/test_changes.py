@@ -81,6 +81,21 @@ def test_a_changed_file_is_copied_anew_for_the_next_run(served, program, tmp_pat
     assert not run_of(server).board.placed(4)  # the first run's board knows the file as it was
 
 
+def test_a_file_whose_time_was_set_back_is_copied_anew_for_the_next_run(served, program, tmp_path):
+    """As `touch -r`, `rsync -t` and editors do; only st_ctime tells."""
+    server, _, paths = served
+    was = os.stat(paths[4])
+    paths[4].write_bytes(b"x" * was.st_size)
+    os.utime(paths[4], ns=(was.st_atime_ns, was.st_mtime_ns))
+    settle()
+    later = program(tmp_path / "data", job="later", simulate="nfs")
+    later.ready()
+    assert later.ready().complete
+    copies, run = copies_of(server), run_of(server, 1)
+    until(lambda: run.board.placed(4))
+    assert bytes_of(copies.by_path[os.fsencode(paths[4])], copies) == paths[4].read_bytes()
+
+
 def test_files_that_vanish_or_cannot_be_read_are_said(tmp_path, folder, program):
     paths = make_files(tmp_path / "data", 10)
     settle()

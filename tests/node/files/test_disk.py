@@ -13,7 +13,7 @@ from headrace.node.files.disk_copies import DiskCopies, DiskFolder
 from node.conftest import serving, until
 from node.files.conftest import bytes_of, copies_of, make_files, settle
 
-ROW = (1, 2, 5, 4)
+ROW = (1, 2, 5, 4, 6)
 
 
 @pytest.fixture
@@ -40,19 +40,20 @@ def files_in(disk):
 def test_copies_are_found_again_and_checked(disk):
     strange = b"/data/\xff\n b"
     disk.write(b"/data/a", ROW, b"hello")
-    disk.write(strange, (1, 3, 3, 4), b"abc")
+    disk.write(strange, (1, 3, 3, 4, 6), b"abc")
     disk.write(b"/data/gone", ROW, b"hello")
     disk.remove(b"/data/gone")
     again = reopened(disk)
     assert len(again) == 2
     assert again.find(b"/data/gone", ROW) is None
-    assert again.find(strange, (1, 3, 3, 4)) is not None
-    copy = again.find(b"/data/a", (99, 2, 5, 4))  # another device number
+    assert again.find(strange, (1, 3, 3, 4, 6)) is not None
+    copy = again.find(b"/data/a", (99, 2, 5, 4, 6))  # another device number
     assert not copy.checked
     assert again.check(copy)
-    assert again.find(b"/data/a", (1, 2, 5, 5)) is None  # another time: it was changed
-    assert len(again) == 1
-    assert disk._folder.used_bytes == 4096
+    assert again.find(strange, (1, 3, 3, 4, 7)) is None  # changed, and its time set back
+    assert again.find(b"/data/a", (1, 2, 5, 5, 6)) is None  # another time: it was changed
+    assert len(again) == 0
+    assert disk._folder.used_bytes == 0
     again.close()
 
 

@@ -198,7 +198,7 @@ ORDER_SOON = 4096
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """One file's copy. `row` is what the original was: dev, ino, size, mtime_ns."""
+    """One file's copy. `row` is what the original was: its `IDENTITY`."""
 
     path: bytes
     row: tuple[int, ...]
@@ -246,7 +246,7 @@ class Copies:
                 file = view.find(path)
                 if file < 0:
                     continue
-                if tuple(view.stats[file, :4].tolist()) != copy.row:
+                if view.identity(file) != copy.row:
                     self._drop(copy)
                     self.figures.withdrawn_files += 1
                 else:
@@ -374,7 +374,7 @@ class Copies:
                 return
             for view in self._views:
                 file = view.find(copy.path)
-                if file >= 0 and tuple(view.stats[file, :4].tolist()) == copy.row:
+                if file >= 0 and view.identity(file) == copy.row:
                     self._show(view, file, copy)
 
     def _show(self, view: ProgramRun, file: int, copy: Copy) -> None:

@@ -46,7 +46,7 @@ _LEFT = re.compile(rb"tmp-[0-9]{1,12}\Z|journal(-new)?\Z|[0-9]{1,12}\Z")
 class DiskCopy:
     """A copy as its name has it.
 
-    `original` is made of inode, size and modification time of the original when it was copied. The device's
+    `original` is made of inode, size and times of the original when it was copied. The device's
     number may change when a network file system is mounted again. `checked`: this daemon wrote it, or has
     checked it.
     """
@@ -218,4 +218,4 @@ def _hash(data: bytes, nbytes: int) -> bytes:
 
 
 def _original(row: tuple[int, ...]) -> bytes:
-    return _hash(repr(row[1:4]).encode(), 8)
+    return _hash(repr(row[1:]).encode(), 8)

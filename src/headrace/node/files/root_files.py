@@ -26,7 +26,7 @@ from headrace import _native
 from headrace.control.controller import Plane
 from headrace.machine.host import is_remote
 from headrace.node.files.copies import OVERHEAD_BYTES, PAGE, Copies, copy_bytes, sealed_copy
-from headrace.node.files.tree import FAR_THREADS, STAT_COLUMNS, FileTree, TreeScan, stat_row
+from headrace.node.files.tree import FAR_THREADS, IDENTITY, FileTree, TreeScan, identity
 from headrace.node.served import Want
 from headrace.plane.stage import ConsumerStats, StageStats, native_figures, own_knobs
 
@@ -46,9 +46,6 @@ READS_FIRST = 64
 
 QUEUED = 2
 """Files under way for each read in flight: none ends without a successor."""
-
-IDENTITY = [0, 1, 2, 3, STAT_COLUMNS.index("st_ctime_ns")]
-"""Columns that say what a file is: one that is another by now is not read."""
 
 LATENCY_READS = 16
 """So many say how long a read takes."""
@@ -304,7 +301,7 @@ class FarReader:
     def _start(self, view: ProgramRun, file: int, ahead: bool) -> _Reading | None:
         """Begin to read or check a file; None: there is nothing to do, or no room."""
         path = view.paths[file]
-        row = tuple(view.stats[file, :4].tolist())
+        row = view.identity(file)
         if not self._copies.wanted(path) or (ahead and not view.awaited(file)):
             return None
         job: Any
@@ -361,11 +358,11 @@ class FarReader:
     def _take(self, reading: _Reading) -> None:
         batch = reading.job.wait(0.0)
         error = int(batch.errors[0])
-        identity = (batch.dev[0], batch.ino[0], batch.size[0], batch.mtime_ns[0])
+        was = batch.dev[0], batch.ino[0], batch.size[0], batch.mtime_ns[0], batch.ctime_ns[0]
         if error == errno.ESTALE and self._once_more(reading):
             self._copies.cancel(reading.path)
             return
-        if error == 0 and tuple(map(int, identity)) != reading.row:
+        if error == 0 and tuple(map(int, was)) != reading.row:
             error = errno.ESTALE
         if error:
             self._failed(reading, OSError(error, os.strerror(error)))
@@ -470,7 +467,7 @@ def _same(fd: int, row: tuple[int, ...]) -> None:
     Raises:
         OSError: ESTALE: it is not.
     """
-    if stat_row(os.fstat(fd))[:4] != row[:4]:
+    if identity(os.fstat(fd)) != row:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
 

@@ -28,7 +28,7 @@ from headrace.machine.host import available_memory
 from headrace.node.files.copies import AheadFigures, OpenFigures, copy_bytes
 from headrace.node.files.order import Foresight, GivenOrder
 from headrace.node.files.root_files import BIG_BYTES
-from headrace.node.files.tree import STAT_COLUMNS, stat_row
+from headrace.node.files.tree import IDENTITY, STAT_COLUMNS, identity
 from headrace.store.residency import resident_pages
 
 if TYPE_CHECKING:
@@ -321,6 +321,10 @@ class ProgramRun:
         """A file's number; -1: it is none of the run's."""
         return int(self.board.find(path))
 
+    def identity(self, file: int) -> tuple[int, ...]:
+        """What a file was when the board was made: dev, ino, size, mtime_ns, ctime_ns."""
+        return tuple(self.stats[file, IDENTITY].tolist())
+
     def show(self, file: int, tier: Tier, where: int | bytes) -> None:
         """Tell programs of a copy."""
         if isinstance(where, int):
@@ -533,7 +537,7 @@ class ProgramRun:
         """A file is written to, or its copy was refused: is it what it was?"""
         if not written:
             try:
-                same = stat_row(os.stat(self.paths[file]))[:4] == tuple(self.stats[file, :4])
+                same = identity(os.stat(self.paths[file])) == self.identity(file)
             except OSError:
                 same = False
             if same:

@@ -25,8 +25,10 @@ STAT_COLUMNS = (
     "st_dev", "st_ino", "st_size", "st_mtime_ns", "st_mode", "st_nlink", "st_uid", "st_gid",
     "st_atime_ns", "st_ctime_ns", "st_blocks", "st_blksize", "is_link",
 )  # fmt: skip
-"""The columns of `FileTree.stats`; the first four say which file it was. `is_link`: the path is a
-symbolic link, and the rest is its target's."""
+"""The columns of `FileTree.stats`. `is_link`: the path is a symbolic link, and the rest is its target's."""
+
+IDENTITY = [0, 1, 2, 3, STAT_COLUMNS.index("st_ctime_ns")]
+"""Columns that say which file it was, and as of when: st_ctime too, since programs set st_mtime back."""
 
 FILES_MAX = 1 << 24
 """Of one root; about 300 bytes each. More are not looked at, and open as ever."""
@@ -57,7 +59,7 @@ class FileTree:
 
     def same_as(self, other: FileTree) -> bool:
         """Whether both have the same files, unchanged."""
-        mine, theirs = self.stats[:, :4], other.stats[:, :4]
+        mine, theirs = self.stats[:, IDENTITY], other.stats[:, IDENTITY]
         return np.array_equal(mine, theirs) and self.paths == other.paths
 
 
@@ -67,6 +69,11 @@ def stat_row(s: os.stat_result, *, is_link: bool = False) -> tuple[int, ...]:
         s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_mode, s.st_nlink, s.st_uid, s.st_gid,
         s.st_atime_ns, s.st_ctime_ns, s.st_blocks, s.st_blksize, int(is_link),
     )  # fmt: skip
+
+
+def identity(s: os.stat_result) -> tuple[int, ...]:
+    """The columns `IDENTITY` of a file's row."""
+    return s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns
 
 
 class TreeScan:
