@@ -79,8 +79,11 @@ class BadBatch:
 
 
 class RaisingSampler:
+    def __init__(self, after):
+        self.after = after
+
     def __iter__(self):
-        yield from range(5)
+        yield from range(self.after)
         raise ValueError("the sampler is broken")
 
 

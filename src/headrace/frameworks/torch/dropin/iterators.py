@@ -249,7 +249,9 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
             self.progress.drawn = again
 
     def _next_index(self) -> Any:
+        self._has_index = False  # samplers, too, may raise
         index = self._index = self._draw()
+        self._has_index = True
         self._making.begin()
         if self._watcher is None:
             return index
@@ -272,7 +274,8 @@ class InProcess(_Draws, _SingleProcessDataLoaderIter):
         except StopIteration:
             raise
         except Exception:
-            self._count()  # lost: torch goes on with the next one
+            if self._has_index:
+                self._count()  # lost: torch goes on with the next one
             raise
         self._count()
         if not self.progress.map_style:
