@@ -10,9 +10,6 @@ import pytest
 
 from base.flips import flips, outcomes
 from cluster.clusters import hal
-from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import FILE_NAME, DatasetManifest
-from headrace.bench.dataset_files import read_manifest as read_dataset_manifest
 from headrace.cluster.executor import Submission
 from headrace.cluster.local.jobs import LocalJob, TaskState
 from headrace.cluster.manifest import read_manifest, write_manifest
@@ -35,13 +32,6 @@ def in_a_file(path, read):
         return read()
 
     return path.read_bytes(), again
-
-
-def dataset_manifest(folder):
-    DatasetManifest.of(
-        DatasetSpec(data_folder=str(folder), num_files_train=2), complete=True
-    ).write(folder)
-    return in_a_file(folder / FILE_NAME, lambda: read_dataset_manifest(folder))
 
 
 def run_manifest(folder):
@@ -111,7 +101,7 @@ def store_manifest(folder):
 
 
 KINDS = (
-    dataset_manifest, run_manifest, cluster_snapshot, node_document, meeting_head, meeting_end,
+    run_manifest, cluster_snapshot, node_document, meeting_head, meeting_end,
     meeting_agreement, recording, local_job, run_facts,
 )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """Generation: the same files whoever writes them; interrupted, it goes on; a full disk leaves nothing half."""
 
+import dataclasses
 import errno
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -10,12 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from headrace.bench.dataset import DatasetSpec
-from headrace.bench.dataset_files import FILE_NAME, check_files, find_files, generate, read_manifest
+from headrace.bench.dataset_files import check_files, find_files, generate
 from headrace.bench.formats import format_of
-from headrace.errors import MissingPackage, SourceError, VolumeError
+from headrace.errors import BenchError, MissingPackage, SourceError, VolumeError
 from headrace.store import output_file
 
 
@@ -37,13 +39,13 @@ def digests(folder):
 
 def test_any_number_of_ranks_and_threads_writes_the_same(tmp_path):
     one = generate(spec_in(tmp_path / "one"), threads=1)
-    assert (one.files, one.resumed_files, one.complete) == (10, 0, True)
+    assert (one.files, one.resumed_files) == (10, 0)
     reports = [
         generate(spec_in(tmp_path / "three"), rank=r, world_size=3, threads=2) for r in range(3)
     ]
-    assert [r.complete for r in reports] == [False, False, True]
     assert [r.files for r in reports] == [4, 3, 3]
     assert digests(tmp_path / "one") == digests(tmp_path / "three")
+    assert sorted(p.name for p in (tmp_path / "one").iterdir()) == ["train", "valid"]  # and no more
     assert len(find_files(spec_in(tmp_path / "three"), "train")) == 7
 
 
@@ -92,10 +94,10 @@ def test_files_are_looked_at_as_far_as_that_needs_no_package(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MissingPackage):
         format_of(spec).sample_extents(paths[0], spec)
-    check_files(spec, "train", paths)
+    check_files(spec, {"train": paths})
     Path(paths[1]).write_bytes(b"")
     with pytest.raises(SourceError, match="size is 0"):
-        check_files(spec, "train", paths)
+        check_files(spec, {"train": paths})
 
 
 @pytest.mark.parametrize("form", ["npz", "hdf5", "jpeg"])
@@ -149,10 +151,11 @@ def test_a_disk_that_fills_up_stops_all(small_disk, monkeypatch):
     with pytest.raises(VolumeError, match=r"img_\d+_of_30.npz: the disk is full") as raised:
         generate(spec)
     assert raised.value.errno == errno.ENOSPC
-    files = [p for p in small_disk.rglob("*") if p.is_file() and p.name != FILE_NAME]
+    files = [p for p in small_disk.rglob("*") if p.is_file()]
     assert 0 < len(files) < 30
     assert all(p.stat().st_size > 2000 and p.suffix == ".npz" for p in files)
-    assert read_manifest(str(small_disk)).complete is False
+    with pytest.raises(SourceError, match="half-generated"):
+        find_files(spec, "train")
 
 
 def test_a_disk_that_fills_up_leaves_nothing_half_of_formats_that_libraries_write(
@@ -173,10 +176,11 @@ def test_a_disk_that_fills_up_leaves_nothing_half_of_formats_that_libraries_writ
     monkeypatch.undo()
     assert left[0] < 0
     assert raised.value.errno == errno.ENOSPC
-    files = [p for p in tmp_path.rglob("*") if p.is_file() and p.name != FILE_NAME]
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert 0 < len(files) < 30
     assert all(p.stat().st_size > 2000 and p.suffix == ".csv" for p in files)
-    assert read_manifest(str(tmp_path)).complete is False
+    with pytest.raises(SourceError, match="half-generated"):
+        find_files(spec, "train")
     assert generate(spec).resumed_files == len(files)
 
 
@@ -198,19 +202,24 @@ def test_a_folder_of_others_is_never_written(tmp_path):
 def test_another_data_set_is_replaced_only_when_asked(tmp_path):
     generate(spec_in(tmp_path, format="tfrecord"))
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(SourceError, match=r"format 'tfrecord' instead of 'npz'.*--overwrite"):
+    with pytest.raises(
+        SourceError, match=r"another data set: .*tfrecord is none of its.*--overwrite"
+    ):
         generate(spec_in(tmp_path))
     generate(spec_in(tmp_path), overwrite=True)
     names = set(digests(tmp_path))
     assert "notes.txt" in names
     assert not [n for n in names if "tfrecord" in n]
-    assert len(names) == 12
+    assert len(names) == 11
 
 
-def test_a_rank_without_a_leader_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.bench.dataset_files._RANK_0_DEADLINE_S", 0.1)
-    with pytest.raises(SourceError, match="rank 0 has not begun"):
-        generate(spec_in(tmp_path), rank=1, world_size=2)
+def test_a_rank_writes_nothing_before_the_folder_is_prepared(tmp_path):
+    def gone():
+        raise BenchError("rank 0 is gone")
+
+    with pytest.raises(BenchError, match="rank 0 is gone"):
+        generate(spec_in(tmp_path), rank=1, world_size=2, ready=gone)
+    assert not list(tmp_path.iterdir())
 
 
 def test_progress_counts_all_samples(tmp_path):
@@ -223,17 +232,85 @@ def test_progress_counts_all_samples(tmp_path):
 def test_too_few_files_are_counted(tmp_path):
     generate(spec_in(tmp_path))
     Path(spec_in(tmp_path).path("train", 2)).unlink()
-    with pytest.raises(
-        SourceError, match=r"has 6 files that end with \.npz, expected num_files_train = 7"
-    ):
-        find_files(spec_in(tmp_path), "train")
-    assert len(find_files(spec_in(tmp_path, num_files_train=5), "train")) == 5
-
-
-def test_a_data_set_of_another_shape_is_refused(tmp_path):
+    for fewer in (7, 5):
+        with pytest.raises(
+            SourceError, match="half-generated: by their names its files are 7, and 6"
+        ):
+            find_files(spec_in(tmp_path, num_files_train=fewer), "train")
     generate(spec_in(tmp_path))
-    with pytest.raises(SourceError, match="generated with num_samples_per_file 1 instead of 2"):
-        find_files(spec_in(tmp_path, num_samples_per_file=2), "train")
+    assert len(find_files(spec_in(tmp_path, num_files_train=5), "train")) == 5
+    with pytest.raises(
+        SourceError, match=r"has 7 files that end with \.npz, expected num_files_train = 8"
+    ):
+        find_files(spec_in(tmp_path, num_files_train=8), "train")
+
+
+SIDE = {"num_subfolders_train": 0, "record_length_bytes_stdev": 0, "record_length_bytes": 9025}
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted", "message"),
+    [
+        ({}, {"num_samples_per_file": 2}, "samples on the last axis"),
+        ({}, {"record_length_bytes": 10000}, "sample_bytes 9025 instead of 10000"),
+        ({}, {"record_length_bytes_stdev": 900}, "sample_bytes 9025 instead of"),
+        ({}, {"record_element_type": "float32"}, "sample_bytes 9025 instead of 36100"),
+        ({"compression": "zip"}, {"compression": "none"}, "compression 'zip' instead of 'none'"),
+        ({"compression": "zip"}, {"record_length_bytes": 10000}, "sample_bytes 9025 instead of 10000"),
+        ({"format": "npy"}, {"record_length_bytes": 10000}, "sample_bytes 9025 instead of 10000"),
+        ({"format": "hdf5"}, {"record_length_bytes": 10000}, "sample_bytes 9025 instead of 10000"),
+        ({"format": "hdf5", "compression": "gzip"}, {"compression": "none"}, "'gzip' instead of 'none'"),
+        ({"format": "csv"}, {"record_length_bytes": 10000}, "sample_bytes 9025 instead of 10000"),
+        ({"format": "png"}, {"record_length_bytes": 10000}, "sample_bytes 9025 instead of 10000"),
+        ({"format": "jpeg"}, {"record_length_bytes": 10000}, "sample_bytes 9025 instead of 10000"),
+        ({"format": "tfrecord"}, {"record_length_bytes": 10000}, "the file's size"),
+        ({"format": "indexed_binary"}, {"record_length_bytes": 10000}, "the file's size"),
+        ({"format": "parquet"}, {"record_length_bytes": 10000}, "column data 'uint8.9025.' instead of"),
+        ({"format": "parquet"}, {"compression": "snappy"}, "'none' instead of 'snappy'"),
+        ({"format": "parquet", "parquet": {"columns": ["a"]}}, {"parquet": {"columns": ["b"]}},
+         "column b 'None' instead of 'float"),
+    ],
+)  # fmt: skip
+def test_a_data_set_of_another_workload_is_refused(tmp_path, made, wanted, message):
+    """Whoever made it: only what the files say tells. A run of the workload, and generating over it."""
+    generate(spec_in(tmp_path, **SIDE | made))
+    before = digests(tmp_path)
+    own, other = (spec_in(tmp_path, **SIDE | made | more) for more in ({}, wanted))
+    check_files(own, {"train": find_files(own, "train"), "valid": find_files(own, "valid")})
+    with pytest.raises(SourceError, match=message):
+        check_files(other, {"train": find_files(other, "train")})
+    with pytest.raises(SourceError, match=r"holds another data set: .*--overwrite"):
+        generate(other)
+    assert digests(tmp_path) == before
+
+
+def test_archives_of_numpy_are_shorter_each_by_as_much(tmp_path):
+    """As are DLIO's, which stores in spite of `compression: zip`."""
+    spec = spec_in(tmp_path, num_subfolders_train=0, num_files_eval=0)
+    (tmp_path / "train").mkdir()
+    for index, shape in enumerate(spec.sample_shapes()):
+        x = np.zeros((*shape, 1), np.uint8)
+        np.savez(spec.path("train", index), x=x, y=np.zeros(1, np.int64))
+    paths = find_files(spec, "train")
+    check_files(spec, {"train": paths})
+    check_files(dataclasses.replace(spec, compression="zip"), {"train": paths})
+    os.truncate(spec.path("train", 4), 3000)
+    with pytest.raises(SourceError, match=r"img_4_of_7.npz: the file's size is 3,000, expected"):
+        check_files(spec, {"train": paths})
+
+
+def test_pictures_of_another_encoder_have_any_size(tmp_path):
+    """As DLIO's own generator makes them."""
+    spec = spec_in(tmp_path, **SIDE | {"format": "jpeg", "num_files_eval": 0})
+    (tmp_path / "train").mkdir()
+    for index in range(7):
+        Image.new("L", (95, 95), 30 * index).save(spec.path("train", index))
+    check_files(spec, {"train": find_files(spec, "train")})
+    Image.new("L", (95, 96)).save(spec.path("train", 6))
+    with pytest.raises(
+        SourceError, match=r"img_6_of_7.jpeg: the data set was generated with sample_bytes 9120"
+    ):
+        check_files(spec, {"train": find_files(spec, "train")})
 
 
 def test_files_that_someone_else_made_are_found_by_their_ending(tmp_path):
@@ -247,13 +324,3 @@ def test_files_that_someone_else_made_are_found_by_their_ending(tmp_path):
 def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(SourceError, match=r"no/train/0: cannot be listed"):
         find_files(spec_in(tmp_path / "no"), "train")
-
-
-def test_a_damaged_manifest_is_an_error(tmp_path):
-    generate(spec_in(tmp_path))
-    path = tmp_path / FILE_NAME
-    text = json.loads(path.read_text())
-    for wrong in ("{", "[]", json.dumps(text | {"version": 2}), json.dumps(text | {"spec": 3})):
-        path.write_text(wrong)
-        with pytest.raises(SourceError, match="of a data set's manifest is"):
-            find_files(spec_in(tmp_path), "train")

@@ -137,12 +137,12 @@ def test_generation_goes_on_where_it_stopped_and_refuses_other_data(words, bucke
     folder = folder_of(words())
     folder.remove([f"{bucket}/train/img_5_of_8.npz"])
     with pytest.raises(
-        SourceError, match=r"has 7 files that end with \.npz, expected num_files_train = 8"
+        SourceError, match="half-generated: by their names its files are 8, and 7 are"
     ):
         run_session(words())
     assert 0 < run_session(words(GENERATE, ALONE)).generated_bytes < 6000
     larger = "++workload.dataset.record_length_bytes=9000"
-    with pytest.raises(SourceError, match=r"holds another data set: record_length_bytes 4096"):
+    with pytest.raises(SourceError, match=r"another data set: .* bytes instead of 9,"):
         run_session(words(GENERATE, ALONE, larger))
     replaced = run_session(words(GENERATE, ALONE, larger), SessionOptions(overwrite=True))
     assert replaced.generated_bytes > 8 * 8000
@@ -194,19 +194,18 @@ def test_aistore_is_read_and_written_by_its_s3_interface_without_credentials(
     assert len(folder_of(words()).sizes(f"{bucket}/saved")) == 2
 
 
-def test_ranks_generate_their_shares_and_the_last_says_that_all_is_there(words, bucket):
+def test_ranks_generate_their_shares_and_nothing_else_is_in_the_bucket(words, bucket):
     loaded = load_workload(parse_command_line(words()))
     spec, folder = loaded.workload.dataset, objects_of(loaded.workload)
     smaller = dataclasses.replace(spec, record_length_bytes=1024)
-    for rank in (0, 2):  # rank 1 never comes: their marks stay
-        assert not generate(smaller, rank=rank, world_size=3, objects=folder).complete
+    for rank in (0, 2):  # rank 1 never comes
+        generate(smaller, rank=rank, world_size=3, objects=folder)
     reports = [
         generate(spec, rank=rank, world_size=3, objects=folder, overwrite=True) for rank in range(3)
     ]
-    assert [report.complete for report in reports] == [False, False, True]
     assert [report.files for report in reports] == [4, 3, 3]
     assert len(find_files(spec, "train", objects=folder)) == 8
-    assert not folder.sizes(f"{bucket}/.generated")
+    assert len(folder.sizes(bucket)) == 10
 
 
 def test_objects_that_somebody_else_made_are_read_and_never_written_over(words, bucket, endpoint):

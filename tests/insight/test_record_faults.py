@@ -320,6 +320,7 @@ def test_recorded_files_of_other_sizes_are_refused(sidecar, photos, tmp_path):
 def test_generating_never_writes_into_the_recorded_folder(sidecar, photos, tmp_path):
     from headrace.bench.session import run_session
 
+    (photos / "cats" / "0.png").unlink()  # all but one: still no half-generated set
     before = {p: p.read_bytes() for p in photos.rglob("*.png")}
     words = [
         f"workload={tmp_path}/job.yaml", f"++workload.dataset.data_folder={photos}",

@@ -27,7 +27,6 @@ from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
-from zlib import crc32
 
 import numpy as np
 
@@ -203,14 +202,6 @@ def replay_of(requests: str) -> Replay:
         raise WorkloadError(
             f"dataset.requests: {e.message}", path=requests, next_step=e.next_step
         ) from e
-
-
-def fingerprint(requests: str) -> str:
-    """What a manifest keeps of a record: another record's files are others."""
-    recorded = replay_of(requests).recorded
-    names = "\n".join(recorded.names).encode("utf-8", "surrogateescape")
-    sum_of = crc32(recorded.file_bytes.tobytes(), crc32(names))
-    return f"{len(recorded.names)} files, {int(recorded.file_bytes.sum())} bytes, {sum_of:08x}"
 
 
 Shuffle = Literal["samples", "files", "none"]

@@ -1,24 +1,23 @@
 """Data sets' files: generated, found, and checked before a run.
 
 Files are written parallel over ranks and threads, at the disk's speed, resumable: rank r of w writes the
-files r, r + w, ... Rank 0 prepares the folder, the others wait for its manifest; nobody waits at the end: the
-rank that finishes last marks the data set as complete. A file is there whole or not at all, so a run that was
+files r, r + w, ... once rank 0 has prepared the folder. A file is there whole or not at all, so a run that was
 interrupted goes on where it stopped.
 
-`headrace-dataset.json` in the data folder is written before the first file and again behind the last one. A
-folder without it was made by someone else: it is read, and never written. As DLIO, a run goes by the folders
-and by what names end with: the files in name order are the data set. Unlike DLIO it refuses a half-generated
-one, and one that was generated for another workload; the headers of a few files and the sizes of many are
-checked, since engines that hand on bytes would read anything.
+The data folder holds the data set and nothing else: what is to be known of a set, its files say. A generator's
+name says how many files there are (`img_03_of_10.npz`), its size and its header what the samples are. As DLIO,
+a run goes by the folders and by what names end with: the files in name order are the data set. Unlike DLIO it
+refuses a half-generated one, and one that was generated for another workload, whoever generated it: the
+headers of a few files and the sizes of many are checked, since engines that hand on bytes would read anything.
+Files of other names are someone else's: they are read, and never written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
-import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -27,120 +26,50 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from headrace import _native
-from headrace.base.documents import DocumentKind
-from headrace.base.files import remove_leftovers, replace_file
+from headrace.base.files import remove_leftovers
 from headrace.bench.content import Content
-from headrace.bench.dataset import DatasetSpec, fingerprint
-from headrace.bench.formats import FileJob, bad_file, format_of, layout_of
+from headrace.bench.dataset import Format, Split
+from headrace.bench.formats import FileJob, GeneratedFile, bad_file, format_of, layout_of
 from headrace.errors import MissingPackage, SourceError, VolumeError
 from headrace.store.output_file import OutputFile, WriteBuffer, write_error
 from headrace.store.publish import check_free_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from headrace.bench.dataset import Split
+    from headrace.bench.dataset import DatasetSpec
     from headrace.bench.objects import ObjectFolder
 
     Progress = Callable[[int, int | None, int, int | None], None]
-
-FILE_NAME = "headrace-dataset.json"
-_MANIFEST = DocumentKind(
-    name="a data set's manifest",
-    version=2,
-    unchecked=1,
-    error=SourceError,
-    next_step="Generate the data set into another folder.",
-    marks={"kind": "headrace data set"},
-    bytes_max=1 << 20,
-)
-_POLL_S = 0.05
-
-_NOT_DATA = ("data_folder", "keep_files", "generation_buffer_size", "record_length_bytes_resize")
-"""Fields that the files do not depend on."""
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetManifest:
-    """A data folder's manifest."""
-
-    spec: dict[str, Any]
-    """The fields that the files depend on, as JSON has them."""
-    complete: bool
-    files: int
-
-    @classmethod
-    def of(cls, spec: DatasetSpec, *, complete: bool) -> DatasetManifest:
-        """What `spec` asks for."""
-        fields = {k: v for k, v in dataclasses.asdict(spec).items() if k not in _NOT_DATA}
-        if spec.requests is None:
-            del fields["requests"]
-        else:
-            fields = {"requests": fingerprint(spec.requests), "seed": spec.seed}
-        return cls(json.loads(json.dumps(fields)), complete, spec.total_files)
-
-    def write(self, folder: str, objects: ObjectFolder | None = None) -> None:
-        """Puts it in its place, durably. Several ranks may write the same at the same time."""
-        text = _MANIFEST.encode(dataclasses.asdict(self), indent=1)
-        if objects is not None:
-            objects.send(f"{folder}/{FILE_NAME}", [text], len(text))
-        else:
-            replace_file(Path(folder, FILE_NAME), text)
-
-
-def read_manifest(folder: str, objects: ObjectFolder | None = None) -> DatasetManifest | None:
-    """The manifest of a data folder; None where there is none. Raises SourceError if it is damaged."""
-    path = os.path.join(folder, FILE_NAME)
-    if objects is not None:
-        if (text := objects.read(path, _MANIFEST.bytes_max + 1)) is None:
-            return None
-    else:
-        try:
-            with open(path, "rb") as f:
-                text = f.read(_MANIFEST.bytes_max + 1)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-    fields = _MANIFEST.decode(text, path)
-    return DatasetManifest(
-        fields.inner("spec").plain(), fields.flag("complete"), fields.integer("files", 0, 1 << 62)
-    )
-
-
-def differences(spec: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """What two manifests' specs differ in: "num_files_train 8 instead of 9"."""
-    return [
-        f"{key} {spec.get(key)!r} instead of {value!r}"
-        for key, value in expected.items()
-        if spec.get(key) != value
-    ]
-
-
-def wait_for(
-    folder: str, expected: DatasetManifest, deadline_s: float, objects: ObjectFolder | None = None
-) -> None:
-    """Waits until rank 0 has prepared the folder. Raises SourceError if it has not, in time."""
-    end = time.monotonic() + deadline_s
-    while True:
-        manifest = read_manifest(folder, objects)
-        if manifest is not None and manifest.spec == expected.spec:
-            return
-        if time.monotonic() > end:
-            raise _refused(
-                folder, f"rank 0 has not begun this data set within {deadline_s:g} s",
-                "Look at rank 0's error; all ranks need the same workload and folder.",
-            )  # fmt: skip
-        time.sleep(_POLL_S)
-
 
 AT_REST_S: Final = 0.03
 """Files that changed so lately may change again without anybody seeing it: the clock that they have ticks
 every 1 to 10 ms. headrace's readers refuse them."""
 
-_MAY_DIFFER = ("num_files_train", "num_files_eval", "seed")
-"""A run may use fewer files than there are."""
+_SPLITS: Final[tuple[Split, ...]] = get_args(Split)
+
+_NAME: Final = re.compile(
+    rf"(.*)_(\d+)_of_(\d+)\.({'|'.join(get_args(Format))})(\.(gz|zip|bz2|xz))?(\.(off|sz)\.idx)?"
+)
+
+
+class _Place(NamedTuple):
+    """What the name of a generated file says: that it is file `number` of `total`."""
+
+    number: int
+    total: int
+
+
+def _place(spec: DatasetSpec, path: str) -> _Place | None:
+    """None: no generator gives such a name."""
+    match = _NAME.fullmatch(path.rpartition("/")[2])
+    if match is None or match[1] != spec.file_prefix or len(match[2]) != len(match[3]):
+        return None
+    place = _Place(int(match[2]), int(match[3]))
+    return place if place.number < place.total else None
 
 
 def find_files(
@@ -150,56 +79,62 @@ def find_files(
     """The files of a split, in the order that the samples are counted in.
 
     Args:
-        spec: the data set.
+        spec: the data set; a run may use fewer files than there are.
         split: of it.
         listing_interval: names are taken from the numbers of files, as `dataset.skip_listing` asks, and
             only every so many-th file is looked for. Not given, folders are listed.
         objects: the bucket that it lies in, if it does not lie in a folder.
 
     Raises:
-        SourceError: the data set is half-generated, another one, or has too few files.
+        SourceError: the data set is half-generated, or has too few files.
     """
-    folder = spec.data_folder
-    manifest = read_manifest(folder, objects)
-    if manifest is not None:
-        expected = DatasetManifest.of(spec, complete=True).spec
-        for key in _MAY_DIFFER:
-            expected.pop(key, None)
-        wrong = differences(manifest.spec, expected)
-        if wrong:
-            raise _unfit(folder, f"was generated with {'; '.join(wrong)}")
-        if not manifest.complete:
-            raise _unfit(folder, "is half-generated")
     wanted = spec.num_files(split)
     if spec.requests is not None:
         return [spec.path(split, index) for index in range(wanted)]
     if listing_interval is not None:
         return _named(spec, split, listing_interval)
-    paths = _listed(spec, split, objects)
+    paths, folder = _listed(spec, split, objects), os.path.join(spec.data_folder, split)
+    places = [_place(spec, path) for path in paths]
+    counts = {place.total for place in places if place is not None}
+    if counts and None not in places and counts != {len(paths)}:
+        said = " and ".join(f"{count:,}" for count in sorted(counts))
+        what = (
+            f"is half-generated: by their names its files are {said}, and {len(paths):,} are there"
+        )
+        raise _unfit(folder, what)
     if len(paths) < wanted:
+        others = [path for path in _there(spec, objects) if path.startswith(f"{folder}/")]
         raise _unfit(
-            os.path.join(folder, split),
-            f"has {len(paths):,} files that end with .{spec.extension}, "
-            f"expected num_files_{'train' if split == 'train' else 'eval'} = {wanted:,}",
+            folder,
+            f"has {len(paths):,} files that end with .{spec.extension}"
+            f"{f' of {len(others):,}, as {others[0]}' if len(others) > len(paths) else ''}, expected "
+            f"num_files_{_LABELS[split]} = {wanted:,}",
         )
     return paths[:wanted]
 
 
-def foreign_files(spec: DatasetSpec, objects: ObjectFolder | None = None) -> str | None:
-    """A file of the data folder, if there is any."""
+_LABELS: Final[dict[str, str]] = {"train": "train", "valid": "eval"}
+"""What DLIO calls the splits in its keys."""
+
+
+def _there(spec: DatasetSpec, objects: ObjectFolder | None) -> dict[str, int | None]:
+    """All files where those of the data set go, whoever made them; with the sizes of objects."""
     if objects is not None:
         places = tuple(f"{spec.data_folder}/{split}/" for split in _SPLITS)
-        return next((u for u in objects.sizes(spec.data_folder) if u.startswith(places)), None)
-    for split in _SPLITS:
-        for name in (split, *spec.subfolders(split)):
-            try:
-                with os.scandir(os.path.join(spec.data_folder, name)) as entries:
-                    path = next((e.path for e in entries if e.is_file()), None)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            if path is not None:
-                return path
-    return None
+        sizes = objects.sizes(spec.data_folder)
+        return {url: size for url, size in sizes.items() if url.startswith(places)}
+    paths, folders = dict[str, int | None](), set[str](_SPLITS)
+    if recorded := spec.requests is not None:
+        folders = {name for split in _SPLITS for name in spec.subfolders(split)}
+    for folder in sorted(folders):
+        for below, inside, names in os.walk(os.path.join(spec.data_folder, folder)):
+            shown = sorted(name for name in names if not name.startswith("."))
+            paths |= dict.fromkeys(os.path.join(below, name) for name in shown)
+            if (
+                recorded
+            ):  # what lies below is another folder of the record's, or no business of ours
+                inside.clear()
+    return paths
 
 
 def _listed(spec: DatasetSpec, split: Split, objects: ObjectFolder | None) -> list[str]:
@@ -250,64 +185,107 @@ def _unfit(path: str, what: str) -> SourceError:
 
 _HEADERS_MOST: Final = 3
 _SIZES_MOST: Final = 2000
+_BEGIN_BYTES: Final = 64 << 10
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most so many numbers below `count`, with both ends."""
+    most = min(most, count)
+    return [i * (count - 1) // max(1, most - 1) for i in range(most)]
 
 
 def check_files(
-    spec: DatasetSpec, split: Split, paths: Sequence[str], objects: ObjectFolder | None = None
+    spec: DatasetSpec, files: Mapping[str, Sequence[str]], objects: ObjectFolder | None = None
 ) -> None:
-    """Look at a split's files: the sizes of many, and the headers of a few unless they are a recorded job's.
+    """Look at a run's files, by split as `find_files` has them: the headers of a few, the sizes of many.
 
     Raises:
-        SourceError: one is not of the format, is cut short, or not as long as recorded; names it.
+        SourceError: one is not of the format, is cut short, or is not as the workload or the record says;
+            names it.
     """
+    made = _generated(spec, files)
+    for split in _SPLITS:
+        paths = files.get(split, ())
+        for at in _spread(len(paths), _HEADERS_MOST) if spec.requests is None else ():
+            begin = _beginning(spec, paths[at], objects)
+            place = _place(spec, paths[at])
+            if made is not None and place is not None and begin is not None:
+                number = made.number(split, place.number)
+                if wrong := _differences(made, number, paths[at], begin):
+                    raise _unfit(paths[at], f"was generated with {wrong}")
+        if made is not None:
+            _check_sizes(made, split, paths, objects)
+
+
+def _generated(spec: DatasetSpec, files: Mapping[str, Sequence[str]]) -> DatasetSpec | None:
+    """The data set that a run's files are of, which may have more of them; None: someone else's."""
     if spec.requests is not None:
-        _check_sizes(spec, split)
-        return
-    manifest = read_manifest(spec.data_folder, objects)
-    if manifest is not None:
-        generated = {**manifest.spec, "data_folder": spec.data_folder}
-        _check_sizes(DatasetSpec.from_mapping(generated), split, objects)
-    last, most = len(paths) - 1, min(len(paths), _HEADERS_MOST)
-    for path in [paths[i * last // max(1, most - 1)] for i in range(most)]:  # with both ends
-        if objects is not None:
-            objects.check_begin(path, spec.format)
-            continue
-        try:
-            if not os.path.getsize(path):
-                raise bad_file(path, "the file's size", 0, "a sample")
-            format_of(spec).sample_extents(path, spec)
-        except MissingPackage:
-            continue  # an engine that does not decode needs no library for it
-        except OSError as e:  # it was listed a moment ago, or is a link to nothing
-            raise SourceError(
-                f"{path} cannot be read: {e.strerror}.", path=path,
-                next_step="Generate the data set again (headrace bench generate).",
-            ) from e  # fmt: skip
+        return spec
+    counts = dict[str, Any]()
+    for split, paths in files.items():
+        places = [place for path in paths if (place := _place(spec, path)) is not None]
+        if len(places) < len(paths):
+            return None
+        if places:
+            counts[f"num_files_{_LABELS[split]}"] = places[0].total
+    return replace(spec, **counts)
 
 
-def _check_sizes(spec: DatasetSpec, split: Split, objects: ObjectFolder | None = None) -> None:
-    count, shapes = spec.num_files(split), spec.sample_shapes()
+def _beginning(spec: DatasetSpec, path: str, objects: ObjectFolder | None) -> bytes | None:
+    """A file's first bytes, if it is what its format asks for; None where only a missing package can tell."""
+    if objects is not None:
+        return objects.check_begin(path, spec.format, _BEGIN_BYTES)
+    try:
+        if not os.path.getsize(path):
+            raise bad_file(path, "the file's size", 0, "a sample")
+        format_of(spec).sample_extents(path, spec)
+        with open(path, "rb") as file:
+            return file.read(_BEGIN_BYTES)
+    except MissingPackage:
+        return None  # an engine that does not decode needs no library for it
+    except OSError as e:  # it was listed a moment ago, or is a link to nothing
+        raise SourceError(
+            f"{path} cannot be read: {e.strerror}.", path=path,
+            next_step="Generate the data set again (headrace bench generate).",
+        ) from e  # fmt: skip
+
+
+def _differences(spec: DatasetSpec, number: int, path: str, begin: bytes) -> str:
+    """What a file's header has otherwise than the workload: "sample_bytes 9025 instead of 65025"."""
+    file = GeneratedFile(path, begin, spec, int(spec.sample_bytes()[number]))
+    facts = format_of(spec).facts(file)
+    each = (f"{key} {own!r} instead of {wanted!r}" for key, own, wanted in facts if own != wanted)
+    return "; ".join(each)
+
+
+def _check_sizes(
+    spec: DatasetSpec, split: Split, paths: Sequence[str], objects: ObjectFolder | None = None
+) -> None:
+    shapes, recorded, more = spec.sample_shapes(), spec.requests is not None, 0
     listed = None if objects is None else objects.sizes(f"{spec.data_folder}/{split}")
-    for index in {*range(0, count, max(1, count // _SIZES_MOST)), *([count - 1] if count else [])}:
-        path = spec.path(split, index)
-        expected = format_of(spec).file_bytes(
-            spec, tuple(shapes[spec.number(split, index)].tolist())
-        )
+    for at in _spread(len(paths), _SIZES_MOST):
+        path, place = paths[at], None if recorded else _place(spec, paths[at])
+        number = spec.number(split, at if place is None else place.number)
+        expected = format_of(spec).file_bytes(spec, tuple(shapes[number].tolist()))
         try:
-            size = os.path.getsize(path) if listed is None else listed.get(path, expected)
+            size = os.path.getsize(path) if listed is None else listed.get(path, 0)
         except OSError as e:
-            if spec.requests is not None:
-                raise _refused(path, f"cannot be looked at ({e.strerror})", _AS_RECORDED) from e
-            continue  # a run may use fewer files than were made; those it needs were counted
-        if size == expected or (expected is None and size):
+            raise _refused(path, f"cannot be looked at ({e.strerror})", _AS_GENERATED) from e
+        if size if expected is None else size == expected + more:
             continue
-        if spec.requests is not None:
+        if recorded:
             what = f"has {size:,} bytes, the record says {expected:,}"
             raise _refused(path, what, _AS_RECORDED)
+        if spec.format == "jpeg" and not at and size:
+            return  # another encoder's, whose pictures have any size
+        if spec.format == "npz" and not at and abs(more := size - (expected or 0)) <= _ZIP_MOST:
+            continue  # numpy's: its directory of the archive is shorter, of all files alike
         expected_text = "a sample" if expected is None else f"{expected:,}"
         raise bad_file(path, "the file's size", f"{size:,}", expected_text)
 
 
+_ZIP_MOST: Final = 1 << 10
+_AS_GENERATED: Final = "Generate the data set again (headrace bench generate)."
 _AS_RECORDED: Final = (
     "Generate the recorded files there (headrace bench run --generate), or give the recorded folder "
     "itself (--data-folder)."
@@ -319,8 +297,6 @@ _AT_ONCE_BYTES, _AT_ONCE_FILES = 8 << 20, 64
 """Small files go to native code so many at a time."""
 _LAYOUTS_KEPT = 256
 """Of files of different shapes."""
-_RANK_0_DEADLINE_S = 120.0
-_SPLITS: tuple[Split, ...] = ("train", "valid")
 
 
 @dataclass(slots=True)
@@ -335,8 +311,6 @@ class GenerateReport:
     bytes: int = 0
     """That were written."""
     seconds: float = 0.0
-    complete: bool = False
-    """Whether the data set is: the last of several ranks says so."""
 
 
 def generate(
@@ -348,37 +322,36 @@ def generate(
     direct: bool = True,
     sync: bool = True,
     overwrite: bool = False,
+    ready: Callable[[], None] = lambda: None,
     progress: Progress | None = None,
     objects: ObjectFolder | None = None,
 ) -> GenerateReport:
     """Writes a data set, or this rank's share of it, by more threads than there are processors.
 
     Each thread waits for the disk half of its time. With `direct` large files are written past the page cache;
-    with `sync` all is on the disk when this returns, and before the data set counts as complete. `overwrite`
-    removes another data set of ours first. `progress` is called with (samples done, samples, bytes done, bytes)
+    with `sync` all is on the disk when this returns. `overwrite` removes another generated data set first, but
+    never files of other names. `ready` is called when rank 0 has prepared the folder: of several ranks the
+    others wait in it. `progress` is called with (samples done, samples, bytes done, bytes)
     from any thread. With `objects` the data set lies in a bucket: files are made in the system's folder for
     temporary ones, a few at a time, and removed when they are written.
 
     Raises:
-        SourceError: the folder holds something else, or rank 0 does not begin.
+        SourceError: the folder holds something else.
         VolumeError: the disk is full, or the operating system refuses. What is whole stays.
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1}")
     started = time.monotonic()
-    expected = DatasetManifest.of(spec, complete=False)
     try:
         if rank == 0:
-            _prepare(spec, expected, overwrite=overwrite, objects=objects)
-        else:
-            wait_for(spec.data_folder, expected, _RANK_0_DEADLINE_S, objects)
+            _prepare(spec, overwrite=overwrite, objects=objects)
+        ready()
         share = range(rank, spec.total_files, world_size)
         run = _Run(spec, share, progress, direct=direct, objects=objects)
         with run.working():
             run.write_all(threads or min(2 * len(os.sched_getaffinity(0)) + 2, _THREADS_MAX))
         if sync and objects is None:
             _sync(spec.data_folder)
-        run.report.complete = _finish(spec, expected, rank, world_size, objects)
     except OSError as e:
         if isinstance(e, VolumeError):
             raise
@@ -513,81 +486,85 @@ class _Run:
             self._progress(done * samples, total, nbytes, max(self._estimate, nbytes))
 
 
-def _prepare(
-    spec: DatasetSpec, expected: DatasetManifest, *, overwrite: bool, objects: ObjectFolder | None
-) -> None:
-    """Makes the folders and the manifest, unless something else is there."""
-    folder = spec.data_folder
-    manifest = read_manifest(folder, objects)
-    if manifest is None:
-        if strange := foreign_files(spec, objects):
-            what = f"holds files that headrace has not generated, as {strange}"
-            raise _refused(folder, what, "Choose another data_folder, or remove them.")
-    elif manifest.spec != expected.spec:
+def _prepare(spec: DatasetSpec, *, overwrite: bool, objects: ObjectFolder | None) -> None:
+    """Makes the folders, unless something else is there."""
+    folder, there = spec.data_folder, _there(spec, objects)
+    if why := _why_another(spec, there, objects) if there else "":
+        if spec.requests is not None:
+            what = f"holds files that headrace has not generated: {why}"
+            raise _refused(folder, what, _ELSEWHERE)
         if not overwrite:
-            what = "; ".join(differences(manifest.spec, expected.spec))
-            raise _refused(
-                folder, f"holds another data set: {what}",
-                "Choose another data_folder, or pass --overwrite to replace it.",
-            )  # fmt: skip
-        _remove(folder, manifest, objects)
-        manifest = None
+            step = "Choose another data_folder, or pass --overwrite to replace it."
+            raise _refused(folder, f"holds another data set: {why}", step)
+        _remove(folder, list(there), objects)
     if objects is None:
         for split in _SPLITS:
             for name in spec.subfolders(split):
                 os.makedirs(os.path.join(folder, name), exist_ok=True)
                 remove_leftovers(os.path.join(folder, name))
-        remove_leftovers(folder)
-    if manifest is None:
-        expected.write(folder, objects)
 
 
-def _remove(folder: str, old: DatasetManifest, objects: ObjectFolder | None) -> None:
-    """Removes the files that an older manifest names, and no others. Its own goes last."""
-    if "requests" in old.spec:
-        what = "holds the files of another recorded job"
-        raise _refused(folder, what, "Choose another data_folder, or remove that one.")
-    spec = DatasetSpec.from_mapping({**old.spec, "data_folder": folder})
+def _why_another(
+    spec: DatasetSpec, there: Mapping[str, int | None], objects: ObjectFolder | None
+) -> str:
+    """Why what is there is not of this data set; "": it is, and is gone on with.
+
+    Raises:
+        SourceError: something has a name that no generator gives.
+    """
+    own = {spec.path(split, index): spec.number(split, index) for split, index in spec.files()}
+    others = [path for path in there if path not in own and _COMPANION.sub("", path) not in own]
+    for path in others:
+        if spec.requests is not None or _place(spec, path) is None:
+            what = f"holds files that headrace has not generated, as {path}"
+            raise _refused(spec.data_folder, what, _ELSEWHERE)
+    if others:
+        return f"{others[0]} is none of its files"
+    mine = [path for path in there if path in own]
+    some = [mine[at] for at in _spread(len(mine), _HEADERS_MOST)]
+    whys = [_why_other(spec, path, own[path], there[path], objects) for path in some]
+    return (
+        "" if "" in whys else "".join(whys[:1])
+    )  # what a power cut left of a file is written again
+
+
+_COMPANION: Final = re.compile(r"\.(off|sz)\.idx$")
+_ELSEWHERE: Final = "Choose another data_folder, or remove them."
+
+
+def _why_other(
+    spec: DatasetSpec, path: str, number: int, size: int | None, objects: ObjectFolder | None
+) -> str:
+    """Why a file of the right name is not the one that would be written; "": it is."""
+    size = os.path.getsize(path) if size is None else size
+    expected = format_of(spec).file_bytes(spec, tuple(spec.sample_shapes()[number].tolist()))
+    if expected is not None and size != expected:
+        return f"{path} has {size:,} bytes instead of {expected:,}"
+    if spec.requests is not None:  # any file may have that size: the recorded ones, too
+        noise = Content(spec.seed).stream(number).take(min(size, _NOISE_BYTES)).tobytes()
+        with open(path, "rb") as file:
+            return "" if file.read(_NOISE_BYTES) == noise else f"{path} holds no noise of ours"
+    try:
+        begin = _beginning(spec, path, objects)
+        wrong = "" if begin is None else _differences(spec, number, path, begin)
+    except SourceError as e:
+        return e.message
+    return f"{path} has {wrong}" if wrong else ""
+
+
+_NOISE_BYTES: Final = 64
+
+
+def _remove(folder: str, paths: list[str], objects: ObjectFolder | None) -> None:
+    """Removes generated files, and what DALI's readers have of them."""
     if objects is not None:
-        objects.remove([spec.path(split, index) for split, index in spec.files()])
-        objects.remove_marks(folder)
+        objects.remove(paths)
         return
-    for split, index in spec.files():
-        path = Path(spec.path(split, index))
-        for name in (path, Path(f"{path}.off.idx"), Path(f"{path}.sz.idx")):
-            name.unlink(missing_ok=True)
-        Path(folder, "index", split, path.name + ".idx").unlink(missing_ok=True)
-    _remove_marks(Path(folder))
-
-
-def _finish(
-    spec: DatasetSpec, expected: DatasetManifest, rank: int, world_size: int,
-    objects: ObjectFolder | None,
-) -> bool:  # fmt: skip
-    """Says that this rank has finished; the one that sees all others marks the data set complete."""
-    folder = Path(spec.data_folder)
-    if world_size > 1:
-        if objects is None:
-            markers = [folder / f".generated-{r}-of-{world_size}" for r in range(world_size)]
-            markers[rank].touch()
-            seen = all(m.exists() for m in markers)
-        else:
-            seen = objects.all_marked(spec.data_folder, rank, world_size)
-        if not seen:
-            # The last one may have seen all and removed them already.
-            now = read_manifest(spec.data_folder, objects)
-            return now is not None and now.complete
-    replace(expected, complete=True).write(spec.data_folder, objects)
-    if objects is not None:
-        objects.remove_marks(spec.data_folder)
-    else:
-        _remove_marks(folder)
-    return True
-
-
-def _remove_marks(folder: Path) -> None:
-    for marker in folder.glob(".generated-*"):
-        marker.unlink(missing_ok=True)
+    for path in paths:
+        split = os.path.relpath(path, folder).partition("/")[0]
+        index = Path(folder, "index", split, os.path.basename(path) + ".idx")
+        for each in (Path(path), index):
+            each.unlink(missing_ok=True)
 
 
 def _sync(folder: str) -> None:

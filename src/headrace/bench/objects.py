@@ -210,11 +210,12 @@ class ObjectFolder:
             self.send(url, iter(lambda: file.read(RANGE_BYTES), b""), size)
         os.unlink(path)
 
-    def check_begin(self, url: str, form: str) -> None:
-        """See that an object begins as its format does. Raises SourceError."""
-        begin = self.read(url, len(magic := _MAGIC[form]) or 1)
-        if not (begin or b"").startswith(magic):
-            raise bad_file(url, "its beginning", begin, magic)
+    def check_begin(self, url: str, form: str, most: int) -> bytes:
+        """The first bytes of an object, if it begins as its format does. Raises SourceError."""
+        begin, magic = self.read(url, most) or b"", _MAGIC[form]
+        if not begin.startswith(magic):
+            raise bad_file(url, "its beginning", begin[: len(magic)], magic)
+        return begin
 
     def remove(self, urls: list[str]) -> None:
         """Remove objects; what is gone already is no error."""
@@ -222,17 +223,6 @@ class ObjectFolder:
 
         with self._naming(self.bucket):
             remove(urls, self._options)
-
-    def all_marked(self, folder: str, rank: int, world_size: int) -> bool:
-        """Mark that a rank has finished; whether all have. A store shows at once what was written to it."""
-        begin = f"{folder}/.generated"
-        self.send(f"{begin}/{rank}-of-{world_size}", [b"1"], 1)
-        every = {f"{begin}/{each}-of-{world_size}" for each in range(world_size)}
-        return every <= self.sizes(begin).keys()
-
-    def remove_marks(self, folder: str) -> None:
-        """Remove the marks of all ranks."""
-        self.remove(list(self.sizes(f"{folder}/.generated")))
 
     def count_bytes(self, url: str, size: int) -> int | None:
         """Read all of an object that should have so many bytes; how many it has, or None where it is not."""

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from headrace.bench.metrics import Block, CheckpointTimes
     from headrace.bench.ranks import RankGroup
 
+_GENERATE_S: Final = 24 * 3600.0
 _RESIDENCY_FILES: Final = 2000
 """Files that are looked at before a run, at most."""
 
@@ -363,8 +364,9 @@ class _Session:
             world_size=self._group.place.world_size,
             threads=self._options.generate_threads or self._workload.reader.write_threads,
             overwrite=self._options.overwrite, progress=progress, objects=self._objects,
+            ready=lambda: self._group.barrier(_GENERATE_S),
         )  # fmt: skip
-        self._group.barrier(24 * 3600.0)
+        self._group.barrier(_GENERATE_S)
         time.sleep(max(self._workload.storage.post_generation_settle_seconds, AT_REST_S))
         return report.bytes
 
@@ -377,8 +379,8 @@ class _Session:
             return {split: [] for split in splits}  # as DLIO: nothing needs to be there
         every, objects = self._loaded.listing_interval, self._objects
         files = {str(split): find_files(data, split, every, objects) for split in splits}
-        for split in splits if self._group.place.is_first else ():
-            check_files(data, split, files[split], objects)
+        if self._group.place.is_first:
+            check_files(data, files, objects)
         return files
 
     def _make_cold(self, files: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -12,13 +12,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
 from headrace.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from headrace import _native
@@ -61,6 +63,18 @@ class FileJob:
     def stream(self, part: int = 0) -> ByteStream:
         """Its content from the beginning; each part of a file has other bytes."""
         return self.content.stream(self.number + (part << 48))
+
+
+class GeneratedFile(NamedTuple):
+    """A file of a generated data set, which `sample_extents` has no objection to."""
+
+    path: str
+    begin: bytes
+    """Its first bytes."""
+    spec: DatasetSpec
+    """The workload's data set."""
+    sample_bytes: int
+    """Of each of its samples, as an array, by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,14 @@ class DatasetFormat(ABC):
     def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
         """Where the samples of a file lie, without reading them: all of the file, for each of them."""
         return SampleExtents.shared(spec.num_samples_per_file, 0, os.stat(path).st_size)
+
+    def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:  # noqa: ARG002
+        """What a file says of itself, beside its size: (key, as it is, as the workload has it).
+
+        Raises:
+            SourceError: the file is not of the format.
+        """
+        return iter(())
 
     @abstractmethod
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:

@@ -19,6 +19,7 @@ import os
 import struct
 import zipfile
 import zlib
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.bench.dataset import DatasetSpec
-    from headrace.bench.formats import FileJob
+    from headrace.bench.formats import FileJob, GeneratedFile
 
 
 def _file_sample_bytes(spec: DatasetSpec, shape: tuple[int, ...]) -> int:
@@ -109,6 +110,11 @@ class _Npy(DatasetFormat):
                 raise bad_file(path, "the file's size", os.fstat(f.fileno()).st_size, at + size)
         return SampleExtents.shared(spec.num_samples_per_file, at, size)
 
+    def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
+        shape, dtype = _read_npy_header(io.BytesIO(file.begin), file.path, file.spec)
+        own = math.prod(shape) * dtype.itemsize // file.spec.num_samples_per_file
+        yield "sample_bytes", own, file.sample_bytes
+
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
         with open(path, "rb") as f:
             shape, dtype = _read_npy_header(f, path, spec)
@@ -125,6 +131,8 @@ _FULL = 0xFFFFFFFF
 _VERSION = 45
 _DATE = 1 << 5 | 1
 """1980-01-01, zip's first day: the same files whenever they are made."""
+_HEADER_BYTES = 1 << 10
+"""More than the header of an array has."""
 _LOCAL_CRC_AT, _CENTRAL_CRC_AT = 14, 16
 """Where the CRC is, in a member's local and central header."""
 
@@ -220,6 +228,25 @@ class _Npz(DatasetFormat):
             size = math.prod(shape) * dtype.itemsize
             return SampleExtents.shared(spec.num_samples_per_file, f.tell(), size)
 
+    def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
+        """By the first member; of another order of members, or another packing, nothing is known."""
+        local = _LOCAL.unpack(file.begin[: _LOCAL.size].ljust(_LOCAL.size, b"\0"))
+        method, at = local[3], _LOCAL.size + local[9]
+        if file.begin[_LOCAL.size : at] != b"x.npy":
+            return
+        data = file.begin[at + local[10] :]
+        if method == zipfile.ZIP_DEFLATED:
+            yield (
+                "compression",
+                "zip",
+                file.spec.compression,
+            )  # DLIO stores where it is asked for zip
+            try:
+                data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, _HEADER_BYTES)
+            except zlib.error as e:
+                raise bad_file(file.path, "the archive", e, "an npz with x.npy") from e
+        yield from _Npy().facts(file._replace(begin=data))
+
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
         """Reads the whole file, and checks its CRC."""
         try:
@@ -278,7 +305,17 @@ class _Csv(DatasetFormat):
         starts = np.concatenate(([0], lines[:-1]))
         return SampleExtents.each(starts[header:], (lines - starts)[header:])
 
+    def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
+        lines, header = self._lines(file.path, file.spec)
+        own = (lines[header].count(b",") + 1 - header) * file.spec.dtype.itemsize
+        yield "sample_bytes", own, file.sample_bytes
+
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
+        lines, header = self._lines(path, spec)
+        return np.array(lines[index + header].split(b",")[header:]).astype(spec.dtype)
+
+    def _lines(self, path: str, spec: DatasetSpec) -> tuple[list[bytes], int]:
+        """All lines, and how many of them are a header."""
         opened: dict[str, Any] = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
         if spec.compression == "zip":
             with zipfile.ZipFile(path) as archive:
@@ -288,7 +325,7 @@ class _Csv(DatasetFormat):
                 lines = f.read().splitlines()
         header = int(bool(lines) and lines[0].startswith(_HEADER))
         self._check_rows(path, len(lines) - header, spec)
-        return np.array(lines[index + header].split(b",")[header:]).astype(spec.dtype)
+        return lines, header
 
     @staticmethod
     def _check_rows(path: str, lines: int, spec: DatasetSpec) -> None:
@@ -419,6 +456,9 @@ _END_OF_BLOCK = b"\xfe"
 _FLAT = b"\xfe" + _END_OF_BLOCK
 """A block as bright as the one before it."""
 
+_NO_FRAMES = (0xC4, 0xC8, 0xCC)
+"""Markers among those of frames that are none."""
+
 _RESTARTS = 8
 _END = b"\xff\xd9"
 
@@ -450,6 +490,14 @@ class _Image(DatasetFormat):
             raise bad_file(path, "its end", end, f"{self.ends[1]!r}, a {spec.format}'s", size)
         return SampleExtents.shared(1, 0, size)
 
+    def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
+        if sides := self.sides(file.begin):
+            yield "sample_bytes", math.prod(sides), file.sample_bytes
+
+    @abstractmethod
+    def sides(self, begin: bytes) -> tuple[int, ...]:
+        """Of the picture, by the file's first bytes; empty where they do not say."""
+
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
         from PIL import Image
 
@@ -466,6 +514,14 @@ class _Jpeg(_Image):
     """A grey image of noise, of exactly as many bytes as it has pixels."""
 
     ends = (b"\xff\xd8\xff", _END)
+
+    def sides(self, begin: bytes) -> tuple[int, ...]:
+        at = 2
+        while at + 9 <= len(begin):
+            if 0xC0 <= (marker := begin[at + 1]) <= 0xCF and marker not in _NO_FRAMES:
+                return struct.unpack_from(">2H", begin, at + 5)
+            at += 2 + int.from_bytes(begin[at + 2 : at + 4], "big")
+        return ()
 
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:  # noqa: ARG002
         """Headers, rows of noise with restart markers, and flat blocks.
@@ -529,6 +585,9 @@ class _Png(_Image):
     """An 8-bit grey image of noise, which is stored, not compressed."""
 
     ends = (_PNG_SIGNATURE, b"IEND\xaeB`\x82")
+
+    def sides(self, begin: bytes) -> tuple[int, ...]:
+        return struct.unpack_from(">2L", begin, 16) if len(begin) >= 24 else ()
 
     def write(self, out: OutputFile, job: FileJob) -> None:
         height, width = job.shape

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from headrace.bench.content import ByteStream
     from headrace.bench.dataset import DatasetSpec
-    from headrace.bench.formats import FileJob
+    from headrace.bench.formats import FileJob, GeneratedFile
     from headrace.store.directory import DirectoryColumns
 
 # -- tfrecord --------------------------------------------------------------------------------------------
@@ -170,6 +170,17 @@ def _arrow_type(pa: Any, column: Column, *, as_list: bool) -> Any:
     return pa.list_(scalar, column.size) if as_list or column.size > 1 else scalar
 
 
+def _columns_of(spec: DatasetSpec, size: int) -> tuple[Column, ...]:
+    """The workload's, or one of samples of so many elements."""
+    return spec.parquet.columns or (Column(name="data", dtype=spec.record_element_type, size=size),)
+
+
+def _spelt(kind: Any) -> str:
+    """A column's type, whatever its elements are called: `uint8[64]`."""
+    size = getattr(kind, "list_size", None)
+    return str(kind) if size is None else f"{kind.value_type}[{size}]"
+
+
 def _arrow_array(pa: Any, column: Column, rows: int, stream: ByteStream, kind: Any) -> Any:
     data = stream.take(rows * _column_bytes(column))
     match column.dtype:
@@ -199,9 +210,7 @@ class _Parquet(DatasetFormat):
     def write(self, out: OutputFile, job: FileJob) -> None:
         pa, pq = _arrow()
         spec = job.spec
-        columns = spec.parquet.columns or (
-            Column(name="data", dtype=spec.record_element_type, size=math.prod(job.shape)),
-        )
+        columns = _columns_of(spec, math.prod(job.shape))
         kinds = [_arrow_type(pa, c, as_list=not spec.parquet.columns) for c in columns]
         schema = pa.schema(list(zip((c.name for c in columns), kinds, strict=True)))
         # Parquet stores 8- and 16-bit numbers in 32 bits, unless a dictionary has them.
@@ -247,6 +256,20 @@ class _Parquet(DatasetFormat):
                         extents.append([at, chunk.total_compressed_size])
                 first.append(len(extents))
         return SampleExtents.of_groups(groups, first, *np.array(extents).reshape(-1, 2).T)
+
+    def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
+        """Of its columns, except those whose rows differ in length."""
+        (pa, _), spec = _arrow(), file.spec
+        with _open_parquet(file.path, spec) as opened:
+            kinds = {field.name: field.type for field in opened.schema_arrow}
+            packed = opened.metadata.row_group(0).column(0).compression
+        own = "none" if packed == "UNCOMPRESSED" else packed.lower()
+        yield "compression", own, spec.compression
+        for column in _columns_of(spec, file.sample_bytes // spec.dtype.itemsize):
+            kind = kinds.get(column.name)
+            if kind is None or not pa.types.is_list(kind):
+                expected = _arrow_type(pa, column, as_list=not spec.parquet.columns)
+                yield f"column {column.name}", _spelt(kind), _spelt(expected)
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
         """Reads the row group; the bytes of the row's columns, one after the other."""
@@ -339,6 +362,13 @@ class _Hdf5(DatasetFormat):
         flat = np.array([e for each in extents for e in each], np.int64).reshape(-1, 2)
         first = np.cumsum([0, *map(len, extents)])
         return SampleExtents.of_groups(samples, first, flat[:, 0], flat[:, 1])
+
+    def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
+        with _open_hdf5(file.path) as f:
+            records = _records(f, file.path, file.spec)
+            nbytes, packed = sum(each.nbytes for each in records), records[0].compression
+        yield "compression", packed or "none", file.spec.compression
+        yield "sample_bytes", nbytes // file.spec.num_samples_per_file, file.sample_bytes
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:
         """Reads a sample, and joins its pieces along the first axis."""

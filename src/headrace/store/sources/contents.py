@@ -52,7 +52,7 @@ _IMAGES: Final = frozenset({"jpeg", "png", "gif", "webp", "bmp", "tiff", "ppm"})
 _MEDIA: Final = ("image", "audio", "video")
 
 _COMPANIONS: Final = re.compile(
-    rb"(?i)headrace-dataset\.json|readme(\..*)?|licen[cs]e(\..*)?|thumbs\.db|desktop\.ini|_success|"
+    rb"(?i)readme(\..*)?|licen[cs]e(\..*)?|thumbs\.db|desktop\.ini|_success|"
     rb"_metadata|_common_metadata|"
     rb"(md5|sha1|sha256)sums?(\.txt)?|.*\.(md5|sha256|crc|lock|idx|index)"
 )
