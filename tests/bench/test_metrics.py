@@ -9,6 +9,7 @@ from headrace.bench.metrics import (
     TimeShares,
     block_au,
     block_throughput,
+    cached_share,
     confidence,
     mlperf_au,
     percentiles,
@@ -153,6 +154,38 @@ def test_the_confidence_interval_is_students():
 def verdict(au, ceiling, *, wait=0.3, harness=0.0, late=0.0, step=0.1):
     one = block([wait] * 3, [1.0] * 3, harness=[harness] * 3)
     return verdict_of(au, ceiling, shares_of([one], DEFAULT), late, step).bound
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "device", "resident", "epochs", "share"),
+    [
+        (100, 0, 1.0, 1, 1.0),
+        (100, 30, 0.7, 1, 0.7),
+        (100, 20, 0.0, 5, 0.8),  # from the second epoch on
+        (100, 120, 0.0, 1, 0.0),  # read ahead
+        (100, 0, 0.0, 1, None),  # a file system that counts nothing
+        (100, 0, 0.0, 5, None),
+        (100, 0, None, 1, None),
+        (0, 0, 1.0, 1, None),  # nothing was read
+    ],
+)
+def test_what_came_from_the_page_cache_is_known_where_the_kernel_counts(
+    nbytes, device, resident, epochs, share
+):
+    assert cached_share(nbytes, device, resident, epochs) == share
+
+
+@pytest.mark.parametrize(("au", "bound", "message"), [
+    (99.5, "compute", "AU is 99.50 %: the page cache keeps up: 90% of the bytes came from there"),
+    (70, "page cache", "0.0% went to the harness: 90% of the bytes came from there"),
+])  # fmt: skip
+def test_what_came_from_the_page_cache_is_not_called_the_storages(au, bound, message):
+    shares = shares_of([block([0.3] * 3, [1.0] * 3)], DEFAULT)
+    result = verdict_of(au, None, shares, 0.0, 0.1, cached=0.9)
+    assert result.bound == bound
+    assert message in result.reason
+    assert "says nothing about the storage" in result.reason
+    assert "storage keeps up" in verdict_of(99.5, None, shares, 0.0, 0.1, cached=0.4).reason
 
 
 def test_a_result_is_called_storage_bound_only_when_the_harness_is_not():

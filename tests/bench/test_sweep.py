@@ -56,15 +56,19 @@ def test_a_thin_storage_feeds_few(words, tmp_path):
     )
 
 
-def probe(accelerators, over, bound="storage"):
+def probe(accelerators, over, bound="storage", **more):
     return Probe(accelerators=accelerators, value=80.0 if over else 95.0, over=over, bound=bound,
-                 bound_reason="so", folder="x", measures={})  # fmt: skip
+                 bound_reason="so", folder="x", measures={}, **more)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("most", "probes", "message", "limit"),
     [
         (4, [probe(4, False)], "this storage feeds at least 4 accelerators", "none"),
+        (4, [probe(4, False, cached=True)],
+         "the page cache feeds at least 4 accelerators: this says nothing of the storage", "none"),
+        (1, [probe(1, False), probe(2, True, "page cache", cached=True)],
+         "the page cache feeds 1 accelerator: this says nothing of the storage", "page cache"),
         (1, [probe(1, False), probe(2, True)], "this storage feeds 1 accelerator", "storage"),
         (None, [probe(1, True)], "this storage feeds fewer than 1 accelerators", "storage"),
         (1, [probe(1, False), probe(2, True, "harness")],

@@ -319,25 +319,55 @@ _LOSS_LEAST = 1.0
 class BoundVerdict(NamedTuple):
     """What bounds a run, and why, with figures."""
 
-    bound: Literal["compute", "storage", "harness"]
+    bound: Literal["compute", "storage", "page cache", "harness"]
     reason: str
 
 
+_SAYS_NOTHING: Final = "; the figure says nothing about the storage: "
 _NOT_THE_STORAGE: Final = (
-    "; the figure says nothing about the storage: give this host less to do besides, fewer accelerators or "
-    "longer steps"
+    f"{_SAYS_NOTHING}give this host less to do besides, fewer accelerators or longer steps"
 )
+_NOT_COLD: Final = (
+    f"{_SAYS_NOTHING}read more data than this host's memory holds, or put them out of it and read them once "
+    "(headrace bench run --cold)"
+)
+CACHED_LEAST: Final = 0.5
+"""Of a run's bytes: with more from the page cache it is that which was measured."""
+
+
+def cached_share(
+    nbytes: int, device_bytes: int, resident: float | None, epochs: int
+) -> float | None:
+    """The share of a run's bytes that came from the page cache; None where that cannot be known.
+
+    Args:
+        nbytes: that were read.
+        device_bytes: that the kernel counted as read from devices. Not every file system does: where it counted
+            fewer than what was not in memory before, its count is worth nothing.
+        resident: the share of the data in the page cache before.
+        epochs: how often the data were read.
+    """
+    if not nbytes or resident is None:
+        return None
+    counted = device_bytes / nbytes
+    if counted < (1 - resident) / max(1, epochs) / 2:
+        return None
+    return max(0.0, 1 - counted)
 
 
 def verdict_of(  # noqa: PLR0917 - all that is known
     au: float, ceiling_au: float | None, shares: TimeShares, late_p99_s: float, step_s: float,
-    accelerators: int = 1,
+    accelerators: int = 1, cached: float | None = None,
 ) -> BoundVerdict:  # fmt: skip
-    """Decide what lost the accelerators' time."""
+    """Decide what lost the accelerators' time; of the bytes `cached` is the page cache's share, if known."""
+    source: Literal["storage", "page cache"] = "storage"
+    instead = ""
+    if cached is not None and cached >= CACHED_LEAST:
+        source, instead = "page cache", f": {cached:.0%} of the bytes came from there{_NOT_COLD}"
     lost, wait, harness = 100 - au, shares.of("wait"), shares.of("harness")
     barrier = shares.of("barrier")
     if lost <= _LOSS_LEAST:
-        return BoundVerdict("compute", f"AU is {au:.2f} %: the storage keeps up")
+        return BoundVerdict("compute", f"AU is {au:.2f} %: the {source} keeps up{instead}")
     if step_s > 0 and late_p99_s > 0.05 * step_s and late_p99_s > 0.001:
         late, steps = f"{late_p99_s * 1e3:.2f} ms late (p99)", f"{step_s * 1e3:.2f} ms"
         reason = f"ends of steps were noticed up to {late}, steps take {steps}"
@@ -357,4 +387,4 @@ def verdict_of(  # noqa: PLR0917 - all that is known
         waited += f", {barrier:.1%} to waiting at the barrier for others that did"
     if ceiling_au is not None:
         waited += f"; without storage AU is {ceiling_au:.2f} %"
-    return BoundVerdict("storage", waited)
+    return BoundVerdict(source, f"{waited}{instead}")

@@ -29,6 +29,7 @@ from headrace.bench.config import load_workload, parse_command_line
 from headrace.bench.dataset_files import AT_REST_S, check_files, find_files, generate
 from headrace.bench.engines import engine_name
 from headrace.bench.iostat import sampled
+from headrace.bench.metrics import CACHED_LEAST
 from headrace.bench.objects import check_options, object_problems, objects_of
 from headrace.bench.ranks import join
 from headrace.bench.run import SessionOptions, plans_of, run_ceiling, run_epochs, used
@@ -469,6 +470,8 @@ class Probe:
     bound_reason: str
     folder: str
     measures: dict[str, float]
+    cached: bool = False
+    """Whether most of what it read came from the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,8 +501,12 @@ class Sweep:
     @property
     def answer(self) -> str:
         """In a sentence."""
+        what, cached = "this storage feeds", any(probe.cached for probe in self.probes)
+        but = ": this says nothing of the storage" if cached else ""
+        if cached:
+            what = "the page cache feeds"
         if (over := self.first_over) is None:
-            return f"this storage feeds at least {self.range[1]} accelerators"
+            return f"{what} at least {self.range[1]} accelerators{but}"
         number = f"fewer than {self.range[0]}" if self.most is None else f"{self.most}"
         noun = "accelerator" if number == "1" else "accelerators"
         if self.limit == "harness":
@@ -507,7 +514,7 @@ class Sweep:
                 f"this host emulates {number} {noun}; with {over.accelerators} the harness was the limit, "
                 "so this says nothing of the storage"
             )
-        return f"this storage feeds {number} {noun}"
+        return f"{what} {number} {noun}{but}"
 
 
 def most_before(over: Callable[[int], bool], least: int, greatest: int) -> int | None:
@@ -598,4 +605,5 @@ def _probe(accelerators: int, summary: dict[str, Any], folder: str, until: Condi
     return Probe(
         accelerators=accelerators, value=value, over=until.holds(value), bound=own["bound"],
         bound_reason=own["bound_reason"], folder=folder, measures=known,
+        cached=(own["page_cache_share"] or 0) >= CACHED_LEAST,
     )  # fmt: skip

@@ -305,9 +305,14 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     ceiling_au = None
     if run.ceiling:
         ceiling_au = metrics.phase_figures(run.ceiling, batch, window, "mlcommons").au_mean_percent
+    resident = run.residency.get("share")
+    if run.provenance.get("simulated") is not None:  # it lies in the page cache, and is slowed down
+        resident = None
+    passes = max((block.epoch for block in train), default=0)
+    cached = metrics.cached_share(run.nbytes, run.device_bytes, resident, passes)
     verdict = metrics.verdict_of(
-        float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s, run.accelerators
-    )
+        float(np.mean(aus)), ceiling_au, shares, late.get("p99", 0.0), step_s, run.accelerators, cached,
+    )  # fmt: skip
     formulas: tuple[metrics.Formula, ...] = ("upstream", "mlcommons")
     return {
         "engine": run.engine,
@@ -336,6 +341,7 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
         "drift": steady.drift,
         "bytes": run.nbytes,
         "page_cache_bytes": max(0, run.nbytes - run.device_bytes),
+        "page_cache_share": cached,
         "cpu_s_per_gb": run.cpu_s / (run.nbytes / 1e9) if run.nbytes else None,
         "residency_before": run.residency,
     }
