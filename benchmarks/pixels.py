@@ -4,8 +4,9 @@
     python -m benchmarks.pixels --rounds 1 --pictures 200
     python -m benchmarks.pixels --page     # also the tables of README.md and docs/howto/images.md
 
-Engines take turns, round after round, each run in a fresh process over files in the page cache (but for
-the row that says cold); ratios are formed inside a round. The peers are in `pixel_peers`. The limits are
+Engines take turns in an order of each round's own, each run in a fresh process over files in the page cache
+(but for the row that says cold); ratios are formed inside a round. Memory is the private one of a process
+and its children together, without files that are mapped. The peers are in `pixel_peers`. The limits are
 plain libjpeg-turbo in as many threads (`pixel_probe`): Huffman decoding alone, and a random region without
 a resize. Pictures are made here: noise with the spectrum of
 photographs. Writes raw runs to benchmarks/results/.
@@ -45,6 +46,7 @@ import numpy as np
 
 from benchmarks import machine, pixel_peers
 from benchmarks.pixel_peers import BATCH
+from benchmarks.processes import MemorySampler
 from benchmarks.tables import markdown, onto_page
 
 RESULTS = ROOT / "benchmarks/results"
@@ -121,11 +123,11 @@ def _is_small(path: Path) -> bool:
 
 
 def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
-    """One epoch: pictures a second, CPU seconds for each thousand, peak memory."""
+    """One epoch: pictures a second, CPU seconds for each thousand. What is installed is imported before."""
     paths = sorted(str(path) for path in Path(folder).glob("*/*"))
     if engine in pixel_peers.installed():
         epoch = pixel_peers.installed()[engine]
-        importlib.import_module(pixel_peers.PEERS[engine][0])  # before the clock starts
+        importlib.import_module(pixel_peers.PEERS[engine][0])
         begin, cpu = time.perf_counter(), _cpu_seconds()
         count = sum(epoch(paths, threads))
     else:
@@ -134,9 +136,10 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
         recipe, threads = dict(OWN[engine]), 1 if engine.endswith("1 thread") else threads
         source = _packed(store, recipe.pop("packed", ""))
         (_evict if engine.endswith("cold") else _warm)(Path(source))
+        make_loader, make_images = hr.loader, hr.Images  # which are imported as they are named
         begin, cpu = time.perf_counter(), _cpu_seconds()
-        images = hr.Images(size=224, flip=True, **recipe)
-        loader = hr.loader(source, BATCH, seed=7, decode=images, decode_threads=threads)
+        images = make_images(size=224, flip=True, **recipe)
+        loader = make_loader(source, BATCH, seed=7, decode=images, decode_threads=threads)
         if images.keep:
             for _ in loader:
                 pass
@@ -144,14 +147,23 @@ def run(engine: str, folder: str, store: str, threads: int) -> dict[str, float]:
         count = sum(len(batch.pixels) for batch in loader)
         loader.close()
     seconds = time.perf_counter() - begin
-    status = Path("/proc/self/status").read_text()
-    own_kb = int(status.partition("VmHWM:")[2].split()[0])  # rusage's begins with the parent's
-    peak_kb = max(own_kb, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
     return {
         "pictures_per_s": count / seconds,
         "cpu_s_per_1000": 1000 * (_cpu_seconds() - cpu) / count,
-        "peak_mb": peak_kb / 1024,
     }
+
+
+def run_apart(engine: str, folder: Path, store: Path, threads: int) -> dict[str, float]:
+    """The same in a process of its own, with the most private memory that its tree was seen to have."""
+    command = [sys.executable, "-m", "benchmarks.pixels", "--threads", str(threads)]
+    command += ["--one", engine, str(folder), str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        sampler = MemorySampler(process.pid)
+        printed, _ = process.communicate()
+        peak = sampler.stop()
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return {**json.loads(printed), "peak_mb": peak.private_mb}
 
 
 def _packed(store: str, images: str) -> str:
@@ -244,14 +256,9 @@ def main() -> None:
             )
             for number in range(options.rounds):
                 figures = limits(program, paths, options.threads) if "JPEG" in name else {}
-                for engine in engines:
-                    command = [sys.executable, "-m", "benchmarks.pixels"]
-                    command += ["--threads", str(options.threads)]
-                    command += ["--one", engine, str(folder), str(store)]
-                    done = subprocess.run(
-                        command, check=True, capture_output=True, text=True, cwd=ROOT
-                    )
-                    figures[engine] = json.loads(done.stdout)
+                # What ran before an engine tells on it: in each round another.
+                for engine in random.Random(number).sample(engines, len(engines)):
+                    figures[engine] = run_apart(engine, folder, store, options.threads)
                 runs += [
                     {"set": name, "round": number, "engine": e, **f} for e, f in figures.items()
                 ]
@@ -272,7 +279,7 @@ def table(name: str, runs: list[dict[str, Any]]) -> None:
     torch = {
         run["round"]: run["pictures_per_s"] for run in here if run["engine"] == "torch + Pillow"
     }
-    for engine in dict.fromkeys(run["engine"] for run in here):
+    for engine in (engine for engine in ROWS if any(run["engine"] == engine for run in here)):
         own = [run for run in here if run["engine"] == engine]
         rate = statistics.median(run["pictures_per_s"] for run in own)
         ratio = statistics.median(run["pictures_per_s"] / torch[run["round"]] for run in own)
