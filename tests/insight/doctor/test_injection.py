@@ -68,8 +68,24 @@ def test_slow_decoding(tmp_path):
     assert found.decode.draft_s < found.decode.sample_s
     assert found.decode.native_s < found.decode.sample_s
     assert told.advice[0].key == "images"
+    assert found.decode.refused == 0
     assert {a.key for a in told.advice} & {"draft", "smaller", "workers", "cpus"}
     assert "decoding" in told.verdict
+
+
+def test_pictures_that_are_left_to_pillow_do_not_hide_the_gain(tmp_path):
+    """One PNG in five is grey with 16 bits, which native code does not decode."""
+    image = pytest.importorskip("PIL.Image")
+    for i in range(10):
+        kind, depth = ("RGB", 3) if i % 5 else ("I;16", 2)
+        noise = random.Random(i).randbytes(300 * 300 * depth)
+        image.frombytes(kind, (300, 300), noise).save(tmp_path / f"{i}.png")
+    found = examine(tmp_path, ExamineOptions(seconds=SECONDS))
+    assert found.decode.failed == 0
+    assert 0 < found.decode.refused < found.decode.samples
+    assert found.decode.first_refused == "it is grey with 16 bits"
+    advice = next(a for a in diagnose(found, workers=1).advice if a.key == "images")
+    assert f"{found.decode.refused} of {found.decode.samples} are left to Pillow" in advice.because
 
 
 def test_files_that_cannot_be_decoded_are_counted(photos, tmp_path):

@@ -149,7 +149,11 @@ class Decode:
     draft_s: float | None = None
     """With the decoder scaling down itself (JPEG), where it can."""
     native_s: float | None = None
-    """By headrace's own decoders, a random crop of `side`; None: they do not decode this."""
+    """By headrace's stage, a random crop of `side`, those that it leaves to Pillow included; None: it does not
+    decode this."""
+    refused: int = 0
+    """How many of `samples` it leaves to Pillow."""
+    first_refused: str = ""
     side: int = 0
     out_bytes: float = 0.0
     """Of a sample that is ready for a batch."""

@@ -148,7 +148,8 @@ def measure_decoding(
     return Decode(
         format=name, decoder=decoder, samples=good + failed, failed=failed, first_failed=first_failed,
         got=min(1.0, got), full_s=full_s, sample_s=full_s + by_key.get("scaled", 0.0),
-        draft_s=by_key.get("draft"), native_s=None if refused else by_key.get("native"),
+        draft_s=by_key.get("draft"), native_s=by_key.get("native") if len(refused) < good else None,
+        refused=len(refused), first_refused=refused[0] if refused else "",
         side=SIDE if scaled_s else 0,
         out_bytes=3.0 * SIDE * SIDE if scaled_s else out_bytes / max(1, good),
         pixels=sum(pixels) / max(1, len(pixels)),
@@ -196,6 +197,7 @@ def _image_stages(name: str, pixels: list[int], refused: list[str]) -> list[_Sta
             _native.decode_picture(recipe, data, 0, 0, len(pixels))  # a crop of its own each time
         except ValueError as e:
             refused.append(str(e))
+            scaled(data, opened(data).convert("RGB"))  # as the stage has Pillow do
         return decoded
 
     stages: list[_Stage] = [full, scaled]
