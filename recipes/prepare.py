@@ -3,8 +3,8 @@
     python prepare.py data                       # Debian's clip art (package openclipart-png)
     python prepare.py data --images photos       # your own: a folder with a folder of images per class
 
-It does nothing where both stores are there already, so it may stand in every batch script. Needs
-`pip install headrace pillow`.
+All images are decoded once: those that cannot be are named and left out. It does nothing where both stores are
+there already, so it may stand in every batch script. Needs `pip install headrace pillow`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import hashlib
 import os
 import zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 from PIL import Image
@@ -25,32 +27,43 @@ EXTENSIONS = {".png", ".jpg", ".jpeg"}
 CLIP_ART_PIXELS_MAX = 256
 CLASS_IMAGES_MIN = 20
 HELD_OUT_SHARE = 8  # one image in 8
+BROKEN_SHOWN = 20
+LARGE = "larger than --pixels-max"
 
-Image.MAX_IMAGE_PIXELS = None  # headers alone are read here
 
-
-def fits(path: Path, pixels_max: int | None) -> bool:
-    """Whether it is an image that is not too large; this reads its header alone."""
+def why_not(path: Path, pixels_max: int | None) -> str:
+    """What speaks against an image; '': nothing. It is decoded: one that cannot be would end the training."""
     try:
         with Image.open(path) as image:
-            return pixels_max is None or max(image.size) <= pixels_max
-    except (OSError, SyntaxError, ValueError):
-        return False
+            if pixels_max is not None and max(image.size) > pixels_max:
+                return LARGE
+            image.load()
+    except Exception as e:  # noqa: BLE001 - decoders raise what they like
+        return f"{type(e).__name__}: {e}"
+    return ""
 
 
 def find(folder: Path, pixels_max: int | None, images_max: int) -> list[tuple[str, Path]]:
     """(class, path) of images that are not too large, in classes that are not too small."""
     files = [path for path in sorted(folder.rglob("*")) if path.suffix.lower() in EXTENSIONS]
     # In the clip art, links show an image in a second class.
-    whole = [path for path in files if not path.is_symlink() and fits(path, pixels_max)]
+    own = [path for path in files if not path.is_symlink()]
+    with ThreadPoolExecutor() as pool:  # Pillow decodes without Python's lock
+        reasons = list(pool.map(why_not, own, repeat(pixels_max)))
+    broken = [(path, why) for path, why in zip(own, reasons, strict=True) if why not in ("", LARGE)]
+    for path, why in broken[:BROKEN_SHOWN]:
+        print(f"{path}: left out, since it cannot be decoded: {why}")
+    if len(broken) > BROKEN_SHOWN:
+        print(f"{folder}: {len(broken) - BROKEN_SHOWN} more cannot be decoded, and are left out")
+    whole = [path for path, why in zip(own, reasons, strict=True) if not why]
     whole = sorted(whole, key=lambda path: zlib.crc32(bytes(path.relative_to(folder))))[:images_max]
     found = [(path.relative_to(folder).parts[0], path) for path in whole]
     counts = Counter(name for name, _ in found)
     chosen = [one for one in found if counts[one[0]] >= CLASS_IMAGES_MIN and one[0] != "unsorted"]
     if left := len(files) - len(chosen):
         print(
-            f"{folder}: {left} of {len(files)} images are left out: links, unreadable, larger than "
-            f"--pixels-max, or in a class of fewer than {CLASS_IMAGES_MIN}"
+            f"{folder}: {left} of {len(files)} images are left out: links, damaged, {LARGE}, or in a class "
+            f"of fewer than {CLASS_IMAGES_MIN}"
         )
     return chosen
 

@@ -88,11 +88,12 @@ class Training:
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
+        reading = {"decode": decode, "on_error": options.on_error}
         self.loader = DataLoader(
-            options.data, options.batch_size, shuffle=True, seed=options.seed, decode=decode
+            options.data, options.batch_size, shuffle=True, seed=options.seed, **reading
         )
         self.held_out = DataLoader(
-            options.held_out, 256, order="sequential", tail="exact", decode=decode
+            options.held_out, 256, order="sequential", tail="exact", **reading
         )
         classes = int(self.loader.dataset.store.labels.max()) + 1
         torch.manual_seed(options.seed)  # all ranks begin with the same weights
@@ -235,6 +236,10 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="for 64 images a step")
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--on-error", choices=("raise", "skip"), default="raise",
+        help="skip: leave out images that cannot be decoded, with a warning",
+    )  # fmt: skip
     options = parser.parse_args()
 
     if "RANK" not in os.environ:  # no launcher: one rank, on this machine

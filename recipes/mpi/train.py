@@ -77,6 +77,7 @@ class Training:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
         share = {"rank": WORLD.rank, "world_size": WORLD.size, "decode": decode}
+        share["on_error"] = options.on_error
         self.loader = DataLoader(
             options.data, options.batch_size, shuffle=True, seed=options.seed, **share
         )
@@ -207,6 +208,10 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=3e-3, help="for 64 images a step")
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--on-error", choices=("raise", "skip"), default="raise",
+        help="skip: leave out images that cannot be decoded, with a warning",
+    )  # fmt: skip
     options = parser.parse_args()
 
     device = torch.device("cpu")

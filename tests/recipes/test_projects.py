@@ -2,8 +2,10 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import headrace as package
 from headrace.cluster.recipes import RECIPES, make_project, recipe_named, recipes_folder
 from headrace.errors import ClusterError, ClusterRequestError
+from tests_shared import write_real_images
 
 NAMES = [recipe.name for recipe in RECIPES]
 FILES = ["README.md", "job.sh", "prepare.py", "train.py"]
@@ -104,3 +107,30 @@ def test_scripts_are_scripts(name):
     readme = (folder / "README.md").read_text()
     assert "headrace launch" in readme
     assert "prepare.py" in readme
+
+
+def test_images_that_would_end_the_training_are_named_and_left_out(tmp_path):
+    """Empty, cut off, and of more pixels than Pillow takes; the stores hold all others."""
+    images = write_real_images(tmp_path / "images", per_class=24)
+    first, second, third = sorted(images.rglob("*.*"))[:3]
+    header = b"IHDR" + struct.pack(">II5B", 40_000, 40_000, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    first.write_bytes(b"")
+    second.write_bytes(second.read_bytes()[:-50])
+    third.write_bytes(third.read_bytes()[:8] + chunk + third.read_bytes()[8 + len(chunk) :])
+    command = [sys.executable, recipes_folder() / "prepare.py", tmp_path / "data"]
+    command += ["--images", images]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    for path, why in (
+        (first, "Unidentified"),
+        (second, "OSError: "),
+        (third, "DecompressionBombError"),
+    ):
+        assert f"{path}: left out, since it cannot be decoded: {why}" in done.stdout
+    packed = [
+        name
+        for store in ("train.hr", "held-out.hr")
+        for name in package.open(tmp_path / "data" / store).names
+    ]
+    assert len(packed) == 3 * 24 - 3
+    assert not {str(path.relative_to(images)) for path in (first, second, third)} & set(packed)
