@@ -243,6 +243,31 @@ def test_what_tokens_are_is_never_guessed(data, tmp_path):
         loader(odd)
 
 
+def test_of_texts_and_tokens_in_one_table_it_is_said_which_are_read(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    ids = pa.array([list(range(i, i + 40)) for i in range(8)], pa.list_(pa.int32()))
+    table, path = pa.table({"text": ["word" * 40] * 8, "input_ids": ids}), tmp_path / "t.arrow"
+    with pa.OSFile(str(path), "wb") as f, pa.ipc.new_file(f, table.schema) as writer:
+        writer.write_table(table)
+    hr.pack(path, tmp_path / "texts.hr")
+    with pytest.raises(ValueError, match=r"the column 'text' .*hr\.open\(.*column='input_ids'\)"):
+        hr.tokens(path, LENGTH, 4)
+    with pytest.raises(
+        ValueError, match=r"the column 'text' .*pack it again with --column input_ids"
+    ):
+        hr.tokens(tmp_path / "texts.hr", LENGTH, 4)
+    with hr.open(path, column="input_ids") as store:
+        assert next(iter(hr.tokens(store, 39, 1, shuffle=False))).tokens.tolist() == [[*range(40)]]
+    with hr.open(path, column=["text", "input_ids"]) as store:
+        assert next(iter(hr.tokens(store, 39, 1, shuffle=False))).tokens.tolist() == [[*range(40)]]
+        with pytest.raises(ValueError, match="the column 'text', expected tokens"):
+            hr.tokens(store, 39, 1, part="text")  # its bytes, too, are a multiple of 4
+    lines = tmp_path / "t.jsonl"
+    lines.write_text('{"text": "word", "input_ids": [1, 2]}\n')
+    with pytest.raises(ValueError, match=r"JSON Lines \(with 'input_ids': pack them as arrays"):
+        hr.tokens(lines, LENGTH, 4)
+
+
 @pytest.mark.parametrize("stored", ["uint8", "int8", "int16", "uint32", "int32", "int64"])
 def test_tokens_of_every_width_are_delivered_or_refused(tmp_path, stored):
     top = min(np.iinfo(stored).max, 2**31 - 1)

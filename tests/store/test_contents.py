@@ -86,6 +86,35 @@ def test_columns_that_are_left_out_are_said(tmp_path):
     assert listed.notes == ["columns left out: 'split'"]
 
 
+def test_words_by_number_are_samples_or_classes_but_not_left_out_for_numbers(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    words = pa.array(["one", "two", "one", None, "größer"]).dictionary_encode()
+    table = pa.table({"text": words, "id": range(5)})
+    arrow, parquet = tmp_path / "t.arrow", tmp_path / "t.parquet"
+    pq.write_table(table, parquet)
+    with pa.OSFile(str(arrow), "wb") as f, pa.ipc.new_file(f, table.schema) as writer:
+        writer.write_table(table)
+    for at, source in enumerate((arrow, parquet)):
+        with pytest.raises(SourceError, match="'text' is a dictionary of strings") as error:
+            headrace.pack(source, tmp_path / "out")
+        assert "--column text" in error.value.next_step
+        with pytest.raises(SourceError, match="is null"):
+            headrace.pack(source, tmp_path / "out", column="text")
+        headrace.pack(source, tmp_path / f"{at}", column="text", on_error="skip")
+        with headrace.open(tmp_path / f"{at}") as store:
+            assert [bytes(store.read(i)).decode() for i in range(4)] == [
+                "one",
+                "two",
+                "one",
+                "größer",
+            ]
+        report = headrace.pack(source, tmp_path / f"label{at}", label="text")
+        with headrace.open(report.path) as store:
+            assert store.labels.tolist() == [0, 1, 0, -1, 2]
+
+
 def labelled_tables(tmp_path, labels: list[int | None]):
     """The same rows as an Arrow file, a compressed Parquet file, a data set in memory, and a list of files."""
     import pyarrow as pa

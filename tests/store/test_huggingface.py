@@ -162,6 +162,15 @@ def test_columns_are_chosen_or_named(tmp_path):
         hr.from_hf([b"1"])
 
 
+def test_views_of_texts_are_copied(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    texts = ["short", "longer than what a view holds itself", ""]
+    with hr.from_hf(
+        datasets.Dataset(pa.table({"text": pa.array(texts, pa.string_view())}))
+    ) as store:
+        assert [data.decode() for data in read_all(store)] == texts
+
+
 def test_data_sets_are_sources_of_index_and_pack_too(disk, memory, tmp_path):
     hr.index(disk.shuffle(seed=1), tmp_path / "i.hr")
     with hr.open(tmp_path / "i.hr") as store:

@@ -11,6 +11,8 @@ samples only: under them all documents are read whole, and long ones are refused
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
 from collections import deque
 from functools import cached_property, partial
@@ -21,7 +23,7 @@ import numpy as np
 
 from headrace import _native
 from headrace.base.lifetime import Closing
-from headrace.errors import StoreError
+from headrace.errors import HeadraceError, StoreError
 from headrace.order.windows import JoinedPlan, Pieces, plan_windows
 from headrace.plane.batch import mixture_of
 from headrace.plane.follow import FollowingLoader
@@ -297,18 +299,36 @@ _TOKENIZE: Final = (
 
 def _no_tokens(store: Store, part: str) -> str:
     """What a store surely holds that is none, by its source and by the name of its first sample; or nothing."""
-    kinds = {segment.entry.source.get("kind") for segment in store.segments}
+    sources = [segment.entry.source for segment in store.segments]
+    kinds = {source.get("kind") for source in sources}
     if kinds <= {"jsonl", "lines"}:
-        return "JSON Lines" if "jsonl" in kinds else "lines of text"
+        return f"JSON Lines{_lists_of(store)}" if "jsonl" in kinds else "lines of text"
+    if columns := sources[0].get("columns"):
+        other = next((name for name in TOKEN_PARTS if name in sources[0].get("left", [])), None)
+        way = f"hr.open({store.path!r}, column={other!r}) takes that one"
+        if store.appendable:
+            way = f"left out: pack it again with --column {other} (column={other!r})"
+        return f"the column {columns[0]!r}" + (f" (and not {other!r}; {way})" if other else "")
     name = family_of(format_of(f"{store.names[0]}.{part}" if part else store.names[0]))
     return {"image": "pictures", "text": "text", "audio": "audio", "video": "video"}.get(name, "")
+
+
+def _lists_of(store: Store) -> str:
+    """What to do with tokens that the lines of JSON have, if the first one does."""
+    with contextlib.suppress(HeadraceError, ValueError, RecursionError):
+        fields = json.loads(bytes(store.read(0)))
+        lists = [n for n in TOKEN_PARTS if isinstance(fields, dict) and n in fields]
+        if lists:
+            how = "hr.pack([np.array(ids, np.uint16).tobytes(), ...])"
+            return f" (with {lists[0]!r}: pack them as arrays, {how})"
+    return ""
 
 
 def _stored_as(store: Store, part: str, given: str | None) -> str:
     stated = set()
     for source in (segment.entry.source for segment in store.segments):
-        dtypes = source.get("dtypes", {})
-        dtype = dtypes[part] if part in dtypes else source.get("tokens", {}).get("dtype")
+        dtypes = source.get("dtypes")
+        dtype = dtypes.get(part) if dtypes else source.get("tokens", {}).get("dtype")
         stated |= {str(dtype)} - {"None"}
     if len(stated) > 1:
         raise ValueError(

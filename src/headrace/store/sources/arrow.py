@@ -77,7 +77,8 @@ class ArrowColumns:
 
     def entry(self) -> dict[str, Any]:
         """What a manifest says of them."""
-        return {"columns": list(self.data), **numbers_entry(self.data, self.dtypes)}
+        entry = {"columns": list(self.data), **numbers_entry(self.data, self.dtypes)}
+        return {**entry, "left": list(self.left)} if self.left else entry
 
     def notes(self) -> list[str]:
         """What is left out."""
@@ -138,7 +139,7 @@ def _choose_data(
 ) -> tuple[str, ...]:
     if options.column:
         for name in options.column:
-            if not (_is_binary(types[name]) or _number_type(types[name])):
+            if not (_is_binary(types[name]) or _is_words(types[name]) or _number_type(types[name])):
                 raise refused(
                     path, f"column {name!r} has the type {types[name]}, expected binary, strings, "
                     "numbers, lists of numbers, or a struct with a field `bytes`.",
@@ -150,8 +151,15 @@ def _choose_data(
     if names and len(names) != 1:
         raise refused(
             path, f"{len(names)} columns hold bytes ({listed(names)}), expected one; the columns "
-            f"are {listed(list(types))}.", "Name the samples' column: column='image'.",
+            f"are {listed(list(types))}.", _how_to_name(names[0]),
         )  # fmt: skip
+    words = [n for n, t in types.items() if n != label and _is_words(t)]
+    if not names and words:
+        if len(types) - (label is not None) > 1:
+            what = f"column {words[0]!r} is a dictionary of strings: samples, or classes of the other columns?"
+            how = f"{_how_to_name(words[0])} Classes: --label {words[0]} (label={words[0]!r})."
+            raise refused(path, what, how)
+        names = words
     # Of a table of numbers alone, lists (of tokens, of features) are the samples, else each row's numbers are.
     names = names or [n for n, t in types.items() if _number_type(t) and not _is_number(t)]
     names = names or [
@@ -164,6 +172,10 @@ def _choose_data(
     return tuple(names)
 
 
+def _how_to_name(column: str) -> str:
+    return f"Name the samples' column: --column {column} (in Python column={column!r})."
+
+
 def _types() -> Any:
     return import_extra("pyarrow.types", "reading a table")
 
@@ -171,6 +183,11 @@ def _types() -> Any:
 def _is_text(kind: Any) -> bool:
     t = _types()
     return bool(t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind))
+
+
+def _is_words(kind: Any) -> bool:
+    """Whether it is strings by number, as pandas writes categories."""
+    return bool(_types().is_dictionary(kind) and _is_text(kind.value_type))
 
 
 def _is_binary(kind: Any) -> bool:
@@ -203,9 +220,7 @@ def _number_type(kind: Any) -> Any:
 
 def _is_label(kind: Any) -> bool:
     t = _types()
-    if t.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return bool(t.is_integer(kind) or t.is_boolean(kind))
+    return bool(_is_words(kind) or t.is_integer(kind) or t.is_boolean(kind))
 
 
 def _names(schema: Any, label: str | None) -> tuple[bytes, ...] | None:
@@ -259,7 +274,7 @@ def values_of(array: Any, path: str) -> Values:
         if inner.valid is not None:
             valid = inner.valid if valid is None else inner.valid & valid
         return replace(inner, valid=valid)
-    if t.is_binary_view(kind) or t.is_string_view(kind):
+    if t.is_binary_view(kind) or t.is_string_view(kind) or t.is_dictionary(kind):
         raise NotInPlace(f"the type {kind} spreads values over several buffers")
     fixed = t.is_fixed_size_binary(kind) or t.is_fixed_size_list(kind) or _is_number(kind)
     # Where the values' bytes lie, where the first of them begins, and the bytes of an element of a list.
@@ -368,7 +383,7 @@ class LabelReader:
 
 def _words(array: Any, path: str) -> list[bytes]:
     """Strings as bytes: pyarrow itself would follow their offsets anywhere."""
-    values = _readable(array, path)
+    values = readable_values(array, path)
     view = memoryview(values.buffer if values.buffer is not None else b"")
     ends = (values.start + values.length).tolist()
     return [bytes(view[a:b]) for a, b in zip(values.start.tolist(), ends, strict=True)]
@@ -382,7 +397,7 @@ def stream_batch(
     if labels.name:
         numbers = labels.read(batch.column(labels.name))
     parts = sorted(columns.data, key=os.fsencode)
-    values = [_readable(batch.column(name), path) for name in parts]
+    values = [readable_values(batch.column(name), path) for name in parts]
     views = [memoryview(v.buffer if v.buffer is not None else b"") for v in values]
     of_row = [number_array(batch.column(name), name, path).tolist() for name in columns.numbers]
     for i in range(batch.num_rows):
@@ -403,9 +418,21 @@ def stream_batch(
         )
 
 
-def _readable(array: Any, path: str) -> Values:
-    """As `values_of`; views are laid out anew."""
+def readable_values(array: Any, path: str) -> Values:
+    """As `values_of`; views are laid out anew, and numbers of words stand for these."""
     t = _types()
+    if t.is_dictionary(array.type):
+        words, valid = values_of(array.dictionary, path), ~np.asarray(array.is_null())
+        number = np.asarray(array.indices.fill_null(0)).astype(np.int64)
+        wrong = valid & ((number < 0) | (number >= len(words.start)))
+        if wrong.any():
+            most = f"0 to {len(words.start) - 1:,}"
+            raise damaged(path, "a number of a dictionary's word", int(number[wrong][0]), most)
+        if not len(words.start):
+            return Values(None, number, number, valid)
+        number = np.where(valid, number, 0)
+        valid = valid if words.valid is None else valid & words.valid[number]
+        return Values(words.buffer, words.start[number], words.length[number], valid)
     if t.is_binary_view(array.type) or t.is_string_view(array.type):
         array = array.cast("large_binary")
     return values_of(array, path)

@@ -23,6 +23,7 @@ from headrace.store.sources.arrow import (
     Values,
     choose_columns,
     number_array,
+    readable_values,
     values_of,
 )
 from headrace.store.sources.scan import (
@@ -44,7 +45,7 @@ from headrace.store.sources.scan import (
 from headrace.store.sources.text import scan_listed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -166,9 +167,9 @@ class _View:
                 next_step="Its indices are damaged: load it again.",
             )
 
-    def values(self, name: str) -> list[Values]:
+    def values(self, name: str, look: Callable[[Any, str], Values] = values_of) -> list[Values]:
         """The values of a column, chunk by chunk."""
-        return [values_of(chunk, _WHAT) for chunk in self._table.column(name).chunks]
+        return [look(chunk, _WHAT) for chunk in self._table.column(name).chunks]
 
     def labels(self) -> tuple[NDArray[np.int64] | None, tuple[bytes, ...] | None]:
         """(n,) int64 labels of the shown rows, and their classes."""
@@ -293,7 +294,7 @@ def _stream(view: _View, source: dict[str, Any], options: SourceOptions, reason:
 
     def items() -> Iterator[StreamItem]:
         skipped.clear()
-        columns = [view.values(name) for name in view.parts]
+        columns = [view.values(name, readable_values) for name in view.parts]
         views = [[memoryview(v.buffer or b"") for v in chunks] for chunks in columns]
         ends = [np.cumsum([len(v.start) for v in chunks]) for chunks in columns]
         labels, _ = view.labels()
