@@ -38,6 +38,27 @@ void find_all() {
   find(&g_calls.fexecve, "fexecve");
   find(&g_calls.posix_spawn, "posix_spawn");
   find(&g_calls.posix_spawnp, "posix_spawnp");
+  find(&g_calls.read, "read");
+  find(&g_calls.flock, "flock");
+  find(&g_calls.fcntl, "fcntl64");
+  if (g_calls.fcntl == nullptr) find(&g_calls.fcntl, "fcntl");  // before glibc 2.28
+  find(&g_calls.lockf, "lockf64");
+  find(&g_calls.ioctl, "ioctl");
+  find(&g_calls.copy_file_range, "copy_file_range");
+  find(&g_calls.fsync, "fsync");
+  find(&g_calls.fdatasync, "fdatasync");
+  find(&g_calls.syncfs, "syncfs");
+  find(&g_calls.fgetxattr, "fgetxattr");
+  find(&g_calls.flistxattr, "flistxattr");
+  find(&g_calls.fsetxattr, "fsetxattr");
+  find(&g_calls.fremovexattr, "fremovexattr");
+  find(&g_calls.fchmod, "fchmod");
+  find(&g_calls.fchown, "fchown");
+  find(&g_calls.futimens, "futimens");
+  find(&g_calls.futimes, "futimes");
+  find(&g_calls.fstatfs, "fstatfs");
+  find(&g_calls.fstatvfs, "fstatvfs");
+  find(&g_calls.chroot, "chroot");
   // Before glibc 2.33 programs had their own, which called __fxstat.
   if (g_calls.fstat == nullptr) g_calls.fstat = kernel_fstat;
   if (g_calls.fstatat == nullptr) {

@@ -8,6 +8,9 @@
 #include <spawn.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <sys/time.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -33,6 +36,26 @@ struct Calls {
                      const posix_spawnattr_t*, char* const[], char* const[]);
   int (*posix_spawnp)(pid_t*, const char*, const posix_spawn_file_actions_t*,
                       const posix_spawnattr_t*, char* const[], char* const[]);
+  ssize_t (*read)(int, void*, size_t);
+  int (*flock)(int, int);
+  int (*fcntl)(int, int, ...);
+  int (*lockf)(int, int, off_t);
+  int (*ioctl)(int, unsigned long, ...);
+  ssize_t (*copy_file_range)(int, off_t*, int, off_t*, size_t, unsigned);
+  int (*fsync)(int);
+  int (*fdatasync)(int);
+  int (*syncfs)(int);
+  ssize_t (*fgetxattr)(int, const char*, void*, size_t);
+  ssize_t (*flistxattr)(int, char*, size_t);
+  int (*fsetxattr)(int, const char*, const void*, size_t, int);
+  int (*fremovexattr)(int, const char*);
+  int (*fchmod)(int, mode_t);
+  int (*fchown)(int, uid_t, gid_t);
+  int (*futimens)(int, const timespec*);
+  int (*futimes)(int, const timeval*);
+  int (*fstatfs)(int, struct statfs*);
+  int (*fstatvfs)(int, struct statvfs*);
+  int (*chroot)(const char*);
 };
 
 // All of them.

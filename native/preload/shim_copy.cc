@@ -22,14 +22,10 @@ timespec timespec_of(int64_t ns) {
   return {seconds, ns - seconds * 1'000'000'000};
 }
 
-// Whether the path leads to the file that was copied, and it has not changed since. The change time
-// too: whoever is no longer allowed to read it must find that out.
-bool is_unchanged(const BoardFile& file, int folder, const char* path) {
+// Whether the path leads to the file that was copied, and it has not changed since.
+bool leads_there(const BoardFile& file, int folder, const char* path) {
   struct stat now;
-  if (kernel_fstatat(folder, path, &now, 0) != 0) return false;
-  return static_cast<int64_t>(now.st_dev) == file.device &&
-         static_cast<int64_t>(now.st_ino) == file.inode && now.st_size == file.size &&
-         nanoseconds(now.st_mtim) == file.mtime_ns && nanoseconds(now.st_ctim) == file.ctime_ns;
+  return kernel_fstatat(folder, path, &now, 0) == 0 && is_unchanged(file, now);
 }
 
 // The daemon's descriptor, or the tier's file. O_NONBLOCK: should something else stand there, it
@@ -53,6 +49,16 @@ bool is_the_copy(int fd, const BoardFile& file, const CopyPlace& place) {
 
 }  // namespace
 
+bool is_same_file(const BoardFile& file, const struct stat& now) {
+  return static_cast<int64_t>(now.st_dev) == file.device &&
+         static_cast<int64_t>(now.st_ino) == file.inode;
+}
+
+bool is_unchanged(const BoardFile& file, const struct stat& now) {
+  return is_same_file(file, now) && now.st_size == file.size &&
+         nanoseconds(now.st_mtim) == file.mtime_ns && nanoseconds(now.st_ctim) == file.ctime_ns;
+}
+
 bool is_plain_read(int flags) {
   return (flags & O_ACCMODE) == O_RDONLY && (flags & ~(O_ACCMODE | kHarmless)) == 0;
 }
@@ -69,7 +75,7 @@ int open_copy(const Plane& plane, const Named& named, int folder, const char* pa
   if (place.copy == Copy::kNone) return -1;
   const int saved_errno = errno;
   int fd = -1;
-  if ((plane.board.immutable() && named.sure) || is_unchanged(file, folder, path)) {
+  if ((plane.immutable() && named.sure) || leads_there(file, folder, path)) {
     fd = open_place(plane, named, place, flags);
   }
   if (fd >= 0 &&

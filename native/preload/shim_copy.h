@@ -14,6 +14,11 @@ namespace headrace::preload::shim {
 // -1: open the original. errno is not touched.
 int open_copy(const Plane& plane, const Named& named, int folder, const char* path, int flags);
 
+// Whether this is the file that was copied.
+bool is_same_file(const BoardFile& file, const struct stat& now);
+// And as it was then. The change time too: whoever may no longer read it must find that out.
+bool is_unchanged(const BoardFile& file, const struct stat& now);
+
 // Whether an open with these flags only reads, and asks for nothing that a copy cannot give.
 bool is_plain_read(int flags);
 // Whether it may change the file.

@@ -27,6 +27,7 @@ std::atomic<const RunPage*> g_page{nullptr};
 SlowState* g_slow = nullptr;
 uint32_t g_launcher = 0;
 std::atomic<uint32_t> g_process{0};
+std::atomic<bool> g_elsewhere{false};
 
 // Maps the whole of a memfd that cannot shrink and has this inode; null: it is not that.
 void* map_sealed(const char* path, uint64_t inode, bool writable, uint64_t least,
@@ -148,6 +149,24 @@ uint64_t parse_run(const char* text, char* path, size_t path_bytes) {
   return strtoull(colon + 1, nullptr, 10);
 }
 
+// Whether this process has the root folder and the mounts that the launcher has. In a container or
+// a `chroot` a path of the board may lead to another file, and only a look at it tells.
+bool sees_the_same() {
+  for (const char* what : {"/root/", "/ns/mnt"}) {
+    char theirs[64] = "/proc/";
+    char ours[32] = "/proc/self";
+    strcpy(decimal(theirs + strlen(theirs), g_launcher), what);
+    strcat(ours, what);
+    struct stat a, b;
+    if (kernel_fstatat(AT_FDCWD, theirs, &a, 0) != 0 ||
+        kernel_fstatat(AT_FDCWD, ours, &b, 0) != 0 || a.st_dev != b.st_dev ||
+        a.st_ino != b.st_ino) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void find_run_page() {
   const char* run = getenv("HEADRACE_RUN");
   char path[64];
@@ -165,6 +184,7 @@ void find_run_page() {
         map_sealed(slow_path, page->slow_inode, true, sizeof(SlowState), &nbytes));
     if (slow != nullptr && slow->magic == kSlowMagic) g_slow = slow;
   }
+  g_elsewhere.store(!sees_the_same(), std::memory_order_relaxed);
   g_page.store(page, std::memory_order_release);
 }
 
@@ -206,7 +226,13 @@ void Plane::report(int64_t file, Opened what) const {
   ring_report(ring, ring_capacity, file, g_process.load(std::memory_order_relaxed), what);
 }
 
+bool Plane::immutable() const {
+  return board.immutable() && !g_elsewhere.load(std::memory_order_relaxed);
+}
+
 bool simulating() { return g_slow != nullptr; }
+
+void look_elsewhere() { g_elsewhere.store(true, std::memory_order_relaxed); }
 
 const char kShimName[] = "libheadrace_preload";
 

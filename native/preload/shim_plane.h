@@ -26,6 +26,8 @@ struct Plane {
   std::atomic<uint32_t> users{0};
 
   void report(int64_t file, Opened what) const;
+  // The user's word that nothing changes, where paths lead where they do for the launcher.
+  bool immutable() const;
 };
 
 // The plane, held while it lives; none when there is no daemon, no run, or no way to find out.
@@ -44,6 +46,9 @@ class Held {
  private:
   Plane* plane_;
 };
+
+// Paths lead elsewhere from now on: nothing is known of them without a look.
+void look_elsewhere();
 
 // Waits as long as the simulated storage takes to give a whole file of `bytes`; returns at once
 // where none is simulated.

@@ -12,6 +12,7 @@
 #include "preload/export.h"
 #include "preload/shim_calls.h"
 #include "preload/shim_copy.h"
+#include "preload/shim_descriptor.h"
 
 static_assert(sizeof(struct stat) == sizeof(struct stat64), "one layout on 64-bit machines");
 
@@ -22,23 +23,38 @@ using headrace::preload::BoardFile;
 using headrace::preload::kIsLink;
 using headrace::preload::RingHeader;
 
-// What the real call has said of a copy becomes what it would have said of the original.
-void restore(const shim::Plane& plane, struct stat* status) {
-  if (!plane.board.has_device(status->st_dev)) return;
-  const int64_t file = plane.board.find_copy(status->st_dev, status->st_ino);
-  if (file >= 0) shim::describe(plane.board.file(file), status);
+// The file whose copy this is; null: of none.
+const BoardFile* copied(const shim::Plane& plane, uint64_t device, uint64_t inode) {
+  if (!plane.board.has_device(device)) return nullptr;
+  const int64_t file = plane.board.find_copy(device, inode);
+  return file < 0 ? nullptr : &plane.board.file(file);
 }
 
-int restored(int result, struct stat* status) {
+// What is open under a descriptor, or at an empty path behind it: -1 for what a path names.
+int descriptor_of(int folder, const char* path, int flags) {
+  return path != nullptr && path[0] == '\0' && (flags & AT_EMPTY_PATH) != 0 ? folder : -1;
+}
+
+// `look`, and what it has said of a copy becomes what it would have said of the original.
+template <class Look>
+int restored(int fd, struct stat* status, Look look) {
+  const int result = look();
   if (result != 0) return result;
   const shim::Held plane;
-  if (plane) restore(*plane, status);
+  const BoardFile* file = plane ? copied(*plane, status->st_dev, status->st_ino) : nullptr;
+  if (file == nullptr) return result;
+  if (fd >= 0 && shim::follow(*plane, *file, fd)) return look();
+  shim::describe(*file, status);
   return result;
+}
+
+int stat_open(int fd, struct stat* status) {
+  return restored(fd, status, [&] { return shim::calls().fstat(fd, status); });
 }
 
 // The file on the board that the path names, where looking is not needed.
 const BoardFile* known(const shim::Held& plane, int folder, const char* path, bool follows) {
-  if (!plane || !plane->board.immutable()) return nullptr;
+  if (!plane || !plane->immutable()) return nullptr;
   const shim::Named named = shim::name_of(plane->board, folder, path);
   if (named.file < 0 || !named.sure) return nullptr;
   const BoardFile& file = plane->board.file(named.file);
@@ -62,7 +78,8 @@ int stat_at(int folder, const char* path, struct stat* status, int flags) {
       return 0;
     }
   }
-  return restored(shim::calls().fstatat(folder, path, status, flags), status);
+  return restored(descriptor_of(folder, path, flags), status,
+                  [&] { return shim::calls().fstatat(folder, path, status, flags); });
 }
 
 void describe(const BoardFile& file, struct statx* status) {
@@ -118,10 +135,8 @@ bool is_known(int version) {
   HEADRACE_EXPORT(int, symbol, const char* path, struct stat* status) { \
     return stat_at(AT_FDCWD, path, status, flags);                      \
   }
-#define HEADRACE_FSTAT(symbol)                                \
-  HEADRACE_EXPORT(int, symbol, int fd, struct stat* status) { \
-    return restored(shim::calls().fstat(fd, status), status); \
-  }
+#define HEADRACE_FSTAT(symbol) \
+  HEADRACE_EXPORT(int, symbol, int fd, struct stat* status) { return stat_open(fd, status); }
 #define HEADRACE_FSTATAT(symbol)                                                               \
   HEADRACE_EXPORT(int, symbol, int folder, const char* path, struct stat* status, int flags) { \
     return stat_at(folder, path, status, flags);                                               \
@@ -136,7 +151,7 @@ bool is_known(int version) {
 #define HEADRACE_FXSTAT(symbol)                                            \
   HEADRACE_EXPORT(int, symbol, int version, int fd, struct stat* status) { \
     if (!is_known(version)) return -1;                                     \
-    return restored(shim::calls().fstat(fd, status), status);              \
+    return stat_open(fd, status);                                          \
   }
 #define HEADRACE_FXSTATAT(symbol)                                                              \
   HEADRACE_EXPORT(int, symbol, int version, int folder, const char* path, struct stat* status, \
@@ -181,9 +196,13 @@ HEADRACE_EXPORT(int, statx, int folder, const char* path, int flags, unsigned ma
   const int result = shim::calls().statx(folder, path, flags, mask, status);
   if (result != 0 || !plane) return result;
   const dev_t device = makedev(status->stx_dev_major, status->stx_dev_minor);
-  if (!plane->board.has_device(device)) return result;
-  const int64_t file = plane->board.find_copy(device, status->stx_ino);
-  if (file >= 0) describe(plane->board.file(file), status);
+  const BoardFile* file = copied(*plane, device, status->stx_ino);
+  if (file == nullptr) return result;
+  const int fd = descriptor_of(folder, path, flags);
+  if (fd >= 0 && shim::follow(*plane, *file, fd)) {
+    return shim::calls().statx(folder, path, flags, mask, status);
+  }
+  describe(*file, status);
   return result;
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -307,3 +308,126 @@ def test_writing_is_the_originals_and_is_told(plane, tmp_path):
 def test_the_shim_alone_changes_nothing(files):
     command = ["bash", "-c", f"cat {files}/f03.bin; ls {files}"]
     assert run(command, env=os.environ | {"LD_PRELOAD": str(library("preload"))}) == run(command)
+
+
+BY_DESCRIPTOR = """
+    import fcntl, os, subprocess, sys
+    root = sys.argv[1]
+    def show(call, *a, **k):
+        try: print(call(*a, **k), flush=True)
+        except OSError as e: print(type(e).__name__, e.errno, flush=True)
+    def other(how):  # a process that headrace does not see
+        code = f'import fcntl, os, sys; f = os.open(sys.argv[1], os.O_RDWR); {how}'
+        env = {k: v for k, v in os.environ.items() if k not in ('LD_PRELOAD', 'HEADRACE_RUN')}
+        ended = subprocess.run([sys.executable, '-c', code, root + '/a'], capture_output=True, env=env)
+        print(ended.returncode, ended.stderr[-60:], flush=True)
+    exclusive = 'fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)'
+    f = os.open(root + '/a', os.O_RDONLY)
+    print(os.read(f, 3))
+    out = os.open(root + '/out', os.O_RDWR | os.O_CREAT)
+    show(os.copy_file_range, f, out, 4)
+    f = os.open(root + '/a', os.O_RDONLY)
+    show(fcntl.flock, f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    other(exclusive)
+    show(fcntl.flock, f, fcntl.LOCK_UN)
+    other(exclusive)
+    f = os.open(root + '/a', os.O_RDONLY)
+    show(fcntl.lockf, f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    other('fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)')
+    other('fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 5, 900)')
+    os.close(f)
+    with open(root + '/a', 'r+b') as w:
+        fcntl.flock(w, fcntl.LOCK_EX)
+        f = os.open(root + '/a', os.O_RDONLY)
+        show(fcntl.flock, f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    show(fcntl.flock, f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    f = os.open(root + '/a', os.O_RDONLY)
+    show(os.listxattr, f)
+    show(os.getxattr, f, 'user.colour')
+    show(os.setxattr, f, 'user.size', b'9')
+    show(os.removexattr, f, 'user.colour')
+    show(os.fchmod, f, 0o640)
+    show(os.utime, f, ns=(10**18, 10**18))
+    show(os.fchown, f, -1, os.getgid())
+    show(os.fsync, f)
+    print(os.fstatvfs(f).f_blocks == os.statvfs(root).f_blocks)
+    s = os.stat(root + '/a')
+    print(oct(s.st_mode), s.st_mtime_ns, os.listxattr(root + '/a'))
+"""
+
+
+def test_what_is_done_to_a_descriptor_is_done_to_the_original(plane, tmp_path):
+    """Locks, attributes, modes, times, and copies that the kernel makes."""
+    outcomes = []
+    for served in (False, True):
+        root = tmp_path / str(served)
+        root.mkdir()
+        (root / "a").write_bytes(b"0123456789")
+        with contextlib.suppress(OSError):  # not every file system has them
+            os.setxattr(root / "a", "user.colour", b"red")
+        command = [sys.executable, "-c", textwrap.dedent(BY_DESCRIPTOR), str(root)]
+        outcomes.append(plane(root).run(command) if served else run(command))
+    assert outcomes[0][0] == 0, outcomes[0]
+    assert outcomes[1] == outcomes[0]
+
+
+FOLLOWS = """
+    import os, subprocess, sys
+    path = sys.argv[1]
+    def append(text):
+        subprocess.run(['sh', '-c', f'printf {text} >> {path}'], env={})
+    buffered, plain, empty = open(path), os.open(path, os.O_RDONLY), open(path + '.empty', 'rb', 0)
+    print(buffered.readlines(), os.lseek(plain, 0, 2))
+    append('more')
+    print(os.fstat(plain).st_size, os.read(plain, 9), buffered.read(), empty.read())
+    path += '.empty'
+    append('first')
+    print(os.fstat(empty.fileno()).st_size, empty.read())
+    os.replace(path, path + '.old')
+    open(path, 'w').write('another')
+    print(empty.read(), open(path).read())
+"""
+
+
+def test_whoever_reads_on_gets_what_others_append(plane, tmp_path):
+    """As `tail -f` does, by descriptors that are open."""
+    outcomes = []
+    for served in (False, True):
+        root = tmp_path / str(served)
+        root.mkdir()
+        (root / "log").write_text("one\ntwo\n")
+        (root / "log.empty").touch()
+        command = [sys.executable, "-c", textwrap.dedent(FOLLOWS), str(root / "log")]
+        if served:
+            one = plane(root)
+            outcomes.append(one.run(command))
+            assert one.counts["copy"] == 3
+        else:
+            outcomes.append(run(command))
+    assert outcomes[0][0] == 0, outcomes[0]
+    assert outcomes[1] == outcomes[0]
+
+
+ELSEWHERE = """
+    import os, sys
+    root = sys.argv[1]
+    def show(): print(open(root + '/a', 'rb').read(), os.stat(root + '/a').st_size, os.path.exists(root + '/b'))
+    show()
+    os.chroot(sys.argv[2])
+    show()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes the right to change the root folder")
+def test_in_another_root_a_path_means_another_file(plane, tmp_path):
+    """Though nothing changes, as the user says."""
+    root, other = tmp_path / "data", tmp_path / "other"
+    inner = other / root.relative_to("/")
+    for folder, text in ((root, b"outside"), (inner, b"inside!")):
+        folder.mkdir(parents=True)
+        (folder / "a").write_bytes(text)
+    (root / "b").touch()
+    served = plane(root, immutable=True)
+    program = textwrap.dedent(ELSEWHERE)
+    status, out, err = served.python(program, root, other)
+    assert (status, out) == (0, b"b'outside' 7 True\nb'inside!' 7 False\n"), err
