@@ -239,6 +239,64 @@ def test_a_mixture_that_is_followed_goes_on_with_the_snapshots_of_its_epoch(
         mixed().load_state_dict(plain.state_dict())
 
 
+@pytest.mark.parametrize("appended", [False, True])
+def test_new_proportions_of_a_mixture_that_is_followed_miss_and_repeat_nothing(sources, appended):
+    def loader(proportion, *, follow=True):
+        grows, stays = sources.values()
+        mixture = hr.mix({"grows": (grows, proportion), "stays": (stays, 1)}, seed=4)
+        return hr.loader(mixture, 5, follow=follow)
+
+    first = loader(1)
+    before = list(first)
+    hr.append(pairs(60, 110), sources["grows"])
+    epoch = list(islice(first, 7))
+    state = json.loads(json.dumps(first.state_dict()))
+    if appended:
+        hr.append(pairs(110, 130), sources["grows"])
+    with pytest.raises(StateMismatch, match=r"loader\.continue_from\(state\)"):
+        loader(3).load_state_dict(state)
+    with pytest.raises(StateMismatch, match="with follow=True"):
+        loader(3, follow=False).continue_from(state)
+    runs, states = [], []
+    for _ in range(2):
+        changed = loader(3)
+        changed.continue_from(state)
+        runs.append([])
+        for batch in islice(changed, 8):
+            runs[-1].append(batch)
+            states.append(changed.state_dict())
+    after = runs[0]
+    orders = dict(zip(sources, changed.order.orders, strict=True))
+    assert changed.epoch == 2
+    assert [b.indices.tolist() for b in after] == [b.indices.tolist() for b in runs[1]]
+    assert sum(batch.sources.count("grows") for batch in after) == 30
+    stays = drawn_of([*before, *epoch, *after], "stays")
+    once = orders["stays"].length
+    again = orders["stays"].indices(1, 0, len(stays) - once).tolist()
+    assert stays == [*orders["stays"].indices(0, 0, once).tolist(), *again]
+    grown = drawn_of(after if appended else [*epoch, *after], "grows")
+    assert grown == orders["grows"].indices(2 if appended else 1, 0, len(grown)).tolist()
+    resumed = loader(3)
+    resumed.load_state_dict(states[3])
+    assert [b.indices.tolist() for b in islice(resumed, 4)] == [
+        b.indices.tolist() for b in after[4:]
+    ]
+    with pytest.raises(StateMismatch, match="no mixture"):
+        hr.loader(sources["stays"], 5, follow=True).continue_from(state)
+
+
+def test_a_mixture_is_followed_from_the_state_of_one_that_was_not(sources):
+    even = hr.mix({name: (path, 1) for name, path in sources.items()}, seed=4)
+    plain = hr.loader(even, 5)
+    before = list(islice(plain, 6))
+    followed = hr.loader(even, 5, follow=True)
+    followed.continue_from(plain.state_dict())
+    after = list(islice(followed, 5))
+    for k, name in enumerate(sources):
+        own = drawn_of([*before, *after], name)
+        assert own == followed.order.orders[k].indices(0, 0, len(own)).tolist()
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_windows_of_tokens_are_planned_anew_with_what_was_appended(tmp_path, mixed):
     path, length = tmp_path / "tokens.hr", 16

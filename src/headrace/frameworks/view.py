@@ -114,6 +114,10 @@ class LoaderView(Closing):
         """
         self._loader.load_state_dict(state)
 
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Go on in this mixture's proportions from a state of other ones; see `headrace.Loader`."""
+        self._loader.continue_from(state)
+
     def close(self) -> None:
         """End reading ahead. Batches stay valid; the loader can be used again."""
         self._loader.close()

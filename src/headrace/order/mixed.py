@@ -586,6 +586,8 @@ class Mixed(Order):
 
             loader.load_state_dict(loader.order.continue_from(state))
 
+        `Loader.continue_from` does both, and knows states of data that was followed as it grew.
+
         Args:
             state: of a loader of the same sources in other proportions. Its epoch ends there; one of these
                 proportions begins.
@@ -595,11 +597,13 @@ class Mixed(Order):
             OrderError: the state is damaged.
         """
         loaded = OrderState.from_dict(state)
-        if len(loaded.basis) != len(self.orders) + 1:
+        count = len(self.orders)
+        if len(loaded.basis) != count + 1:
             raise StateMismatch(
-                f"state says what {max(0, len(loaded.basis) - 1)} sources have given, this mixture has "
-                f"{len(self.orders)}.",
-                next_step="Continue from the state of a mixture of the same sources.",
+                f"state has {len(loaded.basis)} numbers that say where sources stand, one of this mixture has "
+                f"{count + 1} (where it is followed, {2 * count + 1}).",
+                next_step="Continue from the state of a mixture of the same sources; of one that was "
+                "followed, by loader.continue_from(state) with follow=True.",
             )
         if loaded.basis[-1] != self._orders_digest():
             raise StateMismatch(

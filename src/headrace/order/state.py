@@ -208,10 +208,7 @@ class OrderState:
             raise OrderError(f"state cannot be read: {e}.", next_step=_DAMAGED) from e
 
 
-_NEW_PROPORTIONS = (
-    " If only the proportions are others:"
-    " loader.load_state_dict(loader.order.continue_from(state))."
-)
+_NEW_PROPORTIONS = " If only the proportions are others: loader.continue_from(state)."
 
 _DAMAGED = "The state is damaged: use an earlier checkpoint."
 

@@ -12,11 +12,12 @@ take the fewest segments that one of them sees; where nobody has joined them, fo
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import OrderError, SourceChanged, StateMismatch, StoreError
 from headrace.order import Mixed, OrderState
-from headrace.plane.loader import Cursor, Loader
+from headrace.plane.loader import Cursor, Loader, mixed_order
 from headrace.store.opening import snapshot
 
 if TYPE_CHECKING:
@@ -187,10 +188,25 @@ class FollowingLoader(Loader):
             StateMismatch: the state belongs to other data or another order, or to no store that was followed.
             OrderError: the state is damaged.
         """
-        segments = self._growing.segments_of(OrderState.from_dict(state))
+        self._go_back(OrderState.from_dict(state))
+        super().load_state_dict(state)
+
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """As `Loader.continue_from`; what was appended since is taken up by the epoch that begins."""
+        loaded = OrderState.from_dict(state)
+        segments = self._go_back(loaded)
+        own = loaded.basis[: len(loaded.basis) - len(segments)]
+        changed = mixed_order(self.order).continue_from(replace(loaded, basis=own).to_dict())
+        known = OrderState.from_dict(changed)
+        basis = (*known.basis, *self._growing.segments)
+        super().load_state_dict(replace(known, basis=basis).to_dict())
+
+    def _go_back(self, loaded: OrderState) -> tuple[int, ...]:
+        """Read the snapshot that a state is over; the numbers of segments that it knows, if it knows any."""
+        segments = self._growing.segments_of(loaded)
         if segments and (store := self._follower.at(segments)) is not None:
             self._growing.renew(self._go_to(store), store.fingerprint, self._follower.segments)
-        super().load_state_dict(state)
+        return segments
 
     def begin(self) -> Pass:
         """Begin a pass; where it begins an epoch, with what was appended.

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.text import bytes_text
-from headrace.errors import RankError
-from headrace.order import OrderState, combine_hashes, order_hash
+from headrace.errors import RankError, StateMismatch
+from headrace.order import Mixed, OrderState, combine_hashes, order_hash
 from headrace.plane.batch_trace import StepLog
 from headrace.plane.pipeline import Pipeline
 from headrace.plane.stage import ConsumerStats, Stage, StageStats
@@ -510,6 +510,17 @@ class Loader:
         """
         self._cursor.load_state_dict(state)
 
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Go on in this mixture's proportions from a state of other ones, with the samples that come next.
+
+        The epoch of `state` ends there; one of these proportions begins with the next `for`.
+
+        Raises:
+            StateMismatch: it is of no mixture, or of other sources or orders of theirs; or this is no mixture.
+            OrderError: the state is damaged.
+        """
+        self.load_state_dict(mixed_order(self.order).continue_from(state))
+
     def close(self) -> None:
         """Stop reading ahead. Delivered batches stay valid; the loader can be used again."""
         self._cursor.end()
@@ -549,6 +560,20 @@ class Loader:
             self.stats.rest()
             fetched.close()
         a_pass.finish()
+
+
+def mixed_order(order: Order) -> Mixed:
+    """The order, if it is a mixture's.
+
+    Raises:
+        StateMismatch: it is not.
+    """
+    if not isinstance(order, Mixed):
+        raise StateMismatch(
+            "there are no proportions to continue in: this loader is over one store, no mixture.",
+            next_step="Go on with load_state_dict, or make a loader over headrace.mix(...).",
+        )
+    return order
 
 
 def loader_line(loader: Loader, kind: str = "Loader") -> str:
