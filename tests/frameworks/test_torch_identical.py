@@ -218,6 +218,38 @@ def test_subclasses_may_have_attributes_of_names_that_this_one_has_too(kind, wor
     assert sum(len(batch["label"]) for batch in copy.copy(loader)) == 23
 
 
+class Around:
+    """An iterator around torch's, which gets what a subclass fetches in the training process."""
+
+    def __init__(self, iterator):
+        self.iterator = iterator
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return "fetched", next(self.iterator)
+
+    def _reset(self, loader, first_iter=False):
+        self.iterator._reset(loader, first_iter)
+
+
+class FetchesAfterwards(DataLoader):
+    """As torch_geometric's loaders over a graph do."""
+
+    def _get_iterator(self):
+        return Around(super()._get_iterator())
+
+
+def test_a_subclass_may_put_an_iterator_of_its_own_around_persistent_workers():
+    loader = FetchesAfterwards(Nested(), 4, num_workers=1, persistent_workers=True)
+    plain = [batch["label"].tolist() for batch in DataLoader(Nested(), 4)]
+    for _ in range(3):
+        assert [batch["label"].tolist() for _, batch in loader] == plain
+    next(iter(loader))
+    assert loader.state_dict()["delivered"] == 1
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]

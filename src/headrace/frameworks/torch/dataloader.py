@@ -271,8 +271,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._headrace.epochs_begun += 1
         iterator: Any = self._iterator
         if self.num_workers and self.persistent_workers and iterator is not None:
-            iterator.begin_epoch(self, Beginning.take(self))
-            self._headrace.progress = iterator.progress
+            iterator._reset(self)  # noqa: SLF001 - a subclass may have put an iterator around ours
             return iterator
         iterator = self._get_iterator()
         if self.num_workers and self.persistent_workers:

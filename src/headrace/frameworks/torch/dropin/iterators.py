@@ -383,27 +383,29 @@ class InWorkers(_Draws, _MultiProcessingDataLoaderIter):
 
     # -- an epoch ----------------------------------------------------------------------------------
 
-    def begin_epoch(self, loader: Any, beginning: Beginning) -> None:
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:
+            self._begin_epoch(loader)
+        elif self._context.announced:
+            self._await_workers()
+        super()._reset(loader, first_iter)
+        if not first_iter:
+            for worker, mark in self._context.results.resumed():
+                self.progress.tracks[worker].begin(mark)
+
+    def _begin_epoch(self, loader: Any) -> None:
         """Begin the next epoch with the workers that are there."""
-        tracks = self.progress.tracks
-        seed = self.progress.base_seed
-        self.progress = Progress(beginning, self._map_style, tracks, seed, fresh_workers=False)
-        for track in tracks:
+        before, beginning = self.progress, Beginning.take(loader)
+        self.progress = loader._headrace.progress = Progress(  # noqa: SLF001 - its own other half
+            beginning, self._map_style, before.tracks, before.base_seed, fresh_workers=False
+        )
+        for track in before.tracks:
             track.begin(None)
         self._ends.clear()
         self._begin_draws(loader, None)
         self.progress.samplers = self._samplers
         if self._samplers is not None:
             self._index_sampler = self._samplers.draws_from
-        self._reset(loader)
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if first_iter and self._context.announced:
-            self._await_workers()
-        super()._reset(loader, first_iter)
-        if not first_iter:
-            for worker, mark in self._context.results.resumed():
-                self.progress.tracks[worker].begin(mark)
 
     def _await_workers(self) -> None:
         """Wait until all workers have begun: what is wrong with that is raised here."""
