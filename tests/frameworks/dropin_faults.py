@@ -68,6 +68,13 @@ class Megabytes(Numbers):
         return torch.full((1 << 20,), i % 256, dtype=torch.uint8)
 
 
+class Inline(Numbers):
+    """A sample travels in the message itself."""
+
+    def __getitem__(self, i):
+        return i.to_bytes(4, "little") * 600
+
+
 class BadBatch:
     """A batch that cannot be pickled."""
 

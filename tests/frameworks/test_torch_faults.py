@@ -166,6 +166,40 @@ def test_a_worker_that_is_killed_is_torchs_error_and_leaves_nothing():
     assert "left 0 1" in ended.stdout
 
 
+FULL = """
+import fcntl, os, signal, struct, termios, time
+from headrace.torch import DataLoader
+from frameworks.dropin_faults import Inline, keep
+batches = iter(DataLoader(Inline(2000), 1, num_workers=2, prefetch_factor=60, collate_fn=keep))
+next(batches)
+pipe = batches._worker_result_queue._reader.fileno()
+sizes = [0]
+while sizes[-1] < 20_000 or len(set(sizes[-20:])) > 1:  # it is full when it does not grow any more
+    time.sleep(0.01)
+    sizes += struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+print(*(worker.pid for worker in batches._workers), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_whose_pipe_is_full_do_not_outlive_a_training_process_that_is_killed():
+    """They hold the pipe's reading end themselves, so that no write of theirs ever fails."""
+    ended = warm.run(FULL, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
+    workers = [int(pid) for pid in ended.stdout.split()]
+    assert len(workers) == 2, ended.stderr
+    left = not until(lambda: not any(map(is_running, workers)))
+    for pid in filter(is_running, workers):
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
 def memfds():
     """Anonymous shared memory that this process holds, as descriptors or as mappings."""
     links = []

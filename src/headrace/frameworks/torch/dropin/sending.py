@@ -8,6 +8,7 @@ a thread, and then everything after it is too, until the thread has caught up: o
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import struct
@@ -22,6 +23,10 @@ PIPE_BYTES = select.PIPE_BUF
 
 LOCK_WAIT_S = 0.001
 """Another worker holds the pipe for microseconds, if it too sends something small."""
+
+READER_CHECK_S = 1.0
+"""How often somebody who waits for room in a pipe looks whether its reader lives: workers hold its reading end
+open, too."""
 
 _LENGTH = struct.Struct("!i")  # as multiprocessing.connection frames a message
 
@@ -71,10 +76,11 @@ class Sender:
             self._leave_to_thread(bytes(content))
 
     def flush(self) -> None:
-        """Wait until all is written."""
+        """Wait until all is written, or whoever started this process is gone: nobody reads then."""
+        reader = multiprocessing.parent_process()
         with self._wake:
-            while self._busy:
-                self._wake.wait()
+            while self._busy and (reader is None or reader.is_alive()):
+                self._wake.wait(READER_CHECK_S)
 
     def close(self) -> None:
         """End the thread; what it has not written is dropped."""
