@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from headrace.bench.config import load_workload, parse_command_line, shipped_workloads
+from headrace.bench.dataset import DatasetSpec
 from headrace.bench.session import run_session
+from headrace.bench.values import build, keys_of
 
 FORMATS = (
     "npz", "npy", "hdf5", "tfrecord", "jpeg", "png", "csv", "indexed_binary", "mmap_indexed_binary",
@@ -22,6 +24,15 @@ FAMILIES = (
 """One of those that differ only in what scaling down overrides: batch, step time, epochs."""
 
 FILES, BATCH, EPOCHS, SAMPLE_BYTES = 6, 2, 2, 900
+
+
+def spec_of(section):
+    """The data set of a section `dataset`; ValueError as in a workload, KeyError for unknown keys."""
+    flat, keys = dict(section), keys_of(DatasetSpec)
+    for name in {"hdf5", "parquet"} & flat.keys():
+        flat |= {f"{name}.{key}": value for key, value in flat.pop(name).items()}
+    seed = {"seed": flat.pop("seed")} if "seed" in flat else {}
+    return build(DatasetSpec, {k: keys[k].value(f"dataset.{k}", v) for k, v in flat.items()} | seed)
 
 
 @functools.cache

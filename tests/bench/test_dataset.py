@@ -7,6 +7,8 @@ import pytest
 
 from headrace.bench.dataset import Column, DatasetSpec, Hdf5Spec, ParquetSpec
 
+from .scaled import spec_of
+
 
 def test_files_are_named_as_dlio_names_them():
     spec = DatasetSpec(data_folder="d", format="npz", num_files_train=168, num_files_eval=2)
@@ -68,7 +70,7 @@ def test_dims_and_element_type_replace_the_length():
 
 
 def test_a_section_of_yaml_becomes_a_spec():
-    spec = DatasetSpec.from_mapping({
+    spec = spec_of({
         "data_folder": "data/flux/", "format": "parquet", "record_dims": [8, 2],
         "parquet": {"columns": [{"name": "a", "dtype": "binary", "size": 9, "read": False}, "b"],
                     "row_group_size": 64},
@@ -100,13 +102,12 @@ MISTAKES = [
     ({"format": "hdf5", "record_dims": [5, 2], "hdf5": {"num_dset_per_record": 2}}, "divisor"),
     ({"parquet": {"columns": ["a", "a"]}}, "names that differ"),
     ({"parquet": {"columns": [{"name": "a", "dtype": "complex"}]}}, "parquet.columns.a.dtype"),
-    ({"parquet": {"row_groups": 3}}, "dataset.parquet.row_groups is unknown"),
+    ({"parquet": {"columns": [{"dtyp": "int8"}]}}, "parquet.columns.dtyp is unknown"),
     ({"parquet": {"partition_by": "a"}}, "partition_by"),
-    ({"record_length": 3}, "dataset.record_length is unknown"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("section", "message"), MISTAKES, ids=lambda v: str(v)[:40])
 def test_mistakes_say_field_found_and_expected(section, message):
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
-        DatasetSpec.from_mapping(section)
+        spec_of(section)

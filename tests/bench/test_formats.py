@@ -15,11 +15,12 @@ from PIL import Image
 import headrace as hr
 from headrace.base.checksum import crc32c
 from headrace.bench.content import BLOCK_BYTES, LARGEST_CODE, Checksum, Content, PieceKind
-from headrace.bench.dataset import DatasetSpec
 from headrace.bench.dataset_files import generate
 from headrace.bench.formats import FileJob, format_of, layout_of
 from headrace.errors import MissingPackage, SourceError
 from headrace.store.sources.tfrecord import mask
+
+from .scaled import spec_of
 
 
 def extents_of(extents, sample):
@@ -36,7 +37,7 @@ def generated(tmp_path, *, direct=True, **section):
                "num_files_train": 2, "data_folder": str(tmp_path / "data"), **section}  # fmt: skip
     if "record_dims" not in section:
         section.setdefault("record_length_bytes_stdev", 900)
-    spec = DatasetSpec.from_mapping(section)
+    spec = spec_of(section)
     generate(spec, direct=direct)
     return spec, [spec.path("train", i) for i in range(spec.num_files_train)]
 
@@ -357,7 +358,7 @@ def test_damaged_files_are_named(tmp_path, form, kind):
 def test_another_number_of_samples_is_refused(tmp_path):
     for form in ("npz", "npy", "hdf5", "tfrecord", "csv", "indexed_binary", "parquet"):
         _, paths = generated(tmp_path / form, format=form)
-        wrong = DatasetSpec.from_mapping({"format": form, "num_samples_per_file": 4})
+        wrong = spec_of({"format": form, "num_samples_per_file": 4})
         with pytest.raises(SourceError, match="4"):
             format_of(wrong).sample_extents(paths[0], wrong)
 

@@ -20,9 +20,11 @@ from headrace.bench.formats import format_of
 from headrace.errors import BenchError, MissingPackage, SourceError, VolumeError
 from headrace.store import output_file
 
+from .scaled import spec_of
+
 
 def spec_in(folder, **section):
-    return DatasetSpec.from_mapping({
+    return spec_of({
         "data_folder": str(folder), "format": "npz", "num_files_train": 7, "num_files_eval": 3,
         "num_subfolders_train": 2, "record_length_bytes": 9000, "record_length_bytes_stdev": 2000,
         **section,

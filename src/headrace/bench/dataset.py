@@ -34,7 +34,6 @@ from headrace.bench.values import (
     NO_TIME,
     TimeDistribution,
     boolean,
-    build,
     check_fields,
     choice,
     integer,
@@ -50,7 +49,7 @@ from headrace.order import Shuffled
 from headrace.trace.recorded import SPLITS, read_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -394,7 +393,9 @@ def _columns(value: Any) -> tuple[Column, ...]:
     columns = []
     for given in value:
         if isinstance(given, dict):
-            _refuse_unknown(Column, given, "parquet.columns.")
+            if unknown := given.keys() - keys_of(Column).keys():
+                known = f"expected one of {sorted(keys_of(Column))}"
+                raise ValueError(f"dataset.parquet.columns.{min(unknown)} is unknown, {known}")
             columns.append(Column(**given))
         else:
             columns.append(given if isinstance(given, Column) else Column(name=given))
@@ -492,26 +493,6 @@ class DatasetSpec:
             if not right:
                 value = attrgetter(name)(self)
                 raise ValueError(f"dataset.{name} is {value!r}, expected {what}")
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> DatasetSpec:
-        """A spec from a workload's `dataset` section, with DLIO's keys.
-
-        Raises:
-            ValueError: an unknown key, or a value that makes no sense.
-        """
-        flat = dict(values)
-        for name in ("hdf5", "parquet"):
-            if isinstance(inner := flat.get(name), dict):
-                del flat[name]
-                flat |= {f"{name}.{key}": value for key, value in inner.items()}
-        _refuse_unknown(cls, flat)
-        keys = keys_of(cls)
-        spec: DatasetSpec = build(cls, {
-            name: keys[name].value(f"dataset.{name}", value) if name in keys else value
-            for name, value in flat.items()
-        })  # fmt: skip
-        return spec
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -612,10 +593,3 @@ class DatasetSpec:
         """Bytes of one sample of each file, as an array of its type; int64 (files,)."""
         sizes: NDArray[np.int64] = self.sample_shapes().prod(axis=1) * self.dtype.itemsize
         return sizes if self.requests is None else sizes // self.num_samples_per_file
-
-
-def _refuse_unknown(kind: type[Any], values: Mapping[str, Any], where: str = "") -> None:
-    known = {*keys_of(kind), "seed"}
-    for name in values:
-        if name not in known:
-            raise ValueError(f"dataset.{where}{name} is unknown, expected one of {sorted(known)}")

@@ -20,7 +20,6 @@ import os
 import re
 import tempfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -303,14 +302,12 @@ _LAYOUTS_KEPT = 256
 class GenerateReport:
     """What a rank did."""
 
-    path: str
     files: int = 0
-    """Files of the data set that are this rank's."""
+    """Of the data set, that are this rank's."""
     resumed_files: int = 0
     """How many of them were there already."""
     bytes: int = 0
     """That were written."""
-    seconds: float = 0.0
 
 
 def generate(
@@ -341,7 +338,6 @@ def generate(
     """
     if not 0 <= rank < world_size:
         raise ValueError(f"rank is {rank}, expected 0 to {world_size - 1}")
-    started = time.monotonic()
     try:
         if rank == 0:
             _prepare(spec, overwrite=overwrite, objects=objects)
@@ -356,7 +352,6 @@ def generate(
         if isinstance(e, VolumeError):
             raise
         raise write_error(e, e.filename or spec.data_folder) from e
-    run.report.seconds = time.monotonic() - started
     return run.report
 
 
@@ -379,7 +374,7 @@ class _Run:
         self._estimate *= spec.num_samples_per_file
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._todo, self._at_once, self._sample_bytes = iter(numbers), 1, 0
-        self.report = GenerateReport(spec.data_folder)
+        self.report = GenerateReport()
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
