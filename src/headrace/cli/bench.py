@@ -497,6 +497,8 @@ def _session(output: Output, words: list[str], what: str, **options: Any) -> Ses
 
 
 def _print(output: Output, report: SessionReport, simulate: str | None) -> None:
+    if report.rank and not output.as_json:
+        return  # all of them would say the same
     for note in report.notes:
         output.remark(f"note: {note}")
     if output.as_json:
