@@ -317,10 +317,13 @@ def test_recorded_files_of_other_sizes_are_refused(sidecar, photos, tmp_path):
         run_session(words)
 
 
-def test_generating_never_writes_into_the_recorded_folder(sidecar, photos, tmp_path):
+@pytest.mark.parametrize("empty", [0, 3, None])
+def test_generating_never_writes_into_the_recorded_folder(sidecar, photos, tmp_path, empty):
     from headrace.bench.session import run_session
 
     (photos / "cats" / "0.png").unlink()  # all but one: still no half-generated set
+    for path in list(photos.rglob("*.png"))[:empty]:
+        path.write_bytes(b"")
     before = {p: p.read_bytes() for p in photos.rglob("*.png")}
     words = [
         f"workload={tmp_path}/job.yaml", f"++workload.dataset.data_folder={photos}",

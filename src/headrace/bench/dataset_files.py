@@ -97,10 +97,8 @@ def find_files(
     counts = {place.total for place in places if place is not None}
     if counts and None not in places and counts != {len(paths)}:
         said = " and ".join(f"{count:,}" for count in sorted(counts))
-        what = (
-            f"is half-generated: by their names its files are {said}, and {len(paths):,} are there"
-        )
-        raise _unfit(folder, what)
+        there = f"by their names its files are {said}, and {len(paths):,} are there"
+        raise _unfit(folder, f"is half-generated: {there}")
     if len(paths) < wanted:
         others = [path for path in _there(spec, objects) if path.startswith(f"{folder}/")]
         raise _unfit(
@@ -129,9 +127,7 @@ def _there(spec: DatasetSpec, objects: ObjectFolder | None) -> dict[str, int | N
         for below, inside, names in os.walk(os.path.join(spec.data_folder, folder)):
             shown = sorted(name for name in names if not name.startswith("."))
             paths |= dict.fromkeys(os.path.join(below, name) for name in shown)
-            if (
-                recorded
-            ):  # what lies below is another folder of the record's, or no business of ours
+            if recorded:  # its folders are named one by one: what lies below may be others'
                 inside.clear()
     return paths
 
@@ -516,11 +512,13 @@ def _why_another(
     if others:
         return f"{others[0]} is none of its files"
     mine = [path for path in there if path in own]
+    if spec.requests is not None:  # an empty file shows nothing
+        mine = [path for path in mine if os.path.getsize(path)] or mine
     some = [mine[at] for at in _spread(len(mine), _HEADERS_MOST)]
     whys = [_why_other(spec, path, own[path], there[path], objects) for path in some]
-    return (
-        "" if "" in whys else "".join(whys[:1])
-    )  # what a power cut left of a file is written again
+    if spec.requests is None and "" in whys:
+        return ""  # what a power cut left of another file is written again
+    return next(filter(None, whys), "")
 
 
 _COMPANION: Final = re.compile(r"\.(off|sz)\.idx$")
@@ -535,7 +533,9 @@ def _why_other(
     expected = format_of(spec).file_bytes(spec, tuple(spec.sample_shapes()[number].tolist()))
     if expected is not None and size != expected:
         return f"{path} has {size:,} bytes instead of {expected:,}"
-    if spec.requests is not None:  # any file may have that size: the recorded ones, too
+    if spec.requests is not None:  # any file may have that size: the recorded ones do
+        if not size:
+            return f"{path} is empty"
         noise = Content(spec.seed).stream(number).take(min(size, _NOISE_BYTES)).tobytes()
         with open(path, "rb") as file:
             return "" if file.read(_NOISE_BYTES) == noise else f"{path} holds no noise of ours"
