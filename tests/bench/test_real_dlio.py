@@ -146,20 +146,20 @@ def test_dlios_own_workloads_run_scaled_down(tmp_path, path, request):
         assert summary["metric"]["load_checkpoint_io_mean_GB_per_second"] > 0
 
 
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(4 * 3600)
 @pytest.mark.skipif(not CHECKOUT, reason="DLIO_CHECKOUT names no checkout of DLIO")
 def test_dlios_own_tests_pass(dlio, tmp_path):
     """All that a command line can stand for; what is skipped is in the table with its reason."""
-    report = tmp_path / "table.md"
+    report, python = tmp_path / "table.md", os.environ.get("DLIO_PYTHON")
     ended = subprocess.run(
         [sys.executable, REPOSITORY / "tools/dlio-suite", CHECKOUT, "--python",
-         dlio.folder / "bin/python", "--report", report],
-        check=False, capture_output=True, text=True, timeout=7200,
+         python or dlio.folder / "bin/python", "--report", report, *(["--beside"] if python else [])],
+        check=False, capture_output=True, text=True,
     )  # fmt: skip
     assert report.exists(), ended.stderr
-    lines = report.read_text().splitlines()
-    assert [line for line in lines if "| failed |" in line] == []
-    assert [line for line in lines if "| passed |" in line]
+    print(report.read_text())
+    assert ended.returncode == 0  # of ours no case failed
+    assert "| passed |" in report.read_text()
 
 
 def test_mpirun_starts_our_ranks_as_it_starts_dlios(dlio, tmp_path):
