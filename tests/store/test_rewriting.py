@@ -347,3 +347,32 @@ def test_decoded_pictures_are_stored_as_pixels_and_give_the_batches_that_kept_on
     ]
     assert (batches[0].indices == batches[1].indices).all()
     assert (batches[0].pixels == batches[1].pixels).all()
+
+
+@pytest.mark.parametrize("images", [None, "lossless"])
+@pytest.mark.parametrize("how", ["folder", "shuffled", "stream"])
+def test_empty_and_cut_off_pictures_are_noticed_whatever_the_order(tmp_path, images, how):
+    """Files that go on behind their end are whole, a thumbnail's end is none; other samples may be empty."""
+    im = picture(64, 48, "RGB")
+    thumbnail = b"\xff\xe1" + (2 + 400).to_bytes(2) + b"Exif\0\0" + jpeg(im)[:392] + b"\xff\xd9"
+    whole = jpeg(im)
+    files = {
+        "a/behind.jpg": whole + b"motion",
+        "a/cut.jpg": whole[:2] + thumbnail + whole[2:-40],
+        "a/empty.jpg": b"",
+        "a/whole.jpg": whole[:2] + thumbnail + whole[2:],
+        "b/cut.png": jpeg(im, "PNG")[:-3],
+        "b/whole.png": jpeg(im, "PNG"),
+        "b/short.jpg": whole[:9],
+    }
+    for name, data in files.items():
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(data)
+    source = iter(sorted(files.items())) if how == "stream" else str(tmp_path / "in")
+    report = pack(
+        source, tmp_path / "out.hr", images=images, shuffle=3 if how == "shuffled" else None
+    )
+    (note,) = [each for each in report.notes if "broken" in each]
+    assert note.startswith("pictures are broken: 1 empty (a/empty.jpg first), 2 cut off (")
+    assert how == "shuffled" or "2 cut off (a/cut.jpg first)" in note
+    assert not pack(iter([("x", b""), ("y", b"text")]), tmp_path / "texts.hr").notes

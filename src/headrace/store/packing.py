@@ -32,7 +32,7 @@ from headrace.store.directory import (
     split_names,
 )
 from headrace.store.publish import SPOOL, check_free_space, disk_errors, open_partial
-from headrace.store.rewriting import RewrittenImages, recorded_images
+from headrace.store.rewriting import BrokenPictures, ImageRecipe, RewrittenImages, recorded_images
 from headrace.store.segment_writer import JOURNAL_BYTES, VOLUME_BYTES, PackedSamples, SegmentWriter
 from headrace.store.sources.extents import BATCH_BYTES, ScanReader, plan_batches, read_ahead
 from headrace.store.sources.scan import (
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
     from headrace.store.manifest import Segment
     from headrace.store.publish import Partial
-    from headrace.store.rewriting import ImageRecipe
     from headrace.store.sources.extents import ReadPlan, SourceBatch
     from headrace.store.store import Store
 
@@ -141,6 +140,7 @@ class PackingJob:
         images: what became of them.
         unlabelled: how many samples have no label.
         notes: what the report says beside the source's notes.
+        broken: pictures that are seen to be empty or cut off.
     """
 
     source: Scan | Stream
@@ -159,6 +159,7 @@ class PackingJob:
     bytes_done: int = 0
     unlabelled: int = 0
     notes: list[str] = field(default_factory=list)
+    broken: BrokenPictures = field(default_factory=BrokenPictures)
 
     def begin(self, *, resume: bool) -> None:
         """Goes on with what an interrupted run has packed in the same way, or starts over.
@@ -190,6 +191,8 @@ class PackingJob:
             count_unlabelled(self.source, self.source.columns)  # refused before a byte is copied
         with self._packed() as (writer, columns):
             self.unlabelled, self.notes = count_unlabelled(self.source, columns)
+            of = self.source.columns if isinstance(self.source, Scan) else columns
+            self.notes += self.broken.notes(of.name)
             source = self.source.source
             if self.images is not None:
                 source = source | {"images": self.images.to_json()}
@@ -314,6 +317,7 @@ class PackingJob:
         if self.images is not None and images is not None:
             self.images.add(images)
             note = {"images": self.images.to_json()}
+        self.broken.look(writer.samples_done, samples.counts, samples.length, data)
         writer.append(samples, data, note)
 
     def _pack_scan(self, scan: Scan, writer: SegmentWriter) -> DirectoryColumns:

@@ -4,23 +4,24 @@
 Huffman codes are made for the picture, and a restart marker stands every 128 pixels, so that a crop is
 found without decoding what lies above or beside it. `short=512,quality=92` reduces pictures first, and
 is lossy. Metadata stay. `decoded` stores the pixels themselves, of PNGs and others too, reduced or not. What is
-odd with a file leaves it as it is: nothing here refuses a sample.
-Native code does the work, without the interpreter's lock.
+odd with a file leaves it as it is: nothing here refuses a sample. Native code does the work, without the
+interpreter's lock. `BrokenPictures` notices what any pack can see of pictures without decoding them.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from headrace import _native
 from headrace.base.checksum import crc32c
-from headrace.base.text import bytes_text, count_text
+from headrace.base.text import bytes_text, count_text, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
@@ -191,3 +192,69 @@ class ImageRecipe:
         """One sample's bytes as they are packed."""
         lengths = np.array([len(data)], np.uint64)
         return bytes(self.rewrite(memoryview(data), lengths, np.zeros(1, np.uint32)).data)
+
+
+# -- what is seen on the way -----------------------------------------------------------------------
+
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG"
+_JPEG_END, _PNG_END = b"\xff\xd9", b"IEND\xae\x42\x60\x82"
+_SCAN: Final = 0xDA
+_HEAD_BYTES: Final = 12
+
+
+@dataclass(slots=True)
+class BrokenPictures:
+    """Samples that are empty, beside pictures, and JPEGs and PNGs without an end.
+
+    Attributes:
+        pictures: how many there were.
+        empty: samples of one part that are empty, by their numbers.
+        cut_off: samples with a picture that is cut off, likewise.
+    """
+
+    pictures: int = 0
+    empty: list[int] = field(default_factory=list)
+    cut_off: list[int] = field(default_factory=list)
+
+    def look(
+        self, first: int, counts: NDArray[np.int64], length: NDArray[np.uint64], data: memoryview
+    ) -> None:
+        """Look at consecutive samples; see `PackedSamples`.
+
+        Args:
+            first: the number of the first one.
+            counts: (samples,) extents of each.
+            length: (extents,) bytes of each.
+            data: their bytes, back to back.
+        """
+        samples = first + np.repeat(np.arange(len(counts)), counts)
+        self.empty += samples[(length == 0) & (np.repeat(counts, counts) == 1)].tolist()
+        at = np.flatnonzero(length >= _HEAD_BYTES)
+        ends = np.cumsum(length.astype(np.int64))
+        whole = np.frombuffer(data, np.uint8)
+        heads = whole[(ends - length.astype(np.int64))[at, None] + np.arange(4)]
+        tails = whole[ends[at, None] - np.arange(8, 0, -1)]
+        for head, end in ((_JPEG, _JPEG_END), (_PNG, _PNG_END)):
+            alike = (heads[:, : len(head)] == np.frombuffer(head, np.uint8)).all(1)
+            self.pictures += int(alike.sum())
+            ended = (tails[:, 8 - len(end) :] == np.frombuffer(end, np.uint8)).all(1)
+            for i in at[alike & ~ended].tolist():
+                if not _has_end(bytes(data[ends[i] - int(length[i]) : ends[i]]), end):
+                    self.cut_off.append(int(samples[i]))
+
+    def notes(self, name: Callable[[int], bytes]) -> list[str]:
+        """What the report says, given samples' names by number."""
+        kinds = (("empty", self.empty), ("cut off", self.cut_off))
+        broken = [f"{count_text(len(each))} {what} ({printable(os.fsdecode(name(each[0])))} first)"
+                  for what, each in kinds if each]  # fmt: skip
+        if not self.pictures or not broken:
+            return []
+        return [f"pictures are broken: {', '.join(broken)}; headrace verify --decode names all"]
+
+
+def _has_end(picture: bytes, end: bytes) -> bool:
+    """Whether an end marker stands somewhere behind the header; many files go on behind it."""
+    at = 2
+    while end == _JPEG_END and picture[at : at + 1] == b"\xff" and picture[at + 1] != _SCAN:
+        at += 2 + int.from_bytes(picture[at + 2 : at + 4])  # a thumbnail has an end of its own
+    return picture.find(end, at) >= 0
