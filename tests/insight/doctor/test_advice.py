@@ -142,7 +142,13 @@ def test_native_threads_that_decode():
     assert "20 ms of a core an image by Pillow 13, 4 ms by headrace.Images" in advice.because
     compile(advice.command, "images", "exec")
     assert "images" not in keys(diagnose(findings(decode={**HEAVY, "native_s": 19e-3}), workers=16))
-    some = {**HEAVY, "native_s": 5e-3, "refused": 3, "first_refused": "it is an animation"}
+    some = {
+        **HEAVY,
+        "native_s": 5e-3,
+        "native_samples": 500,
+        "refused": 3,
+        "first_refused": "it is an animation",
+    }
     because = diagnose(findings(decode=some), workers=8).advice[0].because
     assert because.endswith("; 3 of 500 are left to Pillow (it is an animation)")
 

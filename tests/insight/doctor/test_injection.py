@@ -82,10 +82,13 @@ def test_pictures_that_are_left_to_pillow_do_not_hide_the_gain(tmp_path):
         image.frombytes(kind, (300, 300), noise).save(tmp_path / f"{i}.png")
     found = examine(tmp_path, ExamineOptions(seconds=SECONDS))
     assert found.decode.failed == 0
-    assert 0 < found.decode.refused < found.decode.samples
+    assert 0 < found.decode.refused < found.decode.native_samples
     assert found.decode.first_refused == "it is grey with 16 bits"
     advice = next(a for a in diagnose(found, workers=1).advice if a.key == "images")
-    assert f"{found.decode.refused} of {found.decode.samples} are left to Pillow" in advice.because
+    assert (
+        f"{found.decode.refused} of {found.decode.native_samples} are left to Pillow"
+        in advice.because
+    )
 
 
 def test_files_that_cannot_be_decoded_are_counted(photos, tmp_path):

@@ -280,7 +280,8 @@ class _Gains:
             native = replace(self.work, decode_s=decode.native_s, read_s=0.0, ahead_collate_s=0.0)
             rate = ahead_rate(native, max(1, int(native.cpus)))
             if rate >= WORTH * max(self.torch.per_s, self.ahead.per_s):
-                left = f"; {decode.refused} of {decode.samples} are left to Pillow ({decode.first_refused})"
+                left = f"; {decode.refused} of {decode.native_samples} are left to Pillow"
+                left += f" ({decode.first_refused})"
                 yield Advice(
                     key="images", do="Let headrace's native threads decode: one line.",
                     because=f"measured here: {duration_text(decode.sample_s)} of a core an image by "

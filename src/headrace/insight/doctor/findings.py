@@ -151,8 +151,10 @@ class Decode:
     native_s: float | None = None
     """By headrace's stage, a random crop of `side`, those that it leaves to Pillow included; None: it does not
     decode this."""
+    native_samples: int = 0
+    """How many it was given."""
     refused: int = 0
-    """How many of `samples` it leaves to Pillow."""
+    """How many of these it leaves to Pillow."""
     first_refused: str = ""
     side: int = 0
     out_bytes: float = 0.0

@@ -12,6 +12,7 @@ too. npy and npz are loaded by numpy. What nothing here can decode is delivered 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -99,6 +100,9 @@ def quantiles(sizes: NDArray[np.int64]) -> dict[str, Any]:
 
 SIDE: Final = 224
 _NATIVE: Final = frozenset({"jpeg", "png", "webp"})
+_NATIVE_SHARE: Final = 0.25
+"""Of the time to measure in."""
+
 _PIXELS_MAX: Final = 100_000_000
 
 
@@ -118,11 +122,11 @@ def measure_decoding(
     name = Counter(format_of_bytes(data[:16]) for data in samples).most_common(1)[0][0]
     samples = [data for data in samples if format_of_bytes(data[:16]) == name]
     pixels: list[int] = []
-    refused: list[str] = []
-    decoder, stages = _decoder_of(name, pixels, refused)
+    decoder, stages = _decoder_of(name, pixels)
     if not stages:
         mean_bytes = sum(map(len, samples)) / len(samples)
         return Decode(format=name, decoder="", out_bytes=mean_bytes, why=decoder)
+    apart_s = _NATIVE_SHARE * seconds if name in _NATIVE else 0.0
     cpu_s, out_bytes, good, failed, first_failed = np.zeros(len(stages)), 0.0, 0, 0, ""
     begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
     with warnings.catch_warnings():
@@ -140,35 +144,61 @@ def measure_decoding(
                 good += 1
                 cpu_s += np.diff(times)
                 out_bytes += getattr(decoded, "nbytes", 0)
-            if time.monotonic() > begun_s + seconds or stop():
+            if time.monotonic() > begun_s + seconds - apart_s or stop():
                 break
+        natively = _measure_native(samples, stages, apart_s, stop) if apart_s and good else None
     got = (time.thread_time() - begun_cpu_s) / max(1e-9, time.monotonic() - begun_s)
     full_s, *scaled_s = (cpu_s / max(1, good)).tolist()
-    by_key = dict(zip(("scaled", "native", "draft"), scaled_s, strict=False)) if good else {}
+    by_key = dict(zip(("scaled", "draft"), scaled_s, strict=False)) if good else {}
+    native_s, tried, refused = natively or (None, 0, [])
     return Decode(
         format=name, decoder=decoder, samples=good + failed, failed=failed, first_failed=first_failed,
         got=min(1.0, got), full_s=full_s, sample_s=full_s + by_key.get("scaled", 0.0),
-        draft_s=by_key.get("draft"), native_s=by_key.get("native") if len(refused) < good else None,
-        refused=len(refused), first_refused=refused[0] if refused else "",
+        draft_s=by_key.get("draft"), native_s=native_s if len(refused) < tried else None,
+        native_samples=tried, refused=len(refused), first_refused=refused[0] if refused else "",
         side=SIDE if scaled_s else 0,
         out_bytes=3.0 * SIDE * SIDE if scaled_s else out_bytes / max(1, good),
         pixels=sum(pixels) / max(1, len(pixels)),
     )  # fmt: skip
 
 
-def _decoder_of(name: str, pixels: list[int], refused: list[str]) -> tuple[str, list[_Stage]]:
+def _measure_native(
+    samples: Sequence[bytes], stages: Sequence[_Stage], seconds: float, stop: Callable[[], bool]
+) -> tuple[float | None, int, list[str]]:
+    """Decode natively, and leave to Pillow what is refused, as the stage does: with nothing else in between.
+
+    Returns:
+        Processor time of a picture, how many were tried, and why each was refused that Pillow decodes.
+    """
+    recipe, refused, tried = Images(size=SIDE).recipe(), list[str](), 0
+    begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
+    for i, data in enumerate(itertools.cycle(samples)):
+        try:
+            _native.decode_picture(recipe, data, 0, 0, i)  # a crop of its own each time
+            tried += 1
+        except ValueError as e:
+            with contextlib.suppress(Exception):  # nobody decodes it
+                stages[1](data, stages[0](data, None))
+                refused.append(str(e))
+                tried += 1
+        if time.monotonic() > begun_s + seconds or stop():
+            break
+    return (time.thread_time() - begun_cpu_s) / tried if tried else None, tried, refused
+
+
+def _decoder_of(name: str, pixels: list[int]) -> tuple[str, list[_Stage]]:
     """What decodes a format, and its stages: to RGB, then to `SIDE`; without stages, why.
 
-    Fills `pixels` of each image, and `refused` with why headrace's own decoders do not decode one.
+    Fills `pixels` of each image.
     """
     if name in ("npy", "npz"):
         return "numpy", [_load_numpy]
     if family_of(name) != "image":
         return "the samples are no images, npy or npz: decoding is not looked at", []
-    return f"Pillow {version_of('pillow')}".strip(), _image_stages(name, pixels, refused)
+    return f"Pillow {version_of('pillow')}".strip(), _image_stages(name, pixels)
 
 
-def _image_stages(name: str, pixels: list[int], refused: list[str]) -> list[_Stage]:
+def _image_stages(name: str, pixels: list[int]) -> list[_Stage]:
     from PIL import Image
 
     def opened(data: bytes) -> Any:
@@ -190,22 +220,7 @@ def _image_stages(name: str, pixels: list[int], refused: list[str]) -> list[_Sta
         image.draft("RGB", (SIDE, SIDE))
         return scaled(data, image.convert("RGB"))
 
-    recipe = Images(size=SIDE).recipe()
-
-    def native(data: bytes, decoded: Any) -> Any:
-        try:
-            _native.decode_picture(recipe, data, 0, 0, len(pixels))  # a crop of its own each time
-        except ValueError as e:
-            refused.append(str(e))
-            scaled(data, opened(data).convert("RGB"))  # as the stage has Pillow do
-        return decoded
-
-    stages: list[_Stage] = [full, scaled]
-    if name in _NATIVE:
-        stages.append(native)
-    if name == "jpeg":
-        stages.append(drafted)
-    return stages
+    return [full, scaled, drafted] if name == "jpeg" else [full, scaled]
 
 
 def _load_numpy(data: bytes, _: Any) -> SimpleNamespace:
