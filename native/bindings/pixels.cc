@@ -215,7 +215,8 @@ std::shared_ptr<DecodeJob> submit_given(
   std::iota(batch->indices.begin(), batch->indices.end(), 0);
   batch->buffer = handle.encoded->acquire(std::max<size_t>(1, batch->bytes));
   for (size_t i = 0; i < encoded.size(); ++i) {
-    std::ranges::copy(encoded[i], batch->buffer->data + batch->offsets[i]);
+    if (encoded[i].empty()) continue;
+    std::memcpy(batch->buffer->data + batch->offsets[i], encoded[i].data(), encoded[i].size());
   }
   return handle.pool->submit(std::move(recipes), 0, 0, std::move(batch), 0, std::move(steps));
 }
