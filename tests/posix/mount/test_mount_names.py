@@ -98,9 +98,23 @@ def test_labels_are_attributes(mounts, tmp_path, packed_photos):
     assert os.getxattr(folder / "cats/1.png", "user.headrace.label") == b"0"
 
 
-def test_a_folder_that_is_no_store_is_mounted_as_it_lies(mounts, photos):
-    folder = mounts(photos)
-    assert (folder / "dogs/3.png").read_bytes() == (photos / "dogs/3.png").read_bytes()
+def test_a_folder_that_is_no_store_is_mounted_as_it_lies(mounts, tmp_path):
+    """Programs open also what no training would take: its splits, shards, READMEs and hidden files."""
+    root = tmp_path / "data"
+    for name in (
+        "train/1.bin",
+        "val/1.bin",
+        "README.md",
+        ".hidden",
+        ".cache/index",
+        "empty",
+        "a.tar",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name if name != "empty" else "")
+    folder = mounts(root)
+    shown = {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert shown == {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
 def test_a_path_with_spaces_commas_and_backslashes(mounts, tmp_path, packed_photos):

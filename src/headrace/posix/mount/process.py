@@ -41,6 +41,9 @@ from headrace.posix.mount import protocol
 from headrace.posix.mount.filesystem import FileSystem, SampleBytes
 from headrace.posix.mount.protocol import READ_BYTES_MAX, REQUEST_BYTES, BadRequestError
 from headrace.store import Store, open_store
+from headrace.store.manifest import FILE_NAME
+from headrace.store.opening import open_directly
+from headrace.store.sources.scan import SourceOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,12 +211,20 @@ def serve(
         _log.addHandler(handler)
     _log.setLevel(logging.INFO)
     try:
-        with open_store(store, storage_options=options.storage_options) as opened:
+        with _open(store, options) as opened:
             _serve(opened, where, options, ready, lines)
     finally:
         for handler in handlers:
             _log.removeHandler(handler)
             handler.close()
+
+
+def _open(store: str, options: MountOptions) -> Store:
+    """A folder that is no store as it lies: programs open also what lies beside samples."""
+    path = local_path(store)
+    if is_url(store) or not os.path.isdir(path) or os.path.lexists(os.path.join(path, FILE_NAME)):
+        return open_store(store, storage_options=options.storage_options)
+    return open_directly(path, SourceOptions(format="files", dot_files=True), reference=False)
 
 
 def _serve(

@@ -3,8 +3,9 @@
 If every file lies below a first-level sub-folder, the sorted sub-folders are the classes and label their
 files; otherwise there are no labels, and where there are sub-folders, a note names the first file that lies
 in none. Names are the paths below the folder, as bytes, in bytewise order. Files and folders whose name
-begins with a dot are left out, and so are files that lie beside samples and are none (`contents`). Symbolic
-links are followed; a link back to a folder above itself is not entered again, which loses nothing.
+begins with a dot are left out (but for `dot_files`), and so are files that lie beside samples and are none
+(`contents`). Symbolic links are followed; a link back to a folder above itself is not entered again, which
+loses nothing.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def _list_folders(
             listing.modes.add((status.st_mode, status.st_gid))
             with os.scandir(path) as entries:
                 for entry in entries:
-                    if not entry.name.startswith(b"."):
+                    if options.dot_files or not entry.name.startswith(b"."):
                         _list_entry(entry, (folder, below), endings, listing)
         except OSError as e:
             listing.problems.append(Problem(os.fsdecode(path), e.strerror or str(e)))

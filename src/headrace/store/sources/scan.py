@@ -49,6 +49,7 @@ class SourceOptions:
 
     Attributes:
         extensions: folders: take only files that end so (`.png`), in any case of letters.
+        dot_files: folders: take files and folders whose names begin with a dot, too.
         prefix_names: several files: put the file's name and `/` before each sample's name.
         on_error: `raise`, or `skip` what cannot be used and report it.
         workers: threads that scan.
@@ -60,6 +61,7 @@ class SourceOptions:
     """
 
     extensions: tuple[str, ...] | None = None
+    dot_files: bool = False
     prefix_names: bool = False
     on_error: str = "raise"
     workers: int = 8
