@@ -58,8 +58,23 @@ struct RingHeader {
 inline RingSlot* ring_slots(void* ring) {
   return reinterpret_cast<RingSlot*>(static_cast<char*>(ring) + sizeof(RingHeader));
 }
+// Behind the slots: a bit for each file that was opened for writing, by its number modulo so many.
+// Copies of it, and of those that share its bit, are not opened any more: the daemon hears of it
+// too late for a program that reads what it is about to write.
+inline constexpr uint64_t kWrittenBits = uint64_t{1} << 16;
+
 inline uint64_t ring_nbytes(uint64_t capacity) {
-  return sizeof(RingHeader) + capacity * sizeof(RingSlot);
+  return sizeof(RingHeader) + capacity * sizeof(RingSlot) + kWrittenBits / 8;
+}
+inline std::atomic<uint64_t>& ring_written(void* ring, uint64_t capacity, int64_t file) {
+  const uint64_t word = static_cast<uint64_t>(file) % kWrittenBits / 64;
+  return reinterpret_cast<std::atomic<uint64_t>*>(ring_slots(ring) + capacity)[word];
+}
+inline void ring_note_written(void* ring, uint64_t capacity, int64_t file) {
+  ring_written(ring, capacity, file).fetch_or(uint64_t{1} << (file % 64));
+}
+inline bool ring_is_written(void* ring, uint64_t capacity, int64_t file) {
+  return (ring_written(ring, capacity, file).load() >> (file % 64) & 1) != 0;
 }
 
 // Copies that are opened do not need the reader at once: it is woken for each 16th.

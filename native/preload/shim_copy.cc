@@ -73,6 +73,9 @@ int open_copy(const Plane& plane, const Named& named, int folder, const char* pa
   if ((flags & O_NOFOLLOW) != 0 && (file.flags & kIsLink) != 0) return -1;
   const CopyPlace place = plane.board.place(named.file);
   if (place.copy == Copy::kNone) return -1;
+  if (plane.ring != nullptr && ring_is_written(plane.ring, plane.ring_capacity, named.file)) {
+    return -1;
+  }
   const int saved_errno = errno;
   int fd = -1;
   if ((plane.immutable() && named.sure) || leads_there(file, folder, path)) {
@@ -98,7 +101,13 @@ void opened_original(const Plane& plane, const Named& named, int fd, int flags) 
   if (!named.below_root || (flags & (O_DIRECTORY | O_PATH)) != 0) return;
   const int saved_errno = errno;
   if (may_write(flags)) {
-    if (named.file >= 0) plane.report(named.file, Opened::kWriting);
+    if (named.file >= 0) {
+      if (plane.ring != nullptr) {
+        ring_note_written(plane.ring, plane.ring_capacity, named.file);
+      }
+      plane.report(named.file, Opened::kWriting);
+      errno = saved_errno;
+    }
     return;
   }
   int64_t bytes = -1;

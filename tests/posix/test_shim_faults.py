@@ -305,6 +305,30 @@ def test_writing_is_the_originals_and_is_told(plane, tmp_path):
     assert served.counts["copy"] == 0
 
 
+BOTH = """
+    import os, sys
+    path = sys.argv[1]
+    with open(path, 'r+b') as w, open(path, 'rb', 0) as r:
+        w.write(b'AFTER'); w.flush()
+        print(r.read(5))
+        pid = os.fork()
+        if pid == 0:
+            os.pwrite(w.fileno(), b'child', 0)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        print(os.pread(r.fileno(), 9, 0))
+"""
+
+
+def test_a_file_that_is_open_for_writing_has_no_copy_for_those_who_read_it(plane, tmp_path):
+    """The daemon hears of it later, and here never."""
+    (tmp_path / "a").write_bytes(b"before it")
+    served = plane(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(BOTH), str(tmp_path / "a")]
+    assert served.run(command) == (0, b"b'AFTER'\nb'childe it'\n", b"")
+    assert served.counts["copy"] == 0
+
+
 def test_the_shim_alone_changes_nothing(files):
     command = ["bash", "-c", f"cat {files}/f03.bin; ls {files}"]
     assert run(command, env=os.environ | {"LD_PRELOAD": str(library("preload"))}) == run(command)
