@@ -170,6 +170,7 @@ def test_links_round_in_circles_are_walked_once(tmp_path, folder, program):
     (tmp_path / "data/n0/up").symlink_to(tmp_path / "data")
     (tmp_path / "data/one").symlink_to(paths[0])
     (tmp_path / "data/broken").symlink_to("nowhere")
+    (tmp_path / "data/kernel").symlink_to("/proc")
     os.mkfifo(tmp_path / "data/pipe")
     with serving(folder):
         assert program(tmp_path / "data").ready().files == 6

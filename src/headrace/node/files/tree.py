@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.machine.host import mounts
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -36,6 +38,14 @@ FILES_MAX = 1 << 24
 FAR_THREADS = 16
 ERRORS_MAX = 16
 """Messages that are kept."""
+
+_OF_THE_KERNEL = frozenset(
+    (
+        "proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "configfs", "bpf",
+        "pstore", "nsfs", "mqueue", "devpts", "binfmt_misc", "fusectl",
+    )
+)  # fmt: skip
+"""File systems without files: a link to /proc leads to the root folder of each process, and so to all else."""
 
 _Folder = tuple[bytes, frozenset[tuple[int, int]]]
 """A folder's path, and the (device, inode) of each folder above it."""
@@ -93,6 +103,11 @@ class TreeScan:
         self._errors: list[str] = []
         self._lock = threading.Lock()
         self._ended = False
+        self._left_out = {
+            os.makedev(*map(int, mount.device.split(":")))
+            for mount in mounts()
+            if mount.kind in _OF_THE_KERNEL
+        }
 
     def stop(self) -> None:
         """End the scan early; what it found is not used."""
@@ -175,7 +190,8 @@ class TreeScan:
             if entry.is_dir():
                 status = entry.stat()
                 key = (status.st_dev, status.st_ino)
-                if key not in above:  # a link to a folder above leads round in circles
+                # A link to a folder above leads round in circles.
+                if key not in above and status.st_dev not in self._left_out:
                     folders.append((entry.path, above | {key}))
             elif entry.is_file():
                 files.append((entry.path, stat_row(entry.stat(), is_link=entry.is_symlink())))
