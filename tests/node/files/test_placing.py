@@ -40,7 +40,10 @@ def test_far_files_are_copied_once_and_shown_on_the_board(tmp_path, folder, prog
         for k, path in enumerate(paths):
             assert run.find(os.fsencode(path)) == k
             assert run.board.placed(k)
-            assert bytes_of(copies.by_path.get(os.fsencode(path)), copies) == path.read_bytes()
+            copy = copies.by_path[os.fsencode(path)]
+            assert bytes_of(copy, copies) == path.read_bytes()
+            own, original = os.fstat(copy.fd), path.stat()  # what programs see that ask the kernel
+            assert (own.st_mode, own.st_mtime_ns) == (original.st_mode, original.st_mtime_ns)
         assert copies.figures.source_bytes == total(paths)
 
 
