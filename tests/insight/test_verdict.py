@@ -156,6 +156,44 @@ def test_threads_that_take_turns_are_told_to_be_processes(more, processes):
         assert found.gain_s == pytest.approx(found.stall_s * 6 / 7, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("native", "cpu_s", "advice", "gain"),
+    [
+        (False, 0.18, "decode=headrace.Images(...)", 0.5),
+        (True, 0.18, 'keep="decoded" of headrace.Images', 0.5),  # it does what the other is told
+        (False, 0.018, "10% of its time, unless the decoder itself sleeps", 0.9),
+        (True, 0.018, "stop what else runs here", 0.9),
+    ],
+)
+def test_decoding_is_told_what_it_does_not_do_already(native, cpu_s, advice, gain):
+    seen = Evidence(decode_threads=2, cpus=2, cpu_share=1.0, native_decode=native)
+    verdict = run_of({"decode": 0.09}, seen, work_s=0.18, cpu_s=cpu_s)
+    assert verdict.main is Cause.DECODE
+    assert advice in verdict.action
+    assert ("unless" in verdict.action) is (not native and gain > 0.5)
+    assert verdict.gain_s == pytest.approx(gain * verdict.stall_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("workers", "action", "gain"), [
+        (1, "let 12 workers wait at a time instead of 1 (num_workers=12)", 11 / 12),
+        (4, "let 16 workers wait at a time instead of 4 (num_workers=16)", 3 / 4),
+        (16, "pack it", 1.0),
+    ],
+)  # fmt: skip
+def test_what_a_data_set_waits_for_itself_more_workers_wait_for_together(workers, action, gain):
+    verdict = run_of({"read": 0.09}, Evidence(decode_threads=workers), reads=0, read_s=0.09)
+    assert verdict.main is Cause.STORAGE
+    assert verdict.action.startswith(action)
+    assert verdict.gain_s == pytest.approx(gain * verdict.stall_s, rel=0.01)
+    assert "no read of headrace's was seen" in str(verdict)
+
+
+def test_nothing_is_said_to_be_gained_from_what_nobody_measured():
+    text = str(run_of({"hand": 0.09}, Evidence(interpreter_looks=100)))
+    assert "gain      not known: nobody measured what this time was" in text
+
+
 def test_processes_that_decode_do_not_have_this_ones_lock():
     lock = {"looks": 5, "contended": 5, "others_s": 0.01}
     found = run_of({"hand": 0.09}, serial=True, work_s=0.18, cpu_s=0.18, **lock)

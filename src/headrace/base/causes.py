@@ -108,7 +108,7 @@ class Cause(StrEnum):
     DECODE = (
         "decode",
         "decoding",
-        "Turning bytes into samples took more processor time than there was.",
+        "Turning bytes into samples took too long.",
         "use more workers or threads, a cheaper decoder, or smaller images",
     )
     PYTHON = (

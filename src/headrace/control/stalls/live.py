@@ -75,8 +75,12 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
     quota, cpus = cpu_quota(Path("/")), len(os.sched_getaffinity(0))
     knobs = [stage.knobs() for stage in _figures(inner).stats.stages_now()]
     turned = dict(pair for each in knobs for pair in each.items())
-    # The drop-in has workers only; loaders that are not torch's say of no decoders.
-    decoders = getattr(loader, "decode_threads", getattr(loader, "num_workers", 0))
+    native = turned.get("decode_threads", 0)
+    # The drop-in has workers, or else decodes in the training's own thread; other adapters do not say.
+    alone = 1 if hasattr(loader, "num_workers") else 0
+    decoders = native or getattr(
+        loader, "decode_threads", getattr(loader, "num_workers", 0) or alone
+    )
     now_s = time.perf_counter()
     host = read_host(now_s).since(since.host) if since is not None else None
     seen: Contention = contention().since(since.contention) if since is not None else Contention()
@@ -86,6 +90,7 @@ def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
         interpreter_looks=seen.looks,
         interpreter_contended=seen.contended,
         decode_threads=decoders if isinstance(decoders, int) else 0,
+        native_decode=native > 0 or getattr(loader, "decode", None) == "native",
         cpus=max(1, min(cpus, round(quota))) if quota else cpus,
         cpu_share=host.cpu_share if host else math.nan,
         io_pressure=host.io_pressure if host else math.nan,

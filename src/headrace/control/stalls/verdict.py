@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.base.causes import Cause
-from headrace.base.text import bytes_text
+from headrace.base.text import bytes_text, counted
 from headrace.control.stalls.waits import (
     TURNS_MANY,
     Evidence,
@@ -67,9 +67,28 @@ def _action_for(main: Cause, case: _Case) -> _Action:
             f"look at the verdict of {case.slowest or 'the slowest rank'}: this one had its data"
         )
         return action, seconds, "what this rank waited beyond its own data, step by step"
+    if main is Cause.STORAGE and case.seen.decode_threads and not case.waits.reads.any():
+        return _wait_together(seconds, case)
     if _is_staged(case.seen) and main in _OF_SOURCE:
         return _STAGED, seconds, _STAGED_GAIN
     return main.remedy, 0.0 if main is Cause.OTHER else seconds, _GAINS[main]
+
+
+_WORKERS_MOST: Final = 16
+"""More are not advised: each is a process with the data set in it."""
+
+
+def _wait_together(seconds: float, case: _Case) -> _Action:
+    """Where a data set's own code waits for what it reads."""
+    now, remedy = case.seen.decode_threads, Cause.STORAGE.remedy
+    wanted = min(_WORKERS_MOST, math.ceil(now * _need(case.waits)))
+    if wanted <= now:
+        return remedy, seconds, _GAINS[Cause.STORAGE]
+    action = (
+        f"let {wanted} workers wait at a time instead of {now} (num_workers={wanted}); or {remedy}"
+    )
+    how = f"{wanted} samples waited for at a time, each as long as now"
+    return action, seconds * (1.0 - now / wanted), how
 
 
 _OF_SOURCE: Final = (Cause.METADATA, Cause.STORAGE, Cause.BANDWIDTH, Cause.NETWORK)
@@ -100,7 +119,7 @@ _GAINS: Final[Mapping[Cause, str]] = {
     Cause.PYTHON: "the time for which batches waited for the interpreter's lock",
     Cause.COLLATE: "the time for which batches waited for being put together",
     Cause.TRANSFER: "the time for which batches waited for being copied",
-    Cause.OTHER: "nothing: it is not known what this time was",
+    Cause.OTHER: "not known: nobody measured what this time was",
 }
 """From what the gain is computed where the cause's remedy is the action."""
 
@@ -154,11 +173,17 @@ def _latency(seconds: float, waits: StepWaits, reading: ReadWaits, seen: Evidenc
     )
 
 
+_COMPUTED_LITTLE: Final = 0.5
+"""Decoding that had a processor for less of its time waited for something."""
+
+
 def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _Action:
     threads, cpus = seen.decode_threads, seen.cpus
     idle = cpus * (1.0 - seen.cpu_share) if cpus and math.isfinite(seen.cpu_share) else 0.0
+    work_s = float(waits.work_s.sum())
+    computed = min(1.0, float(waits.cpu_s.sum()) / work_s) if work_s else 1.0
     if threads and turns(waits, seen) >= TURNS_MANY:
-        running = threads * min(1.0, float(waits.cpu_s.sum() / waits.work_s.sum()))
+        running = threads * computed
         if (workers := round(running + idle)) >= 2:
             action = (
                 f"decode in {workers} worker processes (num_workers={workers}): decoding is Python "
@@ -168,15 +193,30 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
             return action, gain_s, f"{workers} at a time instead of {running:.1f}"
     if threads and idle >= 1.0:
         more = threads + math.floor(idle)
+        how = "" if seen.native_decode else f" (num_workers={more})"
         return (
-            f"decode in {more} threads or workers instead of {threads}: {idle:.1f} processors are idle",
+            f"decode in {more} threads or workers{how} instead of {threads}: {idle:.1f} processors are idle",
             seconds * (1.0 - threads / more),
             f"{more} at a time instead of {threads}",
         )
-    action = (
-        "make decoding cheaper: of pictures in a store, decode=headrace.Images(...) decodes only what a "
-        "crop needs; or store them smaller, or ask for more processors"
-    )
+    if computed < _COMPUTED_LITTLE:
+        # Native decoders wait for nothing but a processor.
+        unless = "" if seen.native_decode else ", unless the decoder itself sleeps, reads or locks"
+        action = (
+            "stop what else runs here, or ask for more processors: decoding had one for "
+            f"{computed:.0%} of its time{unless}"
+        )
+        return action, seconds * (1.0 - computed), "decoding without what it waited"
+    if seen.native_decode:
+        action = (
+            'decode less: keep pictures decoded (keep="decoded" of headrace.Images), or store them smaller '
+            "(`headrace pack --images decoded,short=256`); or ask for more processors"
+        )
+    else:
+        action = (
+            "make decoding cheaper: of pictures in a store, decode=headrace.Images(...) decodes only what a "
+            "crop needs; or store them smaller, or ask for more processors"
+        )
     return action, 0.5 * seconds, "a decoder twice as fast"
 
 
@@ -234,7 +274,7 @@ def _cause_line(cause: Cause, case: _Case) -> str:
 def _decode_line(case: _Case) -> str:
     work, cpu = float(case.waits.work_s.sum()), float(case.waits.cpu_s.sum())
     count = case.seen.decode_threads
-    threads = f" in {count} threads or workers" if count else ""
+    threads = f" in {counted(count, 'thread or worker', 'threads or workers')}" if count else ""
     if not work:  # TensorFlow's own threads do not say
         return "decoding took that time while the batch was waited for"
     line = f"decoding took {work:.3g} s{threads}, {cpu:.3g} s of them on processors"
@@ -250,7 +290,10 @@ def _reading_line(cause: Cause, waits: StepWaits, reading: ReadWaits, seen: Evid
         near = waits.tier_bytes()
         if near["ram"] + near["page_cache"] > 0.0:
             return "all bytes came out of memory, as fast as they are copied"
-        return "the program opens and reads files by itself: which of the two was slow was not measured"
+        return (
+            "no read of headrace's was seen: the data set's own code opens, reads or sleeps, and which of them "
+            "was slow was not measured"
+        )
     idle = ""
     if reading.idle_latency_s:
         idle = f" ({reading.idle_latency_s * 1e3:.3g} ms while the storage was idle)"
@@ -305,7 +348,8 @@ def _verdict_text(verdict: Verdict) -> str:
         share = verdict.gain_s / verdict.stall_s if verdict.stall_s else 0.0
         gain = f"up to {verdict.gain_s:.3g} s ({share:.0%} of the stall)"
         lines.append(f"do this   {verdict.action}")
-        lines.append(f"gain      {gain}, computed from: {verdict.gain_from}")
+        known = verdict.gain_s > 0.0
+        lines.append(f"gain      {f'{gain}, computed from: ' if known else ''}{verdict.gain_from}")
     else:
         lines.append("do this   nothing: data are there in time")
     return "\n".join(lines)

@@ -65,6 +65,8 @@ class Evidence:
     """How often it was not."""
     decode_threads: int = 0
     """Threads or processes that decode; 0: not known."""
+    native_decode: bool = False
+    """headrace's own threads decode, and no Python."""
     cpus: int = 0
     """That this process may use; 0: not known."""
     cpu_share: float = math.nan
