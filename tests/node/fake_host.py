@@ -43,6 +43,9 @@ class Memory:
     def abandon(self):
         self.abandoned += 1
 
+    def held(self, ns):
+        assert ns >= 0
+
 
 class Tuning:
     """Counts what is leased, and who uses the data set."""

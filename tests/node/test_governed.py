@@ -69,6 +69,8 @@ def test_a_job_that_is_held_back_gets_every_sample_once(governed, store, monkeyp
     loader = node_loader(store)
     assert seen(loader) == expected
     assert report_of(loader).direct_batches == 0
+    # The client itself knows that a limit held it back, and not the storage.
+    assert hr.explain(loader).as_dict()["causes"].get("policy", 0.0) > 0.0
     loader.close()
 
 

@@ -101,6 +101,8 @@ class _Asked:
     charge: Charge | None = None
     """What was paid for it."""
     begun_s: float = 0.0
+    held_s: float = 0.0
+    """That a limit on rates held it back, after it had let the one before it go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +383,8 @@ class Session:
     def _begun(self, asked: _Asked, totals: JobTotals) -> None:
         asked.begun_s = time.monotonic()
         if self._limited_since_s:
-            totals.took(Cause.POLICY, asked.begun_s - self._limited_since_s)
+            asked.held_s = asked.begun_s - self._limited_since_s
+            totals.took(Cause.POLICY, asked.held_s)
             self._limited_since_s = 0.0
         elif not self.reading:  # it waited for room, and for nothing that is read
             totals.took(Cause.WINDOW, asked.begun_s - max(asked.asked_s, self._read_at_s))
@@ -420,6 +423,7 @@ class Session:
             self._send(wire.Samples(asked.ticket, wire.ReplyStatus.FAILED, "not in shared memory"))
         else:
             fd, buffer, capacity = memory
+            batch.held(round(asked.held_s * 1e9))
             if buffer not in self._known:
                 self._known.add(buffer)
                 self._send(wire.Buffers([(buffer, capacity)]), (fd,), batch)
