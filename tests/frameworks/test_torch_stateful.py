@@ -297,3 +297,34 @@ def test_accelerate_keeps_the_loader_and_its_state(workers):
     assert listed(resumed) == rest
     theirs = accelerator.prepare(torch_data.DataLoader(Counting(), 2))
     assert type(theirs.base_dataloader) is torch_data.DataLoader
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"), [(0, {}), (1, {}), (1, {"persistent_workers": True})]
+)
+def test_after_an_epoch_that_went_on_hugging_faces_streams_give_whole_ones(workers, options):
+    """They begin each one where they were put, unless somebody calls their `set_epoch`."""
+    datasets = pytest.importorskip("datasets")
+    whole = datasets.Dataset.from_dict({"x": list(range(12))})
+
+    def loader():
+        stream = whole.to_iterable_dataset(num_shards=2)
+        return DataLoader(stream, 3, num_workers=workers, **options)
+
+    def numbers(batches):
+        return [x for batch in batches for x in batch["x"].tolist()]
+
+    for stop in (1, 3, 4):
+        first = loader()
+        batches = iter(first)
+        for _ in range(stop):
+            next(batches)
+        if stop == 4:
+            assert list(batches) == []
+        resumed = loader()
+        resumed.load_state_dict(first.state_dict())
+        del batches, first
+        if stop < 4:
+            assert numbers(resumed) == list(range(3 * stop, 12))
+        for _ in range(2):
+            assert numbers(resumed) == list(range(12))

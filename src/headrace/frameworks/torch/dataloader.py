@@ -240,6 +240,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
         resumption, self._headrace.resumption = self._headrace.resumption, None
         self._headrace.loaded = resumption
         if resumption is None:
+            if self._headrace.placed is not None:
+                self._headrace.placed.begin_anew()
+            self._headrace.placed = None
             return self._begin_epoch()
         compared = resumption.compared  # also where another rank's state is: that one compares
         resumption.begin_as(**_own_rank(), in_order=getattr(self, "in_order", True))
@@ -247,7 +250,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._headrace.starting = resumption
         try:
             if resumption.data is not None:  # before random numbers are restored: it may draw some
-                position = DataPosition(self.dataset)
+                self._headrace.placed = position = DataPosition(self.dataset)
                 position.load_before(resumption.data, under_way=resumption.under_way)
             if self.num_workers == 0:
                 return self._begin_in_process(resumption, compared=compared)

@@ -216,6 +216,7 @@ class DataPosition:
         self._stateful = is_stateful(dataset)
         self._fetcher: Any = None
         self._broken = False  # it could not be begun: torch raises that in its turn
+        self._placed = False  # by a state, in an epoch that is over when the next one begins
 
     @property
     def stateful(self) -> bool:
@@ -251,6 +252,9 @@ class DataPosition:
         """
         if state.dataset is not None:
             _load(self._dataset, state.dataset, "data set")
+        self._placed = True
+        if not under_way:
+            self.begin_anew()
         if under_way or (state.iterator is None and not state.whole):
             return
         # What the next epoch begins from may be the state of the last one's iterator.
@@ -273,6 +277,16 @@ class DataPosition:
         if fetcher is not None and hasattr(fetcher, "ended"):
             fetcher.ended = state.ended
 
+    def begin_anew(self) -> None:
+        """Say that an epoch begins, which no state was loaded for.
+
+        Hugging Face's streams begin each epoch where they were put once, unless `set_epoch` said that it is
+        another one: without a word, all but the rest would be missing.
+        """
+        if self._placed and getattr(self._dataset, "_starting_state_dict", None) is not None:
+            self._dataset._starting_state_dict = None  # noqa: SLF001 - there is no public way
+        self._placed = False
+
     def follow(self, mark: WorkerMark | None) -> None:
         """Attach every fetcher that torch makes for the data set in this process, a worker's.
 
@@ -291,6 +305,8 @@ class DataPosition:
                     position.load_before(data, under_way=first.under_way)
                     if first.snapshot is not None:
                         first.snapshot.restore()  # which the user's methods may have drawn from
+                elif own:
+                    position.begin_anew()
                 super().__init__(dataset, *args, **kwargs)
                 if own:
                     position.attach(self)

@@ -548,6 +548,8 @@ class Epochs:
     epochs_begun: int = 0
     progress: Progress | None = None
     position: DataPosition | None = None
+    placed: DataPosition | None = None
+    """What put the data set where the last epoch went on."""
     starting: Resumption | None = None
     loaded: Resumption | None = None
     reading: FileReading | None = None
