@@ -3,6 +3,7 @@
 // same coefficients afterwards, and is not rewritten twice.
 #include <cstdint>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -49,6 +50,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const uint8_t byte : out) {
       if (byte != 0) std::abort();
     }
+  }
+  // A second output of another size changes nothing of the first.
+  if (recipe.keep_short == 0) {
+    Recipe other = recipe;
+    std::swap(other.width, other.height);
+    other.flip = 0;
+    std::vector<uint8_t> again(recipe.output_bytes(), 0xee), second(other.output_bytes(), 0xee);
+    const Output outputs[] = {{&recipe, draw, again.data()}, {&other, {3, 4, 5}, second.data()}};
+    // More of the picture is needed for it, which may be damaged.
+    const bool made = worker->decode(outputs, bytes).empty();
+    if (made && reason.empty() && !recipe.scaled && again != out) std::abort();
+    for (const uint8_t byte : second) {
+      if (!made && byte != 0) std::abort();
+    }
+    // Masks are of what was decoded last.
+    if (reason.empty()) (void)worker->decode(recipe, draw, bytes, out.data());
   }
   // The same bytes as the mask of what they were decoded to.
   if (reason.empty()) {
