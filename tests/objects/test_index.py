@@ -295,6 +295,20 @@ def test_what_cannot_be_read_in_place_is_said(
         hr.index(f"{bucket}/{name}", tmp_path / "i.hr", storage_options=options)
 
 
+def test_empty_objects_are_left_out_and_said(
+    bucket: str, direct: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    line = b'{"text": "a"}\r\n'
+    for name, data in {"0": b"", "1": line, "2": line * 2}.items():
+        write(data, f"{bucket}/lines/{name}.jsonl", direct, create=True)
+    for source in (f"{bucket}/lines/", f"{bucket}/lines/*.jsonl"):
+        report = hr.pack(source, tmp_path / "a.hr", storage_options=options, overwrite=True)
+        assert report.samples == 3
+        assert [note for note in report.notes if "empty" in note and "0.jsonl" in note]
+    with pytest.raises(SourceError, match=r"no samples found.*empty"):
+        hr.pack(f"{bucket}/lines/0.jsonl", tmp_path / "b.hr", storage_options=options)
+
+
 def test_a_pattern_without_objects(bucket: str, options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no such object"):
         hr.index(f"{bucket}/*.tar", tmp_path / "i.hr", storage_options=options)

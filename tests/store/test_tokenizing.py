@@ -215,8 +215,9 @@ def test_a_tokenizer_that_is_none_and_a_token_that_it_lacks_are_refused(tmp_path
     with pytest.raises(SourceError, match="is no tokenizer"):
         headrace.tokenize(source, tmp_path / "a.hr", tokenizer=source)
     for eos in ("<eos>", 400, -1):
-        with pytest.raises(SourceError, match="eos is"):
+        with pytest.raises(SourceError, match="eos is") as error:
             headrace.tokenize(source, tmp_path / "a.hr", tokenizer=path, eos=eos)
+        assert "--eos '<|endoftext|>' or '<|bos|>'" in error.value.next_step
 
 
 def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path):

@@ -207,7 +207,8 @@ def tokenize(
         )
         return exit_codes.FINDING if report.skipped else exit_codes.OK
     rate = tokens / max(report.seconds, 1e-9)
-    output.line(f"{tokens:,} tokens ({stated['dtype']}), {rate:,.0f} tokens/s")
+    kind = f"{stated['dtype']}, vocabulary {stated['vocabulary']:,}"
+    output.line(f"{tokens:,} tokens ({kind}), {rate:,.0f} tokens/s")
     return _print_written(output, report, "tokenized")
 
 

@@ -178,9 +178,15 @@ class _Encoder:
         if not 0 <= number <= self._top:
             raise refused(
                 path, f"{which} is {token!r}, which is no token of its vocabulary (0 to {self._top:,}).",
-                f"Name one: --{which} '<|endoftext|>', for example.",
+                f"Name one: --{which} {self._special()}.",
             )  # fmt: skip
         return [number]
+
+    def _special(self) -> str:
+        """Tokens that stand for no text, to choose from."""
+        added = sorted(self._tokenizer.get_added_tokens_decoder().items())
+        names = [repr(token.content) for _, token in added if token.special]
+        return " or ".join(names[:8]) or "a number, as no token of it is special"
 
     def __call__(self, texts: list[str]) -> list[bytes]:
         """The documents of some texts; `dtype`, little-endian."""

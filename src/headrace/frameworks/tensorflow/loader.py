@@ -243,6 +243,11 @@ class Loader(LoaderView, tf.train.experimental.PythonState):  # type: ignore[mis
         super().load_state_dict(state)
         self._loader.cursor.end()
 
+    def continue_from(self, state: Mapping[str, Any]) -> None:
+        """Go on in this mixture's proportions from a state of other ones; iterators made before end."""
+        super().continue_from(state)
+        self._loader.cursor.end()
+
     def serialize(self) -> str:
         """Return the state as `tf.train.Checkpoint` saves it."""
         return json.dumps(self.state_dict())

@@ -25,6 +25,7 @@ from headrace.store.sources.scan import (
     Scan,
     absolute_path,
     check_unchanged,
+    no_samples,
     refused,
     unreadable,
     unsound,
@@ -370,6 +371,9 @@ class ObjectWindow(Window):
 
 HEAD_BYTES = 1024
 
+_NO_SUCH_RANGE = 416
+"""The status of a range that begins behind the object's end: an empty one has no first byte."""
+
 _STREAMED = {"parquet", "jsonl", "lines"}
 """Kinds whose compressed objects are packed as they come, without a copy first."""
 
@@ -388,7 +392,6 @@ def open_objects(
     """
     from headrace.io.objects.engine import ObjectEngine
     from headrace.io.objects.listing import expand
-    from headrace.io.objects.reading import RemoteObject
 
     engine = objects or ObjectEngine()
     notes: list[str] = []
@@ -401,16 +404,14 @@ def open_objects(
         names = [url for pattern in urls for url in expand(pattern, engine.client_options)]
     if not names:
         raise refused(shown(urls[0]), "there is no such object.", "Check the URL and the pattern.")
-    heads = [memoryview(bytearray(HEAD_BYTES)) for _ in names]
-    ranges = [(url, 0, head) for url, head in zip(names, heads, strict=True)]
-    listed_names = []
-    for (url, _, head), outcome in zip(ranges, engine.fetch_many(ranges, exact=False), strict=True):
-        if isinstance(outcome, Failure):
-            raise outcome.to_error()
-        remote = RemoteObject(url, outcome.size, outcome.etag, outcome.modified_ns)
-        listed_names.append(ObjectName.of(remote, engine, bytes(head[: outcome.count])))
+    listed_names, empty = _look_at(names, engine)
+    if empty:
+        more = f" and {len(empty) - 4:,} more" if len(empty) > 4 else ""
+        notes.append(f"left out, as they are empty: {', '.join(empty[:4])}{more}")
+    if not listed_names:
+        raise no_samples(shown(urls[0]), "; all objects are empty")
     engine.register(name.remote for name in listed_names)
-    engine.looked_at.update(names)
+    engine.looked_at.update(listed_names)
     listed = open_files(listed_names, options)
     if isinstance(listed, Scan):
         listed.objects = engine
@@ -422,6 +423,28 @@ def open_objects(
         )
     listed.notes.extend(notes)
     return listed
+
+
+def _look_at(names: list[str], engine: ObjectEngine) -> tuple[list[ObjectName], list[str]]:
+    """Objects with their sizes, versions and first bytes; and those that are empty.
+
+    Raises:
+        VolumeError: one cannot be read.
+    """
+    from headrace.io.objects.reading import RemoteObject
+
+    heads = [memoryview(bytearray(HEAD_BYTES)) for _ in names]
+    ranges = [(url, 0, head) for url, head in zip(names, heads, strict=True)]
+    held, empty = [], []
+    for (url, _, head), outcome in zip(ranges, engine.fetch_many(ranges, exact=False), strict=True):
+        if not isinstance(outcome, Failure):
+            remote = RemoteObject(url, outcome.size, outcome.etag, outcome.modified_ns)
+            held.append(ObjectName.of(remote, engine, bytes(head[: outcome.count])))
+        elif outcome.fault.status == _NO_SUCH_RANGE:
+            empty.append(shown(url))
+        else:
+            raise outcome.to_error()
+    return held, empty
 
 
 def _open_prefix(
