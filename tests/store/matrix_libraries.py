@@ -160,17 +160,21 @@ def litdata_tokens(root: Path) -> Path:
 def read_megatron(path: Path) -> list[Sample]:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
-    rows = IndexedDataset(str(path.with_suffix("")))
-    return [(rows[i].tobytes(), -1) for i in range(len(rows))]
+    rows = IndexedDataset(str(path.with_suffix("")), mmap=False)
+    samples = [(rows[i].tobytes(), -1) for i in range(len(rows))]
+    # The index stays open: its class keeps the last ones in a cache. Where it ends, it closes its mapping while
+    # its own arrays look into it, which is an error; so its mapping ends with the arrays.
+    del rows.index.bin_buffer_mmap
+    type(rows.index).__getitem__.cache_clear()
+    return samples
 
 
 @source("Megatron's .bin and .idx", "megatron.core", read=read_megatron)
 def megatron(root: Path) -> Path:
-    import torch
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     builder = IndexedDatasetBuilder(str(root / "set.bin"), dtype=np.uint16)
     for tokens in TOKENS:
-        builder.add_document(torch.from_numpy(tokens), [len(tokens)])
+        builder.add_document(tokens, [len(tokens)])
     builder.finalize(str(root / "set.idx"))
     return root / "set.bin"
