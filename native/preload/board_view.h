@@ -51,6 +51,8 @@ class BoardView {
 
   // Whether copies lie on this device at all.
   bool has_device(uint64_t device) const;
+  // Whether a copy was ever placed: files of a local disk have none.
+  bool has_copies() const { return header().device_count.load(std::memory_order_relaxed) != 0; }
   // The file whose copy has this identity; -1: none.
   int64_t find_copy(uint64_t device, uint64_t inode) const;
 

@@ -141,7 +141,8 @@ int request_of(int fd, unsigned long request, void* argument) {
 
 Original::Original(const Plane& plane, int fd) : fd_(fd) {
   const int saved_errno = errno;
-  if (kernel_fstat(fd, &now_) == 0 && plane.board.has_device(now_.st_dev)) {
+  if (plane.board.has_copies() && kernel_fstat(fd, &now_) == 0 &&
+      plane.board.has_device(now_.st_dev)) {
     const int64_t number = plane.board.find_copy(now_.st_dev, now_.st_ino);
     uint32_t bytes = 0;
     const char* name = number < 0 ? nullptr : plane.board.name(number, &bytes);
