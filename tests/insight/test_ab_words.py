@@ -82,6 +82,10 @@ def test_compute_bound():
         sentence(found),
     )
     assert "next: the time goes into computing" in text_of(found)
+    late = of_times(
+        [2.0, 2.1, 2.0], [3.0, 3.1, 3.0], ours={"start_s": 2.0}, theirs={"busy_share": 0.002}
+    )
+    assert "`headrace doctor` on the data, tells which" in text_of(late)
 
 
 def test_slower_because_of_its_start():

@@ -43,7 +43,7 @@ class Explanation:
 
     def __str__(self) -> str:
         if not self._planes:
-            return "No data plane is at work in this process, and none was."
+            return "No loader of a store is or was at work in this process: hr.explain(loader) knows others."
         return "\n\n".join(_text(plane) for plane in self._planes)
 
     def __repr__(self) -> str:

@@ -204,7 +204,7 @@ def _decode(seconds: float, waits: StepWaits, _: ReadWaits, seen: Evidence) -> _
         unless = "" if seen.native_decode else ", unless the decoder itself sleeps, reads or locks"
         action = (
             "stop what else runs here, or ask for more processors: decoding had one for "
-            f"{computed:.0%} of its time{unless}"
+            f"{max(0.01, computed):.0%} of its time{unless}"
         )
         return action, seconds * (1.0 - computed), "decoding without what it waited"
     if seen.native_decode:

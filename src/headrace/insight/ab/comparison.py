@@ -529,13 +529,18 @@ def _advice(comparison: Comparison) -> str:
         return ""
     late = comparison.later_start_s or 0.0
     lost_s = statistics.median(b.ran.wall_s - a.ran.wall_s for a, b in comparison.pairs)
+    if comparison.compute_bound:
+        # Decoding computes, too: here it cannot be told from the model.
+        return (
+            "the time goes into computing, the model's or the decoding of samples: HEADRACE_VERDICT=1 with "
+            "headrace's DataLoader, or `headrace doctor` on the data, tells which; decoding may go to "
+            "native threads (decode=)."
+        )
     if late > 0 and 2 * late > abs(lost_s):
         return (
             f"headrace takes {seconds_text(late)} longer to begin, which so short a run cannot win back: "
             "give it more to do, and see the line `after the first read`."
         )
-    if comparison.compute_bound:
-        return "the time goes into computing: a faster decoder, more workers or a larger GPU help."
     if not options.cold:
         return "its files are in memory already; --cold shows what happens when they are not."
     reading = comparison.learned.reading

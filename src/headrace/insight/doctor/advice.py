@@ -144,6 +144,7 @@ from headrace.torch import DataLoader
 DataLoader(dataset, ..., decode="native")  # an ImageFolder; or:
 DataLoader({path!r}, shuffle=True, decode=hr.Images(size=224))"""
 _DRAFT: Final = """\
+from PIL import Image
 def load(path):  # for ImageFolder(..., loader=load)
     image = Image.open(path)
     image.draft("RGB", (224, 224))
@@ -253,8 +254,8 @@ class _Gains:
         if workers < int(cpus) and self._factor(rate) >= WORTH:
             yield Advice(
                 key="workers", do=f"Use {int(cpus)} workers.",
-                because=f"{cpus:g} CPUs may be used, and {workers} workers leave {cpus - workers:g} of "
-                "them idle",
+                because=f"{cpus:g} CPUs may be used, and {max(1, workers)} of them decode "
+                f"now ({counted(workers, 'worker')})",
                 gain=self._from_to(rate), factor=self._factor(rate), python=True,
                 command=f"DataLoader(..., num_workers={int(cpus)})",
             )  # fmt: skip
