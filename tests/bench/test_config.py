@@ -60,7 +60,7 @@ def test_hydra_words_are_understood():
         ("--config-name=x", "workload=NAME"),
         ("++reader.batch_size=3", "did you mean ++workload.reader.batch_size?"),
         ("hydra.launcher=slurm", "only hydra.run.dir"),
-        ("unet3d_h100", "expected KEY=VALUE"),
+        ("unet3d_h100", "expected KEY=VALUE such as workload=unet3d_h100"),
         ("~workload", "needs a workload"),
         ("--frobnicate", "not known"),
     ],

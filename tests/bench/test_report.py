@@ -346,6 +346,20 @@ def test_a_change_from_nothing_is_noise_where_its_interval_says_so():
     assert ComparisonRow(wait, Confidence(0.0, 0.1, 3), Confidence(3.9, 1.66, 3)).clear is True
 
 
+def test_what_prints_the_same_is_not_worse():
+    au = measure_named("au")
+    assert (
+        ComparisonRow(au, Confidence(100.0, 0.0, 3), Confidence(99.9999999, None, 1)).worse is None
+    )
+    assert ComparisonRow(au, Confidence(99.93, 0.01, 3), Confidence(99.85, None, 1)).worse
+
+
+def test_a_bound_that_is_read_as_a_share_says_so():
+    assert condition_of("au < 0.9", changes=True).reading == " (90 %)"
+    assert condition_of("au < 90", changes=True).reading == ""
+    assert condition_of("au < -2%", changes=True).reading == ""
+
+
 def test_repeats_of_one_run_give_confidence_of_au(tmp_path):
     more = {"au_percent": {"mean": 80.0, "confidence_95": 0.5, "runs": 3}}
     comparison = both(tmp_path, **more)

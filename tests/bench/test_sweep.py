@@ -70,7 +70,7 @@ def probe(accelerators, over, bound="storage", **more):
         (1, [probe(1, False), probe(2, True, "page cache", cached=True)],
          "the page cache feeds 1 accelerator: this says nothing of the storage", "page cache"),
         (1, [probe(1, False), probe(2, True)], "this storage feeds 1 accelerator", "storage"),
-        (None, [probe(1, True)], "this storage feeds fewer than 1 accelerators", "storage"),
+        (None, [probe(1, True)], "this storage feeds not even 1 accelerator", "storage"),
         (1, [probe(1, False), probe(2, True, "harness")],
          ("this host emulates 1 accelerator; with 2 the harness was the limit, so this says nothing "
           "of the storage"), "harness"),

@@ -137,6 +137,12 @@ class Condition(NamedTuple):
     """It is about the change from one result to another."""
     written: str
 
+    @property
+    def reading(self) -> str:
+        """How its bound is read, where that is not what is written: 0.9 of a percentage is 90 %."""
+        match = None if self.change else _FORM.fullmatch(self.written)
+        return f" ({self.bound:g} %)" if match and float(match["bound"]) != self.bound else ""
+
     def holds(self, value: float) -> bool:
         """Whether the value, or the change, is as the condition says."""
         return _SIGNS[self.sign](value, self.bound)
@@ -210,8 +216,10 @@ class ComparisonRow:
 
     @property
     def worse(self) -> bool | None:
-        """Whether b is on the bad side of a; None where no side is bad."""
-        if self.measure.better is None or self.a.mean == self.b.mean:
+        """Whether b is on the bad side of a; None where no side is, or where both print the same."""
+        least = 0.005 if self.measure.unit == "%" else 0.0  # two digits are printed
+        same = math.isclose(self.a.mean, self.b.mean, rel_tol=1e-6, abs_tol=least)
+        if self.measure.better is None or same:
             return None
         return (self.b.mean < self.a.mean) == (self.measure.better == "more")
 

@@ -108,7 +108,8 @@ def _take(line: CommandLine, word: str) -> None:
     """Add an assignment to the command line's."""
     match = _ASSIGNMENT.fullmatch(word)
     if match is None or (match["value"] is None and match["sign"] != "~"):
-        raise ValueError(f"{word!r} makes no sense, expected KEY=VALUE such as workload=NAME")
+        example = f"workload={word}" if word.isidentifier() else "workload=NAME"
+        raise ValueError(f"{word!r} makes no sense, expected KEY=VALUE such as {example}")
     sign, key, value = match["sign"], match["key"], match["value"] or ""
     section, _, name = key.partition(".")
     if section == "hydra":

@@ -508,7 +508,9 @@ class Sweep:
         if (over := self.first_over) is None:
             return f"{what} at least {self.range[1]} accelerators{but}"
         number = f"fewer than {self.range[0]}" if self.most is None else f"{self.most}"
-        noun = "accelerator" if number == "1" else "accelerators"
+        if number == "fewer than 1":
+            number = "not even 1"
+        noun = "accelerator" if number.endswith(" 1") or number == "1" else "accelerators"
         if self.limit == "harness":
             return (
                 f"this host emulates {number} {noun}; with {over.accelerators} the harness was the limit, "

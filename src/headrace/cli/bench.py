@@ -225,10 +225,12 @@ def _print_comparison(
 def _print_verdicts(output: Output, verdicts: Sequence[ConditionResult]) -> None:
     for verdict in verdicts:
         held = "holds" if verdict.holds else "does not hold"
-        value = f"{verdict.value:+.2%}" if verdict.condition.change else f"{verdict.value:g}"
-        output.line(
-            f"{verdict.condition.written}: {held} ({verdict.condition.measure.name} {value})"
+        condition, unit = verdict.condition, verdict.condition.measure.unit
+        value = (
+            f"{verdict.value:+.2%}" if condition.change else f"{verdict.value:g} {unit}".rstrip()
         )
+        read = condition.reading
+        output.line(f"{condition.written}{read}: {held} ({condition.measure.name} {value})")
 
 
 def _write(path: str, text: str) -> None:
