@@ -483,7 +483,9 @@ def proof_lines(proof: Proof) -> Iterator[str]:
         epochs = sum(e.state is EpochState.WHOLE for loader in proof.loaders for e in loader.epochs)
         whole = f" in {counted(epochs, 'whole epoch')}" if epochs else ", as far as the run went"
         what = "sample" if not any(loader.unchecked for loader in proof.loaders) else "position"
-        yield f"Proved: every {what} came exactly once over all ranks{whole}."
+        padded = any(epoch.padded for loader in proof.loaders for epoch in loader.epochs)
+        but = ", but for those that fill last steps" if padded else ""
+        yield f"Proved: every {what} came exactly once over all ranks{whole}{but}."
     else:
         yield "Not proved that every sample came exactly once: see above."
 
@@ -491,7 +493,9 @@ def proof_lines(proof: Proof) -> Iterator[str]:
 def _loader_lines(loader: LoaderProof) -> Iterator[str]:
     history = loader.history
     about = history.about
-    ranks = " then ".join(counted(a.world_size, "rank") for a in history.attempts[:8])
+    sizes = [counted(a.world_size, "rank") for a in history.attempts[:8]]
+    resumes = f", {counted(len(sizes) - 1, 'resume')}" if len(sizes) > 1 else ""
+    ranks = f"{sizes[0]}{resumes}" if len(set(sizes)) == 1 else " then ".join(sizes)
     order = about.order
     mode = f"{order.get('mode')}, seed {order.get('seed')}" if order else "order of its own"
     yield f"{about.source or about.framework}: {about.samples:,} samples, {mode}, {ranks}"
@@ -531,7 +535,7 @@ def _epoch_lines(epoch: EpochProof) -> Iterator[str]:
     if epoch.left_out:
         notes.append(f"{counted(epoch.left_out, 'sample')} left out: could not be delivered")
     if epoch.padded:
-        notes.append(f"{counted(epoch.padded, 'sample')} again to fill the last step")
+        notes.append(f"then {counted(epoch.padded, 'sample')} again to fill the last step")
     if epoch.dropped:
         notes.append(f"{counted(epoch.dropped, 'sample')} dropped, as tail='drop' says")
     yield f"  epoch {epoch.epoch}: {state} ({'; '.join(notes)})"
