@@ -92,7 +92,7 @@ class LocalExecutor(Executor):
         return {job_id: [_status(*task) for task in tasks] for job_id, tasks in known.items()}
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
-        """End jobs: all processes get SIGTERM, and SIGKILL 10 s later; or send the script a signal."""
+        """End jobs: all processes get SIGTERM, and SIGKILL 30 s later; or send the script a signal."""
         if signal is not None:
             for job, task in [task for job_id in job_ids for task in self._tasks(job_id)]:
                 self._signal(job, task, signal)

@@ -187,8 +187,9 @@ def _start(job: LocalJob, task: int | None, state: TaskState) -> None:
 # -- the keeper ----------------------------------------------------------------------------------------
 
 KILL_WAIT_VARIABLE = "HEADRACE_KILL_WAIT_S"
-KILL_WAIT_S = 10.0
-"""Between SIGTERM and SIGKILL, if the variable says nothing else; Slurm's default is 30 s."""
+KILL_WAIT_S = 30.0
+"""Between SIGTERM and SIGKILL, if the variable says nothing else; Slurm's default. `headrace launch` gives
+ranks 25 s of it to save."""
 
 LEFT_BEHIND_S = 2.0
 """The same, for what a script leaves behind when it ends by itself."""
