@@ -241,9 +241,10 @@ def _check_splits(path: str, verdict: FolderKind, names: Iterable[bytes]) -> Non
         splits.setdefault(split, first if first in _SPLITS else f"*{split}*")
     if len(splits) > 1:
         example = os.path.join(path, splits.get("train", next(iter(splits.values()))))
+        kind = verdict.family or verdict.kind
         raise refused(
             path, f"holds several splits of one data set ({', '.join(sorted(splits))}): which is meant?",
-            f"Name one: '{example}'; or take all: --as {verdict.family or verdict.kind} (format=...).",
+            f"Name one: '{example}'; or take all: --as {kind} (in Python format='{kind}').",
         )  # fmt: skip
 
 
