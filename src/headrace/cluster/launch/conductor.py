@@ -219,8 +219,12 @@ class Conductor:
                         next_step="Use one environment on all nodes.",
                     )
                 case "helper_ended":
-                    is_needed = message["name"] == "stage" and not begun and not self._is_staged()
-                    self._remark(_helper_end(node, message, is_needed=is_needed))
+                    # Where a job is cancelled all its processes may be signalled, helpers too.
+                    if not self._is_cancelled():
+                        is_needed = (
+                            message["name"] == "stage" and not begun and not self._is_staged()
+                        )
+                        self._remark(_helper_end(node, message, is_needed=is_needed))
                 case "signal":
                     self._signals.append(message["number"])
                 case "failure":
@@ -304,6 +308,12 @@ class Conductor:
         self._failure = self._failure or RankFailure.among(self.nodes.all)
 
     # -- stopping ---------------------------------------------------------------------------------
+
+    def _is_cancelled(self) -> bool:
+        signals, agreement = set(self._signals), self._agreement
+        return bool(signals - {signal.SIGUSR1}) or (
+            agreement is not None and agreement.reason.cancels
+        )
 
     def _answer_signals(self, now_s: float) -> None:
         before_s = self.options.stop_before_s
