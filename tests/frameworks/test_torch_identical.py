@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data as torch_data
@@ -113,6 +114,38 @@ def same_memory(a, b):
     if b.layout is not torch.strided:
         return False
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+class Views(Nested):
+    """Tensors over one storage: the whole, a part, the whole again, and one that torch has to send."""
+
+    def __init__(self, order):
+        super().__init__(40)
+        self.order = order
+
+    def __getitem__(self, i):
+        whole = torch.arange(5000.0) + i
+        views = {"whole": whole, "part": whole[10:20], "table": whole.view(50, 100)}
+        views["grad"] = whole.detach()[:9].requires_grad_()
+        return {name: views[name] for name in self.order} | {"swapped": np.arange(900, dtype=">i4")}
+
+
+@pytest.mark.parametrize(
+    "order", [("whole", "part", "table"), ("part", "whole"), ("whole", "grad")]
+)
+def test_tensors_over_one_storage_keep_their_bytes_and_share_as_in_torch(order):
+    def changed(loader_class):
+        batches = []
+        for batch in loader_class(Views(order), 2, num_workers=1, collate_fn=list):
+            for sample in batch if "grad" in order else ():
+                sample["grad"] = sample["grad"].detach().clone()
+            for sample in batch:
+                sample["whole"] += 1
+            batches.append([{k: v.tolist() for k, v in one.items()} for one in batch])
+            assert batch[0]["swapped"].dtype.isnative
+        return batches
+
+    assert changed(DataLoader) == changed(torch_data.DataLoader)
 
 
 def test_batches_that_are_kept_stay_as_they_were():

@@ -165,11 +165,16 @@ class Regions:
         self._taken: dict[int, Region] = {}
         self._held: dict[int, Region] = {}  # by address: tensors of this process lie over them
 
-    def take(self, nbytes: int) -> Region | None:
-        """Return a region, or None: the arena is full, because batches are kept or too large."""
+    def take(self, nbytes: int, keep: Sequence[Region] = ()) -> Region | None:
+        """Return a region, or None: the arena is full, because batches are kept or too large.
+
+        Args:
+            nbytes: how large.
+            keep: regions that are about to be sent, whatever has become of the tensors over them.
+        """
         need = max(PAGE, -(-nbytes // PAGE) * PAGE)
         # Collected each time: memory that was just handed back is in the cache, the rest is untouched.
-        self._collect()
+        self._collect(keep)
         return self._fit(need, nbytes)
 
     def hold(self, region: Region) -> Any:
@@ -204,9 +209,9 @@ class Regions:
                 return region
         return None
 
-    def _collect(self) -> None:
+    def _collect(self, keep: Sequence[Region]) -> None:
         """Find out what was handed back, and join neighbours."""
-        held = {region.slot for region in self._held.values()}
+        held = {region.slot for region in (*self._held.values(), *keep)}
         gone = [
             region
             for slot, region in self._taken.items()
@@ -281,6 +286,11 @@ class _Pieces:
         return len(piece)
 
 
+def _is_plain_type(dtype: np.dtype[Any]) -> bool:
+    """Whether bytes are all there is; numpy's own pickles come back in this machine's order of bytes."""
+    return not dtype.hasobject and dtype.isnative
+
+
 class _Pickler(pickle.Pickler):
     """Pickles a batch, and puts tensors aside."""
 
@@ -289,18 +299,18 @@ class _Pickler(pickle.Pickler):
     def __init__(self, file: _Pieces, regions: Regions | None) -> None:
         super().__init__(file, PROTOCOL)
         self._regions = regions
-        self._places: dict[int, _Place] = {}
+        self._places: dict[int, tuple[_Place, torch.UntypedStorage]] = {}
         self.beside: list[tuple[_Place, Any]] = []
         self.beside_bytes = 0
         self.sent: list[Region] = []
-        self.kept: list[Any] = []  # what the keys of `_places` are addresses of
+        self._left: list[torch.UntypedStorage] = []  # to torch's reducers
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce ordinary tensors and arrays; leave the rest to their own reducers."""
         kind = type(obj)
         if kind is torch.Tensor:
             return self._tensor(obj)
-        if kind is np.ndarray and not obj.dtype.hasobject and obj.nbytes >= ARRAY_BYTES_MIN:
+        if kind is np.ndarray and obj.nbytes >= ARRAY_BYTES_MIN and _is_plain_type(obj.dtype):
             return self._array(obj)
         return NotImplemented
 
@@ -318,8 +328,12 @@ class _Pickler(pickle.Pickler):
             return NotImplemented
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
-        if nbytes == 0 or tensor.numel() * tensor.element_size() != nbytes:
+        address, whole = storage.data_ptr(), tensor.numel() * tensor.element_size() == nbytes
+        if nbytes == 0 or not (whole or self._placed(address, nbytes)):
+            self._left.append(storage)  # torch's reducer moves it into shared memory of its own
             return NotImplemented
+        if any(address == left.data_ptr() for left in self._left):
+            return NotImplemented  # it lies where a view of it went
         place = self._place_of(storage, nbytes)
         return _tensor_at, (
             place,
@@ -331,18 +345,27 @@ class _Pickler(pickle.Pickler):
 
     def _place_of(self, storage: torch.UntypedStorage, nbytes: int) -> _Place:
         address = storage.data_ptr()
-        place = self._places.get(address)
-        if place is not None and place.nbytes == nbytes:
+        place = self._placed(address, nbytes)
+        if place is not None:
             return place
         region = None if self._regions is None else self._regions.held_at(address, nbytes)
         if region is not None:
             self.sent.append(region)
             place = _Place(len(self.sent), 0, nbytes)
         else:
-            over = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
-            place = self._aside(over.numpy(), nbytes)
-        self._places[address] = place
-        self.kept.append(storage)
+            place = self._aside(storage, nbytes)
+        self._places[address] = place, storage
+        return place
+
+    def _placed(self, address: int, nbytes: int) -> _Place | None:
+        """Where a storage was put, if it was and has not moved since."""
+        place, storage = self._places.get(address, (None, None))
+        if (
+            place is None
+            or storage is None
+            or (storage.data_ptr(), place.nbytes) != (address, nbytes)
+        ):
+            return None
         return place
 
     def _array(self, array: np.ndarray[Any, Any]) -> Any:
@@ -378,7 +401,7 @@ def pack(batch: Any, regions: Regions | None) -> Packed | None:
         payload = bytearray(total)
         _fill(memoryview(payload), pickler, pieces, pickle_at)
         return Packed(_send(regions, pickler.sent), bytes(payload), pickle_at)
-    region = None if regions is None else regions.take(total)
+    region = None if regions is None else regions.take(total, pickler.sent)
     if regions is None or region is None:
         return None
     _fill(regions.arena.view(region.offset, region.nbytes).data, pickler, pieces, pickle_at)
@@ -395,7 +418,12 @@ def _send(regions: Regions | None, sent: Sequence[Region]) -> tuple[tuple[int, i
 
 def _fill(target: memoryview, pickler: _Pickler, pieces: _Pieces, at: int) -> None:
     for place, content in pickler.beside:
-        target[place.offset : place.offset + place.nbytes] = content
+        if isinstance(content, torch.UntypedStorage):
+            # Not before: torch's reducers move a storage, of which something else in the batch is a view.
+            over = torch.empty(0, dtype=torch.uint8).set_(content, 0, (place.nbytes,), (1,))
+            target[place.offset : place.offset + place.nbytes] = over.numpy().data
+        else:
+            target[place.offset : place.offset + place.nbytes] = content
     for piece in pieces.pieces:
         target[at : at + len(piece)] = piece
         at += len(piece)
