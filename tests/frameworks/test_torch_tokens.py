@@ -54,3 +54,31 @@ def test_joined_processes_share_the_windows_and_resume_alone(store, monkeypatch)
     with TokenDataLoader(store, LENGTH, 3, **options) as rest:
         rest.load_state_dict(state)
         assert before + [w for batch in rest for w in batch.batch.indices.tolist()] == sequence
+
+
+class Windows(torch.utils.data.IterableDataset):
+    """What a user makes of a loader that ought to be iterated as it is."""
+
+    def __init__(self, make):
+        self.make, self.loader = make, make(0, 1)
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        loader = self.make(worker.id, worker.num_workers) if self.make.own else self.loader
+        return (torch.from_numpy(batch.indices.copy()) for batch in loader)
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_several_workers_do_not_deliver_the_same_windows_in_silence(store, stated):
+    def make(rank, world_size):
+        ranks = {"rank": rank, "world_size": world_size} if stated or make.own else {}
+        return hr.tokens(store, LENGTH, 4, stored="uint16", tail="exact", **ranks)
+
+    make.own = False
+    with pytest.raises(hr.errors.RankError, match=r"worker . of 2 of torch's DataLoader"):
+        list(torch.utils.data.DataLoader(Windows(make), batch_size=None, num_workers=2))
+    one = torch.utils.data.DataLoader(Windows(make), batch_size=None, num_workers=1)
+    whole = torch.cat(list(one)).sort().values
+    make.own = True
+    own = torch.utils.data.DataLoader(Windows(make), batch_size=None, num_workers=2)
+    assert torch.equal(torch.cat(list(own)).sort().values, whole)

@@ -170,12 +170,12 @@ class RankDecision:
         ValueError: only one of the two is given.
     """
 
-    __slots__ = ("_answer", "_pid")
+    __slots__ = ("_answer", "_pid", "_stated_in")
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
         given = rank is not None or world_size is not None
         self._answer = which_rank(rank, world_size) if given else None
-        self._pid = 0
+        self._pid, self._stated_in = 0, os.getpid() if given else 0
 
     @property
     def is_open(self) -> bool:
@@ -194,8 +194,11 @@ class RankDecision:
         """The answer, which stands from now on; asked whenever an epoch begins.
 
         Raises:
-            RankError: as `which_rank`; or it stood, and this process has become another rank.
+            RankError: as `which_rank`; or it stood, and this process has become another rank; or this is one of
+                several workers of torch's DataLoader, each of which would deliver the same.
         """
+        if self._stated_in != os.getpid():
+            _refuse_copies()
         if self._answer is None:
             self._answer, self._pid = which_rank(), os.getpid()
         elif self._pid == os.getpid():
@@ -218,7 +221,7 @@ class RankDecision:
         return self.decide()
 
     def __setstate__(self, answer: Rank) -> None:
-        self._answer, self._pid = answer, 0
+        self._answer, self._pid, self._stated_in = answer, 0, 0
 
     def __repr__(self) -> str:
         try:
@@ -343,6 +346,18 @@ def _refuse_half(environment: Mapping[str, str], answer: Rank) -> None:
                 "Accelerate do it when training begins) before the first batch, or pass rank= and "
                 "world_size=.",
             )
+
+
+def _refuse_copies() -> None:
+    data = sys.modules.get("torch.utils.data")
+    worker = None if data is None else data.get_worker_info()
+    if worker is not None and worker.num_workers > 1:
+        raise RankError(
+            f"This loader is iterated in worker {worker.id} of {worker.num_workers} of torch's DataLoader: "
+            "each of them would deliver the same samples.",
+            next_step="Iterate it in the training process, where it reads ahead by itself; or make it in the "
+            "worker with rank= and world_size= of its own.",
+        )
 
 
 def _is_fresh_worker() -> bool:
