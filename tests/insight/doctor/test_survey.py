@@ -290,3 +290,14 @@ def _as_nobody(path, said):
         said.put(str(e))
     else:
         said.put("it was read")
+
+
+def test_several_splits_are_refused_as_a_loader_refuses_them(tmp_path):
+    for name in ("train/a/1.png", "val/a/2.png", "train/b/3.png", "val/b/4.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
+    with pytest.raises(
+        SourceError, match=r"several splits .*Name one: '.*/train'; or look at all: --ext png"
+    ):
+        survey(str(tmp_path), 1.0)
+    assert survey(str(tmp_path), 1.0, extensions=[".png"])[0].samples == 4

@@ -49,6 +49,7 @@ from headrace.store.sources.contents import (
     SHARD_KINDS,
     FolderKind,
     LibraryFolder,
+    check_splits,
     format_of,
     is_companion,
     judge,
@@ -421,12 +422,10 @@ def _folder(
     if not seen.files:
         raise _no_files(path, seen, extensions)
     notes = _notes(seen)
-    try:
-        verdict = judge(path, seen.formats)
-    except SourceError as e:
-        verdict = FolderKind("files")
-        notes.append(f"{e.message.removeprefix(path).lstrip(': ')} Each file is taken for one here")
+    verdict = _judged(path, seen, notes)
     drawn = [name for each in seen.drawn if verdict.takes(format_of(name := os.fsdecode(each)))]
+    if not extensions:
+        _check_one_split(path, verdict, drawn)
     # Of what there is, those that are samples or shards.
     counted = sum(count for name, count in seen.formats.items() if verdict.takes(name))
     files = seen.files_estimated * counted / seen.files
@@ -464,6 +463,24 @@ def _folder(
     )  # fmt: skip
     unopened = names[POOL_MAX:]
     return data, SamplePool(pieces=_full(sized, sizes), whole_files=True, unopened=unopened)
+
+
+def _check_one_split(path: str, verdict: FolderKind, names: Sequence[str]) -> None:
+    """What a loader refuses is no data set to advise on."""
+    try:
+        check_splits(path, verdict, map(os.fsencode, names))
+    except SourceError as e:
+        ending = names[0].rpartition(".")[2]
+        one = (e.next_step or "").partition("; or take all")[0]
+        raise SourceError(e.message, next_step=f"{one}; or look at all: --ext {ending}.") from None
+
+
+def _judged(path: str, seen: Walk, notes: list[str]) -> FolderKind:
+    try:
+        return judge(path, seen.formats)
+    except SourceError as e:
+        notes.append(f"{e.message.removeprefix(path).lstrip(': ')} Each file is taken for one here")
+        return FolderKind("files")
 
 
 def _no_files(path: str, seen: Walk, extensions: Sequence[str]) -> SourceError:

@@ -187,7 +187,7 @@ def sort_files(
     verdict = judge(path, Counter(format_of(os.fsdecode(name)) for name in others), wanted)
     kept = [name for name in others if verdict.takes(format_of(os.fsdecode(name)))]
     if wanted is None and (verdict.family or verdict.kind != "files"):
-        _check_splits(path, verdict, kept)
+        check_splits(path, verdict, kept)
     left = set(names).difference(kept)
     if not left:
         return verdict, left, []
@@ -228,8 +228,12 @@ _SPLITS: Final = {
 _WORDS: Final = re.compile(r"[^a-z]+")
 
 
-def _check_splits(path: str, verdict: FolderKind, names: Iterable[bytes]) -> None:
-    """Who trains on the test set by mistake is not told by anybody."""
+def check_splits(path: str, verdict: FolderKind, names: Iterable[bytes]) -> None:
+    """Who trains on the test set by mistake is not told by anybody.
+
+    Raises:
+        SourceError: the names are those of several splits; says which one to name.
+    """
     splits: dict[str, str] = {}
     for name in names:
         folder, _, base = os.fsdecode(name).lower().rpartition("/")
@@ -421,5 +425,5 @@ def _tokens(path: str) -> LibraryFolder | None:
             f"Name the token files: '{os.path.join(path, pairs[0])}'; or take each file as a sample: --as "
             "files (in Python format='files').",
         )  # fmt: skip
-    _check_splits(path, FolderKind("megatron"), map(os.fsencode, pairs))
+    check_splits(path, FolderKind("megatron"), map(os.fsencode, pairs))
     return LibraryFolder("megatron", [os.path.join(path, name) for name in pairs])
