@@ -517,3 +517,14 @@ def test_a_mixture_is_loaded_in_every_way_as_one_store_is(path, way):
         again.load_state_dict(state)
         assert rest == [b.indices.tolist() if way == "whole" else b[0].tolist() for b in again]
         again.close()
+
+
+def test_a_mixture_under_torchs_own_sampler_is_remarked(path, caplog):
+    mixture = hr.mix({"much": (path, 3), "little": (path, 1)}, seed=5)
+    loader = torch.utils.data.DataLoader(Dataset(mixture, with_key), 16, shuffle=True)
+    assert sum(len(batch[0]) for batch in loader) == 2 * SAMPLES
+    (record,) = caplog.records
+    assert "knows no proportions" in record.message
+    with DataLoader(mixture, 16, shuffle=True, decode=with_key) as ours:
+        list(ours)
+    assert len(caplog.records) == 1

@@ -368,7 +368,8 @@ class LocalJob(SubmittedJob):
         try:
             fields = _KIND.decode(path.read_bytes(), str(path)).plain()
             submission = Submission.of(fields, (folder / "script").read_bytes())
-            own = {name: fields[name] for name in ("user", "submitted_s", "key", "variables")}
+            own = {name: fields[name] for name in ("user", "submitted_s", "key")}
+            own["variables"] = fields.get("variables", {})  # jobs of before have none
             job = cls(number=int(folder.name), folder=folder, submission=submission, **own)
             path = folder / "state.json"
             with contextlib.suppress(FileNotFoundError):

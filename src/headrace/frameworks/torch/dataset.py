@@ -12,6 +12,7 @@ path and fingerprint) to spawned workers.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from headrace.plane.batch import OnError
     from headrace.plane.pipeline import Fetched
     from headrace.store.mixture import Mixture
+
+
+_log = logging.getLogger("headrace.torch")
 
 
 class _Writable:
@@ -362,6 +366,8 @@ class Dataset(torch_data.Dataset[Decoded]):
         ValueError: an unknown part or option.
     """
 
+    _warned = False
+
     def __init__(
         self,
         store: Store | str | PathLike[str],
@@ -411,6 +417,12 @@ class Dataset(torch_data.Dataset[Decoded]):
             DecodeError: `decode` failed.
             HeadraceError: a sample cannot be read.
         """
+        if len(indices) > 1 and self.store.mixture is not None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "a mixture is read in the order of torch's sampler, which knows no proportions: each sample "
+                "comes once an epoch. headrace.torch.DataLoader over the mixture keeps them."
+            )
         return self.decoded(self.fetch(np.asarray(indices, np.int64), self._epoch))
 
     @property
