@@ -224,7 +224,7 @@ def main() -> int:
             "date": day,
             "machine": about,
             "goal_points": GOAL_POINTS,
-            "runs": rows,
+            "runs": [row | {"launch": Path(row["launch"]).name} for row in rows],
             "stopped": stop,
         }
         path.write_text(json.dumps(document, indent=1) + "\n")

@@ -152,7 +152,7 @@ uint64_t parse_run(const char* text, char* path, size_t path_bytes) {
 // Whether this process has the root folder and the mounts that the launcher has. In a container or
 // a `chroot` a path of the board may lead to another file, and only a look at it tells.
 bool sees_the_same() {
-  for (const char* what : {"/root/", "/ns/mnt"}) {
+  for (const char* what : {"/root", "/ns/mnt"}) {
     char theirs[64] = "/proc/";
     char ours[32] = "/proc/self";
     strcpy(decimal(theirs + strlen(theirs), g_launcher), what);
