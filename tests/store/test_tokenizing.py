@@ -10,6 +10,7 @@ import pytest
 
 import headrace
 from headrace.errors import SourceError
+from headrace.store.summary import TokenCount, summarise
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokens` is not installed")
 
@@ -259,3 +260,6 @@ def test_the_command_says_how_many_tokens_there_are(tmp_path, tokenizer):
     document = json.loads(done.stdout)
     assert document["tokens"] == sum(len(model.encode(text).ids) + 1 for text in TEXTS)
     assert document["dtype"] == "uint16"
+    with headrace.open(tmp_path / "a.hr") as store:
+        told = summarise(store).tokens
+    assert told == TokenCount(document["tokens"], "uint16", model.get_vocab_size())

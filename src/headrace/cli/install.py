@@ -89,7 +89,7 @@ def init(
     output.result({**document, "packages": chosen.packages}, f"{name}: {', '.join(project.files)}")
     if output.as_json:
         return
-    output.remark(f"It needs {', '.join(chosen.packages)}. {name}/README.md says how to go on:")
+    output.remark(f"It uses {', '.join(chosen.packages)}. {name}/README.md says how to go on:")
     output.remark(f"  cd {name} && ./job.sh      # or: sbatch job.sh")
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.order import Order
     from headrace.plane.disk_cache import CacheEntry
     from headrace.store import Store
-    from headrace.store.summary import Summary
+    from headrace.store.summary import Summary, TokenCount
 
     Row = tuple[int, int, int | None, str]
 
@@ -74,6 +74,7 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
     ]
     facts = {
         "samples": count_text(summary.samples),
+        "tokens": _tokens_text(summary.tokens),
         "bytes": f"{count_text(summary.bytes)} ({bytes_text(summary.bytes)})",
         "sample size": f"{bytes_text(summary.size_min)} to {bytes_text(summary.size_max)}, "
         f"mean {bytes_text(summary.size_mean)}",
@@ -112,6 +113,13 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
         draw_table(console, title, ">label class >samples", labels)
         _more(console, len(summary.classes) - len(classes))
     _draw_segments(console, summary, verbose=verbose)
+
+
+def _tokens_text(tokens: TokenCount | None) -> str:
+    if tokens is None:
+        return ""
+    of = "" if tokens.vocabulary is None else f", vocabulary {count_text(tokens.vocabulary)}"
+    return f"{count_text(tokens.tokens)} ({tokens.dtype}{of})"
 
 
 def draw_table(

@@ -75,6 +75,15 @@ class SegmentSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How many tokens there are, of which type, and of how large a vocabulary; None where nobody says."""
+
+    tokens: int
+    dtype: str
+    vocabulary: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What `summarise` found."""
 
@@ -95,6 +104,7 @@ class Summary:
 
     checksums: bool
     segments: tuple[SegmentSummary, ...]
+    tokens: TokenCount | None = None
 
     @property
     def resident_share(self) -> float | None:
@@ -135,7 +145,20 @@ def summarise(store: Store) -> Summary:
         label_mix=_label_mix(store),
         checksums=all(s.directory.has_crc for s in store.segments),
         segments=tuple(_segment(s, segment_bytes[s.base], store) for s in store.segments),
+        tokens=_tokens(store, total),
     )
+
+
+def _tokens(store: Store, nbytes: int) -> TokenCount | None:
+    """Where all segments say that they hold tokens of one type, and nothing else."""
+    stated = [segment.entry.source.get("tokens") for segment in store.segments]
+    kinds = {
+        (each.get("dtype"), each.get("vocabulary")) for each in stated if isinstance(each, dict)
+    }
+    if len(kinds) != 1 or not all(stated) or any(store.parts):
+        return None
+    ((dtype, vocabulary),) = kinds
+    return TokenCount(nbytes // np.dtype(dtype).itemsize, dtype, vocabulary) if dtype else None
 
 
 def sample_sizes(

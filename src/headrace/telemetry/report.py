@@ -140,12 +140,13 @@ class JobReport:
             worked = _share(use.gpu, "worked {} of the time", "not known how much they worked")
             peak, size = (record.total(f"gpu_memory{word}_bytes") for word in ("", "_asked"))
             of = f" of {bytes_text(size)}" if size else ""
-            gpus = f"{worked}, {bytes_text(peak)}{of} of memory at most"
+            gpus = f"{worked}, {bytes_text(peak)}{of} of memory at most" if peak else worked
         cpus = use.cpu.had / use.seconds if use.seconds else 0.0
         of_cpus = f"{counted(round(cpus), 'CPU')} a node"
         share = _share(use.cpu, f"{{}} of {of_cpus}", of_cpus)
-        cpu = f"{hours_text(use.cpu.used / 3600)} hours, {share}"
-        memory = f"{bytes_text(record.total('memory_bytes'))} at most on a node"
+        cpu = f"{hours_text(use.cpu.used / 3600)} hours, {share}" if cpus or use.cpu.used else ""
+        most = record.total("memory_bytes")
+        memory = f"{bytes_text(most)} at most on a node" if most or use.memory.had else ""
         if use.memory.had:
             asked = bytes_text(use.memory.had / use.seconds)
             memory += ", " + _share(

@@ -309,8 +309,7 @@ class _Gains:
                 f"{duration_text(decode.sample_s)} of a core; training on {decode.side} x {decode.side} "
                 f"needs {decode.side**2 / 1e6:.2f} million",
                 gain=f"{_times(factor)}, if decoding takes time in proportion to pixels", factor=factor,
-                command=f"cp -r {self.name} smaller\n"
-                "find smaller -type f -exec mogrify -resize '256x256^>' {} +",
+                command=f"headrace pack {self.name} smaller.hr --images short={_STORED_SIDE},quality=92",
             )  # fmt: skip
 
     def _more_cpus(self) -> Iterator[Advice]:

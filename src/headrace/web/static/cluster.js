@@ -110,7 +110,7 @@ function legend() {
 
 function figures() {
   const t = totals, lost = t.known ? t.lost / t.known : null, [most] = t.causes;
-  fill($("answer"), t.known ? [h("strong", {}, `${count(t.lost)} of ${count(t.known)} busy GPUs`), ` (${percent(lost)}) are lost to waiting for data now`, most ? [", most to ", h("strong", {}, causeName(most[0])), causeText(most[0]) && ` (${causeText(most[0])})`] : "", "."]
+  fill($("answer"), t.known ? [h("strong", {}, `${t.lost < 10 ? +t.lost.toFixed(1) : count(t.lost)} of ${count(t.known)} busy GPU${t.known === 1 ? "" : "s"}`), ` (${percent(lost)}) are lost to waiting for data now`, most ? [", most to ", h("strong", {}, causeName(most[0])), causeText(most[0]) && ` (${causeText(most[0])})`] : "", "."]
     : [`${count(t.gpus)} GPUs, ${count(t.held)} of them in use; nothing is known yet of how long they wait.`]);
   fill($("worth"), h("b", {}, count(t.lost)), h("span", {}, "GPUs' worth of waiting"));
   fill($("worthspark"), spark(lostPast, { name: `GPUs' worth of waiting since this page was opened, now ${count(t.lost)}`, width: 240, height: 44, most: Math.max(...lostPast) * 1.3 || 1 }));

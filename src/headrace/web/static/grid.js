@@ -66,7 +66,7 @@ export class Grid {
     this.canvas.style.width = `${width}px`; this.canvas.style.height = `${this.height}px`;
     this.box.style.height = `${this.height}px`;
     for (const head of this.heads) head.remove();
-    this.heads = this.titles.map((t) => { const heading = h("h3", {}, `${t.name} `, h("small", {}, `${t.count} nodes`)); heading.style.left = `${t.x}px`; heading.style.top = `${t.y}px`; this.box.append(heading); return heading; });
+    this.heads = this.titles.map((t) => { const heading = h("h3", {}, `${t.name} `, h("small", {}, `${t.count} node${t.count === 1 ? "" : "s"}`)); heading.style.left = `${t.x}px`; heading.style.top = `${t.y}px`; this.box.append(heading); return heading; });
     this.move();
   }
 
