@@ -27,7 +27,7 @@ def own(tmp_path):
 
 def slowly(data):
     def sleep(data):
-        time.sleep(0.02)
+        time.sleep(0.05)
         return np.int64(len(data))
 
     return tf.ensure_shape(tf.numpy_function(sleep, [data], tf.int64), ())
