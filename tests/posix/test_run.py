@@ -161,10 +161,10 @@ def test_a_daemon_that_is_killed_in_the_middle_costs_nothing_but_its_help(files,
 
     pid = ask_status(daemon)["pid"]
     program = (
-        f"for k in 1 2 3; do cat {files}/*.bin | cksum; sleep 0.3; done; kill -9 {pid}; "
+        f"for k in $(seq 12); do cat {files}/*.bin | cksum; sleep 0.3; done; kill -9 {pid}; "
         f"for k in 1 2 3; do cat {files}/*.bin | cksum; sleep 0.1; done"
     )
-    expected = run(["bash", "-c", f"cat {files}/*.bin | cksum"])[1] * 6
+    expected = run(["bash", "-c", f"cat {files}/*.bin | cksum"])[1] * 15
     (status, out, err), written = report(
         "--root", files, "--simulate", "nfs", "--", "bash", "-c", program
     )
