@@ -342,9 +342,8 @@ class StoreLoader(LoaderView):
         return a_pass
 
     def _deliver(self, pid: int) -> Iterator[Any]:
-        a_pass = (
-            self._begin()
-        )  # with the first batch, as torch does: trainers call set_epoch after iter()
+        # With the first batch, as torch does: trainers call set_epoch after iter().
+        a_pass = self._begin()
         deliveries = self._deliveries.deliveries(a_pass)
         try:
             for step in range(a_pass.steps):
