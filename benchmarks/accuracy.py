@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 import headrace as hr
+from benchmarks.processes import leaving_nothing
 from headrace.order import Blocked, LabelMix, Opportunistic, Order, Sequential, Shuffled
 
 if TYPE_CHECKING:
@@ -394,6 +395,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
+@leaving_nothing()
 def main() -> None:
     """Train, print what was seen, and write it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

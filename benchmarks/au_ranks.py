@@ -33,6 +33,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import machine  # noqa: E402 - see above
+from benchmarks.processes import leaving_nothing  # noqa: E402 - see above
 from benchmarks.tables import grid, markdown, onto_page  # noqa: E402 - see above
 
 RESULTS = ROOT / "benchmarks/results"
@@ -184,6 +185,7 @@ def write_page(table: list[tuple[str, ...]], rows: list[Row], stop: Row) -> None
     onto_page(PAGE, "ranks", f"{markdown(table)}\n\n{about}")
 
 
+@leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter

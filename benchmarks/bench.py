@@ -34,6 +34,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 from benchmarks import cache, machine, tables
 from benchmarks.bench_parts import ceiling, generation, own, peer
 from benchmarks.bench_parts.truth import SETTINGS, TARGET_PERCENT
+from benchmarks.processes import leaving_nothing
 from benchmarks.targets import Target, Verdict
 
 if TYPE_CHECKING:
@@ -334,6 +335,7 @@ def _options() -> tuple[argparse.Namespace, Options]:
     return given, options
 
 
+@leaving_nothing()
 def main() -> None:
     """Measures, prints, writes."""
     given, options = _options()

@@ -33,6 +33,7 @@ if not __package__:
 sys.path.insert(1, str(ROOT / "tests"))
 
 from benchmarks import machine
+from benchmarks.processes import leaving_nothing
 from cluster.simulated import simulated_cluster
 from headrace.cluster.snapshot import save_snapshot
 
@@ -52,6 +53,7 @@ _SBATCH = "#!/bin/sh\ncat >/dev/null\necho 17\n"
 _SCRIPT = "#!/bin/bash\n#SBATCH --job-name=train\nsrun python train.py\n"
 
 
+@leaving_nothing()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="once each, and nothing is written")

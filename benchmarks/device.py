@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.processes import leaving_nothing
+
 
 def photographs(count: int) -> Any:
     """Pictures of smooth noise, 32 different ones."""
@@ -161,6 +163,7 @@ def copies(images: Any, options: argparse.Namespace) -> None:
                 print(f"  copies alone, {kind}: {20 * host.nbytes / seconds / 1e9:.1f} GB/s")
 
 
+@leaving_nothing()
 def main() -> int:
     """Check, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

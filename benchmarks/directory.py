@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks import cache, forms, tables, targets
+from benchmarks.processes import leaving_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,6 +201,7 @@ def measure(path: Path, samples: int, lookups: int) -> dict[str, float]:
     return figures
 
 
+@leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.directory",

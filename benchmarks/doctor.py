@@ -34,6 +34,7 @@ from torch.utils.data import Dataset
 
 import headrace
 from benchmarks import machine
+from benchmarks.processes import leaving_nothing
 from headrace.insight.doctor import ExamineOptions, diagnose, examine
 from headrace.insight.doctor.findings import AHEAD, TORCH, Diagnosis, Findings
 from headrace.testing import SlowVolume, simulated_files
@@ -249,6 +250,7 @@ def native_rows(
     ]  # fmt: skip
 
 
+@leaving_nothing()
 def main() -> None:
     warnings.simplefilter("ignore")  # Pillow's, about old images
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

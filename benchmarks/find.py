@@ -20,6 +20,7 @@ from pathlib import Path
 
 import headrace
 from benchmarks import directory, forms, machine
+from benchmarks.processes import leaving_nothing
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build/probe"
@@ -55,6 +56,7 @@ def measure(probe: Path, samples: int, rounds: int, folder: Path) -> dict[str, o
     return figures
 
 
+@leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.find", description=__doc__)
     parser.add_argument("--dir", type=Path, default=ROOT / "build/bench")

@@ -30,6 +30,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import datasets, forms, limits, loaders, machine, tables
+from benchmarks.processes import leaving_nothing
 from benchmarks.results import Results
 from benchmarks.run_one import Run, RunSpec, numpy_baseline, run
 from benchmarks.targets import judge
@@ -262,6 +263,7 @@ def save(
     return path
 
 
+@leaving_nothing()
 def main() -> int:
     options = parse()
     specs = list(plan(options))

@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.processes import leaving_nothing
+
 ROOT = Path(__file__).resolve().parents[1]
 if not __package__:  # run as a file, whose folder would hide HF's `datasets` behind ours
     sys.path.remove(str(ROOT / "benchmarks"))
@@ -191,6 +193,7 @@ def ratios() -> dict[str, float]:
     }
 
 
+@leaving_nothing()
 def main() -> None:
     """Run all engines in turns, print medians and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 import headrace as hr
+from benchmarks.processes import leaving_nothing
 
 BUCKET = "bench"
 DEPTH = 16
@@ -205,6 +206,7 @@ def hedged(tail: str, url: str, count: int, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@leaving_nothing()
 def main() -> int:
     """Runs the servers; prints JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -46,7 +46,7 @@ import numpy as np
 
 from benchmarks import machine, pixel_peers
 from benchmarks.pixel_peers import BATCH
-from benchmarks.processes import MemorySampler
+from benchmarks.processes import MemorySampler, leaving_nothing
 from benchmarks.tables import markdown, onto_page
 
 RESULTS = ROOT / "benchmarks/results"
@@ -216,6 +216,7 @@ def limits(program: Path, paths: list[Path], threads: int) -> dict[str, dict[str
     return results
 
 
+@leaving_nothing()
 def main() -> None:
     """Make pictures, run all engines in turns, print medians and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])

@@ -29,6 +29,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 
 from benchmarks import machine, tables
 from benchmarks.plane_parts import Options, Section
+from benchmarks.processes import leaving_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +70,7 @@ def run_part(name: str, options: Options) -> Section | str:
     return section
 
 
+@leaving_nothing()
 def main() -> int:
     options, names, path = parse()
     document: dict[str, object] = {"machine": machine.describe(Path.cwd()), "quick": options.quick}

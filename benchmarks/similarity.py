@@ -33,6 +33,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 import yaml  # noqa: E402 - see above
 
 from benchmarks import machine  # noqa: E402 - see above
+from benchmarks.processes import leaving_nothing  # noqa: E402 - see above
 from benchmarks.tables import grid, markdown, onto_page  # noqa: E402 - see above
 
 RESULTS = ROOT / "benchmarks/results"
@@ -159,6 +160,7 @@ def write_page(rows: list[dict[str, Any]], work: Path) -> None:
     onto_page(PAGE, "similarity", f"{markdown(cells(rows))}\n\n{about}")
 
 
+@leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter

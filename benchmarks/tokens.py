@@ -41,6 +41,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 import numpy as np
 
 from benchmarks import machine
+from benchmarks.processes import leaving_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -299,6 +300,7 @@ def _available() -> list[str]:
     return names
 
 
+@leaving_nothing()
 def main() -> None:
     """Write the data, run the engines in turn, print the medians."""
     parser = argparse.ArgumentParser(description=__doc__)

@@ -32,6 +32,7 @@ if not __package__:  # run as a file, whose folder would hide HF's `datasets` be
 import numpy as np  # noqa: E402 - see above
 
 from benchmarks import machine  # noqa: E402 - see above
+from benchmarks.processes import leaving_nothing  # noqa: E402 - see above
 from benchmarks.tables import grid  # noqa: E402 - see above
 
 RESULTS = ROOT / "benchmarks/results"
@@ -196,6 +197,7 @@ def record(base: str, work: Path, steps: int) -> dict[str, Any]:
     return document
 
 
+@leaving_nothing()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter

@@ -427,7 +427,9 @@ def run(
     words: _Words = None,
     *,
     workload: str | None = Option(
-        None, metavar="FILE.yaml", help="workload=FILE.yaml, as `headrace record` writes it."
+        None,
+        metavar="NAME|FILE.yaml",
+        help="The same as workload=...; a file as `headrace record` writes it.",
     ),
     data_folder: str | None = Option(
         None, "--data-folder", metavar="DIR", help="Where the data lies."

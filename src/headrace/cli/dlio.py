@@ -121,6 +121,7 @@ def _run(words: list[str]) -> int:
         print(f"note: {note}", file=sys.stderr)
     for line in report.lines:
         print(line)
+    print(f"results in {report.folder}", file=sys.stderr)
     return 0
 
 

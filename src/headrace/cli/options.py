@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer.core import TyperGroup
 
 from headrace.base.text import printable
 from headrace.cli.printing import Output
@@ -78,11 +79,22 @@ def expanded(command: Callable[..., Any]) -> Callable[..., Any]:
     return flat
 
 
+class _WholeLines(TyperGroup):
+    """Says of each command all of its first line: typer cuts it to fit the terminal's."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        each = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(1000)) for name, one in each if one])
+
+
 class CommandGroup(typer.Typer):
     """A command that has commands of its own."""
 
     def __init__(self, about: str, *, no_args_is_help: bool = True) -> None:
-        super().__init__(help=about, no_args_is_help=no_args_is_help, rich_markup_mode=None)
+        super().__init__(
+            help=about, cls=_WholeLines, no_args_is_help=no_args_is_help, rich_markup_mode=None
+        )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[..., Any]:
         """Adds a command whose parameters may be groups."""

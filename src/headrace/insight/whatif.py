@@ -92,7 +92,10 @@ def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
     """
     rhythm = rhythm_of_traces(run.ranks)
     if rhythm is None:
-        raise ValueError(f"{run.path}: the run has no two steps: there is nothing to predict from")
+        raise ValueError(
+            f"{run.path}: the run has no two steps to predict from: give one of several steps, traced with "
+            "HEADRACE_TRACE=DIR or recorded with `headrace record`"
+        )
     one = max(run.ranks, key=lambda trace: len(trace.steps))
     samples = np.maximum(one.steps["samples"].astype(np.int64), 1)
     nbytes = one.steps["bytes"].sum(axis=1).astype(np.int64)

@@ -44,6 +44,16 @@ def test_other_files_beside_images_are_left_out(photos, tmp_path):
     assert any("2 files lie in no class folder, the first is another.png" in n for n in data.notes)
 
 
+def test_pictures_of_several_formats_are_told_apart(photos, tmp_path):
+    folder = shutil.copytree(photos, tmp_path / "p")
+    for i, path in enumerate(sorted(folder.glob("*/*.png"))):
+        if i % 4 == 0:
+            path.rename(path.with_suffix(".jpg"))
+    data, _ = look(folder)
+    assert data.formats == (("png", 0.75), ("jpeg", 0.25))
+    assert _data(data).startswith("36 files (75% png, 25% jpeg) in 3 classes")
+
+
 def test_empty_files_are_counted(photos, tmp_path):
     folder = shutil.copytree(photos, tmp_path / "p")
     (folder / "cats/empty.png").touch()

@@ -430,6 +430,11 @@ class Dataset(torch_data.Dataset[Decoded]):
         """Samples that this process left out so far."""
         return self._reader.skipped
 
+    @property
+    def classes(self) -> list[str] | None:
+        """The names of labels 0, 1, ..., or None."""
+        return self.store.classes
+
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch it is, so that `decode` gets other random keys than in the last.
 

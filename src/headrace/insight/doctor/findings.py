@@ -61,6 +61,8 @@ class DataSet:
     """0: no labels. A folder's are those of `ImageFolder`."""
     in_place: bool = True
     """Whether each sample can be read alone, where it lies."""
+    formats: tuple[tuple[str, float], ...] = ()
+    """Of a folder whose files are of several formats: each with its share, the most frequent first."""
     notes: tuple[str, ...] = ()
 
 

@@ -440,6 +440,7 @@ def _folder(
             f"{1 - counted / seen.files:.1%} of the files are no {verdict.family}s; they are left out"
         )
     kind, most = seen.formats.most_common(1)[0]
+    kinds = [(name, n / counted) for name, n in seen.formats.most_common() if verdict.takes(name)]
     random.Random(1).shuffle(drawn)  # noqa: S311 - a draw, no secret
     names = [os.path.join(path, name) for name in drawn]
     sized, sizes = _sizes(names[:POOL_MAX], 0.25 * seconds, stop)
@@ -460,6 +461,7 @@ def _folder(
         files=round(seen.files_estimated), files_estimated=not seen.complete, folders=seen.folders,
         nbytes=_total(sizes, files), **quantiles(sizes),
         classes=len(seen.tops) if not loose else 0, notes=tuple(notes),
+        formats=tuple(kinds) if len(kinds) > 1 else (),
     )  # fmt: skip
     unopened = names[POOL_MAX:]
     return data, SamplePool(pieces=_full(sized, sizes), whole_files=True, unopened=unopened)

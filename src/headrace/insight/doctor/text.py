@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 WIDTH: Final = 80
 _MARGIN: Final = 10
+_FORMATS_SHOWN: Final = 3
 _PATH_MAX: Final = 60
 _MORE_SHOWN: Final = 4
 _OTHERS_SHOWN: Final = 0.2
@@ -115,7 +116,12 @@ def _data(data: DataSet) -> str:
         rows = "" if data.blocks else f"{about}{count_text(data.samples)} rows in "
         text = f"{rows}{nearly}{counted(data.files, f'{kind}file')}, looked at in blocks"
     elif data.kind == "folder":
-        text = f"{about}{count_text(data.samples)} {kind}files"
+        text = f"{about}{count_text(data.samples)} {'' if data.formats else kind}files"
+        if data.formats:
+            shares = [
+                f"{share:.0%} {printable(name)}" for name, share in data.formats[:_FORMATS_SHOWN]
+            ]
+            text += f" ({', '.join(shares)}{', ...' if len(data.formats) > _FORMATS_SHOWN else ''})"
     else:
         inside = "" if data.kind in ("store", "object") else f" in {files}"
         text = f"{about}{count_text(data.samples)} {kind}samples{inside}"

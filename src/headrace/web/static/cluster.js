@@ -102,9 +102,10 @@ let legendOf = "";
 function legend() {
   if (legendOf === wanted.by) return;
   legendOf = wanted.by;
-  const idle = [h("span", { class: "swatch" }), "idle", h("span", { class: "swatch away" }), "away", h("span", { class: "swatch unknown" }), "not known"];
+  const key = (kind, text) => h("span", {}, h("i", { class: `swatch ${kind}` }), ` ${text}`);  // one does not stand without the other
+  const idle = [key("", "idle"), key("away", "away"), key("unknown", "not known")];
   const parts = { stall: ["waits 0 %", h("span", { class: "ramp" }), "100 % of its time"], use: ["GPU works 100 %", h("span", { class: "ramp" }), "0 % of its time"],
-    cause: ["a GPU that waits more than 5 % has its cause's colour (above)", h("span", { class: "swatch calm" }), "waits less"], job: ["each job has a colour; point at one to see all its GPUs"] }[wanted.by] || [];
+    cause: ["a GPU that waits more than 5 % has its cause's colour (above)", key("calm", "waits less")], job: ["each job has a colour; point at one to see all its GPUs"] }[wanted.by] || [];
   fill($("legend"), [...parts, ...idle].map((p) => (p instanceof Node ? p : h("span", {}, p))));
 }
 
