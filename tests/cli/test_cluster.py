@@ -311,7 +311,7 @@ def test_watching_goes_on_while_the_source_is_away(saved, monkeypatch, capsys):
             return self.left == 0
 
     monkeypatch.setattr("headrace.cli.printing.interrupt", lambda: contextlib.nullcontext(Over()))
-    cluster_queue.show_queue(Output(), cluster_queue.Selection(), source, watch=30, rows=5)
+    cluster_queue.show_queue(Output(), source, watch=30, rows=5)
     out = capsys.readouterr().out
     assert out.count("llm-pretrain") == 2
     assert "slurmctld does not answer. Still looking." in out

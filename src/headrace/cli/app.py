@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import typer
@@ -105,9 +107,6 @@ _ALL = "headrace.cli.app.all"
 _FOR_HELP: Final = ("--help", "-h", "--all", "--version")
 """First words that need no command's module; without any word there is help."""
 
-_COMPLETING: Final = "_HEADRACE_COMPLETE"
-"""In the environment: a shell asks for the words that fit."""
-
 _LAUNCHERS: Final = ("run", "record", "launch", "ab")
 """What follows the own options of these is another program's."""
 
@@ -184,7 +183,8 @@ class _Commands(TyperGroup):
                 code = exit_codes.USAGE
         except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
             cause = e.__cause__ if isinstance(e, _Interrupted) else None
-            code = report(cause or e, as_json=as_json, verbose=_verbose(ours))
+            verbose = any(re.match(r"--verbose$|-[^-]*v", word) for word in ours)
+            code = report(cause or e, as_json=as_json, verbose=verbose)
         sys.exit(code or exit_codes.OK)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -216,14 +216,6 @@ class _Commands(TyperGroup):
         return code
 
 
-def _verbose(given: list[str]) -> bool:
-    return any(
-        argument == "--verbose"
-        or (argument[:1] == "-" and argument[1:2] != "-" and "v" in argument)
-        for argument in given
-    )
-
-
 def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     """The command line for these words: with the command that they name, none for help, or all."""
     app = typer.Typer(
@@ -238,33 +230,38 @@ def app_for(words: Sequence[str] | None = None) -> typer.Typer:
     )
     # A single command would be taken for the program itself, without its name.
     app.callback()(_before_any_command)
-    from headrace.cli.examples import epilog
-
-    names = NAMES
-    if words and words[0] in NAMES:
-        names = (words[0],)
-    elif (
-        words is not None and (words or _FOR_HELP)[0] in _FOR_HELP and _COMPLETING not in os.environ
-    ):
-        names = ()
-    for commands in SECTIONS.values():
-        for name, (chapter, _) in commands.items():
-            if name not in names:
-                continue
-            module = import_module(f"headrace.cli.{chapter}")
-            if name in _GROUPS:
-                group = copy.copy(getattr(module, f"{name}_app"))
-                # Of the others nobody asks anything: each has dozens of options to be made.
-                second = [c for c in group.registered_commands if c.name in (words or ())[1:2]]
-                group.registered_commands = second or group.registered_commands
-                for each in group.registered_commands:
-                    each.epilog = epilog(f"{name} {each.name or each.callback.__name__}")
-                app.add_typer(group, name=name)
-                continue
-            settings = {"allow_interspersed_args": False} if name in _LAUNCHERS else None
-            command = getattr(module, name.replace("-", "_"))
-            app.command(name, context_settings=settings, epilog=epilog(name))(expanded(command))
+    homes = {name: home for commands in SECTIONS.values() for name, (home, _) in commands.items()}
+    asks_for_words = "_HEADRACE_COMPLETE" in os.environ  # a shell
+    if words and words[0] in homes:
+        homes = {words[0]: homes[words[0]]}
+    elif words is not None and (words or _FOR_HELP)[0] in _FOR_HELP and not asks_for_words:
+        homes = {}
+    for name, home in homes.items():
+        module = import_module(f"headrace.cli.{home}")
+        if name in _GROUPS:
+            group = copy.copy(getattr(module, f"{name}_app"))
+            # Of the others nobody asks anything: each has dozens of options to be made.
+            second = [c for c in group.registered_commands if c.name in (words or ())[1:2]]
+            group.registered_commands = second or group.registered_commands
+            for each in group.registered_commands:
+                each.epilog = _epilog(f"{name} {each.name or each.callback.__name__}")
+            app.add_typer(group, name=name)
+            continue
+        settings = {"allow_interspersed_args": False} if name in _LAUNCHERS else None
+        command = getattr(module, name.replace("-", "_"))
+        app.command(name, context_settings=settings, epilog=_epilog(name))(expanded(command))
     return app
+
+
+def examples(words: str) -> list[str]:
+    """What the help of this command ends with: lines of `examples.txt` that begin with it."""
+    lines = Path(__file__).with_name("examples.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if f"{line} ".startswith(f"headrace {words} ")]
+
+
+def _epilog(words: str) -> str:
+    # The mark keeps lines as they are.
+    return "\n".join(["Examples:\n\n\b", *(f"  {example}" for example in examples(words))])
 
 
 def _show_version(value: bool) -> None:

@@ -130,17 +130,15 @@ def queue(
     output: JsonOutput,
 ) -> int:
     """Show nodes, who has which GPUs, who waits for what and until when. `0·2·`: GPUs 0 and 2 are in use."""
-    from headrace.cli.cluster_queue import Selection, show_queue
+    from headrace.cli.cluster_queue import show_queue
     from headrace.cluster.plan import cluster_snapshot
 
     if rows < 1:
         raise ValueError(f"--rows is {rows}, expected 1 or more")
-    selection, most = (
-        Selection(user or (), node or (), partition or ()),
-        None if everything else rows,
-    )
-    snapshot = lambda: cluster_snapshot(executor, source, jobs=True)  # noqa: E731
-    return show_queue(output, selection, snapshot, watch=watch, rows=most, save=save)
+    return show_queue(
+        output, lambda: cluster_snapshot(executor, source, jobs=True), users=user or (), nodes=node or (),
+        partitions=partition or (), watch=watch, rows=None if everything else rows, save=save,
+    )  # fmt: skip
 
 
 # -- the life of a job ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ fit is counted, never dropped in silence; narrow terminals get fewer columns.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -28,7 +29,7 @@ from headrace.cluster.executor import JobState
 from headrace.cluster.notation import compress_hosts, expand_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -198,20 +199,23 @@ class _Screen:
             ("STATE", lambda rows: _state(rows[0], state_room)),
             ("GPUS", lambda rows: self._gpus(rows[0])),
             ("CPUS", lambda rows: _cpus(rows[0].node, bar=True)) if wide else None,
-            ("LOAD>", lambda rows: _load(rows[0].node.cpu_load)) if wide else None,
+            (
+                "LOAD>",
+                lambda rows: "-" if (load := rows[0].node.cpu_load) is None else f"{load:.1f}",
+            )
+            if wide
+            else None,
             ("MEMORY>", lambda rows: _memory(rows[0].node)) if wide else None,
             ("CPUS>", lambda rows: _cpus(rows[0].node, bar=False)) if middle else None,
             ("JOBS", lambda rows: self._jobs(rows[0], len(rows))),
         )
         parts: list[RenderableType] = [table]
-        left = [] if self.rows is None else busy[self.rows :]
-        if left:
-            held = sum(row.gpus_held for row in left)
-            total = sum(row.node.gpus for row in left)
+        shown = len(nodes) if self.rows is None else self.rows
+        if left := busy[shown:]:
+            held, total = sum(row.gpus_held for row in left), sum(row.node.gpus for row in left)
             how = f"{count_text(held)} of their {count_text(total)} GPUs used"
             parts.append(_more(len(left), "node", how))
-        if self.rows is not None and len(groups) > self.rows:
-            rest = sum(len(rows) for rows in groups[self.rows :])
+        if rest := sum(map(len, groups[shown:])):
             parts.append(_more(rest, "node", "without jobs"))
         return parts
 
@@ -307,10 +311,6 @@ def _cpus(node: Node, *, bar: bool) -> Text:
     return text.append(f"{' ' if bar else ''}{node.cpus_allocated}/{node.cpus}")
 
 
-def _load(load: float | None) -> str:
-    return "-" if load is None else f"{load:.1f}"
-
-
 def _left(row: QueueJobRow) -> Text:
     if row.job.state is not JobState.RUNNING:  # "completing": its nodes are not free yet
         return Text(row.job.state.lower(), "yellow")
@@ -387,47 +387,56 @@ ROWS = 20
 SECONDS_LEAST = 5.0
 """Between looks: every look asks the scheduler, and many people watch."""
 
-Source = Callable[[], "ClusterSnapshot"]
 
+def _board(
+    snapshot: ClusterSnapshot, users: Sequence[str], nodes: Sequence[str], partitions: Sequence[str]
+) -> QueueBoard:
+    """The view. What is named and not there is an error: an empty screen would say that nothing runs."""
+    from headrace.cluster.snapshot import queue_board
+    from headrace.errors import TelemetryError
+    from headrace.telemetry.history import history_place, stalls
 
-class Selection:
-    """Which users ("me": the caller), nodes (names and lists of names) and partitions are shown."""
-
-    def __init__(
-        self, users: Sequence[str] = (), nodes: Sequence[str] = (), partitions: Sequence[str] = ()
-    ) -> None:
-        named = [name for text in users for name in text.split(",") if name]
-        self.users = [user_name(os.geteuid()) if name == "me" else name for name in named]
-        self.nodes = [name for text in nodes for name in expand_hosts(text)]
-        self.partitions = [name for text in partitions for name in text.split(",") if name]
-
-    def board(self, snapshot: ClusterSnapshot, stalls: Mapping[str, float] | None) -> QueueBoard:
-        """The view. What is named and not there is an error: an empty screen would say that nothing runs."""
-        from headrace.cluster.snapshot import queue_board
-
-        known = {node.name for node in snapshot.nodes}
-        if missing := [name for name in self.nodes if name not in known]:
-            first = f"of {len(known)} nodes the first is {min(known, default='-')}"
-            raise ValueError(f"there is no node {missing[0]}; {first}")
-        names = [partition.name for partition in snapshot.partitions]
-        if missing := [name for name in self.partitions if name not in names]:
-            expected = ", ".join(sorted(names))
-            raise ValueError(f"there is no partition {missing[0]}; expected {expected}")
-        return queue_board(
-            snapshot, users=self.users, nodes=self.nodes, partitions=self.partitions, stalls=stalls
-        )
+    users = [name for text in users for name in text.split(",") if name]
+    partitions = [name for text in partitions for name in text.split(",") if name]
+    nodes = [name for text in nodes for name in expand_hosts(text)]
+    known = {node.name for node in snapshot.nodes}
+    if missing := [name for name in nodes if name not in known]:
+        first = f"of {len(known)} nodes the first is {min(known, default='-')}"
+        raise ValueError(f"there is no node {missing[0]}; {first}")
+    names = [partition.name for partition in snapshot.partitions]
+    if missing := [name for name in partitions if name not in names]:
+        expected = ", ".join(sorted(names))
+        raise ValueError(f"there is no partition {missing[0]}; expected {expected}")
+    shares: dict[str, float] = {}
+    with contextlib.suppress(TelemetryError):  # nobody measures it
+        shares = {job: stall.share for job, stall in stalls(history_place()).items()}
+    users = [user_name(os.geteuid()) if name == "me" else name for name in users]
+    return queue_board(snapshot, users=users, nodes=nodes, partitions=partitions, stalls=shares)
 
 
 def show_queue(
     output: Output,
-    selection: Selection,
-    source: Source,
+    source: Callable[[], ClusterSnapshot],
     *,
+    users: Sequence[str] = (),
+    nodes: Sequence[str] = (),
+    partitions: Sequence[str] = (),
     watch: float | None,
     rows: int | None,
     save: Path | None = None,
 ) -> int:
-    """Look once, or again and again until Ctrl-C."""
+    """Look once, or again and again until Ctrl-C.
+
+    Args:
+        output: the command's.
+        source: what looks at the cluster.
+        users: only these; "me" is the caller.
+        nodes: only these names and lists of names.
+        partitions: only these.
+        watch: seconds between looks; None: once.
+        rows: at most so many of each kind.
+        save: where to keep what was seen.
+    """
     if watch is not None and not SECONDS_LEAST <= watch <= 86_400:
         raise ValueError(f"--watch is {watch:g}, expected {SECONDS_LEAST:g} to 86400 seconds")
     from headrace.errors import ClusterError
@@ -438,7 +447,7 @@ def show_queue(
             from headrace.cluster.snapshot import save_snapshot
 
             save_snapshot(snapshot, save)
-        return selection.board(snapshot, _stalls())
+        return _board(snapshot, users, nodes, partitions)
 
     def frame(width: int) -> RenderableType:
         try:
@@ -449,7 +458,11 @@ def show_queue(
     # A hundred thousand small objects are made and none is thrown away: to look for garbage doubles the time.
     gc.disable()
     if output.as_json:
-        _print_json(look())
+        import msgspec
+
+        # The standard library takes seconds to indent 50,000 jobs.
+        text = msgspec.json.encode(_board_document(look()), enc_hook=plain)
+        sys.stdout.write(msgspec.json.format(text, indent=2).decode() + "\n")
         return exit_codes.OK
     console = output.console()
     first = queue_view(look(), console.width, rows)
@@ -459,25 +472,6 @@ def show_queue(
         gc.enable()
         watch_frames(output, first, frame, watch)
     return exit_codes.OK
-
-
-def _print_json(board: QueueBoard) -> None:
-    """As every command's JSON, but fast: the standard library takes seconds to indent 50,000 jobs."""
-    import msgspec
-
-    text = msgspec.json.encode(_board_document(board), enc_hook=plain)
-    sys.stdout.write(msgspec.json.format(text, indent=2).decode() + "\n")
-
-
-def _stalls() -> Mapping[str, float] | None:
-    """By job id, the share of time that a job waited for data; None where nobody measures it."""
-    from headrace.errors import TelemetryError
-    from headrace.telemetry.history import history_place, stalls
-
-    try:
-        return {job: stall.share for job, stall in stalls(history_place()).items()}
-    except TelemetryError:
-        return None
 
 
 # -- JSON ---------------------------------------------------------------------------------------------

@@ -13,18 +13,9 @@ from typer import Option
 from headrace import runtime
 from headrace.base.text import bytes_text
 from headrace.cli import exit_codes
-from headrace.cli.daemons import (
-    Foreground,
-    Lines,
-    absolute,
-    arguments_of,
-    end,
-    log_to_stderr,
-    print_log,
-    tell,
-)
+from headrace.cli.daemons import Foreground, Lines, end, print_log, tell, words_of
 from headrace.cli.options import CommandGroup, Group, JsonOutput
-from headrace.cli.printing import Output
+from headrace.cli.printing import Output, log_to_stderr
 
 if TYPE_CHECKING:
     from headrace.control.client import Client
@@ -34,6 +25,7 @@ control_app = CommandGroup("Start, stop and watch the controller, which hands po
 
 @control_app.command("start")
 def control_start(
+    context: typer.Context,
     *,
     foreground: Foreground = False,
     listen: list[str] | None = Option(
@@ -58,22 +50,15 @@ def control_start(
 
     options = service.ControlOptions(
         database=(db or service.default_database()).absolute(), listen=tuple(listen or ()),
-        token_file=absolute(token_file), tls_cert=absolute(tls_cert), tls_key=absolute(tls_key),
-        tls_ca=absolute(tls_ca), metrics=metrics,
+        token_file=token_file, tls_cert=tls_cert, tls_key=tls_key, tls_ca=tls_ca, metrics=metrics,
     )  # fmt: skip
     folder = runtime.control_folder()
     if foreground:
         log_to_stderr()
         service.run(folder, options)
         return
-    given = {
-        "--token-file": options.token_file, "--tls-cert": options.tls_cert,
-        "--tls-key": options.tls_key, "--tls-ca": options.tls_ca, "--db": options.database,
-        "--metrics": metrics,
-    }  # fmt: skip
-    arguments = arguments_of(given)
-    arguments += [word for where in options.listen for word in ("--listen", where)]
-    state = runtime.launch(folder, arguments, lambda: service.ask_status(folder))
+    words = words_of(context, db=options.database)
+    state = runtime.launch(folder, words, lambda: service.ask_status(folder))
     rules = f"process {state['pid']} rules with epoch {state['epoch']}"
     output.result(state, f"{rules} of {state['database']}, socket {folder.socket}")
 

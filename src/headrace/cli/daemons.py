@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,24 +13,28 @@ from headrace import runtime
 from headrace.base.text import bytes_of, bytes_text, count_text, counted
 from headrace.cli import exit_codes
 from headrace.cli.options import CommandGroup, JsonOutput
-from headrace.cli.printing import Output
+from headrace.cli.printing import Output, log_to_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 
 Foreground = Annotated[bool, typer.Option("--foreground", help="Stay here, and log to stderr.")]
 Lines = Annotated[int, typer.Option("--lines", "-n", help="How many.")]
 
 
-def arguments_of(given: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line; those without a value are left out."""
-    return [word for name, value in given.items() if value for word in (name, str(value))]
-
-
-def absolute(path: str | Path | None) -> Path | None:
-    """For a daemon, whose current folder is another."""
-    return None if path is None else Path(path).absolute()
+def words_of(context: typer.Context, **instead: Any) -> list[str]:
+    """A command's options as words for a daemon in the background, whose current folder is another."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        given = {**context.params, **instead}[parameter.name]
+        for value in given if isinstance(given, list | tuple) else (given,):
+            if value is True and parameter.name != "as_json":
+                words.append(parameter.opts[0])
+            elif value and value is not True:
+                path = value.absolute() if isinstance(value, Path) else value
+                words += [parameter.opts[0], str(path)]
+    return words
 
 
 def end(output: Output, folder: runtime.RuntimeFolder, stop: Callable[[], int]) -> int:
@@ -76,15 +79,6 @@ def print_log(output: Output, folder: runtime.RuntimeFolder, lines: int) -> None
     output.result({"path": str(folder.log), "lines": text.splitlines()}, *text.splitlines())
 
 
-def log_to_stderr() -> None:
-    """Log there what a daemon in the foreground has to say."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("headrace")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-
-
 node_app = CommandGroup(
     "Start, stop and watch the node daemon: one cache for all jobs (`plane='node'`)."
 )
@@ -92,6 +86,7 @@ node_app = CommandGroup(
 
 @node_app.command("start")
 def node_start(
+    context: typer.Context,
     *,
     foreground: Foreground = False,
     ram: str | None = Option(None, help="Memory for samples (8G). Default: half of what is free."),
@@ -119,12 +114,13 @@ def node_start(
     from headrace.node.daemon import start as start_daemon
 
     endpoint = None
-    paths = (controller_token_file, controller_ca, controller_cert, controller_key)
-    token, ca, cert, key = map(absolute, paths)
     if controller is not None:
         from headrace.control.client import Endpoint
 
-        endpoint = Endpoint(url=controller, token_file=token, ca=ca, certificate=cert, key=key)
+        endpoint = Endpoint(
+            url=controller, token_file=controller_token_file, ca=controller_ca,
+            certificate=controller_cert, key=controller_key,
+        )  # fmt: skip
     cache_bytes = None if cache is None else bytes_of(cache)
     options = NodeOptions(
         ram_bytes=automatic_ram_bytes() if ram is None else bytes_of(ram),
@@ -138,14 +134,7 @@ def node_start(
         log_to_stderr()
         run(folder, options)
         return
-    given = {
-        "--ram": ram, "--job-ram": job_ram, "--window": window, "--job-window": job_window,
-        "--cache-dir": absolute(cache_dir), "--cache": cache, "--simulate": simulate,
-        "--controller": controller, "--controller-token-file": token, "--controller-ca": ca,
-        "--controller-cert": cert, "--controller-key": key,
-        "--metrics": metrics,
-    }  # fmt: skip
-    state = start_daemon(folder, arguments_of(given))
+    state = start_daemon(folder, words_of(context, cache_dir=cache_dir and Path(cache_dir)))
     serves = f"process {state['pid']} serves {state['folder']}"
     served = f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""
     output.result(state, f"{serves} with {bytes_text(state['ram_bytes'])} of memory{served}")
@@ -282,6 +271,7 @@ Site = Annotated[
 
 @agent_app.command("start")
 def agent_start(
+    context: typer.Context,
     *,
     foreground: Foreground = False,
     history: Path | None = Option(
@@ -322,13 +312,9 @@ def agent_start(
         log_to_stderr()
         process.run(folder, options)
         return
-    arguments = arguments_of({
-        "--history": place, "--job": job, "--metrics": metrics, "--interval": interval,
-        "--keep-days": keep_days, "--keep-bytes": keep_bytes,
-    })  # fmt: skip
-    arguments += ["--site"] * site + ["--no-history"] * no_history
     where = process.socket_of(folder, site=site)
-    state = runtime.launch(folder, arguments, lambda: ask_state(where))
+    words = words_of(context, history=place)
+    state = runtime.launch(folder, words, lambda: ask_state(where))
     kept = f", history {state['history']}" if state["history"] else ""
     served = f", metrics at http://{state['metrics']}/metrics" if state["metrics"] else ""
     output.result(state, f"process {state['pid']} looks at {state['node']}{kept}{served}")

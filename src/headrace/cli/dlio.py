@@ -24,7 +24,6 @@ Runs a DLIO workload with headrace's benchmark and writes DLIO's output files.
 `headrace bench run --help` has more; `headrace bench workloads` lists what is shipped.
 """
 
-
 _QUERY_HELP = """dlio_benchmark_query [workload=NAME] [++workload.KEY=VALUE ...] ++workload.workflow.query=KEY
 
 Prints the value that a DLIO workload has for KEY, as dataset.num_files_train.
@@ -86,7 +85,8 @@ def _exit(do: Callable[[list[str]], int], about: str) -> NoReturn:
     if {"-h", "--help", "--hydra-help"} & set(words):
         sys.stdout.write(about)
         sys.exit(0)
-    signal.signal(signal.SIGTERM, _terminated)
+    # What is done is written, as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         code = do(words)
     except (Exception, KeyboardInterrupt) as e:  # noqa: BLE001 - every end has its exit code
@@ -94,11 +94,6 @@ def _exit(do: Callable[[list[str]], int], about: str) -> NoReturn:
 
         code = report(e, as_json=False, verbose=False)
     sys.exit(code)
-
-
-def _terminated(number: int, _: object) -> None:
-    """What is done is written, as after Ctrl-C."""
-    raise SystemExit(128 + number)
 
 
 def _run(words: list[str]) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 from typer import Argument, Option
 
-from headrace.base.text import aligned, bytes_text, seconds_text
+from headrace.base.text import aligned, bytes_text, duration_text, printable, seconds_text
 from headrace.cli import exit_codes
 from headrace.cli.options import QuietOutput, StorageOptions, endings_of
 from headrace.cli.printing import Output
@@ -25,11 +25,9 @@ from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
     from headrace.bench.config import LoadedWorkload
     from headrace.insight.ab.running import AbOptions, MeasuredRun
-    from headrace.insight.doctor import Diagnosis
     from headrace.insight.whatif import Check, JobFigures, Loader, Prediction, Storage
     from headrace.trace.recorded import Recorded
 
@@ -61,7 +59,7 @@ def doctor(
 
     Reads some of the data and writes nothing there. Ctrl-C ends it with what is known by then.
     """
-    from headrace.insight.doctor import ExamineOptions, diagnose, doctor_page, examine
+    from headrace.insight.doctor import ExamineOptions, diagnose, doctor_page, examine, lines_of
     from headrace.insight.doctor.examine import THREAD
 
     if html is not None and not Path(html).parent.is_dir():  # known before it takes 15 seconds
@@ -82,7 +80,11 @@ def doctor(
     if output.as_json:
         output.document(dataclasses.asdict(diagnosis))
     elif html is None:
-        _print_diagnosis(output, diagnosis)
+        from rich.text import Text
+
+        console = output.console()
+        for kind, line in lines_of(diagnosis):
+            console.print(Text(printable(line), style=_STYLES.get(kind, "")), soft_wrap=True)
     code = exit_codes.INTERRUPTED if examination.interrupted else exit_codes.OK
     if any(thread.name == THREAD for thread in threading.enumerate()):
         # A read that the storage never answers must not hold up the end.
@@ -90,21 +92,6 @@ def doctor(
         sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _print_diagnosis(output: Output, diagnosis: Diagnosis) -> None:
-    from headrace.insight.doctor import lines_of
-
-    lines = lines_of(diagnosis)
-    if not sys.stdout.isatty():
-        for _, line in lines:
-            output.line(line)
-        return
-    from rich.text import Text
-
-    console = output.console()
-    for kind, line in lines:
-        console.print(Text(line, style=_STYLES.get(kind, "")), soft_wrap=True)
 
 
 @contextmanager
@@ -185,7 +172,7 @@ def ab(
     except ValueError as e:
         raise typer.BadParameter(str(e)) from e
     # Whoever ends us wants what we started ended, as with Ctrl-C.
-    handler = signal.signal(signal.SIGTERM, _interrupt)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         comparison = run_both(command, options, lambda run: _tell_run(output, run, options))
     except ProgramError as e:
@@ -201,14 +188,8 @@ def ab(
     return exit_codes.OK if comparison.same_work else exit_codes.FINDING
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _tell_run(output: Output, run: MeasuredRun, options: AbOptions) -> None:
     """A line about a run, on stderr."""
-    from headrace.base.text import duration_text, seconds_text
-
     if run.number == 0:
         files = len(run.reading.files)
         output.remark(f"first run, to learn what it reads: {run.ran.wall_s:.2f} s, {files:,} files")
@@ -377,8 +358,6 @@ def _known(job: str) -> _Known:
 
 def _of_workload(loaded: LoadedWorkload, recorded: Recorded | None) -> JobFigures:
     """Figures of a plain DLIO workload: drawn from its distributions."""
-    import os
-
     import numpy as np
 
     from headrace.insight.whatif import JobFigures

@@ -13,7 +13,7 @@ from typer import Argument, Option
 from headrace.base.text import bytes_text, count_text, duration_text
 from headrace.cli import exit_codes
 from headrace.cli.options import FullOutput, Group, StorageOptions, TrustOptions, endings_of
-from headrace.cli.printing import Output
+from headrace.cli.printing import Output, plain_table
 from headrace.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -86,25 +86,16 @@ _READING: dict[str, Any] = {
 """How a source is read, in the order of the help."""
 
 
-def _reading(
-    *,
-    extensions: str | None,
-    column: list[str] | None,
-    restart: bool | None = None,
-    skip_errors: bool | None = None,
-    volume_bytes: int | None = None,
-    **same: Any,
-) -> dict[str, Any]:
+def _reading(*, extensions: str | None, column: list[str] | None, **options: Any) -> dict[str, Any]:
     """What stood on the command line, as the library takes it."""
-    options = same | {"column": tuple(column) if column else None, "extensions": None}
-    if extensions is not None:
-        options["extensions"] = endings_of(extensions)
-    if restart is not None:
-        options["resume"] = not restart
-    if skip_errors is not None:
-        options["on_error"] = "skip" if skip_errors else "raise"
-    if volume_bytes is not None:
-        options["volume_bytes"] = volume_bytes
+    options["extensions"] = None if extensions is None else endings_of(extensions)
+    options["column"] = tuple(column) if column else None
+    if "restart" in options:
+        options["resume"] = not options.pop("restart")
+    if "skip_errors" in options:
+        options["on_error"] = "skip" if options.pop("skip_errors") else "raise"
+    if options.get("volume_bytes", 0) is None:  # its default is the library's
+        del options["volume_bytes"]
     return options
 
 
@@ -261,13 +252,7 @@ def index(
 
 
 def _print_written(output: Output, report: WriteReport, done: str) -> int:
-    """Print what was written and return the exit code.
-
-    Args:
-        output: the command's output.
-        report: what the library did.
-        done: the verb: "packed".
-    """
+    """Print what was written and return the exit code; `done` is the verb: "packed"."""
     if output.as_json:
         output.document({"action": done, "report": report})
     else:
@@ -399,7 +384,7 @@ def _print_verified(output: Output, report: VerifyReport) -> None:
     for path, offset in report.bad_blocks[:_ROWS_SHOWN]:
         output.line(f"bad directory block: {path}, offset {offset:,}")
     _remark_hidden(output, len(report.bad_blocks) - _ROWS_SHOWN)
-    print_bad_samples(output, report.bad_samples)
+    _print_bad_samples(output, report.bad_samples)
     text = f"checked {count_text(report.checked_samples)} of {count_text(report.samples)} samples, "
     text += f"{bytes_text(report.checked_bytes)}, in {duration_text(report.seconds)}"
     rate = report.checked_bytes / max(report.seconds, 1e-9)
@@ -408,22 +393,17 @@ def _print_verified(output: Output, report: VerifyReport) -> None:
         output.remark(f"{count_text(report.unchecked_samples)} samples have no usable checksum")
 
 
-def print_bad_samples(output: Output, bad: Sequence[BadSample]) -> None:
+def _print_bad_samples(output: Output, bad: Sequence[BadSample]) -> None:
     """A table of bad samples, the first ones unless verbose."""
-    from headrace.cli.store import draw_table
-
     if not bad:
         return
     shown = bad if output.verbose else bad[:_ROWS_SHOWN]
     rows = [
-        (
-            str(each.index), each.name, each.kind, each.found, each.expected,
-            f"{each.offset_bytes:,}", f"{each.length:,}", each.path,
-        )
-        for each in shown
+        (str(b.index), b.name, b.kind, b.found, b.expected, f"{b.offset_bytes:,}", f"{b.length:,}", b.path)
+        for b in shown
     ]  # fmt: skip
-    headings = ">sample name what found expected >offset >bytes file"
-    draw_table(output.console(), "", headings, rows, overflow="fold")
+    headings = ("sample>", "name", "what", "found", "expected", "offset>", "bytes>", "file")
+    output.console().print(plain_table(*headings, rows=rows, overflow="fold", no_wrap=False))
     _remark_hidden(output, len(bad) - len(shown))
 
 

@@ -8,6 +8,7 @@ time in which `swbatch` is done.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from headrace.cli import exit_codes
 from headrace.errors import HeadraceError, WorkloadError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -80,18 +81,23 @@ class Output:
             print(printable(text, lines=True), file=sys.stderr)
 
 
-def plain_table(*columns: str, title: str | None = None) -> Table:
-    """A table without lines; columns whose names end in `>` are numbers."""
+def plain_table(
+    *columns: str, title: str | None = None, rows: Iterable[Sequence[str]] = (), **options: Any
+) -> Table:
+    """A table without lines; columns whose names end in `>` are numbers; `options` are of all columns."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False,
         padding=(0, 2, 0, 0), header_style="dim",
     )  # fmt: skip
     for name in columns:
-        right = name.endswith(">")
-        justify: Any = "right" if right else "left"
-        table.add_column(name.rstrip(">"), justify=justify, no_wrap=True, overflow="ellipsis")
+        justify: Any = "right" if name.endswith(">") else "left"
+        own: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"} | options
+        table.add_column(name.rstrip(">"), justify=justify, **own)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
@@ -161,7 +167,14 @@ def report(error: BaseException, *, as_json: bool, verbose: bool) -> int:
     if verbose and not isinstance(error, KeyboardInterrupt):
         traceback.print_exception(error, file=sys.stderr)
     if as_json:
-        _print_json(error, message, next_step)
+        known = {
+            n: getattr(error, n, None) for n in ("path", "offset_bytes", "errno", "index", "name")
+        }
+        details = {"type": type(error).__name__, "message": message} | {
+            name: value for name, value in known.items() if isinstance(value, (str, int))
+        }
+        json.dump({"error": {**details, "next_step": next_step}}, sys.stdout, indent=2)
+        sys.stdout.write("\n")
     elif isinstance(error, KeyboardInterrupt):
         print(": ".join(filter(None, (message, next_step))), file=sys.stderr)
     else:
@@ -177,15 +190,13 @@ def _in_our_words(text: str) -> str:
     return text
 
 
-def _print_json(error: BaseException, message: str, next_step: str | None) -> None:
-    details: dict[str, Any] = {"type": type(error).__name__, "message": message}
-    for name in ("path", "offset_bytes", "errno", "index", "name"):
-        value = getattr(error, name, None)
-        if value is not None and isinstance(value, (str, int)):
-            details[name] = value
-    details["next_step"] = next_step
-    json.dump({"error": details}, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+def log_to_stderr() -> None:
+    """Log there what a daemon in the foreground has to say."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("headrace")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typer import Argument, Option
 from headrace.base.text import bytes_of, count_text, printable
 from headrace.cli import exit_codes
 from headrace.cli.options import JsonOutput, QuietEnd, ReportFile, StorageOptions, not_started
-from headrace.cli.printing import plain
+from headrace.cli.printing import log_to_stderr, plain
 from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
@@ -187,14 +186,8 @@ def mount(
     if not foreground:
         announce(mount_store(store, folder, options))
         return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("headrace.mount")
-    logger.addHandler(handler)
-    try:
-        serve(store, folder, options, announce)
-    finally:
-        logger.removeHandler(handler)
+    log_to_stderr()
+    serve(store, folder, options, announce)
 
 
 def unmount(

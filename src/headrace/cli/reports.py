@@ -116,16 +116,6 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-def _records(
-    history: str | None, since_s: float, until_s: float
-) -> tuple[list[JobRecord], list[str]]:
-    """What agents kept of jobs, and the files that could not be read."""
-    from headrace.telemetry.history import open_history
-
-    opened = open_history(history_of(history))
-    return opened.records(since_s, until_s), opened.skipped
-
-
 def starving(
     *,
     last: LastOption = "24h",
@@ -136,15 +126,17 @@ def starving(
 ) -> None:
     """Rank jobs by GPU-hours lost to waiting for data; then users, file systems and causes."""
     from headrace.insight.usage import starving_of
+    from headrace.telemetry.history import open_history
 
     until_s = time.time()
     since_s = until_s - seconds_of(last)
-    records, skipped = _records(history, since_s, until_s)
-    ranking = starving_of([r for r in records if user in ("", r.user)], since_s, until_s)
+    opened = open_history(history_of(history))
+    records = [r for r in opened.records(since_s, until_s) if user in ("", r.user)]
+    ranking = starving_of(records, since_s, until_s)
     if output.as_json:
-        output.document({**ranking.as_dict(), "skipped": skipped})
+        output.document({**ranking.as_dict(), "skipped": opened.skipped})
         return
-    for name in skipped:
+    for name in opened.skipped:
         output.remark(f"left out: {name}")
     _print_starving(output, ranking, top)
 

@@ -16,10 +16,9 @@ from typer import Argument, Option
 
 from headrace.base.text import bytes_of, bytes_text, count_text
 from headrace.cli import exit_codes
-from headrace.cli.daemons import log_to_stderr
 from headrace.cli.options import FullOutput, JsonOutput, StorageOptions
 from headrace.cli.pack import StageReading, source_of
-from headrace.cli.printing import Output
+from headrace.cli.printing import Output, log_to_stderr
 
 if TYPE_CHECKING:
     from headrace.fabric.confinement import Confinement

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+import glob
+import itertools
 import json
 import re
 import resource
@@ -23,10 +25,11 @@ from headrace.cli.options import (
     TrustOptions,
     Verbose,
 )
+from headrace.cli.printing import plain_table
 from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
     from rich.console import Console
 
@@ -102,7 +105,8 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
              _bar(b.samples / most))
             for b in summary.sizes
         ]  # fmt: skip
-        draw_table(console, "sizes", ">from >below >samples ", rows, no_wrap=True)
+        console.print()
+        console.print(plain_table("from>", "below>", "samples>", "", title="sizes", rows=rows))
     if summary.classes:
         classes = summary.classes if verbose else summary.classes[:_CLASSES_SHOWN]
         labels = [
@@ -110,7 +114,8 @@ def _draw(console: Console, summary: Summary, *, verbose: bool) -> None:
             for c in classes
         ]
         title = f"classes: {count_text(len(summary.classes))}"
-        draw_table(console, title, ">label class >samples", labels)
+        console.print()
+        console.print(plain_table("label>", "class", "samples>", title=title, rows=labels))
         _more(console, len(summary.classes) - len(classes))
     _draw_segments(console, summary, verbose=verbose)
 
@@ -122,27 +127,9 @@ def _tokens_text(tokens: TokenCount | None) -> str:
     return f"{count_text(tokens.tokens)} ({tokens.dtype}{of})"
 
 
-def draw_table(
-    console: Console, title: str, headings: str, rows: Iterable[tuple[str, ...]], **options: Any
-) -> None:
-    """A table; headings with `>` stand at the right."""
-    from rich.table import Table
-    from rich.text import Text
-
-    about = title and f"\n{title}"
-    table = Table(title=about, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in headings.split(" "):
-        right = heading.startswith(">")
-        table.add_column(heading.lstrip(">"), justify="right" if right else "left", **options)
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(table)
-
-
 def _bar(share: float) -> str:
-    """A bar in eighths of a cell; what is not nothing shows."""
-    eighths = max(round(share * _BAR_CELLS * 8), 1 if share else 0)
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+    """What is not nothing shows."""
+    return "█" * max(round(share * _BAR_CELLS), 1 if share else 0)
 
 
 def _draw_segments(console: Console, summary: Summary, *, verbose: bool) -> None:
@@ -155,8 +142,10 @@ def _draw_segments(console: Console, summary: Summary, *, verbose: bool) -> None
             size = bytes_text(volume.bytes or 0)
             rows.append((name, samples, volume.kind, size, share, volume.path))
             name = samples = ""
-    headings = "segment >samples volume >bytes >resident path"
-    draw_table(console, "segments", headings, rows, overflow="fold")
+    headings = ("segment", "samples>", "volume", "bytes>", "resident>", "path")
+    table = plain_table(*headings, title="segments", rows=rows, overflow="fold", no_wrap=False)
+    console.print()
+    console.print(table)
     _more(console, sum(len(segment.volumes) for segment in summary.segments) - len(rows))
 
 
@@ -185,61 +174,41 @@ def ls(
 
     with open_store(store, storage_options=storage, trust=trust) as opened:
         classes = opened.classes or []
-        rows = _select(opened, _matcher(pattern), limit)
+        rows = itertools.islice(_select(opened, pattern or ""), limit)
         if output.as_json:
             _print_samples(opened.path, rows, classes)
         elif names_only:
-            _print_lines(printable(name) for _, _, _, name in rows)
+            sys.stdout.writelines(f"{printable(name)}\n" for _, _, _, name in rows)
         else:
             digits = len(str(max(len(opened) - 1, 0)))
-            _print_lines(
-                f"{i:>{digits}} {size:>12} {_class(label, classes):<16} {printable(name)}"
+            sys.stdout.writelines(
+                f"{i:>{digits}} {size:>12} {_class(label, classes):<16} {printable(name)}\n"
                 for i, size, label, name in rows
             )
 
 
-def _matcher(pattern: str | None) -> Callable[[str], Any] | None:
-    if pattern is None:
-        return None
-    if any(c in pattern for c in "*?["):
-        return re.compile(fnmatch.translate(pattern)).match
-    return lambda name: name.startswith(pattern)
-
-
-def _select(store: Store, matches: Callable[[str], Any] | None, limit: int | None) -> Iterator[Row]:
+def _select(store: Store, pattern: str) -> Iterator[Row]:
     """Index, size, label and name of the wanted samples, in the order of their indices."""
     from headrace.store.summary import sample_sizes
 
-    left = len(store) if limit is None else limit
-    labels = store.labels
+    # Without a wildcard it is how names begin.
+    shape = pattern if set(pattern) & set("*?[") else f"{glob.escape(pattern)}*"
+    matches, labels = re.compile(fnmatch.translate(shape)).match, store.labels
     for begin in range(0, len(store), _BATCH):
-        if left <= 0:
-            return
         end = min(begin + _BATCH, len(store))
         names = store.names[begin:end]
-        if matches is not None and not any(map(matches, names)):
+        if pattern and not any(map(matches, names)):
             continue
         sizes = [int(s) for _, part in sample_sizes(store, begin, end) for s in part]
         batch_labels = [None] * len(names) if labels is None else labels[begin:end].tolist()
-        rows = zip(sizes, batch_labels, names, strict=True)
-        for i, (size, label, name) in enumerate(rows, begin):
-            if matches is None or matches(name):
-                yield i, size, label, name
-                left -= 1
-                if left <= 0:
-                    return
+        rows = zip(range(begin, end), sizes, batch_labels, names, strict=True)
+        yield from (row for row in rows if not pattern or matches(row[3]))
 
 
 def _class(label: int | None, classes: list[str]) -> str:
     if label is None or label < 0:
         return "-"
     return printable(classes[label]) if label < len(classes) else str(label)
-
-
-def _print_lines(lines: Iterator[str]) -> None:
-    write = sys.stdout.write
-    for line in lines:
-        write(line + "\n")
 
 
 def _print_samples(path: str, rows: Iterator[Row], classes: list[str]) -> None:
@@ -277,7 +246,8 @@ def cat(
     from headrace.api import open as open_store
 
     with open_store(store, storage_options=storage, trust=trust) as opened:
-        index = opened.index_of(sample if by_name or not _is_integer(sample) else int(sample))
+        is_index = not by_name and re.fullmatch(r"-?\d+", sample, re.ASCII)
+        index = opened.index_of(int(sample) if is_index else sample)
         data = opened.read(index, start=start, size=size, part=part)
         if output.as_json:
             import base64
@@ -293,10 +263,6 @@ def cat(
                 f"sample {index} is binary and stdout is a terminal: redirect it, or give --force"
             )
         sys.stdout.buffer.write(data)
-
-
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
 
 
 def _is_binary(data: memoryview) -> bool:
@@ -454,7 +420,8 @@ def list_caches(directory: _Folder, *, output: JsonOutput) -> None:
         output.document({"path": directory, "caches": [_cache_document(info) for info in caches]})
         return
     for info in caches:
-        state = "in use" if info.in_use else f"used {_ago(info.used_s)} ago"
+        ago = duration_text(max(0.0, time.time() - info.used_s))
+        state = "in use" if info.in_use else f"used {ago} ago"
         # Rounded down: 100 % is said of a whole cache only.
         percent = f"{100 * info.samples // max(1, info.of_samples)}%"
         output.line(
@@ -499,11 +466,3 @@ def remove_caches(
 
 def _cache_document(info: CacheEntry) -> dict[str, Any]:
     return {**asdict(info), "complete": info.complete}
-
-
-def _ago(used_s: float) -> str:
-    seconds = max(0.0, time.time() - used_s)
-    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.0f} s"

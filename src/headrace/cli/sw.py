@@ -139,7 +139,7 @@ def swbatch(words: Sequence[str]) -> int:
 @_entry
 def swqueue(words: Sequence[str]) -> int:
     """Nodes and jobs."""
-    from headrace.cli.cluster_queue import ROWS, Selection, show_queue
+    from headrace.cli.cluster_queue import ROWS, show_queue
     from headrace.cluster.plan import cluster_snapshot
 
     parser = _parser("swqueue", "Nodes, real GPU numbers, who has what, who waits for what.")
@@ -157,8 +157,9 @@ def swqueue(words: Sequence[str]) -> int:
     given = parser.parse_args(words)
     if given.timestep < _REFRESH_S:
         parser.error(f"-t is {given.timestep:g}, expected 60 seconds or more")
-    selection = Selection([*given.users, *given.fpuser], given.nodev)
-    rows = None if given.fpuser or given.nodev else ROWS
-    watch = given.timestep if given.monitor else None
-    source = lambda: cluster_snapshot(None, given.source, jobs=True)  # noqa: E731
-    return show_queue(Output(as_json=given.json), selection, source, watch=watch, rows=rows)
+    return show_queue(
+        Output(as_json=given.json), lambda: cluster_snapshot(None, given.source, jobs=True),
+        users=[*given.users, *given.fpuser], nodes=given.nodev,
+        rows=None if given.fpuser or given.nodev else ROWS,
+        watch=given.timestep if given.monitor else None,
+    )  # fmt: skip

@@ -56,12 +56,6 @@ def view(board: Row, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def gone(folder: Path) -> RenderableType:
-    """The screen while no daemon answers."""
-    text = f"no node daemon answers in {folder}; still looking. Start one: headrace node start"
-    return Text(text, "red")
-
-
 def _board_title(board: Row) -> Text:
     clients, jobs = counted(board["clients"], "client"), counted(len(board["jobs"]), "job")
     held = f"{bytes_text(board['held_bytes'])} of {bytes_text(board['ram_bytes'])} held"
@@ -294,7 +288,8 @@ class _Observer:
         return self.board is not None or self.planes is not None
 
     def view(self, width: int) -> RenderableType:
-        shown = [gone(self.folder.path) if self.board is None else view(self.board, width)]
+        nobody = f"no node daemon answers in {self.folder.path}; still looking. Start one: headrace node start"
+        shown = [Text(nobody, "red") if self.board is None else view(self.board, width)]
         if self.planes is not None:
             shown += [Text(), view_planes(self.planes, width)]
         return Group(*shown)
