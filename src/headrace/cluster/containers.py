@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from headrace.cluster.site import Site
 
 
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.ASCII)
 _SUFFIXES: Final = (".sif", ".sqsh", ".simg", "")
 _REGISTRIES: Final = ("HEADRACE_CONTAINER_REGISTRY", "HAL_CONTAINER_REGISTRY")
 _FILES_MAX: Final = 100_000
@@ -147,7 +146,7 @@ def find_container(
     Raises:
         ClusterRequestError: there is no such image.
     """
-    if _URL.match(asked):
+    if re.match(r"[a-z][a-z0-9+.-]*://", asked, re.ASCII):
         runtime = site.containers_runtime or "apptainer"
         image = asked if runtime == "apptainer" else _enroot_image(asked, runtime)
         return Container(runtime, image, site.containers_mounts, gpus)

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
@@ -244,28 +245,22 @@ class Executor(ABC):
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         patience = _Patience(self)
         while True:
-            unfinished: list[JobStatus] = []
-            statuses = patience.look(lambda: self.status(job_ids))
-            if statuses is not None:
+            states = [f"{self.name.capitalize()} is away"]
+            if (known := patience.look(lambda: self.status(job_ids))) is not None:
                 statuses = {
-                    job_id: known or [self.lost(job_id)] for job_id, known in statuses.items()
+                    job_id: of_job or [self.lost(job_id)] for job_id, of_job in known.items()
                 }
-                unfinished = [
-                    s for known in statuses.values() for s in known
-                    if not s.state.is_over and s.state is not JobState.UNKNOWN
+                every = [status for of_job in statuses.values() for status in of_job]
+                states = [
+                    f"{s.job_id} is {s.state}" + (f" ({s.why})" if s.why else "")
+                    for s in every if not s.state.is_over and s.state is not JobState.UNKNOWN
                 ]  # fmt: skip
-                if not unfinished or enough():
+                if not states or enough():
                     return statuses
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                away = f"{self.name.capitalize()} is away"
-                states = ", ".join(
-                    f"{s.job_id} is {s.state}" + (f" ({s.why})" if s.why else "")
-                    for s in unfinished[:5]
-                )
-                raise ClusterTimeout(
-                    f"not all jobs are over after {timeout_s:g} s: {states or away}."
-                )
+                text = ", ".join(states[:5])
+                raise ClusterTimeout(f"not all jobs are over after {timeout_s:g} s: {text}.")
             time.sleep(min(patience.left_s, left_s))
 
     def one(self, job_id: str) -> JobStatus:
@@ -290,7 +285,7 @@ class Executor(ABC):
             ClusterRequestError: it is an array; its tasks have logs.
             ClusterError: the job, or its output, is not known, or cannot be read here.
         """
-        status, position, over = self.one(job_id), None if lines else 0, False
+        status, position, over = self.one(job_id), 0, False
         patience = _Patience(self)
         while True:
             if follow and not patience.left_s:
@@ -302,13 +297,16 @@ class Executor(ABC):
                 status = self.one(job_id)
             try:
                 if status.output is not None:
-                    if position is None:
-                        position = _begin_of_last(status.output, lines or 0)
+                    if lines:
+                        (last, position), lines = _last(status.output, lines), None
+                        yield last
                     elif status.output.stat().st_size < position:
                         position = 0
-                    for piece in _pieces(status.output, position):
-                        position += len(piece)
-                        yield piece
+                    with status.output.open("rb") as f:
+                        f.seek(position)
+                        while piece := f.read(_PIECE_BYTES):
+                            position += len(piece)
+                            yield piece
             except OSError as e:
                 is_late = isinstance(e, FileNotFoundError)
                 if not is_late or (not follow and self.one(job_id).state.is_over):
@@ -327,32 +325,17 @@ _PIECE_BYTES = 1 << 16
 _POLL_S = 0.1
 
 
-def _pieces(path: Path, position: int) -> Iterator[bytes]:
+def _last(path: Path, lines: int) -> tuple[bytes, int]:
+    """The last so many lines of a file, and where it ends."""
+    block = _PIECE_BYTES
     with path.open("rb") as f:
-        f.seek(position)
-        while piece := f.read(_PIECE_BYTES):
-            yield piece
-
-
-def _begin_of_last(path: Path, lines: int) -> int:
-    """Where the last so many lines of a file begin."""
-    with path.open("rb") as f:
-        end = position = f.seek(0, os.SEEK_END)
-        # An end of line that ends the file begins none.
-        lines += 1
-        while position:
-            begin = max(0, position - _PIECE_BYTES)
-            f.seek(begin)
-            piece = f.read(position - begin)
-            if position == end and not piece.endswith(b"\n"):
-                lines -= 1
-            at = len(piece)
-            while (at := piece.rfind(b"\n", 0, at)) >= 0:
-                lines -= 1
-                if lines == 0:
-                    return begin + at + 1
-            position = begin
-    return 0
+        size = f.seek(0, os.SEEK_END)
+        while True:
+            f.seek(max(0, size - block))
+            parts = f.read().split(b"\n")
+            if block >= size or len(parts) > lines + 1:  # the first one may be cut
+                return b"\n".join(parts[-lines - (not parts[-1]) :]), f.tell()
+            block *= 4
 
 
 class _Patience:
@@ -444,11 +427,7 @@ def ray_address() -> str | None:
 
 
 def executor_name(name: str | None = None) -> ExecutorName:
-    """Which one `executor` gives. Kubernetes must be named: kubectl may be there for other work.
-
-    Raises:
-        ClusterRequestError: there is none of this name, or nobody names one and there are two to choose from.
-    """
+    """Which one `executor` gives. Kubernetes must be named: kubectl may be there for other work."""
     named = name or os.environ.get(EXECUTOR_VARIABLE)
     if not named:
         slurm = shutil.which("sbatch") is not None
@@ -468,20 +447,7 @@ def executor_name(name: str | None = None) -> ExecutorName:
 
 def executor(name: str | None = None) -> Executor:
     """The executor of this name; by default HEADRACE_EXECUTOR's, else what `executor_name` chooses."""
-    match executor_name(name):
-        case "slurm":
-            from headrace.cluster.slurm.executor import SlurmExecutor
-
-            return SlurmExecutor()
-        case "ray":
-            from headrace.cluster.ray.executor import RayExecutor
-
-            return RayExecutor()
-        case "kubernetes":
-            from headrace.cluster.kubernetes.executor import KubernetesExecutor
-
-            return KubernetesExecutor()
-        case "local":
-            from headrace.cluster.local.executor import LocalExecutor
-
-            return LocalExecutor()
+    named = executor_name(name)
+    module = import_module(f"headrace.cluster.{named}.executor")
+    made: Executor = getattr(module, f"{named.capitalize()}Executor")()
+    return made

@@ -118,14 +118,7 @@ def map_array(
 ) -> list[FunctionJob]:
     """Run `function(*each)` for each of the iterables' elements, which are equally many, as one array of jobs.
 
-    Args:
-        function: as for `submit`.
-        iterables: of its arguments.
-        at_once: so many tasks may run at one time.
-        folder: as for `submit`.
-        executor: as for `submit`.
-        launch: as for `submit`.
-        options: as for `submit`: of each task.
+    `at_once`: so many tasks may run at one time. All else is as for `submit`, of each task.
 
     Raises:
         ClusterRequestError: the iterables are not equally long, or as for `submit`; nothing is submitted.
@@ -242,13 +235,13 @@ def _pickled(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], whe
 def _script(folder: Path, launch: Sequence[str] | None, *, is_array: bool) -> bytes:
     """The batch script."""
     command = [sys.executable, "-c", _MAIN, str(folder)]
+    # Until Python listens, the signal that warns is nobody's death.
+    trap, ranks = "trap '' USR1\n", ""
     if launch is not None:
         headrace = (sys.executable, "-c", "from headrace.cli import main; main()")
         command = [*headrace, "launch", *launch, "--", *command]
+        trap, ranks = "", " ranks"
     task = '"$SLURM_ARRAY_TASK_ID"' if is_array else "0"
-    ranks = "" if launch is None else " ranks"
-    # Until Python listens, the signal that warns is nobody's death.
-    trap = "trap '' USR1\n" if launch is None else ""
     lines = f"{trap}exec {shlex.join(command)} {task}{ranks}\n"
     return f"#!/bin/sh\n#SBATCH --open-mode=append\n{lines}".encode()
 
@@ -360,9 +353,8 @@ class FunctionJob:
                 if not has_returned:
                     break
                 continue
-            (status,) = self._executor.status([self.job_id])[self.job_id] or [
-                self._executor.lost(self.job_id)
-            ]
+            known = self._executor.status([self.job_id])[self.job_id]
+            status = known[0] if known else self._executor.lost(self.job_id)
             if status.state is not JobState.COMPLETED or time.monotonic() > until_s:
                 raise self._lost(status, path)
             time.sleep(0.1)
@@ -377,15 +369,12 @@ class FunctionJob:
         reason = "" if status.reason in {how, "NonZeroExitCode", "RaisedSignal"} else status.reason
         how = "".join(f": {text}" for text in (how, reason) if text)
         error = ClusterError(
-            f"job {self.job_id} is {status.state}{how}, and left no result ({path}).",
-            path=str(path),
+            f"job {self.job_id} is {status.state}{how}, and left no result ({path}).", path=str(path),
             next_step=f"See what it printed: headrace cluster logs {self.job_id}.",
-        )
-        try:
+        )  # fmt: skip
+        with contextlib.suppress(ClusterError):
             last = b"".join(self._executor.logs(self.job_id, lines=20)).decode(errors="replace")
-        except ClusterError:
-            return error
-        error.add_note(f"The end of its log:\n{last}")
+            error.add_note(f"The end of its log:\n{last}")
         return error
 
 

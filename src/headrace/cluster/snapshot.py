@@ -122,27 +122,24 @@ def occupied(nodes: Iterable[Node], jobs: Iterable[ClusterJob]) -> tuple[Node, .
     held: dict[str, list[Allocation]] = defaultdict(list)
     for part in (part for job in jobs for part in job.allocations):
         held[part.node].append(part)
-    return tuple(_occupied(node, held[node.name]) if node.name in held else node for node in nodes)
-
-
-def _occupied(node: Node, parts: Sequence[Allocation]) -> Node:
-    cpus = min(node.cpus, sum(part.cpus for part in parts))
-    gpus = {index for part in parts for index in part.gpus}
-    # Of those whose numbers are not known, any that are left.
-    unplaced = sum(part.gpu_count for part in parts) - len(gpus)
-    gpus.update([index for index in range(node.gpus) if index not in gpus][: max(0, unplaced)])
-    busy = "allocated" if cpus == node.cpus else "mixed"
-    return replace(
-        node, states=tuple(busy if state == "idle" else state for state in node.states), cpus_allocated=cpus,
-        gpus_allocated=tuple(sorted(gpus)),
-    )  # fmt: skip
+    out = []
+    for node in nodes:
+        parts = held[node.name]
+        cpus = min(node.cpus, sum(part.cpus for part in parts))
+        gpus = {index for part in parts for index in part.gpus}
+        # Of those whose numbers are not known, any that are left.
+        unplaced = sum(part.gpu_count for part in parts) - len(gpus)
+        gpus.update([i for i in range(node.gpus) if i not in gpus][: max(0, unplaced)])
+        busy = "allocated" if cpus == node.cpus else "mixed" if parts else "idle"
+        states = tuple(busy if state == "idle" else state for state in node.states)
+        used = tuple(sorted(gpus))
+        out.append(replace(node, states=states, cpus_allocated=cpus, gpus_allocated=used))
+    return tuple(out)
 
 
 # -- files ---------------------------------------------------------------------------------------------
 
 FORMAT: Final = "headrace-cluster-snapshot-2"
-_UNCHECKED: Final = "headrace-cluster-snapshot-1"
-"""Of before snapshots had a checksum."""
 _WRITE_ONE: Final = "Write one with `headrace cluster queue --save FILE`."
 
 
@@ -187,15 +184,15 @@ def snapshot_from_json(data: bytes, name: str = "the snapshot") -> ClusterSnapsh
 
     sums, written, why = unseal(data), "", ""
     try:
-        if sums is None or sums[0] == sums[1]:
-            with contextlib.suppress(msgspec.ValidationError):
-                written = msgspec.json.decode(data, type=_Head).format
         if sums is not None and sums[0] != sums[1]:
             why = f"the snapshot is damaged: its checksum is {sums[0]}, expected {sums[1]}"
-        elif sums is None and written == FORMAT:
-            why = "the snapshot's checksum is missing or damaged"
-        elif written != (FORMAT if sums is not None else _UNCHECKED):
-            why = f"format is {written!r}, expected {FORMAT!r}"
+        else:
+            with contextlib.suppress(msgspec.ValidationError):
+                written = msgspec.json.decode(data, type=_Head).format
+            if written != FORMAT:
+                why = f"format is {written!r}, expected {FORMAT!r}"
+            elif sums is None:
+                why = "the snapshot's checksum is missing or damaged"
         if why:
             raise ClusterError(f"{name}: {why}.", path=name, next_step=_WRITE_ONE)
         content: _File = msgspec.json.decode(data, type=_File)
@@ -269,6 +266,10 @@ _LIMITED: Final = (
 )
 
 
+def _span(begin_s: float | None, end_s: float | None) -> float | None:
+    return None if begin_s is None or end_s is None else max(0.0, end_s - begin_s)
+
+
 class QueueJobRow(NamedTuple):
     """One job, and what is derived when it is looked at: of 50,000 jobs a screen shows forty.
 
@@ -281,27 +282,29 @@ class QueueJobRow(NamedTuple):
     stall: float | None = None
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits; else it has nodes."""
+        return self.job.state in _WAITING
+
+    @property
     def why(self) -> str:
         """Why it waits, in words; "" if it does not."""
-        return reason_text(self.job.reason) if self.job.state in _WAITING else ""
+        return reason_text(self.job.reason) if self.waits else ""
 
     @property
     def waited_s(self) -> float | None:
         """Since it was submitted, where it waits."""
-        submitted_s = self.job.submitted_s if self.job.state in _WAITING else None
-        return None if submitted_s is None else max(0.0, self.now_s - submitted_s)
+        return _span(self.job.submitted_s, self.now_s) if self.waits else None
 
     @property
     def starts_in_s(self) -> float | None:
         """Until it is expected to begin, where Slurm said so."""
-        started_s = self.job.started_s if self.job.state in _WAITING else None
-        return None if started_s is None else max(0.0, started_s - self.now_s)
+        return _span(self.now_s, self.job.started_s) if self.waits else None
 
     @property
     def ran_s(self) -> float | None:
         """Since it began, where it runs."""
-        started_s = None if self.job.state in _WAITING else self.job.started_s
-        return None if started_s is None else max(0.0, self.now_s - started_s)
+        return None if self.waits else _span(self.job.started_s, self.now_s)
 
     @property
     def ends_in_s(self) -> float | None:
