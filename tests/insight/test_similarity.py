@@ -119,15 +119,6 @@ def test_what_a_record_does_not_have_is_not_compared(missing, figures):
     } - figures
 
 
-def test_a_record_of_before_is_read_and_has_no_times(tmp_path):
-    path = tmp_path / "job.requests.npz"
-    _recorded().write(path)
-    with np.load(path) as archive:
-        arrays = {name: archive[name] for name in archive.files if name != "begin_s"}
-    np.savez_compressed(path, **arrays)
-    assert len(read_recorded(path).begin_s) == 0
-
-
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
     """A job of two workers over real images, and its emulation; both recorded, by one command each."""

@@ -264,17 +264,6 @@ def _balanced(described: Mapping[str, Any], trace: RankTrace) -> Order:
         return Balanced(np.array(store.labels), seed=seed, epoch_length=length)
 
 
-def length_of(
-    order: Order, epoch: int, begin: int, lengths: tuple[int, int], order_hash: int
-) -> int | None:
-    """How many positions from `begin` on have together this hash; None: no number within the lengths."""
-    least, most = lengths
-    hashes = position_hashes(begin, order.wrapped(epoch, begin, begin + most))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
-    fits = np.flatnonzero(sums[least:] == np.uint64(order_hash))
-    return least + int(fits[0]) if len(fits) else None
-
-
 def sums_at(order: Order, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Sums, mod 2^64, of the hashes of all deliveries before each position of an epoch.
 

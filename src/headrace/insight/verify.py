@@ -22,7 +22,6 @@ from headrace.insight.deliveries import (
     by_position,
     delivered_hashes,
     histories,
-    length_of,
     order_of,
     sums_at,
 )
@@ -125,16 +124,16 @@ def check_epoch(
         begin = int(row["begin"])
         proof.add("outside", begin, begin + int(row["samples"]), place(row))
     inside = rows[reachable]
-    lengths = _lengths(inside, epoch, order, about.batch_size, proof)
+    _check_samples(inside, epoch, order, proof)
     _left_out(history, inside, proof)
     if last and history.attempts[passages[-1].attempt].cut:
         # Some ranks were a few steps ahead: what all had come to counts.
         mine, steps = inside["attempt"] == passages[-1].attempt, inside["step"].astype(np.int64)
         ranks = [mine & (inside["rank"] == rank) for rank in passages[-1].ranks]
         together = ~mine | (steps <= min(int(steps[of].max(initial=-1)) for of in ranks))
-        inside, lengths = inside[together], lengths[together]
+        inside = inside[together]
     proof.order_hash = int(np.sum(delivered_hashes(inside), dtype=np.uint64))
-    end = _cover(proof, inside, lengths, about.length)
+    end = _cover(proof, inside, about.length)
     _end(proof, end, passages[-1], about.tail, last=last)
     if proof.findings:
         proof.state = EpochState.WRONG
@@ -171,43 +170,24 @@ def _left_out(history: LoaderHistory, rows: NDArray[np.void], proof: EpochProof)
             proof.add("left out", begin, end, f"{place(row)}: {counted(unnamed, 'sample')}")
 
 
-def _lengths(
-    rows: NDArray[np.void], epoch: int, order: Order | None, batch_size: int, proof: EpochProof
-) -> NDArray[np.uint64]:
-    """How many positions each delivery took, and whether its samples were the order's."""
-    lengths: NDArray[np.uint64] = rows["samples"].astype(np.uint64)
+def _check_samples(
+    rows: NDArray[np.void], epoch: int, order: Order | None, proof: EpochProof
+) -> None:
+    """Whether each delivery's samples are those that the order has at its positions."""
     if order is None or not len(rows):
-        return lengths
-    begins = rows["begin"]
+        return
+    begins, lengths = rows["begin"], rows["samples"].astype(np.uint64)
     sums = sums_at(order, epoch, np.concatenate([begins, begins + lengths]))
     asked = sums[len(rows) :] - sums[: len(rows)]
-    for number, at in enumerate(np.flatnonzero(asked != rows["order_hash"])):
-        begin, count = int(begins[at]), int(lengths[at])
-        took = None
-        if number < _SEARCHED_MOST:
-            most = max(count, min(batch_size, _BATCH_MOST))
-            took = length_of(order, epoch, begin, (count, most), int(rows["order_hash"][at]))
-        if took is not None:  # more was asked for than came
-            lengths[at] = took
-            proof.left_out += took - count
-            proof.add("left out", begin, begin + took, place(rows[at]))
-        else:
-            proof.add("other samples", begin, begin + count, place(rows[at]))
-    return lengths
+    for row in rows[asked != rows["order_hash"]]:
+        begin = int(row["begin"])
+        proof.add("other samples", begin, begin + int(row["samples"]), place(row))
 
 
-_SEARCHED_MOST: Final = 20_000
-_BATCH_MOST: Final = 1 << 20
-"""Samples may have been left out of so many steps, of so many samples; beyond that, they count as others."""
-
-
-def _cover(
-    proof: EpochProof, rows: NDArray[np.void], lengths: NDArray[np.uint64], length: int
-) -> int:
+def _cover(proof: EpochProof, rows: NDArray[np.void], length: int) -> int:
     """Go along the positions: what is missing or doubled; returns where they end."""
-    some = lengths > 0  # an exact tail may give a rank nothing
-    rows, lengths = rows[some], lengths[some]
-    ends = rows["begin"] + lengths
+    rows = rows[rows["samples"] > 0]  # an exact tail may give a rank nothing
+    ends = rows["begin"] + rows["samples"].astype(np.uint64)
     reached = np.concatenate([np.zeros(1, np.uint64), np.maximum.accumulate(ends)])[:-1]
     for at in np.flatnonzero(rows["begin"] != reached):
         begin, before = int(rows["begin"][at]), int(reached[at])
@@ -331,11 +311,6 @@ def _gaps(history: LoaderHistory) -> list[str]:
             ran = f"attempt {number} ran on {attempt.world_size} ranks; there is no trace of rank {ranks}"
             problems.append(ran + (f" and {more} more" if more > 0 else ""))
         for rank, trace in attempt.traces.items():
-            if not trace.says_left_out:
-                silent = (
-                    "does not say whether samples were left out, as headrace did not write it then"
-                )
-                problems.append(f"the trace of rank {rank} {silent}")
             if trace.lost:
                 lost = f"{trace.lost:,} steps faster than they were written"
                 problems.append(f"rank {rank} delivered {lost}")

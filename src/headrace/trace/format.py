@@ -9,11 +9,10 @@ file ends:
 
     u32 kind, u32 bytes, u32 crc32c of the payload, u32 crc32c of these 12 bytes, payload
 
-Version 1 had no checksum in the line, nor a chunk's second one.
-
-kind 1: steps: records of the dtype that the header names; kind 2: one event: a JSON object with `kind` and
-`at_s`. Other kinds are skipped. Times are seconds of the host's monotonic clock; the header says which Unix
-time that was. A file may be cut off anywhere: what is whole before the cut counts.
+kind 1: steps: records of dtype `STEP`, which the header describes; kind 2: one event: a JSON object with
+`kind` and `at_s`. Other kinds are skipped. Traces whose steps are laid out otherwise, those of headrace 0.1
+among them, are refused. Times are seconds of the host's monotonic clock; the header says which Unix time that
+was. A file may be cut off anywhere: what is whole before the cut counts.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 
 VERSION: Final = 2
-_UNCHECKED: Final = 1
-"""The version whose header, and whose chunks' lengths, had no checksum."""
 STEPS: Final = 1
 EVENT: Final = 2
 
@@ -55,11 +52,13 @@ CHUNK_BYTES_MAX: Final = 4 << 20
 RANKS_MAX: Final = 1 << 20
 
 _CHUNK: Final = struct.Struct("<IIII")
-_CHUNK_UNCHECKED: Final = struct.Struct("<III")
-_FIELDS_MAX: Final = 64
-_ROW_BYTES_MAX: Final = 4096
-_SHAPE_MAX: Final = 64
-_KINDS: Final = re.compile(r"<[uif][248]|\|[uib]1")
+_CHUNK_HEAD: Final = struct.Struct("<III")
+"""Of a chunk, what its head's checksum is of."""
+_LAYOUT: Final = {
+    "step": [[name, STEP[name].base.str, list(STEP[name].shape)] for name in STEP.names or ()],
+    "phases": list(PHASES), "tiers": list(TIERS),
+}  # fmt: skip
+"""What a header says of its steps."""
 _NAMES: Final = re.compile(r"rank-(\d{5,7})(?:-(\d{1,6}))?\.trace")
 _FOREIGN: Final = "Name the folder that `trace=` or HEADRACE_TRACE had."
 RUN: Final = DocumentKind(
@@ -68,7 +67,7 @@ RUN: Final = DocumentKind(
     bytes_max=1 << 20,
 )  # fmt: skip
 _DAMAGED: Final = "The file is damaged: leave it out to read the rest of the run."
-_NEWER: Final = "Read it with the version of headrace that wrote it."
+_OTHER: Final = "Read it with the version of headrace that wrote it."
 
 
 def trace_name(rank: int, number: int) -> str:
@@ -88,16 +87,13 @@ def header_line(fields: Mapping[str, Any]) -> bytes:
     Args:
         fields: what `RankTrace` says about the file.
     """
-    dtype = [[name, STEP[name].base.str, list(STEP[name].shape)] for name in STEP.names or ()]
-    document = {
-        "headrace_trace": VERSION, **fields, "step": dtype, "phases": PHASES, "tiers": TIERS,
-    }  # fmt: skip
+    document = {"headrace_trace": VERSION, **fields, **_LAYOUT}
     return seal(json.dumps(document, separators=(",", ":")).encode())
 
 
 def chunk(kind: int, payload: bytes) -> bytes:
     """A chunk as it stands in the file."""
-    head = _CHUNK_UNCHECKED.pack(kind, len(payload), crc32c(payload))
+    head = _CHUNK_HEAD.pack(kind, len(payload), crc32c(payload))
     return head + crc32c(head).to_bytes(4, "little") + payload
 
 
@@ -142,45 +138,38 @@ def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
         raise _damaged(path, 0, f"its first line's checksum is {sums[0]}, it says {sums[1]}")
     header = json_object(data[:end], path, "its first line")
     version = header.get("headrace_trace")
-    expected = VERSION if sums is not None else _UNCHECKED
-    if version == VERSION != expected:
-        raise _damaged(path, 0, "its first line's checksum is missing or damaged")
-    if version != expected or isinstance(version, bool):
+    if version != VERSION or isinstance(version, bool):
         newer = isinstance(version, int) and version > VERSION
         raise TraceError(
             f"{path} has version {str(version)[:20]} of the format, expected {VERSION}.",
-            path=path, next_step=_NEWER if newer else _FOREIGN,
+            path=path, next_step=_OTHER if newer or version == 1 else _FOREIGN,
         )  # fmt: skip
+    if sums is None:
+        raise _damaged(path, 0, "its first line's checksum is missing or damaged")
+    if {name: header.get(name) for name in _LAYOUT} != _LAYOUT:
+        what = "its steps are laid out as another version of headrace does"
+        raise TraceError(f"{path}: {what}.", path=path, next_step=_OTHER)
     return header, end + 1
 
 
-def chunks(
-    data: memoryview, begin: int, path: str, version: int = VERSION
-) -> Iterator[tuple[int, memoryview, int]]:
-    """The whole chunks of a file: (kind, payload, where it ends); ends before what is cut off.
-
-    Args:
-        data: the file.
-        begin: where the first chunk is.
-        path: for messages.
-        version: of the file, as its header says.
+def chunks(data: memoryview, begin: int, path: str) -> Iterator[tuple[int, memoryview, int]]:
+    """The whole chunks of a file from `begin` on: (kind, payload, where it ends), up to what is cut off.
 
     Raises:
         TraceError: a chunk is not as it was written.
     """
     at, size = begin, len(data)
-    head = _CHUNK if version == VERSION else _CHUNK_UNCHECKED
-    while size - at >= head.size:
-        kind, length, crc, *of_head = head.unpack_from(data, at)
+    while size - at >= _CHUNK.size:
+        kind, length, crc, of_head = _CHUNK.unpack_from(data, at)
         if kind == 0 and not any(data[at:]):
             return  # a power failure leaves zeros where the end was to be
-        if of_head and (stated := crc32c(data[at : at + head.size - 4])) != of_head[0]:
-            what = f"a chunk's head has the checksum {stated:08x}, it says {of_head[0]:08x}"
+        if (stated := crc32c(data[at : at + _CHUNK_HEAD.size])) != of_head:
+            what = f"a chunk's head has the checksum {stated:08x}, it says {of_head:08x}"
             raise _damaged(path, at, what)
         if length > CHUNK_BYTES_MAX:
             what = f"a chunk of {length:,} bytes, at most {CHUNK_BYTES_MAX:,} are allowed"
             raise _damaged(path, at, what)
-        first = at + head.size
+        first = at + _CHUNK.size
         if first + length > size:
             return
         payload = data[first : first + length]
@@ -190,51 +179,21 @@ def chunks(
         yield kind, payload, at
 
 
-class Layout:
-    """How a file's steps are laid out, perhaps by another version: made into ours.
+def steps_in(payload: memoryview, offset: int, path: str) -> NDArray[np.void]:
+    """The steps of a chunk, dtype `STEP`.
 
     Raises:
-        TraceError: the header's description makes no sense.
+        TraceError: they are not whole, or say what cannot be.
     """
-
-    def __init__(self, header: Mapping[str, Any], path: str) -> None:
-        self._path = path
-        self._theirs = _dtype_of(header.get("step"), path)
-        self.says_left_out = {"left_out", "left_out_hash"} <= {*(self._theirs.names or ())}
-        self._columns = {
-            "waited_s": _columns(header.get("phases"), PHASES, self._theirs, "waited_s", path),
-            "bytes": _columns(header.get("tiers"), TIERS, self._theirs, "bytes", path),
-        }
-        self._same = self._theirs == STEP and all(
-            columns == {i: i for i in range(len(columns))} for columns in self._columns.values()
-        )
-
-    def rows(self, payload: memoryview, offset: int) -> NDArray[np.void]:
-        """The steps of a chunk, dtype `STEP`.
-
-        Raises:
-            TraceError: they are not whole, or say what cannot be.
-        """
-        if not payload:
-            return np.empty(0, STEP)
-        if len(payload) % (size := self._theirs.itemsize):
-            what = f"{len(payload):,} bytes of steps of {size:,} bytes each"
-            raise _damaged(self._path, offset, what)
-        records = np.frombuffer(payload, self._theirs)
-        rows = records.astype(STEP) if self._same else self._made_ours(records)
-        if not _sensible(rows):
-            raise _damaged(self._path, offset, "a step whose times or amounts cannot be")
-        return rows
-
-    def _made_ours(self, records: NDArray[np.void]) -> NDArray[np.void]:
-        rows = np.zeros(len(records), STEP)
-        for name in STEP.names or ():
-            if name in self._columns:
-                for theirs, ours in self._columns[name].items():
-                    rows[name][:, ours] = records[name][:, theirs]
-            elif name in (self._theirs.names or ()):
-                rows[name] = records[name]
-        return rows
+    if not payload:
+        return np.empty(0, STEP)
+    if len(payload) % STEP.itemsize:
+        what = f"{len(payload):,} bytes of steps of {STEP.itemsize:,} bytes each"
+        raise _damaged(path, offset, what)
+    rows = np.frombuffer(payload, STEP)
+    if not _sensible(rows):
+        raise _damaged(path, offset, "a step whose times or amounts cannot be")
+    return rows
 
 
 _SECONDS_MAX: Final = 1e12
@@ -251,55 +210,6 @@ def _sensible(rows: NDArray[np.void]) -> bool:
             return False
     some_left = np.all(rows["left_out"] <= rows["samples"])
     return bool(some_left and np.all(rows["delivered_s"] >= rows["asked_s"]))
-
-
-def _dtype_of(described: Any, path: str) -> np.dtype[np.void]:
-    """A dtype of plain numbers; nothing else is made from a file's words."""
-    fields: list[Any] = []
-    try:
-        if not isinstance(described, list) or not 0 < len(described) <= _FIELDS_MAX:
-            raise ValueError("no list of fields")  # noqa: TRY301
-        for name, kind, shape in described:
-            plain = isinstance(name, str) and isinstance(kind, str) and isinstance(shape, list)
-            if not plain or not _KINDS.fullmatch(kind) or len(shape) > 1:
-                raise ValueError(f"field {str(name)[:40]!r}")  # noqa: TRY301
-            if not all(type(n) is int and 0 < n <= _SHAPE_MAX for n in shape):
-                raise ValueError(f"the shape of {name[:40]!r}")  # noqa: TRY301
-            ours = STEP[name] if name in (STEP.names or ()) else None
-            if ours is not None and not _fits(np.dtype(kind), len(shape), ours):
-                raise ValueError(f"the type of {name[:40]!r}")  # noqa: TRY301
-            fields.append((name, kind, tuple(shape)))
-        dtype = np.dtype(fields)
-        needed = {"epoch", "step", "position", "asked_s", "delivered_s", "waited_s"}
-        missing = needed.difference(dtype.names or ())
-        if missing or dtype.itemsize > _ROW_BYTES_MAX:
-            raise ValueError(f"no {', '.join(sorted(missing))}")  # noqa: TRY301
-    except (ValueError, TypeError) as e:
-        message = f"{path}: its steps cannot be understood: {_short(e)}."
-        raise TraceError(message, path=path, next_step=_DAMAGED) from e
-    return dtype
-
-
-def _fits(kind: np.dtype[Any], dimensions: int, ours: np.dtype[Any]) -> bool:
-    """Whether each value of theirs is one of ours."""
-    same = kind.kind == ours.base.kind and kind.itemsize <= ours.base.itemsize
-    return same and dimensions == len(ours.shape)
-
-
-def _columns(
-    names: Any, ours: tuple[str, ...], dtype: np.dtype[np.void], field: str, path: str
-) -> dict[int, int]:
-    """Which of our columns each of a file's is."""
-    if field not in (dtype.names or ()):
-        return {}
-    width = dtype[field].shape[0]
-    known = isinstance(names, list) and len(names) == width and len(set(map(str, names))) == width
-    if not known or not all(name in ours for name in names):
-        raise TraceError(
-            f"{path}: its {field} are of {str(names)[:200]}, expected {', '.join(ours)}.",
-            path=path, next_step=_NEWER,
-        )  # fmt: skip
-    return {theirs: ours.index(name) for theirs, name in enumerate(names)}
 
 
 def finite(value: Any, otherwise: float = 0.0) -> float:

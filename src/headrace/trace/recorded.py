@@ -43,8 +43,6 @@ _ARRAYS: Final = {
     "open_s": "<f4", "read_s": "<f4", "compute_s": "<f4", "wait_s": "<f4", "decode_s": "<f4",
     "begin_s": "<f8",
 }  # fmt: skip
-_LATER: Final = frozenset({"begin_s"})
-"""Arrays that the first records do not have."""
 _UNREADABLE: Final = (
     OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RuntimeError,
     zipfile.BadZipFile, zlib.error, SyntaxError, TypeError, AttributeError, OverflowError,
@@ -275,9 +273,6 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {}
     with np.load(path, allow_pickle=False) as archive:
         for name, kind in wanted.items():
-            if name in _LATER and name not in archive:
-                arrays[name] = _unknown()
-                continue
             array = archive[name]
             if array.dtype != np.dtype(kind) or array.ndim != 1 or len(array) > _ENTRIES_MAX:
                 raise ValueError(f"{name} is {array.dtype} {array.shape}, expected {kind} (n,)")

@@ -22,11 +22,11 @@ from headrace.trace.format import (
     RANKS_MAX,
     RUN,
     STEPS,
-    Layout,
     chunks,
     finite,
     json_object,
     read_header,
+    steps_in,
     trace_number,
 )
 
@@ -74,8 +74,6 @@ class RankTrace:
     """dtype `headrace.plane.batch_trace.STEP`, as they were delivered."""
     events: tuple[dict[str, Any], ...] = ()
     """JSON objects with at least `kind` (text) and `at_s` (monotonic seconds)."""
-    says_left_out: bool = True
-    """Whether its steps say how many of their samples could not be delivered; they did not always."""
     cut: str = ""
     """Why there is nothing after what is here; "" if the loader or the process ended properly."""
 
@@ -218,20 +216,19 @@ def _read(path: str, name: str) -> RankTrace:
         cut = "it was cut off at its beginning"
         return RankTrace(path=path, rank=rank, world_size=0, steps=np.empty(0, STEP), cut=cut)
     header, begin = parsed
-    layout = Layout(header, path)
     steps: list[NDArray[np.void]] = []
     events: list[dict[str, Any]] = []
     end = begin
-    for kind, payload, after in chunks(data, begin, path, header["headrace_trace"]):
+    for kind, payload, after in chunks(data, begin, path):
         if kind == STEPS:
-            steps.append(layout.rows(payload, end))
+            steps.append(steps_in(payload, end, path))
         elif kind == EVENT:
             events.append(_event(payload, path))
         end = after
     return RankTrace(
         path=path, **_facts(header, path, rank),
         steps=np.concatenate(steps) if steps else np.empty(0, STEP),
-        events=tuple(events), says_left_out=layout.says_left_out, cut=_cut(events, end, len(data)),
+        events=tuple(events), cut=_cut(events, end, len(data)),
     )  # fmt: skip
 
 
