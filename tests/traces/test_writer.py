@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -145,25 +144,6 @@ def test_steps_that_came_too_fast_are_counted(tmp_path):
     until(lambda: traces(tmp_path))
     until(lambda: traces(tmp_path)[0].lost + len(traces(tmp_path)[0].steps) == len(ROWS))
     assert traces(tmp_path)[0].lost == 150
-
-
-def test_machine_counters_stand_in_one_file_of_the_process(tmp_path):
-    logs = [(log, Owner(log)) for log in (StepLog(), StepLog())]
-    for log, owner in logs:
-        follow(str(tmp_path), ABOUT, owner)
-        add(log, ROWS[:1])
-
-    def hosts():
-        with suppress(TraceError):  # before the first file is there
-            return [e for t in traces(tmp_path) for e in t.of_kind("host")]
-        return []
-
-    until(hosts, 5.0)
-    found = [len(t.of_kind("host")) for t in traces(tmp_path)]
-    assert sorted(map(bool, found)) == [False, True]
-    host = next(e for t in traces(tmp_path) for e in t.of_kind("host"))
-    assert host["seconds"] > 0
-    assert host["grown"]["cpu_s"] > 0
 
 
 PROGRAM = """

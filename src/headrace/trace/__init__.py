@@ -1,7 +1,7 @@
 """Trace: what a run did, step by step, in a folder: written beside training, read by reports and proofs.
 
 * format: what the files say, byte by byte; one rank's file, append-only, of bounded size
-* writer: the thread that writes, what it is told to follow, and counters of this machine that explain waits
+* writer: the thread that writes, and what it is told to follow
 * run: `read_run`: a folder read back, whatever became of it
 * recorded: what a recorded job read, request by request, beside a workload
 """

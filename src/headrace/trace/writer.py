@@ -1,7 +1,7 @@
 """Writer: the thread that writes what loaders of this process do. It never makes them wait.
 
 A loader's `StepLog` keeps its last steps; the thread takes them from there a few times a second, and once a
-second (less often in long runs) it looks at stages, tuner and machine. The thread begins with the first
+second (less often in long runs) it looks at stages and tuner. The thread begins with the first
 step, so a loader that is only made, or copied to a worker, leaves no file. A forked child begins files of
 its own with its own first step. Whatever fails here is logged once, and ends the trace of that loader,
 never the run.
@@ -13,15 +13,13 @@ import atexit
 import logging
 import multiprocessing
 import os
-import resource
 import secrets
 import socket
 import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from multiprocessing import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +27,6 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.base.job import clean
 from headrace.base.text import redacted
 from headrace.control.stalls.live import evidence_of
-from headrace.machine.sensors import all_sensors
 from headrace.trace.format import RUN, TraceFile, bytes_max, write_once
 
 if TYPE_CHECKING:
@@ -37,79 +34,23 @@ if TYPE_CHECKING:
 
     from headrace.control.controller import Change, Plane
     from headrace.plane.batch_trace import PassMark, StepLog
-    from headrace.plane.stage import StageStats
 
 
 _DIGITS: Final = 6
-_NOT_PLAIN: Final = ("name", "bytes_by_tier", "latency_us", "remote")
 
 
 def _look(plane: Plane, now: float) -> dict[str, Any] | None:
-    """What consumer and stages have done so far, and where the knobs stand; None: they are gone.
-
-    Totals since the loader began, zeros left out: `consumer`, `stages` (by name) and `knobs`.
-    """
+    """Where knobs stand, and the latencies of stages since the loader began; None: they are gone."""
     reading = plane.now()
     if reading is None:
         return None
-    return {
-        "kind": "look", "at_s": round(now, _DIGITS), "consumer": _plain(asdict(reading.consumer)),
-        "stages": {stage.name: _stage(stage) for stage in reading.stages},
-        "knobs": _plain(asdict(plane.knobs)),
-    }  # fmt: skip
-
-
-def _stage(stage: StageStats) -> dict[str, Any]:
-    named = {f.name: getattr(stage, f.name) for f in fields(stage) if f.name not in _NOT_PLAIN}
-    figures = _plain(named)
-    if stage.bytes_by_tier:
-        figures["bytes_by_tier"] = dict(stage.bytes_by_tier)
-    if stage.reads:
-        figures["latency_us"] = {str(at): n for at, n in enumerate(stage.latency_us) if n}
-    if stage.remote is not None:
-        remote = asdict(stage.remote)
-        del remote["latency_us"], remote["refreshes"]
-        figures["remote"] = _plain(remote)
-    return figures
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: round(value, _DIGITS) if isinstance(value, float) else value
-        for name, value in values.items()
-        if value
+    stages = {
+        stage.name: {"latency_us": {str(at): n for at, n in enumerate(stage.latency_us) if n}}
+        for stage in reading.stages
+        if stage.reads
     }
-
-
-class HostLook:
-    """Asks this machine's sensors; remembers what they said last."""
-
-    def __init__(self) -> None:
-        self._sensors = all_sensors()
-        self._at_s = self._cpu_s = 0.0
-        self.look(0.0)
-
-    def look(self, now: float) -> dict[str, Any]:
-        """What grew since the last look, and gauges as they are, by the sensors' names: `disk_busy_s/nvme0n1`.
-
-        `seconds` is how long that was; `process_cpu_s` is of this process and its children that have ended.
-        """
-        grown: dict[str, float] = {}
-        gauges: dict[str, float] = {}
-        for sensor in self._sensors:
-            with suppress(OSError):
-                reading = sensor.read()
-                for named, readings in ((grown, reading.grown), (gauges, reading.gauges)):
-                    names = {
-                        f"{name}/{of}" if of else name: v for (name, of), v in readings.items()
-                    }
-                    named.update(_plain(names))
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        cpu_s = sum(each.ru_utime + each.ru_stime for each in used)
-        grown["process_cpu_s"] = round(cpu_s - self._cpu_s, _DIGITS)
-        seconds, self._at_s, self._cpu_s = now - self._at_s, now, cpu_s
-        times = {"at_s": round(now, _DIGITS), "seconds": round(seconds, _DIGITS)}
-        return {"kind": "host", **times, "grown": grown, "gauges": gauges}
+    knobs = {name: value for name, value in asdict(plane.knobs).items() if value}
+    return {"kind": "look", "at_s": round(now, _DIGITS), "stages": stages, "knobs": knobs}
 
 
 LOG = logging.getLogger("headrace.trace")
@@ -118,7 +59,7 @@ PERIOD_S: Final = 0.25
 """Between two looks at the steps: a log of 4,096 holds those of 16,000 a second."""
 
 LOOK_S: Final = 1.0
-"""Between two looks at stages and machine."""
+"""Between two looks at stages and tuner."""
 
 LOOKS_SHARE: Final = 1 / 600
 """Of the run's age: later looks are further apart, so that a day has 4,000 of them and not 86,400."""
@@ -153,8 +94,6 @@ class _Followed:
     """What was counted when its first pass began."""
     last_change: Change | None = None
     ended: bool = False
-    host: bool = field(default=False)
-    """Whether it is this one's file that has the machine's counters."""
 
     @property
     def idle(self) -> bool:
@@ -194,8 +133,8 @@ class _Followed:
         self.file = TraceFile(self.folder, about["rank"], header, self.most)
         self.began_s = self.look_at_s = now
 
-    def look(self, now: float, host: Callable[[float], dict[str, Any]] | None) -> None:
-        """Write what stages, tuner and machine say, if it is time for that."""
+    def look(self, now: float) -> None:
+        """Write what stages and tuner say, if it is time for that."""
         file, plane = self.file, self.plane
         if file is None or now < self.look_at_s:
             return
@@ -213,8 +152,6 @@ class _Followed:
         if now >= self.evidence_at_s:
             self.evidence_at_s = now + EVIDENCE_S
             self._evidence(now)
-        if host is not None:
-            file.event(host(now))
 
     def _evidence(self, now: float) -> None:
         """Write what explains the waits so far, and is not in the steps."""
@@ -241,7 +178,7 @@ class _Followed:
         self.take()
         if self.file is not None:
             self.look_at_s = self.evidence_at_s = 0.0
-            self.look(time.monotonic(), None)
+            self.look(time.monotonic())
             self.file.close(why)
 
 
@@ -258,13 +195,12 @@ class _Writer:
         self._writing = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
-        self._host: HostLook | None = None
         self.process = secrets.token_hex(8)
         self._followed: list[_Followed] = followed
         for each in followed:
             if each.file is not None:
                 each.file.forget()
-            each.file, each.host, each.seen = None, False, each.steps.added
+            each.file, each.seen = None, each.steps.added
             each.steps.left_out.clear()
             each.steps.first = self.wake
 
@@ -321,17 +257,7 @@ class _Writer:
         if gone:
             _safely(each, lambda one: one.end("closed"))
         elif each.file is not None:
-            _safely(each, lambda one: one.look(now, self._host_for(one)))
-
-    def _host_for(self, each: _Followed) -> Callable[[float], dict[str, Any]] | None:
-        """The machine's counters go to one file of the process, whichever is open."""
-        if not any(other.host and not other.ended for other in self._followed):
-            each.host = True
-        if not each.host:
-            return None
-        if self._host is None:
-            self._host = HostLook()
-        return self._host.look
+            _safely(each, lambda one: one.look(now))
 
     def stop(self) -> None:
         """The process ends."""
