@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import headrace as hr
+from headrace.control.policy import changes, parse_policy, policy_document
 from headrace.control.service.http import HttpListener, HttpServer
 from headrace.web.access import Sessions, WebOptions
 from headrace.web.app import CONNECTIONS_MAX, Web
@@ -33,6 +35,44 @@ with hr.open("photos") as store:
     for _ in hr.loader(store, 4, trace="runs/one"):
         time.sleep(0.01)
 """
+
+
+POLICY = """
+version: 1
+lease_s: 10
+file_systems:
+  scratch: {paths: [/scratch], capacity: {bytes_per_s: 240G, reads_per_s: 900k}}
+  datasets: {paths: [/datasets], capacity: {bytes_per_s: 90G}}
+users:
+  "*": {weight: 1}
+jobs:
+  clip-pretrain: {weight: 4, guarantee: {bytes_per_s: 2G}}
+  wav2vec2: {priority: low, cap: {bytes_per_s: 500M}}
+"""
+
+
+class FakeController:
+    """A controller's policy, by which nobody goes."""
+
+    endpoint = SimpleNamespace(url="a test")
+
+    def __init__(self):
+        self._policy, self._version = parse_policy(POLICY), 7
+
+    def document(self, method, path, body=None):
+        """The answer, as `control.client.Client.document` has it."""
+        if method == "GET":
+            return {"version": self._version, "policy": policy_document(self._policy)}
+        policy = parse_policy((body or b"").decode())
+        differences = [asdict(change) for change in changes(self._policy, policy)]
+        applied = bool(differences) and not path.endswith("?dry_run=1")
+        if applied:
+            self._policy, self._version = policy, self._version + 1
+        reply = {"version": self._version, "applied": applied, "changes": differences}
+        return {**reply, "unknown": []}
+
+    def close(self):
+        """Nothing is held."""
 
 
 def small_demo(**given):

@@ -11,8 +11,8 @@ import pytest
 from headrace.control.service.auth import PEERS_MAX, Refused, TokenFile, TokenThrottle
 from headrace.errors import ControlError
 from headrace.web.access import ROLES, Sessions, WebOptions
-from headrace.web.demo import DemoController
 from headrace.web.watching import ControllerPolicies
+from web.serving import FakeController
 
 LOOKS = ["/", "/starving", "/storage", "/job", "/policies", "/stores", "/api/starving", "/api/storage",
          "/api/policy", "/api/stores"]  # fmt: skip
@@ -22,7 +22,7 @@ EDIT = {"text": "version: 1\njobs:\n  a: {weight: 2}\n"}
 
 @pytest.fixture
 def policies(serve):
-    return serve(tokens=BOTH, policies=ControllerPolicies(DemoController()))
+    return serve(tokens=BOTH, policies=ControllerPolicies(FakeController()))
 
 
 @pytest.mark.parametrize("path", LOOKS)

@@ -10,11 +10,10 @@ from selenium.webdriver.common.keys import Keys
 import headrace as hr
 from control.service import controller, parent
 from headrace.control.client import Client, Endpoint
-from headrace.web.demo import DemoController
 from headrace.web.watching import ControllerPolicies
 from tests_shared import png
 from web.accessibility import contrast, problems
-from web.serving import Serving, small_demo, traced_run, until
+from web.serving import FakeController, Serving, small_demo, traced_run, until
 
 controller, parent = controller, parent  # noqa: PLW0127 - fixtures
 
@@ -34,7 +33,7 @@ def site(tmp_path_factory):
     with Serving(
         folder,
         tokens="operator {operator}\n",
-        policies=ControllerPolicies(DemoController()),
+        policies=ControllerPolicies(FakeController()),
         **given,
     ) as one:
         running = small_demo().cluster().jobs

@@ -1,11 +1,9 @@
 """Runs that wrote a trace, as pages: a real one of a loader; cut off, damaged, and not there."""
 
 import shutil
-import time
 
 import pytest
 
-from headrace.base.causes import Cause
 from headrace.web.watching import TracedRuns
 from web.serving import traced_run
 
@@ -19,27 +17,23 @@ def runs(tmp_path_factory):
     return traced_run(folder)
 
 
-def test_a_run_is_a_page(runs):
-    traced = TracedRuns([str(runs)])
-    assert list(traced.by_id()) == ["run:one"]
-    page = traced.page("run:one", time.time())
-    assert page["facts"]["samples"] == 36
-    assert page["facts"]["worked_s"] >= (BATCHES - 1) * 0.01  # slept so long, and perhaps longer
-    assert len(page["times"]) == len(page["stall"]) == BATCHES // 3
-    assert sum(page["facts"]["stall_s"].values()) > 0
-    assert set(page["facts"]["stall_s"]) <= {cause.value for cause in Cause}
-    assert any(stall is not None for stall in page["stall"])
-    assert sum(page["facts"]["bytes_by_tier"].values()) > 0
-    assert [rank for rank, _, _ in page["ranks"]] == [0]
-    assert page["running"] is False
-    assert page["notes"] == []
+def test_a_run_is_its_report(runs, serve):
+    web = serve(runs=(str(runs),))
+    [run] = web.ask("/api/runs").document["runs"]
+    page = web.ask(f"/run?id={run['id']}")
+    assert page.status == 200
+    assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    shown = page.body.decode()
+    assert "<h1>Run one</h1>" in shown
+    assert f"{BATCHES}" in shown
+    assert "36 samples" in shown
 
 
 def test_a_run_is_named_by_its_folder_or_by_the_folder_above(runs):
     assert list(TracedRuns([str(runs / "one")]).by_id()) == ["run:one"]
     assert list(TracedRuns([str(runs), str(runs / "one")]).by_id()) == ["run:one", "run:one 2"]
     assert TracedRuns([]).by_id() == {}
-    assert TracedRuns([str(runs)]).page("run:../one", 0.0) is None
+    assert TracedRuns([str(runs)]).page("run:../one") is None
 
 
 def test_a_run_that_was_cut_off_is_shown_up_to_there(runs, tmp_path):
@@ -47,9 +41,9 @@ def test_a_run_that_was_cut_off_is_shown_up_to_there(runs, tmp_path):
     [trace] = (tmp_path / "cut").glob("rank-*")
     data = trace.read_bytes()
     trace.write_bytes(data[: len(data) - 7])
-    page = TracedRuns([str(tmp_path / "cut")]).page("run:cut", time.time() + 3600)
-    assert "cut off" in page["notes"][0]
-    assert page["running"] is False
+    page = TracedRuns([str(tmp_path / "cut")]).page("run:cut")
+    assert "What the traces lack" in page
+    assert "cut off" in page
 
 
 def test_what_is_damaged_is_told(runs, tmp_path, serve):
@@ -60,9 +54,9 @@ def test_what_is_damaged_is_told(runs, tmp_path, serve):
     ids = [run["id"] for run in web.ask("/api/runs").document["runs"]]
     assert ids == ["run:bad", "run:one", "run:nothing"]
     for name in ("run:bad", "run:nothing"):
-        assert web.ask(f"/api/job?id={name}").status == 502
-    assert web.ask("/api/job?id=run:one").document["traced"] is True
-    assert web.ask("/api/job?id=run:none").status == 404
+        assert web.ask(f"/run?id={name}").status == 502
+    assert web.ask("/run?id=run:one").status == 200
+    assert web.ask("/run?id=run:none").status == 404
     assert b">Runs</a>" in web.ask("/job").body
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +62,7 @@ def web(
     from headrace.control.client import Client, Endpoint
     from headrace.web.access import Sessions, WebOptions
     from headrace.web.app import serve
-    from headrace.web.demo import DemoController, DemoSource, demo_store
+    from headrace.web.demo import DemoSource
     from headrace.web.stores import StoreBrowser
     from headrace.web.watching import ClusterSource, ControllerPolicies, TracedRuns
 
@@ -76,19 +75,14 @@ def web(
 
     with contextlib.ExitStack() as stack:
         sessions = Sessions(token_file)
-        policies = ControllerPolicies(DemoController()) if demo else None
-        state = None
+        policies = state = None
         if controller is not None:
             endpoint = Endpoint(url=controller, token_file=controller_token_file, ca=tls_ca)
             # One each: a client is asked by one thread at a time.
             policies, client = ControllerPolicies(Client(endpoint)), Client(endpoint)
             stack.callback(client.close)
             state = functools.partial(client.document, "GET", "/v1/state")
-        paths: list[Path | str] = list(options.stores)
-        if demo and not paths:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-demo-"))
-            paths = [demo_store(Path(folder) / "pictures.hr")]
-        browser = StoreBrowser([open_store(path) for path in paths])
+        browser = StoreBrowser([open_store(path) for path in options.stores])
         if demo:
             looked: ClusterSource = DemoSource()
         else:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from hashlib import sha256
 from pathlib import Path
 from string import Template
@@ -34,11 +33,12 @@ from headrace.control.policy import PolicyError
 from headrace.control.service.auth import Refused
 from headrace.control.service.http import HttpListener, HttpServer, listen_tcp, read_body, refusal
 from headrace.errors import HeadraceError, SampleNotFound
+from headrace.pages.html import POLICY as REPORT_POLICY
 from headrace.pages.html import STYLE, safe
 from headrace.web.access import SESSION_S, Guard
 from headrace.web.live import Full, Live, LiveClient
-from headrace.web.views import plain, rows
-from headrace.web.watching import PREFIX, TracedRuns
+from headrace.web.views import plain, rows, whole_number
+from headrace.web.watching import TracedRuns
 
 if TYPE_CHECKING:
     import socket
@@ -78,16 +78,12 @@ _TYPES: Final = {
 
 
 class WebPage(NamedTuple):
-    """A page: its file of HTML in `static` is what stands in the middle.
-
-    `loads` are other scripts that it loads, so that a browser need not find out one by one.
-    """
+    """A page: its file of HTML in `static` is what stands in the middle."""
 
     path: str
     title: str
     file: str
     script: str
-    loads: tuple[str, ...] = ("core.js",)
     in_menu: bool = True
 
     @property
@@ -97,12 +93,12 @@ class WebPage(NamedTuple):
 
 
 PAGES: Final = (
-    WebPage("/", "Cluster", "cluster.html", "cluster.js", ("core.js", "charts.js", "grid.js")),
+    WebPage("/", "Cluster", "cluster.html", "cluster.js"),
     WebPage("/starving", "Starving", "starving.html", "starving.js"),
-    WebPage("/storage", "File systems", "storage.html", "storage.js", ("core.js", "charts.js")),
+    WebPage("/storage", "File systems", "storage.html", "storage.js"),
     WebPage("/policies", "Policies", "policies.html", "policies.js"),
     WebPage("/stores", "Stores", "stores.html", "stores.js"),
-    WebPage("/job", "Job", "job.html", "job.js", ("core.js", "charts.js"), in_menu=False),
+    WebPage("/job", "Job", "job.html", "job.js", in_menu=False),
     WebPage("/signin", "Sign in", "signin.html", "", in_menu=False),
 )
 
@@ -154,10 +150,7 @@ def document(page: WebPage, *, label: str, who: str, problem: str = "", runs: bo
         if label
         else ""
     )
-    scripts = ""
-    if page.script:
-        loads = (f'<link rel="modulepreload" href="/static/{name}">' for name in page.loads)
-        scripts = "".join((*loads, f'<script type="module" src="/static/{page.script}"></script>'))
+    scripts = page.script and f'<script type="module" src="/static/{page.script}"></script>'
     alert = f'<p class="problem" role="alert">{safe(problem)}</p>' if problem else ""
     body = (_FOLDER / page.file).read_text(encoding="utf-8").replace("<!--said-->", alert)
     return Template((_FOLDER / "page.html").read_text(encoding="utf-8")).substitute(
@@ -198,7 +191,6 @@ class Web:
         self._browser = stores
         self._policies = policies
         self._runs = runs or TracedRuns(())
-        self._ahead: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(READS_MAX)
         self._files = {
             name: (data, kind, f'"{sha256(data).hexdigest()[:20]}"')
@@ -219,6 +211,7 @@ class Web:
                     Route("/api/storage", self._guarded(self._storage)),
                     Route("/api/job", self._guarded(self._job)),
                     Route("/api/runs", self._guarded(self._traced)),
+                    Route("/run", self._guarded(self._run)),
                     Route("/api/policy", self._guarded(self._policy)),
                     Route("/api/policy/check", self._guarded(self._put), methods=["POST"]),
                     Route("/api/policy/apply", self._guarded(self._put, "operator"), methods=["POST"]),
@@ -242,10 +235,6 @@ class Web:
                 return self._html(_SIGN_IN, "", e.status, str(e))
             if not who and self._options.needs_token:
                 return RedirectResponse("/signin", 303)
-            if page.path == "/" and not self._ahead:
-                # It will ask for the grid in a moment: look while it loads its scripts.
-                self._ahead = asyncio.create_task(self.live.soon())
-                self._ahead.add_done_callback(self._was_ahead)
             return self._html(page, who)
 
         return answer
@@ -254,11 +243,6 @@ class Web:
         runs = bool(self._options.runs)
         text = document(page, label=self._source.label, who=who, problem=problem, runs=runs)
         return HTMLResponse(text, status)
-
-    def _was_ahead(self, task: asyncio.Task[None]) -> None:
-        self._ahead = None
-        if not task.cancelled():
-            task.exception()  # whoever asks for the grid is told
 
     async def _sign_in(self, request: Request) -> Response:
         peer = _peer(request)
@@ -333,13 +317,17 @@ class Web:
 
     async def _job(self, request: Request) -> Response:
         job_id = request.query_params.get("id", "")
-        if job_id.startswith(PREFIX):
-            page = await asyncio.to_thread(self._runs.page, job_id, time.time())
-        else:
-            page = await self.live.ask(lambda: self._source.job(job_id))
+        page = await self.live.ask(lambda: self._source.job(job_id))
         if page is None:
             return refusal(404, f"nothing is known of job {plain(job_id)!r}")
         return JSONResponse(page)
+
+    async def _run(self, request: Request) -> Response:
+        name = request.query_params.get("id", "")
+        page = await asyncio.to_thread(self._runs.page, name)
+        if page is None:
+            return refusal(404, f"there is no run {plain(name)!r}")
+        return HTMLResponse(page, headers={"content-security-policy": REPORT_POLICY})
 
     async def _traced(self, _: Request) -> Response:
         runs = (await asyncio.to_thread(self._runs.by_id)).items()
@@ -464,10 +452,7 @@ def _peer(request: Request) -> str:
 
 
 def _index(request: Request) -> int:
-    text = request.query_params.get("index", "")
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise ValueError(f"index is {text!r}, expected a number from 0 on")
-    return int(text)
+    return whole_number(request.query_params.get("index", ""), "index")
 
 
 # -- the process ---------------------------------------------------------------------------------------

@@ -1,26 +1,23 @@
-"""The recorded demo: two hours of a cluster that is not there, and a store of pictures, to try the pages with.
+"""The recorded demo: two hours of a cluster that is not there, to try the pages with.
 
 `static/demo.npz` holds who had which GPUs of 1,000 nodes when, in a day and two hours, of some 10,000 jobs:
 one array for each column, a row for each job, and the places of all jobs' GPUs one after the other. It was
 made once by a seeded model; names, users and figures are nobody's. The player gives its last two hours as if
-they were now, over and over, as what a real cluster has: a history, a layout of nodes and a controller. So the
-pages show it as they show any other. How long a job waits on the average is recorded; how that changes from
-moment to moment is a wave of the job's own and one of its file system.
+they were now, over and over, as what a real cluster has: a history, a layout of nodes, and what a controller
+says. So the pages show it as they show any other. How long a job waits on the average is recorded; how that
+changes from moment to moment is a wave of the job's own and one of its file system.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace.base.causes import cause_of
-from headrace.control.policy import changes, parse_policy, policy_document
 from headrace.telemetry.history import JobRecord
 from headrace.web.views import ClusterLayout, JobBox, NodeBox
 from headrace.web.watching import RECENT_S, ClusterSource
@@ -202,31 +199,6 @@ class DemoHistory:
         return {"planes": planes, "file_systems": systems}
 
 
-class DemoController:
-    """A controller's policy, by which nobody goes."""
-
-    endpoint = SimpleNamespace(url="the recorded demo")
-
-    def __init__(self) -> None:
-        text = (_FOLDER / "demo.yaml").read_text(encoding="utf-8")
-        self._policy, self._version = parse_policy(text), 7
-
-    def document(self, method: str, path: str, body: bytes | None = None) -> dict[str, Any]:
-        """The answer, as `control.client.Client.document` has it."""
-        if method == "GET":
-            return {"version": self._version, "policy": policy_document(self._policy)}
-        policy = parse_policy((body or b"").decode())
-        differences = [asdict(change) for change in changes(self._policy, policy)]
-        applied = bool(differences) and not path.endswith("?dry_run=1")
-        if applied:
-            self._policy, self._version = policy, self._version + 1
-        reply = {"version": self._version, "applied": applied, "changes": differences}
-        return {**reply, "unknown": []}
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 class DemoSource(ClusterSource):
     """Plays the recording; `nodes` as `DemoHistory` has it."""
 
@@ -242,18 +214,3 @@ class DemoSource(ClusterSource):
         self.kept_s |= {"history": 0.0, "layout": 0.0}
         for at_s in np.linspace(clock() - RECENT_S, clock(), STATES, endpoint=False).tolist():
             self._states.append((at_s, history.state(at_s)))
-
-
-def demo_store(path: Path) -> Path:
-    """Pack a small store of pictures, which were drawn by formulas: nobody's data are shown."""
-    from headrace import pack
-
-    with np.load(_FOLDER / "pictures.npz") as pictures:
-        samples = [
-            {"name": name, "data": pictures[name].tobytes(), "label": label}
-            for label, kind in enumerate(("dunes", "petals", "ripples"))
-            for name in pictures.files
-            if name.startswith(kind)
-        ]
-    pack(samples, path)
-    return path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.store.residency import resident_range
 from headrace.store.sources.contents import format_of_bytes
-from headrace.web.views import plain
+from headrace.web.views import plain, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ class StoreBrowser:
                 more = f"{segment}:{rank + 1}" if len(matches) > ROWS else ""
                 indices = [index for _, _, index in matches[:ROWS]]
             else:
-                first = _number(after) if after else index or 0
+                first = whole_number(after, "after") if after else index or 0
                 if len(store):
                     first = store.index_of(first)
                 indices = list(range(first, min(first + ROWS, len(store))))
@@ -186,11 +186,15 @@ def _row(store: Store, index: int) -> dict[str, Any]:
 def _with_prefix(store: Store, prefix: bytes, after: str) -> Iterator[tuple[int, int, int]]:
     """Segment, rank and index of names that begin so, one more than are shown."""
     begin, _, rank_text = after.partition(":")
-    first = _number(begin) if after else 0
+    first = whole_number(begin, "after") if after else 0
     left = ROWS + 1
     for at in range(first, len(store.segments)):
         segment = store.segments[at]
-        rank = _number(rank_text) if after and at == first else segment.directory.seek(prefix)
+        rank = (
+            whole_number(rank_text, "after")
+            if after and at == first
+            else segment.directory.seek(prefix)
+        )
         while left and rank < segment.directory.samples:
             local = segment.directory.index_at_rank(rank)
             if not segment.directory.name(local).startswith(prefix):
@@ -198,9 +202,3 @@ def _with_prefix(store: Store, prefix: bytes, after: str) -> Iterator[tuple[int,
             yield at, rank, local + segment.base
             left -= 1
             rank += 1
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise ValueError(f"{text!r} is no place to go on from")
-    return int(text)

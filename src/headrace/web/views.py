@@ -46,6 +46,13 @@ def plain(text: object) -> str:
     return shown.encode("utf-8", "backslashreplace").decode()
 
 
+def whole_number(text: str, what: str) -> int:
+    """A number from 0 on of an address; raises ValueError, which says `what` it is, if it is none."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise ValueError(f"{what} is {text!r}, expected a number from 0 on")
+    return int(text)
+
+
 def plainly(value: Any) -> Any:
     """A value of JSON with every text in it as `plain` shows a name."""
     if isinstance(value, dict):
@@ -352,43 +359,38 @@ NODES_MAX = 256
 
 def job_page(
     record: JobRecord,
-    times: Sequence[float],
+    over_time: Sequence[tuple[float, JobRecord, float]],
+    nodes: Sequence[tuple[str, JobRecord]],
     *,
-    use: Sequence[float | None],
-    stall: Sequence[float | None],
-    tiers: Mapping[str, Sequence[float]],
-    ranks: Sequence[tuple[int, str, float]],
     running: bool,
-    gpus: int,
-    now: float | None,
-    events: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """What is known of a job, as plain values, every name as it may be shown.
 
     Args:
         record: its figures in all.
-        times: Unix seconds of the moments below.
-        use: GPUs' share of time at work; None where nobody looked.
-        stall: steps' share of time that was waited; None where nothing is known.
-        tiers: bytes per second, by where they came from.
-        ranks: number, place and stall now of each.
+        over_time: when, its figures then, and over how many seconds.
+        nodes: its figures lately, node by node.
         running: it has not ended.
-        gpus: that it has.
-        now: its stall now; None: not known.
-        events: what its tuner did: `at_s`, `knob`, `before`, `after`, `why`, `kept`.
     """
     report = JobReport(record).as_dict()
     facts = plainly(report | {"nodes": report["nodes"][:NODES_MAX]})
+    facts |= {"hint": report["hint"], "node_count": len(record.nodes)}
+    rates = [(r.by_label("tier_bytes"), seconds) for _, r, seconds in over_time]
+    tiers = sorted({tier for amounts, _ in rates for tier in amounts})
+    now = over_time[-1][1].stall if over_time and running else None
+    seen = [(node, part.stall) for node, part in nodes if part.stall is not None]
     return {
-        "facts": facts | {"hint": report["hint"], "node_count": len(record.nodes), "gpus": gpus},
+        "facts": facts | {"gpus": round(record.total("gpus"))},
         "running": running,
         "now": now,
-        "times": [round(t, 3) for t in times],
-        "use": [_share(value) for value in use],
-        "stall": [_share(value) for value in stall],
-        "tiers": {plain(name): _short(row) for name, row in tiers.items()},
-        "events": [plainly(event) for event in events],
-        "ranks": [[rank, plain(place), _share(s)] for rank, place, s in ranks[:RANKS_MAX]],
+        "times": [round(at, 3) for at, _, _ in over_time],
+        "use": [_share(r.gpu_use) for _, r, _ in over_time],
+        "stall": [_share(r.stall) for _, r, _ in over_time],
+        "tiers": {
+            plain(tier): _short([amounts.get(tier, 0.0) / s for amounts, s in rates])
+            for tier in tiers
+        },
+        "ranks": [[at, plain(node), _share(s)] for at, (node, s) in enumerate(seen[:RANKS_MAX])],
     }
 
 
@@ -480,7 +482,7 @@ def rows(
     sort, limit = given.get("sort", "lost"), given.get("limit", "50")
     if sort not in _SORTS:
         raise ValueError(f"sort is {sort!r}, expected one of {', '.join(_SORTS)}")
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= ROWS_MAX):
+    if not 1 <= whole_number(limit, "limit") <= ROWS_MAX:
         raise ValueError(f"limit is {limit!r}, expected 1 to {ROWS_MAX}")
     text = given.get("job", "").lower()
     user, cause, on = (given.get(name, "") for name in ("user", "cause", "on"))

@@ -3,30 +3,24 @@
 The scheduler knows nodes, GPUs and jobs; the history knows how jobs fare; a controller knows what reads from
 file systems now. Without a scheduler the nodes are those that agents tell of.
 
-A trace may be written still: what is there is shown. `TracedRuns` knows folders by name; the sums are those of
-the report (`headrace.insight.report.figures`).
+`TracedRuns` knows folders by name, and shows each by its report (`headrace.insight.report`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import numpy as np
-
 from headrace.control.policy import policy_yaml
 from headrace.errors import ControlError, HeadraceError, TelemetryError
-from headrace.insight.report.figures import CAUSES, COLUMNS, columns_of, curves_of, evidence_of
+from headrace.insight.report.figures import run_figures
+from headrace.insight.report.page import report_page
 from headrace.insight.usage import starving_of
-from headrace.plane.stage import TIERS
 from headrace.telemetry.history import FileHistory, JobRecord, merged, open_history
-from headrace.trace import read_run
-from headrace.trace.format import finite
 from headrace.web.views import (
     JobFlow,
     cluster_of,
@@ -38,15 +32,12 @@ from headrace.web.views import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Sequence
 
     from headrace.control.client import Client
     from headrace.insight.usage import Starving
     from headrace.telemetry.metrics import PrometheusHistory
-    from headrace.trace import RankTrace, Run
-    from headrace.web.demo import DemoController, DemoHistory
+    from headrace.web.demo import DemoHistory
     from headrace.web.views import ClusterLayout, ClusterMoment
 
 _T = TypeVar("_T")
@@ -102,7 +93,7 @@ class ClusterSource:
         """Nodes, GPUs and running jobs now; raises HeadraceError if nothing can be seen."""
         notes: list[str] = []
         now, layout = self._clock(), None
-        parts = self._try(notes, "history", lambda: self._parts(now - NOW_S, now))
+        parts = self._try(notes, "history", lambda: self._history().parts(now - NOW_S, now))
         if self._layout is not None:
             layout = self._try(notes, "layout", self._layout)
         if self._state is not None:
@@ -115,7 +106,7 @@ class ClusterSource:
     def records(self) -> list[JobRecord]:
         """Jobs of the last day."""
         now = self._clock()
-        return self._records(now - DAY_S, now)
+        return self._history().records(now - DAY_S, now)
 
     def starving(self) -> tuple[Starving, dict[str, JobRecord]]:
         """Who starved in the last day, and what is known of all jobs, by the ids that people write."""
@@ -140,7 +131,7 @@ class ClusterSource:
         if not job_id:
             return None
         now = self._clock()
-        records = self._records(0.0, now + DAY_S, job_id)
+        records = self._history().records(0.0, now + DAY_S, job_id)
         if not records:
             return None
         record = max(records, key=lambda each: each.last_s)
@@ -150,42 +141,13 @@ class ClusterSource:
             for at, records, seconds in self._over_time(since_s, record.last_s, job_id)
             if records
         ]
-        nodes = [part for part in self._parts(now - NOW_S, now, job_id) if part[0]]
-        tiers = sorted({tier for _, r, _ in minutes for tier in r.by_label("tier_bytes")})
-        running = now - record.last_s < NOW_S
-        return job_page(
-            record,
-            [at for at, _, _ in minutes],
-            use=[r.gpu_use for _, r, _ in minutes],
-            stall=[r.stall for _, r, _ in minutes],
-            tiers={
-                tier: [r.by_label("tier_bytes").get(tier, 0.0) / s for _, r, s in minutes]
-                for tier in tiers
-            },
-            ranks=[
-                (at, node, part.stall) for at, (node, part) in enumerate(nodes)
-                if part.stall is not None
-            ],
-            running=running,
-            gpus=round(record.total("gpus")),
-            now=minutes[-1][1].stall if minutes and running else None,
-        )  # fmt: skip
+        nodes = [part for part in self._history().parts(now - NOW_S, now, job_id) if part[0]]
+        return job_page(record, minutes, nodes, running=now - record.last_s < NOW_S)
 
     # -- history ------------------------------------------------------------------------------------
 
     def _history(self) -> FileHistory | PrometheusHistory | DemoHistory:
         return open_history(self._given) if isinstance(self._given, str) else self._given
-
-    def _parts(
-        self, since_s: float, until_s: float, job_id: str = ""
-    ) -> list[tuple[str, JobRecord]]:
-        """Records with their node; '' where the history tells of jobs as a whole."""
-        parts = self._history().parts(since_s, until_s, job_id)
-        return [(node, record) for node, record in parts if record.job_id]
-
-    def _records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        records = self._history().records(since_s, until_s, job_id)
-        return [record for record in records if record.job_id]
 
     def _over_time(
         self, since_s: float, until_s: float, job_id: str = ""
@@ -194,7 +156,7 @@ class ClusterSource:
         history = self._history()
         if isinstance(history, FileHistory):
             by_minute = history.minutes(since_s, until_s, job_id).items()
-            return [(at, [r for r in records if r.job_id], 60.0) for at, records in by_minute]
+            return [(at, records, 60.0) for at, records in by_minute]
         step = max(60.0, (until_s - since_s) / WINDOWS)
         count = max(1, round((until_s - since_s) / step))
         starts = [since_s + step * i for i in range(count)]
@@ -279,7 +241,7 @@ class ClusterSource:
 class ControllerPolicies:
     """A controller's."""
 
-    def __init__(self, client: Client | DemoController) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = threading.Lock()
         self.where = f"at {client.endpoint.url}"
@@ -314,12 +276,6 @@ class ControllerPolicies:
 PREFIX: Final = "run:"
 """What the id of a traced run begins with, where jobs have the scheduler's number."""
 
-POINTS: Final = 120
-RUNNING_S: Final = 30.0
-"""A trace without an end that was written to so lately is of a run that runs."""
-
-_DECISIONS_MAX: Final = 200
-
 
 class TracedRuns:
     """Folders of runs, by their names."""
@@ -341,102 +297,16 @@ class TracedRuns:
                 by_id[name] = path
         return by_id
 
-    def page(self, name: str, now_s: float) -> dict[str, Any] | None:
-        """A run's page; None: there is no such run.
+    def page(self, name: str) -> str | None:
+        """A run's report as HTML, as far as its traces are written; None: there is no such run.
 
         Raises:
             TraceError: it is damaged.
             OSError: it cannot be read.
         """
         path = self.by_id().get(name)
-        return None if path is None else _page(read_run(path), name, now_s)
+        return None if path is None else report_page(run_figures(str(path)))
 
 
 def _is_run(path: Path) -> bool:
     return (path / "run.json").is_file()
-
-
-def _page(run: Run, name: str, now_s: float) -> dict[str, Any]:
-    curves = [curves_of(rank, evidence_of(rank)) for rank in run.ranks if len(rank.steps)]
-    began_s = finite(run.facts.get("began_unix_s"))
-    first = min((float(each.times[0]) for each in curves), default=began_s)
-    last = max((float(each.times[-1]) for each in curves), default=first)
-    # Of a short run a moment holds a few steps of each rank.
-    steps = max((each.total[COLUMNS.index("steps")] for each in curves), default=0)
-    points = min(POINTS, max(2, int(steps) // 3))
-    edges = np.linspace(first, max(last, first + 1e-6), points + 1)
-    sums = np.zeros((points + 1, len(COLUMNS)))
-    for each in curves:
-        for column in range(len(COLUMNS)):
-            sums[:, column] += np.interp(edges, each.times, each.over_time[:, column])
-    moments = np.diff(sums, axis=0)
-    tiers = columns_of(moments, *TIERS).T / (edges[1] - edges[0])
-    decisions = next(filter(None, (list(_decisions(rank)) for rank in run.ranks)), [])
-    lately = max(1, points // 20)
-    ended = all(rank.of_kind("end") for rank in run.ranks) and bool(run.ranks)
-    page = job_page(
-        _record(run, name, sums[-1], first, last),
-        edges[1:].tolist(),
-        use=[None] * points,
-        stall=[_stall(moment) for moment in moments],
-        tiers={tier: line.tolist() for tier, line in zip(TIERS, tiers, strict=True) if line.any()},
-        events=decisions[-_DECISIONS_MAX:],
-        ranks=[(each.rank, each.host, _stall(each.total) or 0.0) for each in curves],
-        running=not ended and now_s - last < RUNNING_S,
-        gpus=len({rank.rank for rank in run.ranks}),
-        now=_stall(moments[-lately:].sum(axis=0)),
-    )
-    notes = sorted({plain(rank.cut) for rank in run.ranks if rank.cut})
-    return {**page, "traced": True, "notes": notes}
-
-
-def _stall(sums: NDArray[np.float64]) -> float | None:
-    """Share of the time that was waited; None: nothing is known of it."""
-    worked_s, waited_s = columns_of(sums, "worked_s", "waited_s").tolist()
-    return waited_s / (worked_s + waited_s) if worked_s + waited_s > 0 else None
-
-
-def _record(
-    run: Run, name: str, total: NDArray[np.float64], first: float, last: float
-) -> JobRecord:
-    amounts = dict(zip(COLUMNS, total.tolist(), strict=True))
-    command = run.facts.get("command")
-    words = [str(word) for word in command] if isinstance(command, list) else []
-    script = next((Path(word).name for word in words[1:] if not word.startswith("-")), "")
-    return JobRecord(
-        job_id=name,
-        name=script,
-        nodes=tuple(sorted({rank.host for rank in run.ranks if rank.host})),
-        first_s=first,
-        last_s=last,
-        measured=True,
-        figures={
-            ("seconds", "", ""): max(0.0, last - first),
-            ("worked_s", "", ""): amounts["worked_s"],
-            ("samples", "", ""): amounts["samples"],
-            **{("stall_s", cause.value, ""): amounts[column] for cause, column in CAUSES.items()},
-            **{("tier_bytes", tier, ""): amounts[tier] for tier in TIERS},
-        },
-    )
-
-
-def _decisions(rank: RankTrace) -> Iterator[dict[str, Any]]:
-    """What a rank's tuner did; those of other ranks do much the same."""
-    for event in rank.of_kind("decision"):
-        before, after = event.get("before"), event.get("after")
-        if not isinstance(before, dict) or not isinstance(after, dict):
-            continue
-        for knob, value in after.items():
-            if before.get(knob) != value:
-                yield {
-                    "at_s": rank.unix_s(float(event["at_s"])), "knob": str(knob),
-                    "before": _value(before.get(knob)), "after": _value(value),
-                    "why": str(event.get("reason", "")), "kept": event.get("action") != "roll back",
-                }  # fmt: skip
-
-
-def _value(value: object) -> object:
-    """A plain value of a file that may say anything."""
-    if isinstance(value, float):
-        return round(value, 3) if math.isfinite(value) else str(value)
-    return value if isinstance(value, int) else str(value)

@@ -1,4 +1,4 @@
-// A job over time: GPU use over waiting over bytes by tier, what its tuner did, and its ranks.
+// A job over time: GPU use over waiting over bytes by tier, and its ranks.
 import { $, ask, behind, bytes, causeColour, causeName, causeText, clock, count, day, fill, h, hours, live, percent, rate, seconds, svg, table, trouble } from "./core.js";
 import { drawn, keys, over } from "./charts.js";
 
@@ -6,37 +6,33 @@ const id = new URLSearchParams(location.search).get("id") || "";
 const TIERS = { ram: ["b2", "memory"], page_cache: ["b3", "the page cache"], disk: ["b0", "local disk"], peer: ["b5", "other nodes"], source: ["b1", "the file system"] };
 let page = null, parts = null;
 
-const value = (e, v) => (e.knob.endsWith("bytes") && typeof v === "number" ? bytes(v) : v);
-const marks = () => page.events.map((e) => ({ at: e.at_s, text: `${clock(e.at_s)} ${e.knob} ${value(e, e.before)} to ${value(e, e.after)}: ${e.why}${e.kept ? "" : ", taken back"}`, flag: true }));
-const plain = () => marks().map((m) => ({ ...m, flag: false }));
 const lastOf = (values) => values.filter((v) => v !== null).slice(-1)[0] ?? null;
 const tiers = () => Object.entries(page.tiers).map(([name, values]) => ({ name, label: (TIERS[name] || [])[1] || name, colour: (TIERS[name] || ["rest"])[0], values }));
 
 function build() {
   const use = h("div", { class: "chart" }), stall = h("div", { class: "chart" }), flow = h("div", { class: "chart" });
-  parts = { figures: h("ul", { class: "figures" }), facts: h("dl", { class: "facts" }), events: h("div"), ranks: h("div"), tables: h("div"), shown: h("p", { class: "soft" }), causes: h("div"), legend: h("div") };
+  parts = { figures: h("ul", { class: "figures" }), facts: h("dl", { class: "facts" }), ranks: h("div"), tables: h("div"), shown: h("p", { class: "soft" }), causes: h("div"), legend: h("div") };
   const none = (what) => h("p", { class: "empty" }, what);
   fill($("job"), parts.figures, parts.shown,
-    !page.traced && h("figure", {}, h("figcaption", {}, "GPU use"), use), h("figure", {}, h("figcaption", {}, "Waiting for data, share of the steps' time"), stall),
+    h("figure", {}, h("figcaption", {}, "GPU use"), use), h("figure", {}, h("figcaption", {}, "Waiting for data, share of the steps' time"), stall),
     h("figure", {}, h("figcaption", {}, "Bytes a second, by where they came from"), flow, parts.legend, parts.tables),
-    h("div", { class: "columns" }, h("section", {}, h("h2", {}, "What its tuner did"), parts.events), h("section", {}, h("h2", {}, "Ranks"), parts.ranks), h("section", {}, h("h2", {}, "What it waited for"), parts.causes, h("h2", {}, "Facts"), parts.facts)));
+    h("div", { class: "columns" }, h("section", {}, h("h2", {}, "Ranks"), parts.ranks), h("section", {}, h("h2", {}, "What it waited for"), parts.causes, h("h2", {}, "Facts"), parts.facts)));
   const known = (values) => values.some((v) => v !== null);
   parts.draw = [
-    ...(page.traced ? [] : [drawn(use, (w) => (known(page.use) ? over(w, page.times, [{ name: "use", colour: "b2", values: page.use }], { height: 84, most: 1, unit: percent, name: `GPU use, now ${percent(lastOf(page.use))}`, marks: marks(), end: false }) : none("Nobody looked at its GPUs.")))]),
-    drawn(stall, (w) => (known(page.stall) ? over(w, page.times, [{ name: "stall", colour: "b1", values: page.stall }], { height: 110, unit: percent, name: `Share of time that steps waited, now ${percent(lastOf(page.stall))}`, marks: page.traced ? marks() : plain(), end: !Object.keys(page.tiers).length }) : none("Nothing is known of its steps."))),
-    drawn(flow, (w) => (Object.keys(page.tiers).length ? over(w, page.times, tiers(), { height: 130, stack: true, unit: (v) => rate(v), name: `Bytes a second by tier: ${tiers().map((t) => `${t.label} ${rate(lastOf(t.values) || 0)}`).join(", ")}`, marks: plain() }) : none("It does not read through headrace: where its bytes come from is not known."))),
+    drawn(use, (w) => (known(page.use) ? over(w, page.times, [{ name: "use", colour: "b2", values: page.use }], { height: 84, most: 1, unit: percent, name: `GPU use, now ${percent(lastOf(page.use))}`, end: false }) : none("Nobody looked at its GPUs."))),
+    drawn(stall, (w) => (known(page.stall) ? over(w, page.times, [{ name: "stall", colour: "b1", values: page.stall }], { height: 110, unit: percent, name: `Share of time that steps waited, now ${percent(lastOf(page.stall))}`, end: !Object.keys(page.tiers).length }) : none("Nothing is known of its steps."))),
+    drawn(flow, (w) => (Object.keys(page.tiers).length ? over(w, page.times, tiers(), { height: 130, stack: true, unit: (v) => rate(v), name: `Bytes a second by tier: ${tiers().map((t) => `${t.label} ${rate(lastOf(t.values) || 0)}`).join(", ")}` }) : none("It does not read through headrace: where its bytes come from is not known."))),
   ];
 }
 
 function show() {
   const f = page.facts;
-  const what = page.traced ? `Run ${f.job_id.slice(4)}` : `Job ${f.job_id}`;
-  $("title").textContent = `${what} ${f.name}`;
-  document.title = `${what} - headrace`;
-  fill($("answer"), page.running ? "It runs. " : page.traced && page.notes.length ? `It has no end: ${page.notes.join("; ")}. ` : "It is over. ", f.hint && !page.traced ? `${f.hint[0].toUpperCase()}${f.hint.slice(1)}.` : page.traced ? `Its steps waited ${percent(f.stall)} of their time${mostly(f.stall_s)}.` : "");
+  $("title").textContent = `Job ${f.job_id} ${f.name}`;
+  document.title = `Job ${f.job_id} - headrace`;
+  fill($("answer"), page.running ? "It runs. " : "It is over. ", f.hint ? `${f.hint[0].toUpperCase()}${f.hint.slice(1)}.` : "");
   if (!parts) build(); else parts.draw.forEach((again) => again());
   const lost = f.gpu_hours_lost;
-  fill(parts.figures, [[percent(page.running ? page.now ?? f.stall : f.stall), page.running ? "waits for data now" : "waited for data"], ...(page.traced ? [[count(f.samples), "samples"]] : [[hours(lost), `of ${hours(f.gpu_hours)} GPU-hours lost`], [percent(f.gpu_use), "GPU use"]]), [count(f.gpus), `${page.traced ? "ranks" : "GPUs"} on ${count(f.node_count)} node${f.node_count === 1 ? "" : "s"}`], [seconds(f.seconds), page.running ? "so far" : "in all"]].map(([b, s]) => h("li", {}, h("b", {}, b), h("span", {}, s))));
+  fill(parts.figures, [[percent(page.running ? page.now ?? f.stall : f.stall), page.running ? "waits for data now" : "waited for data"], [hours(lost), `of ${hours(f.gpu_hours)} GPU-hours lost`], [percent(f.gpu_use), "GPU use"], [count(f.gpus), `GPUs on ${count(f.node_count)} node${f.node_count === 1 ? "" : "s"}`], [seconds(f.seconds), page.running ? "so far" : "in all"]].map(([b, s]) => h("li", {}, h("b", {}, b), h("span", {}, s))));
   const from_s = page.times[0], to_s = page.times[page.times.length - 1];
   parts.shown.textContent = from_s - f.first_s > 60 ? `Pictures show its last ${seconds(to_s - from_s)}.` : "";
   fill(parts.legend, tiers().length ? keys(tiers()) : []);
@@ -44,17 +40,11 @@ function show() {
   const step = Math.max(1, Math.floor(page.times.length / 20)), at = page.times.map((_, i) => i).filter((i) => (page.times.length - 1 - i) % step === 0);
   fill(parts.tables, behind("As a table", () => table(["Time", "GPU use", "Waits", ...tiers().map((t) => t.label)], at.map((i) => [clock(page.times[i], true), percent(page.use[i]), percent(page.stall[i]), ...tiers().map((t) => rate(t.values[i]))]))));
   if (open) parts.tables.firstChild.open = true;
-  fill(parts.events, page.events.length ? h("ol", { class: "events" }, page.events.map((e) => h("li", {}, h("time", {}, clock(e.at_s, true)), ` ${e.knob} `, h("strong", {}, `${value(e, e.before)} \u2192 ${value(e, e.after)}`), `: ${e.why}; ${e.kept ? "kept" : "taken back"}`))) : h("p", { class: "empty" }, "Nothing is known of a tuner's doing."));
   ranks();
   const total = Object.values(f.stall_s).reduce((a, b) => a + b, 0);
   fill(parts.causes, total ? h("ul", { class: "keys" }, Object.entries(f.stall_s).filter(([, s]) => s >= 0.0005 * total).sort((a, b) => b[1] - a[1]).map(([cause, s]) => h("li", {}, h("i", { class: causeColour(cause) }), `${causeName(cause)} ${percent(s / total)}`, causeText(cause) && `: ${causeText(cause)}`))) : h("p", { class: "empty" }, "Nothing, as far as is known."));
   fill(parts.facts, [["User", f.user], ["Account", f.account], ["Partition", f.partition], ["Began", day(f.first_s)], ["Nodes", f.nodes.slice(0, 12).join(", ") + (f.node_count > 12 ? ` and ${f.node_count - 12} more` : "")], ["Lost on", Object.entries(f.gpu_hours_lost_by_file_system).filter(([n, v]) => n && v > 0).map(([n, v]) => `${n} ${hours(v)} GPU-h`).join(", ")], ["Read", f.read_bytes ? bytes(f.read_bytes) : ""], ["Known by", f.quality === "measured" ? "measuring" : "inferring: it does not read through headrace"]].filter((r) => r[1]).map(([t, d]) => [h("dt", {}, t), h("dd", {}, d)]));
   document.body.dataset.looks = String(Number(document.body.dataset.looks || 0) + 1);
-}
-
-function mostly(causes) {
-  const [cause] = Object.keys(causes).sort((a, b) => causes[b] - causes[a]);
-  return cause && causes[cause] > 0 ? `, most for ${causeName(cause)}${causeText(cause) && ` (${causeText(cause)})`}; headrace report says what to do` : "";
 }
 
 // The colour of a share of waiting, as on the cluster's page.
@@ -86,7 +76,7 @@ else {
   $("answer").textContent = "Which job? Choose one on the cluster's page, or among those that starve.";
   try {
     const { runs } = await ask("/api/runs");
-    if (runs.length) { $("title").textContent = "Runs"; $("answer").textContent = "Runs that wrote a trace."; fill($("job"), h("ul", {}, runs.map((r) => h("li", {}, h("a", { href: `/job?id=${encodeURIComponent(r.id)}` }, r.id.slice(4)), ` ${r.path}`)))); }
+    if (runs.length) { $("title").textContent = "Runs"; $("answer").textContent = "Runs that wrote a trace."; fill($("job"), h("ul", {}, runs.map((r) => h("li", {}, h("a", { href: `/run?id=${encodeURIComponent(r.id)}` }, r.id.slice(4)), ` ${r.path}`)))); }
   } catch (e) { trouble(e.message); }
   document.body.dataset.looks = "1";
 }
