@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from headrace.base.causes import Cause
-from headrace.insight.usage import starving_of, usage_by, usage_of
+from headrace.insight.usage import starving_of, usage_by
 from headrace.telemetry.history import JobRecord
 from headrace.telemetry.report import JobReport, hint_of, hours_text
 from headrace.telemetry.waste import Booked, JobUse, use_of
@@ -81,7 +81,7 @@ def test_hours_from_the_books_and_shares_from_the_history():
         Book("1"), Book("2"), Book("3", user="bob", started_s=-HOUR, ended_s=None),
         Book("4", started_s=None), Book("5", started_s=9 * HOUR, ended_s=None),
     ]  # fmt: skip
-    found = usage_of(records, books, 0.0, 2 * HOUR)
+    found = usage_by("user", lambda *_: records, books, 0.0, 2 * HOUR)
     ann, bob = sorted(found.rows, key=lambda row: row.names)
     assert found.source == "slurm"
     assert (ann.jobs, ann.gpu_hours, ann.use.gpu.coverage) == (2, 4.0, 0.5)
@@ -94,12 +94,16 @@ def test_hours_from_the_books_and_shares_from_the_history():
 
 
 def test_books_that_count_no_gpus_are_helped_by_the_history():
-    found = usage_of([record("1", gpu_h=3.0)], [Book("1", gpu_count=0)], 0.0, HOUR)
+    found = usage_by(
+        "user", lambda *_: [record("1", gpu_h=3.0)], [Book("1", gpu_count=0)], 0.0, HOUR
+    )
     assert found.total.gpu_hours == 3
 
 
 def test_tasks_of_an_array_are_found_by_their_other_name():
-    found = usage_of([record("18", alias="17_1", lost_h=0.5)], [Book("17_1")], 0.0, HOUR)
+    found = usage_by(
+        "user", lambda *_: [record("18", alias="17_1", lost_h=0.5)], [Book("17_1")], 0.0, HOUR
+    )
     assert found.total.lost_gpu_hours == 0.5
 
 
@@ -123,7 +127,9 @@ def test_the_day_on_which_the_clock_is_changed_is_one_day(monkeypatch):
 
 
 def test_hours_of_the_history_alone():
-    found = usage_of([record("1"), record("2", account="b", lost_h=0.25)], None, 0.0, HOUR)
+    found = usage_by(
+        "user", lambda *_: [record("1"), record("2", account="b", lost_h=0.25)], None, 0.0, HOUR
+    )
     assert found.source == "history"
     assert {row.names: row.lost_gpu_hours for row in found.rows} == {
         ("ann", "a"): 0, ("ann", "b"): 0.25,

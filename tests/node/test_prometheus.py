@@ -28,7 +28,7 @@ from headrace.machine.sensors import GPUs
 from headrace.node.metrics import TABLE as NODE_TABLE
 from headrace.node.metrics import figures_of
 from headrace.runtime import agent_folder, control_folder
-from headrace.telemetry.agent import Agent, AgentOptions, Pace
+from headrace.telemetry.agent import Agent, AgentOptions
 from headrace.telemetry.messages import Listener
 from headrace.telemetry.metrics import TABLE as AGENT_TABLE
 from node.conftest import node_loader, serving, until
@@ -178,8 +178,8 @@ def agent(folder, monkeypatch):
     place.path.mkdir(mode=0o700)
     listener = Listener(place.socket)
     busy = FakeNVML({"busy": 40, "memory": 1 << 30, "pids": [os.getpid()]})
-    pace = Pace(busy_s=0.2, idle_s=0.2)
-    agent = Agent(AgentOptions(node="n", pace=pace), listener, gpus=GPUs(lambda: busy))
+    monkeypatch.setattr("headrace.telemetry.agent.IDLE_S", 0.2)
+    agent = Agent(AgentOptions(node="n", interval_s=0.2), listener, gpus=GPUs(lambda: busy))
     thread = threading.Thread(target=agent.run)
     thread.start()
     render = renderer(lambda: asked(agent.loop.call_soon, agent.figures))

@@ -7,13 +7,13 @@ import pytest
 
 from headrace.machine.sensors import GPU
 from headrace.telemetry.accounts import KEPT_S, infer
-from headrace.telemetry.messages import parse_message, parse_report
+from headrace.telemetry.messages import parse_message
 from headrace.telemetry.processes import GroupUse
 from telemetry.shared import T0, accounts, message, now, processes, seen, totals
 
 
 def tell(book, at, **given):
-    book.report(parse_report(message(**given), 1, 1000), now(at))
+    book.report(parse_message(message(**given), 1, 1000), now(at))
 
 
 def test_a_rank_for_each_gpu_loses_what_it_waits():
@@ -49,7 +49,7 @@ def test_an_agent_that_comes_again_counts_from_what_was_told():
         reports={instance: figures for instance, (_, _, figures) in page.reports.items()},
         last_seen={"4711": page.jobs["4711"].last_s},
     )
-    again.report(parse_report(message(stall={"/": {"storage": 7.0}}), 1, 1000), now(10))
+    again.report(parse_message(message(stall={"/": {"storage": 7.0}}), 1, 1000), now(10))
     assert totals(second)["stall_s", "storage", "/"] == 2
     assert totals(second)["seconds", "", ""] == pytest.approx(8)
 
@@ -67,7 +67,7 @@ def test_a_worker_of_a_dataloader_brings_bytes_but_no_steps():
 def test_nobody_speaks_for_somebody_elses_job():
     book, ledger = accounts()
     book.observe(seen(processes(uid=1000)), 5, now(5))
-    book.report(parse_report(message(stall={"/": {"storage": 1e9}}), 66, 1001), now(6))
+    book.report(parse_message(message(stall={"/": {"storage": 1e9}}), 66, 1001), now(6))
     assert book.refused == 1
     assert not any(key[1] == "stall_s" for key in ledger.totals)
 

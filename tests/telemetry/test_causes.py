@@ -13,7 +13,7 @@ from headrace.insight.top import DaemonWatch
 from headrace.node.jobs import CAUSES, JobTotals
 from headrace.node.wire import Note
 from headrace.telemetry.history import JobRecord
-from headrace.telemetry.messages import parse_report
+from headrace.telemetry.messages import parse_message
 from headrace.telemetry.report import hint_of
 from headrace.web.app import files
 from telemetry.shared import accounts, message, now, processes, seen, totals
@@ -46,7 +46,7 @@ def test_a_job_that_its_own_buffer_stalls_is_told_to_raise_the_buffer():
     book, ledger = accounts()
     book.observe(seen(processes()), 5, now(0))
     stalls = {"/scratch": divided(8.0, verdict)}
-    book.report(parse_report(message(stall=stalls, worked=1.0), 1, 1000), now(1))
+    book.report(parse_message(message(stall=stalls, worked=1.0), 1, 1000), now(1))
     advice = hint(totals(ledger))
     for text in (advice, verdict.action):
         assert "budget_bytes" in text
@@ -58,7 +58,7 @@ def test_a_job_that_the_controller_stalls_is_told_to_ask_for_a_larger_share():
     book, ledger = accounts()
     book.observe(seen(processes()), 5, now(0))
     book.report(
-        parse_report(message(stall={"/scratch": {"node": 8.0}}, worked=1.0), 1, 1000), now(1)
+        parse_message(message(stall={"/scratch": {"node": 8.0}}, worked=1.0), 1, 1000), now(1)
     )
     book.explain_node({"4711": limited_job()}, now(2))
     advice = hint(totals(ledger))
@@ -70,7 +70,7 @@ def test_what_0_1_called_limit_is_read_as_what_it_was():
     # A loader said it of itself, a node daemon of the controller.
     assert cause_of("limit") is Cause.PREFETCH
     assert cause_of("limit", by_node=True) is Cause.POLICY
-    loader = parse_report(message(stall={"/scratch": {"limit": 2.0, "prefetch": 1.0}}), 1, 1000)
+    loader = parse_message(message(stall={"/scratch": {"limit": 2.0, "prefetch": 1.0}}), 1, 1000)
     assert loader.figures["stall_s", "prefetch", "/scratch"] == 3.0
     record = JobRecord(job_id="1", measured=True, figures={("stall_s", "limit", ""): 1.0})
     assert record.waited == {Cause.PREFETCH: 1.0}

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.base.job import JobIdentity
 from headrace.errors import TelemetryError
-from headrace.telemetry.accounts import NODE, JobFacts, Ledger
+from headrace.telemetry.accounts import JobFacts, Ledger
 from headrace.telemetry.history import open_history
 from headrace.telemetry.report import job_report
 from headrace.telemetry.writing import STEADY_S, HistoryWriter, file_of
@@ -321,7 +321,7 @@ def test_a_file_stays_within_its_bytes_and_loses_the_oldest(writer_of, tmp_path,
         for device in range(60):
             for minute in range(60):
                 at = T0 + 3600 * hour + 60 * minute
-                ledger.add(NODE, "disk_read_bytes", 1.0, at, f"disk{device}")
+                ledger.add(str(hour), "tier_bytes", 1.0, at, f"disk{device}")
         fill(ledger, job=str(hour), minutes=1, start_s=T0 + 3600 * hour)
         clocks.pass_(60)
         assert writer.write(ledger, now=True)

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-from headrace.telemetry.messages import MESSAGE_BYTES_MAX, parse_message, parse_report
+from headrace.telemetry.messages import MESSAGE_BYTES_MAX, parse_message
 from telemetry.shared import message
 
 
 def test_a_message_is_read_whole():
-    report = parse_report(message(stall={"/scratch": {"storage": 2.5}}, worked=4, gpus=2), 7, 1000)
+    report = parse_message(message(stall={"/scratch": {"storage": 2.5}}, worked=4, gpus=2), 7, 1000)
     assert (report.pid, report.uid, report.identity.gpus, report.consumer) == (7, 1000, 2, True)
     assert report.figures["stall_s", "storage", "/scratch"] == 2.5
     assert report.figures["worked_s", "", ""] == 4
@@ -38,7 +38,7 @@ BAD = {
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_what_is_no_message_is_refused(bad):
     with pytest.raises(ValueError, match=r"."):
-        parse_report(bad, 1, 1)
+        parse_message(bad, 1, 1)
 
 
 NOTICE = b'{"v":1,"notice":"step","at_s":9,"uid":1000,"job":{"job_id":"7"},"step":"0","cpu_s":1.5}'
@@ -73,7 +73,7 @@ def test_no_bytes_at_all_make_it_fail_in_another_way():
             at = noise.randrange(len(bad))
             bad[at : at + noise.randrange(4)] = noise.randbytes(noise.randrange(4))
         try:
-            report = parse_report(bytes(bad), 1, 1)
+            report = parse_message(bytes(bad), 1, 1)
         except ValueError:
             continue
         assert all(value >= 0 for value in report.figures.values())

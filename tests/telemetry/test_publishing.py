@@ -26,7 +26,7 @@ from headrace.control.publishing import (
 from headrace.control.stalls import Evidence, verdict_of
 from headrace.machine.host import file_system_of, mounts
 from headrace.plane.stage import ConsumerStats, StageStats
-from headrace.telemetry.messages import parse_report
+from headrace.telemetry.messages import parse_message
 from tests_shared import until
 
 
@@ -41,7 +41,7 @@ class Ear:
         self.sock.settimeout(10)
 
     def hear(self):
-        return parse_report(self.sock.recv(1 << 16), 1, 0)
+        return parse_message(self.sock.recv(1 << 16), 1, 0)
 
     def all(self):
         self.sock.setblocking(False)

@@ -292,7 +292,6 @@ def agent_start(
 ) -> None:
     """Start the agent, in the background if not told otherwise."""
     from headrace.telemetry import agent as process
-    from headrace.telemetry.agent import Pace
     from headrace.telemetry.history import default_history
     from headrace.telemetry.messages import ask_state
 
@@ -305,8 +304,7 @@ def agent_start(
     node, why, shape = _node_of_slurm() if foreground else (process.node_name(), "", (0, 0, 0))
     options = process.AgentOptions(
         node=node, node_why=why, shape=shape, history=place, job=job, site=site, metrics=metrics,
-        pace=Pace(busy_s=interval, idle_s=max(30.0, interval), most_s=max(60.0, interval)),
-        age_s=keep_days * 86400, bytes_max=bytes_of(keep_bytes),
+        interval_s=interval, age_s=keep_days * 86400, bytes_max=bytes_of(keep_bytes),
     )  # fmt: skip
     if foreground:
         log_to_stderr()

@@ -18,7 +18,7 @@ from headrace.telemetry.report import JobReport, hours_text
 from headrace.telemetry.waste import Booked, JobUse, together, use_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from headrace.cluster.slurm.accounting import AccountedJob
 
@@ -157,57 +157,39 @@ def _shares(
     return shares
 
 
-def usage_of(
-    records: Sequence[JobRecord],
-    books: Iterable[AccountedJob] | None,
-    since_s: float,
-    until_s: float,
-    by: str = "user",
-) -> UsageTable:
-    """Add up; without books (the scheduler's jobs), hours are the history's.
-
-    Args:
-        records: of the stretch.
-        books: the scheduler's jobs; None: there are no books.
-        since_s: of the stretch, in Unix seconds.
-        until_s: likewise.
-        by: user, account, partition or job. Of days and hours, `usage_by` makes rows.
-    """
-    shares = _shares(records, books, since_s, until_s)
-    groups: dict[tuple[str, ...], list[_Share]] = defaultdict(list)
-    for share in shares:
-        groups[tuple(getattr(share, name) for name in BY[by])].append(share)
-    rows = [_row(names, of_group) for names, of_group in groups.items()]
-    return UsageTable(
-        since_s=since_s, until_s=until_s, by=by, source="history" if books is None else "slurm",
-        rows=tuple(sorted(rows, key=lambda r: (-r.gpu_hours, -r.cpu_hours, r.names))),
-        total=_row(("all",), shares), uncounted=any(share.uncounted for share in shares),
-    )  # fmt: skip
-
-
 def usage_by(
-    by: str,
-    records_of: Callable[[float, float], Sequence[JobRecord]],
-    books: Sequence[AccountedJob] | None,
-    since_s: float,
-    until_s: float,
-) -> UsageTable:
+    by: str, records_of: Callable[[float, float], Sequence[JobRecord]],
+    books: Sequence[AccountedJob] | None, since_s: float, until_s: float,
+) -> UsageTable:  # fmt: skip
     """Add up by any of `BY`; a day or an hour is one by the local clock.
 
     Args:
         by: a row for each of what.
-        records_of: the history's records of a stretch.
-        books: the scheduler's jobs, or None.
-        since_s: of the whole stretch, in Unix seconds.
-        until_s: likewise.
+        records_of: the history's records of a stretch of Unix time.
+        books: the scheduler's jobs; None: there are none, hours are the history's.
+        since_s: where the whole stretch begins.
+        until_s: and ends.
     """
-    over_time = by in ("day", "hour")
-    whole = usage_of(
-        records_of(since_s, until_s), books, since_s, until_s, "user" if over_time else by
-    )
-    if not over_time:
-        return whole
-    rows = []
+    shares = _shares(records_of(since_s, until_s), books, since_s, until_s)
+    if by in ("day", "hour"):
+        rows = list(_rows_over_time(by, records_of, books, since_s, until_s))
+    else:
+        groups: dict[tuple[str, ...], list[_Share]] = defaultdict(list)
+        for share in shares:
+            groups[tuple(getattr(share, name) for name in BY[by])].append(share)
+        rows = [_row(names, of_group) for names, of_group in groups.items()]
+        rows.sort(key=lambda r: (-r.gpu_hours, -r.cpu_hours, r.names))
+    return UsageTable(
+        since_s=since_s, until_s=until_s, by=by, source="history" if books is None else "slurm",
+        rows=tuple(rows), total=_row(("all",), shares),
+        uncounted=any(share.uncounted for share in shares),
+    )  # fmt: skip
+
+
+def _rows_over_time(
+    by: str, records_of: Callable[[float, float], Sequence[JobRecord]],
+    books: Sequence[AccountedJob] | None, since_s: float, until_s: float,
+) -> Iterator[UsageRow]:  # fmt: skip
     begin_s = since_s
     while begin_s < until_s:
         clock = time.localtime(begin_s)
@@ -216,10 +198,11 @@ def usage_by(
         hour_s = begin_s - begin_s % 1 - clock.tm_min * 60 - clock.tm_sec + 3600.0
         end_s = min(until_s, time.mktime(tomorrow) if by == "day" else hour_s)
         shares = _shares(records_of(begin_s, end_s), books, begin_s, end_s)
-        name = time.strftime("%Y-%m-%d" if by == "day" else "%m-%d %H:00", clock)
-        rows += [_row((name,), shares)] if shares else []
+        if shares:
+            yield _row(
+                (time.strftime("%Y-%m-%d" if by == "day" else "%m-%d %H:00", clock),), shares
+            )
         begin_s = max(end_s, begin_s + 1.0)
-    return replace(whole, by=by, rows=tuple(rows))
 
 
 # -- starving ----------------------------------------------------------------------------------------

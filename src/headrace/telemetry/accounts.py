@@ -111,6 +111,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.totals: dict[tuple[str, str, str, str], float] = {}
+        """For Prometheus; the node's own are here alone."""
         self.gauges: dict[tuple[str, str], float] = {}
         """Of the node, as they are now."""
         self._pending = PendingWrites()
@@ -120,7 +121,7 @@ class Ledger:
     ) -> None:
         """Add to a figure."""
         key = (job, name, label, system)
-        if amount > 0.0:
+        if amount > 0.0 and job != NODE:
             minute = int(now_s // BUCKET_S) * BUCKET_S
             entry, amounts = (minute, *key), self._pending.amounts
             amounts[entry] = _joined(name, amounts.get(entry), amount)

@@ -43,36 +43,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headrace.agent")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How often to look; raises ValueError if the times are in no order, or the share is no share.
+IDLE_S: Final = 30.0
+"""Between looks while no job runs."""
 
-    Attributes:
-        busy_s: while jobs run: Prometheus asks about as often.
-        idle_s: while none does.
-        most_s: however much a look costs.
-        cpu_share: of one core, for looking; with receiving, writing and serving it stays below 0.5 %.
-    """
+LOOK_MOST_S: Final = 60.0
+"""Between looks, however much one costs."""
 
-    busy_s: float = 5.0
-    idle_s: float = 30.0
-    most_s: float = 60.0
-    cpu_share: float = 0.003
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.busy_s <= self.idle_s <= self.most_s:
-            raise ValueError(
-                f"intervals are {self.busy_s:g}, {self.idle_s:g} and {self.most_s:g} s, "
-                "expected more than 0, and each no shorter than the one before"
-            )
-        if not 0.0 < self.cpu_share <= 1.0:
-            raise ValueError(f"cpu_share is {self.cpu_share:g}, expected more than 0, at most 1")
+CPU_SHARE: Final = 0.003
+"""Of one core, for looking; with receiving, writing and serving it stays below 0.5 %."""
 
 
-def next_interval(pace: Pace, jobs: int, look_cpu_s: float) -> float:
-    """Seconds until the next look."""
-    wanted = pace.busy_s if jobs else pace.idle_s
-    return min(pace.most_s, max(wanted, look_cpu_s / pace.cpu_share))
+def next_interval(busy_s: float, jobs: int, look_cpu_s: float) -> float:
+    """Seconds until the next look; `busy_s` are usual while jobs run."""
+    wanted = busy_s if jobs else max(IDLE_S, busy_s)
+    return min(max(LOOK_MOST_S, busy_s), max(wanted, look_cpu_s / CPU_SHARE))
 
 
 WRITE_S: Final = 1.0
@@ -106,6 +90,7 @@ class AgentOptions:
         node_why: why that may not be what the scheduler calls it; ''.
         shape: the node's CPUs, bytes of memory and GPUs, as the scheduler counts; 0: as the machine does.
         job: the one job to look at; '': all that can be seen.
+        interval_s: between looks while jobs run: Prometheus asks about as often.
         root: where `proc` and `sys` are.
         history: folder of history files; None: no history is kept.
         site: for all users: listens where everybody can.
@@ -116,7 +101,7 @@ class AgentOptions:
     node_why: str = ""
     shape: tuple[int, int, int] = (0, 0, 0)
     job: str = ""
-    pace: Pace = field(default_factory=Pace)
+    interval_s: float = 5.0
     root: Path = Path("/")
     history: Path | None = None
     age_s: float = AGE_S
@@ -153,7 +138,7 @@ class Agent:
             (None, None) if writer is None else (writer.reports(), writer.last_seen())
         )
         self.accounts = Accounts(
-            self.ledger, functools.cache(user_name), reports, last_seen, options.pace.busy_s
+            self.ledger, functools.cache(user_name), reports, last_seen, options.interval_s
         )
         self._labels = JobLabels()
         listener.state = self.state
@@ -162,7 +147,7 @@ class Agent:
         self.loop = loop or Loop()
         self._looked_s = self._written_s = time.monotonic()
         self._look_cpu_s = 0.0
-        self.interval_s = options.pace.busy_s
+        self.interval_s = options.interval_s
         self.looks = self.messages = self.refused = 0
         self.metrics = ""
         """Where Prometheus is served; ''."""
@@ -244,7 +229,7 @@ class Agent:
         return self._options.node
 
     def _pause_s(self, jobs: int) -> float:
-        return next_interval(self._options.pace, jobs, self._look_cpu_s)
+        return next_interval(self._options.interval_s, jobs, self._look_cpu_s)
 
     def write(self, *, now: bool = False) -> bool:
         """Write what waits into the history; whether nothing waits any more."""

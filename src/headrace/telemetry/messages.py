@@ -108,15 +108,10 @@ _JOB_MOST: Final = {"gpus": 1024, "cpus": 1 << 16, "restarts": 1 << 16, "memory_
 
 def parse_message(message: bytes, pid: int, uid: int) -> ProcessReport | JobNotice:
     """Parse a message; raises ValueError, which says where it is wrong, if it is none."""
-    if not message.startswith(_NOTICE):
-        return parse_report(message, pid, uid)
-    notice = _parsed(JobNotice, message)
-    notice.sender, notice.step = uid, clean(notice.step)
-    return notice
-
-
-def parse_report(message: bytes, pid: int, uid: int) -> ProcessReport:
-    """Parse a message; raises ValueError, which says where it is wrong, if it is no report."""
+    if message.startswith(_NOTICE):
+        notice = _parsed(JobNotice, message)
+        notice.sender, notice.step = uid, clean(notice.step)
+        return notice
     report = _parsed(ProcessReport, message)
     report.pid, report.uid = pid, uid
     return report

@@ -12,7 +12,7 @@ of the node's CPUs or memory, and did not use it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.base.text import bytes_text, counted
@@ -199,7 +199,4 @@ def _judged(
         gib = math.ceil(taken * HEADROOM / (1 << 30))
         if asked >= (gib << 30) * WASTEFUL:
             advice += [f"--mem={gib}G: {bytes_text(taken)} of {bytes_text(asked)} taken"]
-    return JobUse(
-        cpu=cpu, memory=memory, gpu=gpu, gpu_memory=use.gpu_memory, seconds=seconds, waste=waste,
-        advice=tuple(advice),
-    )  # fmt: skip
+    return replace(use, waste=waste, advice=tuple(advice))

@@ -248,7 +248,7 @@ class HistoryWriter:
 
     def _write(self, pending: PendingWrites) -> None:
         database, now_s = self._open(), self._unix()
-        jobs = dict.fromkeys(job for _, job, *_ in pending.amounts if job)
+        jobs = dict.fromkeys(job for _, job, *_ in pending.amounts)
         database.execute("BEGIN IMMEDIATE")
         with database:  # commits, or rolls back
             self._write_jobs(database, pending)
@@ -337,12 +337,11 @@ class HistoryWriter:
 
 
 _INSERT: Final = """
-INSERT INTO figures SELECT ?, ifnull((SELECT job FROM jobs WHERE job_id = ?), 0), series, ? FROM series
+INSERT INTO figures SELECT ?, (SELECT job FROM jobs WHERE job_id = ?), series, ? FROM series
 WHERE name = ? AND label = ? AND file_system = ?
 ON CONFLICT (minute, job, series) DO UPDATE SET value = """
 _ADD: Final = f"{_INSERT} value + excluded.value"
 _RAISE: Final = f"{_INSERT} max(value, excluded.value)"
-"""The node's own figures have no job: 0."""
 
 
 def _remove_old(path: Path, age_s: float) -> None:
