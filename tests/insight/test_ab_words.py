@@ -28,7 +28,7 @@ def run(side, wall_s, *, start_s=1.0, busy_share=0.8, files=FILES, lines=(), lef
     ended_ns = began_ns + int(wall_s * 1e9)
     busy_ns = int((ended_ns - first_ns) * busy_share)
     ran = Ran(
-        wall_s=wall_s, began_ns=began_ns, ended_ns=ended_ns, cpu_s=wall_s / 2, peak_bytes=5 << 20,
+        wall_s=wall_s, ended_ns=ended_ns, cpu_s=wall_s / 2, peak_bytes=5 << 20,
         storage_bytes=10**7, status=0, signal=0, left=list(left),
     )  # fmt: skip
     reading = RunReads(

@@ -82,7 +82,6 @@ class Ran:
     """
 
     wall_s: float
-    began_ns: int
     ended_ns: int
     cpu_s: float
     peak_bytes: int
@@ -129,7 +128,7 @@ def _measure(task: Task) -> Ran:
     read_after = _storage_bytes()
     known = read_before is not None and read_after is not None
     return Ran(
-        wall_s=(ended_ns - began_ns) / 1e9, began_ns=began_ns, ended_ns=ended_ns,
+        wall_s=(ended_ns - began_ns) / 1e9, ended_ns=ended_ns,
         cpu_s=used.ru_utime + used.ru_stime, peak_bytes=peak[0] or used.ru_maxrss << 10,
         storage_bytes=(read_after or 0) - (read_before or 0) if known else None,
         status=report.ended.status, signal=report.ended.signal, left=left, unseen=report.unseen,
