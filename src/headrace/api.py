@@ -81,7 +81,6 @@ _DIFFERENT_CACHES = (
 def open(  # noqa: A001  # hr.open is the product's first word; this module never needs the builtin
     path: str | PathLike[str],
     *,
-    reference: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     format: str | None = None,  # noqa: A002 - as for `index`
@@ -94,7 +93,6 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
         path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), or the source. A
             source opened directly is listed anew each time and has no checksums (TFRecord excepted).
             `headrace://job` is what all nodes of this job have staged; see docs/howto/global-store.md.
-        reference: use the plain-Python directory and reader.
         column: sources that are tables or arrays: as for `index`.
         label: the same.
         format: what a folder holds, where that is not plain: as for `index`.
@@ -114,10 +112,9 @@ def open(  # noqa: A001  # hr.open is the product's first word; this module neve
     if isinstance(path, str) and path.startswith(_JOB):
         from headrace.job.store import open_job
 
-        return open_job(path, reference=reference, storage_options=storage_options)
+        return open_job(path, storage_options=storage_options)
     return open_store(
-        path, reference=reference, column=column, label=label, format=format,
-        storage_options=storage_options, trust=trust,
+        path, column=column, label=label, format=format, storage_options=storage_options, trust=trust,
     )  # fmt: skip
 
 

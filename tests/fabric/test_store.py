@@ -41,6 +41,7 @@ from headrace.fabric.image import (
 from headrace.fabric.subsystem import NSID_MAX, Subsystem
 from headrace.fabric.target import Target
 from store.conftest import flip, make_folder
+from store.reference import open_either
 from tests_shared import until
 
 OPTIONS = {"deadline_s": 20, "timeout_s": 5}
@@ -122,7 +123,7 @@ def test_a_store_reads_as_its_source(served, digests):
 
 
 def test_the_reference_reader_reads_it_too(served):
-    with hr.open(served.url, storage_options=OPTIONS, reference=True) as store:
+    with open_either(served.url, storage_options=OPTIONS, reference=True) as store:
         assert contents(store) == served.samples
 
 

@@ -23,12 +23,12 @@ import numpy as np
 from headrace import api
 from headrace.base.checksum import crc32c, crc32c_blocks
 from headrace.errors import HeadraceError
-from headrace.store import open_store
 from headrace.store.format import CHECKSUM_BLOCK_BYTES, PAGE_BYTES
 from headrace.store.manifest import _document_crc, fingerprint_of
 from headrace.store.pack import index, pack
 from headrace.store.summary import summarise
 from headrace.store.verify import verify
+from store.reference import open_either
 
 NAMES = ("store.json", "segment-0000.hrd", "segment-0000-0000.hrv")
 SAMPLES = 5
@@ -93,7 +93,7 @@ def one_input(data: bytes) -> str:
 def read(folder: Path, *, reference: bool) -> str:
     """All of a store, in every way there is."""
     try:
-        with open_store(folder, reference=reference) as opened:
+        with open_either(folder, reference=reference) as opened:
             names = list(opened.names)
             summarise(opened)
             assert opened.columns.keys() is not None

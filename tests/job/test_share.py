@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace import _native
 from headrace.job.engine import SharePart, SourceReads, _samples_of
 from headrace.job.share import cut_shares, plan_share, write_share_directory
-from headrace.store.reference import read_extent
-from headrace.store.segment import directory_class
+from headrace.store.segment import read_extent
 from headrace.store.summary import sample_sizes
 from tests_shared import until
 
@@ -60,7 +60,7 @@ def test_a_planned_directory_says_what_the_source_says(odd, tmp_path):
         share = plan_share(store, begin, end)
         fd = os.open(tmp_path / "directory", os.O_RDWR | os.O_CREAT, 0o600)
         entry, _ = write_share_directory(share, fd)
-        directory = directory_class().from_fd(fd, "planned")
+        directory = _native.Directory.from_fd(fd, "planned")
         os.close(fd)
         assert entry.samples == end - begin == directory.samples
         wanted = np.arange(end - begin, dtype=np.int64)
@@ -105,7 +105,7 @@ def volume(odd):
         share = plan_share(store, 11, 97)
         fd = os.memfd_create("directory")
         write_share_directory(share, fd)
-        directory = directory_class().from_fd(fd, "planned")
+        directory = _native.Directory.from_fd(fd, "planned")
         os.close(fd)
         data = bytearray(share.volume_bytes)
         extents = directory.extents_of(np.arange(share.samples, dtype=np.int64))

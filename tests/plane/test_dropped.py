@@ -17,7 +17,7 @@ import pytest
 
 import headrace as hr
 from headrace.errors import CorruptSample
-from headrace.store import open_store
+from store.reference import open_either
 from tests_shared import descriptors, threads, until
 
 from .test_faults import extent_of, flip_byte, volume_of
@@ -75,7 +75,7 @@ def test_a_dropped_loader_leaves_nothing(way, early, packed, photos, tmp_path):
 @pytest.mark.parametrize("reference", [False, True])
 def test_a_dropped_store_leaves_nothing(packed, photos, reference):
     for source in (packed, photos[0]):
-        store = open_store(source, reference=reference)
+        store = open_either(source, reference=reference)
         names = store.names
         assert len(store.read(0)) > 0
         gone = weakref.ref(store)

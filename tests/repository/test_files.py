@@ -14,8 +14,7 @@ METHODS = {"read_bytes", "read_text", "write_bytes", "write_text"}
 
 ALLOWED = {
     "store/sources/": "a user's sources are where the user says, perhaps behind links",
-    "store/segment.py": "the same, of an index",
-    "store/reference.py": "the same, of a folder that was indexed",
+    "store/segment.py": "the same, of an index and of a folder that was indexed",
     "store/residency.py": "the same",
     "store/output_file.py": "a library that writes by name locks the file itself",
     "node/files/disk_copies.py": "in a folder of mode 0700, under a lock: copies are renamed without a sync",

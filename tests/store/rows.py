@@ -11,6 +11,8 @@ from headrace.store import open_store
 from headrace.store.pack import index, pack
 from headrace.store.verify import verify
 
+from .reference import open_either
+
 
 def some_values(n=60, seed=1, largest=4000):
     r = random.Random(seed)
@@ -27,13 +29,13 @@ def read_all(store, part=None):
 
 def check_in_place(source, tmp_path, values, labels=None, *, reference=False, **options):
     """Opened, indexed and packed, a source gives the same samples, and the index copies nothing."""
-    with open_store(source, reference=reference, **options) as store:
+    with open_either(source, reference=reference, **options) as store:
         assert read_all(store) == values
         names = list(store.names)
     for make in (index, pack):
         target = tmp_path / f"{make.__name__}.hr"
         make(source, target, overwrite=True, **options)
-        with open_store(target, reference=reference) as store:
+        with open_either(target, reference=reference) as store:
             assert read_all(store) == values
             assert list(store.names) == names
             assert (None if store.labels is None else store.labels.tolist()) == labels

@@ -22,11 +22,12 @@ from headrace.errors import (
 from headrace.store import open_store
 from headrace.store.pack import index, pack
 from headrace.store.packing import PackOptions
-from headrace.store.reference import read_extent
 from headrace.store.repair import repair
+from headrace.store.segment import read_extent
 from headrace.store.verify import verify
 
 from .conftest import contents, flip, make_folder
+from .reference import open_either
 
 OPTIONS = PackOptions(volume_bytes=30_000)
 
@@ -41,7 +42,7 @@ def packed(folder, tmp_path):
 def read_all(path, reference):
     """{name: bytes} of all that can be read, and the errors of the rest by name."""
     good, bad = {}, {}
-    with open_store(path, reference=reference) as store:
+    with open_either(path, reference=reference) as store:
         for i, name in enumerate(store.names):
             try:
                 good[name] = bytes(store.read(i))
@@ -52,7 +53,7 @@ def read_all(path, reference):
 
 def test_native_and_reference_read_alike(packed):
     path, want = packed
-    with open_store(path) as fast, open_store(path, reference=True) as slow:
+    with open_store(path) as fast, open_either(path, reference=True) as slow:
         assert contents(fast) == contents(slow) == want
         for i in (5, 0, 59, 5):
             segment = slow.segment_of(i)
@@ -116,7 +117,7 @@ def test_a_volume_that_is_not_right_is_found_when_opened(packed, reference, chan
         size = {"shorter": volume.stat().st_size - 4096, "longer": 1 << 20, "empty": 0}[change]
         os.truncate(volume, size)
     with pytest.raises(CorruptStore) as caught:
-        open_store(path, reference=reference)
+        open_either(path, reference=reference)
     assert volume.name in str(caught.value)
     assert caught.value.path == str(volume)
     assert caught.value.next_step
@@ -150,7 +151,7 @@ def test_a_volume_of_another_store_is_found(tmp_path, reference):
         pack(tmp_path / name, tmp_path / f"{name}.hr")
     shutil.copy(tmp_path / "a.hr" / "segment-0000-0000.hrv", tmp_path / "b.hr")
     with pytest.raises(CorruptStore, match="uuid"):
-        open_store(tmp_path / "b.hr", reference=reference)
+        open_either(tmp_path / "b.hr", reference=reference)
 
 
 def test_a_directory_of_another_store_is_found(tmp_path, reference):
@@ -158,7 +159,7 @@ def test_a_directory_of_another_store_is_found(tmp_path, reference):
         pack([("x", b"x" * size)], tmp_path / name)
     shutil.copy(tmp_path / "a" / "segment-0000.hrd", tmp_path / "b")
     with pytest.raises(CorruptStore, match="uuid"):
-        open_store(tmp_path / "b", reference=reference)
+        open_either(tmp_path / "b", reference=reference)
     report = verify(tmp_path / "b")
     assert not report.ok
     assert report.unchecked_samples == 1
@@ -168,9 +169,9 @@ def test_a_missing_directory_is_named(packed, reference):
     path, _ = packed
     (path / "segment-0000.hrd").unlink()
     with pytest.raises(StoreNotFound, match=r"segment-0000\.hrd"):
-        open_store(path, reference=reference)
+        open_either(path, reference=reference)
     with pytest.raises(StoreNotFound, match="there is no store and no data"):
-        open_store(path.parent / "nowhere", reference=reference)
+        open_either(path.parent / "nowhere", reference=reference)
 
 
 def test_every_flip_in_the_directory_is_detected_or_harmless(packed, reference):
@@ -299,7 +300,7 @@ def test_an_indexed_folder_that_changed_is_noticed(folder, tmp_path, reference, 
     assert (name in bad) == checksum
     shutil.rmtree(root)
     with pytest.raises(SourceChanged, match="folder is gone"):
-        open_store(target, reference=reference)
+        open_either(target, reference=reference)
 
 
 def test_a_hostile_name_does_not_lead_out_of_the_tree(tmp_path, monkeypatch):
@@ -315,7 +316,7 @@ def test_a_hostile_name_does_not_lead_out_of_the_tree(tmp_path, monkeypatch):
     original = directory.join_names
     monkeypatch.setattr(directory, "join_names", lambda _: original([b"../secret"]))
     index_function(root, tmp_path / "out.hr", checksum=False)
-    with open_store(tmp_path / "out.hr", reference=True) as store:
+    with open_either(tmp_path / "out.hr", reference=True) as store:
         assert store.names[0] == "../secret"
         with pytest.raises(CorruptStore, match="leads out"):
             store.read(0)

@@ -21,9 +21,12 @@ from headrace.store.directory import (
     join_names,
     write_directory,
 )
-from headrace.store.format import PAGE_BYTES, level_counts, parse_header
-from headrace.store.reference import ReferenceDirectory
-from headrace.store.segment import directory_class, memory_file
+from headrace.store.format import PAGE_BYTES
+from headrace.store.segment import memory_file
+
+from .reference import ReferenceDirectory, level_counts, parse_header, rows_of, section_end
+
+DIRECTORIES = {True: ReferenceDirectory, False: _native.Directory}
 
 
 def make_columns(seed: int, n: int = 300, *, shuffled: bool = True) -> DirectoryColumns:
@@ -84,7 +87,7 @@ def check(directory, c: DirectoryColumns) -> None:
 def test_what_is_written_is_read(tmp_path, reference, shuffled):
     c = make_columns(1, shuffled=shuffled)
     header = write_directory(c, tmp_path / "a.hrd")
-    directory = directory_class(reference=reference).open(os.fsencode(tmp_path / "a.hrd"))
+    directory = DIRECTORIES[reference].open(os.fsencode(tmp_path / "a.hrd"))
     check(directory, c)
     assert directory.uuid == header.uuid
     assert directory.header() == header.to_page() == (tmp_path / "a.hrd").read_bytes()[:PAGE_BYTES]
@@ -104,7 +107,7 @@ def test_columns_that_say_nothing_take_no_room(tmp_path):
     zero, length = np.zeros(2000, np.uint8), np.full(2000, 255, np.uint32)
     c = DirectoryColumns(blob, offsets, zero, zero, length, labels=np.full(2000, -1))
     header = write_directory(c, tmp_path / "a.hrd")
-    section, layout = header.rows
+    section, layout = rows_of(header)
     assert (layout.row_bytes, section.width) == (1, 1)
     directory = ReferenceDirectory.open(str(tmp_path / "a.hrd"))
     assert directory.labels is None
@@ -114,7 +117,7 @@ def test_columns_that_say_nothing_take_no_room(tmp_path):
 
 def test_an_index_outside_is_named(tmp_path, reference):
     write_directory(make_columns(1), tmp_path / "a.hrd")
-    directory = directory_class(reference=reference).open(os.fsencode(tmp_path / "a.hrd"))
+    directory = DIRECTORIES[reference].open(os.fsencode(tmp_path / "a.hrd"))
     for bad in (-1, 300):
         with pytest.raises(SampleNotFound, match=str(bad)):
             directory.name(bad)
@@ -147,7 +150,7 @@ def read_everything(cls, path):
 
 def test_every_flip_is_detected_or_harmless(tmp_path, reference):
     """Flips over the whole file, denser in the header: an error, or exactly the same answers."""
-    cls = directory_class(reference=reference)
+    cls = DIRECTORIES[reference]
     path = tmp_path / "a.hrd"
     write_directory(make_columns(3, n=60), path)
     good = path.read_bytes()
@@ -172,7 +175,7 @@ def test_every_flip_is_detected_or_harmless(tmp_path, reference):
 
 
 def test_truncation_extension_and_overwriting_are_detected(tmp_path, reference):
-    cls = directory_class(reference=reference)
+    cls = DIRECTORIES[reference]
     path = tmp_path / "a.hrd"
     write_directory(make_columns(4, n=120), path)
     good = path.read_bytes()
@@ -235,7 +238,7 @@ def test_a_lying_header_is_refused_without_a_big_allocation(tmp_path, reference,
     tracemalloc.start()
     try:
         with pytest.raises(CorruptStore):
-            read_everything(directory_class(reference=reference), path)
+            read_everything(DIRECTORIES[reference], path)
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
@@ -253,7 +256,7 @@ def test_a_header_alone_that_says_its_payload_is_itself_is_refused(tmp_path, ref
     }
     path.write_bytes(_patched(path.read_bytes()[:PAGE_BYTES], header))
     with pytest.raises(CorruptStore, match=r"contradict|payload offset"):
-        read_everything(directory_class(reference=reference), path)
+        read_everything(DIRECTORIES[reference], path)
 
 
 def test_overlapping_sections_are_refused(tmp_path, reference):
@@ -264,7 +267,7 @@ def test_overlapping_sections_are_refused(tmp_path, reference):
     patch = {SECTION + 64 + 8: struct.pack("<Q", first.offset)}
     path.write_bytes(_patched(path.read_bytes(), patch))
     with pytest.raises(CorruptStore):
-        read_everything(directory_class(reference=reference), path)
+        read_everything(DIRECTORIES[reference], path)
 
 
 def test_a_damaged_block_is_listed_by_verify_and_found_on_touch(tmp_path, reference):
@@ -275,10 +278,10 @@ def test_a_damaged_block_is_listed_by_verify_and_found_on_touch(tmp_path, refere
     data = bytearray(path.read_bytes())
     data[at] ^= 0x10
     path.write_bytes(data)
-    directory = directory_class(reference=reference).open(os.fsencode(path))
+    directory = DIRECTORIES[reference].open(os.fsencode(path))
     assert directory.verify() == [header.payload_offset + 2 * 65_536]
     with pytest.raises(CorruptStore):
-        read_everything(directory_class(reference=reference), path)
+        read_everything(DIRECTORIES[reference], path)
 
 
 @settings(max_examples=150, deadline=None)
@@ -302,7 +305,7 @@ def test_random_headers_with_right_checksums_never_crash(patches):
     except CorruptStore:
         return
     for section in parsed.sections:
-        assert parsed.payload_offset <= section.offset <= section.end <= size
+        assert parsed.payload_offset <= section.offset <= section_end(section) <= size
 
 
 def test_level_counts():
@@ -311,8 +314,3 @@ def test_level_counts():
     assert level_counts(16) == [16]
     assert level_counts(17) == [17, 2]
     assert level_counts(16**3 + 1) == [4097, 257, 17, 2]
-
-
-def test_the_reference_and_native_agree_on_which_class_is_used():
-    assert directory_class(reference=True) is ReferenceDirectory
-    assert directory_class() is _native.Directory

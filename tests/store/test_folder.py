@@ -17,6 +17,7 @@ from headrace.store.sources.folder import scan_folder
 from headrace.store.sources.scan import SourceOptions
 
 from .conftest import contents, make_folder
+from .reference import open_either
 
 
 def names_of(scan) -> list[bytes]:
@@ -63,7 +64,7 @@ def test_names_are_bytes_in_bytewise_order(tmp_path, reference):
     for name in names:
         (root / os.fsdecode(b"src-" + name)).write_bytes(name)
     pack(root, tmp_path / "out.hr")
-    with open_store(tmp_path / "out.hr", reference=reference) as store:
+    with open_either(tmp_path / "out.hr", reference=reference) as store:
         stored = [os.fsencode(n) for n in store.names]
         assert stored == sorted(b"src-" + n for n in names)
         for name in names:
@@ -136,7 +137,7 @@ def test_empty_files_are_samples(tmp_path, reference):
     pack(root, tmp_path / "p.hr")
     index(root, tmp_path / "i.hr")
     for path in ("p.hr", "i.hr"):
-        with open_store(tmp_path / path, reference=reference) as store:
+        with open_either(tmp_path / path, reference=reference) as store:
             assert [len(store.read(i)) for i in range(40)] == [0] * 40
 
 

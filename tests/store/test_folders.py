@@ -9,11 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headrace import _native
 from headrace.store import open_store
 from headrace.store.directory import DirectoryColumns, join_names, write_directory
 from headrace.store.folders import FOLDER, FolderTree
 from headrace.store.pack import append, pack
-from headrace.store.segment import directory_class
+
+from .reference import ReferenceDirectory, open_either
 
 components = st.text("ab/.-0\xff", min_size=1, max_size=6) | st.sampled_from(
     ["a", "b", "a/b", "a/b/c", "a!", "a0", "ab", "a/", "/a", "a//b", ".", "..", "a/../b", "é" * 200]
@@ -67,7 +69,7 @@ def test_listings_and_look_ups_follow_the_rules(tmp_path_factory, names, split, 
     if second:
         append(lambda: [(n, n.encode()) for n in second], path)
     for reference in (False, True):
-        with open_store(path, reference=reference) as store:
+        with open_either(path, reference=reference) as store:
             tree = FolderTree(store)
             want = truth(list(store.names))
             for folder, entries in want.items():
@@ -126,8 +128,8 @@ def test_the_native_directory_answers_as_the_reference(tmp_path_factory, names, 
     n = len(names)
     zeros, lengths = np.zeros(n, np.uint8), np.arange(n).astype(np.uint32)
     write_directory(DirectoryColumns(blob, offsets, zeros, zeros, lengths), path)
-    native = directory_class().open(os.fsencode(path))
-    slow = directory_class(reference=True).open(os.fsencode(path))
+    native = _native.Directory.open(os.fsencode(path))
+    slow = ReferenceDirectory.open(os.fsencode(path))
     for key in [*keys, *names, b"", b"/"]:
         assert native.seek(key) == slow.seek(key)
         assert native.lookup(key) == slow.lookup(key)

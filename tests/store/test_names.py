@@ -16,9 +16,9 @@ from headrace.store.directory import (
     split_names,
     write_directory,
 )
-from headrace.store.reference import ReferenceDirectory, decode_block
 from headrace.store.segment import memory_file
 
+from .reference import ReferenceDirectory, decode_block
 from .reference_names import build_levels_reference
 
 PREFIXES = st.sampled_from([b"", b"train/n01440764/", b"a" * 300, b"\xff\xfe", b"\x00"])

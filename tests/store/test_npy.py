@@ -11,13 +11,15 @@ from headrace.errors import HeadraceError, SourceError
 from headrace.store import open_store
 from headrace.store.pack import index, pack
 
+from .reference import open_either
+
 
 @pytest.mark.parametrize("make", [pack, index])
 def test_rows_are_samples(tmp_path, reference, make):
     array = np.random.default_rng(1).normal(size=(40, 3, 5)).astype(np.float32)
     np.save(tmp_path / "a.npy", array)
     make(tmp_path / "a.npy", tmp_path / "out.hr")
-    with open_store(tmp_path / "out.hr", reference=reference) as store:
+    with open_either(tmp_path / "out.hr", reference=reference) as store:
         assert len(store) == 40
         assert store.names[7] == "0000007"
         for i in range(40):
@@ -34,7 +36,7 @@ def test_arrays_of_an_npz_are_parts_and_labels(tmp_path, reference, make):
     y = rng.integers(0, 10, 30)
     np.savez(tmp_path / "a.npz", x=x, y=y, z=z)
     make(tmp_path / "a.npz", tmp_path / "out.hr")
-    with open_store(tmp_path / "out.hr", reference=reference) as store:
+    with open_either(tmp_path / "out.hr", reference=reference) as store:
         assert store.parts == ["x", "z"]
         assert store.labels.tolist() == y.tolist()
         for i in range(30):

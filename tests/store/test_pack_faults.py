@@ -448,9 +448,8 @@ from headrace.store.verify import verify
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 root, target = map(Path, sys.argv[1:])
 pack(root, target, options=PackOptions(volume_bytes=8192, journal_bytes=500))
-for reference in (True, False):
-    with open_store(target, reference=reference) as store:
-        print(len(store), sum(len(store.read(i)) for i in range(len(store))))
+with open_store(target) as store:
+    print(len(store), sum(len(store.read(i)) for i in range(len(store))))
 print(verify(target).ok)
 """
 
@@ -463,7 +462,7 @@ def test_few_descriptors_are_enough(tmp_path):
         [sys.executable, "-c", PACK_AND_READ, tmp_path / "root", tmp_path / "out.hr"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout == f"200 {nbytes}\n" * 2 + "True\n", done.stderr
+    assert done.stdout == f"200 {nbytes}\nTrue\n", done.stderr
     assert len(list((tmp_path / "out.hr").glob("*.hrv"))) > 20
 
 

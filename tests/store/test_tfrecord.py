@@ -17,6 +17,7 @@ from headrace.store.sources.tfrecord import mask, unmask
 from headrace.store.verify import verify
 
 from .conftest import contents, flip
+from .reference import open_either
 
 
 def make_tfrecord(path, records):
@@ -45,7 +46,7 @@ def test_records_are_samples(tmp_path, reference, make):
     records = some_records()
     make_tfrecord(tmp_path / "a.tfrecord", records)
     make(tmp_path / "a.tfrecord", tmp_path / "out.hr")
-    with open_store(tmp_path / "out.hr", reference=reference) as store:
+    with open_either(tmp_path / "out.hr", reference=reference) as store:
         assert store.names[7] == "a.tfrecord:0000007"
         assert [bytes(store.read(i)) for i in range(50)] == records
 
@@ -103,7 +104,7 @@ def test_damaged_data_is_found_when_packed_and_when_read(tmp_path, reference):
     path = make_tfrecord(tmp_path / "a.tfrecord", [b"first", b"second", b"third"])
     flip(path, 16 + 5 + 12 + 2)
     index(path, tmp_path / "i.hr")
-    with open_store(tmp_path / "i.hr", reference=reference) as store:
+    with open_either(tmp_path / "i.hr", reference=reference) as store:
         assert bytes(store.read(0)) == b"first"
         with pytest.raises(CorruptSample, match="0000001"):
             store.read(1)

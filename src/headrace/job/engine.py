@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from headrace.job.meeting import JobDocument, Meeting
     from headrace.store import Store
     from headrace.store.manifest import Segment
-    from headrace.store.segment import Directory
 
 _THREADS = 4
 _CHUNK_BYTES = 32 << 20
@@ -52,7 +51,7 @@ _CHUNK_RANGES = 1024
 class SharePart(NamedTuple):
     """A segment of the job, as the source has it: its directory and its first sample there."""
 
-    directory: Directory
+    directory: _native.Directory
     base: int
 
 
@@ -148,7 +147,7 @@ class SourceReads:
             requests.finish(each.number, 0 if code else each.length, code)
 
 
-def _samples_of(directory: Directory, begin: int, end: int) -> tuple[int, int]:
+def _samples_of(directory: _native.Directory, begin: int, end: int) -> tuple[int, int]:
     """The samples of a share that lie between two offsets of its volume: (first, behind the last)."""
 
     def ends_behind(sample: int, offset: int) -> bool:

@@ -30,8 +30,8 @@ from headrace.store.segment import open_directory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace import _native
     from headrace.store.manifest import Segment
-    from headrace.store.segment import Directory
 
     Fetch = Callable[[int], None]
     """Fills a file of the directory's size."""
@@ -106,19 +106,19 @@ class Directories(Closing):
                 return
         raise JobError(f"{self.folder}: cannot be entered.", path=str(self.folder))
 
-    def open(self, entry: Segment, fetch: Fetch, *, reference: bool = False) -> Directory:
+    def open(self, entry: Segment, fetch: Fetch) -> _native.Directory:
         """Opens a segment's directory; fetches it unless some process of the node has.
 
         Raises:
             CorruptStore: what came is not the directory that the entry means.
         """
         path = self.folder / f"{entry.uuid}.hrd"
-        if (directory := self._opened(path, entry, reference=reference)) is not None:
+        if (directory := self._opened(path, entry)) is not None:
             return directory
         fetching = lock_path(self.folder / f"{entry.uuid}.lock", wait_s=None)
         assert fetching is not None
         try:
-            if (directory := self._opened(path, entry, reference=reference)) is not None:
+            if (directory := self._opened(path, entry)) is not None:
                 return directory
             with NewFile(path, mode=0o600) as new:
                 os.ftruncate(new.fd, entry.directory_bytes)
@@ -127,7 +127,7 @@ class Directories(Closing):
             self.fetched += 1
         finally:
             os.close(fetching)
-        return open_directory(str(path), entry, reference=reference)
+        return open_directory(str(path), entry)
 
     def close(self) -> None:
         """Leaves the folder; the last process on the node removes it. Mapped directories stay valid."""
@@ -143,9 +143,9 @@ class Directories(Closing):
             self.close()
 
     @staticmethod
-    def _opened(path: Path, entry: Segment, *, reference: bool) -> Directory | None:
+    def _opened(path: Path, entry: Segment) -> _native.Directory | None:
         with contextlib.suppress(StoreNotFound, CorruptStore, VolumeError):
-            return open_directory(str(path), entry, reference=reference)
+            return open_directory(str(path), entry)
         return None
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace import _native
 from headrace.base.checksum import crc32c
 from headrace.base.lifetime import Closing
 from headrace.config import ReaderOptions
@@ -37,7 +38,6 @@ from headrace.job.local_files import LocalFile
 from headrace.store.directory import DirectoryColumns, join_names, write_all, write_directory
 from headrace.store.format import VolumeHeader, padded_size, volume_uuid
 from headrace.store.manifest import VolumeEntry, segment_of_header
-from headrace.store.segment import directory_class
 from headrace.store.segment_writer import Placer
 from headrace.store.summary import sample_sizes
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace import _native
     from headrace.io.batch_reader import PendingBatch
     from headrace.job.meeting import SharePlace
     from headrace.store import Store
@@ -373,7 +372,7 @@ def copy_share(
 
 def _check(directory_file: LocalFile, volume: LocalFile) -> None:
     """Compares every sample with its checksum: a copy must not be trusted less than its owner."""
-    directory = directory_class().from_fd(directory_file.fd, directory_file.path)
+    directory = _native.Directory.from_fd(directory_file.fd, directory_file.path)
     if not directory.has_crc:
         return
     for start in range(0, directory.samples, BATCH_SAMPLES):

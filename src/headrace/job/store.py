@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace import _native
 from headrace.base.job import job_id, which_node
 from headrace.errors import FabricError, JobError, SourceChanged, VolumeError
 from headrace.fabric.engine import FabricEngine
@@ -35,14 +36,13 @@ from headrace.job.share import plan_share, write_share_directory
 from headrace.store import Store, open_store
 from headrace.store.manifest import Manifest
 from headrace.store.publish import disk_errors
-from headrace.store.segment import OpenSegment, directory_class, memory_file
+from headrace.store.segment import OpenSegment, memory_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.job.meeting import JobDocument, NodeDocument, SegmentPlaces
     from headrace.store.manifest import Segment
-    from headrace.store.segment import Directory
 
 SCHEME = "headrace://"
 WAIT_S = 60.0
@@ -52,7 +52,6 @@ WAIT_S = 60.0
 def open_job(
     where: str = "headrace://job",
     *,
-    reference: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     wait_s: float = WAIT_S,
 ) -> JobStore:
@@ -60,7 +59,6 @@ def open_job(
 
     Args:
         where: `headrace://job` (the folder is in HEADRACE_JOB_FOLDER) or `headrace:///FOLDER`.
-        reference: use the plain-Python directory and reader.
         storage_options: for a source at a URL.
         wait_s: how long to wait for the nodes.
 
@@ -83,7 +81,7 @@ def open_job(
         )
     nodes = meeting.nodes(document.session)
     own = own_node(document, nodes)
-    return _Opening(where, meeting, document, reference, storage_options, nodes, own).store()
+    return _Opening(where, meeting, document, storage_options, nodes, own).store()
 
 
 def _living_job(meeting: Meeting, wait_s: float) -> JobDocument:
@@ -165,7 +163,6 @@ class _Opening:
     where: str
     meeting: Meeting
     document: JobDocument
-    reference: bool
     storage_options: Mapping[str, Any] | None
     nodes: Mapping[int, NodeDocument]
     own: int | None
@@ -210,7 +207,7 @@ class _Opening:
             opened.append(OpenSegment(entry, part.base, part.directory, volumes))
         manifest = Manifest(f"{document.session:0>32}", document.fingerprint, tuple(entries))
         objects: Any = engine
-        store = JobStore(self.where, manifest, opened, reference=self.reference, objects=objects)
+        store = JobStore(self.where, manifest, opened, objects=objects)
         store.document, store.directories, store.meeting = document, directories, self.meeting
         return store
 
@@ -221,11 +218,11 @@ class _Opening:
 
     def _directory(
         self, directories: Directories, segment: SegmentPlaces, base: int
-    ) -> tuple[Segment, Directory]:
+    ) -> tuple[Segment, _native.Directory]:
         """A segment's directory, from whoever has it; made anew from the listing if nobody answers."""
         entry, fetch = segment.entry, partial(self._fetch, segment)
         try:
-            return entry, directories.open(entry, fetch, reference=self.reference)
+            return entry, directories.open(entry, fetch)
         except VolumeError:
             return self._planned(base, entry.samples)
 
@@ -248,15 +245,14 @@ class _Opening:
                 return
         raise failure or FabricError(f"{segment.places}: no node answers.")
 
-    def _planned(self, base: int, samples: int) -> tuple[Segment, Directory]:
+    def _planned(self, base: int, samples: int) -> tuple[Segment, _native.Directory]:
         """A share's directory as its node planned it: it is a function of the listing."""
         if self.listing is None:
             self.listing = self._open_source()
         share = plan_share(self.listing, base, base + samples)
-        kind = directory_class(reference=self.reference)
         with memory_file() as fd:
             entry, _ = write_share_directory(share, fd)
-            return entry, kind.from_fd(fd, f"{self.where} (planned)")
+            return entry, _native.Directory.from_fd(fd, f"{self.where} (planned)")
 
 
 def _local_volume(own: NodeDocument | None, entry: Segment) -> int | None:

@@ -167,7 +167,6 @@ class Mixture(Store):
         self._own_engine, engine = _joined_engine(sources)
         super().__init__(
             f"mix://{'+'.join(sources)}", Manifest("0" * 32, fingerprint, entries), segments,
-            reference=any(store.reference for store in sources.values()),
             direct=b"", objects=engine,
         )  # fmt: skip
         self.sources = sources

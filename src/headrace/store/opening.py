@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from headrace import _native
 from headrace.base.checksum import crc32c
 from headrace.errors import SourceChanged, SourceError, StoreNotFound
 from headrace.io.objects.location import base_name, is_pattern, is_url, join, local_path, scheme_of
@@ -27,7 +28,6 @@ from headrace.store.manifest import (
 )
 from headrace.store.segment import (
     OpenSegment,
-    directory_class,
     memory_file,
     open_segment,
     open_volumes,
@@ -114,7 +114,6 @@ def manifest_at(
 def open_store(
     path: str | os.PathLike[str],
     *,
-    reference: bool = False,
     column: str | Sequence[str] | None = None,
     label: str | None = None,
     format: str | None = None,  # noqa: A002 - as for `index`
@@ -127,7 +126,6 @@ def open_store(
         path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), an NVMe/TCP
             namespace that carries it (`nvme+tcp://host:port/nqn?ns=1`), or the source. A source opened
             directly is listed anew each time and has no checksums (TFRecord excepted).
-        reference: use the plain-Python directory and reader.
         column: sources that are tables or arrays: as for `index`.
         label: the same.
         format: what a folder holds, where that is not plain: as for `index`.
@@ -147,42 +145,36 @@ def open_store(
     chosen = source_options(column=column, label=label, format=format)
     where = local_path(path)
     if is_namespace(where):
-        engine = engine_for(where, storage_options)
-        return open_folder(where, None, reference=reference, engine=engine)
+        return open_folder(where, None, engine=engine_for(where, storage_options))
     if is_url(where):
         engine = object_engine(storage_options)
-        return _open_url(where, chosen, engine, reference=reference, trust=trust)
+        return _open_url(where, chosen, engine, trust)
     if os.path.lexists(os.path.join(where, FILE_NAME)):
-        return open_folder(
-            where, None, reference=reference, storage_options=storage_options, trust=trust
-        )
+        return open_folder(where, None, storage_options=storage_options, trust=trust)
     if not os.path.lexists(where) and not glob.has_magic(where) and "{" not in where:
         raise StoreNotFound(
             f"{where}: there is no store and no data.",
             path=where,
             next_step="Check the path, or make a store with headrace.pack() or headrace.index().",
         )
-    return open_directly(where, chosen, reference=reference)
+    return open_directly(where, chosen)
 
 
-def _open_url(
-    url: str, options: SourceOptions, engine: ObjectEngine, *, reference: bool, trust: Trust
-) -> Store:
+def _open_url(url: str, options: SourceOptions, engine: ObjectEngine, trust: Trust) -> Store:
     if not is_pattern(url):
         try:
-            return open_folder(url, None, reference=reference, engine=engine, trust=trust)
+            return open_folder(url, None, engine=engine, trust=trust)
         except StoreNotFound:
             name = base_name(url)
             if not url.endswith("/") and (not os.path.splitext(name)[1] or name.endswith(".hr")):
                 raise  # a store's name; it would be confusing to be told that it is no tar
-    return open_directly(url, options, reference=reference, engine=engine)
+    return open_directly(url, options, engine)
 
 
 def open_folder(
     where: str,
     segments: int | None,
     *,
-    reference: bool,
     storage_options: Mapping[str, Any] | None = None,
     engine: RemoteEngine | None = None,
     trust: Trust = None,
@@ -193,7 +185,7 @@ def open_folder(
     opened: list[OpenSegment] = []
     base = 0
     for entry in kept:
-        opened.append(open_segment(where, entry, base, engine, reference=reference))
+        opened.append(open_segment(where, entry, base, engine))
         base += entry.samples
     fingerprint = fingerprint_of([s.directory.header() for s in opened])
     if segments:  # the store as it was when it had so many
@@ -202,16 +194,10 @@ def open_folder(
         raise corrupt(join(where, FILE_NAME), "fingerprint", fingerprint, manifest.fingerprint)
     for segment in opened:
         segment.volumes.check_all()
-    return Store(where, manifest, opened, reference=reference, objects=engine)
+    return Store(where, manifest, opened, objects=engine)
 
 
-def open_directly(
-    where: str,
-    options: SourceOptions,
-    *,
-    reference: bool,
-    engine: ObjectEngine | None = None,
-) -> Store:
+def open_directly(where: str, options: SourceOptions, engine: ObjectEngine | None = None) -> Store:
     """Opens a source that is no store, listed anew."""
     scan = open_source(where, options, engine)
     if not isinstance(scan, Scan):
@@ -221,7 +207,7 @@ def open_directly(
             next_step="Pack it: headrace.pack(source, target).",
         )
     _log_notes(where, scan)
-    return store_of_scan(where, scan, reference=reference, direct=options)
+    return store_of_scan(where, scan, options)
 
 
 def _log_notes(where: str, scan: Scan) -> None:
@@ -234,15 +220,12 @@ def _log_notes(where: str, scan: Scan) -> None:
         log.warning("%s: %s", where, note)
 
 
-def store_of_scan(
-    where: str, scan: Scan, *, reference: bool = False, direct: SourceOptions | None = None
-) -> Store:
+def store_of_scan(where: str, scan: Scan, direct: SourceOptions | None = None) -> Store:
     """A store over a scan, its directory in memory.
 
     Args:
         where: what it is called.
         scan: what it holds.
-        reference: use the plain-Python directory and reader.
         direct: how `where` is listed again in another process; if None, the directory goes along.
     """
     with memory_file() as fd:
@@ -252,9 +235,7 @@ def store_of_scan(
         if direct is None:
             with mmap.mmap(fd, header.file_bytes, access=mmap.ACCESS_READ) as mapped:
                 content = mapped[:]
-        return _memory_store(
-            where, entry, fd, scan.objects, direct or content, reference=reference, modes=scan.modes
-        )
+        return _memory_store(where, entry, fd, scan.objects, direct or content, modes=scan.modes)
 
 
 def _memory_store(
@@ -264,16 +245,13 @@ def _memory_store(
     objects: RemoteEngine | None,
     direct: SourceOptions | bytes,
     *,
-    reference: bool,
     modes: AbstractSet[tuple[int, int]] = frozenset(),
 ) -> Store:
     """A store of one segment whose directory lies in an anonymous file."""
-    directory = directory_class(reference=reference).from_fd(fd, where)
+    directory = _native.Directory.from_fd(fd, where)
     segment = OpenSegment(entry, 0, directory, open_volumes(where, entry, objects))
     manifest = Manifest("0" * 32, fingerprint_of([directory.header()]), (entry,))
-    return Store(
-        where, manifest, [segment], reference=reference, direct=direct, objects=objects, modes=modes
-    )
+    return Store(where, manifest, [segment], direct=direct, objects=objects, modes=modes)
 
 
 def snapshot(store: Store, segments: int | None) -> Store:
@@ -283,9 +261,7 @@ def snapshot(store: Store, segments: int | None) -> Store:
         StoreNotFound, CorruptStore, VolumeError: as for `open_store`.
     """
     options = None if store.objects is None else store.objects.storage_options
-    return open_folder(
-        store.path, segments, reference=store.reference, storage_options=options, trust=ANYWHERE
-    )
+    return open_folder(store.path, segments, storage_options=options, trust=ANYWHERE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,23 +293,20 @@ def address_of(store: Store) -> StoreAddress | str:
     return StoreAddress(path, len(store.segments), store.fingerprint, direct)
 
 
-def reopen_memory(
-    path: str, entry: Segment, content: bytes, reference: bool, objects: RemoteEngine | None
-) -> Store:
+def reopen_memory(path: str, entry: Segment, content: bytes, objects: RemoteEngine | None) -> Store:
     """Opens a pickled store whose directory is in memory."""
     with memory_file() as fd:
         write_all(fd, content, 0)
-        store = _memory_store(path, entry, fd, objects, content, reference=reference)
+        store = _memory_store(path, entry, fd, objects, content)
     store.segments[0].volumes.check_all()
     return store
 
 
-def reopen(  # noqa: PLR0917 - pickle calls it
+def reopen(
     path: str,
     segments: int,
     fingerprint: str,
     direct: SourceOptions | None,
-    reference: bool = False,
     objects: RemoteEngine | None = None,
 ) -> Store:
     """Opens a store by its address, or a pickled one: the same samples, or an error.
@@ -343,12 +316,10 @@ def reopen(  # noqa: PLR0917 - pickle calls it
         StoreNotFound, CorruptStore, SourceError, VolumeError: as for `open_store`.
     """
     if direct is not None:
-        store = open_directly(
-            path, direct, reference=reference, engine=cast("ObjectEngine | None", objects)
-        )
+        store = open_directly(path, direct, cast("ObjectEngine | None", objects))
     else:
         # Another process of this program has opened it, or was refused.
-        store = open_folder(path, segments, reference=reference, engine=objects, trust=ANYWHERE)
+        store = open_folder(path, segments, engine=objects, trust=ANYWHERE)
     if store.fingerprint != fingerprint:
         raise SourceChanged(
             f"{path}: the fingerprint is {store.fingerprint}, expected {fingerprint}: the data "

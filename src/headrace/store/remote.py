@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace import _native
 from headrace.base.files import NewFile
 from headrace.errors import (
     CorruptStore,
@@ -38,9 +39,9 @@ from headrace.io.objects.reading import RemoteObject
 from headrace.store.format import (
     PAGE_BYTES,
     VolumeHeader,
+    check_directory_page,
     check_volume_header,
     corrupt,
-    parse_header,
 )
 from headrace.store.manifest import (
     BYTES_MAX,
@@ -54,7 +55,6 @@ from headrace.store.opening import is_namespace
 from headrace.store.segment import (
     Volumes,
     check_directory,
-    directory_class,
     memory_file,
     open_directory,
 )
@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from headrace.store.manifest import Segment, VolumeEntry
     from headrace.store.opening import RemoteEngine
     from headrace.store.packing import WriteReport
-    from headrace.store.segment import Directory
 
 
 PART_BYTES = 8 << 20
@@ -123,25 +122,21 @@ def _one_version(where: str, head: Found, engine: RemoteEngine) -> Iterator[None
         engine.forget(where)
 
 
-def open_remote_directory(
-    where: str, entry: Segment, engine: RemoteEngine, *, reference: bool = False
-) -> Directory:
+def open_remote_directory(where: str, entry: Segment, engine: RemoteEngine) -> _native.Directory:
     """Opens the directory of a remote store's segment."""
-    kind = directory_class(reference=reference)
     folder = engine.policy.directory_cache
-    directory: Directory
     if folder is None:
         with memory_file() as fd:
             _fetch_directory(where, entry, engine, fd)
-            directory = kind.from_fd(fd, shown(where))
+            directory = _native.Directory.from_fd(fd, shown(where))
     else:
         path = os.path.join(folder, f"{entry.uuid}.hrd")
         with contextlib.suppress(CorruptStore, VolumeError, StoreNotFound):
-            return open_directory(path, entry, reference=reference)
+            return open_directory(path, entry)
         os.makedirs(folder, exist_ok=True)
         with NewFile(path, mode=0o600) as new:
             _fetch_directory(where, entry, engine, new.fd)
-            directory = kind.from_fd(new.fd, path)
+            directory = _native.Directory.from_fd(new.fd, path)
             new.publish(sync=False)
     check_directory(directory, entry, shown(where))
     return directory
@@ -162,7 +157,7 @@ def _fetch_directory(where: str, entry: Segment, engine: RemoteEngine, fd: int) 
     )  # fmt: skip
     if head.size != size:
         raise corrupt(shown(where), "object size in bytes", f"{head.size:,}", f"{size:,}")
-    parse_header(bytes(page), size, shown(where))
+    check_directory_page(bytes(page), size, shown(where))
     os.ftruncate(fd, size)
     with (
         _one_version(where, head, engine),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import stat
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace import _native
+from headrace.base.checksum import crc32c
 from headrace.base.files import open_file
 from headrace.errors import (
     CorruptSample,
@@ -32,17 +34,13 @@ from headrace.store.directory import read_fully, write_directory
 from headrace.store.format import PAGE_BYTES, VolumeHeader, check_volume_header, corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import TypeAlias
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from headrace.store.directory import DirectoryColumns
     from headrace.store.manifest import Segment, VolumeEntry
     from headrace.store.opening import RemoteEngine
-    from headrace.store.reference import ReferenceDirectory
-
-    Directory: TypeAlias = _native.Directory | ReferenceDirectory
 
 
 def read_error(
@@ -314,7 +312,7 @@ class OpenSegment:
 
     entry: Segment
     base: int
-    directory: Directory
+    directory: _native.Directory
     volumes: Volumes
 
     def walk(
@@ -380,22 +378,8 @@ def catalog_of_files(
     return _native.Catalog([(directory, volumes)])
 
 
-def directory_class(*, reference: bool = False) -> Any:
-    """The native directory, or the reference where it is asked for."""
-    if reference:
-        from headrace.store.reference import ReferenceDirectory
-
-        return ReferenceDirectory
-    return _native.Directory
-
-
 def open_segment(
-    where: str,
-    entry: Segment,
-    base: int,
-    engine: RemoteEngine | None = None,
-    *,
-    reference: bool = False,
+    where: str, entry: Segment, base: int, engine: RemoteEngine | None = None
 ) -> OpenSegment:
     """Opens a segment of the store at a folder or URL, and checks its directory against the manifest.
 
@@ -404,18 +388,18 @@ def open_segment(
         VolumeError: it cannot be read.
     """
     if not is_url(where):
-        directory = open_directory(os.path.join(where, entry.directory), entry, reference=reference)
+        directory = open_directory(os.path.join(where, entry.directory), entry)
         return OpenSegment(entry, base, directory, open_volumes(where, entry, engine))
     from headrace.store.remote import RemoteVolumes, open_remote_directory
 
     assert engine is not None
     volumes = RemoteVolumes(where, entry, engine, remote=True)
     place = engine.place(where, entry.directory)
-    directory = open_remote_directory(place, entry, engine, reference=reference)
+    directory = open_remote_directory(place, entry, engine)
     return OpenSegment(entry, base, directory, volumes)
 
 
-def open_directory(path: str, entry: Segment, *, reference: bool = False) -> Directory:
+def open_directory(path: str, entry: Segment) -> _native.Directory:
     """Opens the directory of a segment, a file that others may have made; errors as for `open_segment`."""
     try:
         fd = open_file(path)
@@ -433,7 +417,7 @@ def open_directory(path: str, entry: Segment, *, reference: bool = False) -> Dir
         size = os.fstat(fd).st_size
         if size != entry.directory_bytes:
             raise corrupt(path, "file size in bytes", f"{size:,}", f"{entry.directory_bytes:,}")
-        directory: Directory = directory_class(reference=reference).from_fd(fd, path)
+        directory = _native.Directory.from_fd(fd, path)
     finally:
         os.close(fd)
     check_directory(directory, entry, path)
@@ -449,7 +433,7 @@ def open_volumes(folder: str, entry: Segment, engine: RemoteEngine | None) -> Vo
     return RemoteVolumes(folder, entry, engine, remote=False)
 
 
-def check_directory(directory: Directory, entry: Segment, path: str) -> None:
+def check_directory(directory: _native.Directory, entry: Segment, path: str) -> None:
     """Checks that a directory is the one that the manifest means."""
     for what, stated, expected in (
         ("uuid", directory.uuid.hex(), entry.uuid),
@@ -458,3 +442,97 @@ def check_directory(directory: Directory, entry: Segment, path: str) -> None:
     ):
         if stated != expected:
             raise corrupt(path, what, stated, f"{expected} as the manifest says")
+
+
+# -- single reads in Python ----------------------------------------------------------------------------
+
+
+def read_extent(
+    segment: OpenSegment, extent: Extent, start: int = 0, size: int | None = None
+) -> bytearray:
+    """The bytes `start` to `start + size - 1` of one extent, fewer at its end.
+
+    Raises:
+        CorruptSample: the bytes differ from the checksum, or end early.
+        SourceChanged: a foreign file is not as it was indexed.
+        VolumeError: the system refuses the read.
+    """
+    begin = min(start, extent.length)
+    end = extent.length if size is None else min(extent.length, begin + size)
+    entry, path = _place(segment, extent)
+
+    def failure(kind: str, actual: str = "", expected: str = "", code: int = 0) -> HeadraceError:
+        return read_error(
+            kind, extent.index, extent.name, path, extent.offset,
+            actual=actual, expected=expected, code=code, foreign=entry.kind != "packed",
+        )  # fmt: skip
+
+    data = bytearray(end - begin)
+    try:
+        if entry.kind == "tree":
+            with _open_tree_file(segment, extent, path, failure) as fd:
+                count = read_fully(fd, memoryview(data), begin)
+        else:
+            count = segment.volumes.read_into(
+                extent.volume, memoryview(data), extent.offset + begin
+            )
+    except HeadraceError:
+        raise
+    except OSError as e:
+        raise failure("system", code=e.errno or 0) from e
+    if count < len(data):
+        raise failure("short", str(count), str(len(data)))
+    if extent.crc is not None and end - begin == extent.length:
+        computed = f"{crc32c(data):08x}"
+        if computed != f"{extent.crc:08x}":
+            raise failure("checksum", computed, f"{extent.crc:08x}")
+    return data
+
+
+def _place(segment: OpenSegment, extent: Extent) -> tuple[VolumeEntry, str]:
+    """The volume and the file of an extent, which lies in it: known before memory is allocated for it."""
+    volumes = segment.volumes
+    if extent.volume < len(volumes.entries) and extent.length >= 0 and extent.offset >= 0:
+        entry, path = volumes.entries[extent.volume], volumes.paths[extent.volume]
+        if entry.kind == "tree":
+            return entry, os.path.join(path, os.fsdecode(extent.name))
+        if extent.offset + extent.length <= (entry.bytes or 0):
+            return entry, path
+    where = segment.entry.directory
+    raise CorruptStore(
+        f"{where}: sample {extent.index} lies in volume {extent.volume} at {extent.offset:,} with "
+        f"{extent.length:,} bytes, which leaves the volumes.",
+        path=where, next_step="The directory belongs to other volumes: pack or index again.",
+    )  # fmt: skip
+
+
+@contextmanager
+def _open_tree_file(
+    segment: OpenSegment, extent: Extent, path: str, failure: Callable[..., HeadraceError]
+) -> Iterator[int]:
+    """A descriptor of the file, if it is as it was indexed."""
+    # A name in a damaged or hostile directory must not lead out of the tree.
+    if extent.name.startswith(b"/") or b".." in extent.name.split(b"/") or b"\0" in extent.name:
+        where = segment.entry.directory
+        raise CorruptStore(
+            f"{where}: the name of sample {extent.index}, {os.fsdecode(extent.name)!r}, leads out of "
+            "the indexed folder.", path=where, next_step="Index the source again.",
+        )  # fmt: skip
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise failure("changed", "no file", "the indexed file") from None
+    try:
+        status = os.fstat(fd)
+        now = expected = ""
+        if not stat.S_ISREG(status.st_mode):
+            now, expected = "no regular file", "one"
+        elif status.st_size != extent.length:
+            now, expected = f"{status.st_size:,} bytes", f"{extent.length:,} bytes"
+        elif extent.mtime_ns not in (None, status.st_mtime_ns):
+            now, expected = f"modified at {status.st_mtime_ns} ns", f"{extent.mtime_ns} ns"
+        if now:
+            raise failure("changed", now, expected)
+        yield fd
+    finally:
+        os.close(fd)

@@ -11,7 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from operator import index as as_integer
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from headrace.base.lifetime import Closing
 from headrace.errors import HeadraceError, SampleNotFound
 from headrace.io.objects.location import is_url, shown
 from headrace.store.directory import printable
-from headrace.store.segment import read_error
+from headrace.store.segment import read_error, read_extent
 from headrace.store.sources.scan import readers_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class Store(Closing):
         manifest: Manifest,
         segments: list[OpenSegment],
         *,
-        reference: bool = False,
         direct: SourceOptions | bytes | None = None,
         objects: RemoteEngine | None = None,
         modes: AbstractSet[tuple[int, int]] = frozenset(),
@@ -60,7 +59,6 @@ class Store(Closing):
         self.objects = objects
         self.manifest = manifest
         self.segments = segments
-        self._reference = reference
         self._direct = direct
         self._kept: object = None
         self._bases = [s.base for s in segments]
@@ -129,12 +127,10 @@ class Store(Closing):
 
         if isinstance(self._direct, bytes):
             entry = self.segments[0].entry
-            return reopen_memory, (self.path, entry, self._direct, self._reference, self.objects)
-        state = (
-            self.path, len(self.segments), self.fingerprint, self._direct, self._reference,
-            self.objects,
+            return reopen_memory, (self.path, entry, self._direct, self.objects)
+        return reopen, (
+            self.path, len(self.segments), self.fingerprint, self._direct, self.objects,
         )  # fmt: skip
-        return reopen, state
 
     @property
     def closed(self) -> bool:
@@ -304,11 +300,6 @@ class Store(Closing):
         return self._direct is None
 
     @property
-    def reference(self) -> bool:
-        """Whether it was opened with the plain-Python directory and reader."""
-        return self._reference
-
-    @property
     def mixture(self) -> Mixture | None:
         """Itself, if it is a mixture of stores."""
         return None
@@ -355,15 +346,13 @@ class Store(Closing):
         """The native catalog of this process.
 
         Raises:
-            ValueError: the store was opened with `reference=True`, or is closed.
+            ValueError: the store is closed.
         """
         self._check_open()
-        if self._reference:
-            raise ValueError(f"{self.path} was opened with reference=True: it has no native part")
         if self._catalog is None or self._catalog_pid != os.getpid():
             # A forked child makes its own: it must not share locks with its parent.
             self._catalog = _native.Catalog(
-                [(cast("Any", s.directory), s.volumes.native()) for s in self.segments],
+                [(s.directory, s.volumes.native()) for s in self.segments],
                 None if self.objects is None else self.objects.native,
             )
             self._catalog_pid = os.getpid()
@@ -412,10 +401,8 @@ class Store(Closing):
 
     def _read_extent(self, extent: Extent, start: int, size: int | None) -> memoryview:
         segment = self.segment_of(extent.index)
-        if self._reference or (self.objects is not None and self.objects.native is self.objects):
+        if self.objects is not None and self.objects.native is self.objects:
             # One range of one object: there is nothing to plan, and its engine is Python's anyway.
-            from headrace.store.reference import read_extent
-
             return memoryview(read_extent(segment, extent, start, size)).toreadonly()
         catalog = self.catalog
         part = self._part_names.index(segment.directory.part_names[extent.part])

@@ -23,8 +23,7 @@ from headrace.io.objects.location import is_url, join, local_path, shown
 from headrace.store.format import DATA_OFFSET
 from headrace.store.manifest import FILE_NAME, fingerprint_of
 from headrace.store.opening import engine_for, manifest_at
-from headrace.store.reference import read_extent
-from headrace.store.segment import open_segment
+from headrace.store.segment import open_segment, read_extent
 from headrace.store.sources.extents import neighbours
 
 if TYPE_CHECKING:

@@ -224,7 +224,7 @@ def _open(store: str, options: MountOptions) -> Store:
     path = local_path(store)
     if is_url(store) or not os.path.isdir(path) or os.path.lexists(os.path.join(path, FILE_NAME)):
         return open_store(store, storage_options=options.storage_options)
-    return open_directly(path, SourceOptions(format="files", dot_files=True), reference=False)
+    return open_directly(path, SourceOptions(format="files", dot_files=True))
 
 
 def _serve(

@@ -1,48 +1,272 @@
-"""Directory and reader in plain Python: slow, obvious, and the measure for the native ones.
+"""Sample directory and reader in plain Python: slow, obvious, and the measure for the native ones.
 
 `ReferenceDirectory` maps a `.hrd` file and answers from it. The header and the page checksums are checked
-when it is opened, each section's blocks of 65,536 bytes when the section is first used, so opening costs the
-same for any size. `read_extent` reads samples with `pread`; `verify` and `repair` trust it. Every whole
-extent is compared with its checksum, and foreign files with their recorded size and time before their bytes
-are used.
+when it is opened, each section's blocks of 65,536 bytes when the section is first used. Parsing believes
+nothing: every number is checked against the file's real size before anything is allocated by it.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import stat
 from bisect import bisect_left
-from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
+from headrace import _native
 from headrace.base.checksum import crc32c, crc32c_blocks
-from headrace.errors import CorruptStore, HeadraceError, SampleNotFound
-from headrace.store.directory import printable, read_fully
+from headrace.errors import SampleNotFound
+from headrace.store import Store, open_store
+from headrace.store.directory import printable
 from headrace.store.format import (
+    _HEADER,
+    _SECTION,
     CHECKSUM_BLOCK_BYTES,
+    COLUMN_PADDING_BYTES,
+    MAGIC,
     NAME_BYTES_MAX,
     NAMES_PER_BLOCK,
     PAGE_BYTES,
+    PARTS_MAX,
+    SAMPLES_MAX,
+    SECTION_ALIGNMENT,
+    SECTIONS_MAX,
+    VERSION,
+    DirectoryHeader,
     RowLayout,
     Section,
     SectionKind,
+    check_page,
     corrupt,
-    parse_header,
 )
-from headrace.store.segment import read_error
+from headrace.store.segment import Extent, read_extent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.store.manifest import VolumeEntry
-    from headrace.store.segment import Extent, OpenSegment
+
+def open_either(path, *, reference: bool = False, **options) -> Store:
+    """Opens a store or a source; with `reference` with the plain directory and reader, for single reads."""
+    if not reference:
+        return open_store(path, **options)
+    with mock.patch.object(_native, "Directory", ReferenceDirectory):
+        store = open_store(path, **options)
+    store._read_extent = partial(_read, store.segments)
+    return store
+
+
+def _read(segments, extent: Extent, start: int, size: int | None) -> memoryview:
+    segment = next(s for s in reversed(segments) if s.base <= extent.index)
+    return memoryview(read_extent(segment, extent, start, size)).toreadonly()
+
+
+_LEVELLED = frozenset({SectionKind.NAME_OFFSETS, SectionKind.NAME_BLOCKS})
+_BLOBS = frozenset({SectionKind.PART_NAMES, SectionKind.CLASS_NAMES, SectionKind.NAME_BLOCKS})
+_UNPADDED = _BLOBS | {SectionKind.LABEL, SectionKind.USER_COLUMN}
+_WIDTHS: dict[SectionKind, tuple[int, ...]] = {
+    SectionKind.FIRST_EXTENT: tuple(range(1, 9)),
+    SectionKind.PART: (1, 2),
+    SectionKind.LABEL: (1, 2, 4, 8),
+    SectionKind.NAME_OFFSETS: tuple(range(1, 9)),
+    SectionKind.RANK_TO_INDEX: tuple(range(1, 9)),
+    SectionKind.INDEX_TO_RANK: tuple(range(1, 9)),
+}
+_COLUMN_WIDTHS = {"i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8)}
+
+
+def _level(section: Section) -> int:
+    """The level of a name section."""
+    return section.parameters[0]
+
+
+def section_end(section: Section) -> int:
+    """The first byte after the section and the padding that a reader may load."""
+    padding = 0 if section.kind in _UNPADDED else COLUMN_PADDING_BYTES
+    return section.offset + section.size_bytes + padding
+
+
+def section_of(header: DirectoryHeader, kind: SectionKind) -> Section | None:
+    """The section of `kind`, of a name tree's level 0, or None where the file has none."""
+    for section in header.sections:
+        if section.kind == kind and (kind not in _LEVELLED or _level(section) == 0):
+            return section
+    return None
+
+
+def rows_of(header: DirectoryHeader) -> tuple[Section, RowLayout]:
+    """The extent rows and the layout of a row."""
+    section = section_of(header, SectionKind.EXTENT_ROWS)
+    assert section is not None
+    return section, RowLayout(*section.parameters[:5])
+
+
+def parse_header(page: bytes, file_bytes: int, path: str) -> DirectoryHeader:
+    """Parses and checks the header page of a directory."""
+    check_page(page, MAGIC, VERSION, path, "sample directory")
+    (
+        _, _, _, stated_bytes, samples, extents, section_count, block_bytes, checksum_offset,
+        checksum_count, checksum_crc, part_count, payload_offset, uuid, reserved,
+    ) = _HEADER.unpack_from(page)  # fmt: skip
+
+    end = _HEADER.size + section_count * _SECTION.size
+    blocks = -(-(file_bytes - payload_offset) // CHECKSUM_BLOCK_BYTES)
+    checksums_end = PAGE_BYTES + 4 * checksum_count
+    payload_good = payload_offset % PAGE_BYTES == 0 and PAGE_BYTES <= payload_offset <= file_bytes
+    _require(path, (
+        (stated_bytes == file_bytes, "file size in bytes", f"{file_bytes:,}", f"{stated_bytes:,}", 16),
+        (samples <= SAMPLES_MAX, "number of samples", samples, f"at most {SAMPLES_MAX}", 24),
+        # An extent's row takes a byte at least.
+        (samples <= extents <= file_bytes, "number of extents", extents,
+         f"{samples} to {file_bytes}", 32),
+        (section_count <= SECTIONS_MAX, "number of sections", section_count,
+         f"at most {SECTIONS_MAX}", 40),
+        (block_bytes == CHECKSUM_BLOCK_BYTES, "checksum block size", block_bytes,
+         CHECKSUM_BLOCK_BYTES, 44),
+        (checksum_offset == PAGE_BYTES, "offset of the checksums", checksum_offset, PAGE_BYTES, 48),
+        (payload_good, "payload offset", payload_offset,
+         f"a multiple of {PAGE_BYTES} inside the file", 72),
+        (checksum_count == blocks, "number of page checksums", checksum_count, blocks, 56),
+        (checksums_end <= payload_offset, "end of the page checksums", checksums_end,
+         f"at most the payload offset {payload_offset}", 56),
+        (1 <= part_count <= PARTS_MAX, "number of parts", part_count, f"1 to {PARTS_MAX}", 68),
+        (not any(reserved), "reserved field", reserved.hex(), "zero", 96),
+        (not any(page[end:PAGE_BYTES]), "rest of the header page", "not zero", "zero", end),
+    ))  # fmt: skip
+    header = DirectoryHeader(
+        file_bytes, samples, extents, payload_offset, checksum_count, checksum_crc, part_count, uuid,
+        tuple(_parse_section(page, i, path) for i in range(section_count)),
+    )  # fmt: skip
+    _require(path, _section_checks(header))
+    _check_presence(header, path)
+    return header
+
+
+def _require(path: str, checks: Iterable[tuple[Any, ...]]) -> None:
+    """Raises the error for the first check (good, what, stated, expected, offset) that is not good.
+
+    Later checks may rely on the earlier ones; the offset may be left out.
+    """
+    for good, what, stated, expected, *offset in checks:
+        if not good:
+            raise corrupt(path, what, stated, expected, *offset)
+
+
+def _parse_section(page: bytes, i: int, path: str) -> Section:
+    at = _HEADER.size + i * _SECTION.size
+    kind, width, offset, size_bytes, count, parameters, name = _SECTION.unpack_from(page, at)
+    try:
+        section_kind = SectionKind(kind)
+    except ValueError:
+        raise corrupt(path, "kind of a section", kind, "1 to 11", at) from None
+    try:
+        text = name.rstrip(b"\0").decode()
+    except UnicodeDecodeError:
+        raise corrupt(path, "name of a section", name, "UTF-8", at + 40) from None
+    return Section(section_kind, width, offset, size_bytes, count, parameters, text)
+
+
+def _section_checks(header: DirectoryHeader) -> Iterator[tuple[Any, ...]]:
+    """The sections do not overlap; width, count and size of each agree with its kind and the header."""
+    end = header.payload_offset
+    for section in sorted(header.sections, key=lambda s: s.offset):
+        kind, width, size, count = section.kind, section.width, section.size_bytes, section.count
+        what, at = f"section {kind.name.lower()}", section.offset
+        yield at % SECTION_ALIGNMENT == 0, f"offset of {what}", at, "a multiple of 64"
+        yield at >= end, f"offset of {what}", at, f"{end} or more: sections must not overlap"
+        end = section_end(section)
+        yield end <= header.file_bytes, f"end of {what}", end, f"at most {header.file_bytes}"
+        if kind in _BLOBS:
+            yield width == 0, f"width of {what}", width, 0
+        elif kind == SectionKind.EXTENT_ROWS:
+            layout = RowLayout(*section.parameters[:5])
+            good = max(layout) <= 8 and layout.volume <= 4 and layout.row_bytes == width > 0
+            good = good and layout.crc in (0, 4) and layout.mtime in (0, 8)
+            expected = "widths up to 8 that add up to the row"
+            yield good, "layout of the extent rows", (layout, width), expected
+        elif kind == SectionKind.USER_COLUMN:
+            dtype = chr(section.parameters[0])
+            good = width in _COLUMN_WIDTHS.get(dtype, ())
+            what_type = f"type of column {section.name!r}"
+            yield good, what_type, (dtype, width), "a numpy integer or float"
+        else:
+            yield width in _WIDTHS[kind], f"width of {what}", width, _WIDTHS[kind]
+        wanted = _expected_count(header, section)
+        yield wanted in (None, count), f"elements of {what}", count, wanted
+        if kind not in _BLOBS:
+            yield size == count * width, f"bytes of {what}", size, count * width
+        else:
+            # A string takes two bytes of length, a name at least one of a block: no count may promise more.
+            most = size if kind == SectionKind.NAME_BLOCKS else size // 2
+            yield count <= most, f"strings of {what}", count, f"at most {most} in {size} bytes"
+
+
+def level_counts(samples: int) -> list[int]:
+    """Names in each level of a name tree over `samples` names, from level 0 upwards."""
+    if samples == 0:
+        return []
+    counts = [samples]
+    while counts[-1] > NAMES_PER_BLOCK:
+        counts.append(-(-counts[-1] // NAMES_PER_BLOCK))
+    return counts
+
+
+def _expected_count(header: DirectoryHeader, section: Section) -> int | None:
+    kind = section.kind
+    if kind in (SectionKind.EXTENT_ROWS, SectionKind.PART):
+        return header.extents
+    if kind == SectionKind.FIRST_EXTENT:
+        return header.samples + 1
+    if kind == SectionKind.PART_NAMES:
+        return header.part_count
+    if kind == SectionKind.CLASS_NAMES:
+        return None
+    if kind in _LEVELLED:
+        counts = level_counts(header.samples)
+        names = counts[_level(section)] if _level(section) < len(counts) else 0
+        return names if kind == SectionKind.NAME_BLOCKS else -(-names // NAMES_PER_BLOCK) + 1
+    return header.samples
+
+
+def _check_presence(header: DirectoryHeader, path: str) -> None:
+    """Each section stands once, and those that depend on others stand exactly where they must."""
+    keys = [
+        (
+            s.kind,
+            _level(s)
+            if s.kind in _LEVELLED
+            else s.name
+            if s.kind == SectionKind.USER_COLUMN
+            else 0,
+        )
+        for s in header.sections
+    ]
+    present = set(keys)
+    if len(present) != len(keys):
+        raise corrupt(path, "list of sections", "a section twice", "each once")
+    required = {(SectionKind.EXTENT_ROWS, 0), (SectionKind.PART_NAMES, 0)}
+    for level in range(len(level_counts(header.samples))):
+        required |= {(SectionKind.NAME_OFFSETS, level), (SectionKind.NAME_BLOCKS, level)}
+    missing = [f"{kind.name.lower()} {level or ''}".strip() for kind, level in required - present]
+    if header.extents > header.samples and (SectionKind.FIRST_EXTENT, 0) not in present:
+        missing.append("first_extent")
+    if header.part_count > 1 and (SectionKind.PART, 0) not in present:
+        missing.append("part")
+    ranks = {(SectionKind.RANK_TO_INDEX, 0), (SectionKind.INDEX_TO_RANK, 0)}
+    if len(ranks & present) == 1:
+        missing.append("the other of rank_to_index and index_to_rank")
+    surplus = [key for key in present if key[0] in _LEVELLED and key not in required]
+    if missing or surplus:
+        raise corrupt(
+            path, "list of sections", f"without {', '.join(missing)}" if missing else surplus,
+            "every section that the counts ask for",
+        )  # fmt: skip
 
 
 class ReferenceDirectory:
@@ -64,7 +288,7 @@ class ReferenceDirectory:
         self._agree("checksum of the page checksums", computed, stated, PAGE_BYTES)
         self._checksums = raw.view("<u4")
         self._checked = np.zeros(len(self._checksums), bool)
-        self._rows, self._layout = self._header.rows
+        self._rows, self._layout = rows_of(self._header)
         self.has_crc = self._layout.crc > 0
         self.part_names = self._strings(SectionKind.PART_NAMES)
         self.class_names = self._strings(SectionKind.CLASS_NAMES)
@@ -72,7 +296,7 @@ class ReferenceDirectory:
     @classmethod
     def open(cls, path: bytes) -> ReferenceDirectory:
         """The directory in the file at `path`."""
-        with open(path, "rb") as file:
+        with Path(os.fsdecode(path)).open("rb") as file:
             return cls.from_fd(file.fileno(), os.fsdecode(path))
 
     @classmethod
@@ -90,7 +314,7 @@ class ReferenceDirectory:
     @property
     def labels(self) -> NDArray[Any] | None:
         """(n,) signed integers, -1 for none, read-only; None where no sample has a label."""
-        section = self._header.section(SectionKind.LABEL)
+        section = section_of(self._header, SectionKind.LABEL)
         return None if section is None else self._content(section).view(f"<i{section.width}")
 
     @property
@@ -212,7 +436,7 @@ class ReferenceDirectory:
         return _widen(self._content(section).reshape(section.count, section.width)[elements])
 
     def _strings(self, kind: SectionKind) -> list[bytes]:
-        section = self._header.section(kind)
+        section = section_of(self._header, kind)
         if section is None:
             return []
         data = self._content(section).tobytes()
@@ -232,8 +456,8 @@ class ReferenceDirectory:
     @cached_property
     def _sorted_names(self) -> list[bytes]:
         """All names by rank: the lowest level of the name tree. The levels above it only save reads."""
-        offsets = self._header.section(SectionKind.NAME_OFFSETS)
-        blob = self._header.section(SectionKind.NAME_BLOCKS)
+        offsets = section_of(self._header, SectionKind.NAME_OFFSETS)
+        blob = section_of(self._header, SectionKind.NAME_BLOCKS)
         if offsets is None or blob is None:
             return []
         data, names = self._content(blob).data, list[bytes]()
@@ -260,7 +484,7 @@ class ReferenceDirectory:
         return i
 
     def _permuted(self, kind: SectionKind, i: int) -> int:
-        section = self._header.section(kind)
+        section = section_of(self._header, kind)
         if section is None:
             return i
         value = int(self._integers(section, [i])[0])
@@ -274,7 +498,7 @@ class ReferenceDirectory:
     def _extent_bounds(
         self, indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        section = self._header.section(SectionKind.FIRST_EXTENT)
+        section = section_of(self._header, SectionKind.FIRST_EXTENT)
         if section is None:
             return indices, indices + 1
         begin, end = self._integers(section, indices), self._integers(section, indices + 1)
@@ -288,7 +512,7 @@ class ReferenceDirectory:
         return begin, end
 
     def _parts(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        section = self._header.section(SectionKind.PART)
+        section = section_of(self._header, SectionKind.PART)
         if section is None:
             return np.zeros(len(rows), np.int64)
         parts = self._integers(section, rows)
@@ -345,94 +569,3 @@ def decode_block(data: memoryview, count: int, path: str, offset: int) -> list[b
     if at != len(data):
         raise bad("bytes of a name block", len(data), at, at)
     return names
-
-
-def read_extent(
-    segment: OpenSegment, extent: Extent, start: int = 0, size: int | None = None
-) -> bytearray:
-    """The bytes `start` to `start + size - 1` of one extent, fewer at its end.
-
-    Raises:
-        CorruptSample: the bytes differ from the checksum, or end early.
-        SourceChanged: a foreign file is not as it was indexed.
-        VolumeError: the system refuses the read.
-    """
-    begin = min(start, extent.length)
-    end = extent.length if size is None else min(extent.length, begin + size)
-    entry, path = _place(segment, extent)
-
-    def failure(kind: str, actual: str = "", expected: str = "", code: int = 0) -> HeadraceError:
-        return read_error(
-            kind, extent.index, extent.name, path, extent.offset,
-            actual=actual, expected=expected, code=code, foreign=entry.kind != "packed",
-        )  # fmt: skip
-
-    data = bytearray(end - begin)
-    try:
-        if entry.kind == "tree":
-            with _open_tree_file(segment, extent, path, failure) as fd:
-                count = read_fully(fd, memoryview(data), begin)
-        else:
-            count = segment.volumes.read_into(
-                extent.volume, memoryview(data), extent.offset + begin
-            )
-    except HeadraceError:
-        raise
-    except OSError as e:
-        raise failure("system", code=e.errno or 0) from e
-    if count < len(data):
-        raise failure("short", str(count), str(len(data)))
-    if extent.crc is not None and end - begin == extent.length:
-        computed = f"{crc32c(data):08x}"
-        if computed != f"{extent.crc:08x}":
-            raise failure("checksum", computed, f"{extent.crc:08x}")
-    return data
-
-
-def _place(segment: OpenSegment, extent: Extent) -> tuple[VolumeEntry, str]:
-    """The volume and the file of an extent, which lies in it: known before memory is allocated for it."""
-    volumes = segment.volumes
-    if extent.volume < len(volumes.entries) and extent.length >= 0 and extent.offset >= 0:
-        entry, path = volumes.entries[extent.volume], volumes.paths[extent.volume]
-        if entry.kind == "tree":
-            return entry, os.path.join(path, os.fsdecode(extent.name))
-        if extent.offset + extent.length <= (entry.bytes or 0):
-            return entry, path
-    where = segment.entry.directory
-    raise CorruptStore(
-        f"{where}: sample {extent.index} lies in volume {extent.volume} at {extent.offset:,} with "
-        f"{extent.length:,} bytes, which leaves the volumes.",
-        path=where, next_step="The directory belongs to other volumes: pack or index again.",
-    )  # fmt: skip
-
-
-@contextmanager
-def _open_tree_file(
-    segment: OpenSegment, extent: Extent, path: str, failure: Callable[..., HeadraceError]
-) -> Iterator[int]:
-    """A descriptor of the file, if it is as it was indexed."""
-    # A name in a damaged or hostile directory must not lead out of the tree.
-    if extent.name.startswith(b"/") or b".." in extent.name.split(b"/") or b"\0" in extent.name:
-        where = segment.entry.directory
-        raise CorruptStore(
-            f"{where}: the name of sample {extent.index}, {os.fsdecode(extent.name)!r}, leads out of "
-            "the indexed folder.", path=where, next_step="Index the source again.",
-        )  # fmt: skip
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise failure("changed", "no file", "the indexed file") from None
-    try:
-        status = os.fstat(fd)
-        now = expected = ""
-        if not stat.S_ISREG(status.st_mode):
-            now, expected = "no regular file", "one"
-        elif status.st_size != extent.length:
-            now, expected = f"{status.st_size:,} bytes", f"{extent.length:,} bytes"
-        elif extent.mtime_ns not in (None, status.st_mtime_ns):
-            now, expected = f"modified at {status.st_mtime_ns} ns", f"{extent.mtime_ns} ns"
-        if now:
-            raise failure("changed", now, expected)
-        yield fd
-    finally:
-        os.close(fd)
