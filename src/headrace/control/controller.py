@@ -50,8 +50,7 @@ INTERVAL_MAX_S = 5.0
 class Change:
     """A decision that turned knobs, or kept or took back what was turned."""
 
-    at_s: float
-    """Seconds since the plane was first watched."""
+    at_s: float  # seconds since the plane was first watched
     action: str
     before: Knobs
     after: Knobs
@@ -342,8 +341,7 @@ CALM_TICKS: Final = 3
 IDLE_TICKS: Final = 10
 """A plane whose consumer has not shown up for a while is looked at once a second."""
 
-CLOSED_KEPT: Final = 8
-"""Planes that are gone and still can be explained."""
+CLOSED_KEPT: Final = 8  # planes that are gone and still can be explained
 
 
 class _Controller:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from headrace.plane.stage import StageStats
 
 
-INTERVALS_KEPT = 300
-"""A minute at the controller's pace: older evidence is about another plant."""
+INTERVALS_KEPT = 300  # a minute at the controller's pace: older evidence is about another plant
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +64,20 @@ class PlaneInterval:
     """What happened on one plane between two looks at it."""
 
     seconds: float
-    waited_s: float = 0.0
-    """Time that the consumer waited for data."""
-    worked_s: float = 0.0
-    """Time that it worked, asking for nothing."""
+    waited_s: float = 0.0  # time that the consumer waited for data
+    worked_s: float = 0.0  # time that it worked, asking for nothing
     batches: int = 0
     samples: int = 0
     bytes: int = 0
-    reads: int = 0
-    """Reads that finished."""
-    in_flight: float = 0.0
-    """Mean reads in flight."""
+    reads: int = 0  # reads that finished
+    in_flight: float = 0.0  # mean reads in flight
     buffered_bytes: int = 0
     ready_bytes: int = 0
     latency_us: tuple[int, ...] = (0,) * LATENCY_BUCKETS
     """Histogram of the finished reads' latency, as in `StageStats`."""
-    decode_busy_s: float = 0.0
-    """Time that decoding threads worked, added up."""
-    decode_wait_s: float = 0.0
-    """Time that they waited for bytes, added up."""
-    knobs: Knobs = field(default_factory=Knobs)
-    """In force during the interval."""
+    decode_busy_s: float = 0.0  # time that decoding threads worked, added up
+    decode_wait_s: float = 0.0  # time that they waited for bytes, added up
+    knobs: Knobs = field(default_factory=Knobs)  # in force during the interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +85,10 @@ class PlaneWindow(PlaneInterval):
     """Several intervals taken together: sums, and the means of what was under way and ready at their ends."""
 
     in_flight_min: float
-    ready_growth: int
-    """By how many bytes the ready ones grew."""
+    ready_growth: int  # by how many bytes the ready ones grew
     stall_error: float
     """Standard error of `stall`, from how much the intervals differ; 1.0: unknown."""
-    rate_error: float
-    """Standard error of `read_rate`, as a share of it; 1.0: unknown."""
+    rate_error: float  # standard error of `read_rate`, as a share of it; 1.0: unknown
 
     @classmethod
     def over(cls, intervals: Sequence[PlaneInterval], *, histogram: bool = True) -> PlaneWindow:
@@ -194,8 +184,7 @@ class PlaneHistory:
     intervals: tuple[PlaneInterval, ...] = ()
     now_s: float = 0.0
     """Length of all intervals ever, those forgotten included: the tuner's only clock."""
-    memory: Memory | None = None
-    """What the tuner concluded so far; None: nothing."""
+    memory: Memory | None = None  # what the tuner concluded so far; None: nothing
 
     def after(self, interval: PlaneInterval) -> PlaneHistory:
         """This history and one more interval."""
@@ -217,17 +206,12 @@ class PlaneHistory:
         return self.intervals[first:]
 
 
-HEADROOM = 1.2
-"""Reads in flight above Little's bare number: what is lost in the tails of batches."""
-
-BATCH_MARGIN = 1.04
-"""Batches differ in size, and direct reads in what they add for alignment."""
-
+HEADROOM = 1.2  # reads in flight above Little's bare number: what is lost in the tails of batches
+BATCH_MARGIN = 1.04  # batches differ in size, and direct reads in what they add for alignment
 TAIL_STALL = 0.015
 """Share of time that reads slower than what the buffer covers may hold up the consumer."""
 
-_Z95 = 1.6449
-"""The standard normal's 95th percentile."""
+_Z95 = 1.6449  # the standard normal's 95th percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,25 +309,16 @@ def batches_read(delivered: PlaneWindow, reads_in_flight: int) -> float:
     return 1.0 + reads_in_flight / max(1.0, per_batch)
 
 
-STALL_OK = 0.01
-"""Share of time that a consumer may wait without anything being done about it."""
-
+STALL_OK = 0.01  # share of time that a consumer may wait without anything being done about it
 STALL_BAD = 0.02
 """Above this it waits. Between the two nothing is changed, so that noise turns no knobs."""
 
-SAME_RATE = 0.975
-"""A smaller setting is as good when it reads at least this share of the best rate."""
-
+SAME_RATE = 0.975  # a smaller setting is as good when it reads at least this share of the best rate
 LATENCY_STEP = 2.0
-DEMAND_STEP = 1.6
-"""Latency or demand that changes by such a factor is another regime, not noise."""
-
-PATIENCE_S = 1.5
-"""A verdict that is within its noise waits for more evidence, but not longer."""
-
+DEMAND_STEP = 1.6  # latency or demand that changes by such a factor is another regime, not noise
+PATIENCE_S = 1.5  # a verdict that is within its noise waits for more evidence, but not longer
 WINDOW_S = 3.0
-WINDOW_BATCHES = 40
-"""What happened longer ago than both counts no more."""
+WINDOW_BATCHES = 40  # what happened longer ago than both counts no more
 
 
 class WindowEvidence:

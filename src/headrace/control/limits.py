@@ -26,9 +26,7 @@ MEMORY_VARIABLE: Final = "HEADRACE_MEMORY_BYTES"
 SHARE_OF_LIMIT: Final = 0.25
 """Of the memory that a job may use, at most so much is for buffers: the rest is the training's."""
 
-SHARE_OF_FREE: Final = 0.5
-"""Of the memory that is free now, at most so much: others grow too."""
-
+SHARE_OF_FREE: Final = 0.5  # of the memory that is free now, at most so much: others grow too
 BUFFER_BYTES_MIN: Final = 1 << 20
 BUFFER_BYTES_MAX: Final = 2 << 30
 """Without another limit: 2 GiB hide half a second of latency at 4 GB/s."""

@@ -11,9 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-API = 1
-"""Version; another one is refused."""
-
+API = 1  # version; another one is refused
 BODY_BYTES_MAX = 1 << 20
 FLOWS_MAX = 4096
 REFUSALS_MAX = 512
@@ -32,12 +30,9 @@ class Flow(Struct, forbid_unknown_fields=True):
 
     job: Name
     file_system: Name
-    used: Amounts
-    """Bytes, reads and metadata operations that came from the file system."""
-    waiting: Amounts
-    """What each of the three limits holds back now."""
-    held_s: tuple[Seconds, Seconds, Seconds]
-    """How long each of them held something back."""
+    used: Amounts  # bytes, reads and metadata operations that came from the file system
+    waiting: Amounts  # what each of the three limits holds back now
+    held_s: tuple[Seconds, Seconds, Seconds]  # how long each of them held something back
 
 
 class Grant(Struct, forbid_unknown_fields=True):
@@ -51,14 +46,10 @@ class Grant(Struct, forbid_unknown_fields=True):
 class PlaneState(Struct, forbid_unknown_fields=True):
     """What a plane tells for those who watch; nothing is decided by it."""
 
-    held_bytes: Rate = 0.0
-    """Memory of samples that are held."""
-    ram_bytes: Rate = 0.0
-    """What may be held."""
-    delivered_bytes: Figures = {}
-    """Bytes delivered so far, by tier."""
-    stall_s: Figures = {}
-    """Seconds that requests waited, by cause."""
+    held_bytes: Rate = 0.0  # memory of samples that are held
+    ram_bytes: Rate = 0.0  # what may be held
+    delivered_bytes: Figures = {}  # bytes delivered so far, by tier
+    stall_s: Figures = {}  # seconds that requests waited, by cause
     sessions: Annotated[dict[Name, int], Meta(max_length=FLOWS_MAX)] = {}
     """Clients by job."""
 
@@ -67,8 +58,7 @@ class Register(Struct, forbid_unknown_fields=True):
     """A plane comes."""
 
     api: int
-    name: Name
-    """Its node."""
+    name: Name  # its node
     user: Name
     pid: Annotated[int, Meta(ge=0, le=1 << 31)]
     instance: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -82,8 +72,7 @@ class Report(Struct, forbid_unknown_fields=True):
 
     sequence: Annotated[int, Meta(ge=1, le=1 << 60)]
     """Larger in each report."""
-    seconds: Seconds
-    """Since the last one."""
+    seconds: Seconds  # since the last one
     flows: Annotated[list[Flow], Meta(max_length=FLOWS_MAX)]
     state: PlaneState = msgspec.field(default_factory=PlaneState)
 
@@ -98,22 +87,15 @@ class Place(Struct, forbid_unknown_fields=True):
 class Lease(Struct, forbid_unknown_fields=True):
     """What a plane may use, and until when."""
 
-    plane: str
-    """The plane's key, for its reports; nobody else knows it."""
-    reign: str
-    """The controller's database; epochs of different ones cannot be compared."""
-    epoch: int
-    """Larger for each controller that rules; a lease of a smaller one is void."""
-    sequence: int
-    """The report that this answers; 0: the registration."""
+    plane: str  # the plane's key, for its reports; nobody else knows it
+    reign: str  # the controller's database; epochs of different ones cannot be compared
+    epoch: int  # larger for each controller that rules; a lease of a smaller one is void
+    sequence: int  # the report that this answers; 0: the registration
     lease_s: Seconds
-    report_s: Seconds
-    """When to report again."""
-    when_expired: Rates | None
-    """What each job may use once the lease has ended; null: no limit."""
+    report_s: Seconds  # when to report again
+    when_expired: Rates | None  # what each job may use once the lease has ended; null: no limit
     file_systems: list[Place]
-    grants: list[Grant]
-    """Of each job that was reported, or that is limited."""
+    grants: list[Grant]  # of each job that was reported, or that is limited
     caches: dict[str, int]
     """Memory for samples, by job; jobs that are not named have no quota of their own."""
 

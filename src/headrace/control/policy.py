@@ -59,9 +59,7 @@ RESOURCES: Final = ("bytes_per_s", "reads_per_s", "metadata_per_s")
 """What is limited and shared: bytes that come from a file system, reads of data there (one per
 sample), and metadata operations (open, stat, list)."""
 
-OTHER: Final = "other"
-"""The file system of all paths that belong to no other."""
-
+OTHER: Final = "other"  # the file system of all paths that belong to no other
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: Final[Mapping[Priority, int]] = {"high": 1, "normal": 0, "low": -1}
 
@@ -112,8 +110,7 @@ class SharedFileSystem:
 
     paths: tuple[str, ...] = ()
     """Where it is mounted; the longest that fits a data set's path counts."""
-    capacity: Rates = NO_RATES
-    """What it can give, or what the planes together may take of it."""
+    capacity: Rates = NO_RATES  # what it can give, or what the planes together may take of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +126,9 @@ class Override:
 class Rule:
     """What one job, or the jobs of one user together, may have of each file system."""
 
-    weight: float = 1.0
-    """Its share, in proportion to others of the same kind."""
-    cap: Rates = NO_RATES
-    """Never more, even if nobody else wants it."""
-    guarantee: Rates = NO_RATES
-    """Never less while it wants it, whatever others weigh."""
+    weight: float = 1.0  # its share, in proportion to others of the same kind
+    cap: Rates = NO_RATES  # never more, even if nobody else wants it
+    guarantee: Rates = NO_RATES  # never less while it wants it, whatever others weigh
     file_systems: Mapping[str, Override] = field(default_factory=dict)
     """What differs on one file system."""
 
@@ -156,23 +150,19 @@ class JobRule(Rule):
     """Whose job it is; None: the rule holds for a job of this name of any user."""
     priority: Priority = "normal"
     """Guarantees of all come first; then `high` before `normal` before `low`."""
-    cache_bytes: int | None = None
-    """Memory for its samples on each node."""
+    cache_bytes: int | None = None  # memory for its samples on each node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything that an operator wants. The empty one limits nothing."""
 
-    lease_s: float = 10.0
-    """How long planes go by what they were last told."""
+    lease_s: float = 10.0  # how long planes go by what they were last told
     when_expired: Rates | None = None
     """What each job may have on a plane that has heard nothing for so long; None: it runs free."""
     file_systems: Mapping[str, SharedFileSystem] = field(default_factory=dict)
-    users: Mapping[str, Rule] = field(default_factory=dict)
-    """By name; `*` is for all others."""
-    jobs: Mapping[str, JobRule] = field(default_factory=dict)
-    """By name; `*` is for all others."""
+    users: Mapping[str, Rule] = field(default_factory=dict)  # by name; `*` is for all others
+    jobs: Mapping[str, JobRule] = field(default_factory=dict)  # by name; `*` is for all others
 
     def user(self, name: str) -> Rule:
         """The rule for a user."""

@@ -37,9 +37,7 @@ _log = logging.getLogger("headrace.metrics")
 ANSWER_S: Final = 2.0
 """A loop that is asked from another thread answers within this time, or the scrape fails."""
 
-OTHER: Final = "other"
-"""Names all that have no label of their own."""
-
+OTHER: Final = "other"  # names all that have no label of their own
 _T = TypeVar("_T")
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -52,15 +50,13 @@ _BUCKET_POWERS: Final = range(4, 26)
 class Metric:
     """One row of a table of metrics."""
 
-    name: str
-    """As Prometheus has it: with its unit, and `_total` if it is a counter."""
+    name: str  # as Prometheus has it: with its unit, and `_total` if it is a counter
     kind: Kind
     labels: tuple[str, ...]
     help: str
 
 
-_Key = tuple[str, ...]
-"""Values of the labels of a figure."""
+_Key = tuple[str, ...]  # values of the labels of a figure
 
 
 class Figures:
@@ -119,8 +115,7 @@ class Figures:
             yield family
 
 
-LABELS_MAX: Final = 64
-"""Jobs, and file systems, that have a label of their own at a time."""
+LABELS_MAX: Final = 64  # jobs, and file systems, that have a label of their own at a time
 
 
 class Labels:
@@ -178,14 +173,10 @@ def renderer(figures: Callable[[], Figures]) -> Callable[[], bytes]:
     return lambda: prometheus_client.generate_latest(registry)
 
 
-PORT: Final = 9464
-"""By convention the port of exporters like this one."""
-
+PORT: Final = 9464  # by convention the port of exporters like this one
 CLIENTS_MAX: Final = 16
 HEAD_BYTES_MAX: Final = 4096
-REQUEST_S: Final = 5.0
-"""A request comes whole, and its answer is taken, within this time each."""
-
+REQUEST_S: Final = 5.0  # a request comes whole, and its answer is taken, within this time each
 KEPT_S: Final = 0.25
 """Scrapes within this time get the same answer: many scrapers cost no more than a few."""
 

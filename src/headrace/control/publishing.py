@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from headrace.control.stalls.verdict import Verdict
     from headrace.plane.stage import StageStats
 
-_SMALL: Final = 0.02
-"""Causes of a smaller share are not told one by one."""
+_SMALL: Final = 0.02  # causes of a smaller share are not told one by one
 
 
 def split_wait(
@@ -106,8 +105,7 @@ LAST_S: Final = 0.5
 LOCKED_S: Final = 0.5
 """The collector may drop an iterator, and so end a pass, in the midst of anything, whatever is locked."""
 KEPT_MOST: Final = 64
-FILE_SYSTEMS_MAX: Final = 16
-"""More are added up as `other`: a message has a bounded length."""
+FILE_SYSTEMS_MAX: Final = 16  # more are added up as `other`: a message has a bounded length
 
 
 @dataclass(slots=True)
@@ -117,10 +115,8 @@ class Totals:
     worked_s: float = 0.0
     batches: int = 0
     samples: int = 0
-    stall_s: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By file system and cause."""
-    tier_bytes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By file system and tier."""
+    stall_s: dict[str, dict[str, float]] = field(default_factory=dict)  # by file system and cause
+    tier_bytes: dict[str, dict[str, float]] = field(default_factory=dict)  # by file system and tier
 
     def add(
         self,
@@ -149,12 +145,10 @@ class Totals:
 class _KnownPlane:
     """What was told of a plane so far."""
 
-    system: str
-    """File system that its source lies on."""
+    system: str  # file system that its source lies on
     figures: PlaneReading
     steps: int = 0
-    verdict: Verdict | None = None
-    """On the last steps that stalled."""
+    verdict: Verdict | None = None  # on the last steps that stalled
 
     def explained(self, ended: Verdict, look: PlaneReading) -> Verdict | None:
         """The verdict on what was waited up to this look; `ended`: that on the waits that have ended.

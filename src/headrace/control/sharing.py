@@ -105,8 +105,7 @@ def _poured(
 HEADROOM = 1.05
 HEADROOM_HELD = 2.0
 HALF_LIFE_S = 0.25
-WAIT_SHARE = 0.02
-"""A flow that was held back for less of the time did not want for anything."""
+WAIT_SHARE = 0.02  # a flow that was held back for less of the time did not want for anything
 
 
 def demand_after(

@@ -44,24 +44,19 @@ class Trial:
 
     knob: str
     up: bool
-    before: Knobs
-    """The last setting that is known to serve."""
-    read_rate: float
-    """Reads per second before."""
-    stall: float
-    """Share of the consumer's time that it waited before."""
+    before: Knobs  # the last setting that is known to serve
+    read_rate: float  # reads per second before
+    stall: float  # share of the consumer's time that it waited before
     pinned: bool = False
     """Whether the reads in flight were as many as allowed before: each of them counted."""
-    corrections: int = 0
-    """How often the change was taken back in part."""
+    corrections: int = 0  # how often the change was taken back in part
 
 
 @dataclass(frozen=True, slots=True)
 class _Deferred:
     """Something that was in vain, and until when it is put off."""
 
-    value: int
-    """The knob's value that did not help, or did not do."""
+    value: int  # the knob's value that did not help, or did not do
     until_s: float
     times: int
 
@@ -75,22 +70,17 @@ class Memory:
     evidence_s: float = 0.0
     """Intervals that began before this time were under other knobs or in transition."""
     trial: Trial | None = None
-    best_read_rate: float = 0.0
-    """Reads per second when the storage was the limit: what it can do."""
-    lowered: int = 0
-    """How often fewer reads got as much out of a storage that is the limit."""
+    best_read_rate: float = 0.0  # reads per second when the storage was the limit: what it can do
+    lowered: int = 0  # how often fewer reads got as much out of a storage that is the limit
     floors: Mapping[str, _Deferred] = field(default_factory=dict)
     """By knob: the largest value that was too small."""
     ceilings: Mapping[str, _Deferred] = field(default_factory=dict)
     """By knob: the value that it was no use to go beyond."""
     latency_s: float = 0.0
     """Mean latency in this regime, 0.0: not known yet; another one later means that it is over."""
-    latency_reads: float = 1.0
-    """Mean reads in flight when it was measured."""
-    latency_knob: int = 0
-    """How many were allowed then."""
-    demand: float = 0.0
-    """The consumer's demand likewise."""
+    latency_reads: float = 1.0  # mean reads in flight when it was measured
+    latency_knob: int = 0  # how many were allowed then
+    demand: float = 0.0  # the consumer's demand likewise
 
     def floor(self, knob: str, now_s: float) -> int:
         """The value that this knob should stay above for now; 0: none."""
@@ -127,12 +117,8 @@ GROWTH_SURE = 2.0
 """The same where storage is fast already: a consumer that asks for all there is has a demand that no
 storage meets, and what is held for it in vain is gigabytes, and time to fault them in."""
 
-PLAUSIBLE_BYTES_PER_S = 2e9
-"""Up to here a storage may well give several times as much as it does."""
-
-TRANSITION_MAX_S = 8.0
-"""So long at most the tuner waits for what was begun under the old setting."""
-
+PLAUSIBLE_BYTES_PER_S = 2e9  # up to here a storage may well give several times as much as it does
+TRANSITION_MAX_S = 8.0  # so long at most the tuner waits for what was begun under the old setting
 PINNED = 0.9
 """Share of the allowed reads in flight from which on the number allowed is what bounds them."""
 
@@ -146,8 +132,7 @@ class KnobDecision:
     """Where the knobs should stand, and why."""
 
     knobs: Knobs
-    action: str
-    """`hold`, `limit`, `raise`, `lower`, `correct`, `keep` or `roll back`."""
+    action: str  # `hold`, `limit`, `raise`, `lower`, `correct`, `keep` or `roll back`
     reason: str
     evidence: str
     memory: Memory

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from headrace import _native
     from headrace.store.manifest import Segment
 
-    Fetch = Callable[[int], None]
-    """Fills a file of the directory's size."""
+    Fetch = Callable[[int], None]  # fills a file of the directory's size
 
 
 class LocalFile(Closing):

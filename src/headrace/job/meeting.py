@@ -206,9 +206,7 @@ class JobDocument:
 
 
 FOLDER_VARIABLE = "HEADRACE_JOB_FOLDER"
-POLL_S = 0.1
-"""How often files are looked for: a look-up of one name, also on a network file system."""
-
+POLL_S = 0.1  # how often files are looked for: a look-up of one name, also on a network file system
 _OURS = ("meeting.json", "job.json", "ended")
 _NUMBERED = ("hello-", "node-", "agreed-")
 

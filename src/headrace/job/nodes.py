@@ -71,8 +71,7 @@ def answers(document: NodeDocument) -> bool:
         return False
 
 
-_LATER_S = 0.5
-"""Between looks once the job has begun."""
+_LATER_S = 0.5  # between looks once the job has begun
 
 
 class Registrar(Closing):

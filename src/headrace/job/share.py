@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from headrace.store import Store
     from headrace.store.manifest import Segment
 
-_ONE_VOLUME_BYTES = 1 << 46
-"""A share is one volume: one namespace, one mark of what is written."""
+_ONE_VOLUME_BYTES = 1 << 46  # a share is one volume: one namespace, one mark of what is written
 
 
 @dataclass(slots=True)
@@ -154,9 +153,7 @@ def write_share_directory(
 BATCH_BYTES = 8 << 20
 BATCH_SAMPLES = 8192
 PIECE_BYTES = 16 << 20
-LARGE_BYTES = 64 << 20
-"""A sample above this is copied in pieces instead of being held in memory."""
-
+LARGE_BYTES = 64 << 20  # a sample above this is copied in pieces instead of being held in memory
 _BLOCK_BYTES = 512
 
 
@@ -301,8 +298,7 @@ class Stager:
 
 # -- what a node exports -------------------------------------------------------------------------------
 
-_ASSOCIATIONS_MAX = 4096
-"""Each process of each node has one with every target."""
+_ASSOCIATIONS_MAX = 4096  # each process of each node has one with every target
 
 
 class NodeExports(Closing):

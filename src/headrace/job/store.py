@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from headrace.store.manifest import Segment
 
 SCHEME = "headrace://"
-WAIT_S = 60.0
-"""How long opening waits for the job to begin."""
+WAIT_S = 60.0  # how long opening waits for the job to begin
 
 
 def open_job(

@@ -60,12 +60,8 @@ class NodeOptions:
     window_bytes: int = 256 << 20
     """Batches that one client may hold or be read for, beyond samples that are kept."""
 
-    job_window_bytes: int = 1 << 30
-    """The same for all clients of one job."""
-
-    sessions_max: int = 1024
-    """Clients at a time."""
-
+    job_window_bytes: int = 1 << 30  # the same for all clients of one job
+    sessions_max: int = 1024  # clients at a time
     controller: Endpoint | None = None
     """Who says what jobs may take from file systems; None: nobody."""
     metrics: str | None = None

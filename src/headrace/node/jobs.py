@@ -30,8 +30,7 @@ class ClientJob:
     tally: JobTally
     sessions: set[Session] = field(default_factory=set)
     held_bytes: int = 0
-    reading: int = 0
-    """Batches under way."""
+    reading: int = 0  # batches under way
     _totals: JobTotals | None = None
 
     @property
@@ -64,21 +63,16 @@ _SERVED: Final = (Cause.STORAGE, Cause.PREFETCH, Cause.MEMORY, Cause.POLICY, Cau
 class JobTotals:
     """What the clients of one job got from the daemon, and what they said of their consumers."""
 
-    batches: int = 0
-    """Delivered by the daemon."""
+    batches: int = 0  # delivered by the daemon
     samples: int = 0
     bytes: int = 0
-    ram_bytes: int = 0
-    """Of these, bytes that were in the daemon's memory."""
-    busy: int = 0
-    """Batches refused for want of room in a window."""
+    ram_bytes: int = 0  # of these, bytes that were in the daemon's memory
+    busy: int = 0  # batches refused for want of room in a window
     failed: int = 0
-    consumed_batches: int = 0
-    """Delivered to consumers, however they were read; as clients say."""
+    consumed_batches: int = 0  # delivered to consumers, however they were read; as clients say
     consumed_samples: int = 0
     consumed_bytes: int = 0
-    direct_batches: int = 0
-    """Of these, batches that clients read by themselves."""
+    direct_batches: int = 0  # of these, batches that clients read by themselves
     worked_s: float = 0.0
     stall_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     _served_s: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(_SERVED, 0.0))

@@ -45,17 +45,11 @@ if TYPE_CHECKING:
     from headrace.store.opening import StoreAddress
 
 
-ALIVE_S = 2.0
-"""A daemon says something within this time of being asked, or it is given up."""
-
+ALIVE_S = 2.0  # a daemon says something within this time of being asked, or it is given up
 PING_S = 0.5
 
-TEND_END_S = 2.0
-"""How long it may take to end, when the program does."""
-
-LOOK_AFTER_S = 1.0
-"""Memory that the daemon has given back is unmapped within this time."""
-
+TEND_END_S = 2.0  # how long it may take to end, when the program does
+LOOK_AFTER_S = 1.0  # memory that the daemon has given back is unmapped within this time
 _CHUNK_BYTES = 256 << 10
 _RIGHTS_BYTES = socket.CMSG_SPACE(wire.FDS_MAX * array.array("i").itemsize)
 
@@ -393,8 +387,7 @@ _log = logging.getLogger("headrace")
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 5.0
 HOPELESS_S = 60.0
-OPEN_S = 600.0
-"""Listing a folder of millions of files takes minutes."""
+OPEN_S = 600.0  # listing a folder of millions of files takes minutes
 
 
 class Attaching:

@@ -171,8 +171,7 @@ class Mappings:
 
 _log = logging.getLogger("headrace")
 
-INDEX = 0
-"""The number that the index has among the slabs."""
+INDEX = 0  # the number that the index has among the slabs
 
 
 class SharedCache:

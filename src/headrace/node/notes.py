@@ -29,12 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace")
 
-PERIOD_S: Final = 0.2
-"""The daemon's tuner answers within a second what a consumer waits for."""
-
-RETRY_S: Final = 5.0
-"""Between attempts to get a link of its own."""
-
+PERIOD_S: Final = 0.2  # the daemon's tuner answers within a second what a consumer waits for
+RETRY_S: Final = 5.0  # between attempts to get a link of its own
 _SECONDS_MAX: Final = 86400.0
 
 
@@ -49,8 +45,7 @@ class _Seen:
     bytes: int = 0
     asked_s: float | None = None
     """Of `waited_s`, for what the daemon was asked for; None: no one here asks."""
-    direct: int = 0
-    """Batches that were read directly."""
+    direct: int = 0  # batches that were read directly
 
 
 def note_of(before: _Seen, now: _Seen) -> Note | None:
@@ -85,8 +80,7 @@ class _Watched:
     folder: RuntimeFolder
     job: str
     seen: _Seen = field(default_factory=_Seen)
-    asks: bool = False
-    """Batches are asked for in this process."""
+    asks: bool = False  # batches are asked for in this process
     link: Link | None = None
     retry_s: float = 0.0
 

@@ -53,12 +53,8 @@ if TYPE_CHECKING:
     from headrace.node.session import Session
 
 
-OTHER = "other"
-"""The file system of paths that belong to no other."""
-
-IDLE_TAKES_MAX = 240
-"""A flow that did nothing for so many reports is forgotten."""
-
+OTHER = "other"  # the file system of paths that belong to no other
+IDLE_TAKES_MAX = 240  # a flow that did nothing for so many reports is forgotten
 FIRST_RATE = 1.0
 """What a flow has that the controller has not heard of, while a lease runs: its first batch passes, the
 rest waits for the answer."""
@@ -336,8 +332,7 @@ _log = logging.getLogger("headrace.control")
 RETRY_S = 0.25
 RETRY_MAX_S = 2.0
 REFUSED_S = 5.0
-HASTE_S = 0.05
-"""However much there is to tell, reports are so far apart."""
+HASTE_S = 0.05  # however much there is to tell, reports are so far apart
 END_S = 1.0
 
 

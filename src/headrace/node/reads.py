@@ -136,24 +136,17 @@ def join_pieces(pieces: Sequence[tuple[Any, int, int]]) -> NodeBatch:
 
 _log = logging.getLogger("headrace")
 
-HURRY_AFTER_S = 0.02
-"""A consumer that has waited so long asks what is the matter."""
-
+HURRY_AFTER_S = 0.02  # a consumer that has waited so long asks what is the matter
 HURRY_AGAIN_S = 0.5
 
-FIRST_S = 5.0
-"""The first batch waits so long for a daemon that is there to open the data set."""
-
-AHEAD_FIRST = 4
-"""Batches asked for before the first one has said how large they are."""
+FIRST_S = 5.0  # the first batch waits so long for a daemon that is there to open the data set
+AHEAD_FIRST = 4  # batches asked for before the first one has said how large they are
 AHEAD_MIN = 2
 
-BUSY_MAX = 4
-"""After so many refusals in a row, requests go round the daemon for `BUSY_S`."""
+BUSY_MAX = 4  # after so many refusals in a row, requests go round the daemon for `BUSY_S`
 BUSY_S = 1.0
 
-GATHERERS = 2
-"""Threads that gather ahead: as many as read from the page cache without a daemon."""
+GATHERERS = 2  # threads that gather ahead: as many as read from the page cache without a daemon
 
 
 def over_node(chain: Stages, source: Any, part_names: Sequence[str], /) -> Stages:

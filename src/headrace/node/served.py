@@ -39,9 +39,7 @@ _log = logging.getLogger("headrace.node")
 
 READS_MAX = 1 << 30
 
-GATHER_HERE_MAX = 1 << 20
-"""A batch of fewer bytes is put together in the loop: 100 us."""
-
+GATHER_HERE_MAX = 1 << 20  # a batch of fewer bytes is put together in the loop: 100 us
 KEEPING_MAX = 64 << 20
 """Bytes that were handed out and wait to be copied into the memory for samples. With more, batches are handed
 out when they have been copied; what is near, and read for one job alone, is left for the next epoch."""
@@ -60,25 +58,17 @@ _OF_REMOTE = ("requests", "retries", "hedges", "hedges_won", "failures")
 class Want:
     """What memory a data set, or the files of a root, could use."""
 
-    needed_bytes: int
-    """For all samples or files."""
-
-    held_bytes: int
-    """What it has now."""
-
-    jobs: frozenset[str]
-    """Who uses it; empty: nobody."""
-
-    used_s: float
-    """When it was last used; any clock."""
+    needed_bytes: int  # for all samples or files
+    held_bytes: int  # what it has now
+    jobs: frozenset[str]  # who uses it; empty: nobody
+    used_s: float  # when it was last used; any clock
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOutcome:
     """How a read ended."""
 
-    batch: _native.Batch | None
-    """None: it failed."""
+    batch: _native.Batch | None  # None: it failed
     message: str = ""
     ram_bytes: int = 0
     bytes_read: int | None = None
@@ -114,10 +104,8 @@ class _Postponed:
 
     indices: NDArray[np.int64]
     done: Callable[[ReadOutcome], None]
-    others: int = 0
-    """Reads that it waits for."""
-    bytes_read: int = 0
-    """From the source, for it alone, meanwhile."""
+    others: int = 0  # reads that it waits for
+    bytes_read: int = 0  # from the source, for it alone, meanwhile
 
     def answer(self, outcome: ReadOutcome) -> None:
         """The whole batch is there."""

@@ -48,27 +48,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headrace.node")
 
 TICK_S = 1.0
-TURN_S = 0.001
-"""How long one client's messages are handled before others have their turn."""
-
-JOIN_S = 2.0
-"""How long reads that are under way may take to end, when the daemon does."""
-
-_HASTE_S = 0.25
-"""How often deadlines are looked at while one runs."""
+TURN_S = 0.001  # how long one client's messages are handled before others have their turn
+JOIN_S = 2.0  # how long reads that are under way may take to end, when the daemon does
+_HASTE_S = 0.25  # how often deadlines are looked at while one runs
 _BACKLOG = 128
 _GATHERERS_MAX = 8
 
-MESSAGE_S = 5.0
-"""A hello, or the rest of a message that has begun, comes within this time."""
-
-OUT_BYTES_MAX = 8 << 20
-"""While more than this waits to be sent, nothing is taken in."""
-
+MESSAGE_S = 5.0  # a hello, or the rest of a message that has begun, comes within this time
+OUT_BYTES_MAX = 8 << 20  # while more than this waits to be sent, nothing is taken in
 _CHUNK_BYTES = 256 << 10
 
-JOBS_MAX = 4096
-"""Jobs of which the controller is told."""
+JOBS_MAX = 4096  # jobs of which the controller is told
 
 
 class ClientConnection:

@@ -49,9 +49,7 @@ REQUESTS_MAX: Final = 4096
 """Requests of one client without an answer. A client that keeps to it needs no more memory than their
 indices take."""
 
-WAITING_BYTES_MAX: Final = 64 << 20
-"""Bytes of the indices of those that wait."""
-
+WAITING_BYTES_MAX: Final = 64 << 20  # bytes of the indices of those that wait
 ALL_SHARE: Final = 4
 """All clients' windows are a quarter of the memory: samples that are kept have half of it."""
 
@@ -96,13 +94,10 @@ class _Asked:
     indices: NDArray[np.int64]
     size_bytes: int
     asked_s: float
-    reserved_bytes: int = 0
-    """0: it waits."""
-    charge: Charge | None = None
-    """What was paid for it."""
+    reserved_bytes: int = 0  # 0: it waits
+    charge: Charge | None = None  # what was paid for it
     begun_s: float = 0.0
-    held_s: float = 0.0
-    """That a limit on rates held it back, after it had let the one before it go."""
+    held_s: float = 0.0  # that a limit on rates held it back, after it had let the one before it go
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,12 +53,9 @@ class _Consumer:
     job: str
     asks: bool
     """Whether it has the data set open; else its workers have, and it only says how it fares."""
-    told_bytes: int = 0
-    """How far ahead the client was told to ask; 0: nothing yet."""
-    at_s: float = 0.0
-    """When its last note came; 0.0: never."""
-    span_s: float = 1.0
-    """How long that was about."""
+    told_bytes: int = 0  # how far ahead the client was told to ask; 0: nothing yet
+    at_s: float = 0.0  # when its last note came; 0.0: never
+    span_s: float = 1.0  # how long that was about
     before: tuple[float, ...] = (0.0,) * 5
     last: tuple[float, ...] = (0.0,) * 5
     """Waited, worked, batches, samples and bytes: of the last note, and of all before it."""

@@ -16,25 +16,15 @@ from msgspec import Meta, Struct
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROTOCOL = 4
-"""The version of the protocol. Both sides must have the same."""
-
-HELLO_BYTES_MAX = 4096
-"""A frame of somebody who has not said hello."""
-
-FRAME_BYTES_MAX = 16 << 20
-"""Any other frame."""
-
+PROTOCOL = 4  # the version of the protocol. Both sides must have the same.
+HELLO_BYTES_MAX = 4096  # a frame of somebody who has not said hello
+FRAME_BYTES_MAX = 16 << 20  # any other frame
 INDICES_MAX = 1 << 18
 """Samples of one batch: with three columns of int64 and several parts, a reply fits a frame."""
 
 PARTS_MAX = 64
-ROOTS_MAX = 64
-"""Folders of one unmodified program."""
-
-FDS_MAX = 16
-"""Descriptors that come with one `Buffers`."""
-
+ROOTS_MAX = 64  # folders of one unmodified program
+FDS_MAX = 16  # descriptors that come with one `Buffers`
 _LENGTH = struct.Struct("<I")
 
 
@@ -46,24 +36,15 @@ class ReplyStatus(IntEnum):
     """How a request ended; every reply has one."""
 
     OK = 0
-    WORKING = 1
-    """It is under way."""
-    BUSY = 2
-    """No memory within the client's or the job's window: read directly."""
-    FAILED = 3
-    """A sample cannot be read; read directly, which says why."""
-    NOT_FOUND = 4
-    """The data set cannot be opened here."""
-    MISMATCH = 5
-    """The data here is another."""
-    BAD_REQUEST = 6
-    """The request breaks the protocol; the connection is closed."""
-    VERSION = 7
-    """The daemon speaks another version."""
-    REFUSED = 8
-    """The daemon does not serve this user, or no more clients."""
-    STOPPING = 9
-    """The daemon ends."""
+    WORKING = 1  # it is under way
+    BUSY = 2  # no memory within the client's or the job's window: read directly
+    FAILED = 3  # a sample cannot be read; read directly, which says why
+    NOT_FOUND = 4  # the data set cannot be opened here
+    MISMATCH = 5  # the data here is another
+    BAD_REQUEST = 6  # the request breaks the protocol; the connection is closed
+    VERSION = 7  # the daemon speaks another version
+    REFUSED = 8  # the daemon does not serve this user, or no more clients
+    STOPPING = 9  # the daemon ends
 
 
 Text = Annotated[str, Meta(max_length=1024)]
@@ -111,10 +92,8 @@ class Ask(_Message, frozen=True, tag="ask"):
 
     ticket: Ticket
     dataset: Count
-    indices: bytes
-    """int64, little-endian."""
-    released: list[Ticket]
-    """Leases that are given back."""
+    indices: bytes  # int64, little-endian
+    released: list[Ticket]  # leases that are given back
 
 
 class Hurry(_Message, frozen=True, tag="hurry"):
@@ -148,10 +127,8 @@ class Files(_Message, frozen=True, tag="files"):
     """Absolute path of a file that lists paths in the order of their opens, one a line."""
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None
     """The program opens all files in the order of `headrace.order` with this seed."""
-    immutable: bool
-    """Nobody changes the files while the program runs."""
-    simulate: Text | None
-    """A slow storage that they lie on."""
+    immutable: bool  # nobody changes the files while the program runs
+    simulate: Text | None  # a slow storage that they lie on
 
 
 class FilesAsked(_Message, frozen=True, tag="filesasked"):
@@ -182,20 +159,14 @@ Seconds = Annotated[float, Meta(ge=0.0, le=86400.0)]
 class Note(_Message, frozen=True, tag="note"):
     """How a client's consumer fared since the note before; no reply. See `headrace.node.notes`."""
 
-    waited_s: Seconds
-    """Waited for what the daemon was asked for; the daemon knows why."""
-    direct_s: Seconds
-    """Waited for batches that the client read by itself."""
-    decode_s: Seconds
-    """Waited for the client's own work between the plane and the consumer."""
-    worked_s: Seconds
-    """Worked: the training step."""
-    batches: Count
-    """Delivered to it, however they were read."""
+    waited_s: Seconds  # waited for what the daemon was asked for; the daemon knows why
+    direct_s: Seconds  # waited for batches that the client read by itself
+    decode_s: Seconds  # waited for the client's own work between the plane and the consumer
+    worked_s: Seconds  # worked: the training step
+    batches: Count  # delivered to it, however they were read
     samples: Count
     nbytes: Count
-    direct_batches: Count
-    """Batches among them that the client read by itself."""
+    direct_batches: Count  # batches among them that the client read by itself
 
 
 class StatusAsked(_Message, frozen=True, tag="status"):
@@ -216,10 +187,8 @@ class Welcome(_Message, frozen=True, tag="welcome"):
     status: ReplyStatus
     message: str
     protocol: int
-    window_bytes: int
-    """What one client may hold; beyond it requests wait."""
-    requests_max: int
-    """Requests that may wait for an answer."""
+    window_bytes: int  # what one client may hold; beyond it requests wait
+    requests_max: int  # requests that may wait for an answer
 
 
 class Opened(_Message, frozen=True, tag="opened"):
@@ -276,15 +245,11 @@ class Samples(_Message, frozen=True, tag="samples"):
     status: ReplyStatus
     message: str = ""
     buffer: int = 0
-    nbytes: int = 0
-    """Used bytes, from the buffer's beginning."""
-    offsets: bytes = b""
-    """int64, one per sample and part."""
+    nbytes: int = 0  # used bytes, from the buffer's beginning
+    offsets: bytes = b""  # int64, one per sample and part
     lengths: bytes = b""
-    labels: bytes = b""
-    """int64, one per sample; -1: none."""
-    ram_bytes: int = 0
-    """How much of it was in memory."""
+    labels: bytes = b""  # int64, one per sample; -1: none
+    ram_bytes: int = 0  # how much of it was in memory
     way: bytes = b""
     """How it was read: a record of `headrace.plane.batch_trace.READ`; empty: that is not known."""
 
@@ -305,12 +270,9 @@ class FilesReady(_Message, frozen=True, tag="filesready"):
     ticket: int
     status: ReplyStatus
     message: str = ""
-    files: int = 0
-    """Files that the board knows."""
-    nbytes: int = 0
-    """Their bytes."""
-    complete: bool = False
-    """Whether all files below the roots have been found."""
+    files: int = 0  # files that the board knows
+    nbytes: int = 0  # their bytes
+    complete: bool = False  # whether all files below the roots have been found
     board_ino: int = 0
     board_fd: int = -1
     """The daemon's own descriptor: programs that the launcher starts find it as /proc/DAEMON/fd/N."""

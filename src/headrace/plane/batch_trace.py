@@ -51,8 +51,7 @@ READ: Final = np.dtype(
 """How a batch was read: `BatchWay` of `native/io/batch.h`, which readers give as bytes. A moment of 0: it did
 not pass there, or that is not known."""
 
-NOT_READ: Final = bytes(READ.itemsize)
-"""Nothing is known."""
+NOT_READ: Final = bytes(READ.itemsize)  # nothing is known
 
 PREPARED: Final = np.dtype(
     [
@@ -79,8 +78,7 @@ TRACE: Final = np.dtype(
 """A whole trace but for the bytes, in seconds."""
 
 
-_TIMES: Final = struct.Struct("<8x6q")
-"""The first fields of `READ`, from `taken_ns` to `open_ns`."""
+_TIMES: Final = struct.Struct("<8x6q")  # the first fields of `READ`, from `taken_ns` to `open_ns`
 assert _TIMES.size == READ.fields["open_ns"][1] + 8  # type: ignore[index]
 _REST: Final = bytes(READ.itemsize - _TIMES.size)
 
@@ -174,21 +172,17 @@ _HOLD, _OPEN, _READ, _QUEUE, _DECODE, _COLLATE, _TRANSFER, _HAND = range(len(PHA
 class Waits(NamedTuple):
     """What was waited for, at each of some deliveries."""
 
-    phases: NDArray[np.float64]
-    """Seconds, shape (deliveries, phases)."""
+    phases: NDArray[np.float64]  # seconds, shape (deliveries, phases)
     room_s: NDArray[np.float64]
     """How long the reads that were waited for had waited for room; shape (deliveries,)."""
-    held_s: NDArray[np.float64]
-    """How long a limit had held them back; shape (deliveries,)."""
+    held_s: NDArray[np.float64]  # how long a limit had held them back; shape (deliveries,)
 
 
 class Interruptions(NamedTuple):
     """Detours: what consumers were busy with while their own batches were ready. One of each, at most."""
 
-    rows: NDArray[np.int64]
-    """Of which deliveries; shape (interruptions,)."""
-    until_s: NDArray[np.float64]
-    """When each was over; shape (interruptions,)."""
+    rows: NDArray[np.int64]  # of which deliveries; shape (interruptions,)
+    until_s: NDArray[np.float64]  # when each was over; shape (interruptions,)
     traces: NDArray[np.void]
     """How the batch that was waited for instead had come; dtype `TRACE`, shape (interruptions,)."""
 
@@ -382,8 +376,7 @@ class PassMark(NamedTuple):
     """What had been counted when a pass delivered its first batch."""
 
     epoch: int
-    added: int
-    """Steps that had been added."""
+    added: int  # steps that had been added
     at_s: float
     contention: Contention
     host: HostCounters

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from headrace.plane.loader import Span
     from headrace.plane.stage import BatchReads, PendingReads
 
-WINDOWS_AHEAD_MAX = 2
-"""Windows that are submitted ahead of the one that is being consumed."""
-
+WINDOWS_AHEAD_MAX = 2  # windows that are submitted ahead of the one that is being consumed
 _Pieces = list[tuple[int, bool]]
 """How positions fall into batches: numbers of samples, and whether the batch is complete with them."""
 

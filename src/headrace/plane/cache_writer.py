@@ -96,14 +96,11 @@ def writes_direct(source_bytes_per_s: float) -> bool:
 INDEX_COLUMN = "headrace.source_index"
 """The column that says which sample of the data set a cached one is."""
 
-DIRECTORY_BYTES = 128
-"""What a directory needs for a sample, its name included, generously."""
-
+DIRECTORY_BYTES = 128  # what a directory needs for a sample, its name included, generously
 _PREFIX = "tail-"
 _numbers = itertools.count()
 
-IN_SEGMENT = -1
-"""In `DiskCache.places`: being written."""
+IN_SEGMENT = -1  # in `DiskCache.places`: being written
 
 
 class CacheSegment:
@@ -245,9 +242,7 @@ def remove_stale_segments(cache: Path) -> None:
 
 _log = logging.getLogger("headrace")
 
-CLOSE_S = 10.0
-"""How long closing waits for the queue to be written and published."""
-
+CLOSE_S = 10.0  # how long closing waits for the queue to be written and published
 _NICENESS = 5
 
 _ROOM_MIN = 1 << 16
@@ -263,8 +258,7 @@ _RATE_KEPT = 0.98
 """Of the fastest rate, per window: a source that writing slows down must not pass for a slow one."""
 
 _running: weakref.WeakSet[CacheWriter] = weakref.WeakSet()
-_finalized: set[int] = set()
-"""Processes that end with `_finish_at_exit`."""
+_finalized: set[int] = set()  # processes that end with `_finish_at_exit`
 
 
 class CacheWriter:

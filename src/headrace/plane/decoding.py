@@ -47,9 +47,7 @@ more is memory that is touched for the first time, at a quarter of the speed of 
 
 THREADS_MAX: Final = 1024
 
-RETAIN_ALL: Final = (1 << 64) - 1
-"""`kRetainAll` of native/core/arena.h."""
-
+RETAIN_ALL: Final = (1 << 64) - 1  # `kRetainAll` of native/core/arena.h
 _POLL_S: Final = 0.004
 """How often a wait for pixels looks whether further batches were read, to have them decoded."""
 

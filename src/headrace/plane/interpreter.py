@@ -19,9 +19,7 @@ from headrace import _native
 
 PERIOD_S: Final = 0.02
 
-QUIET_S: Final = 2.0
-"""After so long without a delivery it looks no more."""
-
+QUIET_S: Final = 2.0  # after so long without a delivery it looks no more
 PAUSE_NS: Final = 2_000_000
 """Long enough for another thread to take the lock, if one wants it, on busy processors too."""
 
@@ -35,10 +33,8 @@ class Contention(NamedTuple):
     """What was seen so far; only grows."""
 
     looks: int = 0
-    contended: int = 0
-    """Looks at which somebody else held the lock, and kept it."""
-    waited_s: float = 0.0
-    """For the lock, over all looks."""
+    contended: int = 0  # looks at which somebody else held the lock, and kept it
+    waited_s: float = 0.0  # for the lock, over all looks
     others_s: float = 0.0
     """Processor time of Python threads that are not headrace's, while the lock was contended."""
 

@@ -45,36 +45,26 @@ if TYPE_CHECKING:
     from headrace.plane.tokens import WindowReader
     from headrace.store import Store
 
-    SampleSource = Store
-    """What loaders read: any store."""
+    SampleSource = Store  # what loaders read: any store
 
-BATCHES_AHEAD_MAX = 4096
-"""However small they are: a submitted batch costs memory for its indices."""
-
+BATCHES_AHEAD_MAX = 4096  # however small they are: a submitted batch costs memory for its indices
 _LOCAL_KINDS = ("packed", "file", "tree")
 
 _QUEUE_BYTES = 256 << 20
 """Batches that wait to be written to the cache take no more than this, nor than another budget."""
 
-_ROOM = 2
-"""Buffers' worth of requests that a throttle lets go: one is read, one waits for its room."""
-
-_IDLE_BYTES = 1 << 20
-"""What a source's reader may hold while the cache has every sample."""
+_ROOM = 2  # buffers' worth of requests that a throttle lets go: one is read, one waits for its room
+_IDLE_BYTES = 1 << 20  # what a source's reader may hold while the cache has every sample
 
 
 class Delivery(NamedTuple):
     """What a consumer gets, and what its delivery is counted with."""
 
     value: Any
-    asked: NDArray[np.int64]
-    """int64, shape (samples asked for,): goes into the order hash."""
-    samples: int
-    """Samples that are in it."""
-    nbytes: int
-    """Bytes of its batch in the store."""
-    reads: dict[str, int]
-    """How the bytes were read: numbers by name, see `LoaderStats`."""
+    asked: NDArray[np.int64]  # int64, shape (samples asked for,): goes into the order hash
+    samples: int  # samples that are in it
+    nbytes: int  # bytes of its batch in the store
+    reads: dict[str, int]  # how the bytes were read: numbers by name, see `LoaderStats`
     trace: BatchTrace
 
 
@@ -85,8 +75,7 @@ class Fetched(NamedTuple):
     asked: NDArray[np.int64]
     """int64, shape (samples asked for,): `batch.indices` and those that were left out."""
     reads: dict[str, int]
-    trace: BatchTrace
-    """When and how it was read; each stage that works on the batch adds its time."""
+    trace: BatchTrace  # when and how it was read; each stage that works on the batch adds its time
 
     def delivery(self, value: Any) -> Delivery:
         """The delivery of a value that was made from the batch."""

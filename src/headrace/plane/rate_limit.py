@@ -222,8 +222,7 @@ def _three(values: list[float]) -> tuple[float, float, float]:
 
 _SIGNAL_CHECK_S = 0.2
 
-_GIVEN_UP_CHECK_S = 0.05
-"""Nobody says when a request that was let go is dropped and not taken."""
+_GIVEN_UP_CHECK_S = 0.05  # nobody says when a request that was let go is dropped and not taken
 
 
 class Throttle(ReadStage):

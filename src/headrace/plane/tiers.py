@@ -44,11 +44,8 @@ _PRESSURE_CHECK_S = 1.0
 _GIB = 1 << 30
 _MIB = 1 << 20
 
-RAM_SHARE = 0.5
-"""Of the memory that is available: the training program needs the rest."""
-
-MEMORY_RESERVE_BYTES = 2 * _GIB
-"""Memory that is left alone, however much there is."""
+RAM_SHARE = 0.5  # of the memory that is available: the training program needs the rest
+MEMORY_RESERVE_BYTES = 2 * _GIB  # memory that is left alone, however much there is
 
 
 def memory_quota(
@@ -211,8 +208,7 @@ class MemoryPending:
     tier: MemoryTier
     hits: _native.Hits
     job: PendingReads | None
-    read: _native.Batch | None = None
-    """What was read, while it is not kept."""
+    read: _native.Batch | None = None  # what was read, while it is not kept
 
     @property
     def ram_bytes(self) -> int:
@@ -251,9 +247,7 @@ _log = logging.getLogger("headrace")
 
 _DISK = TIERS.index("disk")
 
-_REFRESH_S = 5.0
-"""How often others' publications are looked for within an epoch."""
-
+_REFRESH_S = 5.0  # how often others' publications are looked for within an epoch
 _RETAINED_BYTES = 64 << 20
 
 

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from headrace.posix.launch import ProgramOptions
     from headrace.runtime import RuntimeFolder
 
-RUN_VARIABLE = "HEADRACE_RUN"
-"""Where programs look for the page."""
-
+RUN_VARIABLE = "HEADRACE_RUN"  # where programs look for the page
 _QUANTILES = 1024
 
 
@@ -167,9 +165,7 @@ def _quantiles(median_s: float, p99_s: float) -> np.ndarray[tuple[int], np.dtype
 
 _log = logging.getLogger("headrace.posix")
 
-RETRY_S = 0.5
-"""Between looks for a daemon: it costs a look at a socket."""
-
+RETRY_S = 0.5  # between looks for a daemon: it costs a look at a socket
 FOLLOW_S = 0.05
 """Between looks at what was opened, where the order is recorded: the ring holds more than a fast
 program opens meanwhile."""

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from headrace.posix.opens import OpenLog
 
 
-_SCRIPTS_MAX = 5
-"""Scripts whose interpreter is a script: the kernel follows no more."""
-
+_SCRIPTS_MAX = 5  # scripts whose interpreter is a script: the kernel follows no more
 _HEAD_BYTES = 4096
 _ELF = struct.Struct("<4sBBBBB7sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -166,11 +164,8 @@ _OF_THE_TERMINAL = 128
 
 _KEYS = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGHUP})
 
-_LOOK_S = 0.1
-"""How long a signal that another thread got may wait."""
-
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""Exit statuses that shells give."""
+_LOOK_S = 0.1  # how long a signal that another thread got may wait
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit statuses that shells give
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,9 +413,7 @@ RUN: Final = DocumentKind(
     next_step="Give the folder NAME.yaml.part that lies beside the output.",
     marks={"kind": "headrace record"},
 )
-TRACE_FOLDER: Final = "trace"
-"""Where headrace's own loaders leave their exact figures."""
-
+TRACE_FOLDER: Final = "trace"  # where headrace's own loaders leave their exact figures
 _VARIABLE: Final = "HEADRACE_RECORD"
 _SLOTS_VARIABLE: Final = "HEADRACE_RECORD_SLOTS"
 _SLOT_BYTES: Final = 40

@@ -21,9 +21,7 @@ from headrace.posix.launch import preloading
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-OPENS_VARIABLE: Final = "HEADRACE_OPENS"
-"""Where programs look for the log."""
-
+OPENS_VARIABLE: Final = "HEADRACE_OPENS"  # where programs look for the log
 _CAPACITY: Final = 256 << 20
 """Bytes of the log: about two million opens. Memory is used only where it is written."""
 

@@ -55,11 +55,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace.control")
 
-ANSWER_S = 10.0
-"""No request takes longer, whoever does not read its answer."""
-
-SAVE_S = 1.0
-"""How often running leases are written down."""
+ANSWER_S = 10.0  # no request takes longer, whoever does not read its answer
+SAVE_S = 1.0  # how often running leases are written down
 
 
 class ControlService:
@@ -458,8 +455,7 @@ _PLAIN: Final[tuple[tuple[str, Kind, str, str], ...]] = (
     ("clients", "gauge", "", "Clients of all planes."),
 )
 
-SILENT_REPORTS: Final = 3.0
-"""A plane that has missed so many reports is silent."""
+SILENT_REPORTS: Final = 3.0  # a plane that has missed so many reports is silent
 
 TABLE: Final = (
     Metric("headrace_build_info", "gauge", ("version",), "Always 1; says which headrace this is."),

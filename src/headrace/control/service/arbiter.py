@@ -39,29 +39,20 @@ FLOWS_MAX = 200_000
 REPORT_S = 0.25
 """How often planes report while there are few: an unused share is seen and handed on within two."""
 REPORT_S_MAX = 2.0
-REPORTS_PER_S = 400
-"""What a controller answers without trouble, on a quarter of a core."""
-
-SILENT_AFTER = 3.0
-"""A plane that has not reported for so many times its pace is silent."""
-SILENT_S_MIN = 2.5
-"""A node that is busy may be late."""
-
-IDLE_S = 30.0
-"""A flow that neither used nor wanted anything for so long is forgotten."""
-
+REPORTS_PER_S = 400  # what a controller answers without trouble, on a quarter of a core
+SILENT_AFTER = 3.0  # a plane that has not reported for so many times its pace is silent
+SILENT_S_MIN = 2.5  # a node that is busy may be late
+IDLE_S = 30.0  # a flow that neither used nor wanted anything for so long is forgotten
 DECIDE_SHARE = 0.1
 """Deciding takes at most this part of the time: however many planes report, it is not done anew."""
 
-RATE_MIN = 1.0
-"""A rate of 0 could not be waited for."""
+RATE_MIN = 1.0  # a rate of 0 could not be waited for
 
 
 R = len(RESOURCES)
 _FIRST_ROWS = 64
 
-FlowKey = tuple[int, str, str, str]
-"""Plane's number, user, job, file system."""
+FlowKey = tuple[int, str, str, str]  # plane's number, user, job, file system
 
 
 @dataclass(frozen=True, slots=True)

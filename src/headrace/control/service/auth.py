@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 TOKEN_CHARACTERS_MIN: Final = 16
 TOKENS_BYTES_MAX: Final = 1 << 20
-WRONG_MAX: Final = 20
-"""Wrong tokens of one peer in `WRONG_S`; then it has to wait."""
+WRONG_MAX: Final = 20  # wrong tokens of one peer in `WRONG_S`; then it has to wait
 WRONG_S: Final = 60.0
 PEERS_MAX: Final = 4096
 

@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace")
 
-REQUEST_S: Final = 5.0
-"""A request comes whole within this."""
-ANSWER_S: Final = 15.0
-"""An answer is written and taken within this."""
-IDLE_S: Final = 75.0
-"""A connection between two requests; longer than planes are silent."""
+REQUEST_S: Final = 5.0  # a request comes whole within this
+ANSWER_S: Final = 15.0  # an answer is written and taken within this
+IDLE_S: Final = 75.0  # a connection between two requests; longer than planes are silent
 HANDSHAKE_S: Final = 5.0
 HEAD_BYTES_MAX: Final = 16 << 10
 CONNECTIONS_MAX: Final = 12_000

@@ -41,43 +41,29 @@ class Evidence:
     """What is known of a stretch of time. All counts are of that stretch alone."""
 
     source: Source = "local"
-    file_system: str = ""
-    """That the data lie on, in words; ''."""
-    reads_allowed: int = 0
-    """Reads in flight that the loader may have; 0: not known."""
-    reads_possible: int = 0
-    """That it could be given; 0: not known."""
-    reads_set: bool = False
-    """Somebody set the number on purpose: nobody turns it."""
-    buffer_bytes: int = 0
-    """Bytes of batches that may be read or wait; 0: not known."""
+    file_system: str = ""  # that the data lie on, in words; ''
+    reads_allowed: int = 0  # reads in flight that the loader may have; 0: not known
+    reads_possible: int = 0  # that it could be given; 0: not known
+    reads_set: bool = False  # somebody set the number on purpose: nobody turns it
+    buffer_bytes: int = 0  # bytes of batches that may be read or wait; 0: not known
     idle_latency_s: float = 0.0
     """Of a read that meets an idle storage, where it was measured at another time; 0.0: it was not."""
     peak_bytes_per_s: float = 0.0
     """The most that this storage was ever seen to deliver; 0.0: not known."""
     more_reads_in_vain: bool = False
     """The tuner tried more reads in flight, and got no more out of it."""
-    limit_bytes_per_s: float = 0.0
-    """A limit on this loader's rate; 0.0: none."""
+    limit_bytes_per_s: float = 0.0  # a limit on this loader's rate; 0.0: none
     interpreter_looks: int = 0
     """How often somebody looked whether the interpreter's lock was to be had."""
-    interpreter_contended: int = 0
-    """How often it was not."""
-    decode_threads: int = 0
-    """Threads or processes that decode; 0: not known."""
-    native_decode: bool = False
-    """headrace's own threads decode, and no Python."""
-    cpus: int = 0
-    """That this process may use; 0: not known."""
-    cpu_share: float = math.nan
-    """Of them, in use."""
-    io_pressure: float = math.nan
-    """Share of time in which some task waited for I/O (PSI)."""
-    remote_retries: int = 0
-    """Requests to remote volumes that were repeated."""
+    interpreter_contended: int = 0  # how often it was not
+    decode_threads: int = 0  # threads or processes that decode; 0: not known
+    native_decode: bool = False  # headrace's own threads decode, and no Python
+    cpus: int = 0  # that this process may use; 0: not known
+    cpu_share: float = math.nan  # of them, in use
+    io_pressure: float = math.nan  # share of time in which some task waited for I/O (PSI)
+    remote_retries: int = 0  # requests to remote volumes that were repeated
     remote_requests: int = 0
-    simulation: str = ""
-    """`simulated lustre` where the storage is not real."""
+    simulation: str = ""  # `simulated lustre` where the storage is not real
 
     def sane(self) -> Evidence:
         """The same without what no honest counter says, of whatever type: it counts as not known."""
@@ -115,11 +101,8 @@ _HIDDEN: Final = 4.0
 """A batch that came late by a quarter of the time that making it takes shows that reading is what does not
 keep up: the making would be hidden behind it."""
 
-AMOUNT_MAX: Final = 1e15
-"""Of anything, in a step: a petabyte."""
-
-STEP_MAX_S: Final = 7 * 86400.0
-"""A wait of more than a week is a clock that jumped."""
+AMOUNT_MAX: Final = 1e15  # of anything, in a step: a petabyte
+STEP_MAX_S: Final = 7 * 86400.0  # a wait of more than a week is a clock that jumped
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,9 +393,7 @@ _PEAK: Final = 0.8
 _PINNED: Final = 0.6
 """A loader whose reads in flight are this share of those allowed would have more if it might."""
 
-_FULL_PACE: Final = 0.4
-"""A storage that has served more than twice as much is not full."""
-
+_FULL_PACE: Final = 0.4  # a storage that has served more than twice as much is not full
 _QUIET_ENOUGH: Final = 8.0
 _QUIET_LEAST: Final = 3.0
 

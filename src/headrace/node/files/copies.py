@@ -32,18 +32,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Bytes = bytes | memoryview | mmap.mmap | NDArray[np.uint8]
-    """Of a file."""
+    Bytes = bytes | memoryview | mmap.mmap | NDArray[np.uint8]  # of a file
     from headrace.node.files.disk_copies import DiskCopies, DiskCopy
     from headrace.node.files.run import ProgramRun
 
 PAGE = 4096
-OVERHEAD_BYTES = 2048
-"""Of the kernel's memory for inode, file and descriptor."""
-
-DESCRIPTORS_KEPT = 1024
-"""For clients, reads and everything else."""
-
+OVERHEAD_BYTES = 2048  # of the kernel's memory for inode, file and descriptor
+DESCRIPTORS_KEPT = 1024  # for clients, reads and everything else
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -117,8 +112,7 @@ ERRORS_MAX = 16
 @dataclass(slots=True)
 class _Failures:
     failures: int = 0
-    errors: list[str] = field(default_factory=list)
-    """The first ones."""
+    errors: list[str] = field(default_factory=list)  # the first ones
 
     def failed(self, error: object) -> None:
         """Count an error, and keep the first ones."""
@@ -133,8 +127,7 @@ class AheadFigures(_Failures):
 
     read_files: int = 0
     read_bytes: int = 0
-    hot_files: int = 0
-    """Files that were in memory already, or taken to be."""
+    hot_files: int = 0  # files that were in memory already, or taken to be
     wasted_files: int = 0
     wasted_bytes: int = 0
 
@@ -144,23 +137,16 @@ class CopyFigures(_Failures):
     """Of the copies of one root's files, all runs together."""
 
     source_files: int = 0
-    source_bytes: int = 0
-    """Read from the source, each to be placed."""
+    source_bytes: int = 0  # read from the source, each to be placed
     reused_files: int = 0
-    reused_bytes: int = 0
-    """Copies of an earlier daemon that were checked, and taken over."""
-    damaged_files: int = 0
-    """Copies whose bytes were not what they had been."""
+    reused_bytes: int = 0  # copies of an earlier daemon that were checked, and taken over
+    damaged_files: int = 0  # copies whose bytes were not what they had been
     evicted_files: int = 0
-    evicted_bytes: int = 0
-    """Made room for files that come sooner."""
-    given_back_files: int = 0
-    """Given back because memory was short."""
-    withdrawn_files: int = 0
-    """Because the original was written to or changed."""
+    evicted_bytes: int = 0  # made room for files that come sooner
+    given_back_files: int = 0  # given back because memory was short
+    withdrawn_files: int = 0  # because the original was written to or changed
     wasted_files: int = 0
-    wasted_bytes: int = 0
-    """Of those that went: never opened."""
+    wasted_bytes: int = 0  # of those that went: never opened
 
 
 class OpenFigures:
@@ -189,11 +175,8 @@ class OpenFigures:
 
 Tier = Literal["ram", "disk"]
 
-EVICT_SHARE = 64
-"""Of the quota, is made free at a time by files that are needed very late."""
-
-ORDER_SOON = 4096
-"""A file that another run opens within so many opens is not evicted."""
+EVICT_SHARE = 64  # of the quota, is made free at a time by files that are needed very late
+ORDER_SOON = 4096  # a file that another run opens within so many opens is not evicted
 
 
 @dataclass(slots=True, eq=False)

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-LINES_MAX = 1 << 27
-"""More are not read: 90 epochs of ImageNet are 115 million."""
-
+LINES_MAX = 1 << 27  # more are not read: 90 epochs of ImageNet are 115 million
 _LINE_BYTES_MAX = 8192
 
 
@@ -90,9 +88,7 @@ def _number(name: bytes, roots: Sequence[tuple[bytes, bytes]], find: Callable[[b
     return find(name)
 
 
-REPEATS = 8
-"""More repeats than new files by so many: an epoch has begun."""
-
+REPEATS = 8  # more repeats than new files by so many: an epoch has begun
 RECENT_SHARE, RECENT_MIN, RECENT_MAX = 4, 8, 64
 """A repeat of one of the last 8 to 64 files (a quarter of the epoch so far) is no new epoch."""
 

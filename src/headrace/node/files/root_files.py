@@ -41,26 +41,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("headrace.node")
 
-READS_FIRST = 64
-"""Reads in flight until the tuner knows better."""
-
-QUEUED = 2
-"""Files under way for each read in flight: none ends without a successor."""
-
-LATENCY_READS = 16
-"""So many say how long a read takes."""
-
-SILENCE_MAX_S = 2.0
-"""A program that opens nothing for longer neither waits nor works."""
-
+READS_FIRST = 64  # reads in flight until the tuner knows better
+QUEUED = 2  # files under way for each read in flight: none ends without a successor
+LATENCY_READS = 16  # so many say how long a read takes
+SILENCE_MAX_S = 2.0  # a program that opens nothing for longer neither waits nor works
 BUFFER_BYTES = 128 << 20
 BIG_BYTES = 16 << 20
 """Larger files are read in pieces, and not before somebody opened them or will soon."""
 
 PIECE_BYTES = 1 << 20
-PIECES = 8
-"""Of one large file, read at a time."""
-
+PIECES = 8  # of one large file, read at a time
 WAIT_S = 0.001
 _ATTEMPTS = 3
 _AGAIN_S = 0.05
@@ -72,11 +62,9 @@ class _Demand:
 
     view: ProgramRun
     ahead: deque[int] = field(default_factory=deque)
-    blocked: bool = False
-    """There was no room for the first of them."""
+    blocked: bool = False  # there was no room for the first of them
     rest: Iterator[int] | None = None
-    opened_s: float = field(default_factory=time.monotonic)
-    """When it opened files last."""
+    opened_s: float = field(default_factory=time.monotonic)  # when it opened files last
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +73,7 @@ class _Reading:
 
     path: bytes
     row: tuple[int, ...]
-    job: Any
-    """A FileJob, or the Future of a check or of a large file."""
+    job: Any  # a FileJob, or the Future of a check or of a large file
 
 
 class FarReader:
@@ -522,8 +509,7 @@ class RootFiles:
         """Memory of copies."""
         return self.copies.held_bytes
 
-    lingering_bytes = 0
-    """Who still has a copy open, or mapped, has it to itself."""
+    lingering_bytes = 0  # who still has a copy open, or mapped, has it to itself
 
     def want(self) -> Want:
         """What memory it could use."""

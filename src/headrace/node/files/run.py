@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from headrace.node.files.root_files import RootFiles
 
 
-FILE_BYTES_MAX = 64 << 20
-"""Larger files are left to the kernel's own reading ahead."""
-
+FILE_BYTES_MAX = 64 << 20  # larger files are left to the kernel's own reading ahead
 DOZE_AFTER = 64
 """So many files in a row were in memory already: only each `DOZE_STEP`th is looked at from now on."""
 
@@ -209,13 +207,9 @@ ACTIVE_S, ACTIVE_WAIT_S = 1.0, 0.005
 BATCH_S = 0.002
 """Reports are taken in together: a program that opens a file need not wake this thread each time."""
 
-DOZE_S = 0.02
-"""The same, while all files are in memory anyway."""
-
+DOZE_S = 0.02  # the same, while all files are in memory anyway
 IDLE_S = 0.05
-REST_S = 1.0
-"""How often it is looked whether the rest of the data set can be read."""
-
+REST_S = 1.0  # how often it is looked whether the rest of the data set can be read
 REST_ANEW = 16
 """So many different files were opened, or twice as many as the last time: that says what the rest is."""
 

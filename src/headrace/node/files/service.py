@@ -40,8 +40,7 @@ PATIENCE_S = 0.5
 ROOTS_MAX = 256
 """Roots that are kept; one more lets go of the one that was not used for the longest."""
 
-ENDED_KEPT = 16
-"""Runs that have ended and are still reported."""
+ENDED_KEPT = 16  # runs that have ended and are still reported
 
 
 @dataclass(slots=True, eq=False)

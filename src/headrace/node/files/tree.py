@@ -32,12 +32,9 @@ STAT_COLUMNS = (
 IDENTITY = [0, 1, 2, 3, STAT_COLUMNS.index("st_ctime_ns")]
 """Columns that say which file it was, and as of when: st_ctime too, since programs set st_mtime back."""
 
-FILES_MAX = 1 << 24
-"""Of one root; about 300 bytes each. More are not looked at, and open as ever."""
-
+FILES_MAX = 1 << 24  # of one root; about 300 bytes each. More are not looked at, and open as ever.
 FAR_THREADS = 16
-ERRORS_MAX = 16
-"""Messages that are kept."""
+ERRORS_MAX = 16  # messages that are kept
 
 _OF_THE_KERNEL = frozenset(
     (

@@ -29,10 +29,8 @@ class CacheBypass:
 
     looks: int = 24
     """Files that are looked at: if one in ten were not resident, all but 8 % of looks would see it."""
-    pause: int = 2048
-    """Samples between two looks."""
-    window: int = 128
-    """Files that were read, between two verdicts on them."""
+    pause: int = 2048  # samples between two looks
+    window: int = 128  # files that were read, between two verdicts on them
     resident_share: float = 0.98
     latency_s_max: float = 0.0005
     """Reads that take longer are worth hiding, also from the page cache: opening may be slow."""
@@ -102,8 +100,7 @@ class Usefulness:
     window: int = 64
     pause: int = 2048
     pause_max: int = 1 << 20
-    reason: str | None = None
-    """Why it is off; None: it is on."""
+    reason: str | None = None  # why it is off; None: it is on
     _good: int = 0
     _skipped: int = 0
     _changed: int = 0
@@ -139,19 +136,14 @@ class Usefulness:
         return False
 
 
-FIRST_FILES = 64
-"""All wait for the first reads: they say nothing."""
-
+FIRST_FILES = 64  # all wait for the first reads: they say nothing
 WINDOW_FILES = 256
 
-WAITED_SHARE = 0.25
-"""Of a window's time: opens that wait longer are held up."""
-
+WAITED_SHARE = 0.25  # of a window's time: opens that wait longer are held up
 BUSY_SHARE = 0.75
 """Of the reads that may be in flight: with more of them under way, the device is at its limit."""
 
-BOUND_WINDOWS = 2
-"""In a row that must say so."""
+BOUND_WINDOWS = 2  # in a row that must say so
 
 
 class ColdChoice:

@@ -132,17 +132,10 @@ def _length(thing: Any) -> int | None:
         return None
 
 
-GUESS_WATCHED = 64
-"""Samples after which a guess that was right is not watched any more."""
-
-GUESS_TRIED = 16
-"""Samples after which a guess that was mostly wrong is given up."""
-
-IDLE_AFTER = 256
-"""Samples that opened nothing, after which nothing is learned any more."""
-
-SYNC_EVERY = 64
-"""Samples that are learned before the others are told."""
+GUESS_WATCHED = 64  # samples after which a guess that was right is not watched any more
+GUESS_TRIED = 16  # samples after which a guess that was mostly wrong is given up
+IDLE_AFTER = 256  # samples that opened nothing, after which nothing is learned any more
+SYNC_EVERY = 64  # samples that are learned before the others are told
 
 
 class PredictedFiles:
@@ -239,9 +232,7 @@ class PredictedFiles:
         return f"paths from {where}, {self.knowledge.known} samples learned"
 
 
-SHARED_AFTER = 8
-"""A file that so many samples open is no sample's own."""
-
+SHARED_AFTER = 8  # a file that so many samples open is no sample's own
 _SKETCH_BYTES = 1 << 22  # counters of opens by hash of the path: 4M files before they crowd
 _UNKNOWN, _VOLATILE = -1, -2
 _CHANGES_MAX = 3  # a sample whose files changed so often is not predicted

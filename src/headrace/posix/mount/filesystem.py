@@ -50,9 +50,7 @@ if TYPE_CHECKING:
     from headrace.store.folders import Entry
 
 DOOR = 2
-DOOR_NAME = b".headrace"
-"""Holds every sample by its index; for those whose names cannot be paths."""
-
+DOOR_NAME = b".headrace"  # holds every sample by its index; for those whose names cannot be paths
 _FIRST_FILE = 16
 _FOLDER_BIT = 1 << 62
 _DEPTH_SHIFT = 44
@@ -64,18 +62,12 @@ _FILE_MODE = stat.S_IFREG | 0o444
 
 _log = logging.getLogger("headrace.mount")
 
-VALID_S = 7 * 86400
-"""How long the kernel may keep an answer without asking again."""
-
-BACKGROUND = 64
-"""Read-ahead requests that the kernel may have under way."""
-
+VALID_S = 7 * 86400  # how long the kernel may keep an answer without asking again
+BACKGROUND = 64  # read-ahead requests that the kernel may have under way
 _ENTRY_BYTES, _PLUS_BYTES = 32, 160
 """Of the shortest entry in a listing: not more are looked up than fit into the answer."""
 
-_LOGGED_AGAIN_S = 60.0
-"""A bad sample is named in the log once in so long."""
-
+_LOGGED_AGAIN_S = 60.0  # a bad sample is named in the log once in so long
 _LOGGED_MAX = 4096
 
 _XATTR = b"user.headrace."
@@ -393,15 +385,11 @@ def _sized(value: bytes, size: int) -> bytes:
 BLOCK_BYTES = 64 << 10
 """What one remembered checksum covers: 4 bytes of memory for it, and the least that is read at once."""
 
-_STEP_BYTES = 4 << 20
-"""Read at once when a large part is gone through; a multiple of `BLOCK_BYTES`."""
-
+_STEP_BYTES = 4 << 20  # read at once when a large part is gone through; a multiple of `BLOCK_BYTES`
 _CHUNK_BYTES = 1 << 20
 """Of a large part that is read front to back, so much at a time: eight of the kernel's reads of 128 KiB."""
 
-_SUMS_MAX = 1024
-"""Large parts whose checksums are remembered: 64 MiB of them at 1 GiB each."""
-
+_SUMS_MAX = 1024  # large parts whose checksums are remembered: 64 MiB of them at 1 GiB each
 _LOCKS = 64
 
 _WHOLE = -1

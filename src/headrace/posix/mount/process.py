@@ -160,9 +160,7 @@ class MountOptions:
     timeout_s: int = 120
     """After so long without an answer the kernel ends the mount (Linux 6.15 and later)."""
 
-    log: str | None = None
-    """File that the log goes to as well."""
-
+    log: str | None = None  # file that the log goes to as well
     storage_options: dict[str, Any] | None = field(default=None, repr=False)
     """For URLs, as for `open`. Not shown: secrets may be among them."""
 

@@ -15,17 +15,14 @@ from typing import NamedTuple, TypeAlias
 MAJOR, MINOR_MIN, MINOR = 7, 31, 43
 """7.31 is Linux 5.4; 7.43 the last whose fields are used here (the request timeout)."""
 
-ROOT = 1
-"""The number of the root folder, as the protocol has it."""
-
+ROOT = 1  # the number of the root folder, as the protocol has it
 WRITE_BYTES_MAX = 4096
 """Nothing is written, so requests stay small; the least that the kernel takes."""
 
 REQUEST_BYTES = 16 << 10
 """Longer than any request: two names of at most 4 kB. The kernel asks for 8 KiB or more."""
 
-READ_BYTES_MAX = 1 << 20
-"""The longest read: 256 pages, what the kernel allows without a sysctl."""
+READ_BYTES_MAX = 1 << 20  # the longest read: 256 pages, what the kernel allows without a sysctl
 
 
 class Opcode(enum.IntEnum):
