@@ -75,40 +75,29 @@ class SharePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDocument:
-    """What a node says of itself: `node-R.json`.
+    """What a node says of itself: `node-R.json`."""
 
-    Attributes:
-        session: of the meeting; files of an earlier one have another.
-        node: its rank.
-        address, nqn: of its target and its subsystem.
-        local: the folder on its local disk.
-        state: `planned`, `staging`, `staged` or `failed`.
-        ready: the first samples of its share, which are there already.
-        written: bytes of the share's volume that are there.
-        source_bytes: read from the source so far.
-        segment: the manifest's entry of its share; None for a share without samples, as `place`.
-        files: paths of the share's volumes for processes on the node, once it is staged.
-        replicas: copies of other nodes' shares that it holds; `node` is the share's.
-    """
-
-    session: str
-    node: int
+    session: str  # of the meeting; files of an earlier one have another
+    node: int  # its rank
     host: str
     pid: int
-    address: str
-    nqn: str
-    local: str
-    state: str
+    address: str  # of its target
+    nqn: str  # of its subsystem
+    local: str  # the folder on its local disk
+    state: str  # `planned`, `staging`, `staged` or `failed`
     samples: int = 0
-    ready: int = 0
+    ready: int = 0  # the first samples of its share, which are there already
     volume_bytes: int = 0
-    written: int = 0
-    source_bytes: int = 0
+    written: int = 0  # bytes of the share's volume that are there
+    source_bytes: int = 0  # read from the source so far
     why: str = ""
     segment: dict[str, Any] | None = None
+    """The manifest's entry of its share; None for a share without samples, as `place`."""
     place: SharePlace | None = None
     files: tuple[str, ...] = ()
+    """Paths of the share's volumes for processes on the node, once it is staged."""
     replicas: tuple[SharePlace, ...] = ()
+    """Copies of other nodes' shares that it holds; `node` is the share's."""
 
     def to_bytes(self) -> bytes:
         """The file's content."""
@@ -143,27 +132,17 @@ class SegmentPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDocument:
-    """What the job is: `job.json`.
-
-    Attributes:
-        job: the scheduler's id of the job, or the session.
-        generation: grows with each change.
-        state: `staging`, or `staged` once all shares are.
-        fingerprint: of the source's listing: equal sources have equal orders.
-        source: what was staged, for people.
-        listing: the store that lists the source; the last resort of reads.
-        segments: in the source's order.
-    """
+    """What the job is: `job.json`."""
 
     session: str
-    job: str
-    generation: int
-    state: str
+    job: str  # the scheduler's id of the job, or the session
+    generation: int  # grows with each change
+    state: str  # `staging`, or `staged` once all shares are
     nodes: int
-    fingerprint: str
-    source: str
-    listing: str
-    segments: tuple[SegmentPlaces, ...] = field(default=())
+    fingerprint: str  # of the source's listing: equal sources have equal orders
+    source: str  # what was staged, for people
+    listing: str  # the store that lists the source; the last resort of reads
+    segments: tuple[SegmentPlaces, ...] = field(default=())  # in the source's order
 
     @property
     def samples(self) -> int:

@@ -150,45 +150,32 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node.
-
-    Attributes:
-        state: `missing` (it has not come), `planned`, `staging`, `staged`, `failed` or `gone`.
-        bytes, written: of its share's volume, and of them there already.
-        copies_of: nodes whose shares it holds too.
-    """
+    """One node."""
 
     node: int
-    state: str
+    state: str  # `missing` (it has not come), `planned`, `staging`, `staged`, `failed` or `gone`
     host: str = ""
     address: str = ""
     samples: int = 0
-    bytes: int = 0
-    written: int = 0
+    bytes: int = 0  # of its share's volume
+    written: int = 0  # of them, there already
     source_bytes: int = 0
-    copies_of: tuple[int, ...] = ()
+    copies_of: tuple[int, ...] = ()  # nodes whose shares it holds too
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingStatus:
-    """A job that stages.
+    """A job that stages."""
 
-    Attributes:
-        folder: where it meets.
-        job: the scheduler's id, if there is one.
-        state: `meeting`, `staging`, `staged` or `ended`.
-        bytes, written: of all shares, and of them there already.
-    """
-
-    folder: str
+    folder: str  # where it meets
     session: str
-    job: str | None
-    state: str
+    job: str | None  # the scheduler's id, if there is one
+    state: str  # `meeting`, `staging`, `staged` or `ended`
     source: str
     samples: int
-    bytes: int
-    written: int
+    bytes: int  # of all shares
+    written: int  # of them, there already
     source_bytes: int
     nodes: tuple[NodeStatus, ...]
 

@@ -59,29 +59,19 @@ _AGAIN = "Check the local disk (--local) and the meeting folder (--meet), and st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOptions:
-    """How a node takes part.
+    """How a node takes part."""
 
-    Attributes:
-        local: a folder on the local disk; by default that of temporary files.
-        replicas: places of each share, 1 or 2.
-        keep: leave the share on the local disk, as a store.
-        address: where the others reach this node; found out if not given.
-        port: of the target; 0 takes a free one.
-        meet_s: how long to wait for the others.
-        bytes_per_s: read no faster from the source: others need it too.
-        listing: options of `headrace.index` for a source that is no store.
-        storage_options: for a source at a URL.
-    """
-
-    local: str | None = None
-    replicas: int = 1
-    keep: bool = False
-    address: str | None = None
-    port: int = 0
-    meet_s: float = 600.0
-    bytes_per_s: float | None = None
+    local: str | None = None  # a folder on the local disk; by default that of temporary files
+    replicas: int = 1  # places of each share, 1 or 2
+    keep: bool = False  # leave the share on the local disk, as a store
+    address: str | None = None  # where the others reach this node; found out if not given
+    port: int = 0  # of the target; 0 takes a free one
+    meet_s: float = 600.0  # how long to wait for the others
+    bytes_per_s: float | None = None  # read no faster from the source: others need it too
     listing: Mapping[str, Any] | None = None
+    """Options of `headrace.index` for a source that is no store."""
     storage_options: Mapping[str, Any] | None = field(default=None, repr=False)
+    """For a source at a URL."""
 
     def __post_init__(self) -> None:
         if self.replicas not in (1, 2):

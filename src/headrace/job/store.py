@@ -103,15 +103,10 @@ def _living_job(meeting: Meeting, wait_s: float) -> JobDocument:
 
 
 class JobStore(Store):
-    """The open store of a job; a `Store` like any other.
+    """The open store of a job; a `Store` like any other."""
 
-    Attributes:
-        document: `job.json` as it was when the store was opened.
-        directories: where the node keeps the job's directories.
-    """
-
-    document: JobDocument
-    directories: Directories
+    document: JobDocument  # `job.json` as it was when the store was opened
+    directories: Directories  # where the node keeps the job's directories
     meeting: Meeting
 
     @property

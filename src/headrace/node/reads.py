@@ -160,25 +160,15 @@ def over_node(chain: Stages, source: Any, part_names: Sequence[str], /) -> Stage
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """How a loader fares with the daemon.
+    """How a loader fares with the daemon."""
 
-    Attributes:
-        attached: whether it has one now.
-        attachments: how often it was attached.
-        node_batches: batches that came from the daemon or its cache.
-        gathered_batches: those of them that took no message.
-        direct_batches: batches that were read directly.
-        busy_batches: those of them for which the daemon had no memory.
-        why: why there is no daemon now, or why the last batch was read directly.
-    """
-
-    attached: bool
-    attachments: int
-    node_batches: int
-    gathered_batches: int
-    direct_batches: int
-    busy_batches: int
-    why: str
+    attached: bool  # whether it has one now
+    attachments: int  # how often it was attached
+    node_batches: int  # batches that came from the daemon or its cache
+    gathered_batches: int  # those of them that took no message
+    direct_batches: int  # batches that were read directly
+    busy_batches: int  # those of them for which the daemon had no memory
+    why: str  # why there is no daemon now, or why the last batch was read directly
 
 
 class NodeReads(ReadStage):

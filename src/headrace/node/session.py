@@ -58,15 +58,11 @@ WINDOW_MIN: Final = 1 << 20
 
 @dataclass(slots=True)
 class WindowBudget:
-    """What all clients hold together.
-
-    Attributes:
-        starved: somebody waits for what clients of other jobs hold.
-    """
+    """What all clients hold together."""
 
     bytes_max: int
     held_bytes: int = 0
-    starved: bool = False
+    starved: bool = False  # somebody waits for what clients of other jobs hold
 
     @classmethod
     def within(cls, available_bytes: int) -> WindowBudget:

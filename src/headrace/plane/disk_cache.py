@@ -71,27 +71,16 @@ _LOCK_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """The cache of one data set.
+    """The cache of one data set."""
 
-    Attributes:
-        path: its folder.
-        fingerprint: of the data set.
-        source: the path of the data set when the cache was begun.
-        samples: samples that it holds.
-        of_samples: samples of the data set.
-        bytes: its files.
-        in_use: some process holds it.
-        used_s: seconds since the epoch, when it was last opened.
-    """
-
-    path: str
-    fingerprint: str
-    source: str
-    samples: int
-    of_samples: int
-    bytes: int
-    in_use: bool
-    used_s: float
+    path: str  # its folder
+    fingerprint: str  # of the data set
+    source: str  # the path of the data set when the cache was begun
+    samples: int  # samples that it holds
+    of_samples: int  # samples of the data set
+    bytes: int  # its files
+    in_use: bool  # some process holds it
+    used_s: float  # seconds since the epoch, when it was last opened
 
     @property
     def complete(self) -> bool:

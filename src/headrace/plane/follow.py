@@ -230,13 +230,9 @@ class FollowingLoader(Loader):
 
 
 class GrowingCursor(Cursor):
-    """The place in an order over a store that grows.
+    """The place in an order over a store that grows."""
 
-    Attributes:
-        segments: how many segments of each source the epoch knows.
-    """
-
-    segments: tuple[int, ...] = ()
+    segments: tuple[int, ...] = ()  # how many segments of each source the epoch knows
 
     def basis(self) -> tuple[int, ...]:
         """The order's own, and the numbers of segments: a fingerprint alone does not say where to find them."""

@@ -85,21 +85,14 @@ class Fetched(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """The stages of one process.
+    """The stages of one process."""
 
-    Attributes:
-        source: the source's reader.
-        top: what order and prefetch ask for batches.
-        stages: the tiers and limits, the lowest first; the source's reader is none of them.
-        disk: the disk tier, if there is one.
-        ram: the RAM tier, if there is one.
-    """
-
-    top: BatchReads
-    source: BatchReader
+    top: BatchReads  # what order and prefetch ask for batches
+    source: BatchReader  # the source's reader
     stages: tuple[Stage, ...] = ()
-    disk: DiskTier | None = None
-    ram: MemoryTier | None = None
+    """The tiers and limits, the lowest first; the source's reader is none of them."""
+    disk: DiskTier | None = None  # the disk tier, if there is one
+    ram: MemoryTier | None = None  # the RAM tier, if there is one
 
     @property
     def active(self) -> BatchReader:

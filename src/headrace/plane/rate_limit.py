@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.errors import HeadraceError, VolumeTimeout
@@ -93,17 +93,11 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LimitUsage:
-    """What a limit has counted in an interval, each in the order of `LIMITED`.
+    """What a limit has counted in an interval, each in the order of `LIMITED`."""
 
-    Attributes:
-        used: what was let through.
-        waiting: what is held back now, by the limit that holds it.
-        held_s: how long something was held back, likewise.
-    """
-
-    used: tuple[float, float, float]
-    waiting: tuple[float, float, float]
-    held_s: tuple[float, float, float]
+    used: tuple[float, float, float]  # what was let through
+    waiting: tuple[float, float, float]  # what is held back now, by the limit that holds it
+    held_s: tuple[float, float, float]  # how long something was held back, likewise
 
     @property
     def idle(self) -> bool:
@@ -119,8 +113,8 @@ class Limit:
         held_s: seconds for which something was held back.
     """
 
-    def __init__(self, now: float) -> None:
-        self._buckets = [TokenBucket(None, now, BURST_S) for _ in LIMITED]
+    def __init__(self, now: float, burst_s: float = BURST_S) -> None:
+        self._buckets = [TokenBucket(None, now, burst_s) for _ in LIMITED]
         self._lock = threading.Lock()
         self._used = [0.0] * len(LIMITED)
         self.total = [0.0] * len(LIMITED)
@@ -148,7 +142,9 @@ class Limit:
         """
         for name, rate in zip(LIMITED, rates, strict=True):
             if rate is not None and not rate > 0:
-                raise ValueError(f"{name} is {rate} per second, expected more than 0, or None")
+                raise ValueError(
+                    f"{name}_per_s is {rate}, expected more than 0, or None for no limit"
+                )
         with self._lock:
             for bucket, rate in zip(self._buckets, rates, strict=True):
                 if bucket.rate != rate:
@@ -224,6 +220,9 @@ _SIGNAL_CHECK_S = 0.2
 
 _GIVEN_UP_CHECK_S = 0.05  # nobody says when a request that was let go is dropped and not taken
 
+_THROTTLE_BURST_S = 0.25
+"""A throttle saves up more than a job's limit: it hides a hiccup of the one loader that it is for."""
+
 
 class Throttle(ReadStage):
     """Limits the rate of what is read below it.
@@ -254,15 +253,11 @@ class Throttle(ReadStage):
         self.limit(bytes_per_s=bytes_per_s, reads_per_s=reads_per_s)
 
     def limit(self, *, bytes_per_s: float | None, reads_per_s: float | None) -> None:
-        """Set both limits, from now on; None for none.
-
-        Raises:
-            ValueError: a limit is not positive.
-        """
-        for name, value in (("bytes_per_s", bytes_per_s), ("reads_per_s", reads_per_s)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}, expected more than 0, or None for no limit")
-        self._gate.limit(bytes_per_s, reads_per_s)
+        """Set both limits, from now on; None for none. Raises ValueError if a limit is not positive."""
+        gate = self._gate
+        with gate.changed:
+            gate.rates.set_rates((bytes_per_s, reads_per_s, None), time.monotonic())
+            gate.changed.notify_all()
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
         """Ask for one batch; it is read when the limits allow."""
@@ -278,29 +273,28 @@ class Throttle(ReadStage):
 
     def stats(self) -> StageStats:
         """What passed, and for how long requests were held back."""
-        return self._gate.stats()
+        gate = self._gate
+        with gate.changed:
+            return replace(gate.passed, busy_s=gate.busy_s, in_flight=len(gate.held))
 
     def knobs(self) -> Mapping[str, int]:
         """The limits that are set."""
-        rates = {"bytes_per_s": self._gate.bytes.rate, "reads_per_s": self._gate.reads.rate}
-        return {name: int(rate) for name, rate in rates.items() if rate is not None}
+        rates = zip(LIMITED, self._gate.rates.rates, strict=True)
+        return {f"{name}_per_s": int(rate) for name, rate in rates if rate is not None}
 
     def turn(self, knobs: Mapping[str, int]) -> None:
-        """Set `bytes_per_s` or `reads_per_s`; the other stays.
-
-        Raises:
-            ValueError: a value is not positive.
-        """
+        """Set `bytes_per_s` or `reads_per_s`; the other stays."""
+        bytes_per_s, reads_per_s, _ = self._gate.rates.rates
         self.limit(
-            bytes_per_s=knobs.get("bytes_per_s", self._gate.bytes.rate),
-            reads_per_s=knobs.get("reads_per_s", self._gate.reads.rate),
+            bytes_per_s=knobs.get("bytes_per_s", bytes_per_s),
+            reads_per_s=knobs.get("reads_per_s", reads_per_s),
         )
 
 
 class _Held:
     """A request that waits for its turn, then for its bytes."""
 
-    def __init__(self, gate: _Gate, indices: NDArray[np.int64], cost: tuple[int, int]) -> None:
+    def __init__(self, gate: _Gate, indices: NDArray[np.int64], cost: Cost) -> None:
         self.indices = indices
         self.cost = cost
         self.job: PendingReads | None = None
@@ -340,7 +334,7 @@ class _Held:
 
 
 class _Gate:
-    """Queue, buckets and thread; apart from `Throttle`, so that dropping that one ends this."""
+    """Queue, limit and thread; apart from `Throttle`, so that dropping that one ends this."""
 
     def __init__(
         self,
@@ -350,96 +344,79 @@ class _Gate:
         room: Callable[[], int] | None,
     ) -> None:
         now = time.monotonic()
-        self.bytes = TokenBucket(None, now)
-        self.reads = TokenBucket(None, now)
+        self.rates = Limit(now, _THROTTLE_BURST_S)
+        self.held: deque[_Held] = deque()
+        self.changed = threading.Condition()
+        self.passed = StageStats(name=Throttle.name)
+        self.busy_s = self._held_s = 0.0
         self._below = below
         self._bytes_of = bytes_of
         self._deadline_s = deadline_s
         self._room = room
-        self._held: deque[_Held] = deque()
-        self._let_go: deque[tuple[weakref.ref[_Held], int]] = deque()
-        self._let_go_bytes = 0
+        self._let_go: deque[tuple[weakref.ref[_Held], float]] = deque()
+        self._let_go_bytes = 0.0
+        self._let_go_at = now
         self._awaited = 0
-        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._pid = os.getpid()
-        self._let_go_at = now
-        self._samples = self._passed_bytes = self._passed_reads = 0
-        self.busy_s = self._held_s = 0.0
-
-    def limit(self, bytes_per_s: float | None, reads_per_s: float | None) -> None:
-        now = time.monotonic()
-        with self._changed:
-            self.bytes.set_rate(bytes_per_s, now)
-            self.reads.set_rate(reads_per_s, now)
-            self._changed.notify_all()
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:
-        if self.bytes.rate is None and self.reads.rate is None and not self._held:
+        if not self.rates.limited and not self.held:
             return self._below.submit(indices)
-        held = _Held(self, indices, (self._bytes_of(indices), len(indices)))
-        with self._changed:
+        held = _Held(self, indices, Cost(self._bytes_of(indices), len(indices)))
+        with self.changed:
             self._stopping = False
             if self._thread is None:
                 self._let_go_at = time.monotonic()
-                self._thread = threading.Thread(target=self._run, name="headrace-throttle")
-                self._thread.daemon = True
+                self._thread = threading.Thread(
+                    target=self._run, name="headrace-throttle", daemon=True
+                )
                 self._thread.start()
-            self._held.append(held)
-            self._changed.notify_all()
+            self.held.append(held)
+            self.changed.notify_all()
         return held
 
     def stop(self) -> None:
         if os.getpid() != self._pid:
             return  # a thread that does not exist here may hold the lock
-        with self._changed:
+        with self.changed:
             self._stopping = True
-            while self._held:
-                held = self._held.popleft()
+            while self.held:
+                held = self.held.popleft()
                 held.error = VolumeTimeout("the loader was closed while a batch was held back.")
                 held.began.set()
-            self._changed.notify_all()
+            self.changed.notify_all()
 
     def await_one(self, held: _Held) -> None:
         """Wait until it is let go. Whoever waits is not kept waiting for want of room."""
-        with self._changed:
+        with self.changed:
             self._awaited += 1
-            self._changed.notify_all()
+            self.changed.notify_all()
         try:
             while not held.began.wait(_SIGNAL_CHECK_S):
                 idle_s = time.monotonic() - self._let_go_at
                 if idle_s > self._deadline_s:
+                    bytes_per_s, reads_per_s, _ = self.rates.rates
                     raise VolumeTimeout(
-                        f"a batch was held back for {idle_s:.0f} s by the limits {self.bytes.rate} "
-                        f"bytes and {self.reads.rate} reads per second.",
+                        f"a batch was held back for {idle_s:.0f} s by the limits {bytes_per_s} "
+                        f"bytes and {reads_per_s} reads per second.",
                         next_step="Give larger limits, or a larger deadline_s.",
                     )
         finally:
-            with self._changed:
+            with self.changed:
                 self._awaited -= 1
 
-    def settle(self, cost: tuple[int, int], batch: _native.Batch) -> None:
+    def settle(self, cost: Cost, batch: _native.Batch) -> None:
         """Pay back what did not have to be read."""
-        stats = batch.stats
+        stats, nbytes = batch.stats, int(batch.lengths.sum())
         read = stats["direct_reads"] + stats["buffered_reads"] + stats["opened_files"]
-        with self._changed:
-            self.bytes.spend(min(0, stats["bytes_read"] - cost[0]))
-            self.reads.spend(min(0, read - cost[1]))
-            self._passed_bytes += int(batch.lengths.sum())
-            self._passed_reads += read
-            self._changed.notify_all()
-
-    def stats(self) -> StageStats:
-        with self._changed:
-            return StageStats(
-                name="throttle",
-                busy_s=self.busy_s,
-                samples=self._samples,
-                bytes=self._passed_bytes,
-                reads=self._passed_reads,
-                in_flight=len(self._held),
-            )
+        back = Cost(min(0, stats["bytes_read"] - cost.bytes), min(0, read - cost.reads))
+        with self.changed:
+            self.rates.spend(back)
+            passed = self.passed
+            self.passed = replace(passed, bytes=passed.bytes + nbytes, reads=passed.reads + read)
+            self.changed.notify_all()
 
     def _run(self) -> None:
         while (held := self._next()) is not None:
@@ -453,41 +430,40 @@ class _Gate:
 
     def _next(self) -> _Held | None:
         """Wait until the first request may go; None at the end."""
-        with self._changed:
+        with self.changed:
             while not self._stopping:
-                if not self._held:
-                    self._changed.wait()
+                if not self.held:
+                    self.changed.wait()
                     continue
                 now = time.monotonic()
-                wait_s = max(self.bytes.wait_s(now), self.reads.wait_s(now))
+                wait_s = self.rates.wait_s(self.held[0].cost, now)
                 if wait_s > 0.0:
-                    self._changed.wait(wait_s)
+                    self.changed.wait(wait_s)
                     self.busy_s += time.monotonic() - now
                 elif not self._awaited and not self._has_room():
-                    self._changed.wait(_GIVEN_UP_CHECK_S)
+                    self.changed.wait(_GIVEN_UP_CHECK_S)
                 else:
                     return self._first()
             self._thread = None
             return None
 
     def _first(self) -> _Held:
-        held = self._held.popleft()
-        self.bytes.spend(held.cost[0])
-        self.reads.spend(held.cost[1])
-        self._samples += len(held.indices)
+        held = self.held.popleft()
+        self.rates.spend(held.cost)
+        self.passed = replace(self.passed, samples=self.passed.samples + len(held.indices))
         self._let_go_at = time.monotonic()
         held.held_s, self._held_s = self.busy_s - self._held_s, self.busy_s
-        self._let_go.append((weakref.ref(held), held.cost[0]))
-        self._let_go_bytes += held.cost[0]
+        self._let_go.append((weakref.ref(held), held.cost.bytes))
+        self._let_go_bytes += held.cost.bytes
         return held
 
     def _has_room(self) -> bool:
         """Whether what was let go and not taken yet is less than can be worked on."""
         while self._let_go:
-            first, cost = self._let_go[0]
+            first, nbytes = self._let_go[0]
             held = first()
             if held is not None and not held.taken:
                 break
             self._let_go.popleft()
-            self._let_go_bytes -= cost
+            self._let_go_bytes -= nbytes
         return self._room is None or self._let_go_bytes < self._room()

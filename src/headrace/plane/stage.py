@@ -41,62 +41,42 @@ _NO_LATENCIES: Final = (0,) * LATENCY_BUCKETS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStats:
-    """What one stage has done since it started, and what it holds now.
+    """What one stage has done since it started, and what it holds now."""
 
-    Attributes:
-        name: `prefetch`, `ram`, `disk`, `throttle`, `decode`, `ahead`.
-        busy_s: seconds spent working, added up over its threads.
-        wait_input_s: seconds with nothing to do: the stage before is slower.
-        wait_output_s: seconds waiting for room, or for the stage after: that one is slower.
-        samples: samples passed on.
-        bytes: bytes passed on.
-        reads: finished reads.
-        in_flight: gauge: reads in flight now.
-        in_flight_s: integral of `in_flight` over time, for exact means; 0.0 where it is not kept.
-        buffered_bytes: gauge: bytes held, being read or ready and not taken.
-        ready_bytes: gauge: bytes ready and not taken.
-        bytes_by_tier: bytes passed on, by where they came from (`TIERS`).
-        latency_us: histogram of the reads' latency: counts of `LATENCY_BUCKETS` buckets.
-        remote: what the engine behind this stage did; None where all that it reads is local.
-        simulation: `simulated lustre` where the storage is not real; its figures must carry this label.
-    """
-
-    name: str
-    busy_s: float = 0.0
-    wait_input_s: float = 0.0
+    name: str  # `prefetch`, `ram`, `disk`, `throttle`, `decode`, `ahead`
+    busy_s: float = 0.0  # seconds spent working, added up over its threads
+    wait_input_s: float = 0.0  # seconds with nothing to do: the stage before is slower
     wait_output_s: float = 0.0
-    samples: int = 0
-    bytes: int = 0
-    reads: int = 0
-    in_flight: int = 0
+    """Seconds waiting for room, or for the stage after: that one is slower."""
+    samples: int = 0  # samples passed on
+    bytes: int = 0  # bytes passed on
+    reads: int = 0  # finished reads
+    in_flight: int = 0  # gauge: reads in flight now
     in_flight_s: float = 0.0
-    buffered_bytes: int = 0
-    ready_bytes: int = 0
+    """Integral of `in_flight` over time, for exact means; 0.0 where it is not kept."""
+    buffered_bytes: int = 0  # gauge: bytes held, being read or ready and not taken
+    ready_bytes: int = 0  # gauge: bytes ready and not taken
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)
+    """Bytes passed on, by where they came from (`TIERS`)."""
     latency_us: tuple[int, ...] = _NO_LATENCIES
+    """Histogram of the reads' latency: counts of `LATENCY_BUCKETS` buckets."""
     remote: RemoteStats | None = None
+    """What the engine behind this stage did; None where all that it reads is local."""
     simulation: str = ""
+    """`simulated lustre` where the storage is not real; its figures must carry this label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStats:
-    """What the consumer of a plane has done since it started.
+    """What the consumer of a plane has done since it started."""
 
-    Attributes:
-        waited_s: seconds that it waited for data.
-        worked_s: seconds between a delivery and its next request: its own work.
-        batches: deliveries.
-        samples: samples delivered to it.
-        bytes: bytes delivered to it.
-        waiting_since_s: gauge: seconds that the wait under way has lasted, not yet in `waited_s`; 0: it works.
-    """
-
-    waited_s: float = 0.0
-    worked_s: float = 0.0
-    batches: int = 0
-    samples: int = 0
-    bytes: int = 0
+    waited_s: float = 0.0  # seconds that it waited for data
+    worked_s: float = 0.0  # seconds between a delivery and its next request: its own work
+    batches: int = 0  # deliveries
+    samples: int = 0  # samples delivered to it
+    bytes: int = 0  # bytes delivered to it
     waiting_since_s: float = 0.0
+    """Gauge: seconds that the wait under way has lasted, not yet in `waited_s`; 0: it works."""
 
 
 @runtime_checkable

@@ -170,63 +170,42 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit statuses that shells give
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOptions:
-    """How a program is run.
+    """How a program is run."""
 
-    Attributes:
-        roots: folders whose files are served.
-        order: a file that lists paths in the order in which the program will open them.
-        seed: the program opens all files, in headrace's order of this seed.
-        record_order: where to write the order in which it opened them.
-        immutable: nothing below the roots changes while the program runs.
-        simulate: a slow storage that the roots lie on.
-        plane: False: only simulate, as a baseline.
-        wait_s: how long to wait for a board before the program starts.
-        log: where its opens are noted, whether they are served or not.
-    """
-
-    roots: Sequence[str]
+    roots: Sequence[str]  # folders whose files are served
     order: str | None = None
-    seed: int | None = None
-    record_order: str | None = None
-    immutable: bool = False
-    simulate: str | None = None
-    plane: bool = True
-    wait_s: float = 2.0
-    log: OpenLog | None = None
+    """A file that lists paths in the order in which the program will open them."""
+    seed: int | None = None  # the program opens all files, in headrace's order of this seed
+    record_order: str | None = None  # where to write the order in which it opened them
+    immutable: bool = False  # nothing below the roots changes while the program runs
+    simulate: str | None = None  # a slow storage that the roots lie on
+    plane: bool = True  # False: only simulate, as a baseline
+    wait_s: float = 2.0  # how long to wait for a board before the program starts
+    log: OpenLog | None = None  # where its opens are noted, whether they are served or not
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How the program ended.
+    """How the program ended."""
 
-    Attributes:
-        status: its exit status.
-        signal: what ended it instead; 0: nothing.
-    """
-
-    status: int = 0
-    signal: int = 0
+    status: int = 0  # its exit status
+    signal: int = 0  # what ended it instead; 0: nothing
 
 
 @dataclass(slots=True)
 class RunReport:
-    """What a run did.
-
-    Attributes:
-        opens: by kind, as the programs themselves counted.
-        daemon: the daemon's figures of the run.
-        unseen: why something could not be seen.
-    """
+    """What a run did."""
 
     command: list[str]
     roots: list[str]
     ended: ProgramEnd = field(default_factory=ProgramEnd)
     wall_s: float = 0.0
     opens: Mapping[str, int] = field(default_factory=dict)
-    daemon: Mapping[str, Any] = field(default_factory=dict)
+    """By kind, as the programs themselves counted."""
+    daemon: Mapping[str, Any] = field(default_factory=dict)  # the daemon's figures of the run
     private_daemon: bool = False
     simulated: str | None = None
-    unseen: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)  # why something could not be seen
     notes: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
@@ -421,22 +400,16 @@ _SLOT_BYTES: Final = 40
 
 @dataclass(slots=True)
 class RecordedRun:
-    """One recorded run.
-
-    Attributes:
-        unseen: why nothing could be seen; '' where it could.
-        process: that records.
-        ended: None: the recording was cut off before.
-    """
+    """One recorded run."""
 
     command: list[str]
     folder: str
     began_unix_s: float = 0.0
     working_folder: str = ""
     processors: int = 0
-    process: int = 0
-    unseen: str = ""
-    ended: ProgramEnd | None = None
+    process: int = 0  # that records
+    unseen: str = ""  # why nothing could be seen; '' where it could
+    ended: ProgramEnd | None = None  # None: the recording was cut off before
     wall_s: float = 0.0
     notes: list[str] = field(default_factory=list)
 

@@ -35,17 +35,10 @@ _PATH_MAX: Final = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class FileOpen:
-    """One open, and what was read before its descriptor was closed; times are of CLOCK_MONOTONIC.
+    """One open, and what was read before its descriptor was closed; times are of CLOCK_MONOTONIC."""
 
-    Attributes:
-        path: absolute, as the program wrote it behind its working folder, without `.` and `..`.
-        flags: as `open` has them.
-        last_ns: when the last read ended; 0: none was seen.
-        mapped: how often it was mapped into memory; what is read that way is not seen.
-    """
-
-    path: bytes
-    flags: int
+    path: bytes  # absolute, as the program wrote it behind its working folder, without `.` and `..`
+    flags: int  # as `open` has them
     process: int
     thread: int
     began_ns: int
@@ -53,8 +46,8 @@ class FileOpen:
     reads: int
     read_bytes: int
     read_ns: int
-    last_ns: int
-    mapped: int
+    last_ns: int  # when the last read ended; 0: none was seen
+    mapped: int  # how often it was mapped into memory; what is read that way is not seen
 
     @property
     def writes(self) -> bool:
@@ -64,15 +57,10 @@ class FileOpen:
 
 @dataclass(frozen=True, slots=True)
 class LoggedOpens:
-    """What a log holds.
+    """What a log holds."""
 
-    Attributes:
-        opens: by the time at which they began.
-        dropped: opens that the log had no room for.
-    """
-
-    opens: list[FileOpen]
-    dropped: int
+    opens: list[FileOpen]  # by the time at which they began
+    dropped: int  # opens that the log had no room for
 
 
 class OpenLog(Closing):
