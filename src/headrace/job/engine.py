@@ -329,16 +329,14 @@ class JobEngine(Closing):
     def native(self) -> _native.FabricFailover:
         """What the native reader reads with: the engine of this process.
 
-        Raises:
-            JobError: the store is closed.
+        Raises JobError if the store is closed.
         """
         return self._running().native
 
     def fetch(self, name: str, offset: int, dest: memoryview) -> int:
         """Reads one range of a volume and waits for it; returns the bytes that came.
 
-        Raises:
-            VolumeError: nobody could serve it.
+        Raises VolumeError if nobody could serve it.
         """
         if not len(dest):
             return 0

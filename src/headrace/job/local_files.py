@@ -41,8 +41,7 @@ class LocalFile(Closing):
 
     The disk's space is taken at once.
 
-    Raises:
-        VolumeError: the disk is full, or refuses.
+    Raises VolumeError if the disk is full, or refuses.
     """
 
     def __init__(self, folder: str, size: int = 0, name: str | None = None) -> None:
@@ -90,8 +89,7 @@ _TRIES = 20
 class Directories(Closing):
     """The directories of one session on this node; `fetched` counts those that this process had to fetch.
 
-    Raises:
-        JobError: the folder is not safe: somebody else could put files there.
+    Raises JobError if the folder is not safe: somebody else could put files there.
     """
 
     def __init__(self, local: Path, session: str) -> None:
@@ -108,8 +106,7 @@ class Directories(Closing):
     def open(self, entry: Segment, fetch: Fetch) -> _native.Directory:
         """Opens a segment's directory; fetches it unless some process of the node has.
 
-        Raises:
-            CorruptStore: what came is not the directory that the entry means.
+        Raises CorruptStore if what came is not the directory that the entry means.
         """
         path = self.folder / f"{entry.uuid}.hrd"
         if (directory := self._opened(path, entry)) is not None:

@@ -162,9 +162,8 @@ class JobDocument:
     def parse(cls, data: bytes, path: str) -> Self:
         """Checks a file's content.
 
-        Raises:
-            JobError: it is no such document.
-            CorruptStore: a segment's entry contradicts itself.
+        Raises JobError if it is no such document, and CorruptStore if a segment's entry contradicts
+        itself.
         """
         fields = KIND.decode(data, path)
         segments = tuple(
@@ -224,8 +223,7 @@ class Meeting:
 
         `alive` says whether the server that a document speaks of still answers.
 
-        Raises:
-            JobError: a living job has the folder, or something else lies in it.
+        Raises JobError if a living job has the folder, or something else lies in it.
         """
         self._make_folder()
         remove_leftovers(self.folder)
@@ -339,8 +337,7 @@ class Meeting:
     def wait_for_job(self, deadline_s: float) -> JobDocument:
         """The job's document; waits for it.
 
-        Raises:
-            JobError: it does not come; says who is missing.
+        Raises JobError if it does not come; says who is missing.
         """
         until_s = time.monotonic() + deadline_s
         while (document := self.job()) is None and time.monotonic() < until_s:
@@ -414,8 +411,7 @@ class Meeting:
     def _make_folder(self) -> None:
         """Makes the folder, or closes it to others, if it is this user's.
 
-        Raises:
-            JobError: others may enter it, and it is not ours to close.
+        Raises JobError if others may enter it, and it is not ours to close.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         make_folder(self.folder, mode=0o700, exist_ok=True)

@@ -190,8 +190,7 @@ class Stager:
     def run(self, go_on: Callable[[], bool] = lambda: True) -> bool:
         """Copies what is not copied yet; whether all is there: `go_on`, asked after each batch, may stop it.
 
-        Raises:
-            HeadraceError: a sample cannot be read, or the disk refuses it.
+        Raises HeadraceError if a sample cannot be read, or the disk refuses it.
         """
         parts = list(range(len(self._source.parts)))
         reader = BatchReader(self._source.catalog, parts, self._options)
@@ -304,8 +303,7 @@ _ASSOCIATIONS_MAX = 4096  # each process of each node has one with every target
 class NodeExports(Closing):
     """A target with one subsystem, for this session's hosts only.
 
-    Raises:
-        FabricError: the address cannot be listened on.
+    Raises FabricError if the address cannot be listened on.
     """
 
     def __init__(self, session: str, node: int, host: str, port: int = 0) -> None:
@@ -349,9 +347,8 @@ def copy_share(
 ) -> tuple[LocalFile, LocalFile] | None:
     """Copies a staged share from its owner: the directory and the volume; None if `go_on` says stop.
 
-    Raises:
-        FabricError: the owner does not answer any more.
-        CorruptSample: what came is not what the directory says.
+    Raises FabricError if the owner does not answer any more, and CorruptSample if what came is not
+    what the directory says.
     """
     urls = (place.directory, place.volumes[0])
     sizes = (entry.directory_bytes, int(entry.volumes[0].bytes or 0))

@@ -44,8 +44,7 @@ def automatic_ram_bytes() -> int:
 class NodeOptions:
     """What a daemon may take. None of it changes what is delivered.
 
-    Raises:
-        ValueError: a value is out of bounds.
+    Raises ValueError if a value is out of bounds.
     """
 
     ram_bytes: int = field(default_factory=automatic_ram_bytes)
@@ -117,9 +116,8 @@ STOP_S = 10.0
 def run(folder: RuntimeFolder, options: NodeOptions) -> None:
     """Be the daemon, until it is stopped.
 
-    Raises:
-        HeadraceError: metrics cannot be served.
-        NodeError: another one rules, or the folder is not safe.
+    Raises HeadraceError if metrics cannot be served, and NodeError if another one rules, or the
+    folder is not safe.
     """
     server: Server | None = None
     ends = Latch()
@@ -181,8 +179,7 @@ def _serve_metrics(server: Server, address: str | None) -> MetricsServer | None:
 def start(folder: RuntimeFolder, arguments: Sequence[str]) -> dict[str, Any]:
     """Start a daemon in the background, and return its state when it serves.
 
-    Raises:
-        NodeError: one runs already, or it did not come up; the message has the end of its log.
+    Raises NodeError if one runs already, or it did not come up; the message has the end of its log.
     """
 
     def ask() -> dict[str, Any]:

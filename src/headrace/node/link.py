@@ -140,8 +140,7 @@ class Link:
     def send(self, message: Struct) -> None:
         """Send one message.
 
-        Raises:
-            LinkLost: the daemon is gone, or does not take it within the deadline.
+        Raises LinkLost if the daemon is gone, or does not take it within the deadline.
         """
         data = memoryview(wire.encode(message))
         with self._send_lock:
@@ -175,11 +174,7 @@ class Link:
             self._gathered[i] += count
 
     def say_used(self) -> None:
-        """Tell the daemon what was gathered.
-
-        Raises:
-            LinkLost: the daemon is gone.
-        """
+        """Tell the daemon what was gathered. Raises LinkLost if the daemon is gone."""
         now, before = list(self._gathered), self._reported
         if now != before:
             self._reported = now
@@ -202,8 +197,7 @@ class Link:
 
         A daemon that lives answers the `ping` that is sent now and then.
 
-        Raises:
-            LinkLost: it does not come in time, or the daemon says nothing at all.
+        Raises LinkLost if it does not come in time, or the daemon says nothing at all.
         """
         began = pinged_s = time.monotonic()
         while True:
@@ -226,8 +220,7 @@ class Link:
 
         `wanted` is looked at when it is this thread's turn: another may have taken it in.
 
-        Raises:
-            LinkLost: the daemon hung up or broke the protocol.
+        Raises LinkLost if the daemon hung up or broke the protocol.
         """
         with self.lock:
             if self.lost:
@@ -292,8 +285,7 @@ class Link:
     def take_fds(self, count: int) -> list[int]:
         """Descriptors that came with the last message; they become the caller's.
 
-        Raises:
-            LinkLost: they did not come.
+        Raises LinkLost if they did not come.
         """
         with self.lock:
             if len(self._fds) < count:
@@ -328,9 +320,7 @@ class Link:
 def connect(path: str) -> socket.socket:
     """A connection to whoever listens.
 
-    Raises:
-        FileNotFoundError: nobody does.
-        LinkLost: it does not accept.
+    Raises FileNotFoundError if nobody does, and LinkLost if it does not accept.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:

@@ -143,8 +143,7 @@ class Mappings:
     def batch(self, reply: Samples, indices: NDArray[np.int64], parts: int) -> NodeBatch:
         """The batch of a reply. The daemon is believed in nothing that could hurt.
 
-        Raises:
-            WireError: it lies outside its buffer, or has other shapes than were asked for.
+        Raises WireError if it lies outside its buffer, or has other shapes than were asked for.
         """
         memory = self._buffers.get(reply.buffer)
         if memory is None or not 0 <= reply.nbytes <= memory.nbytes:
@@ -187,11 +186,7 @@ class SharedCache:
         self._unusable = False
 
     def add(self, message: Cache, fds: Sequence[int]) -> None:
-        """Map memory that has come.
-
-        Raises:
-            WireError: it is not what it should be.
-        """
+        """Map memory that has come. Raises WireError if it is not what it should be."""
         if len(message.slabs) != len(fds):
             raise WireError(f"{len(message.slabs)} slabs came with {len(fds)} descriptors")
         if self._unusable:

@@ -113,8 +113,7 @@ class ClientConnection:
     def rest(self, data: bytes = b"") -> Iterator[bytes]:
         """Bodies of messages that came before, and were not taken.
 
-        Raises:
-            WireError: a frame is empty or too large.
+        Raises WireError if a frame is empty or too large.
         """
         yield from self._splitter.feed(data)
         if self.greeted:
@@ -130,11 +129,7 @@ class ClientConnection:
         self._out_bytes += len(data)
 
     def flush(self) -> None:
-        """Send what the socket takes.
-
-        Raises:
-            OSError: the connection is broken.
-        """
+        """Send what the socket takes. Raises OSError if the connection is broken."""
         while self._out:
             data, fds, _ = self._out[0]
             try:

@@ -164,11 +164,7 @@ class Session:
         }
 
     def handle(self, request: wire.Request) -> None:
-        """Do what the client says.
-
-        Raises:
-            WireError: it may not say that.
-        """
+        """Do what the client says. Raises WireError if it may not say that."""
         if self.job is None:
             self._hello(request)
             return

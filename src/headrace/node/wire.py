@@ -353,8 +353,7 @@ class Splitter:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Take more bytes; yields the bodies of frames that are complete.
 
-        Raises:
-            WireError: a frame is empty or too large.
+        Raises WireError if a frame is empty or too large.
         """
         self._pending += data
         at = 0

@@ -106,8 +106,7 @@ IN_SEGMENT = -1  # in `DiskCache.places`: being written
 class CacheSegment:
     """A segment being written.
 
-    Raises:
-        OSError: the folder cannot be written, or the disk is full.
+    Raises OSError if the folder cannot be written, or the disk is full.
     """
 
     def __init__(
@@ -152,8 +151,7 @@ class CacheSegment:
     def append(self, batch: _native.Batch, positions: NDArray[np.int64]) -> None:
         """Append the samples at these positions of a batch.
 
-        Raises:
-            VolumeError: the disk is full or refuses the data; nothing counts as appended.
+        Raises VolumeError if the disk is full or refuses the data; nothing counts as appended.
         """
         if self._direct is not None:
             checksums = self._direct.append(batch, positions)

@@ -147,11 +147,7 @@ class _Refused(NamedTuple):
     samples: list[int]
 
     def add(self, sample: int, what: str, cause: Exception | None = None) -> None:
-        """Leave a sample out.
-
-        Raises:
-            DecodeError: `on_error` is `raise`.
-        """
+        """Leave a sample out. Raises DecodeError if `on_error` is `raise`."""
         index = int(self.native.indices[sample])
         name = self.names[index]
         error = DecodeError(
@@ -214,8 +210,7 @@ class Decoding:
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Set the number of threads; it holds for pools that are made anew, too.
 
-        Raises:
-            ValueError: it is not positive.
+        Raises ValueError if it is not positive.
         """
         threads = knobs.get("decode_threads", self._threads)
         if threads < 1:

@@ -113,8 +113,7 @@ class CacheDirectory:
     def locked(self) -> Iterator[None]:
         """Hold the lock under which free bytes are handed out.
 
-        Raises:
-            OSError: the folder cannot be written.
+        Raises OSError if the folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with take_lock(self.path / "lock"):
@@ -140,8 +139,7 @@ class CacheDirectory:
     def remove(self, path: str | os.PathLike[str]) -> int:
         """Remove a cache of this directory; returns its bytes.
 
-        Raises:
-            StoreError: it is no cache of headrace's, or in use.
+        Raises StoreError if it is no cache of headrace's, or in use.
         """
         folder = Path(path)
         if folder.parent != self.path or read_mark(folder) is None:
@@ -208,8 +206,7 @@ def disk_room(
 def hold(folder: Path, *, exclusive: bool = False) -> Iterator[bool]:
     """Hold a folder while the block runs; false where others hold it in the way.
 
-    Raises:
-        OSError: it is none, or another user's.
+    Raises OSError if it is none, or another user's.
     """
     fd = lock_path(folder, make=False, shared=not exclusive, owned=True)
     try:
@@ -223,8 +220,7 @@ def hold(folder: Path, *, exclusive: bool = False) -> Iterator[bool]:
 def take_lock(path: Path) -> Iterator[None]:
     """Hold a lock file; others hold it for moments only.
 
-    Raises:
-        OSError: it cannot be created, or (TimeoutError) somebody holds it for ever.
+    Raises OSError if it cannot be created, or (TimeoutError) somebody holds it for ever.
     """
     fd = lock_path(path, mode=0o666, wait_s=_LOCK_S)
     if fd is None:
@@ -350,8 +346,7 @@ class DiskCache:
     def _make(self) -> None:
         """Make the folder, or take the one that is there.
 
-        Raises:
-            OSError: it cannot be written.
+        Raises OSError if it cannot be written.
         """
         self.directory.path.mkdir(parents=True, exist_ok=True)
         make_folder(self.folder, mode=self.source.readers(), exist_ok=True)

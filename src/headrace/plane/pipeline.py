@@ -318,8 +318,7 @@ class Pipeline:
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Set reads in flight, buffer bytes or both, now and for readers that are made anew.
 
-        Raises:
-            ValueError: a value is not positive.
+        Raises ValueError if a value is not positive.
         """
         self._turned |= own_knobs(knobs, self._knobs)
         stages = self._stages
@@ -374,9 +373,8 @@ class Pipeline:
     def fetch(self, indices: NDArray[np.int64], epoch: int = 0) -> Fetched:
         """Read one batch now.
 
-        Raises:
-            SampleNotFound: an index lies outside the store.
-            HeadraceError: a sample cannot be read and `on_error` is `raise`.
+        Raises SampleNotFound if an index lies outside the store, and HeadraceError if a sample
+        cannot be read and `on_error` is `raise`.
         """
         native = self._reader().submit(indices).take()
         if self.decoding is None:
@@ -391,8 +389,7 @@ class Pipeline:
     ) -> Generator[Fetched, None, None]:
         """Read the batch of each span ahead, and yield them in order.
 
-        Raises:
-            HeadraceError: a sample cannot be read and `on_error` is `raise`.
+        Raises HeadraceError if a sample cannot be read and `on_error` is `raise`.
         """
         stages = self.begin()
         reader = stages.top

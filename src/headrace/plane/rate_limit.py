@@ -137,8 +137,7 @@ class Limit:
     def set_rates(self, rates: Sequence[float | None], now: float) -> None:
         """Limit to these from now on; None: no limit. What was overdrawn stays so.
 
-        Raises:
-            ValueError: a rate is not positive.
+        Raises ValueError if a rate is not positive.
         """
         for name, rate in zip(LIMITED, rates, strict=True):
             if rate is not None and not rate > 0:

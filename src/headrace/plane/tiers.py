@@ -161,8 +161,7 @@ class MemoryTier(ReadStage):
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Set `cache_bytes`. Less gives memory back at once; more is filled as samples come.
 
-        Raises:
-            ValueError: the quota is not positive.
+        Raises ValueError if the quota is not positive.
         """
         for quota in own_knobs(knobs, {"cache_bytes"}).values():
             self._cache.set_quota(quota)
@@ -392,8 +391,7 @@ class DiskTier(ReadStage):
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Set `cache_bytes`, for what is written from now on.
 
-        Raises:
-            ValueError: the quota is not positive.
+        Raises ValueError if the quota is not positive.
         """
         for quota in own_knobs(knobs, {"cache_bytes"}).values():
             self.cache.directory.quota_bytes = quota

@@ -50,9 +50,7 @@ _CLASS_64, _LITTLE = 2, 1
 def find_program(name: str) -> str:
     """The file that a command names.
 
-    Raises:
-        FileNotFoundError: there is none.
-        PermissionError: it cannot be run.
+    Raises FileNotFoundError if there is none, and PermissionError if it cannot be run.
     """
     path = shutil.which(name)
     if path is not None:

@@ -410,9 +410,7 @@ def _tls(options: ControlOptions) -> ssl.SSLContext | None:
 def ask_status(folder: RuntimeFolder) -> dict[str, Any]:
     """The controller's state.
 
-    Raises:
-        FileNotFoundError: none runs.
-        ControlError: it does not answer.
+    Raises FileNotFoundError if none runs, and ControlError if it does not answer.
     """
     folder.check()
     with contextlib.closing(Client(Endpoint(url=f"unix:{folder.socket}"))) as client:

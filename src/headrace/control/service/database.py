@@ -184,9 +184,7 @@ class Database:
     def save_leases(self, planes: list[dict[str, Any]]) -> None:
         """Keep what is given.
 
-        Raises:
-            Fenced: another controller rules.
-            ControlError: it cannot be written.
+        Raises Fenced if another controller rules, and ControlError if it cannot be written.
         """
         with self._writing() as connection:
             text = _LEASES.encode({"planes": planes}).decode()

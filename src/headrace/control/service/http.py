@@ -150,9 +150,7 @@ def listen_tcp(address: Address, where: str, next_step: str = "") -> socket.sock
 async def read_body(request: Request, bytes_max: int) -> bytes:
     """The body, bounded in bytes and time.
 
-    Raises:
-        Refused: it is longer.
-        TimeoutError: it did not come in time.
+    Raises Refused if it is longer, and TimeoutError if it did not come in time.
     """
     body = bytearray()
     async with asyncio.timeout(REQUEST_S):

@@ -66,8 +66,7 @@ class DiskCopy:
 class DiskFolder:
     """The folder that all roots share, and its quota (None: what leaves a part of the file system free).
 
-    Raises:
-        OSError: it cannot be used, or another daemon does.
+    Raises OSError if it cannot be used, or another daemon does.
     """
 
     def __init__(self, path: str, quota_bytes: int | None = None) -> None:
@@ -90,9 +89,8 @@ class DiskFolder:
 class DiskCopies:
     """The copies of one root's files. Not thread-safe: its owner holds a lock.
 
-    Raises:
-        OSError: its folder cannot be used.
-        StoreError: something lies there that is not ours.
+    Raises OSError if its folder cannot be used, and StoreError if something lies there that is not
+    ours.
     """
 
     def __init__(self, folder: DiskFolder, root: bytes) -> None:
@@ -128,8 +126,7 @@ class DiskCopies:
     def write(self, path: bytes, row: tuple[int, ...], data: Bytes) -> DiskCopy:
         """Make and publish a copy.
 
-        Raises:
-            OSError: the disk is full, or fails; nothing is left then.
+        Raises OSError if the disk is full, or fails; nothing is left then.
         """
         array = np.frombuffer(data, np.uint8)
         key, original, crc = _hash(path, 12), _original(row), _native.crc32c(array)

@@ -117,8 +117,7 @@ class FarReader:
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Turn it; others belong to other stages.
 
-        Raises:
-            ValueError: the value is not positive.
+        Raises ValueError if the value is not positive.
         """
         with self._wake:
             self._allowed = own_knobs(knobs, self.knobs()).get("reads_in_flight", self._allowed)

@@ -177,8 +177,7 @@ class PageCacheAhead:
 def read_into_page_cache(path: bytes) -> bool:
     """Ask for all pages of a file; whether they were there already.
 
-    Raises:
-        OSError: it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:

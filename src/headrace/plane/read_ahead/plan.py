@@ -357,8 +357,7 @@ class PlannedReader:
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Turn those of the knobs that are its own.
 
-        Raises:
-            ValueError: a value is not positive.
+        Raises ValueError if a value is not positive.
         """
         mine = own_knobs(knobs, self.knobs)
         self.knobs.update(mine)

@@ -77,8 +77,7 @@ Cold = Literal["auto", "direct", "fill"]
 class ReadAheadOptions:
     """Bounds and first settings of a ReadAhead; the knobs are turned later.
 
-    Raises:
-        ValueError: a value is out of bounds.
+    Raises ValueError if a value is out of bounds.
     """
 
     reads_in_flight: int = 16
@@ -395,8 +394,7 @@ class ReadAhead(Closing):
     def turn(self, knobs: Mapping[str, int]) -> None:
         """Turn `reads_in_flight` and `buffer_bytes`; other knobs belong to other stages.
 
-        Raises:
-            ValueError: a value is not positive.
+        Raises ValueError if a value is not positive.
         """
         with self._lock:
             self._reader.turn(knobs)

@@ -435,9 +435,8 @@ class SampleBytes:
     def read(self, sample: int, part: int, size: int, start: int, count: int) -> memoryview:
         """At most `count` bytes of a part of `size` bytes, from `start` on; fewer at its end.
 
-        Raises:
-            CorruptSample: the bytes differ from their checksum.
-            HeadraceError: they cannot be read.
+        Raises CorruptSample if the bytes differ from their checksum, and HeadraceError if they
+        cannot be read.
         """
         count = max(0, min(count, size - start))
         if not count:

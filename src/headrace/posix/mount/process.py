@@ -367,8 +367,7 @@ def unmount(folder: str, *, lazy: bool = False) -> str:
 
     With `lazy` though it is in use: whoever uses it gets errors when the process ends.
 
-    Raises:
-        MountError: nothing of ours is mounted there, or it is in use.
+    Raises MountError if nothing of ours is mounted there, or it is in use.
     """
     path = resolved(folder)
     mounted = mounted_at(path)
@@ -419,8 +418,7 @@ def attach(folder: str, source: str, *, allow_other: bool = False) -> int:
 
     The mount table and `df` show `source`.
 
-    Raises:
-        MountError: fusermount3 or /dev/fuse is missing or refuses.
+    Raises MountError if fusermount3 or /dev/fuse is missing or refuses.
     """
     helper = _helper()
     if not os.path.exists(DEVICE):
@@ -453,8 +451,7 @@ def check_folder(folder: str) -> str:
 
     A mount of ours whose process was killed is taken away first.
 
-    Raises:
-        MountError: it is missing, no folder, not empty, or in use as a mount.
+    Raises MountError if it is missing, no folder, not empty, or in use as a mount.
     """
     path = resolved(folder)
     mounted = mounted_at(path)
@@ -489,8 +486,7 @@ def check_folder(folder: str) -> str:
 def detach(folder: str, *, lazy: bool = False) -> None:
     """Unmounts; with `lazy` at once, though files in it are open: they end with their users.
 
-    Raises:
-        MountError: it is in use, or another user's.
+    Raises MountError if it is in use, or another user's.
     """
     arguments = ["-u", *(["-z"] if lazy else []), "--", folder]
     done = _run([_helper(), *arguments])

@@ -120,11 +120,7 @@ class InitRequest(NamedTuple):
 
 
 def parse(data: memoryview) -> MountRequest:
-    """A request's header and body.
-
-    Raises:
-        BadRequestError: it is shorter than it says.
-    """
+    """A request's header and body. Raises BadRequestError if it is shorter than it says."""
     size, opcode, unique, node = _unpacked(_IN_HEADER, data)[:4]
     if size != len(data):
         raise BadRequestError(f"{len(data)} bytes, the header says {size}")
