@@ -82,10 +82,6 @@ class NodeServer(Closing):
     """Serves one node's share.
 
     Node 0 lists the source, the others may leave it out; `say` is told what goes on, in plain lines.
-
-    Attributes:
-        document: what we have published.
-        stop: set it to end.
     """
 
     def __init__(
@@ -99,8 +95,8 @@ class NodeServer(Closing):
         self.place = place
         self.meeting = meeting
         self.options = options or StageOptions()
-        self.stop = Latch()
-        self.document: NodeDocument | None = None
+        self.stop = Latch()  # set it to end
+        self.document: NodeDocument | None = None  # what we have published
         self._source = source
         self._say = say
         self._local = Path(self.options.local or tempfile.gettempdir()).absolute()

@@ -164,7 +164,6 @@ class Stager:
 
     Attributes:
         samples_done, bytes_done: copied so far.
-        source_bytes: read from the source, gaps and repeated reads included.
         crc: (extents,) uint32, of what is copied.
     """
 
@@ -184,7 +183,7 @@ class Stager:
         self._firsts = share.columns.firsts.astype(np.int64)
         self.samples_done = 0
         self.bytes_done = 0
-        self.source_bytes = 0
+        self.source_bytes = 0  # read from the source, gaps and repeated reads included
         self.crc = np.zeros(share.columns.extents, np.uint32)
 
     def run(self, go_on: Callable[[], bool] = lambda: True) -> bool:

@@ -64,10 +64,8 @@ class Link:
     """A connection on which hello was said. Clients of one job share a quota.
 
     Attributes:
-        lost: why the connection is of no use any more; '' while it is.
         dataset: the one that was opened on it; 0: none.
         ahead_bytes: of batches that may be asked for before they are taken; 0: the daemon has not said.
-        cache: what the daemon holds of it.
 
     Raises:
         FileNotFoundError: no daemon runs here.
@@ -78,7 +76,7 @@ class Link:
     def __init__(self, folder: RuntimeFolder, job: str) -> None:
         folder.check()
         self.pid = os.getpid()
-        self.lost = ""
+        self.lost = ""  # why the connection is of no use any more; '' while it is
         self.ledger = LeaseLedger()
         self.mappings = Mappings(self.ledger)
         self._kept: deque[Any] = deque()
@@ -90,7 +88,7 @@ class Link:
         self._ticket = 0
         self.answered_s = time.monotonic()
         self.dataset = self.ahead_bytes = 0
-        self.cache = SharedCache()
+        self.cache = SharedCache()  # what the daemon holds of it
         # Batches, samples and bytes that were gathered from it, and how much of it was said.
         self._gathered, self._reported = [0, 0, 0], [0, 0, 0]
         self._ended = threading.Event()

@@ -53,23 +53,19 @@ class Pending:
     """A batch that was submitted.
 
     Attributes:
-        begun: it is gathered or was asked for; a ticket is a request's.
         hits: what is held of it, where only the rest was asked for.
-        job: gathers it: all of it is held.
-        reply: the daemon's answer.
-        direct: reads it, since the daemon is lost.
     """
 
     def __init__(self, taker: NodeReads, link: Link, indices: NDArray[np.int64]) -> None:
         self.link = link
-        self.begun = False
+        self.begun = False  # it is gathered or was asked for; a ticket is a request's
         self.ticket = 0
         self.indices = indices
         self.hits: _native.Hits | None = None
         self._taker = taker
-        self.job: _native.GatherJob | None = None
-        self.reply: Samples | None = None
-        self.direct: PendingReads | None = None
+        self.job: _native.GatherJob | None = None  # gathers it: all of it is held
+        self.reply: Samples | None = None  # the daemon's answer
+        self.direct: PendingReads | None = None  # reads it, since the daemon is lost
 
     @property
     def asked(self) -> NDArray[np.int64]:

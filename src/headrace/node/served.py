@@ -126,9 +126,6 @@ class ServedData:
         gathering: threads that put batches together.
         keeping: a thread that copies what may as well be left.
         loop: the daemon's.
-
-    Attributes:
-        users: sessions that have it open, by job.
     """
 
     def __init__(
@@ -147,7 +144,7 @@ class ServedData:
         self.store = store
         self.source_path, self.samples_count = store.path, len(store)
         self.part_names = tuple(part_names)
-        self.users: dict[str, int] = {}
+        self.users: dict[str, int] = {}  # sessions that have it open, by job
         self.used_s = time.monotonic()
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:

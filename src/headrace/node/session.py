@@ -119,9 +119,6 @@ class Session:
         send: queues a message for it, with descriptors that stay open as long as an owner lives.
 
     Attributes:
-        reading: how many requests are begun and have no answer.
-        requests: all that have no answer, by ticket.
-        waiting: those of them that are not begun, the oldest first.
         failed: an answer to it was lost: it must be hung up on, or it would wait for ever.
     """
 
@@ -137,15 +134,15 @@ class Session:
         self._last_ticket = 0
         self._data: dict[int, ServedData] = {}
         self._planes: set[ServedPlane] = set()  # that it told how its consumer fares
-        self.requests: dict[int, _Asked] = {}
-        self.waiting: deque[_Asked] = deque()
+        self.requests: dict[int, _Asked] = {}  # all that have no answer, by ticket
+        self.waiting: deque[_Asked] = deque()  # those of them that are not begun, the oldest first
         self.waiting_bytes = 0
         self._pumping = False
         self._has_files = False
         self._known: set[int] = set()  # buffers that the client has mapped
         self._announced: dict[int, set[int]] = {}  # slabs that it may have mapped, by data set
         self.behind: set[int] = set()  # data sets of which it has not been told everything
-        self.reading = 0
+        self.reading = 0  # how many requests are begun and have no answer
         self._read_at_s = self._limited_since_s = 0.0
         self.batches = self.busy = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {

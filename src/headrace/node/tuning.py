@@ -97,7 +97,6 @@ class ServedPlane:
     All methods are for the daemon's loop, but those of a stage, `stages` and `consumer`: any thread.
 
     Attributes:
-        leased_bytes: of batches that clients have and may look at.
         held_back: what of the daemon's own kept reads from being in flight lately, if anything: the reads that
             are allowed, though more may help, or the windows.
     """
@@ -114,7 +113,7 @@ class ServedPlane:
         *,
         source: str = "",
     ) -> None:
-        self.leased_bytes = 0
+        self.leased_bytes = 0  # of batches that clients have and may look at
         self._windows = _Windows()
         self.held_back: Cause | None = None
         self._number = number

@@ -413,7 +413,6 @@ class StepLog:
     takes steps copies them from there. Both happen while the interpreter's lock is held.
 
     Attributes:
-        added: steps that were ever added.
         marks: what had been counted when the last passes began.
         left_out: the last samples that were left out, until somebody takes them from there.
         first: is called once, by the next `add`: whoever takes steps can sleep until there are some.
@@ -427,7 +426,7 @@ class StepLog:
         self._ring = bytearray(self._slots * _PACKED.size)
         self._interruptions: deque[tuple[int, Sequence[Interruption]]] = deque()
         self._warned = False
-        self.added = 0
+        self.added = 0  # steps that were ever added
         self.marks: deque[PassMark] = deque(maxlen=MARKS)
         self.left_out: deque[LeftOut] = deque(maxlen=most)
         self.first: Callable[[], object] | None = None

@@ -263,22 +263,19 @@ class CacheWriter:
     """Writes samples into a cache.
 
     Attributes:
-        why_stopped: why nothing more is written, or ''.
         samples: samples that were published.
         left: samples that were left for the next epoch: the queue was full, or their share used up.
         busy_s: seconds spent writing.
         idle_s: seconds spent waiting for samples.
-        waiting: how often the consumer found its batch not ready lately, 0.0 to 1.0.
-        source_bytes_per_s: how fast the source can be: the fastest lately.
     """
 
     def __init__(self, cache: DiskCache, queue_bytes: int) -> None:
         self.cache = cache
-        self.why_stopped = cache.why_not_writable
+        self.why_stopped = cache.why_not_writable  # why nothing more is written, or ''
         self.samples = self.bytes = self.left = 0
         self.busy_s = self.idle_s = 0.0
-        self.waiting = 1.0
-        self.source_bytes_per_s = 0.0
+        self.waiting = 1.0  # how often the consumer found its batch not ready lately, 0.0 to 1.0
+        self.source_bytes_per_s = 0.0  # how fast the source can be: the fastest lately
         self._seen_bytes, self._seen_since = 0, 0.0
         self._credit_bytes = float(_CREDIT_BYTES)
         self._queue_bytes = queue_bytes

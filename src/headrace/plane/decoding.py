@@ -172,8 +172,6 @@ class Decoding:
         threads: that decode; None: as many as this process has processors.
 
     Attributes:
-        fallbacks: pictures that Pillow decoded, because the native decoders refused them.
-        seed: of the crops and flips of batches that are submitted from now on.
         keeps_buffers: give no buffer back to the system while a pool lives, so that they may be page-locked;
             set before the first batch.
     """
@@ -186,8 +184,8 @@ class Decoding:
         if threads is not None and not 1 <= threads <= THREADS_MAX:
             raise ValueError(f"decode_threads is {threads}, expected 1 to {THREADS_MAX}")
         self.images = images
-        self.fallbacks = 0
-        self.seed = seed
+        self.fallbacks = 0  # pictures that Pillow decoded, because the native decoders refused them
+        self.seed = seed  # of the crops and flips of batches that are submitted from now on
         self.keeps_buffers = False
         self._part, self._parts = images.part_of(part_names), len(part_names)
         self._mask = None if images.mask is None else list(part_names).index(images.mask)

@@ -271,10 +271,8 @@ class DiskCache:
     """One data set's cache, as this process sees it. Thread-safe.
 
     Attributes:
-        folder: where it lies.
         places: int64, shape (samples of the data set,): 1 + index in the cache; 0: not cached;
             -1: being written by this process.
-        why_not_writable: why this process may not add to it, or ''.
     """
 
     def __init__(self, directory: CacheDirectory, source: Store, part_names: Sequence[str]) -> None:
@@ -285,12 +283,12 @@ class DiskCache:
         if self.part_names != tuple(source.parts):  # with some parts only, it is another cache
             parts = "\0".join(self.part_names).encode("utf-8", "surrogateescape")
             name += f"-{hashlib.sha256(parts).hexdigest()[:8]}"
-        self.folder = directory.path / name
+        self.folder = directory.path / name  # where it lies
         # zeros: pages that were never written to take no memory.
         self.places = np.zeros(len(source), np.int64)
         self.cached = 0
         self.distrusted = 0
-        self.why_not_writable = ""
+        self.why_not_writable = ""  # why this process may not add to it, or ''
         self.store: Store | None = None
         self._lock = threading.RLock()
         self._status: tuple[int, ...] = ()

@@ -241,12 +241,6 @@ class Pipeline:
     `windows` makes batches of tokens of what was read. `over` puts another stage on top. `decoding` is what
     pictures become, and the seed of their crops; None: bytes are delivered. `done_fd`: as in `build_stages`.
 
-    Attributes:
-        part_names: the parts that are read.
-        skipped: samples that were left out so far.
-        was_ready: the batch that was taken last did not have to be waited for.
-        decoding: the stage that decodes pictures, if there is one.
-
     Raises:
         ValueError: the store has no part of this name.
     """
@@ -269,11 +263,11 @@ class Pipeline:
     ) -> None:
         self.source = source
         self.options = options
-        self.part_names = tuple(parts) or tuple(source.parts)
-        self.skipped: list[Skipped] = []
-        self.was_ready = False
+        self.part_names = tuple(parts) or tuple(source.parts)  # the parts that are read
+        self.skipped: list[Skipped] = []  # samples that were left out so far
+        self.was_ready = False  # the batch that was taken last did not have to be waited for
         self._part_numbers = _numbers_of(self.part_names, source.parts)
-        self.decoding: Decoding | None = None
+        self.decoding: Decoding | None = None  # the stage that decodes pictures, if there is one
         if decoding is not None:
             from headrace.plane.decoding import Decoding  # who reads bytes alone needs it not
 

@@ -110,7 +110,6 @@ class Limit:
 
     Attributes:
         total: everything that was let through, in the order of `LIMITED`.
-        held_s: seconds for which something was held back.
     """
 
     def __init__(self, now: float, burst_s: float = BURST_S) -> None:
@@ -118,7 +117,7 @@ class Limit:
         self._lock = threading.Lock()
         self._used = [0.0] * len(LIMITED)
         self.total = [0.0] * len(LIMITED)
-        self.held_s = 0.0
+        self.held_s = 0.0  # seconds for which something was held back
         self._held: dict[object, Cost] = {}
         self._held_by: int | None = None
         self._held_since = now

@@ -193,28 +193,21 @@ class Copy:
 
 
 class Copies:
-    """The copies of one root. Thread-safe.
-
-    Attributes:
-        disk: the local disk tier; None: there is none, or it is closed.
-        by_path: the copies, by the path of the original.
-        held_bytes: memory that they take, with those that are being read.
-        spoiled: files that were changed, until there is a newer board.
-    """
+    """The copies of one root. Thread-safe."""
 
     def __init__(self, descriptors: DescriptorBudget, disk: DiskCopies | None = None) -> None:
         self._descriptors = descriptors
-        self.disk = disk
+        self.disk = disk  # the local disk tier; None: there is none, or it is closed
         self._views: list[ProgramRun] = []
-        self.by_path: dict[bytes, Copy] = {}
+        self.by_path: dict[bytes, Copy] = {}  # the copies, by the path of the original
         self._reserved: dict[bytes, tuple[Tier, int]] = {}
         self._lock = threading.RLock()
         self._disk_reserved = 0
         self.disk_stopped = ""
         self.quota_bytes = 0
-        self.held_bytes = 0
+        self.held_bytes = 0  # memory that they take, with those that are being read
         self.disk_bytes = 0
-        self.spoiled: set[bytes] = set()
+        self.spoiled: set[bytes] = set()  # files that were changed, until there is a newer board
         self.figures = CopyFigures()
 
     def __len__(self) -> int:

@@ -94,18 +94,14 @@ RECENT_SHARE, RECENT_MIN, RECENT_MAX = 4, 8, 64
 
 
 class Epochs:
-    """Cuts a stream of opens into epochs.
-
-    Attributes:
-        ended: epochs that have ended.
-    """
+    """Cuts a stream of opens into epochs."""
 
     def __init__(self, files: int) -> None:
         self._at = np.full(files, -1, np.int64)
         self._order = array("q")
         self._again: dict[int, None] = {}
         self._score = 0
-        self.ended = 0
+        self.ended = 0  # epochs that have ended
 
     @property
     def opened(self) -> int:
@@ -195,10 +191,6 @@ class OrderFollower:
         files: how many there are; they are numbered from 0.
         order_of: the order of an epoch (0, 1, ...), int64; the same array again where they are alike.
         following: whether the order is believed before anything was opened.
-
-    Attributes:
-        following: whether the program keeps to the order.
-        head: the position behind the furthest open.
     """
 
     def __init__(
@@ -209,8 +201,8 @@ class OrderFollower:
         self._number = 0
         self._now = _Epoch(order_of(0), files)
         self._next: _Epoch | None = None
-        self.following = following and len(self._now) > 0
-        self.head = 0
+        self.following = following and len(self._now) > 0  # whether the program keeps to the order
+        self.head = 0  # the position behind the furthest open
         self._opened = np.zeros(files, bool)
         self._before: NDArray[np.bool_] | None = None
         self._judged = np.empty(0, bool)
@@ -363,7 +355,6 @@ class Foresight:
 
     Attributes:
         learned: the last epoch's order; None: none has ended.
-        divergences: how often the program left the order that it was believed to keep to.
     """
 
     def __init__(
@@ -376,7 +367,7 @@ class Foresight:
         self._epochs = Epochs(files)
         self._followers: dict[str, OrderFollower] = {}
         self.learned: NDArray[np.int64] | None = None
-        self.divergences = 0
+        self.divergences = 0  # how often the program left the order that it was believed to keep to
         if given is not None:
             self._followers[given[0]] = OrderFollower(files, given[1], following=True)
         self._followers["learned"] = _same_again(files, np.empty(0, np.int64), following=False)

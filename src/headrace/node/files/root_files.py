@@ -438,8 +438,6 @@ class RootFiles:
 
     Attributes:
         far: whether copies are worth it: the file system is remote.
-        tree: what the last scan found; None: there was none.
-        users: runs that have it open, by job.
     """
 
     def __init__(
@@ -453,12 +451,12 @@ class RootFiles:
         self.path = path
         self.model = model
         self.far = model is not None or is_remote(os.fsdecode(path))
-        self.tree: FileTree | None = None
+        self.tree: FileTree | None = None  # what the last scan found; None: there was none
         self.copies = Copies(descriptors, disk)
         self.reader = FarReader(path, self.copies, model)
         self._counted: FileTree | None = None
         self._needed_bytes = 0
-        self.users: dict[str, int] = {}
+        self.users: dict[str, int] = {}  # runs that have it open, by job
         self.used_s = time.monotonic()
 
     def scan(self) -> TreeScan:

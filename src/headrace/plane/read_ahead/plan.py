@@ -222,17 +222,13 @@ class PlannedSample:
 
 
 class Plan:
-    """Coming samples and their files: of each path, and of each sample, the earliest use comes first.
-
-    Attributes:
-        next_number: the number of the next occurrence.
-    """
+    """Coming samples and their files: of each path, and of each sample, the earliest use comes first."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, deque[PlannedFile]] = {}
         self._by_key: dict[int | str, deque[PlannedSample]] = {}
         self._order: deque[PlannedSample] = deque()
-        self.next_number = 0
+        self.next_number = 0  # the number of the next occurrence
 
     def __len__(self) -> int:
         return len(self._order)
@@ -309,8 +305,6 @@ class PlannedReader:
 
     Attributes:
         knobs: `reads_in_flight` and `buffer_bytes`.
-        simulation: the label of the simulated storage that is read; '': it is real.
-        began_s: when the first files were ordered, monotonic; 0.0: not yet.
     """
 
     def __init__(
@@ -321,8 +315,8 @@ class PlannedReader:
             "buffer_bytes": options.buffer_bytes,
             **(knobs or {}),
         }
-        self.simulation = ""
-        self.began_s = 0.0
+        self.simulation = ""  # the label of the simulated storage that is read; '': it is real
+        self.began_s = 0.0  # when the first files were ordered, monotonic; 0.0: not yet
         self._native: _native.FileReader | None = None
         self._cold = ColdChoice(options.cold, samples)
         self._latencies: tuple[int, ...] = ()
