@@ -359,11 +359,9 @@ class WindowEvidence:
         return PlaneWindow.over(_last(self.history.intervals, batches=64), histogram=False)
 
     def need(self, knobs: Knobs, rate_max: float) -> Need | None:
-        """Reads and bytes that serve the consumer's demand; None while that is unknown.
+        """Reads and bytes that serve the consumer's demand under `knobs`; None while that is unknown.
 
-        Args:
-            knobs: in force during the window.
-            rate_max: samples per second beyond which the demand is not followed.
+        Beyond `rate_max` samples per second the demand is not followed.
         """
         delivered = self.delivered
         demand = self.window.demand or self.memory.demand

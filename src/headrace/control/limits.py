@@ -92,16 +92,11 @@ def read_limits(
 ) -> Limits:
     """Find the limits of this process as they are now.
 
-    Args:
-        root: where `proc` and `sys` lie.
-        memory_bytes: the operator's word on how much all buffers may take together.
-        held_bytes: what our buffers hold: it is not free, and would be if they shrank.
-        environment: defaults to `os.environ`.
-        rlimits: soft limits by RLIMIT number; asked of the kernel by default.
-        cpus: CPUs that this process may run on; asked of the kernel by default.
+    `memory_bytes` is the operator's word on how much all buffers may take together. What our buffers hold
+    (`held_bytes`) is not free, and would be if they shrank. For tests: `root`, where `proc` and `sys` lie;
+    the environment; soft rlimits by number, and CPUs, which the kernel is asked for by default.
 
-    Raises:
-        ValueError: `memory_bytes` or HEADRACE_MEMORY_BYTES is not a positive number.
+    Raises ValueError if `memory_bytes` or HEADRACE_MEMORY_BYTES is not a positive number.
     """
     tree = Path(root)
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE)

@@ -336,17 +336,10 @@ def serve_metrics(
     describe: Callable[[], _T],
     figures: Callable[[_T], Figures],
 ) -> MetricsServer:
-    """Serve what runs in a loop, in threads of their own.
+    """Serve what runs in a loop at `[HOST:]PORT`, in threads of their own.
 
-    Args:
-        address: `[HOST:]PORT`.
-        call_soon: runs a function in the loop; thread-safe.
-        describe: is called in the loop.
-        figures: makes figures of what that returned, outside of the loop.
-
-    Raises:
-        HeadraceError: nobody can listen there.
-        ValueError: the address is none.
+    `call_soon` runs `describe` in the loop; `figures` makes figures of what that returns, outside of it.
+    Raises HeadraceError if nobody can listen there, ValueError if the address is none.
     """
     where = address_of(address)
     render = renderer(lambda: figures(asked(call_soon, describe)))

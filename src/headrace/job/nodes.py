@@ -33,11 +33,9 @@ _ANYWHERE = "192.0.2.1"
 
 
 def own_address(nodes: int, toward: str | None = None) -> str:
-    """The address of this node that others can reach.
+    """The address of this node that others can reach; a job of one node stays on loopback.
 
-    Args:
-        nodes: of the job; a job of one node stays on loopback.
-        toward: another node's address, if one is known: the way there begins at ours.
+    `toward` is another node's address, if one is known: the way there begins at ours.
     """
     if nodes == 1:
         return "127.0.0.1"

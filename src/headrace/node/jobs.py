@@ -92,9 +92,7 @@ class JobTotals:
     def note(self, note: Note, under_way: Cause) -> None:
         """Count what a client says. Seconds that it waited for us get the causes that we saw lately.
 
-        Args:
-            note: what it says.
-            under_way: what its job waits for now; counts where no batch has come since the note before.
+        `under_way` is what its job waits for now; it counts where no batch has come since the note before.
         """
         self.consumed_batches += note.batches
         self.consumed_samples += note.samples
@@ -130,9 +128,8 @@ _COUNTS: Final = tuple(f.name for f in fields(JobTotals) if f.name not in ("stal
 class JobTally:
     """The figures of all jobs. For the daemon's loop alone.
 
-    Args:
-        labels_max: jobs that have a label of their own at a time.
-        kept_s: how long a job's label is kept when its clients have gone.
+    `labels_max` jobs have a label of their own at a time; it is kept for `kept_s` when their clients have
+    gone.
     """
 
     def __init__(self, labels_max: int = LABELS_MAX, kept_s: float = KEPT_S) -> None:

@@ -241,12 +241,7 @@ class RateLimits:
             ][:FLOWS_MAX]
 
     def apply(self, lease: Lease, asked_at: float) -> None:
-        """Keep to a lease.
-
-        Args:
-            lease: what the controller says.
-            asked_at: when it was asked, on this side's clock: the lease's time begins there.
-        """
+        """Keep to a lease; its time begins when the controller was asked for it, on this side's clock."""
         now = self._clock()
         with self._lock:
             places = sorted(

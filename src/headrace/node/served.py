@@ -259,12 +259,7 @@ class ServedData:
     # -- reads -------------------------------------------------------------------------------------
 
     def ask(self, indices: NDArray[np.int64], done: Callable[[ReadOutcome], None]) -> None:
-        """Read a batch.
-
-        Args:
-            indices: int64, all of them in the data set.
-            done: called in the loop, once.
-        """
+        """Read a batch of indices that all are in the data set; `done` is called in the loop, once."""
         self.used_s = time.monotonic()
         same = self._by_key.get(indices.tobytes())
         if same is not None:

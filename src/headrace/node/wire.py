@@ -335,11 +335,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes | bytearray | mem
 
 
 class Splitter:
-    """Cuts a stream of bytes into frames.
-
-    Args:
-        frame_bytes_max: the largest that is accepted; may be changed between frames.
-    """
+    """Cuts a stream of bytes into frames; the largest that is accepted may be changed between frames."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max

@@ -535,12 +535,7 @@ def _rows_of(
 ) -> NDArray[np.void]:
     """Work steps out.
 
-    Args:
-        deliveries: dtype `_DELIVERY`, the one before the first, too; shape (deliveries + 1,).
-        interruptions: by delivery.
-
-    Returns:
-        Dtype `STEP`, shape (deliveries,).
+    `deliveries` has dtype `_DELIVERY`, and the one before the first, too. Returns dtype `STEP`, one fewer.
     """
     before, now = deliveries[:-1], deliveries[1:]
     rows = np.empty(len(now), STEP)

@@ -316,13 +316,7 @@ class CacheWriter:
             self._changed.notify_all()
 
     def note_batch(self, nbytes: int, source_bytes: int, *, waited: bool) -> None:
-        """Take note of a batch.
-
-        Args:
-            nbytes: its bytes.
-            source_bytes: how many of them came from the source.
-            waited: whether the consumer had to wait for it.
-        """
+        """Take note of a batch: its bytes, those of them from the source; did the consumer wait for it?"""
         self.waiting += _WAITING_WEIGHT * (float(waited) - self.waiting)
         share = writer_share(self.source_bytes_per_s, self.waiting)
         saved_most = max(nbytes, _CREDIT_BYTES)

@@ -89,11 +89,9 @@ class CacheEntry:
 
 
 class CacheDirectory:
-    """The caches below one folder.
+    """The caches below one folder, which is made when the first is begun.
 
-    Args:
-        path: the folder; made when the first cache is begun.
-        quota_bytes: for all caches; None: what leaves a part of the file system free.
+    `quota_bytes` is for all caches; None: what leaves a part of the file system free.
     """
 
     def __init__(self, path: str | os.PathLike[str], quota_bytes: int | None = None) -> None:

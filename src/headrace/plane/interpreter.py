@@ -125,11 +125,9 @@ atexit.register(_watch.stop)
 
 
 def delivered(now_s: float, owner: object) -> None:
-    """A batch was delivered: it is worth while to look.
+    """A batch was delivered at `now_s` (monotonic): it is worth while to look.
 
-    Args:
-        now_s: monotonic.
-        owner: whoever counts deliveries; held weakly, and nobody looks for its sake when it is gone.
+    Whoever counts deliveries is held weakly, and nobody looks for its sake when it is gone.
     """
     _watch.delivered_s = now_s
     if _watch.thread is None:

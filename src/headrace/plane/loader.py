@@ -314,12 +314,8 @@ class LoaderStats:
     ) -> None:
         """Count a delivery here, in its pass, and in the log of steps.
 
-        Args:
-            a_pass: the pass under way.
-            step: counted from the beginning of the pass.
-            delivery: the batch.
-            times: when the consumer asked for it, and had it.
-            ready: as in `count`.
+        `times` are when the consumer asked for it, and had it; the step is counted from the beginning of the
+        pass.
         """
         _, asked, samples, nbytes, reads, trace = delivery
         self.count(samples, nbytes, reads, times[1] - times[0], ready=ready)

@@ -109,11 +109,7 @@ class Stages:
         return indices
 
     def begin(self, knobs: Mapping[str, int]) -> None:
-        """A pass through the data begins.
-
-        Args:
-            knobs: where the reader's knobs shall stand, whichever it is now; `buffer_bytes` included.
-        """
+        """A pass through the data begins; the reader's knobs, whichever it is now, shall stand so."""
         if self.disk is None:
             return
         before = self.active

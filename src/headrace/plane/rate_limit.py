@@ -30,12 +30,9 @@ if TYPE_CHECKING:
 
 
 class TokenBucket:
-    """Lets `rate` units a second through.
+    """Lets `rate` units a second through; None: everything at once. `now` is the caller's clock.
 
-    Args:
-        rate: units per second; None: everything at once.
-        now: seconds on the caller's clock.
-        burst_s: how much it saves up while idle, in seconds of its rate: hides a hiccup, not more.
+    While idle it saves up `burst_s` seconds of its rate: that hides a hiccup, not more.
     """
 
     def __init__(self, rate: float | None, now: float, burst_s: float = 0.25) -> None:

@@ -56,9 +56,7 @@ def spellings(roots: Sequence[str]) -> list[tuple[bytes, bytes]]:
 class Page:
     """The page of one run, and the boards and rings that it has named.
 
-    Args:
-        roots: absolute paths.
-        simulation: what opens of originals cost; None: what they cost.
+    Roots are absolute paths; `simulation` is what opens of originals cost.
     """
 
     def __init__(self, roots: Sequence[str], simulation: Simulation | None = None) -> None:
@@ -177,12 +175,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Attachment:
-    """A page, and the daemon that fills it.
-
-    Args:
-        page: to be filled.
-        options: what to ask the daemon for.
-    """
+    """A page, and the daemon that fills it: `options` say what to ask it for."""
 
     def __init__(self, page: Page, options: ProgramOptions) -> None:
         self._page = page

@@ -61,11 +61,7 @@ def find_program(name: str) -> str:
 
 
 def why_unseen(path: str) -> str:
-    """Why the shim cannot see what a program opens; '' when it can.
-
-    Args:
-        path: the file that is run.
-    """
+    """Why the shim cannot see what the program at a path opens; '' when it can."""
     for _ in range(_SCRIPTS_MAX):
         try:
             if _changes_user(path):
@@ -239,16 +235,10 @@ class RunReport:
 
 
 def launch(command: Sequence[str], options: ProgramOptions) -> RunReport:
-    """Run a command to its end.
+    """Run a command, a program and its arguments, to its end.
 
-    Args:
-        command: a program and its arguments.
-        options: what is served, and how.
-
-    Raises:
-        FileNotFoundError: there is no such program.
-        PermissionError: it cannot be run.
-        ValueError: a root is no folder.
+    Raises FileNotFoundError or PermissionError if there is no such program or it cannot be run, ValueError if
+    a root is no folder.
     """
     for root in options.roots:
         if not os.path.isdir(root):

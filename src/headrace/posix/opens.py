@@ -64,13 +64,9 @@ class LoggedOpens:
 
 
 class OpenLog(Closing):
-    """The log of one run. A context manager: leaving it lets go of the memory.
+    """The log of one run, with room for so many bytes of records. Leaving it lets go of the memory.
 
-    Args:
-        capacity_bytes: room for records.
-
-    Raises:
-        OSError: the system gives no shared memory.
+    Raises OSError if the system gives no shared memory.
     """
 
     def __init__(self, capacity_bytes: int = _CAPACITY) -> None:
@@ -106,8 +102,7 @@ class OpenLog(Closing):
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
         """An environment in which programs are recorded, as long as this process lives.
 
-        Args:
-            before: what it is made from; what it preloads comes after the recorder.
+        What `before` preloads comes after the recorder.
         """
         inode = os.fstat(self._fd).st_ino
         address = f"/proc/{os.getpid()}/fd/{self._fd}:{inode}"

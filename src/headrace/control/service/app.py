@@ -62,11 +62,8 @@ SAVE_S = 1.0  # how often running leases are written down
 class ControlService:
     """The controller, without its sockets.
 
-    Args:
-        database: claimed.
-        tokens: good over TCP; None: a certificate is.
-        certificates: whether one must be shown over TCP.
-        fenced: called when another controller rules.
+    Over TCP `tokens` are good (None: a certificate alone is); with `certificates` one must be shown. `fenced`
+    is called when another controller rules.
     """
 
     def __init__(

@@ -70,14 +70,9 @@ class Token:
 
 
 class TokenFile:
-    """The tokens of a file, as it is now.
+    """The tokens of a file, as it is now; a token alone is of the first of `roles`.
 
-    Args:
-        path: of the file.
-        roles: that its lines may name; a token alone is of the first.
-
-    Raises:
-        ControlError: others can read the file, or it has no good token.
+    Raises ControlError if others can read the file, or it has no good token.
     """
 
     def __init__(self, path: Path, roles: Sequence[str]) -> None:
@@ -195,11 +190,8 @@ def caller_of(
 ) -> Caller | None:
     """Say who asks; None: nobody who may.
 
-    Args:
-        peer: the other end.
-        authorization: the header of this name.
-        tokens: those that are good; None: a certificate alone is.
-        certificates: whether one must be shown over TCP.
+    `tokens` are those that are good (None: a certificate alone is), `authorization` is the header of this
+    name; with `certificates` one must be shown over TCP.
     """
     if peer.uid is not None:
         if peer.uid in (0, os.geteuid()):

@@ -51,14 +51,11 @@ class Fenced(ControlError):
 
 
 class Database:
-    """The file, claimed by this controller.
+    """The file, claimed by this controller, and made if there is none.
 
-    Args:
-        path: made if there is none.
-        lock: keep others out; without, only the epoch does.
+    Without `lock` only the epoch keeps others out.
 
-    Raises:
-        ControlError: another controller has it, it cannot be written, or it is none of ours.
+    Raises ControlError if another controller has it, it cannot be written, or it is none of ours.
     """
 
     def __init__(self, path: Path, *, lock: bool = True) -> None:

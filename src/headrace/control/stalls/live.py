@@ -36,14 +36,10 @@ _PEERS = ("headrace://", "nvme+tcp://")
 
 
 def verdict_on(loader: Any, *, epoch: int | None = None) -> Verdict:
-    """Say why the consumer of a loader waited.
+    """Say why the consumer of a loader (of `headrace.loader`, torch, TensorFlow or Grain) waited.
 
-    Args:
-        loader: one of headrace's: of `headrace.loader`, of torch, TensorFlow or Grain.
-        epoch: only this one, as far as it is still remembered; None: all that is remembered.
-
-    Raises:
-        TypeError: it is no loader of headrace's.
+    With `epoch` only in this one, as far as it is still remembered. Raises TypeError if it is no loader of
+    ours.
     """
     stats = getattr(_figures(loader), "stats", None)
     log: StepLog | None = getattr(stats, "steps", None)
@@ -61,9 +57,7 @@ def verdict_on(loader: Any, *, epoch: int | None = None) -> Verdict:
 def evidence_of(loader: Any, since: PassMark | None = None) -> Evidence:
     """What is known of a loader beside its steps.
 
-    Args:
-        loader: as for `verdict_on`.
-        since: when the stretch began; None: what is counted is not known for it.
+    Of what is counted, only with the mark `since` when it began.
     """
     inner = getattr(loader, "_loader", loader)
     stages: Sequence[StageStats] = tuple(dict(_figures(loader).stats.stages).values())
@@ -144,12 +138,9 @@ def source_kind(path: str, *, remote: bool = False) -> Source:
 
 
 def tell_epoch(loader: Any, seen: int = 0, changes: Sequence[Change] = ()) -> int:
-    """Tell whoever wants to know of the epoch that has ended. Never fails.
+    """Tell whoever wants to know of the epoch that has ended, and what was tuned. Never fails.
 
-    Args:
-        loader: any of headrace's.
-        seen: its steps that were told of already, as this returned it the last time.
-        changes: what was tuned.
+    Steps before `seen` were told of already; returns what to say next time.
     """
     on_stderr, in_log = wants_epochs()
     if sys.is_finalizing() or not (on_stderr or in_log):

@@ -141,11 +141,7 @@ class StepWaits:
 
 
 def waits_of(steps: NDArray[np.void]) -> StepWaits:
-    """Clean the steps of one rank up.
-
-    Args:
-        steps: dtype `STEP` or one that lacks some of its fields, shape (steps,).
-    """
+    """Clean the steps of one rank up, of dtype `STEP` or one that lacks some of its fields."""
     asked, delivered = _column(steps, "asked_s"), _column(steps, "delivered_s")
     good = sensible(steps)
     rows = steps[good]
@@ -299,14 +295,9 @@ def lost_share(waits: StepWaits, seen: Evidence) -> NDArray[np.float64]:
 
 
 def others_share(waits: StepWaits, unseen: float) -> NDArray[np.float64]:
-    """Of all Python code that ran while the lock was wanted, that which is not decoding.
+    """Of all Python code that ran while the lock was wanted, the share that is not decoding; shape (steps,).
 
-    Args:
-        waits: of some steps.
-        unseen: what it is where nobody was seen to run.
-
-    Returns:
-        float64, shape (steps,): 0 to 1.
+    `unseen` is what it is where nobody was seen to run.
     """
     own = np.where(waits.serial, 0.0, np.minimum(waits.cpu_s, waits.work_s))
     if not waits.looks.any():  # nobody noted it with the steps

@@ -67,8 +67,7 @@ def sealed_copy(size: int, fill: Callable[[int], None]) -> int:
 class DescriptorBudget:
     """How many descriptors copies may take, of all roots together. Thread-safe.
 
-    Args:
-        limit: None: as many as the process may have, less what else it needs. The soft limit is raised.
+    Without a limit as many as the process may have, less what else it needs; the soft limit is raised.
     """
 
     def __init__(self, limit: int | None = None) -> None:

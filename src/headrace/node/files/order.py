@@ -42,11 +42,8 @@ def read_order_file(
 ) -> OrderFile:
     """Read an order file.
 
-    Args:
-        path: of the file.
-        roots: (as it may be spelled, resolved path).
-        find: a file's number by its path below a resolved root; -1: there is none.
-        files: how many there are.
+    `roots` are (as it may be spelled, resolved path); `find` gives a file's number by its path below a
+    resolved root, -1 where there is none.
     """
     epochs: list[NDArray[np.int64]] = []
     seen = np.zeros(files, bool)

@@ -51,13 +51,10 @@ _NEW, _QUEUED, _AHEAD, _HOT = range(4)
 
 
 class PageCacheAhead:
-    """Reads files of one run ahead.
+    """Reads files of one run ahead; `paths` and `sizes` (int64, bytes) are of all files, by number.
 
-    Args:
-        paths: of all files, by number.
-        sizes: int64, their bytes.
-        threads: files in work at a time. Two keep an NVMe device busy where the inodes are in memory.
-        idle: whether the program has opened nothing for a while, and the storage is free.
+    `threads` files are in work at a time: two keep an NVMe device busy where the inodes are in memory. `idle`
+    says whether the program has opened nothing for a while, and the storage is free.
     """
 
     def __init__(
@@ -485,8 +482,7 @@ class ProgramRun:
     def _read_rest(self, *, anew: bool = True) -> None:
         """Have the rest of the data set read while there is room, and nothing more urgent.
 
-        Args:
-            anew: what is opened next has changed; otherwise look only whether there is new room.
+        `anew`: what is opened next has changed; otherwise look only whether there is new room.
         """
         self._rest_s = time.monotonic()
         with self._lock:

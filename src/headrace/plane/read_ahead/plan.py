@@ -55,11 +55,7 @@ class CacheBypass:
         return True
 
     def look(self, paths: Iterable[str]) -> None:
-        """Decide by where some of the coming files are.
-
-        Args:
-            paths: some of those that come until the next look; none: all stays as it is.
-        """
+        """Decide by where some files are that come until the next look; none: all stays as it is."""
         raw = [path.encode(errors="surrogateescape") for path in paths]
         self._left = self.pause
         if raw:
@@ -74,10 +70,8 @@ class CacheBypass:
     def judge(self, total_bytes: int, resident_bytes: int, latency_s: float) -> None:
         """Decide by what was read since the last time.
 
-        Args:
-            total_bytes: bytes read since the start.
-            resident_bytes: of them from the page cache.
-            latency_s: the median read lately.
+        Bytes, and those of them from the page cache, count from the start; `latency_s` is the median read
+        lately.
         """
         new = total_bytes - self._bytes
         resident = resident_bytes - self._resident
@@ -165,16 +159,9 @@ class ColdChoice:
     def judge(
         self, waited_s: float, busy_s: float, reads_in_flight: int, mean_bytes: float
     ) -> bool:
-        """Decide by what happened since the last time.
+        """Decide by what happened since the last time; returns whether `now` has changed.
 
-        Args:
-            waited_s: by all opens since the start.
-            busy_s: sum over all reads since the start.
-            reads_in_flight: as many as may be.
-            mean_bytes: of a file.
-
-        Returns:
-            Whether `now` has changed.
+        `waited_s` (by all opens) and `busy_s` (sum over all reads) count from the start.
         """
         before, self._window = self._window, (time.monotonic(), waited_s, busy_s)
         self._left = WINDOW_FILES

@@ -244,9 +244,7 @@ _EMPTY: tuple[str, ...] = ()
 class LearnedFiles:
     """Files by sample index. Safe for concurrent users.
 
-    Args:
-        samples: how many samples the dataset has; other indices are not kept.
-        budget_bytes: what the knowledge may take; what comes later is not kept.
+    Indices beyond `samples` are not kept, nor is what comes when the knowledge takes `budget_bytes`.
     """
 
     def __init__(self, samples: int, budget_bytes: int = 256 << 20) -> None:

@@ -120,9 +120,7 @@ class FileSystem:
     def answer(self, data: memoryview, before_waiting: Callable[[], None]) -> Reply | None:
         """The answer to one request; None where the kernel expects none.
 
-        Args:
-            data: the request.
-            before_waiting: called before anything is read from the store.
+        `before_waiting` is called before anything is read from the store.
         """
         request = protocol.parse(data)
         unique = request.unique

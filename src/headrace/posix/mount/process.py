@@ -192,14 +192,8 @@ def serve(
 ) -> None:
     """Mounts, and serves until it is unmounted, or SIGTERM or SIGINT comes. In the main thread.
 
-    Args:
-        store: path or URL of a store, or of a source that can be opened directly.
-        folder: an empty folder.
-        options: how.
-        ready: called once when the folder shows the store.
-
-    Raises:
-        HeadraceError: the store cannot be opened, or not mounted there.
+    The store may be a source that can be opened directly, the folder must be empty; `ready` is called once
+    when it shows the store. Raises HeadraceError if the store cannot be opened, or not mounted there.
     """
     where = check_folder(folder)
     lines = _Lines()
