@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import re
 import time
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 from headrace.base.peers import user_name
@@ -44,9 +45,10 @@ from headrace.cluster.snapshot import (
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     Object = dict[str, Any]
+    T = TypeVar("T")
 
 _TRIES: Final = 5
 _LOOK_S: Final = 0.5
@@ -81,6 +83,9 @@ class KubernetesExecutor(Executor):
         path = f"{base}/{what or self._kind.lower() + 's'}"
         return path + (f"/{name}" if name else "") + (f"?{urlencode(query)}" if query else "")
 
+    def _items(self, what: str = "", **query: str) -> list[Object]:
+        return self._kubectl.get(self._path(what, **query)).get("items") or []
+
     def task_of(self, job_id: str) -> str | None:
         """None: there are no arrays."""
         if not re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", job_id):
@@ -100,15 +105,13 @@ class KubernetesExecutor(Executor):
     def submit(self, submission: Submission) -> str:
         """Post the job, and then what its pods wait for, which is the job's and goes with it."""
         wanted = request_of(submission).name
-        for left in reversed(range(_TRIES)):
-            name = job_name(wanted)
-            job, *others = manifests(name, submission, self._user)
-            try:
-                created = self._kubectl.create(self._path(), job)
-                break
-            except Conflict:  # somebody has this very name
-                if not left:
-                    raise
+
+        def create() -> tuple[list[Object], Object]:
+            objects = manifests(job_name(wanted), submission, self._user)
+            return objects, self._kubectl.create(self._path(), objects[0])
+
+        (job, *others), created = _unless_conflict(create)  # of somebody who has this very name
+        name = str(job["metadata"]["name"])
         owner = {
             "apiVersion": job["apiVersion"], "kind": job["kind"], "name": name,
             "uid": created["metadata"].get("uid", ""), "controller": False, "blockOwnerDeletion": False,
@@ -151,10 +154,7 @@ class KubernetesExecutor(Executor):
 
     def _jobs(self, selector: str) -> Iterator[tuple[str, tuple[JobStatus, Object, list[Object]]]]:
         """Each job's name, its status, it, and its pods."""
-        jobs, pods = (
-            self._kubectl.get(self._path(what, labelSelector=selector)).get("items") or []
-            for what in ("", "pods")
-        )
+        jobs, pods = (self._items(what, labelSelector=selector) for what in ("", "pods"))
         for job in jobs:
             name = str(job["metadata"]["name"])
             own = [p for p in pods if p["metadata"].get("labels", {}).get(JOB_LABEL) == name]
@@ -165,7 +165,7 @@ class KubernetesExecutor(Executor):
         about, given = job["metadata"], job.get("status", {})
         state, reason = _state(job)
         first = _first(pods)
-        ended = _ended(first) if first else {}
+        ended = (_container_state(first).get("terminated") if first else None) or {}
         code = ended.get("exitCode")
         if state is JobState.FAILED and ended.get("reason") == "OOMKilled":
             state = JobState.OUT_OF_MEMORY
@@ -187,16 +187,14 @@ class KubernetesExecutor(Executor):
         """Why no pod of a job could be made: a quota, or an admission's word; "" if nothing says so."""
         selector = f"involvedObject.name={name},type=Warning"
         with contextlib.suppress(ClusterError):
-            events = (
-                self._kubectl.get(self._path("events", fieldSelector=selector)).get("items") or []
-            )
+            events = self._items("events", fieldSelector=selector)
             return str(events[-1].get("message", "")) if events else ""
         return ""
 
     def own(self) -> list[str]:
         """Of this user, oldest first."""
         selector = f"{USER_LABEL}={label(self._user)}"
-        jobs = self._kubectl.get(self._path(labelSelector=selector)).get("items") or []
+        jobs = self._items(labelSelector=selector)
         jobs.sort(key=lambda job: str(job["metadata"].get("creationTimestamp")))
         return [str(job["metadata"]["name"]) for job in jobs]
 
@@ -211,22 +209,15 @@ class KubernetesExecutor(Executor):
             )
         for job_id in job_ids:
             self.task_of(job_id)
-            for left in reversed(range(_TRIES)):
-                try:
-                    job = self._kubectl.get(self._path(name=job_id))
-                except NotThere:
-                    break
-                try:
-                    self._expire(job)
-                    break
-                except Conflict:  # its controller wrote at the same time
-                    if not left:
-                        raise
+            with contextlib.suppress(NotThere):
+                _unless_conflict(functools.partial(self._expire, job_id))
 
-    def _expire(self, job: Object) -> None:
+    def _expire(self, job_id: str) -> None:
+        """Conflict where its controller writes at the same time."""
+        path = self._path(name=job_id)
+        job = self._kubectl.get(path)
         if _state(job)[0].is_over:
             return
-        path = self._path(name=job["metadata"]["name"])
         if job["spec"].get("suspend"):  # it has no deadline while it waits in a queue
             self._kubectl.delete(path)
             return
@@ -244,7 +235,7 @@ class KubernetesExecutor(Executor):
             self.known([job_id])
             status, _, pods = dict(self._jobs(f"{JOB_LABEL}={job_id}"))[job_id]
             first = _first(pods)
-            state = _container(first).get("state", {}) if first else {}
+            state = _container_state(first) if first else {}
             begun = "running" in state or "terminated" in state
             if first and begun and first["metadata"]["uid"] != shown:
                 shown = first["metadata"]["uid"]
@@ -275,6 +266,14 @@ class KubernetesExecutor(Executor):
         return ClusterSnapshot(PARTITION, "", time.time(), nodes, (partition,), rows)
 
 
+def _unless_conflict(do: Callable[[], T]) -> T:
+    """What is done, some times over where somebody else changes the same object."""
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(Conflict):
+            return do()
+    return do()
+
+
 # -- what objects say ----------------------------------------------------------------------------------
 
 _SIGNALLED: Final = 128
@@ -300,11 +299,8 @@ def _state(job: Object) -> tuple[JobState, str]:
     if why := true.get("Failed") or true.get("FailureTarget"):
         state, reason = JobState.FAILED, str(why.get("message") or why.get("reason") or "")
         if why.get("reason") == "DeadlineExceeded":
-            state = (
-                JobState.CANCELLED
-                if CANCELLED in about.get("annotations", {})
-                else JobState.TIMEOUT
-            )
+            cancelled = CANCELLED in about.get("annotations", {})
+            state = JobState.CANCELLED if cancelled else JobState.TIMEOUT
         return (state if "Failed" in true else JobState.COMPLETING), reason
     if "Complete" in true or "Succeeded" in true:
         return JobState.COMPLETED, ""
@@ -314,45 +310,36 @@ def _state(job: Object) -> tuple[JobState, str]:
         return JobState.PENDING, "suspended: it waits in a queue"
     roles = given.get("replicaStatuses", {}).values()
     active = given.get("ready", sum(role.get("active", 0) for role in roles))
-    return (
-        JobState.RUNNING
-        if active >= _pod_count(job)
-        else JobState.CONFIGURING
-        if active
-        else JobState.PENDING
-    ), ""
+    if active >= _pod_count(job):
+        return JobState.RUNNING, ""
+    return (JobState.CONFIGURING if active else JobState.PENDING), ""
 
 
 def _main(pod: Object) -> str:
-    return next(
-        (c["name"] for c in pod["spec"]["containers"] if c["name"] in ("train", "pytorch")), "train"
-    )
+    names = [str(container["name"]) for container in pod["spec"]["containers"]]
+    return next((name for name in names if name in ("train", "pytorch")), "train")
 
 
 def _first(pods: list[Object]) -> Object | None:
     """The newest pod in which the script runs."""
-
-    def is_first(pod: Object) -> bool:
+    for pod in reversed(pods):
         labels = pod["metadata"].get("labels", {})
         index = labels.get("batch.kubernetes.io/job-completion-index")
-        return bool(index == "0" or labels.get("training.kubeflow.org/replica-type") == "master")
+        if index == "0" or labels.get("training.kubeflow.org/replica-type") == "master":
+            return pod
+    return None
 
-    return next((pod for pod in reversed(pods) if is_first(pod)), None)
 
-
-def _container(pod: Object) -> Object:
+def _container_state(pod: Object) -> Object:
+    """Of the container in which the script, or what serves it, runs."""
     statuses = pod.get("status", {}).get("containerStatuses") or ()
-    return next((dict(each) for each in statuses if each["name"] == _main(pod)), {})
-
-
-def _ended(pod: Object) -> Object:
-    return dict(_container(pod).get("state", {}).get("terminated") or {})
+    return next((each.get("state", {}) for each in statuses if each["name"] == _main(pod)), {})
 
 
 def _why_pending(pods: list[Object]) -> str:
     """What the scheduler or a node says of a pod that does not begin."""
     for pod in pods:
-        waiting = _container(pod).get("state", {}).get("waiting") or {}
+        waiting = _container_state(pod).get("waiting") or {}
         if waiting.get("reason") not in {None, "ContainerCreating", "PodInitializing"}:
             return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
         for each in pod.get("status", {}).get("conditions") or ():
@@ -391,10 +378,7 @@ _CPU_SHARE: Final = Decimal("0.95")
 def _node(item: Object) -> Node:
     about, spec, given = item["metadata"], item.get("spec", {}), item.get("status", {})
     can, labels = given.get("allocatable", {}), about.get("labels", {})
-    ready = any(
-        (c["type"], c["status"]) == ("Ready", "True") for c in given.get("conditions") or ()
-    )
-    state = "idle" if ready else "down"
+    state = "idle" if "Ready" in _true(item) else "down"
     arch = labels.get("kubernetes.io/arch", "")
     cpus = max(1, int(_quantity(can.get("cpu", 1)) * _CPU_SHARE))
     return Node(
@@ -409,9 +393,8 @@ def _row(status: JobStatus, job: Object, pods: list[Object]) -> ClusterJob:
     parts = []
     for pod in pods:
         if pod.get("status", {}).get("phase") == "Running":
-            amounts = next(c for c in pod["spec"]["containers"] if c["name"] == _main(pod))[
-                "resources"
-            ]["requests"]
+            main = next(c for c in pod["spec"]["containers"] if c["name"] == _main(pod))
+            amounts = main["resources"]["requests"]
             memory = int(_quantity(amounts.get("memory", 0))) >> 20
             cpus = int(_quantity(amounts.get("cpu", 1)))
             parts.append(Allocation(pod["spec"]["nodeName"], cpus, memory, _gpus(amounts)))

@@ -7,10 +7,12 @@ becomes the most telling error; what was said is always in the message.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.cluster.executor import SchedulerUnavailable
@@ -19,6 +21,7 @@ from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _SAID_MAX: Final = 1500
 
 
@@ -62,16 +65,12 @@ class Kubectl:
     def namespace(self) -> str:
         """Of the kubeconfig's context."""
         words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
-        try:
+        with contextlib.suppress(ClusterError):
             return self._run(*words).decode().strip() or "default"
-        except (
-            ClusterError
-        ):  # in a pod, with no kubeconfig: kubectl takes that of its service account
-            try:
-                with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as f:  # noqa: PTH123
-                    return f.read().strip()
-            except OSError:
-                return "default"
+        # In a pod, with no kubeconfig, kubectl takes that of its service account.
+        with contextlib.suppress(OSError):
+            return _POD_NAMESPACE.read_text().strip()
+        return "default"
 
     def get(self, path: str) -> dict[str, Any]:
         """An object, or a list of them.

@@ -71,12 +71,8 @@ def pod_file() -> tuple[dict[str, Any], str]:
         pod = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError) as e:
         raise ClusterRequestError(f"{path}: the pod cannot be read: {e}.", path=str(path)) from e
-    parts = (
-        [pod, *(pod.get(key, {}) for key in ("metadata", "spec"))]
-        if isinstance(pod, dict)
-        else [pod]
-    )
-    if not all(isinstance(part, dict) for part in parts) or parts[0].get("kind", "Pod") != "Pod":
+    is_pod = isinstance(pod, dict) and pod.get("kind", "Pod") == "Pod"
+    if not is_pod or not all(isinstance(pod.get(k, {}), dict) for k in ("metadata", "spec")):
         raise ClusterRequestError(
             f"{path}: it is no Pod of Kubernetes.", path=str(path),
             next_step="Begin with the one that `headrace cluster init --kubernetes DIR` writes.",
@@ -141,14 +137,12 @@ def manifests(name: str, submission: Submission, user: str) -> list[dict[str, An
     about = site.get("metadata", {})
     labels = {**about.get("labels", {}), "app.kubernetes.io/managed-by": "headrace", JOB_LABEL: name,
               USER_LABEL: label(user)}  # fmt: skip
-    meta = {"name": name, "labels": labels} | {
-        k: about[k] for k in ("namespace", "annotations") if k in about
-    }
-    meta["annotations"] = {**meta.get("annotations", {}), "headrace/name": request.name or "job"}
-    template = {
-        "metadata": {"labels": labels, "annotations": dict(about.get("annotations", {}))},
-        "spec": pod,
-    }
+    own = {"name": name, "labels": labels}
+    if "namespace" in about:
+        own["namespace"] = about["namespace"]
+    notes = about.get("annotations", {})
+    meta = own | {"annotations": {**notes, "headrace/name": request.name or "job"}}
+    template = {"metadata": {"labels": labels, "annotations": dict(notes)}, "spec": pod}
     limit = {} if request.time_s is None else {"activeDeadlineSeconds": int(request.time_s)}
     if form == "Job":
         spec = {
@@ -168,18 +162,17 @@ def manifests(name: str, submission: Submission, user: str) -> list[dict[str, An
             },
             "pytorchReplicaSpecs": {role: {"replicas": n, **again} for role, n in counts.items() if n},
         }  # fmt: skip
-    own = {k: v for k, v in meta.items() if k != "annotations"}
     objects = [
         {"apiVersion": api, "kind": form, "metadata": meta, "spec": spec},
         {"apiVersion": "v1", "kind": "Secret", "metadata": own, **_secret(submission)},
     ]
     if form == "Job":  # Kubeflow makes one for each pod
-        service = {
+        names = {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {JOB_LABEL: name},
         }
-        objects.append({"apiVersion": "v1", "kind": "Service", "metadata": own, "spec": service})
+        objects.append({"apiVersion": "v1", "kind": "Service", "metadata": own, "spec": names})
     return objects
 
 
@@ -284,10 +277,8 @@ def _secret(submission: Submission) -> dict[str, Any]:
     try:
         return {"stringData": {"script": submission.script.decode(), **texts}}
     except UnicodeDecodeError:
-        return {
-            "data": {"script": base64.b64encode(submission.script).decode()},
-            "stringData": texts,
-        }
+        script = base64.b64encode(submission.script).decode()
+        return {"data": {"script": script}, "stringData": texts}
 
 
 class _Dumper(yaml.SafeDumper):

@@ -16,7 +16,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +36,7 @@ from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition, occupied
 from headrace.errors import ClusterError, ClusterRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from headrace.cluster.executor import Submission
 
@@ -119,18 +118,10 @@ class RayExecutor(Executor):
 
     def status(self, job_ids: Sequence[str]) -> dict[str, list[JobStatus]]:
         """By id asked for."""
-        wanted = {job_id: split_id(job_id) for job_id in job_ids}
-        of_number = defaultdict[str, list[tuple[RayJob, dict[str, Any]]]](list)
-        for job, details in self._jobs():
-            of_number[split_id(job.job_id)[0]].append((job, details))
-        return {
-            job_id: [
-                self._status(job, details)
-                for job, details in of_number[number]
-                if task is None or job.job_id == job_id
-            ]
-            for job_id, (number, task) in wanted.items()
-        }
+        for job_id in job_ids:
+            split_id(job_id)
+        jobs = self._jobs()
+        return {i: [self._status(*job) for job in jobs if _is_of(job[0], i)] for i in job_ids}
 
     def cancel(self, job_ids: Sequence[str], signal: int | None = None) -> None:
         """End jobs: all processes get SIGTERM, and SIGKILL 10 s later."""
@@ -139,8 +130,10 @@ class RayExecutor(Executor):
                 "Ray has no way to send a job's script a signal.",
                 next_step="End the job: headrace cluster cancel JOB. `headrace launch` lets its ranks save.",
             )
-        for _, details in self._of(job_ids):
-            if details["status"] not in _ENDED:
+        for job_id in job_ids:
+            split_id(job_id)
+        for job, details in self._jobs():
+            if details["status"] not in _ENDED and any(_is_of(job, each) for each in job_ids):
                 self._call("POST", f"/api/jobs/{details['submission_id']}/stop")
 
     def own(self) -> list[str]:
@@ -152,7 +145,7 @@ class RayExecutor(Executor):
     def submission(self, job_id: str) -> Submission:
         """As it was, but for its environment, which is that of whoever submits it again."""
         self.known([job_id])
-        return next(job for job, _ in self._of([job_id])).submission
+        return next(job.submission for job, _ in self._jobs() if _is_of(job, job_id))
 
     def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
         """Its nodes, all in the partition `ray`, and its jobs: headrace's alone, which say what they hold."""
@@ -168,15 +161,6 @@ class RayExecutor(Executor):
         return ClusterSnapshot("ray", text, time.time(), occupied(nodes, rows), (partition,), rows)
 
     # -- one job -----------------------------------------------------------------------------------
-
-    def _of(self, job_ids: Iterable[str]) -> list[tuple[RayJob, dict[str, Any]]]:
-        wanted = [split_id(job_id) for job_id in job_ids]
-        return [
-            (job, details)
-            for job, details in self._jobs()
-            for number, task in [split_id(job.job_id)]
-            if (number, task) in wanted or (number, None) in wanted
-        ]
 
     def _start(self, job: RayJob, submission_id: str) -> bool:
         """Submit it; False if there is a job of this name."""
@@ -208,9 +192,10 @@ class RayExecutor(Executor):
 
     def _jobs(self) -> list[tuple[RayJob, dict[str, Any]]]:
         """Ours, oldest first, with what Ray says of each."""
+        listed: Any = self._call("GET", "/api/jobs/", kind=list)
         jobs = [
             (RayJob.decode(text), details)
-            for details in self._list("/api/jobs/") if details.get("type") == "SUBMISSION"
+            for details in listed if details.get("type") == "SUBMISSION"
             if (text := (details.get("metadata") or {}).get(_METADATA))
         ]  # fmt: skip
         return sorted(jobs, key=lambda pair: tuple(map(int, pair[0].job_id.split("_"))))
@@ -262,12 +247,6 @@ class RayExecutor(Executor):
         except (KeyError, TypeError) as e:
             raise self._stranger(f"what it says of its nodes cannot be read: {e!r}") from e
 
-    def _list(self, path: str) -> list[dict[str, Any]]:
-        answer: Any = self._call("GET", path)
-        if not isinstance(answer, list):
-            raise self._stranger(f"{path} is {type(answer).__name__}, expected a list")
-        return answer
-
     def _stranger(self, why: str) -> ClusterError:
         return ClusterError(
             f"{self.address} answers, but not as Ray's jobs API: {why}.",
@@ -275,8 +254,10 @@ class RayExecutor(Executor):
             "--dashboard-host=0.0.0.0.",
         )
 
-    def _call(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """What is answered."""
+    def _call(
+        self, method: str, path: str, body: object = None, kind: type = dict
+    ) -> dict[str, Any]:
+        """What is answered, which is of this kind."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if token := os.environ.get("RAY_AUTH_TOKEN"):
             headers["Authorization"] = f"Bearer {token}"
@@ -297,12 +278,12 @@ class RayExecutor(Executor):
                 "http://HEAD:8265; it runs where ray[default] is installed.",
             ) from e
         try:
-            content = json.loads(text)
+            content: Any = json.loads(text)
         except ValueError as e:
             raise self._stranger(f"{path} is no JSON") from e
-        if not isinstance(content, dict | list):
-            raise self._stranger(f"{path} is {type(content).__name__}")
-        return content  # type: ignore[return-value]  # `_list` looks for the other
+        if (actual := type(content).__name__) != kind.__name__:
+            raise self._stranger(f"{path} is {actual}, expected a {kind.__name__}")
+        return content  # type: ignore[no-any-return]
 
     def _refusal(self, error: urllib.error.HTTPError) -> ClusterError:
         text = error.read(1 << 20).decode(errors="replace").strip()
@@ -318,6 +299,11 @@ class RayExecutor(Executor):
         if error.code >= 500 and "try again" in text:
             return SchedulerUnavailable(f"{self.address}: {said}")
         return ClusterError(f"{self.address} refuses: {error.code} {said}")
+
+
+def _is_of(job: RayJob, job_id: str) -> bool:
+    """Whether it is this job, or a task of this array."""
+    return job.job_id == job_id or split_id(job.job_id)[0] == job_id
 
 
 def _node(name: str, has: dict[str, float]) -> Node:

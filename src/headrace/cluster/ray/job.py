@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 import zlib
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -80,9 +81,8 @@ class RayJob(SubmittedJob):
     def decode(cls, text: str) -> RayJob:
         """What `encode` gave; ClusterError if it is something else."""
         try:
-            unpacker = zlib.decompressobj()
-            data = unpacker.decompress(base64.b64decode(text, validate=True), 64 << 20)
-            fields = json.loads(data)
+            packed = base64.b64decode(text, validate=True)
+            fields = json.loads(zlib.decompressobj().decompress(packed, 64 << 20))
             script = base64.b64decode(fields["script"], validate=True)
             own = {name: fields[name] for name in _OWN}
             job = cls(submission=Submission.of(fields, script), **own)
@@ -94,11 +94,8 @@ class RayJob(SubmittedJob):
 
 def node_names(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
     """By Ray's node ids, names of our own: the node's name, with a piece of the id where several share it."""
-    names = [name for _, name in nodes]
-    return {
-        node_id: name if names.count(name) == 1 else f"{name}-{node_id[:8]}"
-        for node_id, name in nodes
-    }
+    count = Counter(name for _, name in nodes)
+    return {i: name if count[name] == 1 else f"{name}-{i[:8]}" for i, name in nodes}
 
 
 def shortage(request: LocalRequest, nodes: Mapping[str, Mapping[str, float]]) -> str:
@@ -331,9 +328,8 @@ class _Driver:
                 state=JobState.PENDING, reason="requeued", restarts=job.restarts, nodes=(),
                 started_s=None, ended_s=None, exit_code=None, signal=None,
             )  # fmt: skip
-        return (
-            0 if self._facts["state"] == JobState.COMPLETED else self._facts.get("exit_code") or 1
-        )
+        is_completed = self._facts["state"] == JobState.COMPLETED
+        return 0 if is_completed else self._facts.get("exit_code") or 1
 
     def _say(self, **facts: Any) -> None:
         self._facts |= facts
@@ -384,14 +380,12 @@ class _Driver:
         }  # fmt: skip
         self._say(state=JobState.CONFIGURING, reason="", nodes=names)
         try:
-            start = parts[0].start.remote(
-                _command("run_script"), environment, str(given.directory), signal.SIGTERM
-            )
+            script, directory = _command("run_script"), str(given.directory)
+            start = parts[0].start.remote(script, environment, directory, signal.SIGTERM)
             number, why = ray.get(start)
             if why:
-                raise ClusterError(
-                    f"node {names[0]}: {why}", next_step="A job's folder must be seen by its nodes."
-                )
+                step = "A job's folder must be seen by its nodes."
+                raise ClusterError(f"node {names[0]}: {why}", next_step=step)
             self._follow(parts[0], number)
         except ray.exceptions.RayError as e:
             # What fails there before the script begins would fail so again, and on any node.
