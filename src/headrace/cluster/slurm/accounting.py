@@ -37,8 +37,6 @@ FIELDS = {
 }  # fmt: skip
 """Of sacct, and what the list of jobs completed calls them. The name is last: it may hold a separator."""
 
-_SINCE_2205 = frozenset({"Restarts"})
-
 
 class NoAccounting(ClusterError):
     """This cluster keeps no books."""
@@ -127,17 +125,15 @@ def read_accounting(
 # -- sacct -----------------------------------------------------------------------------------------
 
 
-def _sacct(commands: Commands, options: Sequence[str]) -> list[AccountedJob]:
-    fields = tuple(FIELDS)
+def _sacct(
+    commands: Commands, options: Sequence[str], fields: Sequence[str] = tuple(FIELDS)
+) -> list[AccountedJob]:
+    """Versions before 22.05 count no restarts."""
     try:
-        try:
-            text = commands.query("sacct", *options, f"--format={','.join(fields)}")
-        except ClusterError as e:
-            if "nvalid field" not in e.message:
-                raise
-            fields = tuple(field for field in FIELDS if field not in _SINCE_2205)
-            text = commands.query("sacct", *options, f"--format={','.join(fields)}")
+        text = commands.query("sacct", *options, f"--format={','.join(fields)}")
     except ClusterError as e:
+        if "nvalid field" in e.message and "Restarts" in fields:
+            return _sacct(commands, options, [field for field in FIELDS if field != "Restarts"])
         if "accounting storage is disabled" in e.message.lower() or "not installed" in e.message:
             raise NoAccounting(
                 "This cluster has no accounting storage: sacct knows no jobs.",

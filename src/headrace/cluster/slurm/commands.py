@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from headrace.cluster.executor import SchedulerUnavailable
 from headrace.errors import ClusterError, ClusterRequestError, ClusterTimeout
@@ -27,27 +27,27 @@ _SAID_MAX = 2000
 _QUERY = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 _NOT_OURS = re.compile(r"(SQUEUE|SINFO|SACCT|SCONTROL|SPRIO)_")
 
-_UNREACHABLE = re.compile(
+_REFUSALS: Final[dict[str, tuple[type[ClusterError], str, str | None]]] = {
     r"Unable to contact slurm controller|Connection refused|controller.*not responding|"
     r"Zero Bytes were transmitted|Unexpected message received|Communication connection failure|"
-    r"Transport endpoint|standby mode",
-    re.IGNORECASE,
-)
-_SLOW = re.compile(r"Socket timed out|Message receive failure|timed out", re.IGNORECASE)
-_UNCONFIGURED = re.compile(
-    r"configuration source|fetch_config|slurm\.conf|DNS SRV|Unable to process configuration|"
-    r"cannot find .* plugin|Incompatible Slurm plugin|munge|authentication",
-    re.IGNORECASE,
-)
-_REQUEST = re.compile(
+    r"Transport endpoint|standby mode": (
+        SchedulerUnavailable, "{}: {}.", "slurmctld is down: ask `scontrol ping`, and try again."),
+    "Socket timed out|Message receive failure|timed out": (ClusterTimeout, "{}: {}.",
+        "slurmctld is overloaded. Look with squeue whether it was done, and try again."),
+    # Before requests: "Invalid authentication" and the like are none.
+    r"(?s)\A(?!.*submission failed).*(configuration source|fetch_config|slurm\.conf|DNS SRV|"
+    r"Unable to process configuration|cannot find .* plugin|Incompatible Slurm plugin|munge|authentication)": (
+        ClusterError, "{} cannot find this cluster: {}.",
+        ("Slurm is installed but not set up here (SLURM_CONF, /etc/slurm/slurm.conf, munge); "
+         "HEADRACE_EXECUTOR=local runs jobs on this machine.")),
     r"Invalid .*(partition|account|qos|generic resource|gres|feature|job array|--|dependency|license)|"
     r"node configuration is not available|reservation is invalid|time limit is invalid|"
     r"violates accounting|dependency problem|More processors|can not be satisfied|unrecognized option|"
     r"option .* (requires|is ambiguous)|does not look like a batch script|Invalid .* specification|"
     r"Unable to open file|DOS line breaks|Access/permission denied|Job size specification|"
-    r"Node count specification|Pathname|Invalid (?!job id)",
-    re.IGNORECASE,
-)
+    r"Node count specification|Pathname|Invalid (?!job id)": (ClusterRequestError, "{}: {}.", None),
+}  # fmt: skip
+"""What a program says, the error that it means, and what to do. The first one that fits holds."""
 
 
 def is_set_up(environment: Mapping[str, str] = os.environ) -> bool:
@@ -61,7 +61,7 @@ class Commands:
     """How Slurm's programs are called."""
 
     deadline_s: float = 30.0
-    environment: Mapping[str, str] | None = field(default=None)
+    environment: Mapping[str, str] | None = None
 
     def query(self, *command: str, deadline_s: float | None = None) -> str:
         """Run a program that only asks; its output."""
@@ -119,23 +119,7 @@ def refusal(program: str, status: int, message: str) -> ClusterError:
     """What a program's failure means, from what it said."""
     text = " ".join(line.strip() for line in message.splitlines())[:_SAID_MAX]
     text = text.replace(f"{program}: error: ", "").replace(f"{program}: fatal: ", "")
-    if _UNREACHABLE.search(message):
-        return SchedulerUnavailable(
-            f"{program}: {text}.",
-            next_step="slurmctld is down: ask `scontrol ping`, and try again.",
-        )
-    if _SLOW.search(message):
-        return ClusterTimeout(
-            f"{program}: {text}.",
-            next_step="slurmctld is overloaded. Look with squeue whether it was done, and try again.",
-        )
-    # Before the configuration: "Invalid authentication" and the like are no requests.
-    if _UNCONFIGURED.search(message) and not re.search(r"submission failed", message):
-        return ClusterError(
-            f"{program} cannot find this cluster: {text}.",
-            next_step="Slurm is installed but not set up here (SLURM_CONF, /etc/slurm/slurm.conf, munge); "
-            "HEADRACE_EXECUTOR=local runs jobs on this machine.",
-        )
-    if _REQUEST.search(message):
-        return ClusterRequestError(f"{program}: {text}.")
+    for pattern, (error, says, next_step) in _REFUSALS.items():
+        if re.search(pattern, message, re.IGNORECASE):
+            return error(says.format(program, text), next_step=next_step)
     return ClusterError(f"{program} failed with status {status}: {text or 'it said nothing'}.")

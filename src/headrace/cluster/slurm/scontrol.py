@@ -57,11 +57,6 @@ def _line_of(block: str, key: str) -> str:
     return block[at + len(mark) :].partition("\n")[0].rstrip() if at >= 0 else ""
 
 
-def _node_list(line: str) -> str:
-    """Of "node[0-1]" or, of a job whose start is planned, " SchedNodeList=node0": the nodes that it has."""
-    return line.partition(" ")[0]
-
-
 def _unreadable(kind: str, block: str, error: Exception | None = None) -> ClusterError:
     begin = " ".join(block.split())[:160]
     why = f" ({error!r})" if error else ""
@@ -115,12 +110,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _node_states(text: str) -> tuple[str, ...]:
     # "IDLE*+DRAIN": the star means that it does not respond.
-    states: list[str] = []
-    for word in text.split("+"):
-        states.append(word.rstrip("*~#!%$@^-").lower())
-        if "*" in word:
-            states.append("not_responding")
-    return tuple(dict.fromkeys(state for state in states if state))
+    words = text.lower().replace("*", "+not_responding+").split("+")
+    return tuple(dict.fromkeys(filter(None, (word.rstrip("~#!%$@^-") for word in words))))
 
 
 # -- partitions ------------------------------------------------------------------------------------
@@ -200,7 +191,9 @@ def _job(text: str, begin: int, end: int) -> ClusterJob:
     partition = text[at : find(" ", at, end)]
     at = index("\n   NodeList=", at, end) + 13
     stop = index("\n", at, end)
-    nodes = expand_hosts(_node_list(text[at:stop]))
+    nodes = expand_hosts(
+        text[at:stop].partition(" ")[0]
+    )  # " SchedNodeList=node0": planned, not had
     at = index("\n   NumNodes=", stop, end) + 13
     stop = find("\n   Socks", at, end)
     node_count, cpu_count, memory, gpus = _resources(text[at:stop])
@@ -311,7 +304,7 @@ def _statuses(block: str) -> Iterator[JobStatus]:
     reason = fields.get("Reason", "").replace("_", " ")
     if "WorkDir" not in fields:
         raise _unreadable("job, which is cut short,", block)
-    fields |= {"Name": name, "NodeList": _node_list(_line_of(block, "NodeList"))}
+    fields |= {"Name": name, "NodeList": _line_of(block, "NodeList").partition(" ")[0]}
     try:
         facts = job_facts(fields)
         status = JobStatus(**facts, reason="" if reason == "None" else reason)
