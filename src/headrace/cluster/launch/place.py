@@ -223,17 +223,12 @@ def _of_slurm(given: Mapping[str, str]) -> JobPlace:
     # "8(x4),4": the smallest number is what every node has.
     cpus = [int(n) for n in re.findall(r"(?:^|,)(\d+)", given.get("SLURM_JOB_CPUS_PER_NODE", ""))]
     return JobPlace(
-        scheduler="slurm",
-        job_id=job_number(given),
-        name=given.get("SLURM_JOB_NAME", ""),
-        nodes=nodes,
-        index=_number(given, "SLURM_NODEID") or 0,
-        gpus_per_node=gpus,
+        scheduler="slurm", job_id=job_number(given), name=given.get("SLURM_JOB_NAME", ""), nodes=nodes,
+        index=_number(given, "SLURM_NODEID") or 0, gpus_per_node=gpus,
         tasks_per_node=_number(given, "SLURM_NTASKS_PER_NODE"),
         cpus_per_node=min(cpus, default=0) or _number(given, "SLURM_CPUS_ON_NODE") or 1,
-        restarts=_number(given, "SLURM_RESTART_COUNT") or 0,
-        end_s=_seconds(given, "SLURM_JOB_END_TIME"),
-    )
+        restarts=_number(given, "SLURM_RESTART_COUNT") or 0, end_s=_seconds(given, "SLURM_JOB_END_TIME"),
+    )  # fmt: skip
 
 
 def _of_local(given: Mapping[str, str]) -> JobPlace:

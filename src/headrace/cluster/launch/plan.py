@@ -77,10 +77,11 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         if self.framework not in FRAMEWORKS:
             raise ValueError(f"framework is {self.framework!r}, expected one of {FRAMEWORKS}")
-        for name in ("gpus", "ranks_per_node"):
+        seconds = ("stop_before_s", "grace_s", "connect_s", "stage_s", "silence_s")
+        for name, least in (("gpus", 1), ("ranks_per_node", 1), *((name, 0) for name in seconds)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, expected 1 or more")
+            if value is not None and not value >= least:
+                raise ValueError(f"{name} is {value}, expected {least} or more")
         if self.gpus is not None and self.ranks_per_node is not None and self.framework == "torch":
             raise ValueError("gpus and ranks_per_node are given: torch has one rank for each GPU")
         if self.nodes is not None and not 1 <= self.nodes[0] <= self.nodes[1]:
@@ -91,9 +92,6 @@ class LaunchOptions:
             raise ValueError("gpus and nodes are given: GPUs in all depend on the number of nodes")
         if self.replicas not in (1, 2):
             raise ValueError(f"replicas is {self.replicas}, expected 1 or 2")
-        for name in ("stop_before_s", "grace_s", "connect_s", "stage_s", "silence_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected 0 or more")
 
 
 # -- the layout ----------------------------------------------------------------------------------------
@@ -179,11 +177,8 @@ def _gpus(place: JobPlace, options: LaunchOptions) -> tuple[tuple[str, ...], int
             some = f"{count} of the job's {len(nodes)} nodes take part"
             remarks = (f"{some}: {wanted} GPUs are asked for.",) if count < len(nodes) else ()
             return nodes[:count], wanted // count, remarks
-    fits = [
-        n for n in range(1, have + 1)
-        if any(n % c == 0 and n // c <= each for c in range(1, len(nodes) + 1))
-    ]  # fmt: skip
-    near = sorted(sorted(fits, key=lambda n: abs(n - wanted))[:2])
+    fits = {count * gpus for count in range(1, len(nodes) + 1) for gpus in range(1, each + 1)}
+    near = sorted(sorted(fits, key=lambda n: (abs(n - wanted), n))[:2])
     raise LaunchError(
         f"{wanted} GPUs cannot be spread evenly over {len(nodes)} nodes with {each} each.",
         next_step=f"Ask for {' or '.join(map(str, near))}: --gpus.",
@@ -251,14 +246,6 @@ class NodeCommands:
 
     commands: tuple[tuple[str, ...], ...]
     environments: tuple[Mapping[str, str], ...] = ()
-
-    def text(self) -> str:
-        """As one would type it."""
-        lines = []
-        for command, environment in zip(self.commands, self.environments, strict=True):
-            words = [f"{k}={shlex.quote(v)}" for k, v in environment.items()]
-            lines.append(" ".join([*words, shlex.join(command)]))
-        return "\n".join(lines)
 
 
 def program_of(words: Sequence[str]) -> tuple[str, ...]:
@@ -333,7 +320,9 @@ def _mpirun(
 ) -> NodeCommands:
     """One mpirun, on the first node; by srun or ssh it starts its own daemons on the others."""
     n = str(plan.ranks)
-    if not _is_hydra():
+    path = Path(shutil.which("mpirun") or "/nonexistent/mpirun").resolve()
+    is_hydra = path.name.startswith("mpiexec.hydra") or (path.parent / "mpiexec.hydra").exists()
+    if not is_hydra:
         hosts = ",".join(f"{name}:{plan.ranks_per_node}" for name in names)
         handed = [word for name in common for word in ("-x", name)]
         # Oversubscribed: of an allocation it counts the step that it runs in, a task on each node.
@@ -347,15 +336,6 @@ def _mpirun(
             "-genvlist", ",".join(common),
         ]  # fmt: skip
     return NodeCommands(((*command, *program),), ({},))
-
-
-def _is_hydra() -> bool:
-    """Whether `mpirun` is MPICH's or Intel's, by where it lies and what lies beside it."""
-    program = shutil.which("mpirun")
-    if program is None:
-        return False
-    path = Path(program).resolve()
-    return path.name.startswith("mpiexec.hydra") or (path.parent / "mpiexec.hydra").exists()
 
 
 def node_command() -> list[str]:
@@ -405,9 +385,13 @@ class Preview:
         for s in self.settings:
             kept = " (yours: kept)" if s.kept else ""
             lines.append(f"{s.name}={shlex.quote(s.value)}  # {s.reason}{kept}")
-        for name, commands in zip(plan.nodes, self.commands, strict=True):
-            text = commands.text() or "# nothing: the first node starts its ranks, too"
-            lines += ["", f"# node {name}", text]
+        for name, node in zip(plan.nodes, self.commands, strict=True):
+            lines += ["", f"# node {name}"]
+            for command, environment in zip(node.commands, node.environments, strict=True):
+                words = [f"{k}={shlex.quote(v)}" for k, v in environment.items()]
+                lines.append(" ".join([*words, shlex.join(command)]))
+            if not node.commands:
+                lines.append("# nothing: the first node starts its ranks, too")
         return "\n".join(lines) + "\n"
 
 
