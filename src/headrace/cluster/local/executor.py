@@ -112,8 +112,7 @@ class LocalExecutor(Executor):
 
     def submission(self, job_id: str) -> Submission:
         """As it lies in the job's folder."""
-        self._known(job_id)
-        return self._tasks(job_id)[0][0].submission
+        return self._known(job_id).submission
 
     def snapshot(self, *, jobs: bool = False) -> ClusterSnapshot:
         """This machine, one node; its jobs are those of its user that are not over."""
@@ -165,9 +164,10 @@ class LocalExecutor(Executor):
             if state.is_cancelled and state.output:  # else its keeper is about to look
                 send(state.keeper, state.keeper_started, signals.SIGHUP)
 
-    def _known(self, job_id: str) -> None:
-        if not self._tasks(job_id):
+    def _known(self, job_id: str) -> LocalJob:
+        if not (tasks := self._tasks(job_id)):
             raise ClusterRequestError(self.not_known[0].format(job_id))
+        return tasks[0][0]
 
 
 def _status(job: LocalJob, task: int | None) -> JobStatus:

@@ -314,6 +314,9 @@ class SubmittedJob:
         return self.request.name or "sbatch"
 
 
+_OWN = ("user", "submitted_s", "key", "variables")
+
+
 @dataclass(slots=True)
 class LocalJob(SubmittedJob):
     """One job.
@@ -352,7 +355,7 @@ class LocalJob(SubmittedJob):
         self.folder.mkdir(mode=0o700)
         self.script.write_bytes(self.submission.script)
         self.script.chmod(0o700)
-        own = {name: getattr(self, name) for name in ("user", "submitted_s", "key", "variables")}
+        own = {name: getattr(self, name) for name in _OWN}
         _replace(self.folder / "job.json", _KIND.encode({**self.submission.document(), **own}))
 
     def save(self) -> None:
@@ -368,8 +371,7 @@ class LocalJob(SubmittedJob):
         try:
             fields = _KIND.decode(path.read_bytes(), str(path)).plain()
             submission = Submission.of(fields, (folder / "script").read_bytes())
-            own = {name: fields[name] for name in ("user", "submitted_s", "key")}
-            own["variables"] = fields.get("variables", {})  # jobs of before have none
+            own = {name: fields[name] for name in _OWN}
             job = cls(number=int(folder.name), folder=folder, submission=submission, **own)
             path = folder / "state.json"
             with contextlib.suppress(FileNotFoundError):
@@ -436,20 +438,15 @@ class JobsFolder:
         return number
 
     def jobs(self) -> list[LocalJob]:
-        """All that are not over, oldest first."""
+        """All that are not over, oldest first; those that were over long ago are removed."""
         jobs = []
         for folder in (self.path / str(number) for number in self.numbers()):
             with contextlib.suppress(FileNotFoundError):
-                jobs += [] if (folder / "over").exists() else [LocalJob.load(folder)]
-        return jobs
-
-    def clean(self) -> None:
-        """Remove jobs that were over long ago; `locked`."""
-        limit = time.time() - KEPT_S
-        for folder in (self.path / str(number) for number in self.numbers()):
-            with contextlib.suppress(OSError):
-                if (folder / "over").stat().st_mtime < limit:
+                if not (folder / "over").exists():
+                    jobs.append(LocalJob.load(folder))
+                elif (folder / "over").stat().st_mtime < time.time() - KEPT_S:
                     shutil.rmtree(folder, ignore_errors=True)
+        return jobs
 
     def numbers(self) -> list[int]:
         """Of all jobs, ascending."""
