@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from headrace.cli import exit_codes
@@ -280,10 +281,10 @@ def _show_all(context: typer.Context, value: bool) -> None:
 
 
 def _before_any_command(
-    version: bool = typer.Option(
+    version: bool = Option(
         False, "--version", is_eager=True, callback=_show_version, help="Show the version and exit."
     ),
-    every: bool = typer.Option(
+    every: bool = Option(
         False, "--all", is_eager=True, callback=_show_all, help="Show all commands and exit."
     ),
 ) -> None:

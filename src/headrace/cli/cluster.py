@@ -319,29 +319,28 @@ def cluster_init(
     output: JsonOutput,
 ) -> int:
     """Write the site's file from what the cluster says it has, with comments. Most clusters need none."""
+    from headrace.cluster import site_files as generated
     from headrace.cluster.plan import cluster_snapshot
     from headrace.cluster.site import find_site, site_text
 
+    texts: list[tuple[Path | None, Mapping[str, str]]] = []
     if kubernetes is not None:
-        from headrace.cluster.site_files import kubernetes_files, write_files
-
-        files = write_files(kubernetes, kubernetes_files(image), overwrite=overwrite)
-        output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
-        return exit_codes.OK
-    snapshot = cluster_snapshot(executor, source)
-    if not (ondemand is module is slurm is None):
-        from headrace.cluster import site_files as generated
-
-        facts, files = generated.site_facts(snapshot, site_file=find_site()), list[Path]()
-        for folder, texts in (
-            (ondemand, generated.ondemand_files), (module, generated.modulefiles),
-            (slurm, generated.slurm_files),
-        ):  # fmt: skip
-            if folder is not None:
-                files += generated.write_files(folder, texts(facts), overwrite=overwrite)
-        output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
-        return exit_codes.OK
-    return _write_site(output, site_text(snapshot), out, overwrite=overwrite)
+        texts.append((kubernetes, generated.kubernetes_files(image)))
+    elif not (ondemand is module is slurm is None):
+        facts = generated.site_facts(cluster_snapshot(executor, source), site_file=find_site())
+        texts += [
+            (ondemand, generated.ondemand_files(facts)), (module, generated.modulefiles(facts)),
+            (slurm, generated.slurm_files(facts)),
+        ]  # fmt: skip
+    if not texts:
+        text = site_text(cluster_snapshot(executor, source))
+        return _write_site(output, text, out, overwrite=overwrite)
+    files: list[Path] = []
+    for folder, named in texts:
+        if folder is not None:
+            files += generated.write_files(folder, named, overwrite=overwrite)
+    output.result({"files": files}, f"wrote {', '.join(map(str, files))}")
+    return exit_codes.OK
 
 
 def _write_site(output: Output, text: str, out: Path | None, *, overwrite: bool) -> int:

@@ -16,14 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
 from headrace.base.peers import user_name
 from headrace.base.text import count_text, counted, printable
 from headrace.cli import exit_codes
-from headrace.cli.printing import Output, plain, plain_table
+from headrace.cli.printing import Output, cut, plain, plain_table, stall_style
 from headrace.cli.printing import watch as watch_frames
 from headrace.cluster.executor import JobState
 from headrace.cluster.notation import compress_hosts, expand_hosts
@@ -51,9 +50,6 @@ MIDDLE: Final = 70
 TIGHT: Final = 50
 """Columns from which on more is shown."""
 
-_GAP: Final = 2
-_LAST_MIN: Final = 8
-
 _COLOURS: Final = (
     "cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta",
 )  # fmt: skip
@@ -61,7 +57,6 @@ _COLOURS: Final = (
 
 _BAR_CELLS: Final = 10
 _GPU_CELLS_MAX: Final = 16
-_STALL_WARN, _STALL_BAD = 0.05, 0.25
 _SOON_S: Final = 600
 
 
@@ -96,11 +91,6 @@ def span_text(seconds: float | None) -> str:
     return f"{hours // 24}d {hours % 24:02d}h"
 
 
-def _cut(text: str, room: int) -> str:
-    text = printable(text)
-    return text if len(text) <= room else text[: max(1, room - 1)] + "…"
-
-
 def _bar(share: float, cells: int, style: str) -> Text:
     full = round(max(0.0, min(1.0, share)) * cells)
     text = Text("█" * full, style)
@@ -126,21 +116,13 @@ class _Screen:
     def table(self, rows: Iterable[Any], *columns: _Column | None) -> Table:
         """Without the columns that are None; the last one takes what the others leave: numbers are not cut."""
         shown = [column for column in columns if column]
-        lines = [
-            [Text(c) if isinstance(c := cell(row), str) else c for _, cell in shown] for row in rows
-        ]
-        widths = [
-            max([cell_len(name.rstrip(">")), *(line[i].cell_len for line in lines)])
-            for i, (name, _) in enumerate(shown)
-        ]
-        taken = sum(widths[:-1]) + _GAP * (len(shown) - 1)
-        widths[-1] = min(widths[-1], max(_LAST_MIN, self.width - taken))
         table = plain_table(*(name for name, _ in shown))
-        for column, width in zip(table.columns, widths, strict=True):
-            column.width = width
-        for line in lines:
-            line[-1].truncate(widths[-1], overflow="ellipsis")
-            table.add_row(*line)
+        table.columns[-1].no_wrap = False
+        for row in rows:
+            *cells, last = (cell(row) for _, cell in shown)
+            last = last if isinstance(last, Text) else Text(last)
+            last.no_wrap, last.overflow = True, "ellipsis"
+            table.add_row(*cells, last)
         return table
 
     def some(
@@ -154,7 +136,7 @@ class _Screen:
 
     def user(self, name: str, room: int = 12) -> Text:
         """A name in its user's colour."""
-        return Text(_cut(name, room), self.colours.get(name, ""))
+        return Text(cut(name, room), self.colours.get(name, ""))
 
     def title(self, board: QueueBoard) -> Text:
         totals, free = board.totals, count_text(board.totals.nodes_free)
@@ -195,7 +177,7 @@ class _Screen:
         wide, middle = self.wide, self.middle and not self.wide
         table = self.table(
             [*([row] for row in busy[: self.rows]), *groups[: self.rows]],
-            ("NODE", lambda rows: _cut(compress_hosts(row.node.name for row in rows), room)),
+            ("NODE", lambda rows: cut(compress_hosts(row.node.name for row in rows), room)),
             ("STATE", lambda rows: _state(rows[0], state_room)),
             ("GPUS", lambda rows: self._gpus(rows[0])),
             ("CPUS", lambda rows: _cpus(rows[0].node, bar=True)) if wide else None,
@@ -238,7 +220,7 @@ class _Screen:
         if row.unplaced_gpus:
             text.append(f" +{row.unplaced_gpus}", "yellow")
         if self.middle and row.node.gpu_type:
-            text.append(f" {_cut(row.node.gpu_type, 10)}", "dim")
+            text.append(f" {cut(row.node.gpu_type, 10)}", "dim")
         return text
 
     def _jobs(self, row: NodeRow, count: int) -> Text:
@@ -264,9 +246,9 @@ class _Screen:
         """What stands first of each job."""
         room = max(10, self.width // 6)
         return [
-            (title, lambda row: _cut(row.job.job_id, 14)),
+            (title, lambda row: cut(row.job.job_id, 14)),
             ("USER", lambda row: self.user(row.job.user)),
-            ("NAME", lambda row: _cut(row.job.name, room)) if self.middle else None,
+            ("NAME", lambda row: cut(row.job.name, room)) if self.middle else None,
             ("GPUS>", lambda row: str(row.job.gpu_count)),
         ]
 
@@ -303,7 +285,7 @@ class _Screen:
 
 def _state(row: NodeRow, room: int) -> Text:
     state = "+".join(dict.fromkeys(row.node.states)) or "unknown"
-    return Text(_cut(state, room), "red" if row.away else "green" if state == "idle" else "")
+    return Text(cut(state, room), "red" if row.away else "green" if state == "idle" else "")
 
 
 def _cpus(node: Node, *, bar: bool) -> Text:
@@ -327,8 +309,7 @@ def _more(count: int, what: str, how: str) -> Text:
 def _stall(share: float | None) -> Text:
     if share is None:
         return Text("-", "dim")
-    style = "red" if share > _STALL_BAD else "yellow" if share > _STALL_WARN else "green"
-    return Text(f"{share:.0%}", style)
+    return Text(f"{share:.0%}", stall_style(share) or "green")
 
 
 def _memory(node: Node) -> str:
@@ -374,8 +355,8 @@ def status_table(statuses: Sequence[JobStatus], *, everything: bool = False) -> 
         nodes = compress_hosts(dict.fromkeys(node for s in same for node in s.nodes))
         table.add_row(
             *map(Text, (
-                _cut(job, 24), _cut(same[0].name, 24), state.lower(), ran(one) if one else "-",
-                _cut(nodes, 40), printable(why),
+                cut(job, 24), cut(same[0].name, 24), state.lower(), ran(one) if one else "-",
+                cut(nodes, 40), printable(why),
             ))
         )  # fmt: skip
     return table

@@ -70,9 +70,8 @@ def submit_script(asked: Asked, name: str, arguments: Sequence[str], output: Out
             output.document({"job": None, **described})
         else:
             words = shlex.join([*plan.submission.options, *plan.submission.arguments])
-            where = (
-                "This machine" if executor_name(asked.executor) == "local" else "The Ray cluster"
-            )
+            is_local = executor_name(asked.executor) == "local"
+            where = "This machine" if is_local else "The Ray cluster"
             alone = f"{where} runs the script by itself{words and f', with {words}'}."
             text = executor(asked.executor).preview(plan.submission)
             if text == plan.submission.script:
@@ -163,11 +162,8 @@ def run_command(asked: Asked, command: Sequence[str], output: Output) -> int:
         # Its signals, its terminal and its exit code are the user's.
         return os.execvp(plan.command[0], plan.command)  # noqa: S606
     except OSError as e:
-        what, step = (
-            f"{plan.command[0]} cannot be run: {e.strerror}.",
-            "Give its path, or look at PATH.",
-        )
-        raise ClusterError(what, next_step=step) from e
+        what = f"{plan.command[0]} cannot be run: {e.strerror}."
+        raise ClusterError(what, next_step="Give its path, or look at PATH.") from e
 
 
 def _follow(runs_on: Executor, plan: RunPlan, name: str, directory: str) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 from headrace import runtime
 from headrace.base.text import bytes_text
@@ -132,19 +132,17 @@ ControllerClient = Annotated[
         _client,
         controller=Annotated[
             str | None,
-            typer.Option(
+            Option(
                 help="unix:PATH, http://HOST:PORT or https://HOST:PORT. Default: this user's own."
             ),
         ],
-        token_file=Annotated[Path | None, typer.Option(help="Holds the token for TCP.")],
-        tls_ca=Annotated[
-            Path | None, typer.Option("--tls-ca", help="Authority of the controller.")
-        ],
-        tls_cert=Annotated[Path | None, typer.Option("--tls-cert", help="Own certificate.")],
-        tls_key=Annotated[Path | None, typer.Option("--tls-key", help="Its key.")],
+        token_file=Annotated[Path | None, Option(help="Holds the token for TCP.")],
+        tls_ca=Annotated[Path | None, Option("--tls-ca", help="Authority of the controller.")],
+        tls_cert=Annotated[Path | None, Option("--tls-cert", help="Own certificate.")],
+        tls_key=Annotated[Path | None, Option("--tls-key", help="Its key.")],
     ),
 ]
-Document = Annotated[Path, typer.Argument(help="YAML file; - for standard input.")]
+Document = Annotated[Path, Argument(help="YAML file; - for standard input.")]
 
 
 @policy_app.command("apply")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-Foreground = Annotated[bool, typer.Option("--foreground", help="Stay here, and log to stderr.")]
-Lines = Annotated[int, typer.Option("--lines", "-n", help="How many.")]
+Foreground = Annotated[bool, Option("--foreground", help="Stay here, and log to stderr.")]
+Lines = Annotated[int, Option("--lines", "-n", help="How many.")]
 
 
 def words_of(context: typer.Context, **instead: Any) -> list[str]:
@@ -263,9 +263,9 @@ def agent(context: typer.Context) -> None:
         process.run(process.folder_of(options.job), options)
 
 
-Job = Annotated[str, typer.Option("--job", help="Look at this job alone.")]
+Job = Annotated[str, Option("--job", help="Look at this job alone.")]
 Site = Annotated[
-    bool, typer.Option("--site", help="For all users: listen where everybody can. For root.")
+    bool, Option("--site", help="For all users: listen where everybody can. For root.")
 ]
 
 

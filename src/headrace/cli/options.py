@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 
 from headrace.base.text import printable
@@ -107,21 +108,19 @@ class CommandGroup(typer.Typer):
         return add
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no remarks.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more; errors with traceback.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress, no remarks.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Say more; errors with traceback.")]
 
 JsonOutput = Annotated[Output, Group(Output, as_json=Json)]
 QuietOutput = Annotated[Output, Group(Output, as_json=Json, quiet=Quiet)]
 FullOutput = Annotated[Output, Group(Output, as_json=Json, quiet=Quiet, verbose=Verbose)]
 """Where the command prints, with the options that it has for that."""
 
-ReportFile = Annotated[
-    str | None, typer.Option("--json", metavar="FILE", help="Write a report as JSON.")
-]
+ReportFile = Annotated[str | None, Option("--json", metavar="FILE", help="Write a report as JSON.")]
 """Of commands that run a program: a file, since stdout is the program's."""
 
-QuietEnd = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing at the end.")]
+QuietEnd = Annotated[bool, Option("--quiet", "-q", help="Say nothing at the end.")]
 
 
 def not_started(error: FileNotFoundError | PermissionError) -> int:
@@ -177,7 +176,7 @@ StorageOptions = Annotated[
         storage_options,
         storage=Annotated[
             list[str] | None,
-            typer.Option(
+            Option(
                 "--storage-option",
                 "-O",
                 help="URLs: KEY=VALUE for the object store (endpoint, region, skip_signature, ...); repeat. "
@@ -191,7 +190,7 @@ StorageOptions = Annotated[
 
 TrustOptions = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--trust",
         help="A folder, file or URL that a store made elsewhere may read, once and from now on; "
         "may be repeated.",

@@ -7,7 +7,6 @@ import logging
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from headrace.base.text import bytes_text, count_text, duration_text
@@ -30,58 +29,51 @@ _DECODED_AT_ONCE = 64
 
 Sources = Annotated[
     list[str],
-    typer.Argument(
+    Argument(
         help="A folder of files or shards; or tar, TFRecord, npy, HDF5, Parquet, Arrow, JSONL, CSV files.",
         metavar="SOURCE...",
     ),
 ]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Replace the store at TARGET, atomically.")
-]
-Workers = Annotated[int | None, typer.Option(min=1, help="Threads that read.")]
+Overwrite = Annotated[bool, Option("--overwrite", help="Replace the store at TARGET, atomically.")]
+Workers = Annotated[int | None, Option(min=1, help="Threads that read.")]
 
 _READING: dict[str, Any] = {
     "restart": Annotated[
-        bool, typer.Option("--restart", help="Drop what an interrupted run left, do not resume.")
+        bool, Option("--restart", help="Drop what an interrupted run left, do not resume.")
     ],
     "extensions": Annotated[
-        str | None, typer.Option("--ext", help="Folders: only files that end so, as 'jpg,png'.")
+        str | None, Option("--ext", help="Folders: only files that end so, as 'jpg,png'.")
     ],
     "skip_errors": Annotated[
-        bool,
-        typer.Option("--skip-errors", help="Leave out what cannot be read, list it, exit with 1."),
+        bool, Option("--skip-errors", help="Leave out what cannot be read, list it, exit with 1.")
     ],
     "prefix_names": Annotated[
         bool,
-        typer.Option(
-            "--prefix-names", help="Several files: put the file's name before its samples'."
-        ),
+        Option("--prefix-names", help="Several files: put the file's name before its samples'."),
     ],
     "column": Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--column",
             help="HDF5, Parquet, Arrow, MDS: what holds the samples' bytes; repeat for parts.",
         ),
     ],
     "label": Annotated[
         str | None,
-        typer.Option(
-            "--label", help="The same: what holds integer labels; '' for none, of any source."
-        ),
+        Option("--label", help="The same: what holds integer labels; '' for none, of any source."),
     ],
     "format": Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--as",
             help="What a folder holds: files, image, audio, video, or shards: tar, jsonl, parquet, ...; "
             "what the tokens of bare files are: uint16, ...",
         ),
     ],
     "volume_bytes": Annotated[
-        int | None, typer.Option(min=8192, help="Begin a new file before one grows beyond this.")
+        int | None, Option(min=8192, help="Begin a new file before one grows beyond this.")
     ],
-    "workers": Annotated[int | None, typer.Option(min=1, help="Threads that read the source.")],
+    "workers": Annotated[int | None, Option(min=1, help="Threads that read the source.")],
 }
 """How a source is read, in the order of the help."""
 
@@ -111,7 +103,7 @@ StageReading = Annotated[dict[str, Any], _reading_without("restart", "skip_error
 
 Images = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Rewrite JPEGs for quicker decoding: 'lossless', or smaller and lossy: 'short=512,quality=92'; "
         "or store pixels: 'decoded,short=256'."
     ),
@@ -120,7 +112,7 @@ Images = Annotated[
 
 Shuffle = Annotated[
     int | None,
-    typer.Option(
+    Option(
         min=0,
         metavar="SEED",
         help="Pack in a random order, this seed's: a blocked order then mixes classes like a full shuffle.",

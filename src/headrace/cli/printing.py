@@ -49,11 +49,11 @@ class Output:
         self.quiet = quiet
         self.verbose = verbose
 
-    def console(self, *, stderr: bool = False) -> Console:
+    def console(self) -> Console:
         """A rich console; made anew, because tests and pipes exchange the streams."""
         from rich.console import Console
 
-        console = Console(stderr=stderr, highlight=False)
+        console = Console(highlight=False)
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = _FILE_COLUMNS
         return console
@@ -99,6 +99,17 @@ def plain_table(
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
+
+
+def cut(text: str, room: int) -> str:
+    """A name of any origin in so many columns."""
+    text = printable(text)
+    return text if len(text) <= room else text[: max(1, room - 1)] + "…"
+
+
+def stall_style(share: float) -> str:
+    """How the share of time that is lost to waiting for data is shown."""
+    return "red" if share > 0.25 else "yellow" if share > 0.05 else ""
 
 
 def plain(value: Any) -> Any:

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
 from typer import Argument, Option
 
 from headrace.base.text import printable
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 HistoryOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--history",
         metavar="DIR|URL",
         help="Agents' folder, or a Prometheus. Default: $HEADRACE_HISTORY, or of the user.",
@@ -94,9 +93,7 @@ def report(
     return exit_codes.OK
 
 
-LastOption = Annotated[
-    str, typer.Option("--last", help="How far back: 30m, 24h, 7d.", metavar="TIME")
-]
+LastOption = Annotated[str, Option("--last", help="How far back: 30m, 24h, 7d.", metavar="TIME")]
 
 _SPAN: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhdw]?)")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "": 3600, "d": 86400, "w": 604800}
@@ -148,16 +145,17 @@ def _print_starving(output: Output, ranking: Starving, top: int) -> None:
     console.print(printable(ranking.answer), markup=False)
     if not ranking.jobs:
         return
-    table = plain_table("JOB", "USER", "LOST GPU-H>", "GPU-H>", "STALL>", "CAUSE", "ON")
-    for job in ranking.jobs[:top]:
-        inferred = "" if job.quality == "measured" else "~"
-        table.add_row(
-            printable(f"{job.job_id} {job.name}".strip()), printable(job.user),
-            hours_text(job.lost_gpu_hours), hours_text(job.gpu_hours), f"{inferred}{job.stall:.0%}",
-            job.cause, printable(job.file_system) or "-",
-        )  # fmt: skip
+    rows = [
+        (
+            f"{job.job_id} {job.name}".strip(), job.user, hours_text(job.lost_gpu_hours),
+            hours_text(job.gpu_hours), f"{'' if job.quality == 'measured' else '~'}{job.stall:.0%}",
+            job.cause, job.file_system or "-",
+        )
+        for job in ranking.jobs[:top]
+    ]  # fmt: skip
+    names = ("JOB", "USER", "LOST GPU-H>", "GPU-H>", "STALL>", "CAUSE", "ON")
     output.line("")
-    console.print(table)
+    console.print(plain_table(*names, rows=rows))
     if any(job.quality != "measured" for job in ranking.jobs[:top]):
         output.line("~ inferred from pressure and use: the job does not read through headrace")
     if len(ranking.jobs) > top:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from headrace.base.text import bytes_of, bytes_text, count_text
@@ -176,7 +175,7 @@ def _print_export(
 
 Meet = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--meet", metavar="FOLDER", envvar="HEADRACE_JOB_FOLDER",
         help="Where the job's nodes meet: a folder of its own that all of them see.",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from headrace.io import PRESETS, simulation_of
 
@@ -20,7 +21,7 @@ def _known(name: str | None) -> str | None:
 
 SimulateOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="NAME",
         callback=_known,
         help=f"Read as if from a slow storage: {', '.join(sorted(PRESETS))}; NAME@SEED for another "

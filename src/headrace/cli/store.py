@@ -407,7 +407,7 @@ def _cpu_s() -> float:
 
 cache_app = CommandGroup("List and remove caches on the local disk (`cache_dir=`).")
 
-_Folder = Annotated[str, typer.Argument(metavar="DIR", help="The folder given as cache_dir.")]
+_Folder = Annotated[str, Argument(metavar="DIR", help="The folder given as cache_dir.")]
 
 
 @cache_app.command("ls")

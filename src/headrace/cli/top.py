@@ -18,7 +18,7 @@ from typer import Option
 from headrace.base.text import bytes_text, count_text, counted, duration_text, printable
 from headrace.cli import exit_codes
 from headrace.cli.options import JsonOutput
-from headrace.cli.printing import plain_table, watch
+from headrace.cli.printing import cut, plain_table, stall_style, watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,6 @@ _NAME_MIN, _NAME_MAX = 12, 40
 _NUMBERS_WIDTH: Final = 55
 """What the other columns of a narrow table take."""
 
-_STALL_WARN, _STALL_BAD = 0.05, 0.25
 _TIER_STYLES: Final = {
     "ram": "green", "page_cache": "cyan", "disk": "blue", "peer": "magenta", "source": "yellow",
 }  # fmt: skip
@@ -45,7 +44,7 @@ _TIER_STYLES: Final = {
 def view(board: Row, width: int) -> RenderableType:
     """The whole screen, of a daemon's board."""
     worst = max((job["stall"] or 0.0 for job in board["jobs"]), default=0.0)
-    answer = Text(printable(board["answer"]), _stall_style(worst) or "green")
+    answer = Text(printable(board["answer"]), stall_style(worst) or "green")
     parts: list[RenderableType] = [_board_title(board), answer]
     if board["jobs"]:
         parts += [Text(), _jobs(board["jobs"], width)]
@@ -69,15 +68,9 @@ def _board_title(board: Row) -> Text:
     return text
 
 
-def name_text(name: str, width: int) -> str:
+def _name(name: str, width: int) -> str:
     """Cut, so that numbers need not be."""
-    room = max(_NAME_MIN, min(_NAME_MAX, width - _NUMBERS_WIDTH))
-    text = printable(name)
-    return text if len(text) <= room else text[: room - 1] + "…"
-
-
-def _stall_style(stall: float) -> str:
-    return "red" if stall > _STALL_BAD else "yellow" if stall > _STALL_WARN else ""
+    return cut(name, max(_NAME_MIN, min(_NAME_MAX, width - _NUMBERS_WIDTH)))
 
 
 def _jobs(jobs: Sequence[Row], width: int) -> Table:
@@ -86,14 +79,14 @@ def _jobs(jobs: Sequence[Row], width: int) -> Table:
     table = plain_table("JOB", "SAMPLES/S>", "BYTES/S>", "STALL>", "CAUSE", "RAM>", *more, "RATE")
     for job in jobs:
         stall, ram = job["stall"], job["ram"]
-        style = _stall_style(stall or 0.0)
+        style = stall_style(stall or 0.0)
         extra = (
             str(job["clients"]), str(job["leases"]), str(job["waiting"]),
             f"{job['direct'] + job['busy']:.1f}",
             f"{job['held_bytes'] / max(1, job['window_bytes']):.0%}",
         )  # fmt: skip
         table.add_row(
-            name_text(job["name"], width), count_text(round(job["samples_per_s"])),
+            _name(job["name"], width), count_text(round(job["samples_per_s"])),
             bytes_text(job["bytes_per_s"]) + "/s",
             Text("-", "dim") if stall is None else Text(f"{stall:.0%}", style),
             Text(job["cause"] or "-", style or "dim"), "-" if ram is None else f"{ram:.0%}",
@@ -116,7 +109,7 @@ def _datasets(datasets: Sequence[Row], width: int) -> Table:
             str(data["clients"]),
         )  # fmt: skip
         table.add_row(
-            name_text(data["name"], width), bytes_text(data["bytes_per_s"]) + "/s",
+            _name(data["name"], width), bytes_text(data["bytes_per_s"]) + "/s",
             f"{data['held_samples'] / samples:.0%}", bytes_text(data["held_bytes"]),
             *(extra if wide else ()),
             _milliseconds(data["latency_s_p50"]), _milliseconds(data["latency_s_p99"]),
@@ -185,7 +178,7 @@ def _planes(planes: Sequence[Row], width: int) -> Table:
     for plane in planes[:PLANES_SHOWN]:
         stalled = plane["stalled"]
         table.add_row(
-            name_text(plane["name"], width), printable(plane["user"]), str(plane["clients"]),
+            _name(plane["name"], width), printable(plane["user"]), str(plane["clients"]),
             Text(f"{stalled:.2f}", "yellow" if stalled > 0.1 else ""), plane["cause"] or "-",
             bytes_text(plane["held_bytes"]),
             Text(f"{plane['lease_left_s']:.0f} s", "red" if plane["silent"] else ""),
@@ -200,7 +193,7 @@ def _flows(flows: Sequence[Row], width: int) -> Table:
         style = "yellow" if flow["limited"] else ""
         may_bytes, may_reads = flow["granted_bytes_per_s"], flow["granted_reads_per_s"]
         table.add_row(
-            name_text(flow["job"], width), printable(flow["file_system"]),
+            _name(flow["job"], width), printable(flow["file_system"]),
             Text(f"{bytes_text(flow['bytes_per_s'])}/s", style),
             "-" if may_bytes is None else f"{bytes_text(may_bytes)}/s",
             Text(count_text(round(flow["reads_per_s"])), style),
