@@ -12,11 +12,9 @@ import pytest
 import yaml
 
 from headrace.cluster.site_files import (
-    lua_modulefile,
     modulefiles,
     ondemand_files,
     site_facts,
-    tcl_modulefile,
     write_files,
 )
 from headrace.cluster.slurm.scontrol import read_snapshot
@@ -24,6 +22,14 @@ from headrace.cluster.snapshot import ClusterSnapshot, Node, Partition
 from headrace.errors import ClusterError, ClusterRequestError
 
 NASTY = Path("/opt/a \"quoted\" $HOME [exit 9] {x} \\ 'dir'")
+
+
+def lua(facts):
+    return modulefiles(facts)[f"headrace/{facts.version}.lua"]
+
+
+def tcl(facts):
+    return modulefiles(facts)[f"headrace/{facts.version}"]
 
 
 def node(name, gpus, states=("idle",)):
@@ -105,7 +111,7 @@ EXPECTED = [f"prepend|PATH|{NASTY}/bin", f"setenv|HEADRACE_ROOT|{NASTY}",
 
 
 def test_lmod_gets_what_was_meant(facts, tmp_path):
-    ended = run_module("lua5.4", LMOD, lua_modulefile(facts), tmp_path)
+    ended = run_module("lua5.4", LMOD, lua(facts), tmp_path)
     lines = ended.stdout.splitlines()
     assert [line for line in lines if line.startswith(("prepend", "setenv"))] == EXPECTED
     assert "family|headrace|" in lines
@@ -113,7 +119,7 @@ def test_lmod_gets_what_was_meant(facts, tmp_path):
 
 
 def test_environment_modules_get_what_was_meant(facts, tmp_path):
-    ended = run_module("tclsh", MODULES, tcl_modulefile(facts), tmp_path)
+    ended = run_module("tclsh", MODULES, tcl(facts), tmp_path)
     lines = ended.stdout.splitlines()
     assert [line for line in lines if line.startswith(("prepend", "setenv"))] == EXPECTED
     assert "conflict|headrace|" in lines
@@ -123,8 +129,8 @@ def test_environment_modules_get_what_was_meant(facts, tmp_path):
 def test_both_lie_where_module_load_looks(facts):
     names = list(modulefiles(facts))
     assert names == [f"headrace/{facts.version}.lua", f"headrace/{facts.version}"]
-    assert tcl_modulefile(facts).startswith("#%Module1.0\n")  # else it is no modulefile
-    assert "HEADRACE_SITE" not in lua_modulefile(site_facts(cluster(), prefix=NASTY))
+    assert tcl(facts).startswith("#%Module1.0\n")  # else it is no modulefile
+    assert "HEADRACE_SITE" not in lua(site_facts(cluster(), prefix=NASTY))
 
 
 # -- Open OnDemand --------------------------------------------------------------------------------------

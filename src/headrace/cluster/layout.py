@@ -435,20 +435,14 @@ class _Inside:
             )
         memory = self._memory_per_gpu(per_gpu)
         on_node = memory and memory * fit.gpus_per_node
-        sizes: dict[str, Any] = {
-            "tasks": gpus, "tasks_per_node": None, "gpus_per_node": None, "cpus_per_task": per_gpu,
-            "memory_per_node": request.memory, "memory_per_gpu": memory,
+        share = on_node if fit.even else None
+        return {
+            "tasks": gpus if tasks is None else tasks * fit.size,
+            "tasks_per_node": tasks or fit.gpus_per_node if fit.even else None,
+            "gpus_per_node": fit.gpus_per_node if fit.even else None,
+            "cpus_per_task": max(1, per_gpu * fit.gpus_per_node // tasks) if tasks else per_gpu,
+            "memory_per_node": share if request.memory is None else request.memory, "memory_per_gpu": memory,
         }  # fmt: skip
-        if fit.even:
-            sizes |= {
-                "tasks_per_node": tasks or fit.gpus_per_node,
-                "gpus_per_node": fit.gpus_per_node,
-            }
-            sizes["memory_per_node"] = on_node if request.memory is None else request.memory
-        if tasks is not None:
-            sizes["tasks"] = tasks * fit.size
-            sizes["cpus_per_task"] = max(1, per_gpu * fit.gpus_per_node // tasks)
-        return sizes
 
     def _cpus_per_gpu(self) -> int:
         asked, fit = self.request.cpus_per_gpu, self.fit
@@ -527,5 +521,5 @@ class _Inside:
 
 def _cpu_share(node: Node) -> int:
     """Of one GPU, in whole cores: Slurm gives no less."""
-    threads = max(1, node.threads_per_core)
-    return node.cpus // node.gpus // threads * threads or node.cpus // node.gpus
+    share, threads = node.cpus // node.gpus, max(1, node.threads_per_core)
+    return share // threads * threads or share

@@ -304,19 +304,17 @@ def read_shorthand(text: str, partitions: Collection[str]) -> Shorthand | None:
 
 def apply_shorthand(request: JobRequest, short: Shorthand) -> tuple[JobRequest, list[str]]:
     """The request without the short word, and remarks: words for CPUs ignore what is said of GPUs."""
-    if request.gpus is not None and request.gpus != short.gpus:
-        raise ClusterRequestError(
-            f"partition {short.text} stands for {short.gpus} GPUs, --gpus asks for {request.gpus}.",
-            next_step="Give one of them.",
-        )
+    sizes = [("GPUs", "gpus", request.gpus, short.gpus)]
+    sizes += [] if short.gpus else [("nodes", "nodes", request.nodes, short.nodes)]
+    for what, flag, asked, meant in sizes:
+        if asked is not None and asked != meant:
+            raise ClusterRequestError(
+                f"partition {short.text} stands for {meant} {what}, --{flag} asks for {asked}.",
+                next_step="Give one of them.",
+            )
     plain = dataclasses.replace(request, partition="")
     if short.gpus:
         return dataclasses.replace(plain, gpus=short.gpus), []
-    if request.nodes is not None and request.nodes != short.nodes:
-        raise ClusterRequestError(
-            f"partition {short.text} stands for {short.nodes} nodes, --nodes asks for {request.nodes}.",
-            next_step="Give one of them.",
-        )
     remark = f"{short.text} has no GPUs: {request.cpus_per_gpu} CPUs per GPU are ignored."
     remarks = [] if request.cpus_per_gpu is None else [remark]
     return dataclasses.replace(plain, nodes=short.nodes, cpus_per_gpu=None), remarks

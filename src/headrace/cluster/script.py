@@ -77,35 +77,25 @@ class Word(NamedTuple):
         return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
 
 
-def split(text: str) -> list[str]:  # noqa: C901 - one automaton, in one piece
+_BLANKS = " \t\r\n\v\f"
+_WORD = re.compile(rf"""(?:[^{_BLANKS}#'"\\]|\\.?|'[^']*'|"(?:[^"\\]|\\.)*")+""", re.DOTALL)
+_QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.?)""", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+
+def split(text: str) -> list[str]:
     """The words of a directive. Quotes and backslashes work, and `#` outside quotes begins a comment."""
     words: list[str] = []
-    word: list[str] | None = None
-    quote = ""
-    letters = iter(text)
-    for letter in letters:
-        if quote:
-            if letter == quote:
-                quote = ""
-                continue
-        elif letter == "#":
-            break
-        elif letter in " \t\r\n\v\f":
-            if word is not None:
-                words.append("".join(word))
-            word = None
+    at = 0
+    while at < len(text) and text[at] != "#":
+        if text[at] in _BLANKS:
+            at += 1
             continue
-        word = [] if word is None else word
-        if not quote and letter in "\"'":
-            quote = letter
-        elif letter == "\\" and quote != "'":
-            word.append(next(letters, ""))
-        else:
-            word.append(letter)
-    if quote:
-        raise ValueError(f"the quote {quote} is never closed")
-    if word is not None:
-        words.append("".join(word))
+        if (word := _WORD.match(text, at)) is None:
+            raise ValueError(f"the quote {text[at]} is never closed")
+        at = word.end()
+        plain = lambda part: (part[1] or "") + _ESCAPED.sub(r"\1", part[2] or "") + (part[3] or "")  # noqa: E731
+        words.append(_QUOTED.sub(plain, word[0]))
     return words
 
 

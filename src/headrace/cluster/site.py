@@ -201,26 +201,24 @@ def read_site(path: Path | None) -> Site:
 
 def _site(data: Any, path: Path) -> Site:
     tree = _mapping(data or {}, "the file")
-    partitions = _named(tree.pop("partitions", None), "partitions", PARTITION_KEYS)
-    node_types = _named(tree.pop("node_types", None), "node_types", tuple(_keys(NodeType)))
-    keys = _read(tree, KEYS, "")
-    keys.pop("version", None)
-    everywhere = {key.path: keys.pop(key.path) for key in PARTITION_KEYS if key.path in keys}
-    return Site(
-        path=path, everywhere=PartitionSite(**everywhere),
-        partitions={name: PartitionSite(**values) for name, values in partitions.items()},
-        node_types={name: NodeType(**values) for name, values in node_types.items()},
-        **{name.replace(".", "_"): value for name, value in keys.items()},
-    )  # fmt: skip
-
-
-def _named(value: Any, group: str, keys: tuple[SiteKey, ...]) -> dict[str, dict[str, Any]]:
-    """The values of each of a group's names: `partitions.gpu`, `partitions.debug`."""
-    named = {f"{group}.{name}": inner for name, inner in _mapping(value, group).items()}
-    return {
-        where.removeprefix(f"{group}."): _read(_mapping(inner, where), keys, f"{where}.")
-        for where, inner in named.items()
+    kinds: dict[str, tuple[type, tuple[SiteKey, ...]]] = {
+        "partitions": (PartitionSite, PARTITION_KEYS), "node_types": (NodeType, tuple(_keys(NodeType))),
+    }  # fmt: skip
+    named: dict[str, Any] = {
+        group: {
+            name: kind(**_read(_mapping(inner, f"{group}.{name}"), keys, f"{group}.{name}."))
+            for name, inner in _mapping(tree.pop(group, None), group).items()
+        }
+        for group, (kind, keys) in kinds.items()
     }
+    for group in _GROUPS:  # one level deeper
+        inner = _mapping(tree.pop(group, None), group)
+        tree |= {f"{group}.{name}": value for name, value in inner.items()}
+    values = _read(tree, KEYS, "")
+    values.pop("version", None)
+    everywhere = {key.path: values.pop(key.path) for key in PARTITION_KEYS if key.path in values}
+    own = {name.replace(".", "_"): value for name, value in values.items()}
+    return Site(path=path, everywhere=PartitionSite(**everywhere), **named, **own)
 
 
 def _mapping(value: Any, where: str) -> dict[Any, Any]:
@@ -230,20 +228,12 @@ def _mapping(value: Any, where: str) -> dict[Any, Any]:
 
 
 def _read(tree: dict[Any, Any], keys: tuple[SiteKey, ...], prefix: str) -> dict[str, Any]:
-    """The values of a level, by their keys' paths; groups ("containers") are one level deeper."""
-    groups = () if prefix else _GROUPS
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if name in groups:
-            inner = _mapping(value, name)
-            flat |= {f"{name}.{key}": inside for key, inside in inner.items()}
-        else:
-            flat[str(name)] = value
+    """The values of a level, by their keys' paths; `prefix` is where it stands."""
     known = {key.path: key for key in keys}
     values: dict[str, Any] = {}
-    for name, value in flat.items():
+    for name, value in ((str(name), value) for name, value in tree.items()):
         if name not in known:
-            more = () if prefix else ("partitions", "node_types", *groups)
+            more = () if prefix else ("partitions", "node_types", *_GROUPS)
             close = difflib.get_close_matches(name, [*known, *more], 1)
             hint = f"did you mean {prefix}{close[0]}?" if close else f"expected {', '.join(known)}"
             raise ValueError(f"{prefix}{name} is no key; {hint}")

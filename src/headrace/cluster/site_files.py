@@ -180,32 +180,21 @@ def kubernetes_files(image: str) -> dict[str, str]:
 
 
 def modulefiles(facts: SiteFacts) -> dict[str, str]:
-    """Both files, by their names below a folder of MODULEPATH."""
-    return {
-        f"headrace/{facts.version}.lua": lua_modulefile(facts),
-        f"headrace/{facts.version}": tcl_modulefile(facts),
-    }
-
-
-def lua_modulefile(facts: SiteFacts) -> str:
-    """Lmod's."""
-    site = f'setenv("HEADRACE_SITE", {_lua(str(facts.site_file))})\n' if facts.site_file else ""
-    return _filled(
-        "module.lua", cluster=facts.cluster, help=_filled("help.txt").rstrip("\n"),
-        version_line=_lua(f"Version: {facts.version}"), summary_line=_lua(f"Description: {_SUMMARY}"),
-        prefix=_lua(str(facts.prefix)), site=site,
+    """Lmod's, and Environment Modules', by their names below a folder of MODULEPATH."""
+    version, prefix, site = facts.version, str(facts.prefix), str(facts.site_file)
+    text = _filled("help.txt")
+    lua = _filled(
+        "module.lua", cluster=facts.cluster, help=text.rstrip("\n"), prefix=_lua(prefix),
+        version_line=_lua(f"Version: {version}"), summary_line=_lua(f"Description: {_SUMMARY}"),
+        site=f'setenv("HEADRACE_SITE", {_lua(site)})\n' if facts.site_file else "",
     )  # fmt: skip
-
-
-def tcl_modulefile(facts: SiteFacts) -> str:
-    """Environment Modules'; Lmod reads it, too."""
-    site = f"setenv HEADRACE_SITE {_tcl(str(facts.site_file))}\n" if facts.site_file else ""
-    words = "\n".join(f"    puts stderr {_tcl(line)}" for line in _filled("help.txt").splitlines())
-    return _filled(
-        "module.tcl", cluster=facts.cluster, help=words,
-        summary_line=_tcl(f"headrace {facts.version}: {_SUMMARY}"), prefix=_tcl(str(facts.prefix)),
-        site=site,
+    tcl = _filled(
+        "module.tcl", cluster=facts.cluster, prefix=_tcl(prefix),
+        help="\n".join(f"    puts stderr {_tcl(line)}" for line in text.splitlines()),
+        summary_line=_tcl(f"headrace {version}: {_SUMMARY}"),
+        site=f"setenv HEADRACE_SITE {_tcl(site)}\n" if facts.site_file else "",
     )  # fmt: skip
+    return {f"headrace/{version}.lua": lua, f"headrace/{version}": tcl}
 
 
 def _lua(text: str) -> str:

@@ -74,19 +74,16 @@ def _missing(names: Sequence[str], asked: list[int]) -> list[str]:
     _, dot, domain = os.environ["HEADRACE_JOB_FIRST"].partition(".")
     until_s, say_s, missing = time.monotonic() + _GATHER_S, time.monotonic() + _SAY_S, list(names)
     while True:
-        missing = [name for name in missing if not _resolves(f"{name}{dot}{domain}")]
+        for name in list(missing):
+            with contextlib.suppress(OSError):
+                if socket.getaddrinfo(f"{name}{dot}{domain}", None):
+                    missing.remove(name)
         if not missing or asked or time.monotonic() > until_s:
             return missing
         if time.monotonic() > say_s:
             say_s += _SAY_S
             _say(f"waiting for {len(missing)} of {len(names)} pods: kubectl get pods says why")
         time.sleep(_RETRY_S)
-
-
-def _resolves(host: str) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(socket.getaddrinfo(host, None))
-    return False
 
 
 def _serve(name: str, asked: list[int]) -> int:

@@ -79,7 +79,6 @@ def read_accounting(
     since_s: float | None = None,
     until_s: float | None = None,
     *,
-    users: Sequence[str] = (),
     job_ids: Sequence[str] = (),
 ) -> list[AccountedJob]:
     """Jobs that ran, or waited, at any time between two moments, from sacct or the list of jobs completed.
@@ -88,7 +87,6 @@ def read_accounting(
         commands: how Slurm's commands are called.
         since_s: Unix seconds; by default a day ago, with `job_ids` any time.
         until_s: by default now.
-        users: only theirs; by default all that this user may see.
         job_ids: only these; of an array all tasks.
 
     Raises:
@@ -104,7 +102,7 @@ def read_accounting(
         options.append(f"--starttime={_local(day_ago if since_s is None else since_s)}")
         if until_s is not None:
             options.append(f"--endtime={_local(until_s)}")
-        options.append(f"--user={','.join(users)}" if users else "--allusers")
+        options.append("--allusers")
     try:
         return _sacct(commands, options)
     except NoAccounting:
@@ -115,8 +113,7 @@ def read_accounting(
     return [
         job
         for job in jobs
-        if (not users or job.user in users)
-        and (not wanted or job.job_id in wanted or job.job_id.partition("_")[0] in wanted)
+        if (not wanted or job.job_id in wanted or job.job_id.partition("_")[0] in wanted)
         and (job.ended_s or end) >= begin
         and (job.submitted_s or begin) <= end
     ]
