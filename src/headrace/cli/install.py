@@ -99,9 +99,7 @@ def demo(
         None, help="Folder of images, a folder per class. [default: Debian's clip art]"
     ),
     epochs: int = Option(3, min=2, help="Epochs to train."),
-    out: Path = Option(
-        Path("build/demo"), help="Where stores and checkpoints go; stores are used again."
-    ),
+    out: Path = Option(Path("build/demo"), help="Where stores and checkpoints go."),
     output: JsonOutput,
 ) -> int:
     """Pack real images, train on them, interrupt, resume, and compare with PyTorch's DataLoader."""

@@ -10,28 +10,15 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 
-from headrace.base.documents import DocumentKind
-from headrace.errors import HeadraceError, SourceError, StoreError
-from headrace.store import open_store
+from headrace.errors import SourceError
 from headrace.store.pack import pack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_NOTE = DocumentKind(
-    name="a note of the demo",
-    version=1,
-    error=StoreError,
-    next_step="Remove the demo's folder, and run it again.",
-)
-"""What the demo keeps from run to run."""
 
 CLIP_ART = Path("/usr/share/openclipart/png")
 """Where Debian's package openclipart-png puts its images."""
@@ -67,7 +54,7 @@ class DemoOptions:
 
     Attributes:
         data: a folder of images with a folder per class; None: Debian's clip art.
-        out: where stores, checkpoints and the report go. Packed stores are used again.
+        out: where stores, checkpoints and the report go.
         epochs: at least 2, because the run is interrupted in the second.
         compare_samples: that each loader trains on in the comparison.
     """
@@ -94,8 +81,6 @@ class ImageFile(NamedTuple):
 
     name: str
     path: Path
-    size_bytes: int
-    mtime_ns: int
 
     @property
     def class_name(self) -> str:
@@ -129,7 +114,6 @@ class PackedImages:
     nbytes: int
     left_out: dict[str, int]
     seconds: float
-    reused: bool = False
 
 
 def list_images(folder: Path) -> list[ImageFile]:
@@ -138,8 +122,7 @@ def list_images(folder: Path) -> list[ImageFile]:
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.suffix.lower() in EXTENSIONS and "/" in name and not path.is_symlink():
-            status = path.stat()
-            files.append(ImageFile(name, path, status.st_size, status.st_mtime_ns))
+            files.append(ImageFile(name, path))
     if not files:
         raise SourceError(
             f"{folder}: there are no images in class folders (folder/class/image.png).",
@@ -175,7 +158,7 @@ def choose(files: list[ImageFile], options: DemoOptions) -> Choice:
 def _reason_against(file: ImageFile, pixels_max: int) -> str:
     if file.class_name == UNCLASSIFIED:
         return "unclassified"
-    if not file.size_bytes:
+    if not file.path.stat().st_size:
         return "empty"
     try:
         with warnings.catch_warnings():
@@ -188,58 +171,22 @@ def _reason_against(file: ImageFile, pixels_max: int) -> str:
         return "unreadable"
 
 
-def pack_images(
-    options: DemoOptions, progress: Callable[[int, int], None] = lambda _done, _of: None
-) -> PackedImages:
-    """Pack the images, or find them packed; raises SourceError if the folder has too few images."""
+def pack_images(options: DemoOptions) -> PackedImages:
+    """Pack the images; raises SourceError if the folder has too few of them."""
     started = time.perf_counter()
-    files = list_images(options.source)
+    choice = choose(list_images(options.source), options)
     options.out.mkdir(parents=True, exist_ok=True)
-    # Names, sizes and times of all files, and what chooses among them.
-    facts = [str(file[0:1] + file[2:]) for file in files]
-    facts.append(repr((options.data is None, IMAGES_MAX, CLASS_IMAGES_MIN)))
-    digest = blake2b("\n".join(facts).encode(errors="replace"), digest_size=16).hexdigest()
-    record = options.out / "images.json"
-    packed = _packed_before(record, digest)
-    if packed is not None:
-        return replace(packed, seconds=time.perf_counter() - started)
-    record.unlink(missing_ok=True)
-    choice = choose(files, options)
     stores = options.out / "train.hr", options.out / "held-out.hr"
-    counts: list[int] = []
+    counts = []
     for store, held_out in zip(stores, (False, True), strict=True):
         if store.exists():
             shutil.rmtree(store)  # ours, by the name and place
-        done = sum(counts)
         images = [i for i in choice.images if (i.digest % HELD_OUT_SHARE == 0) is held_out]
-        pack(
-            ((i.name, i.path.read_bytes(), choice.classes.index(i.class_name)) for i in images),
-            store,
-            resume=False,
-            progress=lambda n, *_, done=done: progress(done + n, len(choice.images)),
-        )
+        numbered = ((i, choice.classes.index(i.class_name)) for i in images)
+        pack(((i.name, i.path.read_bytes(), label) for i, label in numbered), store, resume=False)
         counts.append(len(images))
-    packed = PackedImages(
+    return PackedImages(
         *stores, options.source, choice.classes, counts[0], counts[1],
-        sum(image.size_bytes for image in choice.images), choice.left_out,
+        sum(image.path.stat().st_size for image in choice.images), choice.left_out,
         time.perf_counter() - started,
     )  # fmt: skip
-    paths = {name: str(getattr(packed, name)) for name in _PATHS}
-    record.write_bytes(_NOTE.encode({"digest": digest, **asdict(packed), **paths}, indent=2))
-    return packed
-
-
-_PATHS = ("train", "held_out", "source")
-
-
-def _packed_before(record: Path, digest: str) -> PackedImages | None:
-    try:
-        saved = _NOTE.decode(record.read_bytes(), str(record)).plain()
-        if saved.pop("digest") != digest:
-            return None
-        packed = PackedImages(**saved | {name: Path(saved[name]) for name in _PATHS})
-        for path in (packed.train, packed.held_out):
-            open_store(path).close()
-    except (OSError, ValueError, TypeError, KeyError, HeadraceError):
-        return None  # whatever it is, it can be packed again
-    return replace(packed, reused=True)

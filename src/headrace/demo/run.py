@@ -1,9 +1,8 @@
 """Run: pack, train, kill, resume, prove, compare; with progress on stderr and the result on stdout.
 
-headrace is compared with torch's own DataLoader over the same images, three times: training, where each
-loader feeds the same steps of the same network; decoded images alone; and files alone, where nothing is
-decoded and the loaders' own cost is what is left. Everything is in the page cache, for every loader: the
-demo has just written or read it.
+headrace is compared with torch's own DataLoader over the same images, twice: training, where each loader feeds
+the same steps of the same network, and decoded images alone. Everything is in the page cache, for every
+loader: the demo has just written or read it.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import torch
 from torch.utils import data as torch_data
 
 from headrace import api
+from headrace.base.text import aligned
 from headrace.demo.images import SEED, pack_images
 from headrace.demo.training import (
     IMAGE_PIXELS,
@@ -37,11 +37,10 @@ from headrace.errors import HeadraceError
 from headrace.torch import StoreLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from headrace.demo.images import DemoOptions, PackedImages
 
-    Progress = Callable[[str, int, int], None]
 
 # -- the report: the results as data, and as tables and bars of plain text -----------------------------
 
@@ -98,7 +97,7 @@ class LoaderPass:
     """One loader's pass.
 
     Attributes:
-        work: `training`, `decoding` or `delivery`.
+        work: `training` or `decoding`.
         first_s: seconds to the first batch, start of workers included.
         stall_s: seconds that the consumer waited for batches, the first one included.
     """
@@ -155,44 +154,46 @@ _BAR_CELLS = 20
 _WORKS = {
     "training": "Training: one step a batch, same network for all; torch decodes with PIL",
     "decoding": "Decoded images alone",
-    "delivery": "Files alone: nothing is decoded",
 }
 
 
 def show(report: DemoReport) -> None:
     """Print the report."""
-    lines = [*_story(report), ""]
-    lines += _table(
-        f"Training, held-out accuracy by chance: {report.chance:.1%}",
-        ["epoch", "loss", "held-out accuracy", "mean recall", "samples/s", "stall s", "accuracy"],
-        [
-            (str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}", f"{e.recall:.1%}",
-             f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", _bar(e.accuracy))
-            for e in report.epochs
-        ],
-    )  # fmt: skip
+    heads = (
+        "epoch",
+        "loss",
+        "held-out accuracy",
+        "mean recall",
+        "samples/s",
+        "stall s",
+        "accuracy",
+    )
+    rows = [
+        (str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}", f"{e.recall:.1%}",
+         f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", _bar(e.accuracy))
+        for e in report.epochs
+    ]  # fmt: skip
+    lines = [*_story(report), "", f"Training, held-out accuracy by chance: {report.chance:.1%}"]
+    lines += [*aligned([heads, *rows], ">>>>>><"), ""]
     for work, title in _WORKS.items():
         passes = [m for m in report.comparison if m.work == work]
         fastest = max(m.samples_per_s for m in passes)
-        lines += _table(
-            title,
-            ["loader", "samples/s", "seconds", "stall s", "first batch s", "samples/s"],
-            [
-                (m.loader, f"{m.samples_per_s:,.0f}", f"{m.seconds:.2f}", f"{m.stall_s:.2f}",
-                 f"{m.first_s:.3f}", _bar(m.samples_per_s / fastest))
-                for m in passes
-            ],
-        )  # fmt: skip
+        columns = ("loader", "samples/s", "seconds", "stall s", "first batch s", "samples/s")
+        loaders = [
+            (m.loader, f"{m.samples_per_s:,.0f}", f"{m.seconds:.2f}", f"{m.stall_s:.2f}",
+             f"{m.first_s:.3f}", _bar(m.samples_per_s / fastest))
+            for m in passes
+        ]  # fmt: skip
+        lines += [title, *aligned([columns, *loaders], "<>>>><"), ""]
     sys.stdout.write("\n".join([*lines, _verdict(report), ""]))
 
 
 def _story(report: DemoReport) -> Iterator[str]:
     packed, stop = report.packed, report.interruption
-    verb = "found packed" if packed.reused else "packed"
     total = packed.train_samples + packed.held_out_samples
     yield (
         f"{total:,} images of {len(packed.classes)} classes from {packed.source}, "
-        f"{packed.nbytes / 1e6:,.0f} MB, {verb} in {packed.seconds:.1f} s: "
+        f"{packed.nbytes / 1e6:,.0f} MB, packed in {packed.seconds:.1f} s: "
         f"{packed.train_samples:,} to train on, {packed.held_out_samples:,} held out."
     )
     if packed.left_out:
@@ -208,19 +209,6 @@ def _story(report: DemoReport) -> Iterator[str]:
     )
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Lines of a table; the last column is a bar, those before are figures but for `loader`."""
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    yield title
-    for row in (columns, *rows):
-        *cells, bar = (
-            text.ljust(width) if name == "loader" else text.rjust(width)
-            for name, text, width in zip(columns, row, widths, strict=True)
-        )
-        yield f"  {'  '.join(cells)}  {bar.strip()}"
-    yield ""
-
-
 def _bar(share: float) -> str:
     """A bar of up to 20 cells, plain ASCII: it goes through every log and pipe."""
     return "#" * round(_BAR_CELLS * min(1.0, max(0.0, share)))
@@ -234,8 +222,7 @@ def _verdict(report: DemoReport) -> str:
         f"(mean recall {report.epochs[-1].recall:.1%} against "
         f"{1 / len(report.packed.classes):.1%}). Headrace beside torch's better DataLoader: "
         f"{report.speedup('training'):.1f} x in training, {report.speedup('decoding'):.1f} x in decoded "
-        f"images, {report.speedup('delivery'):.1f} x in files. Training waited {waits}. "
-        f"{report.seconds:.0f} s in all."
+        f"images. Training waited {waits}. {report.seconds:.0f} s in all."
     )
 
 
@@ -248,7 +235,11 @@ KILLED_EPOCH = 1
 """The second epoch: the first has shown that training works, and others follow."""
 
 _TRAIN = "import sys; from headrace.demo.training import run_training; run_training(sys.argv[1])"
-_PROGRESS_S = 0.2
+
+
+def _tell(what: str) -> None:
+    sys.stderr.write(f"{what} ...\n")
+    sys.stderr.flush()
 
 
 def main(options: DemoOptions, *, as_json: bool = False) -> int:
@@ -257,25 +248,7 @@ def main(options: DemoOptions, *, as_json: bool = False) -> int:
     Returns:
         0 if the model beats chance and the resumed order is the same, 1 otherwise.
     """
-    terminal = sys.stderr.isatty()
-    last, last_s = "", 0.0
-
-    def progress(what: str, done: int, of: int) -> None:
-        """One line that is written over on a terminal; a line per kind of work in a log."""
-        nonlocal last, last_s
-        now_s = time.monotonic()
-        if what == last and (not terminal or now_s - last_s < _PROGRESS_S):
-            return
-        last, last_s = what, now_s
-        text = f"{what}: {done:,} of {of:,}" if of else what
-        sys.stderr.write(f"\r{text:<70}" if terminal else f"{what} ...\n")
-        sys.stderr.flush()
-
-    try:
-        report = run(options, progress)
-    finally:
-        if terminal:
-            sys.stderr.write(f"\r{'':<70}\r")
+    report = run(options)
     if as_json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")
     else:
@@ -283,29 +256,28 @@ def main(options: DemoOptions, *, as_json: bool = False) -> int:
     return 0 if report.passed else 1
 
 
-def run(options: DemoOptions, progress: Progress = lambda _what, _done, _of: None) -> DemoReport:
-    """Run the whole demo.
+def run(options: DemoOptions) -> DemoReport:
+    """Run the whole demo; what it is at is told on stderr.
 
     Raises:
         SourceError: the images cannot be used.
         HeadraceError: the training process failed.
     """
     started = time.perf_counter()
-    packed = pack_images(options, lambda done, of: progress("packing", done, of))
-    epochs, interruption = _train(packed, options, progress)
+    _tell("packing")
+    packed = pack_images(options)
+    epochs, interruption = _train(packed, options)
     with api.open(packed.held_out) as store:
         assert store.labels is not None
         chance = float(np.bincount(store.labels).max() / len(store))
-    measured = _compare(packed, options, progress)
+    measured = _compare(packed, options)
     seconds = time.perf_counter() - started
     report = DemoReport(packed, epochs, interruption, chance, measured, seconds)
     (options.out / "report.json").write_text(json.dumps(report.to_dict(), indent=2))
     return report
 
 
-def _train(
-    packed: PackedImages, options: DemoOptions, progress: Progress
-) -> tuple[list[EpochResult], Interruption]:
+def _train(packed: PackedImages, options: DemoOptions) -> tuple[list[EpochResult], Interruption]:
     """Train in a process that is killed in the second epoch, and to the end in another."""
     checkpoint = options.out / "checkpoint.pt"
     checkpoint.unlink(missing_ok=True)
@@ -329,10 +301,10 @@ def _train(
                     kind, position = event.pop("event"), event.get("position", 0)
                     if kind == "epoch":
                         epochs.append(EpochResult(**event))
+                        _tell(f"training: epoch {event['epoch']} is done")
                     elif kind == "resumed":
                         resumed_at = position
                     elif kind == "step":
-                        progress(f"training, epoch {event['epoch']}", position, samples)
                         # In the middle of the epoch, after a step that no checkpoint knows of.
                         middle = event["epoch"] == KILLED_EPOCH and position * 2 > samples
                         if kill and middle and not event["saved"]:
@@ -367,68 +339,50 @@ def _train(
 
 
 class _Files(torch_data.Dataset[Any]):
-    """What a PyTorch user writes today: a list of files, opened one by one."""
+    """What a PyTorch user writes today: a list of files, opened and decoded one by one."""
 
-    def __init__(self, samples: list[tuple[str, int]], *, decoded: bool) -> None:
+    def __init__(self, samples: list[tuple[str, int]]) -> None:
         self._samples = samples
-        self._decoded = decoded
 
     def __len__(self) -> int:
         return len(self._samples)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path, label = self._samples[index]
-        data = Path(path).read_bytes()
-        return (decode(data) if self._decoded else data), label
+        return decode(Path(path).read_bytes()), label
 
 
-def _compare(packed: PackedImages, options: DemoOptions, progress: Progress) -> list[LoaderPass]:
+def _compare(packed: PackedImages, options: DemoOptions) -> list[LoaderPass]:
     """Measure the loaders in turn, three times each; a loader's median pass counts."""
     batch_size = options.batch_size
     with api.open(packed.train) as store:
         paths = [str(packed.source / name) for name in store.names]
         assert store.labels is not None
-        samples = list(zip(paths, map(int, store.labels), strict=True))
+        files = _Files(list(zip(paths, map(int, store.labels), strict=True)))
 
     def headrace(function: Any) -> Iterable[Any]:
         return StoreLoader(packed.train, batch_size, shuffle=True, seed=SEED, decode=function)
 
-    def torch_loader(workers: int, *, decoded: bool) -> Iterable[Any]:
-        return torch_data.DataLoader(
-            _Files(samples, decoded=decoded), batch_size, shuffle=True,
-            num_workers=workers, collate_fn=None if decoded else list,
-        )  # fmt: skip
+    def torch_loader(workers: int) -> Iterable[Any]:
+        return torch_data.DataLoader(files, batch_size, shuffle=True, num_workers=workers)
 
-    def open_and_read() -> Iterator[list[bytes]]:
-        """The least that Python can do: no loader at all."""
-        order = torch.randperm(len(paths)).tolist()
-        for at in range(0, len(order), batch_size):
-            yield [Path(paths[i]).read_bytes() for i in order[at : at + batch_size]]
-
-    pictures: dict[str, Callable[[], Iterable[Any]]] = {
+    loaders: dict[str, Callable[[], Iterable[Any]]] = {
         "headrace, Images": lambda: headrace(IMAGES),
         "headrace, PIL in threads": lambda: headrace(decode),
-        "torch, 0 workers": lambda: torch_loader(0, decoded=True),
-        "torch, 2 workers": lambda: torch_loader(2, decoded=True),
-    }
-    files: dict[str, Callable[[], Iterable[Any]]] = {
-        "headrace": lambda: headrace(None),
-        "open and read": open_and_read,
-        "torch, 0 workers": lambda: torch_loader(0, decoded=False),
-        "torch, 2 workers": lambda: torch_loader(2, decoded=False),
+        "torch, 0 workers": lambda: torch_loader(0),
+        "torch, 2 workers": lambda: torch_loader(2),
     }
     steps = -(-options.compare_samples // batch_size)
     passes = []
     threads = torch.get_num_threads()
     torch.set_num_threads(training_threads())
     try:
-        for work, loaders in (("training", pictures), ("decoding", pictures), ("delivery", files)):
+        for work in _WORKS:
             measured: dict[str, list[LoaderPass]] = {name: [] for name in loaders}
+            _tell(work)
             for name, make in [*loaders.items()] * PASSES:
-                progress(f"{work}: {name}", 0, 0)
                 step = _train_step(len(packed.classes), batch_size) if work == "training" else None
-                batches = make() if work == "delivery" else islice(make(), steps)
-                measured[name].append(_measure(work, name, batches, step))
+                measured[name].append(_measure(work, name, islice(make(), steps), step))
             passes += [
                 sorted(some, key=lambda one: one.samples_per_s)[PASSES // 2]
                 for some in measured.values()
@@ -459,7 +413,7 @@ def _measure(
         first_s = first_s or got_at - started
         if train is not None:
             train(batch)
-        samples += len(batch if work == "delivery" else batch[1])
+        samples += len(batch[1])
         asked_at = time.perf_counter()
     seconds = asked_at - started
     return LoaderPass(work, name, samples, seconds, first_s, stall_s, samples / seconds)
