@@ -44,16 +44,16 @@ def findings(**changes: Any) -> Findings:
             opened=point(64, 11_000.0), small=point(64, 14_000.0), engine="threads",
         ),
         plain=PlainReads(
-            first_s=3.2e-3, first_cpu_s=120e-6, again_s=60e-6, again_cpu_s=60e-6, reads=100
+            first_s=3.2e-3, first_cpu_s=120e-6, again_cpu_s=60e-6, reads=100
         ),
         decode=Decode(
-            format="jpeg", decoder="Pillow 13", sample_s=1.6e-3, full_s=1.2e-3, side=224,
+            format="jpeg", decoder="Pillow 13", sample_s=1.6e-3, side=224,
             out_bytes=150_528.0, samples=500, pixels=200_000.0,
         ),
         cpu=Cpu(others=0.0, fresh_bytes_per_s=2.5e9, used_bytes_per_s=10e9),
         environment=Environment(
             kernel="6.1.0", cpus=16.0, cpus_machine=16, cpus_affinity=16, memory_bytes=2 * FREE,
-            memory_free_bytes=FREE, nofile_soft=1 << 16, nofile_hard=1 << 20, shm_bytes=FREE,
+            memory_free_bytes=FREE, nofile_soft=1 << 16, nofile_hard=1 << 20,
             shm_free_bytes=FREE, engine="uring",
         ),
         seconds=14.2,

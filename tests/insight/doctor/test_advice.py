@@ -12,7 +12,7 @@ from headrace.insight.doctor.findings import AHEAD, LATER, TORCH, UNCACHED, Find
 from .findings_shared import findings, point
 
 SLOW_OPENS = {"opens": {"one_per_s": 320.0, "many_per_s": 4000.0}}
-HEAVY = {"sample_s": 20e-3, "full_s": 18e-3}
+HEAVY = {"sample_s": 20e-3}
 
 
 def keys(diagnosis):
@@ -153,29 +153,10 @@ def test_native_threads_that_decode():
     assert because.endswith("; 3 of 500 are left to Pillow (it is an animation)")
 
 
-def test_a_decoder_that_scales_down():
-    told = diagnose(findings(decode={**HEAVY, "draft_s": 4e-3}), workers=8)
-    assert told.advice[0].key in ("draft", "workers")
-    draft = next(a for a in told.advice if a.key == "draft")
-    assert 3 < draft.factor < 6
-    assert draft.python
-    compile(draft.command, "draft", "exec")
-
-
 def test_images_that_are_too_large():
     told = diagnose(findings(decode={**HEAVY, "pixels": 12e6}), workers=16)
     assert told.advice[0].key == "smaller"
     assert "12.0 million pixels" in told.advice[0].because
-
-
-def test_mount_options_that_cost():
-    assert "mount" in keys(diagnose(findings(place={"options": ("rw", "strictatime")})))
-    assert "mount" not in keys(diagnose(findings(place={"options": ("rw", "relatime")})))
-
-
-def test_a_small_rsize():
-    place = {"file_system": "nfs4", "options": ("rw", "rsize=32768")}
-    assert "rsize" in keys(diagnose(findings(place=place)))
 
 
 def test_data_that_fit_in_memory_are_fast_later():
@@ -255,7 +236,7 @@ EVERYTHING = findings(
         "swap_used_bytes": 1 << 30,
     },
     place={"options": ("rw", "strictatime", "rsize=4096"), "file_system": "nfs4"},
-    decode={**HEAVY, "draft_s": 1e-3, "failed": 3, "first_failed": "OSError: broken\x1b[2J"},
+    decode={**HEAVY, "failed": 3, "first_failed": "OSError: broken\x1b[2J"},
     notes=["3 folders cannot be listed, the first: \x1b[31mred\n"],
     **SLOW_OPENS,
 )  # fmt: skip
@@ -284,7 +265,7 @@ def test_advice_does_not_repeat_the_password_of_a_url():
 def test_every_advice_is_whole():
     for target in ("/scratch/train", "my photos; rm -rf $HOME"):
         told = diagnose(EVERYTHING, step_s=0.04, target=target)
-        assert len(told.advice) > 6
+        assert len(told.advice) > 5
         for advice in told.advice:
             assert advice.do.endswith("."), advice
             assert advice.because, advice

@@ -37,7 +37,6 @@ _PREFETCH: Final = 2
 _DESCRIPTORS: Final = 4096
 _DESCRIPTORS_FAIL: Final = 512
 _BATCHES_BEFORE_SHM_IS_FULL: Final = 0.8
-_RSIZE: Final = 1 << 18
 
 
 def _what_fails(findings: Findings, batch: int, workers: int) -> Iterator[Advice]:
@@ -71,8 +70,7 @@ def _what_fails(findings: Findings, batch: int, workers: int) -> Iterator[Advice
 
 def _worth_knowing(findings: Findings, torch: Expected | None, name: str) -> Iterator[Advice]:
     """What helps a little, or only some: each with what says so."""
-    environment, data, place = findings.environment, findings.data, findings.place
-    assert data is not None
+    environment = findings.environment
     if environment is not None and environment.engine_why and environment.engine != "uring":
         yield Advice(
             key="io_uring", do="Allow io_uring, where you can: headrace reads by threads without it.",
@@ -81,31 +79,6 @@ def _worth_knowing(findings: Findings, torch: Expected | None, name: str) -> Ite
             "network",
             command="docker run --security-opt seccomp=unconfined IMAGE",
         )  # fmt: skip
-    limit = (environment.memory_limit_bytes if environment is not None else None) or data.nbytes
-    if environment is not None and limit < data.nbytes < environment.memory_bytes:
-        yield Advice(
-            key="memory", do="Ask for memory enough to keep the data, if you can.",
-            because=f"the job's limit is {bytes_text(limit)}, the data have {bytes_text(data.nbytes)}, "
-            f"the machine {bytes_text(environment.memory_bytes)}",
-            gain="later epochs come from memory",
-            command=f"srun --mem={-(-int(1.4 * data.nbytes) >> 30)}G python train.py",
-        )  # fmt: skip
-    if place is not None and "strictatime" in place.options:
-        yield Advice(
-            key="mount", do="Mount with noatime.",
-            because=f"{place.mount} is mounted with strictatime: each read writes when it was",
-            gain="no writes while training reads",
-            command=f"sudo mount -o remount,noatime {shlex.quote(place.mount)}",
-        )  # fmt: skip
-    if place is not None and place.file_system.startswith("nfs"):
-        sizes = [o.removeprefix("rsize=") for o in place.options if o.startswith("rsize=")]
-        if sizes and sizes[0].isdigit() and int(sizes[0]) < _RSIZE:
-            yield Advice(
-                key="rsize", do="Mount with a larger rsize.",
-                because=f"{place.mount} reads in pieces of {int(sizes[0]):,} bytes",
-                gain="fewer requests a file",
-                command=f"sudo mount -o remount,rsize=1048576 {shlex.quote(place.mount)}",
-            )  # fmt: skip
     if torch is not None and torch.stall is None:
         yield Advice(
             key="step", do="Tell the doctor what a step of your model takes: does your GPU wait at all?",
@@ -143,12 +116,6 @@ import headrace as hr
 from headrace.torch import DataLoader
 DataLoader(dataset, ..., decode="native")  # an ImageFolder; or:
 DataLoader({path!r}, shuffle=True, decode=hr.Images(size=224))"""
-_DRAFT: Final = """\
-from PIL import Image
-def load(path):  # for ImageFolder(..., loader=load)
-    image = Image.open(path)
-    image.draft("RGB", (224, 224))
-    return image.convert("RGB")"""
 
 
 def _advice_of(
@@ -291,16 +258,7 @@ class _Gains:
                     gain=self._from_to(rate), command=_IMAGES.format(path=data.path), python=True,
                     factor=self._factor(rate),
                 )  # fmt: skip
-        if decode.draft_s is not None:
-            factor = self._torch_factor(decode_s=decode.draft_s)
-            if factor >= WORTH:
-                yield Advice(
-                    key="draft", do="Let the JPEG decoder scale images down while it decodes.",
-                    because=f"measured here: {duration_text(decode.sample_s)} an image without, "
-                    f"{duration_text(decode.draft_s)} with it",
-                    gain=_times(factor), factor=factor, command=_DRAFT, python=True,
-                )  # fmt: skip
-        elif decode.pixels > 2 * _STORED_SIDE**2:
+        if decode.native_s is None and decode.pixels > 2 * _STORED_SIDE**2:
             factor = self._torch_factor(decode_s=decode.sample_s * _STORED_SIDE**2 / decode.pixels)
             yield Advice(
                 key="smaller", do="Store the images smaller, once: now all their pixels are decoded in every "

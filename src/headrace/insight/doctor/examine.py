@@ -41,6 +41,7 @@ from headrace.machine.host import (
     available_memory,
     byte_fields,
     cpu_quota,
+    cpu_seconds,
     is_network,
     memory_usages,
     mount_of,
@@ -63,12 +64,8 @@ _ALONE: Final = 0.95
 
 def _cpu_times() -> tuple[float, float]:
     """Now, and what other processes used of the CPUs so far, in seconds; nan where nobody says."""
-    own = os.times()
-    words = read_text(_ROOT / "proc/stat").split("\n", 1)[0].split()
-    ticks = [int(word) for word in words[1:9] if word.isdigit()]
-    if len(ticks) < 8:
-        return time.monotonic(), math.nan
-    busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    own, seconds = os.times(), cpu_seconds(_ROOT / "proc/stat")
+    busy = math.nan if seconds is None else seconds[0]
     return time.monotonic(), busy - own.user - own.system
 
 
@@ -402,16 +399,13 @@ def _environment() -> Environment:
     affinity = len(os.sched_getaffinity(0))
     quota = cpu_quota(_ROOT)
     memory = byte_fields(_ROOT / "proc/meminfo")
-    total, swap = memory.get("MemTotal", 0), memory.get("SwapTotal", 0)
     infinite = resource.RLIM_INFINITY
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (1 << 62 if limit == infinite else limit for limit in limits)
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     engine, why = _engine()
     disabled = read_text(_ROOT / "proc/sys/kernel/io_uring_disabled").strip()
     if why and disabled in ("1", "2"):
         why = f"{why.rstrip('.')} (kernel.io_uring_disabled is {disabled})"
-    names, gpu_why = _gpus()
     shm = None
     with contextlib.suppress(OSError):
         shm = os.statvfs(_ROOT / "dev/shm")
@@ -419,16 +413,14 @@ def _environment() -> Environment:
         kernel=platform.release(),
         cpus=min(float(affinity), quota) if quota else float(affinity),
         cpus_machine=os.cpu_count() or affinity, cpus_affinity=affinity, cpu_quota=quota,
-        memory_bytes=total, memory_free_bytes=available_memory(),
+        memory_bytes=memory.get("MemTotal", 0), memory_free_bytes=available_memory(),
         memory_limit_bytes=min((usage.limit for usage in memory_usages(_ROOT)), default=None),
-        swap_bytes=swap, swap_used_bytes=swap - memory.get("SwapFree", 0),
+        swap_used_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
         nofile_soft=soft, nofile_hard=hard,
-        memlock_bytes=None if memlock == infinite else memlock,
-        shm_bytes=shm.f_frsize * shm.f_blocks if shm else None,
         shm_free_bytes=shm.f_frsize * shm.f_bavail if shm else None,
         engine=engine, engine_why=why,
         pressure={kind: _pressure(kind) for kind in ("cpu", "memory", "io")},
-        gpus=names, gpu_why=gpu_why,
+        gpus=_gpus(),
         packages={name: version for name in _PACKAGES if (version := version_of(name))},
     )  # fmt: skip
 
@@ -451,22 +443,22 @@ def _pressure(kind: str) -> float:
     return float(share[1]) / 100 if share else 0.0
 
 
-def _gpus() -> tuple[tuple[str, ...], str]:
-    """Names of the GPUs that NVML knows, and why none is seen."""
+def _gpus() -> tuple[str, ...]:
+    """Names of the GPUs that NVML knows; () where there are none, or the driver does not answer."""
     from headrace.machine.sensors import GPUs
 
     sensor = GPUs()
     try:
         if not sensor.read():
-            return (), sensor.why
+            return ()
         import pynvml
 
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         names = [pynvml.nvmlDeviceGetName(handle) for handle in handles]
         texts = [n.decode(errors="replace") if isinstance(n, bytes) else n for n in names]
-        return tuple(map(printable, texts)), ""
-    except Exception as e:  # noqa: BLE001 - a driver's errors are its own
-        return (), f"the NVIDIA driver does not answer: {e}"
+        return tuple(map(printable, texts))
+    except Exception:  # noqa: BLE001 - a driver's errors are its own
+        return ()
     finally:
         sensor.close()
 

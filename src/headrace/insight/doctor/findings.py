@@ -93,8 +93,6 @@ class Point:
     cpu_s: float
     """Processor time of one read."""
     reads: int
-    from_memory: float = 0.0
-    """Share of the bytes that the page cache had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +111,8 @@ class PlainReads:
     first_s: float
     """One sample, when it was read for the first time by this examination."""
     first_cpu_s: float
-    again_s: float
-    """The same sample once more, out of the page cache."""
     again_cpu_s: float
+    """The same sample once more, out of the page cache."""
     reads: int
 
 
@@ -146,10 +143,6 @@ class Decode:
     why: str = ""
     sample_s: float = 0.0
     """Processor time to decode a sample to RGB, and to scale it to `side`."""
-    full_s: float = 0.0
-    """Without scaling."""
-    draft_s: float | None = None
-    """With the decoder scaling down itself (JPEG), where it can."""
     native_s: float | None = None
     """By headrace's stage, a random crop of `side`, those that it leaves to Pillow included; None: it does not
     decode this."""
@@ -197,12 +190,9 @@ class Environment:
     memory_free_bytes: int = 0
     """What this process may still take, page cache counted as free."""
     memory_limit_bytes: int | None = None
-    swap_bytes: int = 0
     swap_used_bytes: int = 0
     nofile_soft: int = 0
     nofile_hard: int = 0
-    memlock_bytes: int | None = None
-    shm_bytes: int | None = None
     shm_free_bytes: int | None = None
     engine: str = ""
     """`uring` or `threads`."""
@@ -210,7 +200,6 @@ class Environment:
     pressure: dict[str, float] = field(default_factory=dict)
     """Share of the last ten seconds before the examination in which somebody waited: cpu, memory, io."""
     gpus: tuple[str, ...] = ()
-    gpu_why: str = ""
     packages: dict[str, str] = field(default_factory=dict)
 
 

@@ -137,11 +137,10 @@ def plain_reads(
     samples, first_s, first_cpu_s = timed(pieces)
     if not samples:
         return None, []
-    _, again_s, again_cpu_s = timed([piece for piece, _ in samples])
+    *_, again_cpu_s = timed([piece for piece, _ in samples])
     times = PlainReads(
-        first_s=first_s, first_cpu_s=first_cpu_s, again_s=again_s, again_cpu_s=again_cpu_s,
-        reads=len(samples),
-    )  # fmt: skip
+        first_s=first_s, first_cpu_s=first_cpu_s, again_cpu_s=again_cpu_s, reads=len(samples)
+    )
     return times, [data for _, data in samples]
 
 
@@ -253,13 +252,11 @@ class RandomReads:
         if not count:
             return None
         grown = [b - a for a, b in zip(before["latency_us"], after["latency_us"], strict=True)]
-        tiers = {k: v - before["bytes_by_tier"][k] for k, v in after["bytes_by_tier"].items()}
         spent = max(1e-9, last - begun)
         return Point(
             depth=depth, per_s=count / spent, bytes_per_s=nbytes / spent,
             p50_s=latency_percentile_s(grown, 0.5), p99_s=latency_percentile_s(grown, 0.99),
             cpu_s=cpu / count, reads=count,
-            from_memory=tiers.get("page_cache", 0) / max(1, sum(tiers.values())),
         )  # fmt: skip
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ too. npy and npz are loaded by numpy. What nothing here can decode is delivered 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import os
@@ -20,10 +21,8 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -42,7 +41,7 @@ from headrace.store.sources.tar import grouped, read_members
 from headrace.store.sources.tfrecord import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -106,10 +105,6 @@ _NATIVE_SHARE: Final = 0.25
 _PIXELS_MAX: Final = 100_000_000
 
 
-_Stage = Callable[[bytes, Any], Any]
-"""Given a sample's bytes, and what the stage before made of them."""
-
-
 def measure_decoding(
     samples: Sequence[bytes], seconds: float, stop: Callable[[], bool] = lambda: False
 ) -> Decode | None:
@@ -121,50 +116,47 @@ def measure_decoding(
         return None
     name = Counter(format_of_bytes(data[:16]) for data in samples).most_common(1)[0][0]
     samples = [data for data in samples if format_of_bytes(data[:16]) == name]
-    pixels: list[int] = []
-    decoder, stages = _decoder_of(name, pixels)
-    if not stages:
+    is_image, pixels = family_of(name) == "image", list[int]()
+    if not is_image and name not in ("npy", "npz"):
+        why = "the samples are no images, npy or npz: decoding is not looked at"
         mean_bytes = sum(map(len, samples)) / len(samples)
-        return Decode(format=name, decoder="", out_bytes=mean_bytes, why=decoder)
+        return Decode(format=name, decoder="", out_bytes=mean_bytes, why=why)
+    decode = functools.partial(_scaled, pixels) if is_image else _load_numpy
     apart_s = _NATIVE_SHARE * seconds if name in _NATIVE else 0.0
-    cpu_s, out_bytes, good, failed, first_failed = np.zeros(len(stages)), 0.0, 0, 0, ""
+    cpu_s, out_bytes, good, failed, first_failed = 0.0, 0.0, 0, 0, ""
     begun_s, begun_cpu_s = time.monotonic(), time.thread_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a data set's oddities are counted, not printed
         for data in itertools.cycle(samples):
-            times, decoded = [time.thread_time()], None
+            began_s = time.thread_time()
             try:
-                for stage in stages:
-                    decoded = stage(data, decoded)
-                    times.append(time.thread_time())
+                out_bytes += decode(data)
             except Exception as e:  # noqa: BLE001 - decoders raise what they like
                 failed += 1
                 first_failed = first_failed or f"{type(e).__name__}: {e}"
             else:
                 good += 1
-                cpu_s += np.diff(times)
-                out_bytes += getattr(decoded, "nbytes", 0)
+                cpu_s += time.thread_time() - began_s
             if time.monotonic() > begun_s + seconds - apart_s or stop():
                 break
-        natively = _measure_native(samples, stages, apart_s, stop) if apart_s and good else None
+        native_s, tried, refused = None, 0, list[str]()
+        if apart_s and good:
+            native_s, tried, refused = _measure_native(samples, decode, apart_s, stop)
     got = (time.thread_time() - begun_cpu_s) / max(1e-9, time.monotonic() - begun_s)
-    full_s, *scaled_s = (cpu_s / max(1, good)).tolist()
-    by_key = dict(zip(("scaled", "draft"), scaled_s, strict=False)) if good else {}
-    native_s, tried, refused = natively or (None, 0, [])
+    decoder = f"Pillow {version_of('pillow')}".strip() if is_image else "numpy"
     return Decode(
         format=name, decoder=decoder, samples=good + failed, failed=failed, first_failed=first_failed,
-        got=min(1.0, got), full_s=full_s, sample_s=full_s + by_key.get("scaled", 0.0),
-        draft_s=by_key.get("draft"), native_s=native_s if len(refused) < tried else None,
-        native_samples=tried, refused=len(refused), first_refused=refused[0] if refused else "",
-        side=SIDE if scaled_s else 0,
-        out_bytes=3.0 * SIDE * SIDE if scaled_s else out_bytes / max(1, good),
+        got=min(1.0, got), sample_s=cpu_s / max(1, good),
+        native_s=native_s if len(refused) < tried else None, native_samples=tried,
+        refused=len(refused), first_refused=refused[0] if refused else "",
+        side=SIDE if is_image else 0, out_bytes=out_bytes / max(1, good),
         pixels=sum(pixels) / max(1, len(pixels)),
     )  # fmt: skip
 
 
 def _measure_native(
-    samples: Sequence[bytes], stages: Sequence[_Stage], seconds: float, stop: Callable[[], bool]
-) -> tuple[float | None, int, list[str]]:
+    samples: Sequence[bytes], decode: Callable[[bytes], int], seconds: float, stop: Callable[[], bool]
+) -> tuple[float | None, int, list[str]]:  # fmt: skip
     """Decode natively, and leave to Pillow what is refused, as the stage does: with nothing else in between.
 
     Returns:
@@ -178,7 +170,7 @@ def _measure_native(
             tried += 1
         except ValueError as e:
             with contextlib.suppress(Exception):  # nobody decodes it
-                stages[1](data, stages[0](data, None))
+                decode(data)
                 refused.append(str(e))
                 tried += 1
         if time.monotonic() > begun_s + seconds or stop():
@@ -186,49 +178,24 @@ def _measure_native(
     return (time.thread_time() - begun_cpu_s) / tried if tried else None, tried, refused
 
 
-def _decoder_of(name: str, pixels: list[int]) -> tuple[str, list[_Stage]]:
-    """What decodes a format, and its stages: to RGB, then to `SIDE`; without stages, why.
-
-    Fills `pixels` of each image.
-    """
-    if name in ("npy", "npz"):
-        return "numpy", [_load_numpy]
-    if family_of(name) != "image":
-        return "the samples are no images, npy or npz: decoding is not looked at", []
-    return f"Pillow {version_of('pillow')}".strip(), _image_stages(name, pixels)
-
-
-def _image_stages(name: str, pixels: list[int]) -> list[_Stage]:
+def _scaled(pixels: list[int], data: bytes) -> int:
+    """Decode an image to RGB, and scale it; note its pixels, and return the result's bytes."""
     from PIL import Image
 
-    def opened(data: bytes) -> Any:
-        image = Image.open(io.BytesIO(data))
-        if image.width * image.height > _PIXELS_MAX:
-            raise ValueError(f"{image.width} x {image.height} pixels")
-        return image
-
-    def full(data: bytes, _: Any) -> Any:
-        image = opened(data)
-        pixels.append(image.width * image.height)
-        return image.convert("RGB")
-
-    def scaled(_: bytes, image: Any) -> Any:
-        return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-
-    def drafted(data: bytes, _: Any) -> Any:
-        image = opened(data)
-        image.draft("RGB", (SIDE, SIDE))
-        return scaled(data, image.convert("RGB"))
-
-    return [full, scaled, drafted] if name == "jpeg" else [full, scaled]
+    image = Image.open(io.BytesIO(data))
+    if image.width * image.height > _PIXELS_MAX:
+        raise ValueError(f"{image.width} x {image.height} pixels")
+    pixels.append(image.width * image.height)
+    small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    return np.asarray(small).nbytes
 
 
-def _load_numpy(data: bytes, _: Any) -> SimpleNamespace:
+def _load_numpy(data: bytes) -> int:
     loaded = np.load(io.BytesIO(data), allow_pickle=False)
     if isinstance(loaded, np.ndarray):
-        return SimpleNamespace(nbytes=loaded.nbytes)
+        return loaded.nbytes
     with loaded:
-        return SimpleNamespace(nbytes=sum(loaded[key].nbytes for key in loaded.files))
+        return sum(loaded[key].nbytes for key in loaded.files)
 
 
 def version_of(package: str) -> str:
@@ -240,39 +207,6 @@ def version_of(package: str) -> str:
 
 
 _BLOCK: Final = 512
-
-
-@dataclass(slots=True)
-class Hops:
-    """Samples of one shard.
-
-    Attributes:
-        places: (offset, bytes) of the parts that are samples' main ones.
-        seen_bytes: how far it went.
-        suffix: of a tar's members, `.jpg`.
-    """
-
-    places: list[tuple[int, int]] = field(default_factory=list)
-    seen_bytes: int = 0
-    complete: bool = False
-    suffix: str = ""
-
-
-def hop(path: str, kind: str, until: float) -> Hops:
-    """Follow a TFRecord file or an uncompressed tar until a moment of the monotonic clock.
-
-    Raises:
-        SourceError: it is none, or damaged.
-    """
-    hops = Hops()
-    with Window(path) as window:
-        for offset, length, end, suffix in _HOPPERS[kind](window):
-            if time.monotonic() >= until:
-                return hops
-            hops.places.append((offset, length))
-            hops.seen_bytes, hops.suffix = end, hops.suffix or suffix
-    hops.complete = True
-    return hops
 
 
 def _of_tfrecord(window: Window) -> Iterator[tuple[int, int, int, str]]:
@@ -391,29 +325,35 @@ def _hopped(given: ShardFiles, seconds: float, stop: Callable[[], bool]) -> _Sam
         if (pieces and left <= 0) or stop():
             complete = False
             break
-        share = max(0.02, left / (len(order) - number))
-        size = int(given.sizes[at])
+        share_until = time.monotonic() + max(0.02, left / (len(order) - number))
+        path, size, places = given.names[at], int(given.sizes[at]), list[tuple[int, int]]()
+        reached, whole = 0, True
         try:
-            hops = hop(given.names[at], given.kind, time.monotonic() + share)
+            with Window(path) as window:
+                for offset, length, end, suffix in _HOPPERS[given.kind](window):
+                    if time.monotonic() >= share_until:
+                        whole = False
+                        break
+                    places.append((offset, length))
+                    reached, inner = end, inner or (format_of("x" + suffix) if suffix else "")
         except (SourceError, OSError):
             if not pieces:
                 raise
             complete = False
             continue
-        complete &= hops.complete
-        samples += len(hops.places)
-        seen_bytes += size if hops.complete else hops.seen_bytes
-        inner = inner or (format_of("x" + hops.suffix) if hops.suffix else "")
-        pieces += _spread(given.names[at], size, hops)
+        complete &= whole
+        samples += len(places)
+        seen_bytes += size if whole else reached
+        pieces += _spread(path, size, places, whole=whole)
     return _Sampled(pieces, samples, seen_bytes, complete, inner) if pieces else None
 
 
-def _spread(path: str, size: int, hops: Hops) -> list[Piece]:
-    """A shard's samples; if its end was not seen, their sizes at random places of it."""
-    full = [(offset, length) for offset, length in hops.places if length > 0][:POOL_MAX]
+def _spread(path: str, size: int, places: list[tuple[int, int]], *, whole: bool) -> list[Piece]:
+    """A shard's samples by (offset, bytes); if its end was not seen, their sizes at random places of it."""
+    full = [(offset, length) for offset, length in places if length > 0][:POOL_MAX]
     starts = np.random.default_rng(len(path)).integers(0, max(1, size), len(full)).tolist()
     # The first ones as they are, so that there is something to decode.
-    as_seen = len(full) if hops.complete else _FIRST
+    as_seen = len(full) if whole else _FIRST
     return [
         Piece(path, offset if i < as_seen else max(0, min(start, size - length)), length)
         for i, ((offset, length), start) in enumerate(zip(full, starts, strict=True))
