@@ -27,43 +27,29 @@ CLIP_ART_PIXELS_MAX = 512 * 512
 """Three quarters of the clip art. The rest is poster-sized: an epoch over it would measure how fast
 PIL inflates PNGs, in every loader alike."""
 
-PIXELS_MAX = 64 << 20
-"""Larger images of other folders are left out."""
-
-IMAGES_MAX = 6000
-"""Of more images than this, as many are chosen by a hash of their names."""
+PIXELS_MAX = 64 << 20  # larger images of other folders are left out
+IMAGES_MAX = 6000  # of more images than this, as many are chosen by a hash of their names
 
 CLASS_IMAGES_MIN = 20
 """Classes of fewer images are left out: a few held-out images say nothing about a class."""
 
-HELD_OUT_SHARE = 8
-"""One image in 8 is held out."""
-
-SEED = 7
-"""Of the order and of the network."""
+HELD_OUT_SHARE = 8  # one image in 8 is held out
+SEED = 7  # of the order and of the network
 
 EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
 
-UNCLASSIFIED = "unsorted"
-"""A folder for what was not classified is no class."""
+UNCLASSIFIED = "unsorted"  # a folder for what was not classified is no class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What to run the demo on; raises ValueError if a number is out of bounds.
+    """What to run the demo on; raises ValueError if a number is out of bounds."""
 
-    Attributes:
-        data: a folder of images with a folder per class; None: Debian's clip art.
-        out: where stores, checkpoints and the report go.
-        epochs: at least 2, because the run is interrupted in the second.
-        compare_samples: that each loader trains on in the comparison.
-    """
-
-    data: Path | None = None
-    out: Path = Path("build/demo")
-    epochs: int = 3
+    data: Path | None = None  # a folder of images with a folder per class; None: Debian's clip art
+    out: Path = Path("build/demo")  # where stores, checkpoints and the report go
+    epochs: int = 3  # at least 2, because the run is interrupted in the second
     batch_size: int = 64
-    compare_samples: int = 2048
+    compare_samples: int = 2048  # that each loader trains on in the comparison
 
     def __post_init__(self) -> None:
         for name, low in {"epochs": 2, "batch_size": 1, "compare_samples": 1}.items():

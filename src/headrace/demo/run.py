@@ -47,67 +47,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """One epoch of training.
-
-    Attributes:
-        accuracy: share of held-out images that are right.
-        recall: mean over the classes of that share: small classes count as much as large ones.
-        stall_s: seconds that training waited for data.
-        doubled: samples that were delivered more than once.
-        missing: samples that were not delivered, unreadable ones not counted.
-    """
+    """One epoch of training."""
 
     epoch: int
     loss: float
-    accuracy: float
-    recall: float
+    accuracy: float  # share of held-out images that are right
+    recall: float  # mean over the classes of that share: small classes count as much as large ones
     samples: int
     seconds: float
-    stall_s: float
+    stall_s: float  # seconds that training waited for data
     order_hash: str
-    doubled: int
-    missing: int
+    doubled: int  # samples that were delivered more than once
+    missing: int  # samples that were not delivered, unreadable ones not counted
     samples_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """The kill in mid-epoch, and the proof that it changed nothing.
-
-    Attributes:
-        killed_at: samples of the epoch that were delivered when the process was killed.
-        resumed_at: samples of the epoch that the checkpoint knew of.
-        killed_by: the signal that ended the process.
-        hash_resumed: order hash of the epoch, across the kill.
-        hash_uninterrupted: order hash of a pass over the same epoch without a kill.
-        identical: whether the two orders are the same.
-    """
+    """The kill in mid-epoch, and the proof that it changed nothing."""
 
     epoch: int
-    killed_at: int
-    resumed_at: int
-    killed_by: int
-    hash_resumed: str
-    hash_uninterrupted: str
-    identical: bool
+    killed_at: int  # samples of the epoch that were delivered when the process was killed
+    resumed_at: int  # samples of the epoch that the checkpoint knew of
+    killed_by: int  # the signal that ended the process
+    hash_resumed: str  # order hash of the epoch, across the kill
+    hash_uninterrupted: str  # order hash of a pass over the same epoch without a kill
+    identical: bool  # whether the two orders are the same
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderPass:
-    """One loader's pass.
+    """One loader's pass."""
 
-    Attributes:
-        work: `training` or `decoding`.
-        first_s: seconds to the first batch, start of workers included.
-        stall_s: seconds that the consumer waited for batches, the first one included.
-    """
-
-    work: str
+    work: str  # `training` or `decoding`
     loader: str
     samples: int
     seconds: float
-    first_s: float
-    stall_s: float
+    first_s: float  # seconds to the first batch, start of workers included
+    stall_s: float  # seconds that the consumer waited for batches, the first one included
     samples_per_s: float
 
 
@@ -228,11 +205,8 @@ def _verdict(report: DemoReport) -> str:
 
 # -- the demo ------------------------------------------------------------------------------------------
 
-PASSES = 3
-"""Passes of each loader in the comparison; odd, so that the median is one of them."""
-
-KILLED_EPOCH = 1
-"""The second epoch: the first has shown that training works, and others follow."""
+PASSES = 3  # passes of each loader in the comparison; odd, so that the median is one of them
+KILLED_EPOCH = 1  # the second epoch: the first has shown that training works, and others follow
 
 _TRAIN = "import sys; from headrace.demo.training import run_training; run_training(sys.argv[1])"
 

@@ -29,11 +29,8 @@ if TYPE_CHECKING:
 
     from headrace.plane.batch import Batch
 
-IMAGE_PIXELS = 48
-"""Width and height of the network's input."""
-
-CHECKPOINT_EVERY = 10
-"""Steps between checkpoints: few, so that the demo's kill falls between two."""
+IMAGE_PIXELS = 48  # width and height of the network's input
+CHECKPOINT_EVERY = 10  # steps between checkpoints: few, so that the demo's kill falls between two
 
 LEARNING_RATE = 0.01
 

@@ -53,37 +53,25 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One way of all ranks through the rest of an epoch, from the position `begin` on.
-
-    Attributes:
-        deliveries: dtype `DELIVERY`, by `begin`.
-        ranks: that have a trace.
-    """
+    """One way of all ranks through the rest of an epoch, from the position `begin` on."""
 
     attempt: int
     epoch: int
     begin: int
-    deliveries: NDArray[np.void]
-    ranks: tuple[int, ...]
+    deliveries: NDArray[np.void]  # dtype `DELIVERY`, by `begin`
+    ranks: tuple[int, ...]  # that have a trace
     world_size: int
 
 
 @dataclass(slots=True)
 class LoaderHistory:
-    """What one loader of a job delivered, over all its attempts.
+    """What one loader of a job delivered, over all its attempts."""
 
-    Attributes:
-        about: a trace of the last attempt, for what it says of data and order.
-        epochs: the passages that count, by epoch.
-        again: steps that were delivered again after a resume, and do not count.
-        odd: what does not fit together.
-    """
-
-    about: RankTrace
+    about: RankTrace  # a trace of the last attempt, for what it says of data and order
     attempts: list[Attempt]
-    epochs: dict[int, list[Passage]]
-    again: int = 0
-    odd: list[str] = field(default_factory=list)
+    epochs: dict[int, list[Passage]]  # the passages that count, by epoch
+    again: int = 0  # steps that were delivered again after a resume, and do not count
+    odd: list[str] = field(default_factory=list)  # what does not fit together
 
 
 def histories(traces: Iterable[RankTrace]) -> list[LoaderHistory]:
@@ -214,8 +202,7 @@ def by_position(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
 
 # -- expected ----------------------------------------------------------------------------------------
 
-_TOGETHER: Final = 1 << 21
-"""Positions that are hashed at a time: 100 MB of intermediate arrays."""
+_TOGETHER: Final = 1 << 21  # positions that are hashed at a time: 100 MB of intermediate arrays
 
 _LENGTH_MAX: Final = 1 << 33
 

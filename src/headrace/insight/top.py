@@ -19,22 +19,16 @@ if TYPE_CHECKING:
     Report = Mapping[str, Any]
     Row = dict[str, Any]
 
-WINDOW_S: Final = 6.0
-"""Rates are taken over so long."""
+WINDOW_S: Final = 6.0  # rates are taken over so long
 
 RATES_KEPT: Final = 60
 
 STALL_SHOWN: Final = 0.01
 """Who waits for less than this share of its time has no cause worth a name."""
 
-BUSY_SHARE: Final = 0.05
-"""Who waits for more than this share of its time starves."""
-
-SILENT_REPORTS: Final = 3.0
-"""A plane that has missed so many reports is silent."""
-
-LIMITED_SHARE: Final = 0.9
-"""Who uses more than this of what it may is limited by it."""
+BUSY_SHARE: Final = 0.05  # who waits for more than this share of its time starves
+SILENT_REPORTS: Final = 3.0  # a plane that has missed so many reports is silent
+LIMITED_SHARE: Final = 0.9  # who uses more than this of what it may is limited by it
 
 # What a report says already, under the same name.
 _OF_DAEMON: Final = (

@@ -35,20 +35,16 @@ class UsageRow:
     """A user in an account, a partition, a job, a day: what `BY` says.
 
     Attributes:
-        names: one for each of the columns that `BY` has.
         gpu_hours, cpu_hours: that they had.
-        lost_gpu_hours: waited for data, of those that agents saw.
-        stall: share of steps' time that was waited; None: nothing is known.
-        use: of which resource how much was used, and how much of that is known.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # one for each of the columns that `BY` has
     jobs: int
     gpu_hours: float
     cpu_hours: float
-    lost_gpu_hours: float
-    stall: float | None
-    use: JobUse
+    lost_gpu_hours: float  # waited for data, of those that agents saw
+    stall: float | None  # share of steps' time that was waited; None: nothing is known
+    use: JobUse  # of which resource how much was used, and how much of that is known
 
     def as_dict(self, by: str) -> dict[str, Any]:
         """As plain values."""
@@ -65,13 +61,10 @@ class UsageTable:
     since_s: float
     until_s: float
     by: str
-    source: str
-    """Where hours come from: `slurm` or `history`."""
-    rows: tuple[UsageRow, ...]
-    """Who had most first; days and hours in their order."""
+    source: str  # where hours come from: `slurm` or `history`
+    rows: tuple[UsageRow, ...]  # who had most first; days and hours in their order
     total: UsageRow
-    uncounted: bool = False
-    """The books have no GPUs of jobs that are known to have had some."""
+    uncounted: bool = False  # the books have no GPUs of jobs that are known to have had some
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values."""
@@ -220,14 +213,10 @@ class StarvingJob:
     gpu_hours: float
     lost_gpu_hours: float
     waited_s: float
-    stall: float
-    """Share of its steps' time."""
-    cause: str
-    """What they waited for most."""
-    file_system: str
-    """On which most was lost; ''."""
-    quality: str
-    """`measured` or `inferred`."""
+    stall: float  # share of its steps' time
+    cause: str  # what they waited for most
+    file_system: str  # on which most was lost; ''
+    quality: str  # `measured` or `inferred`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,13 +237,11 @@ class Starving:
 
     since_s: float
     until_s: float
-    jobs: tuple[StarvingJob, ...]
-    """Who lost most, first."""
+    jobs: tuple[StarvingJob, ...]  # who lost most, first
     users: tuple[StarvingGroup, ...]
     file_systems: tuple[StarvingGroup, ...]
     causes: tuple[StarvingGroup, ...]
-    gpu_hours: float
-    """That all jobs had, also those that did not starve."""
+    gpu_hours: float  # that all jobs had, also those that did not starve
     lost_gpu_hours: float
 
     @property

@@ -36,19 +36,15 @@ if TYPE_CHECKING:
     from headrace.order import Order
     from headrace.trace import Run
 
-FINDINGS_MAX: Final = 20
-"""Of each kind that are told one by one; the rest are counted."""
+FINDINGS_MAX: Final = 20  # of each kind that are told one by one; the rest are counted
 
 
 class EpochState(StrEnum):
     """What is known of an epoch."""
 
-    WHOLE = "whole"
-    """Every position came exactly once."""
-    RUNNING = "running"
-    """So did all up to where the run stands, or ended: its last epoch."""
-    LEFT = "left early"
-    """So did all up to where the loop left it, and another epoch came after it."""
+    WHOLE = "whole"  # every position came exactly once
+    RUNNING = "running"  # so did all up to where the run stands, or ended: its last epoch
+    LEFT = "left early"  # so did all up to where the loop left it, and another epoch came after it
     WRONG = "wrong"
 
 
@@ -68,29 +64,20 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class EpochProof:
-    """An epoch, and how it went.
-
-    Attributes:
-        positions: that were delivered, each once, from the beginning on.
-        padded: samples that came again to fill the last step.
-        dropped: samples that did not fill a last step of all ranks, as `tail="drop"` says.
-        left_out: samples that could not be delivered and were skipped.
-        order_hash: of what was delivered.
-        more_findings: beyond those that are told.
-    """
+    """An epoch, and how it went."""
 
     epoch: int
     state: EpochState = EpochState.WHOLE
-    positions: int = 0
+    positions: int = 0  # that were delivered, each once, from the beginning on
     length: int = 0
     steps: int = 0
-    padded: int = 0
-    dropped: int = 0
-    left_out: int = 0
-    order_hash: int = 0
+    padded: int = 0  # samples that came again to fill the last step
+    dropped: int = 0  # samples that did not fill a last step of all ranks, as `tail="drop"` says
+    left_out: int = 0  # samples that could not be delivered and were skipped
+    order_hash: int = 0  # of what was delivered
     resumed_at: tuple[int, ...] = ()
     findings: list[Finding] = field(default_factory=list)
-    more_findings: int = 0
+    more_findings: int = 0  # beyond those that are told
 
     def add(self, kind: Any, begin: int, end: int, where: str) -> None:
         """Add a finding, or count it."""
@@ -224,17 +211,14 @@ def _end(proof: EpochProof, end: int, passage: Passage, tail: str, *, last: bool
 
 @dataclass(slots=True)
 class LoaderProof:
-    """What is proved of one loader of the job.
-
-    Attributes:
-        unchecked: why samples were not compared with the order, so that only positions are proved.
-        gaps: why nothing can be proved: ranks whose traces are not there, steps that were not written.
-    """
+    """What is proved of one loader of the job."""
 
     history: LoaderHistory
     epochs: list[EpochProof]
     unchecked: str = ""
+    """Why samples were not compared with the order, so that only positions are proved."""
     gaps: list[str] = field(default_factory=list)
+    """Why nothing can be proved: ranks whose traces are not there, steps that were not written."""
 
     @property
     def ours(self) -> bool:
@@ -338,8 +322,7 @@ class SameOrder:
 
     a: str
     b: str
-    positions: int
-    """That were compared, over all epochs."""
+    positions: int  # that were compared, over all epochs
     epochs: int
     first: Difference | None
     """The first difference; None: as far as both went, they had the same order."""

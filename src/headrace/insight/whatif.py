@@ -44,20 +44,15 @@ _Floats = NDArray[np.float64]
 class JobFigures(TrainingSteps):
     """What is known of a job: of its steps' times and its samples' decoding one figure, or many.
 
-    Attributes:
-        sample_bytes: int64 (reads,): of the samples in the order in which they are read.
-        opens: whether each sample's file is opened for it.
-        prefetch: batches that each worker is given ahead.
-        processors: of the node.
-
     Raises:
         ValueError: there is nothing to predict from.
     """
 
     sample_bytes: NDArray[np.int64]
-    opens: bool
-    prefetch: int = 2
-    processors: int = 1
+    """int64 (reads,): of the samples in the order in which they are read."""
+    opens: bool  # whether each sample's file is opened for it
+    prefetch: int = 2  # batches that each worker is given ahead
+    processors: int = 1  # of the node
 
     def __post_init__(self) -> None:
         if not len(self.sample_bytes):
@@ -120,9 +115,7 @@ def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
 # -- the storage -------------------------------------------------------------------------------------
 
 _DOCUMENT_BYTES_MAX: Final = 4 << 20
-_P99_SIGMAS: Final = 2.326
-"""Standard deviations above the median of a normal distribution."""
-
+_P99_SIGMAS: Final = 2.326  # standard deviations above the median of a normal distribution
 _TAIL_MAX: Final = 100.0
 _OPEN_MIN_S: Final = 5e-6
 _PARALLELISM_MAX: Final = 4096
@@ -132,24 +125,19 @@ Shared = Literal["all", "servers", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
-    """What opening a file and reading its bytes cost.
-
-    Attributes:
-        figures: latencies, link, servers.
-        shared: by nodes.
-        open_s: float32: recorded times to draw opens from, instead of the figures.
-        read_s: float32: recorded times of reads, with
-        read_bytes: int64: how long they were.
-        request_bytes: the largest request; sequential reads come in such, thanks to read-ahead.
-    """
+    """What opening a file and reading its bytes cost."""
 
     name: str
-    figures: Simulation
-    shared: Shared = "none"
+    figures: Simulation  # latencies, link, servers
+    shared: Shared = "none"  # by nodes
     open_s: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """float32: recorded times to draw opens from, instead of the figures."""
     read_s: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    """float32: recorded times of reads."""
     read_bytes: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64: how many bytes each of these had."""
     request_bytes: int = 1 << 20
+    """The largest request; sequential reads come in such, thanks to read-ahead."""
 
     def slower(self, factor: float) -> Storage:
         """The same, busier: everything but its link takes `factor` times as long.
@@ -328,28 +316,20 @@ def recorded_storage(recorded: Recorded) -> Storage:
 class Scenario:
     """What the job would run on.
 
-    Attributes:
-        nodes: with as many training processes each as the job has.
-        batch: of a training process; its computing time grows with it.
-        gpu_speed: how much faster a step computes.
-        processors: of a node.
-        loader: what reads: torch's workers, one sample after the other, or headrace's reader.
-        reads_in_flight: of headrace's reader, for each training process.
-        ahead: batches that headrace reads ahead.
-
     Raises:
         ValueError: a value makes no sense.
     """
 
     storage: Storage
-    nodes: int
-    batch: int
+    nodes: int  # with as many training processes each as the job has
+    batch: int  # of a training process; its computing time grows with it
     workers: int
-    gpu_speed: float
-    processors: int
+    gpu_speed: float  # how much faster a step computes
+    processors: int  # of a node
     loader: Loader = "torch"
-    reads_in_flight: int = 16
-    ahead: int = 4
+    """What reads: torch's workers, one sample after the other, or headrace's reader."""
+    reads_in_flight: int = 16  # of headrace's reader, for each training process
+    ahead: int = 4  # batches that headrace reads ahead
 
     def __post_init__(self) -> None:
         for name in ("nodes", "batch", "workers", "processors", "reads_in_flight", "ahead"):
@@ -370,27 +350,19 @@ _GROWS: Final = ("computing time is taken to grow with the batch",)
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What would be.
-
-    Attributes:
-        step_s: of a step, on average, once it runs.
-        step_spread_s: half the range over several seeds.
-        wait_s: of it for data.
-        bound: compute, link, servers, processors, workers or latency: what a faster one of would help most.
-        busy: how much each resource works, 0 to 1.
-        notes: what was simplified.
-    """
+    """What would be."""
 
     scenario: Scenario
-    step_s: float
-    step_spread_s: float
-    wait_s: float
+    step_s: float  # of a step, on average, once it runs
+    step_spread_s: float  # half the range over several seeds
+    wait_s: float  # of it for data
     stall: float
     samples_per_s: float
     bytes_per_s: float
     bound: str
-    busy: dict[str, float]
-    notes: tuple[str, ...] = ()
+    """Compute, link, servers, processors, workers or latency: what a faster one of would help most."""
+    busy: dict[str, float]  # how much each resource works, 0 to 1
+    notes: tuple[str, ...] = ()  # what was simplified
 
     def document(self) -> dict[str, Any]:
         """As JSON."""

@@ -27,8 +27,7 @@ _LEFT: Final = 108
 _RIGHT: Final = 16
 _LABEL: Final = 170
 
-_VALUES_MOST: Final = 10
-"""Columns that have their value above them, at most."""
+_VALUES_MOST: Final = 10  # columns that have their value above them, at most
 
 
 class Part(NamedTuple):
@@ -217,8 +216,7 @@ def round_up(value: float) -> float:
 _ROOM: Final = _WIDTH - _LEFT - _RIGHT
 _TOP: Final = 18.0
 
-SHADES: Final = 6
-"""Shades of a heat map: classes h0 (nothing) to h5."""
+SHADES: Final = 6  # shades of a heat map: classes h0 (nothing) to h5
 
 FEW_ROWS: Final = 8
 """So many rows of a heat map are tall enough for a name each, on narrow screens, too."""

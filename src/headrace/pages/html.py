@@ -16,8 +16,7 @@ from headrace.base.text import bytes_text, number_text, seconds_text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_LONGEST = 4000
-"""Characters of a text that comes from a file, at most."""
+_LONGEST = 4000  # characters of a text that comes from a file, at most
 
 
 def safe(value: object) -> str:

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from headrace.telemetry.messages import FigureKey, JobNotice, ProcessReport
     from headrace.telemetry.processes import JobProcesses
 
-CPU_BUSY = 0.85
-"""A job that uses more than this share of its CPUs is held up by them."""
+CPU_BUSY = 0.85  # a job that uses more than this share of its CPUs is held up by them
 
 CPU_LITTLE = 0.5
 
@@ -68,17 +67,10 @@ def infer(
     return {cause: share * seconds for cause, share in shares.items() if share > 0.0}
 
 
-BUCKET_S: Final = 60
-"""The history has amounts by the minute."""
-
-NODE: Final = ""
-"""The "job" that stands for the whole node."""
-
-WAITING_MAX: Final = 200_000
-"""Entries that wait to be written: about 30 MB."""
-
-Entry = tuple[int, str, str, str, str]
-"""Start of the minute, job, figure, label, file system."""
+BUCKET_S: Final = 60  # the history has amounts by the minute
+NODE: Final = ""  # the "job" that stands for the whole node
+WAITING_MAX: Final = 200_000  # entries that wait to be written: about 30 MB
+Entry = tuple[int, str, str, str, str]  # start of the minute, job, figure, label, file system
 
 
 @dataclass(slots=True)
@@ -89,8 +81,7 @@ class JobFacts:
     user: str
     first_s: float
     last_s: float
-    measured: bool = False
-    """headrace reports how its steps fare."""
+    measured: bool = False  # headrace reports how its steps fare
 
 
 @dataclass(slots=True)
@@ -112,8 +103,7 @@ class Ledger:
     def __init__(self) -> None:
         self.totals: dict[tuple[str, str, str, str], float] = {}
         """For Prometheus; the node's own are here alone."""
-        self.gauges: dict[tuple[str, str], float] = {}
-        """Of the node, as they are now."""
+        self.gauges: dict[tuple[str, str], float] = {}  # of the node, as they are now
         self._pending = PendingWrites()
 
     def add(  # noqa: PLR0917 - what, how much, when, of what: the same order everywhere
@@ -181,30 +171,19 @@ def _coarser(amounts: dict[Entry, float]) -> dict[Entry, float]:
     return coarser
 
 
-JOBS_MAX: Final = 256
-"""At a time. More are not seen: their figures would not be bounded."""
-
-PROCESSES_MAX: Final = 4096
-"""Whose last report is remembered."""
-
-STEPS_MAX: Final = 1024
-"""Of a job, whose CPU time is remembered."""
+JOBS_MAX: Final = 256  # At a time. More are not seen: their figures would not be bounded
+PROCESSES_MAX: Final = 4096  # whose last report is remembered
+STEPS_MAX: Final = 1024  # of a job, whose CPU time is remembered
 
 KEPT_S: Final = 900.0
 """Figures of a job that ended are served to Prometheus so long, as the node daemon's are."""
 
-BEFORE_MAX_S: Final = 30 * 86400.0
-"""A job that began before the agent did is believed so much."""
-
-LINGER_S: Final = 10.0
-"""A process that ended counts among its job's ranks so long."""
-
-STALE: Final = 3.0
-"""What is seen at a moment speaks for so many usual intervals at most."""
+BEFORE_MAX_S: Final = 30 * 86400.0  # a job that began before the agent did is believed so much
+LINGER_S: Final = 10.0  # a process that ended counts among its job's ranks so long
+STALE: Final = 3.0  # what is seen at a moment speaks for so many usual intervals at most
 
 
-EXPECTED_S: Final = 30.0
-"""After a job's prolog its first process is looked for so long."""
+EXPECTED_S: Final = 30.0  # after a job's prolog its first process is looked for so long
 
 
 class NodeShape(NamedTuple):
@@ -223,20 +202,15 @@ class Now(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """The node at a moment.
-
-    Attributes:
-        job_of: the job of a process.
-        io_pressure_s: grown since the last look, of the node; None: the kernel does not say.
-        busiest: file system that the node waited for most since the last look; ''.
-    """
+    """The node at a moment."""
 
     jobs: Mapping[str, JobProcesses]
     groups: Mapping[str, GroupUse]
     gpus: list[GPU]
-    job_of: Callable[[int], str]
+    job_of: Callable[[int], str]  # the job of a process
     io_pressure_s: float | None
-    busiest: str
+    """Grown since the last look, of the node; None: the kernel does not say."""
+    busiest: str  # file system that the node waited for most since the last look; ''
     shape: NodeShape = NodeShape()
 
 
@@ -249,36 +223,28 @@ class _Consumer(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Account(JobFacts):
-    """A job, and how it fares; times are monotonic ones.
-
-    Attributes:
-        until_s: its time is counted until here.
-        seen_s: when its processes were seen last.
-        consumers: processes with training steps, by instance.
-        node_waits: seconds that its processes waited for the node daemon, by file system: it may know why.
-        known_before: an agent before this one counted it: how much its processes had used then is not known.
-        announced: Slurm's prolog said that it begins; so all its time is looked at.
-        cpu_s: CPU time that was counted.
-        steps: by step, the CPU time of all its processes that have ended, as the tasks' epilogs say.
-        busy: how many of its GPUs worked at the last look, and of how many; None: nobody knows.
-        busy_gpus: those that have worked.
-    """
+    """A job, and how it fares; times are monotonic ones."""
 
     uid: int
-    until_s: float
-    seen_s: float | None = None
+    until_s: float  # its time is counted until here
+    seen_s: float | None = None  # when its processes were seen last
     reported_s: float = 0.0
     consumers: dict[str, _Consumer] = field(default_factory=dict)
+    """Processes with training steps, by instance."""
     ended_s: float | None = None
     group: GroupUse | None = None
     node_waits: dict[str, float] = field(default_factory=dict)
+    """Seconds that its processes waited for the node daemon, by file system: it may know why."""
     seen_gpus: int = 0
     known_before: bool = False
-    announced: bool = False
-    cpu_s: float = 0.0
+    """An agent before this one counted it: how much its processes had used then is not known."""
+    announced: bool = False  # Slurm's prolog said that it begins; so all its time is looked at
+    cpu_s: float = 0.0  # CPU time that was counted
     steps: dict[str, float] = field(default_factory=dict)
+    """By step, the CPU time of all its processes that have ended, as the tasks' epilogs say."""
     busy: tuple[float, int] | None = None
-    busy_gpus: set[int] = field(default_factory=set)
+    """How many of its GPUs worked at the last look, and of how many; None: nobody knows."""
+    busy_gpus: set[int] = field(default_factory=set)  # those that have worked
 
     @property
     def gpus(self) -> int:
@@ -307,8 +273,7 @@ class Accounts:
         self._last_seen = dict(last_seen or {})
         self._usual_s = usual_s
         self._accounts: dict[str, _Account] = {}
-        self.refused = 0
-        """Reports of processes on somebody else's job."""
+        self.refused = 0  # reports of processes on somebody else's job
 
     @property
     def running(self) -> list[str]:

@@ -43,11 +43,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headrace.agent")
 
 
-IDLE_S: Final = 30.0
-"""Between looks while no job runs."""
-
-LOOK_MOST_S: Final = 60.0
-"""Between looks, however much one costs."""
+IDLE_S: Final = 30.0  # between looks while no job runs
+LOOK_MOST_S: Final = 60.0  # between looks, however much one costs
 
 CPU_SHARE: Final = 0.003
 """Of one core, for looking; with receiving, writing and serving it stays below 0.5 %."""
@@ -59,11 +56,8 @@ def next_interval(busy_s: float, jobs: int, look_cpu_s: float) -> float:
     return min(max(LOOK_MOST_S, busy_s), max(wanted, look_cpu_s / CPU_SHARE))
 
 
-WRITE_S: Final = 1.0
-"""However often it looks, it writes no more often."""
-
-RECEIVE_S: Final = 0.25
-"""Messages that come within this time are received together."""
+WRITE_S: Final = 1.0  # however often it looks, it writes no more often
+RECEIVE_S: Final = 0.25  # messages that come within this time are received together
 
 URGENT_S: Final = 0.5
 """A process has sent its last report: its job, and this agent with it, may be gone within seconds."""
@@ -71,8 +65,7 @@ URGENT_S: Final = 0.5
 LATE_S: Final = 10.0
 """A notice is believed to have been sent so long before it was received, at most."""
 
-NODE_ASKED_S: Final = 10.0
-"""The node daemon is asked no more often than this why jobs wait for it."""
+NODE_ASKED_S: Final = 10.0  # the node daemon is asked no more often than this why jobs wait for it
 
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
@@ -83,31 +76,20 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """What an agent looks at, and how it runs: the options of `headrace agent start`.
+    """What an agent looks at, and how it runs: the options of `headrace agent start`."""
 
-    Attributes:
-        node: what this node is called.
-        node_why: why that may not be what the scheduler calls it; ''.
-        shape: the node's CPUs, bytes of memory and GPUs, as the scheduler counts; 0: as the machine does.
-        job: the one job to look at; '': all that can be seen.
-        interval_s: between looks while jobs run: Prometheus asks about as often.
-        root: where `proc` and `sys` are.
-        history: folder of history files; None: no history is kept.
-        site: for all users: listens where everybody can.
-        metrics: where Prometheus is served; None: nowhere.
-    """
-
-    node: str = field(default_factory=node_name)
-    node_why: str = ""
+    node: str = field(default_factory=node_name)  # what this node is called
+    node_why: str = ""  # why that may not be what the scheduler calls it; ''
     shape: tuple[int, int, int] = (0, 0, 0)
-    job: str = ""
-    interval_s: float = 5.0
-    root: Path = Path("/")
-    history: Path | None = None
+    """The node's CPUs, bytes of memory and GPUs, as the scheduler counts; 0: as the machine does."""
+    job: str = ""  # the one job to look at; '': all that can be seen
+    interval_s: float = 5.0  # between looks while jobs run: Prometheus asks about as often
+    root: Path = Path("/")  # where `proc` and `sys` are
+    history: Path | None = None  # folder of history files; None: no history is kept
     age_s: float = AGE_S
     bytes_max: int = BYTES_MAX
-    site: bool = False
-    metrics: str | None = None
+    site: bool = False  # for all users: listens where everybody can
+    metrics: str | None = None  # where Prometheus is served; None: nowhere
 
 
 class Agent:
@@ -149,8 +131,7 @@ class Agent:
         self._look_cpu_s = 0.0
         self.interval_s = options.interval_s
         self.looks = self.messages = self.refused = 0
-        self.metrics = ""
-        """Where Prometheus is served; ''."""
+        self.metrics = ""  # where Prometheus is served; ''
 
     # -- the loop ---------------------------------------------------------------------------------
 

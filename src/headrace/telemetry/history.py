@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMAT: Final = "1"
-SUFFIX: Final = ".telemetry"
-"""Of agents' history files: SQLite, see `headrace.telemetry.writing`."""
+SUFFIX: Final = ".telemetry"  # of agents' history files: SQLite, see `headrace.telemetry.writing`
 
 _LARGEST: Final = frozenset({
     "memory_bytes", "memory_asked_bytes", "gpu_memory_bytes", "gpu_memory_asked_bytes", "node_cpus",
@@ -224,25 +223,18 @@ def _knows(record: JobRecord) -> tuple[bool, float]:
     return record.measured, record.total("seconds")
 
 
-RECENT_S: Final = 600.0
-"""What a job did longer ago says little about now."""
+RECENT_S: Final = 600.0  # what a job did longer ago says little about now
 
 FILES_MAX: Final = 256
 """A view of the queue must not wait for thousands of files to be copied: there a Prometheus answers."""
 
 
 class Stall(NamedTuple):
-    """How much a job waits for data.
+    """How much a job waits for data."""
 
-    Attributes:
-        share: of their time that its steps waited, 0 to 1.
-        cause: what they waited for most; '' where they hardly waited.
-        measured: headrace reported it; else it is inferred.
-    """
-
-    share: float
-    cause: str
-    measured: bool
+    share: float  # of their time that its steps waited, 0 to 1
+    cause: str  # what they waited for most; '' where they hardly waited
+    measured: bool  # headrace reported it; else it is inferred
 
 
 def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
@@ -279,15 +271,11 @@ SKEW_S: Final = 3600.0
 
 
 class FileHistory:
-    """The history files of a folder, or one of them.
-
-    Attributes:
-        skipped: files that could not be read, and why.
-    """
+    """The history files of a folder, or one of them."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
-        self.skipped: list[str] = []
+        self.skipped: list[str] = []  # files that could not be read, and why
 
     def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
         """The jobs that were there, with their figures of that time.

@@ -49,8 +49,7 @@ class _Message(Struct, kw_only=True):
 class _Tables(Struct):
     """Of one file system."""
 
-    stall_s: _Amounts = {}
-    """Seconds by cause."""
+    stall_s: _Amounts = {}  # seconds by cause
     tier_bytes: _Amounts = {}
 
 
@@ -58,8 +57,7 @@ class ProcessReport(_Message, kw_only=True):
     """What a process and its loaders have done since it began."""
 
     instance: Annotated[str, Meta(pattern=r"^[0-9a-f]{32}\Z")]
-    consumer: bool = False
-    """Training steps run in it; else it works for a process where they do."""
+    consumer: bool = False  # training steps run in it; else it works for a process where they do
     ended: bool = False
     began_s: _Amount
     local_ranks: Annotated[int, Meta(ge=0, le=1024)] = 0
@@ -68,8 +66,7 @@ class ProcessReport(_Message, kw_only=True):
     batches: _Amount
     samples: _Amount
     file_systems: Annotated[dict[str, _Tables], Meta(max_length=FILE_SYSTEMS_MAX)]
-    pid: int = -1
-    """By the kernel's word, as `uid`; whatever the message says."""
+    pid: int = -1  # by the kernel's word, as `uid`; whatever the message says
     uid: int = -1
 
     @property
@@ -90,16 +87,11 @@ class JobNotice(_Message, kw_only=True):
     """What Slurm's prolog, a task's epilog and the job's epilog say (`headrace cluster init --slurm`)."""
 
     kind: Literal["begin", "step", "end"] = msgspec.field(name="notice")
-    at_s: _Amount
-    """When, in Unix seconds of this node's clock."""
-    uid: Annotated[int, Meta(ge=0, le=1 << 32)]
-    """Whose job it is."""
-    step: str = ""
-    """Which one, of `step`."""
-    cpu_s: _Amount = 0.0
-    """CPU time of all processes of that step that have ended."""
-    sender: int = -1
-    """User who says so, by the kernel's word."""
+    at_s: _Amount  # when, in Unix seconds of this node's clock
+    uid: Annotated[int, Meta(ge=0, le=1 << 32)]  # whose job it is
+    step: str = ""  # which one, of `step`
+    cpu_s: _Amount = 0.0  # CPU time of all processes of that step that have ended
+    sender: int = -1  # user who says so, by the kernel's word
 
 
 _MessageT = TypeVar("_MessageT", bound=_Message)

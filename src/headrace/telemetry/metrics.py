@@ -202,13 +202,10 @@ def _add_job(
 
 TIMEOUT_S: Final = 30.0
 ANSWER_BYTES_MAX: Final = 512 << 20
-POINTS_MAX: Final = 10_000
-"""Prometheus refuses more than 11,000 points of a series."""
-
+POINTS_MAX: Final = 10_000  # Prometheus refuses more than 11,000 points of a series
 STEP_S: Final = 15.0
 
-BEGINNING_S: Final = 30 * 86400.0
-"""A stretch "from the beginning" goes so far back."""
+BEGINNING_S: Final = 30 * 86400.0  # a stretch "from the beginning" goes so far back
 
 
 class PrometheusHistory:

@@ -62,16 +62,12 @@ JOBS_MAX: Final = 1024
 
 @dataclass(slots=True)
 class GroupUse:
-    """What a job's group counted; None where it does not say.
-
-    Attributes:
-        memory_bytes: without page cache, which the kernel takes back before it kills.
-        io_pressure_s: time in which at least one of its tasks waited for I/O.
-    """
+    """What a job's group counted; None where it does not say."""
 
     cpu_s: float | None = None
     memory_bytes: float | None = None
-    io_pressure_s: float | None = None
+    """Without page cache, which the kernel takes back before it kills."""
+    io_pressure_s: float | None = None  # time in which at least one of its tasks waited for I/O
 
 
 def job_groups(root: Path) -> dict[str, GroupUse]:
@@ -104,9 +100,7 @@ def _add_group(use: GroupUse, folder: Path) -> None:
 
 
 NODES_MAX: Final = 16
-PROCESSES_MAX: Final = 4096
-"""Of jobs. More are counted by nobody."""
-
+PROCESSES_MAX: Final = 4096  # Of jobs. More are counted by nobody
 _ENVIRONMENT_BYTES_MAX: Final = 1 << 18
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -117,11 +111,9 @@ class Use:
     """What processes used since the last look, and hold now."""
 
     cpu_s: float = 0.0
-    read_bytes: float = 0.0
-    """That came from storage, network file systems included."""
+    read_bytes: float = 0.0  # that came from storage, network file systems included
     written_bytes: float = 0.0
-    memory_bytes: float = 0.0
-    """Resident now. What processes share is counted for each."""
+    memory_bytes: float = 0.0  # Resident now. What processes share is counted for each
 
 
 @dataclass(slots=True)
@@ -130,8 +122,7 @@ class JobProcesses:
 
     identity: JobIdentity
     uid: int
-    began_s: float
-    """When the oldest of them began, in Unix seconds."""
+    began_s: float  # when the oldest of them began, in Unix seconds
     pids: set[int] = field(default_factory=set)
     use: Use = field(default_factory=Use)
 

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-LITTLE: Final = 0.05
-"""Who waits for less than this share of its time does not starve."""
-
-_STAGED: Final = "headrace://"
-"""What a job's staged data are known by, as a file system."""
+LITTLE: Final = 0.05  # who waits for less than this share of its time does not starve
+_STAGED: Final = "headrace://"  # what a job's staged data are known by, as a file system
 
 _STAGED_HELP: Final = (
     "its data are staged: what the first epoch waited for, the next need not; after that, keep samples in "
@@ -77,8 +74,7 @@ class JobReport:
 
     record: JobRecord
     skipped: tuple[str, ...] = ()
-    booked: Booked | None = None
-    """What the scheduler's books say of it, where there are some."""
+    booked: Booked | None = None  # what the scheduler's books say of it, where there are some
 
     @property
     def use(self) -> JobUse:

@@ -21,11 +21,8 @@ from headrace.telemetry.history import JobRecord
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-COVERED: Final = 0.9
-"""A share is given where so much of what a job had was looked at."""
-
-HEADROOM: Final = 1.2
-"""More than was used is to be asked for next time."""
+COVERED: Final = 0.9  # a share is given where so much of what a job had was looked at
+HEADROOM: Final = 1.2  # more than was used is to be asked for next time
 
 WASTEFUL: Final = 1.5
 """Who asked for less than this much more than that is not told to ask for less."""
@@ -59,22 +56,16 @@ class Used:
 
 
 class Booked(NamedTuple):
-    """What the scheduler's books say of a job within a stretch of time.
+    """What the scheduler's books say of a job within a stretch of time."""
 
-    Attributes:
-        seconds: that it had its resources, on each of its nodes.
-        cpu_s: CPU time of its processes; None: not measured, or only part of the job lies in the stretch.
-        memory_asked_bytes: on a node; 0: the books do not say.
-        memory_bytes: the most that it took on a node; None: not measured.
-    """
-
-    seconds: float
+    seconds: float  # that it had its resources, on each of its nodes
     nodes: int
     cpus: int
     gpus: int
     cpu_s: float | None = None
-    memory_asked_bytes: int = 0
-    memory_bytes: int | None = None
+    """CPU time of its processes; None: not measured, or only part of the job lies in the stretch."""
+    memory_asked_bytes: int = 0  # on a node; 0: the books do not say
+    memory_bytes: int | None = None  # the most that it took on a node; None: not measured
 
 
 class Waste(NamedTuple):
@@ -100,10 +91,8 @@ class JobUse:
     gpu: Used = Used()
     gpu_memory: Used = Used()
     waste: Waste = _NO_WASTE
-    seconds: float = 0.0
-    """Node-seconds."""
-    advice: tuple[str, ...] = ()
-    """What to ask for next time, of one job."""
+    seconds: float = 0.0  # node-seconds
+    advice: tuple[str, ...] = ()  # what to ask for next time, of one job
 
     def as_dict(self) -> dict[str, Any]:
         """As plain values; shares are of what somebody looked at, hours are of the whole job."""

@@ -133,8 +133,7 @@ STEADY_S: Final = 3600.0
 
 JUMP_S: Final = 60.0
 
-REPORTS_S: Final = 2 * 86400.0
-"""The last report of a process is remembered so long."""
+REPORTS_S: Final = 2 * 86400.0  # the last report of a process is remembered so long
 
 
 def file_of(folder: Path, node: str, job: str = "") -> Path:
@@ -179,8 +178,7 @@ class HistoryWriter:
         self._checkpoint_s = self._prune_s = mono()
         self._offset_s = unix() - mono()
         self._steady_since_s = mono()
-        self.why = ""
-        """Why it cannot be written now; '' if it can."""
+        self.why = ""  # why it cannot be written now; '' if it can
 
     def reports(self) -> dict[str, dict[FigureKey, float]]:
         """The last report of each process when this file was written last."""

@@ -52,8 +52,7 @@ CHUNK_BYTES_MAX: Final = 4 << 20
 RANKS_MAX: Final = 1 << 20
 
 _CHUNK: Final = struct.Struct("<IIII")
-_CHUNK_HEAD: Final = struct.Struct("<III")
-"""Of a chunk, what its head's checksum is of."""
+_CHUNK_HEAD: Final = struct.Struct("<III")  # of a chunk, what its head's checksum is of
 _LAYOUT: Final = {
     "step": [[name, STEP[name].base.str, list(STEP[name].shape)] for name in STEP.names or ()],
     "phases": list(PHASES), "tiers": list(TIERS),
@@ -235,8 +234,7 @@ LOG = logging.getLogger("headrace.trace")
 BYTES_MAX: Final = 1 << 30
 """Of one file: six million steps. HEADRACE_TRACE_BYTES sets another limit."""
 
-_END_BYTES: Final = 4096
-"""Is left free for the file's last word."""
+_END_BYTES: Final = 4096  # is left free for the file's last word
 
 _FILES_MAX: Final = 1_000_000
 

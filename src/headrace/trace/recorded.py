@@ -58,27 +58,20 @@ def _unknown() -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSteps:
-    """How a job trains, step by step: the same for what was recorded, inferred, or is to be predicted.
+    """How a job trains, step by step: the same for what was recorded, inferred, or is to be predicted."""
 
-    Attributes:
-        batch: samples of a step of one training process; 0: not known.
-        workers: processes that read for each training process; 0: it reads by itself.
-        ranks: training processes.
-        compute_s: float (steps,): of one training process; empty: not known.
-        wait_s: float (steps,): how long it waited for data, likewise.
-        decode_s: float: what those that read did besides, for each of some samples; empty: not known.
-        collate_s: what a batch took besides its samples, by those that read.
-        hand_s: of `wait_s`, on average: from a batch's arrival until training had its tensors.
-    """
-
-    batch: int = 0
-    workers: int = 0
-    ranks: int = 1
+    batch: int = 0  # samples of a step of one training process; 0: not known
+    workers: int = 0  # processes that read for each training process; 0: it reads by itself
+    ranks: int = 1  # training processes
     compute_s: NDArray[np.floating[Any]] = field(default_factory=_unknown)
+    """Float (steps,): of one training process; empty: not known."""
     wait_s: NDArray[np.floating[Any]] = field(default_factory=_unknown)
+    """Float (steps,): how long it waited for data, likewise."""
     decode_s: NDArray[np.floating[Any]] = field(default_factory=_unknown)
-    collate_s: float = 0.0
+    """Float: what those that read did besides, for each of some samples; empty: not known."""
+    collate_s: float = 0.0  # what a batch took besides its samples, by those that read
     hand_s: float = 0.0
+    """Of `wait_s`, on average: from a batch's arrival until training had its tensors."""
 
     @property
     def step_figures(self) -> dict[str, Any]:
@@ -100,42 +93,28 @@ class TrainingSteps:
 class Recorded(TrainingSteps):
     """What a job read.
 
-    Attributes:
-        names: of the files, relative to their common folder, `/` between folders.
-        file_bytes: int64 (files,).
-        file_split: uint8 (files,): an index of `SPLITS`.
-        sample_file: int64 (samples,): which file a sample lies in.
-        sample_offset: int64 (samples,): where.
-        sample_bytes: int64 (samples,): how much of it was read.
-        order: int64 (reads,): samples of training as they were asked for, epoch after epoch.
-        epoch_starts: int64 (epochs + 1,): where each epoch begins in `order`.
-        valid_order: as `order`, of evaluation.
-        valid_starts: as `epoch_starts`.
-        open_s: float32 (reads,): what the open before a read of `order` took; empty: not known.
-        read_s: float32 (reads,): what its bytes took; empty: not known.
-        begin_s: float64 (reads,): when it began, since the first one did; empty: not known.
-        processors: that the training processes could use.
-        traced: 1: headrace's own loader read, and told of its steps.
-
     Raises:
         RecordError: they contradict each other, or a name would lead out of the folder.
     """
 
-    names: Sequence[str]
-    file_bytes: NDArray[np.int64]
-    file_split: NDArray[np.uint8]
-    sample_file: NDArray[np.int64]
-    sample_offset: NDArray[np.int64]
-    sample_bytes: NDArray[np.int64]
+    names: Sequence[str]  # of the files, relative to their common folder, `/` between folders
+    file_bytes: NDArray[np.int64]  # int64 (files,)
+    file_split: NDArray[np.uint8]  # uint8 (files,): an index of `SPLITS`
+    sample_file: NDArray[np.int64]  # int64 (samples,): which file a sample lies in
+    sample_offset: NDArray[np.int64]  # int64 (samples,): where
+    sample_bytes: NDArray[np.int64]  # int64 (samples,): how much of it was read
     order: NDArray[np.int64]
-    epoch_starts: NDArray[np.int64]
-    valid_order: NDArray[np.int64]
-    valid_starts: NDArray[np.int64]
+    """int64 (reads,): samples of training as they were asked for, epoch after epoch."""
+    epoch_starts: NDArray[np.int64]  # int64 (epochs + 1,): where each epoch begins in `order`
+    valid_order: NDArray[np.int64]  # as `order`, of evaluation
+    valid_starts: NDArray[np.int64]  # as `epoch_starts`
     open_s: NDArray[np.float32]
-    read_s: NDArray[np.float32]
+    """float32 (reads,): what the open before a read of `order` took; empty: not known."""
+    read_s: NDArray[np.float32]  # float32 (reads,): what its bytes took; empty: not known
     begin_s: NDArray[np.float64] = field(default_factory=_unknown)
-    processors: int = 1
-    traced: int = 0
+    """float64 (reads,): when it began, since the first one did; empty: not known."""
+    processors: int = 1  # that the training processes could use
+    traced: int = 0  # 1: headrace's own loader read, and told of its steps
 
     def __post_init__(self) -> None:
         self._check_counts()

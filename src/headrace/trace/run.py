@@ -56,22 +56,17 @@ class RankTrace:
     began_unix_s: float = 0.0
     began_s: float = 0.0
     """The host's monotonic clock at that time: what the times of steps and events are to be compared with."""
-    source: str = ""
-    """What the loader loads: a path or URL."""
+    source: str = ""  # what the loader loads: a path or URL
     framework: str = ""
-    fingerprint: str = ""
-    """Identifies the data; "" where the order is not headrace's."""
-    samples: int = 0
-    """In the data."""
+    fingerprint: str = ""  # identifies the data; "" where the order is not headrace's
+    samples: int = 0  # in the data
     order: Mapping[str, Any] = field(default_factory=dict)
     """`Order.describe()`; {} where the order is not headrace's."""
     order_digest: str = ""
-    length: int = 0
-    """Positions of an epoch."""
+    length: int = 0  # positions of an epoch
     batch_size: int = 0
     tail: str = ""
-    steps: NDArray[np.void]
-    """dtype `headrace.plane.batch_trace.STEP`, as they were delivered."""
+    steps: NDArray[np.void]  # dtype `headrace.plane.batch_trace.STEP`, as they were delivered
     events: tuple[dict[str, Any], ...] = ()
     """JSON objects with at least `kind` (text) and `at_s` (monotonic seconds)."""
     cut: str = ""

@@ -58,20 +58,14 @@ LOG = logging.getLogger("headrace.trace")
 PERIOD_S: Final = 0.25
 """Between two looks at the steps: a log of 4,096 holds those of 16,000 a second."""
 
-LOOK_S: Final = 1.0
-"""Between two looks at stages and tuner."""
+LOOK_S: Final = 1.0  # between two looks at stages and tuner
 
 LOOKS_SHARE: Final = 1 / 600
 """Of the run's age: later looks are further apart, so that a day has 4,000 of them and not 86,400."""
 
-EVIDENCE_S: Final = 10.0
-"""Between two looks at what explains waits: it takes a millisecond."""
-
-_TEXT_MAX: Final = 1024
-"""Characters of a sample's name, and of what is wrong with it."""
-
-END_S: Final = 2.0
-"""How long the end of the process waits for a disk that may hang."""
+EVIDENCE_S: Final = 10.0  # between two looks at what explains waits: it takes a millisecond
+_TEXT_MAX: Final = 1024  # characters of a sample's name, and of what is wrong with it
+END_S: Final = 2.0  # how long the end of the process waits for a disk that may hang
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +84,7 @@ class _Followed:
     began_s: float = 0.0
     look_at_s: float = 0.0
     evidence_at_s: float = 0.0
-    mark: PassMark | None = None
-    """What was counted when its first pass began."""
+    mark: PassMark | None = None  # what was counted when its first pass began
     last_change: Change | None = None
     ended: bool = False
 

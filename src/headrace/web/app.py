@@ -52,9 +52,7 @@ _T = TypeVar("_T")
 
 BODY_BYTES_MAX: Final = 1 << 20
 ANSWER_S: Final = 12.0
-READS_MAX: Final = 4
-"""Samples that are read at a time."""
-
+READS_MAX: Final = 4  # samples that are read at a time
 IMAGE_POLICY: Final = "default-src 'none'; sandbox"
 
 _STATUS: Final[dict[type[Exception], int]] = {

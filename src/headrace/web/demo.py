@@ -30,16 +30,11 @@ if TYPE_CHECKING:
 _FOLDER: Final = Path(__file__).parent / "static"
 DAY_S: Final = 86400.0
 PLAYED_S: Final = 2 * 3600.0
-NEVER: Final = 0xFFFFFFFF
-"""The beginning of a job that has no GPUs within the recording."""
-
-GPUS: Final = 8
-"""Of each node."""
+NEVER: Final = 0xFFFFFFFF  # the beginning of a job that has no GPUs within the recording
+GPUS: Final = 8  # of each node
 
 FIRST_ID: Final = 118_000
-STATES: Final = 60
-"""Of the controller, before the player begins."""
-
+STATES: Final = 60  # of the controller, before the player begins
 _TIERS: Final = {"ram": 0.3, "disk": 0.2, "peer": 0.1, "source": 0.4}
 """Where a job's bytes come from, by share."""
 

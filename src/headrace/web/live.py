@@ -27,16 +27,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headrace.web")
 
 CLIENTS_MAX: Final = 128
-QUEUE_MAX: Final = 8
-"""Messages that wait for a browser: at two seconds each, a quarter of a minute."""
-
+QUEUE_MAX: Final = 8  # messages that wait for a browser: at two seconds each, a quarter of a minute
 HEARTBEAT_S: Final = 10.0
 STREAM_S: Final = 3600.0
 """A stream ends then, and the browser comes again: who may not look any more is seen."""
 
 RETRY_MS: Final = 2000
-SHARE: Final = 0.2
-"""Looking takes no more than this share of the time."""
+SHARE: Final = 0.2  # looking takes no more than this share of the time
 
 
 class Full(Exception):

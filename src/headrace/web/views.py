@@ -26,14 +26,9 @@ if TYPE_CHECKING:
     from headrace.insight.usage import Starving, StarvingGroup, StarvingJob
     from headrace.telemetry.history import JobRecord
 
-IDLE: Final = -1
-"""A GPU that no job holds."""
-
-UNKNOWN: Final = 255
-"""A stall or use that nobody knows."""
-
-LEVELS: Final = 200
-"""A share of 1 is this byte."""
+IDLE: Final = -1  # a GPU that no job holds
+UNKNOWN: Final = 255  # a stall or use that nobody knows
+LEVELS: Final = 200  # a share of 1 is this byte
 
 NAME_CHARACTERS_MAX: Final = 200
 
@@ -75,8 +70,7 @@ class NodeBox:
     name: str
     partition: str
     gpus: int
-    away: str = ""
-    """Why it takes no jobs; '' if it does."""
+    away: str = ""  # why it takes no jobs; '' if it does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +84,7 @@ class JobBox:
     partition: str = ""
     gpus: int = 0
     nodes: int = 1
-    cause: str = ""
-    """What it waits for most; ''."""
+    cause: str = ""  # what it waits for most; ''
     file_system: str = ""
     measured: bool = False
     started_s: float | None = None
@@ -226,8 +219,7 @@ def _nodes(nodes: Iterable[NodeBox]) -> dict[str, Any]:
     }
 
 
-LITTLE = 0.03
-"""Who waits for less than this share of its time has no cause to speak of."""
+LITTLE = 0.03  # who waits for less than this share of its time has no cause to speak of
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +390,7 @@ def _share(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-TOP: Final = 7
-"""Jobs that have a band of their own; as many as there are colours to tell apart."""
+TOP: Final = 7  # jobs that have a band of their own; as many as there are colours to tell apart
 
 
 class JobFlow(NamedTuple):

@@ -43,14 +43,10 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 DAY_S: Final = 86400.0
-NOW_S: Final = 150.0
-"""What counts as now: agents write by the minute, and may write a minute late."""
-
+NOW_S: Final = 150.0  # what counts as now: agents write by the minute, and may write a minute late
 RECENT_S: Final = 1800.0
 JOB_S: Final = 6 * 3600.0
-WINDOWS: Final = 15
-"""Of a history that is asked window by window."""
-
+WINDOWS: Final = 15  # of a history that is asked window by window
 KEPT_S: Final = {"history": 8.0, "layout": 15.0, "starving": 10.0, "flows": 5.0, "waits": 20.0}
 """What costs more than a look at the controller is asked for no more often."""
 

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
     from headrace.insight.ab.running import AbOptions, Match, MeasuredRun
 
-CONFIDENCE: Final = 0.95
-"""Of 100 intervals found in this way, 95 hold the truth."""
+CONFIDENCE: Final = 0.95  # of 100 intervals found in this way, 95 hold the truth
 
 PAIRS_LEAST: Final = 6
 """Pairs before a width is believed: fewer happen to lie close together too often."""
@@ -53,17 +52,12 @@ PAIRS_LEAST: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How many times as long one side takes as the other.
-
-    Attributes:
-        ratio: the first side's time over the second's, geometric mean of pairs: 2 is twice as fast.
-        low: the truth lies between this ...
-        high: ... and that, with `CONFIDENCE`; 0 and infinity where one pair says nothing.
-    """
+    """How many times as long one side takes as the other."""
 
     ratio: float
-    low: float
-    high: float
+    """The first side's time over the second's, geometric mean of pairs: 2 is twice as fast."""
+    low: float  # the truth lies between this ...
+    high: float  # ... and that, with `CONFIDENCE`; 0 and infinity where one pair says nothing
     pairs: int
 
     @property
@@ -128,8 +122,7 @@ def is_narrow(interval: Interval | None, half_width: float) -> bool:
 
 # -- comparison --------------------------------------------------------------------------------------
 
-_NOTHING_MOST = 0.05
-"""Reading that is less than this share of the time is nothing to win from."""
+_NOTHING_MOST = 0.05  # reading that is less than this share of the time is nothing to win from
 
 
 class EndReason(StrEnum):
@@ -160,23 +153,18 @@ class Measure(NamedTuple):
 
 @dataclass(slots=True)
 class Comparison:
-    """A command with and without headrace.
-
-    Attributes:
-        learned: the first run, which is not measured.
-        pairs: runs in pairs, the one without headrace first, however they were run.
-        recording_s: what noting an open and its reads costs, per file.
-        remote: file systems whose servers have a memory of their own.
-    """
+    """A command with and without headrace."""
 
     command: list[str]
     options: AbOptions
     roots: list[str]
-    learned: MeasuredRun
+    learned: MeasuredRun  # the first run, which is not measured
     pairs: list[tuple[MeasuredRun, MeasuredRun]] = field(default_factory=list)
+    """Runs in pairs, the one without headrace first, however they were run."""
     ended: EndReason = EndReason.PAIRS
-    recording_s: float = 0.0
+    recording_s: float = 0.0  # what noting an open and its reads costs, per file
     remote: list[str] = field(default_factory=list)
+    """File systems whose servers have a memory of their own."""
 
     @property
     def runs(self) -> list[MeasuredRun]:
@@ -332,8 +320,7 @@ COLUMNS = 80
 _COMMAND_MAX = 40
 _LABEL = 22
 _MARGIN = 13
-_LATE_LEAST = 0.05
-"""A later start is worth a line when it is so much of a run."""
+_LATE_LEAST = 0.05  # a later start is worth a line when it is so much of a run
 
 
 def command_text(command: Sequence[str]) -> str:

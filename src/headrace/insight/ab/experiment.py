@@ -40,17 +40,12 @@ _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 @dataclass(slots=True)
 class Cached:
-    """What of some files lies in memory.
+    """What of some files lies in memory."""
 
-    Attributes:
-        nbytes: of these.
-        resident: of these bytes, in memory; None where the kernel does not tell.
-        not_cold: some files that were to be out of memory and are not, with the reason.
-    """
-
-    nbytes: int = 0
-    resident: int | None = 0
+    nbytes: int = 0  # of these
+    resident: int | None = 0  # of these bytes, in memory; None where the kernel does not tell
     not_cold: list[tuple[bytes, str]] = field(default_factory=list)
+    """Some files that were to be out of memory and are not, with the reason."""
 
     @property
     def share(self) -> float | None:
@@ -114,8 +109,7 @@ def remote_kinds(files: Iterable[bytes]) -> list[str]:
 
 # -- experiment --------------------------------------------------------------------------------------
 
-_PAIRS_LEAST: Final = 2
-"""Even if they take longer than was asked for: one pair says nothing."""
+_PAIRS_LEAST: Final = 2  # even if they take longer than was asked for: one pair says nothing
 
 _INTERPRETERS: Final = ("python", "pypy", "bash", "sh", "dash", "zsh", "perl", "ruby", "Rscript")
 

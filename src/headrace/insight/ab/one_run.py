@@ -44,54 +44,36 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is to be run, and how.
-
-    Attributes:
-        served: by headrace, as `headrace run` does it; else as it is.
-        log_fd: of the log of its opens, inherited.
-        order: a file that lists the order of the opens; None: headrace learns it.
-        simulate: a slow storage that the roots lie on.
-        environment: added to the program's.
-        result: where the measurements go.
-    """
+    """What is to be run, and how."""
 
     command: list[str]
-    served: bool
-    log_fd: int
+    served: bool  # by headrace, as `headrace run` does it; else as it is
+    log_fd: int  # of the log of its opens, inherited
     roots: list[str]
-    order: str | None
-    simulate: str | None
-    environment: dict[str, str]
-    result: str
+    order: str | None  # a file that lists the order of the opens; None: headrace learns it
+    simulate: str | None  # a slow storage that the roots lie on
+    environment: dict[str, str]  # added to the program's
+    result: str  # where the measurements go
 
 
 @dataclass(slots=True, kw_only=True)
 class Ran:
-    """What a run was like.
-
-    Attributes:
-        wall_s: from the start to the program's end; of a served one also what headrace does before and after.
-        cpu_s: of all its processes, headrace's among them.
-        peak_bytes: memory of its processes that lies in no file, added up, at its most; sampled.
-        storage_bytes: read from block devices and network file systems that count it; None: not told.
-        status: the program's exit status; 128 and the signal where that ended it.
-        signal: that signal; 0: none.
-        left: names of processes that it left behind; they were ended.
-        unseen: why something of it could not be seen.
-        opens: what it served, by kind.
-    """
+    """What a run was like."""
 
     wall_s: float
+    """From the start to the program's end; of a served one also what headrace does before and after."""
     ended_ns: int
-    cpu_s: float
-    peak_bytes: int
+    cpu_s: float  # of all its processes, headrace's among them
+    peak_bytes: int  # memory of its processes that lies in no file, added up, at its most; sampled
     storage_bytes: int | None
-    status: int
-    signal: int
+    """Read from block devices and network file systems that count it; None: not told."""
+    status: int  # the program's exit status; 128 and the signal where that ended it
+    signal: int  # that signal; 0: none
     left: list[str] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
+    """Names of processes that it left behind; they were ended."""
+    unseen: list[str] = field(default_factory=list)  # why something of it could not be seen
     notes: list[str] = field(default_factory=list)
-    opens: dict[str, int] = field(default_factory=dict)
+    opens: dict[str, int] = field(default_factory=dict)  # what it served, by kind
 
 
 def main(task_file: str) -> None:

@@ -62,8 +62,7 @@ def turns(seed: int) -> Iterator[tuple[Side, Side]]:
 PAIRS: Final = 6
 """Pairs unless told otherwise: with runs that differ by 3 % the interval is about 3 % to either side."""
 
-PAIRS_MOST: Final = 40
-"""Of `until_confident`, unless told otherwise."""
+PAIRS_MOST: Final = 40  # of `until_confident`, unless told otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,25 +72,23 @@ class AbOptions:
     Attributes:
         pairs: runs of each side, at most; None: `PAIRS`, or `PAIRS_MOST` with `until_confident`, or what
             `seconds` allow.
-        seconds: no pair begins that would probably end later than so long after the start.
-        width: what narrow is: half of the interval's width, as a fraction.
-        drop_in: the other side is torch's DataLoader exchanged for headrace's, instead of `headrace run`.
-        compare: a regular expression; lines of stdout in which it is found must be the same on both sides.
-        simulate: a slow storage that the roots lie on, on both sides.
     """
 
     pairs: int | None = None
     seconds: float | None = None
+    """No pair begins that would probably end later than so long after the start."""
     cold: bool = True
     until_confident: bool = False
-    width: float = 0.05
+    width: float = 0.05  # what narrow is: half of the interval's width, as a fraction
     drop_in: bool = False
+    """The other side is torch's DataLoader exchanged for headrace's, instead of `headrace run`."""
     with_order: bool = False
     roots: tuple[str, ...] = ()
     limit_s: float = 3600.0
     compare: str | None = None
+    """A regular expression; lines of stdout in which it is found must be the same on both sides."""
     compare_files: tuple[str, ...] = ()
-    simulate: str | None = None
+    simulate: str | None = None  # a slow storage that the roots lie on, on both sides
     stdin: str | None = None
     seed: int = 0
 
@@ -118,30 +115,20 @@ class AbOptions:
 
 # -- reading -----------------------------------------------------------------------------------------
 
-ROOTS_MAX: Final = 16
-"""Folders that headrace is told to serve, at most."""
+ROOTS_MAX: Final = 16  # folders that headrace is told to serve, at most
 
 
 @dataclass(frozen=True, slots=True)
 class RunReads:
-    """What one run read of its data.
+    """What one run read of its data."""
 
-    Attributes:
-        opens: process and path of each, by time.
-        first_ns: when the first of them was opened (CLOCK_MONOTONIC); None when none was.
-        nbytes: what calls returned; reads through a mapping are not seen.
-        busy_ns: time spent opening and reading, over all threads.
-        readers: threads that read.
-        mapped: files that were mapped into memory.
-    """
-
-    opens: tuple[tuple[int, bytes], ...]
+    opens: tuple[tuple[int, bytes], ...]  # process and path of each, by time
     written: frozenset[bytes]
-    first_ns: int | None
-    nbytes: int
-    busy_ns: int
-    readers: int
-    mapped: int
+    first_ns: int | None  # when the first of them was opened (CLOCK_MONOTONIC); None when none was
+    nbytes: int  # what calls returned; reads through a mapping are not seen
+    busy_ns: int  # time spent opening and reading, over all threads
+    readers: int  # threads that read
+    mapped: int  # files that were mapped into memory
     dropped: int = 0
 
     @property
@@ -247,20 +234,14 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What two runs have in common.
-
-    Attributes:
-        opens: of the first run.
-        moved: how far an open is from its place in the first run, at most; 0 in the same order.
-        only_first: files that the second did not open as often, a few of them.
-        only_second: files that the first did not open as often, a few of them.
-    """
+    """What two runs have in common."""
 
     sameness: Agreement
-    opens: int
+    opens: int  # of the first run
     moved: int = 0
-    only_first: tuple[bytes, ...] = ()
-    only_second: tuple[bytes, ...] = ()
+    """How far an open is from its place in the first run, at most; 0 in the same order."""
+    only_first: tuple[bytes, ...] = ()  # files that the second did not open as often, a few of them
+    only_second: tuple[bytes, ...] = ()  # files that the first did not open as often, a few of them
 
     @property
     def in_order(self) -> bool:
@@ -315,37 +296,26 @@ _LINES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run gave, as far as it is compared.
-
-    Attributes:
-        lines: of stdout that match what is compared.
-        files: digests of files that are compared; None of one that is not there.
-    """
+    """What a run gave, as far as it is compared."""
 
     status: int
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # of stdout that match what is compared
     files: tuple[str | None, ...]
+    """Digests of files that are compared; None of one that is not there."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One run.
+    """One run."""
 
-    Attributes:
-        number: of the pair, from 1; 0: the run that everything is learned from.
-        before: what of that was in memory when it began.
-        swapped: what the exchange of the DataLoader did.
-        uses_headrace: the command itself imports one of headrace's loaders.
-    """
-
-    number: int
+    number: int  # of the pair, from 1; 0: the run that everything is learned from
     side: Side
     ran: Ran
     reading: RunReads
-    before: Cached | None
+    before: Cached | None  # what of that was in memory when it began
     outcome: Outcome
-    swapped: tuple[str, ...] = ()
-    uses_headrace: bool = False
+    swapped: tuple[str, ...] = ()  # what the exchange of the DataLoader did
+    uses_headrace: bool = False  # the command itself imports one of headrace's loaders
 
     @property
     def after_first_read_s(self) -> float | None:

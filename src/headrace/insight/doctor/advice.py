@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from headrace.insight.doctor.findings import Decode, Expected, Findings
 
-_PREFETCH: Final = 2
-"""Batches that each of torch's workers keeps ready."""
+_PREFETCH: Final = 2  # batches that each of torch's workers keeps ready
 
 _DESCRIPTORS: Final = 4096
 _DESCRIPTORS_FAIL: Final = 512
@@ -87,27 +86,20 @@ def _worth_knowing(findings: Findings, torch: Expected | None, name: str) -> Ite
         )  # fmt: skip
 
 
-WORTH: Final = 1.15
-"""What gains less than this factor is within what is not known."""
+WORTH: Final = 1.15  # what gains less than this factor is within what is not known
 
 _COLD: Final = 0.1
-_WORTH_IN_MEMORY: Final = 1.4
-"""Where only copies are saved, which are known less well."""
-
+_WORTH_IN_MEMORY: Final = 1.4  # where only copies are saved, which are known less well
 _ENOUGH_STALL: Final = 0.05
 """A training that waits for less than this share of its time has what it needs."""
 
 _FLAT: Final = 1.3
 _OTHERS: Final = 0.5
 _WORTH_ALONE: Final = 1.5
-_BLOCK_BYTES: Final = 256 << 10
-"""That a blocked order reads together."""
-
+_BLOCK_BYTES: Final = 256 << 10  # that a blocked order reads together
 _FAST_BYTES_PER_S: Final = 1e9
 _WORTH_IN_BLOCKS: Final = 1.5
-_STORED_SIDE: Final = 256
-"""Of the shorter side of images that are stored to be cropped to 224."""
-
+_STORED_SIDE: Final = 256  # of the shorter side of images that are stored to be cropped to 224
 _STEP: Final = "headrace doctor {name} --batch 256 --step-ms 100"
 _PROVE: Final = "headrace ab --drop-in -- python train.py"
 _CHANGE_IMPORT: Final = "from headrace.torch import DataLoader  # was: torch.utils.data"

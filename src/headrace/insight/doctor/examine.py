@@ -84,13 +84,10 @@ def _wanted_by_others(findings: Findings, begun: tuple[float, float]) -> float:
 DEPTHS: Final = (1, 4, 16, 64)
 """Reads in flight: one worker, a few, many, and what an NVMe disk wants."""
 
-THREAD: Final = "headrace-doctor"
-"""The name of the thread that measures."""
+THREAD: Final = "headrace-doctor"  # the name of the thread that measures
 
 _COLD_FILES_MIN: Final = 100
-_COLD: Final = 0.1
-"""Of the data in the page cache, up to which reads are the device's."""
-
+_COLD: Final = 0.1  # of the data in the page cache, up to which reads are the device's
 _OVERTIME_S: Final = 20.0
 _TICK_S: Final = 0.1
 _PATIENCE: Final = 1.3
@@ -117,20 +114,15 @@ _PARTS: Final = {
 class ExamineOptions:
     """How an examination goes.
 
-    Attributes:
-        seconds: about how long it takes; less where there is little to measure.
-        simulate: a storage to feel like: a preset's name or a `Simulation`. Figures are labelled.
-        storage_options: for URLs.
-        extensions: of a folder, look only at files that end so (`.png`).
-
     Raises:
         ValueError: a value is out of bounds.
     """
 
-    seconds: float = 15.0
+    seconds: float = 15.0  # about how long it takes; less where there is little to measure
     simulate: str | Simulation | None = None
-    storage_options: Mapping[str, Any] | None = None
-    extensions: tuple[str, ...] = ()
+    """A storage to feel like: a preset's name or a `Simulation`. Figures are labelled."""
+    storage_options: Mapping[str, Any] | None = None  # for URLs
+    extensions: tuple[str, ...] = ()  # of a folder, look only at files that end so (`.png`)
 
     def __post_init__(self) -> None:
         if not 0.2 <= self.seconds <= 3600:

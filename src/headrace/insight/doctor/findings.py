@@ -37,8 +37,7 @@ class DataSet:
     """What the data are."""
 
     path: str
-    kind: str
-    """`folder`, `shards`, `store`, `file` or `object`."""
+    kind: str  # `folder`, `shards`, `store`, `file` or `object`
     format: str
     """Of the samples: `jpeg`, `png`, `npz`, ... ; `mixed` or `bytes` where it is none in particular."""
     samples: int
@@ -50,19 +49,16 @@ class DataSet:
     files: int = 0
     files_estimated: bool = False
     folders: int = 0
-    nbytes: float = 0.0
-    """Of all samples; an estimate from some of them unless they are few."""
+    nbytes: float = 0.0  # of all samples; an estimate from some of them unless they are few
     size_p10: float = 0.0
     size_p50: float = 0.0
     size_p90: float = 0.0
     size_max: float = 0.0
     size_mean: float = 0.0
-    classes: int = 0
-    """0: no labels. A folder's are those of `ImageFolder`."""
-    in_place: bool = True
-    """Whether each sample can be read alone, where it lies."""
+    classes: int = 0  # 0: no labels. A folder's are those of `ImageFolder`
+    in_place: bool = True  # whether each sample can be read alone, where it lies
+    # Of a folder whose files are of several formats: each with its share, the most frequent first.
     formats: tuple[tuple[str, float], ...] = ()
-    """Of a folder whose files are of several formats: each with its share, the most frequent first."""
     notes: tuple[str, ...] = ()
 
 
@@ -77,8 +73,7 @@ class DataPlace:
     network: bool = False
     rotational: bool | None = None
     device: str = ""
-    simulated: str = ""
-    """What the storage is made to look like; figures are then labelled."""
+    simulated: str = ""  # what the storage is made to look like; figures are then labelled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +85,7 @@ class Point:
     bytes_per_s: float
     p50_s: float
     p99_s: float
-    cpu_s: float
-    """Processor time of one read."""
+    cpu_s: float  # processor time of one read
     reads: int
 
 
@@ -108,11 +102,9 @@ class OpenRates:
 class PlainReads:
     """`open(path).read()` in Python, one after the other: what a worker of torch's does."""
 
-    first_s: float
-    """One sample, when it was read for the first time by this examination."""
+    first_s: float  # one sample, when it was read for the first time by this examination
     first_cpu_s: float
-    again_cpu_s: float
-    """The same sample once more, out of the page cache."""
+    again_cpu_s: float  # the same sample once more, out of the page cache
     reads: int
 
 
@@ -122,14 +114,11 @@ class StorageRates:
 
     points: tuple[Point, ...]
     """Whole samples, opens included where each is a file; ascending by depth."""
-    opened: Point | None = None
-    """Whole samples from files that are open already, at the deepest."""
+    opened: Point | None = None  # whole samples from files that are open already, at the deepest
     small: Point | None = None
     """Pieces of 4 KiB from files that are open already, at the same depth."""
-    cold: bool = True
-    """Whether the device was read, and not the page cache."""
-    direct: bool = False
-    """Whether reads went past the page cache."""
+    cold: bool = True  # whether the device was read, and not the page cache
+    direct: bool = False  # whether reads went past the page cache
     engine: str = ""
 
 
@@ -138,24 +127,18 @@ class Decode:
     """Turning bytes into arrays, by one core."""
 
     format: str
-    decoder: str
-    """Its name; empty: nothing is decoded, and `why` says why."""
+    decoder: str  # its name; empty: nothing is decoded, and `why` says why
     why: str = ""
-    sample_s: float = 0.0
-    """Processor time to decode a sample to RGB, and to scale it to `side`."""
+    sample_s: float = 0.0  # processor time to decode a sample to RGB, and to scale it to `side`
     native_s: float | None = None
     """By headrace's stage, a random crop of `side`, those that it leaves to Pillow included; None: it does not
     decode this."""
-    native_samples: int = 0
-    """How many it was given."""
-    refused: int = 0
-    """How many of these it leaves to Pillow."""
+    native_samples: int = 0  # how many it was given
+    refused: int = 0  # how many of these it leaves to Pillow
     first_refused: str = ""
     side: int = 0
-    out_bytes: float = 0.0
-    """Of a sample that is ready for a batch."""
-    pixels: float = 0.0
-    """Of an image as it is stored, on average."""
+    out_bytes: float = 0.0  # of a sample that is ready for a batch
+    pixels: float = 0.0  # of an image as it is stored, on average
     got: float = 1.0
     """Share of its time in which the decoding thread had a processor: others have the rest."""
     samples: int = 0
@@ -167,12 +150,9 @@ class Decode:
 class Cpu:
     """What the processors do beside decoding."""
 
-    others: float
-    """CPUs that other processes wanted meanwhile."""
-    fresh_bytes_per_s: float
-    """Copying into memory that was never touched."""
-    used_bytes_per_s: float
-    """Copying into memory that was."""
+    others: float  # CPUs that other processes wanted meanwhile
+    fresh_bytes_per_s: float  # copying into memory that was never touched
+    used_bytes_per_s: float  # copying into memory that was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,22 +160,18 @@ class Environment:
     """What the machine, its limits and its control group allow."""
 
     kernel: str = ""
-    cpus: float = 1.0
-    """Usable: by affinity and by quota."""
+    cpus: float = 1.0  # usable: by affinity and by quota
     cpus_machine: int = 1
     cpus_affinity: int = 1
     cpu_quota: float | None = None
-    memory_bytes: int = 0
-    """Of the machine."""
-    memory_free_bytes: int = 0
-    """What this process may still take, page cache counted as free."""
+    memory_bytes: int = 0  # of the machine
+    memory_free_bytes: int = 0  # what this process may still take, page cache counted as free
     memory_limit_bytes: int | None = None
     swap_used_bytes: int = 0
     nofile_soft: int = 0
     nofile_hard: int = 0
     shm_free_bytes: int | None = None
-    engine: str = ""
-    """`uring` or `threads`."""
+    engine: str = ""  # `uring` or `threads`
     engine_why: str = ""
     pressure: dict[str, float] = field(default_factory=dict)
     """Share of the last ten seconds before the examination in which somebody waited: cpu, memory, io."""
@@ -209,8 +185,7 @@ class Findings:
 
     data: DataSet | None = None
     place: DataPlace | None = None
-    resident: float | None = None
-    """Share of the data in the page cache; None where nobody can tell."""
+    resident: float | None = None  # share of the data in the page cache; None where nobody can tell
     opens: OpenRates | None = None
     storage: StorageRates | None = None
     plain: PlainReads | None = None
@@ -227,14 +202,12 @@ class Expected:
     """What a loader is expected to deliver, and what holds it back."""
 
     loader: str
-    when: str
-    """Empty: as things are now."""
+    when: str  # empty: as things are now
     workers: int
     per_s: float
     low_per_s: float
     high_per_s: float
-    cause: str
-    """Of `Cause`: what it would wait for, if it were asked for more."""
+    cause: str  # of `Cause`: what it would wait for, if it were asked for more
     stall: float | None = None
     """Share of the training's time that it would wait; None where the step's time is not known."""
 
@@ -247,16 +220,11 @@ class Advice:
     do: str
     because: str
     gain: str
-    command: str
-    """To be pasted: a shell's line, or lines of a training script."""
-    python: bool = False
-    """Whether `command` belongs into a script."""
-    proof: str = ""
-    """A shell's line that tries it, and says what it gained."""
-    factor: float = 1.0
-    """What the rate is expected to grow by."""
-    blocking: bool = False
-    """Whether training would fail otherwise."""
+    command: str  # to be pasted: a shell's line, or lines of a training script
+    python: bool = False  # whether `command` belongs into a script
+    proof: str = ""  # a shell's line that tries it, and says what it gained
+    factor: float = 1.0  # what the rate is expected to grow by
+    blocking: bool = False  # whether training would fail otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,8 +239,7 @@ class Diagnosis:
     expected: tuple[Expected, ...]
     verdict: str
     cause: str
-    advice: tuple[Advice, ...]
-    """The first one first; never empty once something was found out."""
+    advice: tuple[Advice, ...]  # the first one first; never empty once something was found out
 
 
 MODEL_ERROR: Final = 0.6
@@ -315,32 +282,19 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a sample takes, and who does it.
+    """What a sample takes, and who does it."""
 
-    Attributes:
-        curve: samples a second from the device.
-        cold: share of samples that come from the device; the others lie in memory.
-        wait_factor: how much longer a plain read waits than those of the curve.
-        read_s: processor time of opening and reading a sample in Python, out of memory.
-        cold_read_s: the same of one that comes from the device, through the page cache.
-        ahead_s: processor time of headrace's reading a sample from the device.
-        collate_s: of copying a sample into a new batch.
-        ahead_collate_s: into a recycled one.
-        cpus: that may be used.
-        others: CPUs that others use.
-    """
-
-    curve: Curve
-    cold: float = 1.0
-    wait_factor: float = 1.0
-    read_s: float = 0.0
-    cold_read_s: float = 0.0
-    ahead_s: float = 0.0
+    curve: Curve  # samples a second from the device
+    cold: float = 1.0  # share of samples that come from the device; the others lie in memory
+    wait_factor: float = 1.0  # how much longer a plain read waits than those of the curve
+    read_s: float = 0.0  # processor time of opening and reading a sample in Python, out of memory
+    cold_read_s: float = 0.0  # the same of one that comes from the device, through the page cache
+    ahead_s: float = 0.0  # processor time of headrace's reading a sample from the device
     decode_s: float = 0.0
-    collate_s: float = 0.0
-    ahead_collate_s: float = 0.0
-    cpus: float = 1.0
-    others: float = 0.0
+    collate_s: float = 0.0  # of copying a sample into a new batch
+    ahead_collate_s: float = 0.0  # into a recycled one
+    cpus: float = 1.0  # that may be used
+    others: float = 0.0  # CPUs that others use
 
     @property
     def torch_cpu_s(self) -> float:
@@ -411,11 +365,8 @@ def stall_of(rate: float, wanted: float, *, in_turn: bool = False) -> float:
 
 TORCH: Final = "torch DataLoader"
 AHEAD: Final = "headrace.torch.DataLoader"
-LATER: Final = "later epochs"
-"""From memory, where the data will lie then."""
-UNCACHED: Final = "uncached"
-"""From the device, though the data lie in memory now."""
-
+LATER: Final = "later epochs"  # from memory, where the data will lie then
+UNCACHED: Final = "uncached"  # from the device, though the data lie in memory now
 _SAMPLE_S: Final = 8e-6
 """Processor time of torch's own code for a sample: the data set's `__getitem__`, lists, the fetcher."""
 

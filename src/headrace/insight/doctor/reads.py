@@ -186,8 +186,7 @@ _FILES_MIN: Final = 8
 _FILES_MAX: Final = 256
 _DESCRIPTORS_LEFT: Final = 64
 _TICK_S: Final = 0.1
-_AHEAD: Final = 4
-"""Jobs under way at a time, beside what keeps the depth."""
+_AHEAD: Final = 4  # jobs under way at a time, beside what keeps the depth
 
 
 class RandomReads:
@@ -205,8 +204,7 @@ class RandomReads:
         self._reader, self._mean_bytes, self._stop = reader, max(1.0, mean_bytes), stop
         self._job_max = _BUDGET_BYTES
 
-    engine = "threads"
-    """What reads: io_uring, threads."""
+    engine = "threads"  # what reads: io_uring, threads
 
     def _submit(self, count: int) -> Any:
         """Ask for so many samples; returns the job."""

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-POOL_MAX: Final = 2000
-"""Samples that stand for all."""
+POOL_MAX: Final = 2000  # samples that stand for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +59,16 @@ class Piece:
 
 @dataclass(slots=True)
 class SamplePool:
-    """Samples at random.
-
-    Attributes:
-        whole_files: each is a file of its own, which is opened to be read.
-        unopened: more files at random that nothing was asked about yet: opening them is news to the system.
-        store: an open store whose samples lie in objects or another host's volumes; read by index.
-        true_samples: whether the pieces are samples, and can be decoded; else they are blocks.
-    """
+    """Samples at random."""
 
     pieces: list[Piece] = field(default_factory=list)
-    whole_files: bool = False
+    whole_files: bool = False  # each is a file of its own, which is opened to be read
     unopened: list[str] = field(default_factory=list)
+    """More files at random that nothing was asked about yet: opening them is news to the system."""
     store: Any = None
+    """An open store whose samples lie in objects or another host's volumes; read by index."""
     true_samples: bool = True
+    """Whether the pieces are samples, and can be decoded; else they are blocks."""
 
     @property
     def mean_bytes(self) -> float:
@@ -99,9 +94,7 @@ def quantiles(sizes: NDArray[np.int64]) -> dict[str, Any]:
 
 SIDE: Final = 224
 _NATIVE: Final = frozenset({"jpeg", "png", "webp"})
-_NATIVE_SHARE: Final = 0.25
-"""Of the time to measure in."""
-
+_NATIVE_SHARE: Final = 0.25  # of the time to measure in
 _PIXELS_MAX: Final = 100_000_000
 
 
@@ -234,22 +227,16 @@ _INDEXED_BYTES_MAX: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFiles:
-    """What is to be looked at.
-
-    Attributes:
-        names: some of them, or all.
-        exact: whether `names` are all.
-        notes: what was seen on the way.
-    """
+    """What is to be looked at."""
 
     path: str
     kind: str
-    names: list[str]
+    names: list[str]  # some of them, or all
     sizes: NDArray[np.int64]
     files: int
     files_estimated: bool = False
-    exact: bool
-    notes: tuple[str, ...] = ()
+    exact: bool  # whether `names` are all
+    notes: tuple[str, ...] = ()  # what was seen on the way
 
     @property
     def nbytes(self) -> float:
@@ -264,8 +251,7 @@ class _Sampled(NamedTuple):
     samples: int
     seen_bytes: int
     complete: bool
-    inner: str = ""
-    """The samples' own format, or empty."""
+    inner: str = ""  # the samples' own format, or empty
 
 
 def survey_shards(

@@ -68,8 +68,7 @@ if TYPE_CHECKING:
     from headrace.io.objects.reading import RemoteObject
     from headrace.store import Store
 
-DRAWN_MAX: Final = 4096
-"""Files that stand for the rest."""
+DRAWN_MAX: Final = 4096  # files that stand for the rest
 
 _FOLDERS_MAX: Final = 1_000_000
 """Folders that wait to be entered; the rest are counted, and no more."""
@@ -83,34 +82,27 @@ _Folder = tuple[bytes, tuple[tuple[int, int], ...]]
 
 @dataclass(slots=True)
 class Walk:
-    """What was seen.
-
-    Attributes:
-        drawn: paths of files at random, each with the same chance.
-        cut: whether the walk ended within one folder, of which nobody knows how long it goes on.
-        tops: first-level folders with files in them.
-        loose: files that lie in no folder, by format: how many, and the first name.
-        formats: how many files have each, by the ends of their names.
-        loops: links back to a folder above.
-        unreadable: folders that could not be listed, and why the first one.
-        odd: what is no regular file: sockets, devices, links to nothing; and the first one.
-    """
+    """What was seen."""
 
     files: int = 0
     folders: int = 0
     entered: int = 0
     drawn: list[bytes] = field(default_factory=list)
+    """Paths of files at random, each with the same chance."""
     formats: Counter[str] = field(default_factory=Counter)
+    """How many files have each, by the ends of their names."""
     complete: bool = False
     cut: bool = False
+    """Whether the walk ended within one folder, of which nobody knows how long it goes on."""
     pending: int = 0
-    tops: set[bytes] = field(default_factory=set)
+    tops: set[bytes] = field(default_factory=set)  # first-level folders with files in them
     loose: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Files that lie in no folder, by format: how many, and the first name."""
     hidden: int = 0
-    loops: int = 0
-    unreadable: int = 0
+    loops: int = 0  # links back to a folder above
+    unreadable: int = 0  # folders that could not be listed, and why the first one
     first_unreadable: str = ""
-    odd: int = 0
+    odd: int = 0  # what is no regular file: sockets, devices, links to nothing; and the first one
     first_odd: str = ""
 
     @property
@@ -220,11 +212,8 @@ _STORE_SAMPLES: Final = 2000
 _NAMES: Final = 16
 _OBJECTS_MAX: Final = 1000
 _MAJORITY: Final = 0.5
-_NO_OBJECTS: Final = frozenset({*HTTP, "nvme+tcp", "headrace"})
-"""Where nothing can be listed."""
-
-_Stop = Callable[[], bool]
-"""Asked now and then; True ends the survey."""
+_NO_OBJECTS: Final = frozenset({*HTTP, "nvme+tcp", "headrace"})  # where nothing can be listed
+_Stop = Callable[[], bool]  # asked now and then; True ends the survey
 
 
 def survey(

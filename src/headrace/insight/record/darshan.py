@@ -43,8 +43,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-_PROCESS: Final = re.compile(r"_id\d+-(\d+)_")
-"""In the name of a log."""
+_PROCESS: Final = re.compile(r"_id\d+-(\d+)_")  # in the name of a log
 _WHOLE: Final = 0.9
 _AGAIN: Final = 2.0
 """Of a file's bytes: headers are read twice; more than that is reading at places that counters do not have."""
@@ -61,8 +60,7 @@ class _Process(NamedTuple):
     """What one log is about: a process, or a job's ranks."""
 
     number: int
-    parent: int
-    """-1: not known."""
+    parent: int  # -1: not known
     command: tuple[str, ...]
     begin_ns: int
     end_ns: int
@@ -73,8 +71,7 @@ class _Counted(NamedTuple):
 
     name: str
     rank: int
-    figures: dict[str, float]
-    """Darshan's counters and times by their names without the module's."""
+    figures: dict[str, float]  # Darshan's counters and times by their names without the module's
     traced: list[dict[str, Any]]
     """DXT's records, of one rank each; empty: there are none, or not all reads are in them."""
 
@@ -83,8 +80,7 @@ class _Counters:
     """The files of all logs of a job."""
 
     def __init__(self) -> None:
-        self.visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)
-        """By process and rank."""
+        self.visits: dict[tuple[int, int], list[Visit]] = defaultdict(list)  # by process and rank
         self.reach: dict[str, int] = {}
         self.without_places: dict[str, float] = {}
         self._again: list[tuple[list[Visit], str, int, int]] = []

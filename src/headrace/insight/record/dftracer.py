@@ -69,8 +69,7 @@ class _Event(NamedTuple):
         return self.begin_ns + self.nanoseconds
 
 
-_Process = tuple[str, int]
-"""Its host and number."""
+_Process = tuple[str, int]  # its host and number
 
 
 class _Follower:

@@ -66,20 +66,13 @@ _APART_NS: Final = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class Saves:
-    """Checkpoints.
-
-    Attributes:
-        nbytes: of one, the median.
-        seconds: that one was written, the median.
-        begin_ns: of each.
-        synced: whether the program waited for the disk.
-    """
+    """Checkpoints."""
 
     count: int
-    nbytes: int
-    seconds: float
-    begin_ns: tuple[int, ...]
-    synced: bool
+    nbytes: int  # of one, the median
+    seconds: float  # that one was written, the median
+    begin_ns: tuple[int, ...]  # of each
+    synced: bool  # whether the program waited for the disk
 
 
 def saves_of(visits: Iterable[Visit]) -> Saves | None:
@@ -136,8 +129,7 @@ _ASIDE: Final = frozenset({".json", ".jsonl", ".yaml", ".yml", ".txt", ".csv", "
 _IMAGES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"})
 _MODELS: Final = frozenset({".pt", ".pth", ".ckpt", ".safetensors", ".distcp"})
 _EVALUATION: Final = frozenset({"val", "valid", "validation", "eval", "test", "dev"})
-_RANGES_OF_ONE: Final = 8
-"""Jumps within one visit of a sample: headers, directories at the end."""
+_RANGES_OF_ONE: Final = 8  # jumps within one visit of a sample: headers, directories at the end
 _SHARD_BYTES_LEAST: Final = 1 << 20
 
 
@@ -152,26 +144,19 @@ READ: Final = np.dtype(
 
 @dataclass(frozen=True, kw_only=True)
 class SampleReads:
-    """All reads of samples.
-
-    Attributes:
-        names: of the files, relative to it.
-        sample_file: int64 (samples,): an index of `names`, as for the next two.
-        rows: dtype `READ`, in the order of their begin.
-        mapped: whether they were (also) mapped: what was touched is not known then.
-        timed: whether it is known when each began and ended; `opens_timed`: and how long its open took.
-    """
+    """All reads of samples."""
 
     root: str
-    names: list[str]
+    names: list[str]  # of the files, relative to it
     file_bytes: NDArray[np.int64]
-    sample_file: NDArray[np.int64]
+    sample_file: NDArray[np.int64]  # int64 (samples,): an index of `names`, as for the next two
     sample_offset: NDArray[np.int64]
     sample_bytes: NDArray[np.int64]
-    rows: NDArray[np.void]
-    mapped: bool
+    rows: NDArray[np.void]  # dtype `READ`, in the order of their begin
+    mapped: bool  # whether they were (also) mapped: what was touched is not known then
     direct: bool
     timed: bool
+    """Whether it is known when each began and ended; `opens_timed`: and how long its open took."""
     opens_timed: bool
 
 
@@ -330,17 +315,12 @@ _IN_SHARDS: Final = 0.8
 
 
 class OrderStatistics(NamedTuple):
-    """What an order looks like.
+    """What an order looks like."""
 
-    Attributes:
-        shuffle: what DLIO would call it.
-        correlation: of place in the epoch and place in name order (Spearman's), over the first epoch.
-        same_each_epoch: None: there is one epoch only.
-    """
-
-    shuffle: Literal["samples", "files", "none"]
+    shuffle: Literal["samples", "files", "none"]  # what DLIO would call it
     correlation: float
-    same_each_epoch: bool | None
+    """Of place in the epoch and place in name order (Spearman's), over the first epoch."""
+    same_each_epoch: bool | None  # None: there is one epoch only
 
 
 def epochs_of(rows: NDArray[np.void], trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -421,36 +401,26 @@ _LONG: Final = 20.0
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedJob:
-    """A recorded job.
-
-    Attributes:
-        format: DLIO's name for them.
-        format_by: ending, magic or a guess.
-        direct: whether files were read past the page cache.
-        overhead_s: what recording cost, over all processes.
-        lost: calls that were not kept.
-        blind: programs that could not be seen.
-        tracer: who recorded it: headrace, DFTracer or Darshan.
-    """
+    """A recorded job."""
 
     command: tuple[str, ...]
     root: str
     recorded: Recorded
-    format: str
-    format_by: str
+    format: str  # DLIO's name for them
+    format_by: str  # ending, magic or a guess
     framework: str
     rhythm: Rhythm
     statistics: OrderStatistics
     saves: Saves | None
-    direct: bool
+    direct: bool  # whether files were read past the page cache
     wall_s: float
-    overhead_s: float
+    overhead_s: float  # what recording cost, over all processes
     calls: int
-    lost: int
-    blind: int
+    lost: int  # calls that were not kept
+    blind: int  # programs that could not be seen
     notes: tuple[str, ...] = ()
     left_out: dict[str, int] = field(default_factory=dict)
-    tracer: str = "headrace"
+    tracer: str = "headrace"  # who recorded it: headrace, DFTracer or Darshan
 
 
 def job_of(

@@ -103,11 +103,7 @@ class Range:
 
 @dataclass(slots=True)
 class Visit:
-    """A file from its open to its close.
-
-    Attributes:
-        mapped: bytes that were mapped; nobody knows which of them were touched.
-    """
+    """A file from its open to its close."""
 
     path: str
     process: int
@@ -121,7 +117,7 @@ class Visit:
     read_s: float = 0.0
     written: int = 0
     synced: bool = False
-    mapped: int = 0
+    mapped: int = 0  # bytes that were mapped; nobody knows which of them were touched
 
     @property
     def for_writing(self) -> bool:
@@ -156,30 +152,22 @@ class Visit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLog:
-    """One process.
-
-    Attributes:
-        visits: of files, in the order of their opens.
-        calls: that were logged.
-        slots: dtype `SLOT`, without texts, in the order in which they were claimed; of headrace's own logs.
-        text_of: the path of a slot, by its place in `slots`.
-        lost: calls that were not kept.
-        spent_s: what logging cost, estimated.
-        blind: programs that it started and that could not be seen.
-        messages_seen: whether what goes through pipes, and waits, would be among the slots.
-    """
+    """One process."""
 
     process: int
     parent: int
     command: tuple[str, ...]
-    visits: list[Visit]
-    calls: int
+    visits: list[Visit]  # of files, in the order of their opens
+    calls: int  # that were logged
     slots: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, SLOT))
+    """dtype `SLOT`, without texts, in the order in which they were claimed; of headrace's own logs."""
     text_of: dict[int, str] = field(default_factory=dict)
-    lost: int = 0
-    spent_s: float = 0.0
-    blind: int = 0
+    """The path of a slot, by its place in `slots`."""
+    lost: int = 0  # calls that were not kept
+    spent_s: float = 0.0  # what logging cost, estimated
+    blind: int = 0  # programs that it started and that could not be seen
     messages_seen: bool = True
+    """Whether what goes through pipes, and waits, would be among the slots."""
 
 
 def read_log(path: Path) -> ProcessLog:
@@ -285,15 +273,10 @@ def damaged(path: Path, what: str) -> RecordError:
 
 @dataclass(kw_only=True)
 class ImportedTrace:
-    """What another tracer wrote about a job.
-
-    Attributes:
-        rhythm: of steps that were traced, without a batch; None: none were.
-        notes: what the tracer does not say.
-    """
+    """What another tracer wrote about a job."""
 
     logs: list[ProcessLog]
     command: tuple[str, ...]
     wall_s: float
-    rhythm: Rhythm | None = None
-    notes: list[str]
+    rhythm: Rhythm | None = None  # of steps that were traced, without a batch; None: none were
+    notes: list[str]  # what the tracer does not say

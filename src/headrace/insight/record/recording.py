@@ -50,16 +50,11 @@ _SECONDS_MAX: Final = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOptions:
-    """How a command is recorded.
-
-    Attributes:
-        roots: folders of the data set; empty: it is found.
-        log_bytes: what each process may log, at most.
-    """
+    """How a command is recorded."""
 
     output: Path
-    roots: Sequence[str] = ()
-    log_bytes: int = _LOG_BYTES
+    roots: Sequence[str] = ()  # folders of the data set; empty: it is found
+    log_bytes: int = _LOG_BYTES  # what each process may log, at most
     keep: bool = False
     overwrite: bool = False
 
@@ -71,18 +66,13 @@ class RecordOptions:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What came of it.
-
-    Attributes:
-        job: None: nothing that could be described was read; `why` says so.
-        cut_off: the recording did not see the program's end.
-    """
+    """What came of it."""
 
     run: RecordedRun
-    job: RecordedJob | None
+    job: RecordedJob | None  # None: nothing that could be described was read; `why` says so
     output: Path
     sidecar: Path | None
-    cut_off: bool = False
+    cut_off: bool = False  # the recording did not see the program's end
     why: RecordError | None = None
 
 
@@ -239,8 +229,7 @@ def _read_run(part: Path) -> RecordedRun:
 # -- workload ----------------------------------------------------------------------------------------
 
 _PREPROCESS_S_LEAST: Final = 20e-6
-_WHOLE: Final = 0.9
-"""Of the longest epoch's reads: one with fewer was cut off."""
+_WHOLE: Final = 0.9  # of the longest epoch's reads: one with fewer was cut off
 
 
 def workload_text(job: RecordedJob, name: str, sidecar: str) -> str:
@@ -278,8 +267,7 @@ def workload_text(job: RecordedJob, name: str, sidecar: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-_Rows = list[tuple[str, Any, str]]
-"""Key, value, and how that is known."""
+_Rows = list[tuple[str, Any, str]]  # key, value, and how that is known
 
 
 def _dataset(job: RecordedJob, sidecar: str, valid: int) -> _Rows:

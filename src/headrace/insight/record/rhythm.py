@@ -34,16 +34,13 @@ if TYPE_CHECKING:
     Rows = NDArray[np.void]
     Bools = NDArray[np.bool_]
 
-_HEADER_BYTES: Final = 4
-"""What `multiprocessing` sends before a message."""
+_HEADER_BYTES: Final = 4  # what `multiprocessing` sends before a message
 _SPAWNED: Final = ("multiprocessing.spawn", "multiprocessing.forkserver", "--multiprocessing-fork")
 _GAPS_TRIED: Final = 24
 _STEPS_LEAST: Final = 3
-_OVERLAPS_LEAST: Final = 0.1
-"""Of the reads of threads that read side by side."""
+_OVERLAPS_LEAST: Final = 0.1  # of the reads of threads that read side by side
 _NS: Final = 1e9
-_PAUSE_NS: Final = 4_000_000
-"""Between two messages of one handing over, at most."""
+_PAUSE_NS: Final = 4_000_000  # between two messages of one handing over, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,24 +48,17 @@ class Rhythm(TrainingSteps):
     """How one process trains, and how that is known.
 
     Decoding is what those that read did between two reads of a batch, and between the calls of one.
-
-    Attributes:
-        source: trace, steps, messages, bursts or none.
-        batch_fits: share of the reads that agree with the batch.
-        threads: of a process that read.
-        ahead: batches that workers had begun and training had not taken, at most; 0: not known.
-        waits_seen: False: `compute_s` may contain waiting.
-        trained: numbers of the training processes, where they have told them.
-        epoch_steps: steps of an epoch, on average, where the source is steps.
     """
 
-    source: str
-    batch_fits: float
-    threads: int = 1
-    waits_seen: bool = True
+    source: str  # trace, steps, messages, bursts or none
+    batch_fits: float  # share of the reads that agree with the batch
+    threads: int = 1  # of a process that read
+    waits_seen: bool = True  # False: `compute_s` may contain waiting
     ahead: int = 0
+    """Batches that workers had begun and training had not taken, at most; 0: not known."""
     trained: frozenset[int] = frozenset()
-    epoch_steps: float = 0.0
+    """Numbers of the training processes, where they have told them."""
+    epoch_steps: float = 0.0  # steps of an epoch, on average, where the source is steps
 
 
 def trainers_of(

@@ -39,23 +39,17 @@ FIGURES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class JobBehaviour:
-    """What of a record is compared; what it does not have is empty.
+    """What of a record is compared; what it does not have is empty."""
 
-    Attributes:
-        nbytes: that were read, of training and evaluation.
-        sizes: float64 (reads,): bytes of each request: a sample, read in one go or in the parts of a file.
-        begin_s: float64 (reads,): when each began, since the first one did; of training, as the next three.
-        in_flight: float64 (reads,): requests in calls when each began, itself included.
-        step_s: float64 (steps,): waiting and computing, without the steps in which an epoch begins.
-        wait_share: of these.
-    """
-
-    nbytes: int
+    nbytes: int  # that were read, of training and evaluation
     sizes: Floats
+    """float64 (reads,): bytes of each request: a sample, read in one go or in the parts of a file."""
     begin_s: Floats
-    in_flight: Floats
+    """float64 (reads,): when each began, since the first one did; of training, as the next three."""
+    in_flight: Floats  # float64 (reads,): requests in calls when each began, itself included
     step_s: Floats
-    wait_share: float
+    """float64 (steps,): waiting and computing, without the steps in which an epoch begins."""
+    wait_share: float  # of these
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -160,8 +154,7 @@ def similarity_of(job: JobBehaviour, emulation: JobBehaviour) -> Similarity:
 
 # -- what is shown -----------------------------------------------------------------------------------
 
-_POINTS: Final = 240
-"""Of a curve, at most."""
+_POINTS: Final = 240  # of a curve, at most
 
 
 def lines_of(similarity: Similarity) -> Iterator[str]:

@@ -167,25 +167,17 @@ class EpochSum(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One trace, of bounded size.
-
-    Attributes:
-        times: Unix seconds, shape (points,).
-        over_time: sums up to these, shape (points, columns).
-        ordinals: steps of this trace, shape (points,).
-        slowest: the longest waits, dtype `STEP`.
-        total: of all steps.
-    """
+    """One trace, of bounded size."""
 
     rank: int
     host: str
-    times: NDArray[np.float64]
-    over_time: NDArray[np.float64]
-    ordinals: NDArray[np.float64]
+    times: NDArray[np.float64]  # Unix seconds, shape (points,)
+    over_time: NDArray[np.float64]  # sums up to these, shape (points, columns)
+    ordinals: NDArray[np.float64]  # steps of this trace, shape (points,)
     over_steps: NDArray[np.float64]
     epochs: list[EpochSum]
-    slowest: NDArray[np.void]
-    total: NDArray[np.float64]
+    slowest: NDArray[np.void]  # the longest waits, dtype `STEP`
+    total: NDArray[np.float64]  # of all steps
 
 
 def curves_of(trace: RankTrace, evidence: Evidence) -> Curves:
@@ -329,16 +321,14 @@ _JUDGED_STEPS: Final = 4000
 """The verdict looks at the last steps of the ranks that waited most: it goes through them one by one."""
 
 _DECISIONS_MOST: Final = 2000
-_KNOBS_OF_RANK: Final = 1
-"""Knobs are drawn of one rank: those of the others go much the same way."""
+_KNOBS_OF_RANK: Final = 1  # knobs are drawn of one rank: those of the others go much the same way
 
 
 @dataclass(slots=True)
 class TraceGroup:
     """Traces together: of a rank, over all its loaders and attempts, or of a loader, on all ranks."""
 
-    about: RankTrace
-    """The first of them, without its steps."""
+    about: RankTrace  # the first of them, without its steps
     curves: list[Curves] = field(default_factory=list)
 
     @property
@@ -382,29 +372,20 @@ class TraceGroup:
 
 @dataclass(slots=True)
 class TraceFigures:
-    """A run.
-
-    Attributes:
-        facts: run.json.
-        loaders: the one with the most time first.
-        ranks: by rank.
-        knobs: of one rank over time: name to (Unix time, value).
-        latencies: of reads, over time, all ranks.
-        causes: seconds of all ranks by cause, the largest first.
-        verdict: of the rank that waited most; None: no steps.
-        notes: what is not as it should be with the traces.
-    """
+    """A run."""
 
     path: str
-    facts: Mapping[str, Any]
-    loaders: list[TraceGroup] = field(default_factory=list)
-    ranks: list[TraceGroup] = field(default_factory=list)
+    facts: Mapping[str, Any]  # run.json
+    loaders: list[TraceGroup] = field(default_factory=list)  # the one with the most time first
+    ranks: list[TraceGroup] = field(default_factory=list)  # by rank
     decisions: list[Decision] = field(default_factory=list)
     knobs: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    latencies: list[Latencies] = field(default_factory=list)
+    """Of one rank over time: name to (Unix time, value)."""
+    latencies: list[Latencies] = field(default_factory=list)  # of reads, over time, all ranks
     causes: dict[Cause, float] = field(default_factory=dict)
-    verdict: Verdict | None = None
-    notes: list[str] = field(default_factory=list)
+    """Seconds of all ranks by cause, the largest first."""
+    verdict: Verdict | None = None  # of the rank that waited most; None: no steps
+    notes: list[str] = field(default_factory=list)  # what is not as it should be with the traces
     hosts: int = 0
     traces: int = 0
 

@@ -52,8 +52,7 @@ TIME_BINS: Final = 150
 ROWS_MOST: Final = 64
 EPOCHS_MOST: Final = 60
 TABLE_ROWS: Final = 30
-_CAUSE_SEEN: Final = 0.0005
-"""Causes of a smaller share of the wait are not drawn."""
+_CAUSE_SEEN: Final = 0.0005  # causes of a smaller share of the wait are not drawn
 _EPOCHS_MARKED: Final = 8
 _READS_SHARES: Final = np.array([0.0, 0.02, 0.08, 0.2, 0.5, 1.0])
 _STALL_SHARES: Final = np.array([0.01, 0.05, 0.15, 0.3, 0.6])
