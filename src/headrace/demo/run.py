@@ -233,9 +233,7 @@ def main(options: DemoOptions, *, as_json: bool = False) -> int:
 def run(options: DemoOptions) -> DemoReport:
     """Run the whole demo; what it is at is told on stderr.
 
-    Raises:
-        SourceError: the images cannot be used.
-        HeadraceError: the training process failed.
+    Raises SourceError if the images cannot be used, and HeadraceError if the training process failed.
     """
     started = time.perf_counter()
     _tell("packing")

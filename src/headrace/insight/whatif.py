@@ -44,8 +44,7 @@ _Floats = NDArray[np.float64]
 class JobFigures(TrainingSteps):
     """What is known of a job: of its steps' times and its samples' decoding one figure, or many.
 
-    Raises:
-        ValueError: there is nothing to predict from.
+    Raises ValueError if there is nothing to predict from.
     """
 
     sample_bytes: NDArray[np.int64]
@@ -64,11 +63,7 @@ class JobFigures(TrainingSteps):
 
 
 def figures_of(recorded: Recorded) -> JobFigures:
-    """The figures of a record.
-
-    Raises:
-        ValueError: its batch or its computing time is not known.
-    """
+    """The figures of a record; raises ValueError if its batch or its computing time is not known."""
     opens = bool((recorded.open_s > 0).mean() > 0.5) if len(recorded.open_s) else True
     return JobFigures(
         sample_bytes=recorded.sample_bytes[recorded.order], opens=opens,
@@ -82,8 +77,7 @@ def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
     Returns:
         The storage is None where no read was counted.
 
-    Raises:
-        ValueError: the run has too few steps.
+    Raises ValueError if the run has too few steps.
     """
     rhythm = rhythm_of_traces(run.ranks)
     if rhythm is None:
@@ -142,8 +136,7 @@ class Storage:
     def slower(self, factor: float) -> Storage:
         """The same, busier: everything but its link takes `factor` times as long.
 
-        Raises:
-            ValueError: the factor makes no sense.
+        Raises ValueError if the factor makes no sense.
         """
         if not 1e-6 <= factor <= 1e6:
             raise ValueError(f"latency is {factor} times as long, expected more than 0")
@@ -181,9 +174,8 @@ def storage_of(given: str) -> Storage:
 
     The file is one that `headrace bench storage DIR --json` or `headrace doctor DATA --json` printed.
 
-    Raises:
-        ValueError: no such name.
-        RecordError: the file cannot be read, or is no such document.
+    Raises ValueError if there is no such name, and RecordError if the file cannot be read, or is no such
+    document.
     """
     if given in STORAGES:
         return STORAGES[given]
@@ -297,8 +289,7 @@ def _real(value: Any) -> float:
 def recorded_storage(recorded: Recorded) -> Storage:
     """The storage of a record: each open and read takes as long as one that was recorded.
 
-    Raises:
-        ValueError: the record has no times.
+    Raises ValueError if the record has no times.
     """
     if not len(recorded.read_s):
         raise ValueError("the record has no times of reads: name a storage")
@@ -314,11 +305,7 @@ def recorded_storage(recorded: Recorded) -> Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What the job would run on.
-
-    Raises:
-        ValueError: a value makes no sense.
-    """
+    """What the job would run on; raises ValueError if a value makes no sense."""
 
     storage: Storage
     nodes: int  # with as many training processes each as the job has

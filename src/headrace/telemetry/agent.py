@@ -364,9 +364,8 @@ def socket_of(folder: RuntimeFolder, *, site: bool = False) -> Path:
 def run(folder: RuntimeFolder, options: AgentOptions) -> None:
     """Be the agent, until a signal ends it. Then all that was counted is in the history.
 
-    Raises:
-        TelemetryError: another agent is there already, or keeps this history.
-        HeadraceError: metrics cannot be served.
+    Raises TelemetryError if another agent is there already, or keeps this history, and HeadraceError if
+    metrics cannot be served.
     """
     loop, ends = Loop(), (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda *_: loop.stop()) for number in ends}

@@ -245,8 +245,7 @@ def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
             `FILES_MAX` files nothing is read.
         seconds: so long back.
 
-    Raises:
-        TelemetryError: there is no history, or it cannot be read.
+    Raises TelemetryError if there is no history, or it cannot be read.
     """
     with contextlib.suppress(OSError), os.scandir(history) as entries:
         if sum(entry.name.endswith(SUFFIX) for entry in entries) > FILES_MAX:
@@ -285,8 +284,7 @@ class FileHistory:
             until_s: likewise.
             job_id: one job, by either of its names; '': all.
 
-        Raises:
-            TelemetryError: there is no history, or it does not answer.
+        Raises TelemetryError if there is no history, or it does not answer.
         """
         return merged(self.parts(since_s, until_s, job_id))
 

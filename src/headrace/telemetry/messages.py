@@ -230,9 +230,7 @@ class Listener:
 def ask_state(path: Path, *, written: bool = False) -> dict[str, Any]:
     """Ask an agent for its state; with `written`, when all that it has received is in its history.
 
-    Raises:
-        FileNotFoundError: none listens there.
-        TimeoutError: it does not answer.
+    Raises FileNotFoundError if none listens there, and TimeoutError if it does not answer.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.bind("")  # a name that the kernel draws, and that lies in no folder

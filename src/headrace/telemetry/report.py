@@ -188,8 +188,7 @@ def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobRep
         since_s: Unix seconds; what was seen earlier does not count: another cluster, or one that was set up
             anew, gives the same numbers again.
 
-    Raises:
-        TelemetryError: there is no history, or it knows no such job.
+    Raises TelemetryError if there is no history, or it knows no such job.
     """
     opened = open_history(history)
     records = opened.records(since_s, time.time() + 86400.0, job_id)

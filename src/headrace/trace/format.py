@@ -97,11 +97,7 @@ def chunk(kind: int, payload: bytes) -> bytes:
 
 
 def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
-    """A JSON object of a file.
-
-    Raises:
-        TraceError: it is none.
-    """
+    """A JSON object of a file; raises TraceError if it is none."""
     try:
         document = json.loads(data.decode())
         if b"\\u" in data:  # halves of characters, which nobody could print
@@ -123,8 +119,7 @@ def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
         data: the file's first `HEADER_BYTES_MAX` bytes, or all.
         path: for messages.
 
-    Raises:
-        TraceError: this is not the beginning of a trace, or of one that is newer than this.
+    Raises TraceError if this is not the beginning of a trace, or of one that is newer than this.
     """
     end = data.find(b"\n")
     if end < 0:
@@ -154,8 +149,7 @@ def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
 def chunks(data: memoryview, begin: int, path: str) -> Iterator[tuple[int, memoryview, int]]:
     """The whole chunks of a file from `begin` on: (kind, payload, where it ends), up to what is cut off.
 
-    Raises:
-        TraceError: a chunk is not as it was written.
+    Raises TraceError if a chunk is not as it was written.
     """
     at, size = begin, len(data)
     while size - at >= _CHUNK.size:
@@ -179,11 +173,7 @@ def chunks(data: memoryview, begin: int, path: str) -> Iterator[tuple[int, memor
 
 
 def steps_in(payload: memoryview, offset: int, path: str) -> NDArray[np.void]:
-    """The steps of a chunk, dtype `STEP`.
-
-    Raises:
-        TraceError: they are not whole, or say what cannot be.
-    """
+    """The steps of a chunk, dtype `STEP`; raises TraceError if they are not whole, or say what cannot be."""
     if not payload:
         return np.empty(0, STEP)
     if len(payload) % STEP.itemsize:
@@ -240,11 +230,7 @@ _FILES_MAX: Final = 1_000_000
 
 
 def bytes_max() -> int:
-    """How large a file may become.
-
-    Raises:
-        ValueError: HEADRACE_TRACE_BYTES is no number of bytes.
-    """
+    """How large a file may become; raises ValueError if HEADRACE_TRACE_BYTES is no number of bytes."""
     text = os.environ.get("HEADRACE_TRACE_BYTES", "").strip()
     if not text:
         return BYTES_MAX
@@ -263,8 +249,7 @@ class TraceFile:
         header: what the file says of itself.
         most: bytes.
 
-    Raises:
-        OSError: it cannot be made.
+    Raises OSError if it cannot be made.
     """
 
     def __init__(self, folder: str, rank: int, header: Mapping[str, Any], most: int) -> None:

@@ -93,8 +93,7 @@ class TrainingSteps:
 class Recorded(TrainingSteps):
     """What a job read.
 
-    Raises:
-        RecordError: they contradict each other, or a name would lead out of the folder.
+    Raises RecordError if they contradict each other, or a name would lead out of the folder.
     """
 
     names: Sequence[str]  # of the files, relative to their common folder, `/` between folders
@@ -186,11 +185,7 @@ class Recorded(TrainingSteps):
         return bool(one_each and whole)
 
     def write(self, path: Path) -> None:
-        """Put it into a file, at once or not at all.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Put it into a file, at once or not at all; raises OSError if it cannot be written."""
         encoded = [os.fsencode(name) for name in self.names]
         arrays: dict[str, NDArray[Any]] = {
             "version": np.array([_VERSION], "<u4"),
@@ -206,11 +201,7 @@ class Recorded(TrainingSteps):
 
 
 def read_recorded(path: Path) -> Recorded:
-    """Read a sidecar.
-
-    Raises:
-        RecordError: it is not there, or damaged, or of another version.
-    """
+    """Read a sidecar; raises RecordError if it is not there, or damaged, or of another version."""
     try:
         stored = _arrays(path)
         names = _names(stored["names"], stored["name_ends"])

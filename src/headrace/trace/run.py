@@ -138,9 +138,7 @@ class Run:
 def read_run(folder: str | os.PathLike[str]) -> Run:
     """Read a run's folder.
 
-    Raises:
-        TraceError: it is no run's, or something in it is damaged.
-        OSError: it cannot be read.
+    Raises TraceError if it is no run's, or something in it is damaged, and OSError if it cannot be read.
     """
     path = os.fspath(folder)
     return Run(path=path, facts=run_facts(path), ranks=tuple(rank_traces(path)))
@@ -149,8 +147,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 def run_facts(folder: str) -> dict[str, Any]:
     """What run.json says; {} if the run died before it was written.
 
-    Raises:
-        TraceError: this is no run's folder.
+    Raises TraceError if this is no run's folder.
     """
     path = Path(folder, RUN_FILE)
     try:
@@ -169,8 +166,7 @@ def run_facts(folder: str) -> dict[str, Any]:
 def rank_traces(folder: str) -> Iterator[RankTrace]:
     """Read one file after the other, in the order of ranks: for who needs only one at a time.
 
-    Raises:
-        TraceError: one is damaged.
+    Raises TraceError if one is damaged.
     """
     for name in _names(folder):
         yield _read(str(Path(folder, name)), name)
@@ -245,11 +241,7 @@ def _cut(events: list[dict[str, Any]], end: int, size: int) -> str:
 
 
 def _facts(header: Mapping[str, Any], path: str, rank: int) -> dict[str, Any]:
-    """The header's fields, each of its type and within bounds.
-
-    Raises:
-        TraceError: one is not.
-    """
+    """The header's fields, each of its type and within bounds; raises TraceError if one is not."""
     facts: dict[str, Any] = {}
     for name, kind in _FIELDS.items():
         value = header.get(name, kind())

@@ -312,8 +312,7 @@ def follow(
         begun: gives more of what the header says, once there is a first step: which rank it is, ... It must
             not keep the loader alive.
 
-    Raises:
-        ValueError: HEADRACE_TRACE_BYTES makes no sense.
+    Raises ValueError if HEADRACE_TRACE_BYTES makes no sense.
     """
     # Subclasses of the drop-in may have a `stats` of their own.
     steps: StepLog = getattr(loader, "_headrace", loader).stats.steps

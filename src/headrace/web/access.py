@@ -214,8 +214,7 @@ class Sessions:
         own: the token of this run, an operator's; None where there is a file.
         once: what signs its bearer in one time, as `own` does; '' when it was used, or there is a file.
 
-    Raises:
-        ControlError: others can read the file, or it has no good token.
+    Raises ControlError if others can read the file, or it has no good token.
     """
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:

@@ -70,8 +70,7 @@ class StoreBrowser:
             index: instead, those from this index on; without either, from 0 on.
             after: the `next` of the page before.
 
-        Raises:
-            SampleNotFound: there is no such store or index.
+        Raises SampleNotFound if there is no such store or index.
         """
         with self._lock:
             store = self._store(number)
@@ -91,9 +90,7 @@ class StoreBrowser:
     def sample(self, number: int, index: int) -> dict[str, Any]:
         """A sample and where each of its parts lies.
 
-        Raises:
-            SampleNotFound: there is none.
-            HeadraceError: it cannot be read.
+        Raises SampleNotFound if there is none, and HeadraceError if it cannot be read.
         """
         with self._lock:
             store = self._store(number)
@@ -108,10 +105,8 @@ class StoreBrowser:
     def image(self, number: int, index: int, part: str | None) -> tuple[bytes, str]:
         """A picture and its type.
 
-        Raises:
-            SampleNotFound: there is no such sample or part.
-            ValueError: it is no picture, or too large to be shown.
-            HeadraceError: it cannot be read.
+        Raises SampleNotFound if there is no such sample or part, ValueError if it is no picture, or too large
+        to be shown, and HeadraceError if it cannot be read.
         """
         with self._lock:
             store = self._store(number)

@@ -251,10 +251,8 @@ class ControllerPolicies:
     def put(self, text: str, *, dry_run: bool) -> dict[str, Any]:
         """What a policy changes: `version`, `applied`, `changes` and `unknown`.
 
-        Raises:
-            PolicyError: something is wrong with it.
-            Refusal: of the controller: likewise.
-            ControlError: nobody answers.
+        Raises PolicyError if something is wrong with it, Refusal if the controller says so, and
+        ControlError if nobody answers.
         """
         path = "/v1/policy?dry_run=1" if dry_run else "/v1/policy"
         with self._lock:
@@ -296,9 +294,7 @@ class TracedRuns:
     def page(self, name: str) -> str | None:
         """A run's report as HTML, as far as its traces are written; None: there is no such run.
 
-        Raises:
-            TraceError: it is damaged.
-            OSError: it cannot be read.
+        Raises TraceError if it is damaged, and OSError if it cannot be read.
         """
         path = self.by_id().get(name)
         return None if path is None else report_page(run_figures(str(path)))

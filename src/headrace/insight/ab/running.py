@@ -340,8 +340,7 @@ def run_once(
 ) -> MeasuredRun:  # fmt: skip
     """Run the command once, as run `number` of its side; 0: the run that all is learned from.
 
-    Raises:
-        ProgramError: it failed, or took too long.
+    Raises ProgramError if it failed, or took too long.
     """
     served = side is Side.WITH and not options.drop_in
     swap_log = folder / f"swap-{number}-{side}"

@@ -375,8 +375,7 @@ def diagnose(
         workers: of the data loader; None: as many as people would use here.
         target: how the user names the data, for commands.
 
-    Raises:
-        ValueError: a number makes no sense.
+    Raises ValueError if a number makes no sense.
     """
     if batch < 1:
         raise ValueError(f"batch is {batch}, expected 1 or more")

@@ -112,11 +112,7 @@ _PARTS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExamineOptions:
-    """How an examination goes.
-
-    Raises:
-        ValueError: a value is out of bounds.
-    """
+    """How an examination goes; raises ValueError if a value is out of bounds."""
 
     seconds: float = 15.0  # about how long it takes; less where there is little to measure
     simulate: str | Simulation | None = None
@@ -141,11 +137,9 @@ def examine(
     Returns:
         What was found; with `interrupted`, as far as it came when Ctrl-C was pressed.
 
-    Raises:
-        StoreNotFound: there is nothing at `target`.
-        SourceError: it cannot be read, or there are no samples.
-        VolumeTimeout: the storage does not even say what is there.
-        KeyboardInterrupt: Ctrl-C before anything was known.
+    Raises StoreNotFound if there is nothing at `target`, SourceError if it cannot be read, or there are no
+    samples, VolumeTimeout if the storage does not even say what is there, and KeyboardInterrupt if Ctrl-C
+    came before anything was known.
     """
     options = options or ExamineOptions()
     run = _Run(os.fsdecode(target), options, tell or (lambda _what, _share: None))

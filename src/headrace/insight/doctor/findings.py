@@ -259,11 +259,7 @@ class Curve:
 
     @classmethod
     def through(cls, points: Sequence[tuple[float, float]]) -> Curve:
-        """A curve through (depth, rate).
-
-        Raises:
-            ValueError: there is no point, or one is not positive.
-        """
+        """A curve through (depth, rate); raises ValueError if there is no point, or one is not positive."""
         if not points or not all(0 < value < math.inf for point in points for value in point):
             raise ValueError(f"points are {list(points)!r}, expected positive depths and rates")
         ordered = sorted(points)

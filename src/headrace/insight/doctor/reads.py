@@ -349,8 +349,7 @@ class StoreReads(RandomReads):
 class PieceReads(StoreReads):
     """Pieces of files that stay open, in as many files as the process's limit allows, at most.
 
-    Raises:
-        VolumeError: a file cannot be looked at.
+    Raises VolumeError if a file cannot be looked at.
     """
 
     def __init__(

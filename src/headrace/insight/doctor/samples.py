@@ -259,8 +259,7 @@ def survey_shards(
 ) -> tuple[DataSet, SamplePool]:
     """Find samples in files of one kind, within so many seconds.
 
-    Raises:
-        SourceError: nothing can be read, or the first file is damaged.
+    Raises SourceError if nothing can be read, or the first file is damaged.
     """
     if not given.names or not given.sizes.sum():
         raise SourceError(

@@ -139,8 +139,7 @@ def walk(
         seed: of the draw.
         extensions: take only files that end so, in any case of letters.
 
-    Raises:
-        OSError: the folder itself cannot be listed.
+    Raises OSError if the folder itself cannot be listed.
     """
     walk = Walk()
     until = time.monotonic() + seconds
@@ -227,12 +226,9 @@ def survey(
     Returns:
         The pool holds an open store where its samples are no files.
 
-    Raises:
-        StoreNotFound: there is nothing.
-        CorruptStore: it is a damaged store.
-        SourceError: it cannot be read, or there are no samples.
-        VolumeError: an object cannot be read.
-        ValueError: extensions, and no folder.
+    Raises StoreNotFound if there is nothing, CorruptStore if it is a damaged store, SourceError if it cannot
+    be read, or there are no samples, VolumeError if an object cannot be read, and ValueError if there are
+    extensions, and it is no folder.
     """
     text = os.fsdecode(target)
     if is_url(text):

@@ -203,9 +203,8 @@ def _writes(process: _Process, file: _Counted, opens: int) -> Iterator[Visit]:
 def import_darshan(files: Sequence[Path]) -> ImportedTrace:
     """Read the logs of one job.
 
-    Raises:
-        RecordError: one is damaged, or most was read at places that they do not have.
-        MissingPackage: PyDarshan is not installed.
+    Raises RecordError if one is damaged, or most was read at places that they do not have, and MissingPackage
+    if PyDarshan is not installed.
     """
     import_extra("darshan", f"reading {files[0]}")
     counters, notes, processes = _Counters(), list[str](), list[_Process]()

@@ -181,8 +181,7 @@ def _integer(value: Any, otherwise: Any) -> Any:
 def import_dftracer(files: Sequence[Path]) -> ImportedTrace:
     """Read the traces of one job.
 
-    Raises:
-        RecordError: one is damaged, or none has reads whose sizes are known.
+    Raises RecordError if one is damaged, or none has reads whose sizes are known.
     """
     follower, notes = _Follower(), list[str]()
     first_ns, last_ns = NS_MAX, 0
@@ -271,8 +270,7 @@ def _events(path: Path, names: dict[str, str], notes: list[str]) -> Iterator[_Ev
 def _event_of(line: bytes, names: dict[str, str]) -> _Event | None:
     """An event that took time; None for others. Names of files go into `names`.
 
-    Raises:
-        ValueError, TypeError, OverflowError, RecursionError: the line is none.
+    Raises ValueError, TypeError, OverflowError, RecursionError if the line is none.
     """
     event = json.loads(line)
     about = event.get("args", {}) if isinstance(event, dict) else None

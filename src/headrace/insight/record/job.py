@@ -431,8 +431,7 @@ def job_of(
 
     0 processors are not known: as many as there are processes.
 
-    Raises:
-        RecordError: nothing that could be a data set was read.
+    Raises RecordError if nothing that could be a data set was read.
     """
     # Of a process that became another program, the part that did most.
     by_process = {log.process: log for log in sorted(logs, key=lambda log: log.calls)}

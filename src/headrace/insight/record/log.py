@@ -171,11 +171,7 @@ class ProcessLog:
 
 
 def read_log(path: Path) -> ProcessLog:
-    """Read a process's log.
-
-    Raises:
-        RecordError: it is no log, or damaged.
-    """
+    """Read a process's log; raises RecordError if it is no log, or damaged."""
     try:
         size = path.stat().st_size
         raw = np.fromfile(path, np.uint8) if _HEADER_BYTES <= size <= _LOG_BYTES_MAX else None

@@ -79,11 +79,8 @@ class Recording:
 def record(command: Sequence[str], options: RecordOptions) -> Recording:
     """Run a command to its end, and write what it read.
 
-    Raises:
-        FileNotFoundError: there is no such program.
-        PermissionError: it cannot be run.
-        RecordError: an output is there already.
-        OSError: the output cannot be written.
+    Raises FileNotFoundError if there is no such program, PermissionError if it cannot be run, RecordError if
+    an output is there already, and OSError if the output cannot be written.
     """
     part = options.part
     _refuse_to_replace(options)
@@ -99,8 +96,7 @@ def record(command: Sequence[str], options: RecordOptions) -> Recording:
 def finish(part: Path, options: RecordOptions) -> Recording:
     """Make of the folder that a recording left when it was cut off what can be made.
 
-    Raises:
-        RecordError: it is none, or is still going on, or an output is there already.
+    Raises RecordError if it is none, or is still going on, or an output is there already.
     """
     run = _read_run(part)
     _refuse_to_replace(options)
@@ -110,9 +106,8 @@ def finish(part: Path, options: RecordOptions) -> Recording:
 def import_recording(paths: Sequence[Path], options: RecordOptions) -> Recording:
     """Write what other tracers' files, or the folders that they lie in, say that a job read.
 
-    Raises:
-        RecordError: they cannot be read, have no data set's reads, or an output is there already.
-        MissingPackage: Darshan's logs need the package darshan.
+    Raises RecordError if they cannot be read, have no data set's reads, or an output is there already, and
+    MissingPackage if Darshan's logs are given without the package darshan.
     """
     _refuse_to_replace(options)
     files = [file for path in paths for file in _traces(path)]

@@ -445,11 +445,7 @@ class TraceFigures:
 
 
 def run_figures(folder: str) -> TraceFigures:
-    """Add a run up.
-
-    Raises:
-        TraceError: the folder is no run's, or damaged.
-    """
+    """Add a run up; raises TraceError if the folder is no run's, or damaged."""
     run = TraceFigures(folder, run_facts(folder))
     loaders: dict[tuple[str, ...], TraceGroup] = {}
     ranks: dict[int, TraceGroup] = {}
