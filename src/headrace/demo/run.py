@@ -1,8 +1,8 @@
 """Run: pack, train, kill, resume, prove, compare; with progress on stderr and the result on stdout.
 
-headrace is compared with torch's own DataLoader over the same images, twice: training, where each loader feeds
-the same steps of the same network, and decoded images alone. Everything is in the page cache, for every
-loader: the demo has just written or read it.
+headrace is compared with torch's own DataLoader over the same images, twice: training, where each loader
+feeds the same steps of the same network, and decoded images alone. Everything is in the page cache, for
+every loader: the demo has just written or read it.
 """
 
 from __future__ import annotations
@@ -217,11 +217,7 @@ def _tell(what: str) -> None:
 
 
 def main(options: DemoOptions, *, as_json: bool = False) -> int:
-    """Run the demo and print its report.
-
-    Returns:
-        0 if the model beats chance and the resumed order is the same, 1 otherwise.
-    """
+    """Run the demo and print its report; 0: the model beats chance, and the resumed order is the same."""
     report = run(options)
     if as_json:
         sys.stdout.write(json.dumps(report.to_dict(), indent=2) + "\n")

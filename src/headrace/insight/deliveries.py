@@ -208,11 +208,7 @@ _LENGTH_MAX: Final = 1 << 33
 
 
 def order_of(trace: RankTrace) -> tuple[Order | None, str]:
-    """The order that a trace names, made again.
-
-    Returns:
-        The order, and why there is none.
-    """
+    """The order that a trace names, made again; or None, and why there is none."""
     described = trace.order
     if not described:
         return None, "the order is not headrace's"
@@ -252,10 +248,9 @@ def _balanced(described: Mapping[str, Any], trace: RankTrace) -> Order:
 
 
 def sums_at(order: Order, epoch: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Sums, mod 2^64, of the hashes of all deliveries before each position of an epoch.
+    """Sums, mod 2^64, of the hashes of all deliveries before each position: uint64, like `positions`.
 
-    Returns:
-        uint64, shaped like `positions`: two of them differ by the order hash of what lies between.
+    Two of them differ by the order hash of what lies between.
     """
     sums_before = np.zeros(len(positions), np.uint64)
     if not len(positions):

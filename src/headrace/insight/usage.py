@@ -156,12 +156,8 @@ def usage_by(
 ) -> UsageTable:  # fmt: skip
     """Add up by any of `BY`; a day or an hour is one by the local clock.
 
-    Args:
-        by: a row for each of what.
-        records_of: the history's records of a stretch of Unix time.
-        books: the scheduler's jobs; None: there are none, hours are the history's.
-        since_s: where the whole stretch begins.
-        until_s: and ends.
+    `records_of` gives the history's records of a stretch of Unix time. Where there are no books (the
+    scheduler's jobs), hours are the history's.
     """
     shares = _shares(records_of(since_s, until_s), books, since_s, until_s)
     if by in ("day", "hour"):

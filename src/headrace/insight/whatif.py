@@ -72,10 +72,7 @@ def figures_of(recorded: Recorded) -> JobFigures:
 
 
 def figures_of_run(run: Run) -> tuple[JobFigures, Storage | None]:
-    """The figures of a traced run (`trace=`, `HEADRACE_TRACE`), and its storage: files are not known.
-
-    Returns:
-        The storage is None where no read was counted.
+    """The figures of a traced run (`trace=`, `HEADRACE_TRACE`), and its storage; None: no read was counted.
 
     Raises ValueError if the run has too few steps.
     """

@@ -159,15 +159,9 @@ def columns(
     line: tuple[float, str] | None = None,
     top: float | None = None,
 ) -> str:
-    """A column for each part from 0 up, with axes; perhaps a line across, with its name above.
+    """A column for each part from 0 up, with axes that are named `below`; perhaps a line across, a target.
 
-    Args:
-        name: what it shows.
-        parts: from left to right.
-        tick_text: the text of a value on the axis.
-        below: what the columns are: the axis's name.
-        line: a value and what it is: a target.
-        top: the axis's end; else a round number above all.
+    The axis ends at `top`, else at a round number above all.
     """
     most = max([part.value for part in parts] + ([line[0]] if line else []), default=0.0)
     end = top or round_up(most)
@@ -302,16 +296,10 @@ def areas(  # noqa: PLR0917 - a picture has two axes
     titles: Sequence[str],
     marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Columns without gaps, each stacked of parts.
+    """Columns without gaps, each stacked of parts from the bottom up, whose text stands in the legend.
 
-    Args:
-        name: what it shows.
-        parts: from the bottom up; their text stands in the legend.
-        values: shape (parts, columns): shares of the height, 1.0 is the top.
-        x: across.
-        y: up.
-        titles: of each column, on hovering.
-        marks: upright lines: (share of the x axis, what begins there).
+    `values` are shares of the height, shape (parts, columns); `titles` of each column are shown on hovering;
+    `marks` are upright lines: (share of the x axis, what begins there).
     """
     height = 150.0
     base = _TOP + height
@@ -350,15 +338,9 @@ def heat(  # noqa: PLR0917 - likewise
     names: Sequence[str],
     height: float = 0.0,
 ) -> str:
-    """A grid of shades, the first row at the top.
+    """A grid of shades, 0 to `SHADES` - 1, or -1 for nothing; the first row at the top, shape (rows, columns).
 
-    Args:
-        name: what it shows.
-        shades: 0 to `SHADES` - 1, -1: there is nothing; shape (rows, columns).
-        x: across.
-        rows: down.
-        names: what each shade stands for, for the legend; `SHADES` of them.
-        height: of the grid; else by its rows.
+    `names` say what each shade stands for; the height is by the rows, unless it is given.
     """
     count, columns = shades.shape
     height = height or min(360.0, max(60.0, (26.0 if count <= FEW_ROWS else 18.0) * count))

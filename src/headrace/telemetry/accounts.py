@@ -50,11 +50,8 @@ def infer(
 ) -> dict[Cause, float]:
     """Seconds of an interval that a job probably waited, by cause.
 
-    Args:
-        seconds: of the interval.
-        gpu_busy: mean share of time in which its GPUs worked; None: not known, as for the others.
-        io_pressure: share of time in which at least one task waited for I/O.
-        cpu_share: of its CPUs, in use.
+    What is not known is None: the share of time in which its GPUs worked, on average, and in which at least
+    one task waited for I/O, and the share of its CPUs in use.
     """
     pressure, cpu = min(1.0, max(0.0, io_pressure or 0.0)), cpu_share or 0.0
     if gpu_busy is None:
@@ -370,12 +367,9 @@ class Accounts:
             account.ended_s = now.mono_s
 
     def explain_node(self, shares: Mapping[str, Mapping[Cause, float]], now: Now) -> None:
-        """Say why jobs waited for the node daemon.
+        """Say why jobs waited for the node daemon: seconds by job and cause, lately, as it knows them.
 
-        Args:
-            shares: by job, the seconds it waited lately, by cause, as the daemon knows them. What the
-                daemon does not know is `storage`.
-            now: this moment.
+        What the daemon does not know is `storage`.
         """
         for job, account in self._accounts.items():
             waits, account.node_waits = account.node_waits, {}

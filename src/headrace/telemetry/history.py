@@ -64,11 +64,8 @@ def history_place(environment: Mapping[str, str] = os.environ) -> str:
 def catch_up(history: str, job: str = "") -> None:
     """Let this node's agents write what they know, so that a job which has just ended is in the history.
 
-    Agents of other nodes are not asked: what they know is in their histories seconds later. Never fails.
-
-    Args:
-        history: that will be read; a URL is nobody's on this node.
-        job: one whose own agent is asked, too.
+    Agents of other nodes are not asked: what they know is in their histories seconds later. Of a `job` that
+    is named, its own agent is asked, too. Never fails.
     """
     if "://" in history:
         return
@@ -196,11 +193,10 @@ def open_history(place: Path | str) -> FileHistory | PrometheusHistory:
 
 
 def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
-    """Records of nodes as records of jobs.
+    """Records of nodes, each with its node, as records of jobs.
 
-    Args:
-        records: each with its node. Two agents may have looked at the same job on the same node: the one
-            that measured it counts, else the one that watched longer.
+    Two agents may have looked at the same job on the same node: the one that measured it counts, else the one
+    that watched longer.
     """
     best: dict[tuple[str, str], JobRecord] = {}
     for node, record in records:
@@ -240,10 +236,7 @@ class Stall(NamedTuple):
 def stalls(history: Path | str, seconds: float = RECENT_S) -> dict[str, Stall]:
     """How much jobs wait, by both of their names ("4712" and "4711_1"); unknown ones are not there.
 
-    Args:
-        history: a folder of agents' files, or the URL of a Prometheus. Of a folder with more than
-            `FILES_MAX` files nothing is read.
-        seconds: so long back.
+    Of a folder with more than `FILES_MAX` files nothing is read.
 
     Raises TelemetryError if there is no history, or it cannot be read.
     """
@@ -277,12 +270,7 @@ class FileHistory:
         self.skipped: list[str] = []  # files that could not be read, and why
 
     def records(self, since_s: float, until_s: float, job_id: str = "") -> list[JobRecord]:
-        """The jobs that were there, with their figures of that time.
-
-        Args:
-            since_s: Unix seconds; what is older than the history is not there.
-            until_s: likewise.
-            job_id: one job, by either of its names; '': all.
+        """Jobs of a stretch of Unix time, with their figures of it; or one, by either of its names.
 
         Raises TelemetryError if there is no history, or it does not answer.
         """

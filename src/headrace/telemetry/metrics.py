@@ -209,11 +209,7 @@ BEGINNING_S: Final = 30 * 86400.0  # a stretch "from the beginning" goes so far 
 
 
 class PrometheusHistory:
-    """A Prometheus.
-
-    Args:
-        url: as `http://host:9090`, with a path in front of `/api/v1` if it has one.
-    """
+    """A Prometheus, by its URL: `http://host:9090`, with a path in front of `/api/v1` if it has one."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")

@@ -139,13 +139,9 @@ class _Known:
 
 
 class Processes:
-    """Looks at all processes of this node.
+    """Looks at all processes of this node; or only for the job `only`.
 
-    Args:
-        root: where `proc` is.
-        only: the one job to look for; '': all.
-        node: what the scheduler calls this node. Where one machine is several nodes, those of others
-            are left out.
+    Where one machine is several nodes, those of others than `node` are left out. `proc` lies in `root`.
     """
 
     def __init__(self, root: Path, only: str = "", node: str = "") -> None:

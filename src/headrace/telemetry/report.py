@@ -180,13 +180,10 @@ class JobReport:
 
 
 def job_report(history: Path | str, job_id: str, since_s: float = 0.0) -> JobReport:
-    """The report of a job, from its beginning to now.
+    """A job's report, from its beginning to now, by its number or as people write it ("17_3").
 
-    Args:
-        history: a folder of agents' files, one of them, or the URL of a Prometheus.
-        job_id: as the scheduler counts, or as people write it ("17_3").
-        since_s: Unix seconds; what was seen earlier does not count: another cluster, or one that was set up
-            anew, gives the same numbers again.
+    What was seen before `since_s` does not count: another cluster, or one that was set up anew, gives the
+    same numbers again.
 
     Raises TelemetryError if there is no history, or it knows no such job.
     """

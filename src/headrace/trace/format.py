@@ -81,11 +81,7 @@ def trace_number(name: str) -> tuple[int, int] | None:
 
 
 def header_line(fields: Mapping[str, Any]) -> bytes:
-    """The first line of a trace.
-
-    Args:
-        fields: what `RankTrace` says about the file.
-    """
+    """The first line of a trace; `fields` are what `RankTrace` says about the file."""
     document = {"headrace_trace": VERSION, **fields, **_LAYOUT}
     return seal(json.dumps(document, separators=(",", ":")).encode())
 
@@ -113,11 +109,7 @@ def json_object(data: bytes, path: str, what: str) -> dict[str, Any]:
 
 
 def read_header(data: bytes, path: str) -> tuple[dict[str, Any], int] | None:
-    """The header at the beginning of a file, and where its chunks begin; None: it is cut off.
-
-    Args:
-        data: the file's first `HEADER_BYTES_MAX` bytes, or all.
-        path: for messages.
+    """The header in a file's first `HEADER_BYTES_MAX` bytes, and where its chunks begin; None: it is cut off.
 
     Raises TraceError if this is not the beginning of a trace, or of one that is newer than this.
     """
@@ -241,13 +233,7 @@ def bytes_max() -> int:
 
 
 class TraceFile:
-    """Appends to a file of its own, that nobody else writes.
-
-    Args:
-        folder: the run's; is made.
-        rank: whose.
-        header: what the file says of itself.
-        most: bytes.
+    """Appends at most so many bytes to a file of a rank's own; the run's folder is made.
 
     Raises OSError if it cannot be made.
     """

@@ -304,13 +304,9 @@ def follow(
 ) -> None:
     """Write what a loader does into a run's folder, from its first step on until it is gone.
 
-    Args:
-        folder: the run's; made with the first step.
-        about: what the trace's header says: the fields of `RankTrace` from `rank` to `tail`.
-        loader: has `stats` (`LoaderStats`); not kept alive.
-        plane: its stages under watch.
-        begun: gives more of what the header says, once there is a first step: which rank it is, ... It must
-            not keep the loader alive.
+    `about` is what the trace's header says: the fields of `RankTrace` from `rank` to `tail`; `begun` gives
+    more of it once there is a first step, and must not keep the loader alive. Nor is the loader, which has
+    `stats`, kept alive here. `plane` has its stages under watch.
 
     Raises ValueError if HEADRACE_TRACE_BYTES makes no sense.
     """

@@ -42,9 +42,7 @@ _TIERS: Final = {"ram": 0.3, "disk": 0.2, "peer": 0.1, "source": 0.4}
 class DemoHistory:
     """The recording, asked as a Prometheus's history is: records of jobs in a stretch of Unix time.
 
-    Args:
-        nodes: so many of the cluster; jobs that had others too are left out.
-        clock: Unix seconds.
+    Of so many of its nodes; jobs that had others too are left out.
     """
 
     def __init__(self, nodes: int, clock: Callable[[], float]) -> None:

@@ -62,13 +62,9 @@ class StoreBrowser:
     def find(
         self, number: int, *, prefix: str = "", index: int | None = None, after: str = ""
     ) -> dict[str, Any]:
-        """Samples, a page of them.
+        """A page of samples whose names begin so, in the order of names; else from an index on.
 
-        Args:
-            number: of the store.
-            prefix: names that begin so, in the order of names.
-            index: instead, those from this index on; without either, from 0 on.
-            after: the `next` of the page before.
+        `after` is the `next` of the page before.
 
         Raises SampleNotFound if there is no such store or index.
         """

@@ -358,11 +358,7 @@ def job_page(
 ) -> dict[str, Any]:
     """What is known of a job, as plain values, every name as it may be shown.
 
-    Args:
-        record: its figures in all.
-        over_time: when, its figures then, and over how many seconds.
-        nodes: its figures lately, node by node.
-        running: it has not ended.
+    `over_time`: when, its figures then, and over how many seconds; `nodes`: its figures lately, node by node.
     """
     report = JobReport(record).as_dict()
     facts = plainly(report | {"nodes": report["nodes"][:NODES_MAX]})
@@ -410,14 +406,9 @@ def file_system(
     unit: str = "B/s",
     capacity: float | None = None,
 ) -> dict[str, Any]:
-    """A file system as plain values: the largest jobs one by one, the rest together.
+    """A file system as plain values: what the largest jobs took at some moments one by one, the rest together.
 
-    Args:
-        name: of the file system.
-        times: Unix seconds of the moments.
-        flows: of all jobs.
-        unit: of the flows.
-        capacity: what it can give; None: not known.
+    `capacity` is what it can give; None: not known.
     """
     ranked = sorted(flows, key=lambda flow: (-sum(flow.values), flow.job_id))
     rest = [sum(column) for column in zip(*(f.values for f in ranked[TOP:]), strict=True)]

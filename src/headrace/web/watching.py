@@ -57,11 +57,8 @@ CONTROLLER_KEPT: Final = 450
 class ClusterSource:
     """A real cluster.
 
-    Args:
-        history: a folder of agents' files, the URL of a Prometheus, or what is asked as that is.
-        state: asks the controller for its `/v1/state`; None: there is none.
-        layout: looks at the scheduler; None: there is none.
-        clock: Unix seconds.
+    `history` is a folder of agents' files, the URL of a Prometheus, or what is asked as that is; `state`
+    asks the controller for its `/v1/state`, and `layout` looks at the scheduler, where there are such.
     """
 
     label = ""

@@ -94,11 +94,7 @@ def t_95(freedom: int) -> float:
 
 
 def interval_of(first: Sequence[float], second: Sequence[float]) -> Interval | None:
-    """The interval of first/second, figures of pairs in the same order.
-
-    Returns:
-        None where there is no pair, or a figure is not above 0.
-    """
+    """The interval of first/second, figures of pairs in one order; None without a pair, or above 0."""
     if len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} figures, expected pairs")
     if not first or min(*first, *second) <= 0:

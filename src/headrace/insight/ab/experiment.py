@@ -121,14 +121,11 @@ def compare(
 ) -> Comparison:
     """Compare a command with itself under headrace; `after_run` is called after each run.
 
-    Returns:
-        Also after Ctrl-C, with what is known then; and nothing that was started runs any more.
+    After Ctrl-C, too, it returns what is known then, and nothing that was started runs any more.
 
-    Raises:
-        ProgramError: it failed, took too long, or read nothing that could be seen. What is known until then
-            is in `comparison`, where that is something.
-        FileNotFoundError: there is no such program.
-        PermissionError: it cannot be run.
+    Raises ProgramError if it failed, took too long, or read nothing that could be seen (what is known until
+    then is in `comparison`, where that is something), FileNotFoundError if there is no such program, and
+    PermissionError if it cannot be run.
     """
     if why := why_unseen(find_program(command[0])) or why_not_loaded("opens"):
         raise ProgramError(

@@ -173,13 +173,10 @@ def _spellings(roots: Sequence[str]) -> tuple[bytes, ...]:
 
 
 def folders_of(files: Iterable[bytes], avoid: Collection[bytes] = ()) -> list[str]:
-    """Folders below which files lie: few, and without much else below them.
+    """At most `ROOTS_MAX` folders below which files lie, and not much else; those with the most first.
 
     Sisters become their parent where they are most of what is in it (`train`, `val`): so a data set's own
     folder is found, and not the home folder that it lies in.
-
-    Returns:
-        At most `ROOTS_MAX`, those with the most files first.
     """
     counts = Counter(os.path.dirname(path) for path in files)
     total = sum(counts.values())

@@ -366,14 +366,10 @@ def diagnose(
     workers: int | None = None,
     target: str = "",
 ) -> Diagnosis:
-    """Say what follows.
+    """Say what follows from findings, as far as the examination came.
 
-    Args:
-        findings: as far as the examination came.
-        batch: samples that a step takes.
-        step_s: what a step takes, if there are always data.
-        workers: of the data loader; None: as many as people would use here.
-        target: how the user names the data, for commands.
+    `step_s` is what a step of `batch` samples takes if there are always data; without `workers` there are
+    as many as people would use here; `target` is how the user names the data, for commands.
 
     Raises ValueError if a number makes no sense.
     """

@@ -134,8 +134,7 @@ def examine(
 ) -> Findings:
     """Examine a data set where it lies, and the machine; `tell` is called before each part.
 
-    Returns:
-        What was found; with `interrupted`, as far as it came when Ctrl-C was pressed.
+    What Ctrl-C ends is `interrupted`, and has what is known by then.
 
     Raises StoreNotFound if there is nothing at `target`, SourceError if it cannot be read, or there are no
     samples, VolumeTimeout if the storage does not even say what is there, and KeyboardInterrupt if Ctrl-C

@@ -115,11 +115,7 @@ def _opened(paths: Sequence[str], seconds: float, threads: int, stop: Callable[[
 def plain_reads(
     pieces: Sequence[Piece], seconds: float, stop: Callable[[], bool], *, whole_files: bool
 ) -> tuple[PlainReads | None, list[bytes]]:
-    """Read samples by Python's own `open` and `read`, twice.
-
-    Returns:
-        The times, and the samples' bytes, for those who decode.
-    """
+    """Read samples by Python's own `open` and `read`, twice: the times, and the bytes to decode."""
 
     def timed(pieces: Iterable[Piece]) -> tuple[list[tuple[Piece, bytes]], float, float]:
         """What was read, and what one took."""
@@ -190,12 +186,9 @@ _AHEAD: Final = 4  # jobs under way at a time, beside what keeps the depth
 
 
 class RandomReads:
-    """Reads samples at random, so many at a time.
+    """Reads samples of about `mean_bytes` at random, so many at a time, until `stop` says True.
 
-    Args:
-        reader: what reads; it is closed with this.
-        mean_bytes: of a sample, about.
-        stop: asked now and then; True ends a measurement.
+    The reader is closed with this.
     """
 
     def __init__(
@@ -295,16 +288,9 @@ class FileReads(RandomReads):
 
 
 class StoreReads(RandomReads):
-    """Samples of an open store; it stays open.
+    """Parts of samples of an open store, drawn from the first `samples` of its catalog; it stays open.
 
-    Args:
-        catalog: of the store.
-        parts: of a sample, that are read.
-        samples: that are drawn from; the first ones of the catalog.
-        mean_bytes: of a sample, about.
-        direct: past the page cache; what the file system refuses goes through it.
-        simulate: a storage to feel like.
-        stop: as `RandomReads` has it.
+    `direct` reads go past the page cache; what the file system refuses goes through it.
     """
 
     _reader: BatchReader

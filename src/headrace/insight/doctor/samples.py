@@ -152,8 +152,7 @@ def _measure_native(
 ) -> tuple[float | None, int, list[str]]:  # fmt: skip
     """Decode natively, and leave to Pillow what is refused, as the stage does: with nothing else in between.
 
-    Returns:
-        Processor time of a picture, how many were tried, and why each was refused that Pillow decodes.
+    Gives the processor time of a picture, how many were tried, and why each was refused that Pillow decodes.
     """
     recipe, refused, tried = Images(size=SIDE).recipe(), list[str](), 0
     begun_s, begun_cpu_s = time.monotonic(), time.thread_time()

@@ -132,12 +132,8 @@ def walk(
 ) -> Walk:  # fmt: skip
     """Look around in a folder for so many seconds, apart from one listing that the system is slow with.
 
-    Args:
-        root: the folder.
-        seconds: how long.
-        stop: ends it earlier.
-        seed: of the draw.
-        extensions: take only files that end so, in any case of letters.
+    `stop` ends it earlier. Only files with one of the `extensions` count, where any are given, in any case
+    of letters.
 
     Raises OSError if the folder itself cannot be listed.
     """
@@ -221,10 +217,8 @@ def survey(
 ) -> tuple[DataSet, SamplePool]:  # fmt: skip
     """Find out what is at a path, a pattern or a URL, in about so many seconds.
 
-    Of a folder, only files with one of the `extensions` count, where any are given.
-
-    Returns:
-        The pool holds an open store where its samples are no files.
+    Of a folder, only files with one of the `extensions` count, where any are given. The pool holds an open
+    store where its samples are no files.
 
     Raises StoreNotFound if there is nothing, CorruptStore if it is a damaged store, SourceError if it cannot
     be read, or there are no samples, VolumeError if an object cannot be read, and ValueError if there are

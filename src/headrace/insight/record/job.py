@@ -324,10 +324,9 @@ class OrderStatistics(NamedTuple):
 
 
 def epochs_of(rows: NDArray[np.void], trainer_of: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The epoch of each read, from 0: a training process that meets a sample again is in its next one.
+    """The epoch of each read, from 0, int64 (reads,).
 
-    Returns:
-        int64 (reads,).
+    A training process that meets a sample again is in its next one.
     """
     epoch_of = np.zeros(len(rows), np.int64)
     for trainer in np.unique(trainer_of).tolist():

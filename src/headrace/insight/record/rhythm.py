@@ -180,11 +180,7 @@ def _sent(log: ProcessLog) -> Ints:
 
 
 def _received(log: ProcessLog | None) -> tuple[Ints, Ints, bool]:
-    """When batches came, and the waits of the thread that took them: (begin, end) rows.
-
-    Returns:
-        int64 (batches,), int64 (waits, 2), and whether it is the training's own thread that waits.
-    """
+    """When batches came; the waits, (begin, end), of the thread that took them; whether it is training's."""
     nothing = np.zeros(0, np.int64), np.zeros((0, 2), np.int64), False
     if log is None:
         return nothing
@@ -310,8 +306,7 @@ def _of_bursts(reads: Rows, epoch_of: Ints, mine: Bools, ranks: int) -> Rhythm:
 def _bursts(gaps: Floats, same_epoch: Bools) -> tuple[int, float, Bools]:
     """Where one step's reads end: at the gaps that part them into runs of one length.
 
-    Returns:
-        That length, the share of reads in runs of it, and which gaps they are (ends of epochs among them).
+    Gives that length, the share of reads in runs of it, and which gaps they are (ends of epochs among them).
     """
     nowhere = ~same_epoch
     best, most = (1, 0.0, nowhere), 0.0
@@ -338,11 +333,7 @@ _TRACED_STEPS_LEAST: Final = 2
 
 
 def exact_rhythm(folder: Path) -> tuple[Rhythm | None, str]:
-    """The rhythm that loaders told, from the folder of a run's traces.
-
-    Returns:
-        It, and what is wrong with the traces; None and '' where there are none.
-    """
+    """The rhythm that loaders told in a run's traces, and what is wrong with these; or None and ''."""
     if not folder.is_dir():
         return None, ""
     try:

@@ -347,11 +347,7 @@ class TraceGroup:
         return [epochs[number] for number in sorted(epochs)]
 
     def by_step(self, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums over all ranks in bins of steps.
-
-        Returns:
-            Where bins begin and end, in steps of a rank, shape (bins + 1,); sums, shape (bins, columns).
-        """
+        """Where bins of a rank's steps begin and end, and sums over all ranks, shape (bins, columns)."""
         # A rank's attempts lie one behind the other.
         lines: dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
         for curve in self.curves:
@@ -417,11 +413,7 @@ class TraceFigures:
         return float(self.total[COLUMNS.index(name)])
 
     def over_time(self, bins: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Sums of each rank in bins of time.
-
-        Returns:
-            Unix times where bins begin and end, shape (bins + 1,); sums, shape (ranks, bins, columns).
-        """
+        """Unix times where bins begin and end, and sums of each rank in them, shape (ranks, bins, columns)."""
         first, last = self.span_s
         edges = np.linspace(first, last, bins + 1)
         grown = np.zeros((len(self.ranks), bins, len(COLUMNS)))
