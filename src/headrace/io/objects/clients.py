@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.extras import missing_package
 from headrace.errors import VolumeError
@@ -97,44 +97,34 @@ _RENEW_S = 3000
 _ELSEWHERE_S = 60
 
 
-class Addresses(Protocol):
-    """Where the objects of one bucket or host are reached."""
+class Addresses:
+    """Where the objects of a web server are reached: the URL is the address.
 
-    def known(self, key: str) -> str | None:
-        """The URL of an object where it can be said at once."""
-        ...
-
-    def __call__(self, key: str) -> str:
-        """The URL of an object; may block. Thread-safe."""
-        ...
-
-    def refresh(self) -> bool:
-        """Fetches credentials anew; False where there are none."""
-        ...
-
-
-class PlainAddresses:
-    """Objects of a web server: the URL is the address."""
+    Args:
+        root: scheme and host, or bucket.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
 
-    def known(self, key: str) -> str:
-        """The URL of an object."""
+    def known(self, key: str) -> str | None:
+        """The URL of an object where it can be said at once."""
         return f"{self._root}/{key}"
 
-    __call__ = known
+    def __call__(self, key: str) -> str:
+        """The URL of an object; may block. Thread-safe."""
+        return f"{self._root}/{key}"
 
     def refresh(self) -> bool:
-        """There are no credentials."""
+        """Fetches credentials anew; False where there are none."""
         return False
 
 
-class SignedAddresses:
+class SignedAddresses(Addresses):
     """Objects of a bucket: URLs that obstore signs, or unsigned ones with `skip_signature`."""
 
     def __init__(self, root: str, options: Mapping[str, Any]) -> None:
-        self._root = root
+        super().__init__(root)
         self._options = dict(options)
         self._anonymous = str(self._options.get("skip_signature", "")).lower() in ("true", "1")
         if self._anonymous:

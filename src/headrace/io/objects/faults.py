@@ -17,17 +17,27 @@ FaultKind = Literal[
     "transient", "unreachable", "expired", "changed", "missing", "refused", "descriptors", "final"
 ]
 
-ERRNO: dict[FaultKind, int] = {
-    "transient": errno.EIO,
-    "unreachable": errno.ECONNREFUSED,
-    "expired": errno.EACCES,
-    "changed": errno.ESTALE,
-    "missing": errno.ENOENT,
-    "refused": errno.EACCES,
-    "descriptors": errno.EMFILE,
-    "final": errno.EIO,
+_CREDENTIALS = "Check the credentials: docs/howto/object-stores.md says where they come from."
+_KINDS: dict[FaultKind, tuple[int, str]] = {
+    "changed": (
+        errno.ESTALE,
+        "Index or pack the source again, or open the store anew if it was replaced.",
+    ),
+    "missing": (errno.ENOENT, "Put the object back, or index or pack the source again."),
+    "expired": (errno.EACCES, _CREDENTIALS),
+    "refused": (errno.EACCES, _CREDENTIALS),
+    "descriptors": (errno.EMFILE, "Raise the limit of open files (ulimit -n)."),
+    "unreachable": (
+        errno.ECONNREFUSED,
+        "Start the server, or correct the URL or the endpoint (storage_options, AWS_ENDPOINT_URL).",
+    ),
+    "final": (errno.EIO, "Check the URL and the server."),
+    "transient": (
+        errno.EIO,
+        "Look at the object store, or give a larger deadline_s in storage_options.",
+    ),
 }
-"""How the native reader is told."""
+"""How the native reader is told, and what to do."""
 
 _TRANSIENT = (408, 425, 429)
 _EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired", "RequestTimeTooSkewed")
@@ -91,18 +101,6 @@ def status_fault(status: int, body: str, retry_after_s: float | None = None) -> 
     return Fault(kind, reason, status=status, retry_after_s=retry_after_s)
 
 
-_NEXT_STEPS = {
-    "changed": "Index or pack the source again, or open the store anew if it was replaced.",
-    "missing": "Put the object back, or index or pack the source again.",
-    "expired": "Check the credentials: docs/howto/object-stores.md says where they come from.",
-    "refused": "Check the credentials: docs/howto/object-stores.md says where they come from.",
-    "descriptors": "Raise the limit of open files (ulimit -n).",
-    "unreachable": "Start the server, or correct the URL or the endpoint (storage_options, AWS_ENDPOINT_URL).",
-    "final": "Check the URL and the server.",
-    "transient": "Look at the object store, or give a larger deadline_s in storage_options.",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One read that failed for good.
@@ -126,7 +124,7 @@ class Failure:
     @property
     def errno(self) -> int:
         """What the native reader is told."""
-        return errno.ETIMEDOUT if self._timed_out else ERRNO[self.fault.kind]
+        return errno.ETIMEDOUT if self._timed_out else _KINDS[self.fault.kind][0]
 
     @property
     def _timed_out(self) -> bool:
@@ -141,7 +139,7 @@ class Failure:
             f"{self.fault.reason} ({times} in {self.elapsed_s:.1f} s)."
         )
         place = {"path": shown(self.url), "offset_bytes": self.offset}
-        step = _NEXT_STEPS[self.fault.kind]
+        step = _KINDS[self.fault.kind][1]
         facts = {
             "status": self.fault.status,
             "attempts": self.attempts,

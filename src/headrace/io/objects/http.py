@@ -122,10 +122,13 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()  # nobody asked for them
             return
         self._seen_s = asyncio.get_running_loop().time()
-        if self._sink is not None and self._left:
-            self._count(nbytes)
-        else:
-            self._feed(memoryview(self._scratch)[:nbytes])
+        try:
+            if self._sink is not None and self._left:
+                self._count(nbytes)
+            else:
+                self._feed(memoryview(self._scratch)[:nbytes])
+        except Fault as fault:
+            self._fail(fault.reason)
 
     def eof_received(self) -> bool:
         """The server ended its side."""
@@ -152,11 +155,10 @@ class Connection(asyncio.BufferedProtocol):
             end = self._head.find(b"\r\n\r\n")
             if end < 0:
                 if len(self._head) > _HEAD_BYTES_MAX:
-                    self._fail("nonsense: a head without an end")
+                    raise Fault("transient", "nonsense: a head without an end")
                 return
             rest = bytes(self._head[end + 4 :])
-            if not self._begin(bytes(self._head[:end])):
-                return
+            self._begin(bytes(self._head[:end]))
             if self._response is None:  # 1xx: the real answer follows
                 self._head.clear()
                 if rest:
@@ -165,15 +167,14 @@ class Connection(asyncio.BufferedProtocol):
             data = memoryview(rest)
         self._body(data)
 
-    def _begin(self, head: bytes) -> bool:
+    def _begin(self, head: bytes) -> None:
         first, _, rest = head.partition(b"\r\n")
         found = _STATUS.match(first)
         if found is None:
-            self._fail(f"nonsense: {first[:40]!r} is no HTTP status")
-            return False
+            raise Fault("transient", f"nonsense: {first[:40]!r} is no HTTP status")
         status = int(found[2])
         if status < 200:
-            return True
+            return
         headers = {
             name.lower().decode("latin-1"): value.decode("latin-1")
             for name, value in _HEADERS.findall(rest)
@@ -185,24 +186,20 @@ class Connection(asyncio.BufferedProtocol):
         self._left = (
             int(length) if length.isascii() and length.isdigit() and len(length) < 19 else None
         )
-        wanted = status == 206 or (status == 200 and (self._left or 0) <= len(self._dest))
-        if wanted and self._left is None:
-            self._fail("nonsense: bytes without Content-Length")
-            return False
-        if wanted and self._left is not None and self._left > len(self._dest):
-            self._fail(f"wrong range: {self._left:,} bytes for {len(self._dest):,}")
-            return False
-        if wanted:
-            self._sink = self._dest[: self._left]
-        else:
+        if status != 206 and (status != 200 or (self._left or 0) > len(self._dest)):
             self._text = bytearray()
-        return True
+            return
+        if self._left is None:
+            raise Fault("transient", "nonsense: bytes without Content-Length")
+        if self._left > len(self._dest):
+            reason = f"wrong range: {self._left:,} bytes for {len(self._dest):,}"
+            raise Fault("transient", reason)
+        self._sink = self._dest[: self._left]
 
     def _body(self, data: memoryview) -> None:
         if self._sink is not None:
             if len(data) > (self._left or 0):
-                self._fail("nonsense: more bytes than Content-Length")
-                return
+                raise Fault("transient", "nonsense: more bytes than Content-Length")
             at = len(self._sink) - (self._left or 0)
             self._sink[at : at + len(data)] = data
             self._count(len(data))

@@ -22,7 +22,7 @@ from headrace.base.extras import import_extra
 from headrace.errors import MissingPackage
 from headrace.io.objects.clients import (
     SCHEMES,
-    PlainAddresses,
+    Addresses,
     SignedAddresses,
     after_fork,
     first_line,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from concurrent.futures import ThreadPoolExecutor
 
-    from headrace.io.objects.clients import Addresses
     from headrace.io.objects.http import Pool, Response
     from headrace.io.objects.reading import RemoteObject
 
@@ -191,15 +190,12 @@ def _time_ns(date: str) -> int | None:
         return None
 
 
-class ObstoreTransport:
-    """Reads by obstore, in threads. Copies each body once, and does not survive a fork."""
+class _InThreads(ABC):
+    """Reads by a library that blocks and copies each body once."""
 
-    def __init__(self, root: str, options: Mapping[str, Any], threads: ThreadPoolExecutor) -> None:
-        self._root = root
+    def __init__(self, options: Mapping[str, Any], threads: ThreadPoolExecutor) -> None:
         self._options = dict(options)
-        self._options.setdefault("retry_config", {"max_retries": 0})  # the engine retries
         self._threads = threads
-        self._client: Any = None
 
     async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
         """As `Transport.read`."""
@@ -210,6 +206,22 @@ class ObstoreTransport:
         # Stored here and not in the thread: a read that was given up must not be written to.
         dest[: reply.count] = body
         return reply
+
+    @abstractmethod
+    def _get(
+        self, key: str, offset: int, size: int, etag: str | None
+    ) -> tuple[memoryview | bytes, Found]:
+        """Reads a range; raises Fault."""
+
+
+class ObstoreTransport(_InThreads):
+    """Reads by obstore. Does not survive a fork."""
+
+    def __init__(self, root: str, options: Mapping[str, Any], threads: ThreadPoolExecutor) -> None:
+        super().__init__(options, threads)
+        self._root = root
+        self._options.setdefault("retry_config", {"max_retries": 0})  # the engine retries
+        self._client: Any = None
 
     def refresh(self) -> bool:
         """As `Transport.refresh`."""
@@ -248,32 +260,24 @@ class ObstoreTransport:
         return body, Found(len(body), meta["size"], meta["e_tag"], modified)
 
 
-class FsspecTransport:
-    """Reads by fsspec's file systems, in threads. Versions are compared when an object is opened."""
+class FsspecTransport(_InThreads):
+    """Reads by fsspec. Keys are whole URLs; versions are compared when an object is opened."""
 
     def __init__(self, options: Mapping[str, Any], threads: ThreadPoolExecutor) -> None:
-        self._options = dict(options)
-        self._threads = threads
+        super().__init__(options, threads)
         self._info: dict[str, Found] = {}
-
-    async def read(self, key: str, offset: int, dest: memoryview, etag: str | None) -> Found:
-        """As `Transport.read`; the key is the whole URL, and nobody can be asked for an `etag`."""
-        del etag
-        loop = asyncio.get_running_loop()
-        body, reply = await loop.run_in_executor(self._threads, self._get, key, offset, len(dest))
-        dest[: reply.count] = body
-        return reply
 
     def refresh(self) -> bool:
         """There is nothing we could do for an unknown file system."""
         return False
 
-    def _get(self, url: str, offset: int, size: int) -> tuple[bytes, Found]:
-        fs, path = file_system(url, self._options)
+    def _get(self, key: str, offset: int, size: int, etag: str | None) -> tuple[bytes, Found]:
+        del etag  # nobody can be asked for it
+        fs, path = file_system(key, self._options)
         try:
-            known = self._info.get(url)
+            known = self._info.get(key)
             if known is None or offset == 0:
-                known = self._info[url] = _found_by_fsspec(fs.info(path))
+                known = self._info[key] = _found_by_fsspec(fs.info(path))
             body = fs.cat_file(path, start=offset, end=min(offset + size, known.size))
         except FileNotFoundError as e:
             raise Fault("missing", f"not found: {e}") from e
@@ -363,7 +367,7 @@ class Roots:
 
     async def _make(self, root: str, scheme: str, url: str, *, own: bool) -> Transport:
         if scheme in HTTP:
-            return HttpTransport(PlainAddresses(root), self._pool, self._threads)
+            return HttpTransport(Addresses(root), self._pool, self._threads)
         if scheme not in SCHEMES:
             return FsspecTransport(self._options, self._threads)
         client_options = self._options.get("client_options") or {}
