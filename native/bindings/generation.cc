@@ -29,6 +29,7 @@ namespace {
 using io::FileLayout;
 using io::FileWriter;
 
+using Writable = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using PieceIn = std::tuple<int, uint64_t, nb::bytes>;
 using RunIn = std::pair<uint64_t, std::vector<PieceIn>>;
 
@@ -74,7 +75,14 @@ void register_generation(nb::module_& m) {
             }
             new (self) Noise(view(words));
           },
-          "words"_a, "uint64, shape (131072,): the pool.");
+          "words"_a, "uint64, shape (131072,): the pool.")
+      .def(
+          "fill",
+          [](const Noise& self, uint64_t key, uint64_t position, Writable out) {
+            const WithoutGil released;
+            self.fill(key, position, std::as_writable_bytes(std::span(out.data(), out.size())));
+          },
+          "key"_a, "position"_a, "out"_a, "The bytes of a file from a position on.");
   nb::class_<FileLayout>(m, "FileLayout", "What a generated file consists of.")
       .def("__init__", &make_layout, "runs"_a, "checksum"_a, "patches"_a,
            "`runs` of (times, pieces), each piece (kind, bytes, text); see "

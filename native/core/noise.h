@@ -2,7 +2,7 @@
 //
 // A pool of random words is XORed with a 64-bit key for each block of each file. A byte is a pure
 // function of the pool, the file's key and its position; no two blocks are alike. The pool stays in
-// a core's cache, so that a byte costs one store. `headrace.bench.content` is the reference.
+// a core's cache, so that a byte costs one store.
 #pragma once
 
 #include <cstddef>

@@ -614,6 +614,9 @@ class Noise:
     def __init__(self, words: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
         """uint64, shape (131072,): the pool."""
 
+    def fill(self, key: int, position: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+        """The bytes of a file from a position on."""
+
 class FileLayout:
     """What a generated file consists of."""
 

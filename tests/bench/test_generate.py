@@ -286,7 +286,7 @@ def test_a_data_set_of_another_workload_is_refused(tmp_path, made, wanted, messa
     assert digests(tmp_path) == before
 
 
-def test_archives_of_numpy_are_shorter_each_by_as_much(tmp_path):
+def test_archives_of_numpy_are_as_large_as_ours(tmp_path):
     """As are DLIO's, which stores in spite of `compression: zip`."""
     spec = spec_in(tmp_path, num_subfolders_train=0, num_files_eval=0)
     (tmp_path / "train").mkdir()

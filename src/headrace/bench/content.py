@@ -5,14 +5,12 @@ a pure function of (seed, file, position), so any number of ranks writes the sam
 blocks are alike. The pool stays in the CPU's cache: a block costs one pass over memory.
 
 A `FileLayout` says what a file consists of: constant text around noise, and the checksums over it. Native code
-(`_native.FileWriter`) writes files from layouts; `ByteStream` has the same bytes in Python.
+(`_native.FileWriter`) writes files from layouts; what libraries write takes its bytes from a `ByteStream`.
 """
 
 from __future__ import annotations
 
-import threading
 from enum import IntEnum
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,89 +28,54 @@ BLOCK_BYTES = 1 << 20
 """Of the pool, and of what one key covers: fits into a core's L2 cache."""
 
 
-def _mix(value: int) -> int:
-    """SplitMix64: a bijection of 64-bit numbers that leaves no pattern."""
-    return mix64(value + GOLDEN)
-
-
 class Content:
     """The content of a data set's files.
 
     Args:
         seed: whole number; another one makes wholly other bytes.
+
+    Attributes:
+        native: the same for native code.
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._seed_key = _mix(seed & MASK)
-        self._local = threading.local()
-        self._words: NDArray[np.uint64] = np.random.Philox(key=seed & MASK).random_raw(
-            BLOCK_BYTES // 8
-        )
+        self._seed_key = mix64((seed & MASK) + GOLDEN)
+        words: NDArray[np.uint64] = np.random.Philox(key=seed & MASK).random_raw(BLOCK_BYTES // 8)
+        self.native = _native.Noise(words)
 
     def key(self, file: int) -> int:
         """The key of a file, by its number in the data set."""
-        return _mix(self._seed_key ^ file)
+        return mix64((self._seed_key ^ file) + GOLDEN)
 
     def stream(self, file: int) -> ByteStream:
         """The bytes of a file, from the first; `file` is its number in the data set."""
-        return ByteStream(self, self.key(file))
-
-    def scratch(self) -> NDArray[np.uint64]:
-        """This thread's block: fresh memory for each file would cost more than what it holds."""
-        if not hasattr(self._local, "scratch"):
-            self._local.scratch = np.empty(BLOCK_BYTES // 8 + 1, np.uint64)
-        scratch: NDArray[np.uint64] = self._local.scratch
-        return scratch
-
-    @cached_property
-    def native(self) -> _native.Noise:
-        """The same for native code."""
-        return _native.Noise(self._words)
-
-    @cached_property
-    def pool(self) -> NDArray[np.uint8]:
-        """The random bytes, and a word of zeros behind them for who reads whole words."""
-        return np.concatenate([self._words, np.zeros(1, np.uint64)]).view(np.uint8)
+        return ByteStream(self.native, self.key(file))
 
 
 class ByteStream:
-    """A file's bytes, taken one after the other. A thread has one at a time."""
+    """A file's bytes, taken one after the other, by one thread."""
 
-    def __init__(self, content: Content, key: int) -> None:
-        self._content = content
-        self._key = key
-        self._position = 0
-        self._scratch = content.scratch()
+    def __init__(self, noise: _native.Noise, key: int) -> None:
+        self._noise, self._key, self._position = noise, key, 0
 
     def blocks(self, nbytes: int) -> Iterator[NDArray[np.uint8]]:
         """The next bytes, in arrays that hold until the next one is asked for."""
+        scratch = np.empty(min(nbytes, BLOCK_BYTES), np.uint8)
         while nbytes > 0:
-            block, at = divmod(self._position, BLOCK_BYTES)
-            size = min(nbytes, BLOCK_BYTES - at)
-            count = -(-size // 8)
-            words = self._scratch[:count]
-            # The key's bytes lie over a block's, from its beginning: in between they are turned.
-            key, turn = _mix(self._key ^ block), at % 8 * 8
-            turned = (key >> turn | key << (64 - turn)) & MASK
-            pool = np.frombuffer(self._content.pool, np.uint64, count, at)
-            np.bitwise_xor(pool, np.uint64(turned), out=words)
-            self._position += size
-            nbytes -= size
-            yield words.view(np.uint8)[:size]
+            block = scratch[: min(nbytes, BLOCK_BYTES)]
+            self._fill(block)
+            nbytes -= block.size
+            yield block
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
         """The next bytes as an array of their own."""
         whole = np.empty(nbytes, np.uint8)
-        at = 0
-        for data in self.blocks(nbytes):
-            whole[at : at + data.size] = data
-            at += data.size
+        self._fill(whole)
         return whole
 
-
-LARGEST_CODE = 0xFD
-"""Of `PieceKind.CODES`: the two bytes above are no codes of a generated JPEG."""
+    def _fill(self, out: NDArray[np.uint8]) -> None:
+        self._noise.fill(self._key, self._position, out)
+        self._position += out.size
 
 
 class PieceKind(IntEnum):
@@ -120,8 +83,6 @@ class PieceKind(IntEnum):
 
     TEXT = 0
     NOISE = 1
-    CODES = 2
-    """Noise whose bytes are at most `LARGEST_CODE`."""
     BEGIN = 3
     END = 4
 
@@ -149,9 +110,9 @@ def text(data: bytes) -> FilePiece:
     return FilePiece(PieceKind.TEXT, 0, data)
 
 
-def noise(nbytes: int, kind: PieceKind = PieceKind.NOISE) -> FilePiece:
+def noise(nbytes: int) -> FilePiece:
     """A piece of the file's own bytes."""
-    return FilePiece(kind, nbytes)
+    return FilePiece(PieceKind.NOISE, nbytes)
 
 
 BEGIN, END = FilePiece(PieceKind.BEGIN), FilePiece(PieceKind.END)

@@ -1,11 +1,4 @@
-"""Formats of arrays: npy, npz, csv, indexed_binary, jpeg, png; and files of a record, and synthetic ones.
-
-Images are noise, one sample a file, which Pillow decodes. A jpeg has exactly as many bytes as pixels, and no
-picture is encoded. The file's Huffman tables make a coefficient of every byte up to 0xfd: a byte that begins
-with n ones codes a coefficient of 7 - n bits, which are its other bits. So noise is a valid scan as it is,
-64 bytes for 8 x 8 pixels, and cannot be compressed. 0xfe ends a block; 0xff would begin a marker. Blocks at
-the end of the image are flat, two bytes each, in exchange for the file's headers.
-"""
+"""Formats of arrays: npy, npz, csv, indexed_binary, jpeg, png; and files of a record, and synthetic ones."""
 
 from __future__ import annotations
 
@@ -19,20 +12,19 @@ import os
 import struct
 import zipfile
 import zlib
-from abc import abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.lib import format as npy_format
+from PIL import Image
 
 from headrace.bench.content import (
     BEGIN,
     END,
     Checksum,
     FileLayout,
-    PieceKind,
     PieceRun,
     noise,
     text,
@@ -126,54 +118,27 @@ class _Npy(DatasetFormat):
 
 
 _LOCAL = struct.Struct("<4s5H3L2H")
-_CENTRAL = struct.Struct("<4s6H3L5H2L")
-_FULL = 0xFFFFFFFF
-_VERSION = 45
-_DATE = 1 << 5 | 1
-"""1980-01-01, zip's first day: the same files whenever they are made."""
 _HEADER_BYTES = 1 << 10
 """More than the header of an array has."""
 _LOCAL_CRC_AT, _CENTRAL_CRC_AT = 14, 16
 """Where the CRC is, in a member's local and central header."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A stored file of a zip archive, in zip64's form, as numpy's are: headers have one size."""
-
-    name: bytes
-    size: int
-    crc: int
-    """0 where it is not known before."""
-    offset: int
-
-    def local(self) -> bytes:
-        extra = struct.pack("<HH2Q", 1, 16, self.size, self.size)
-        head = _LOCAL.pack(
-            b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, self.crc, _FULL, _FULL,
-            len(self.name), len(extra),
-        )  # fmt: skip
-        return head + self.name + extra
-
-    def central(self) -> bytes:
-        extra = struct.pack("<HH3Q", 1, 24, self.size, self.size, self.offset)
-        head = _CENTRAL.pack(
-            b"PK\x01\x02", 3 << 8 | _VERSION, _VERSION, 0, 0, 0, _DATE, self.crc, _FULL, _FULL,
-            len(self.name), len(extra), 0, 0, 0, 0o600 << 16, _FULL,
-        )  # fmt: skip
-        return head + self.name + extra
+def _member(name: str, size: int, crc: int = 0, offset: int = 0) -> zipfile.ZipInfo:
+    """A stored file of a zip archive; of zip's first day: the same files whenever they are made."""
+    member = zipfile.ZipInfo(name)
+    member.file_size = member.compress_size = size
+    member.CRC, member.header_offset, member.external_attr = crc, offset, 0o600 << 16
+    return member
 
 
-def _zip_end(begin: int, members: tuple[_Member, ...]) -> bytes:
-    """What follows the members' directory, which begins at `begin`."""
-    size, count = sum(len(m.central()) for m in members), len(members)
-    return (
-        struct.pack(
-            "<4sQ2H2L4Q", b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, begin
-        )
-        + struct.pack("<4sLQL", b"PK\x06\x07", 0, begin + size, 1)
-        + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, count, count, size, _FULL, 0)
-    )
+def _directory(members: list[zipfile.ZipInfo], at: int) -> bytes:
+    """What follows an archive's members, which end at `at`."""
+    out = bytearray()
+    file = SimpleNamespace(write=out.extend, tell=lambda: at + len(out), flush=lambda: None)
+    with zipfile.ZipFile(cast("IO[bytes]", file), "w") as archive:
+        archive.filelist += members
+    return bytes(out)
 
 
 class _Npz(DatasetFormat):
@@ -182,13 +147,13 @@ class _Npz(DatasetFormat):
     def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:
         head, labels = self._head_and_labels(spec, shape)
         size = _file_sample_bytes(spec, shape)
-        x = _Member(b"x.npy", len(head) + size, 0, 0)
-        y = _Member(b"y.npy", len(labels), zlib.crc32(labels), len(x.local()) + x.size)
-        directory = y.offset + len(y.local()) + y.size
-        end = x.central() + y.central() + _zip_end(directory, (x, y))
-        pieces = (
-            text(x.local()), BEGIN, text(head), noise(size), END, text(y.local() + labels + end),
-        )  # fmt: skip
+        x = _member("x.npy", len(head) + size)
+        x_local = x.FileHeader(zip64=True)  # as numpy's
+        y = _member("y.npy", len(labels), zlib.crc32(labels), len(x_local) + x.file_size)
+        y_local = y.FileHeader(zip64=True)
+        directory = y.header_offset + len(y_local) + y.file_size
+        end = y_local + labels + _directory([x, y], directory)
+        pieces = (text(x_local), BEGIN, text(head), noise(size), END, text(end))
         patches = (_LOCAL_CRC_AT, directory + _CENTRAL_CRC_AT)
         return FileLayout((PieceRun(1, pieces),), Checksum.ZIP, patches)
 
@@ -448,169 +413,70 @@ class _RecordedFiles(_Synthetic):
         raise bad_file(path, "its name", os.path.basename(path), "one of the record")
 
 
-_SIDE_MAX = 65_535
-_BLOCK = 64
-"""Coefficients of a block, and bytes of its code."""
+_SIDE_MAX = 65_500
+"""Of a JPEG, in libjpeg."""
 
-_END_OF_BLOCK = b"\xfe"
-_FLAT = b"\xfe" + _END_OF_BLOCK
-"""A block as bright as the one before it."""
-
-_NO_FRAMES = (0xC4, 0xC8, 0xCC)
-"""Markers among those of frames that are none."""
-
-_RESTARTS = 8
-_END = b"\xff\xd9"
-
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PNG_ROWS_BYTES = 1 << 20
-_PNG_GREY_8 = b"\x08\x00\x00\x00\x00"
-"""Bit depth, colour type, compression, filter, interlace."""
+_KINDS = {
+    "jpeg": (b"\xff\xd8\xff", b"\xff\xd9", {}),
+    "png": (b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82", {"compress_level": 0}),
+}
+"""How a file begins, how it ends, and how it is saved: noise is no smaller when it is compressed."""
 
 
 class _Image(DatasetFormat):
-    """A file is one sample.
+    """A grey picture of noise, which Pillow encodes as DLIO has it: a file is one sample."""
 
-    Attributes:
-        ends: how a file begins and ends.
-    """
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._begin, self._end, self._options = _KINDS[kind]
 
-    ends: tuple[bytes, bytes]
+    def write(self, out: OutputFile, job: FileJob) -> None:
+        """Raises SourceError if the picture is larger than a JPEG can be."""
+        height, width = job.shape
+        if self._kind == "jpeg" and max(job.shape) > _SIDE_MAX:
+            raise SourceError(
+                f"an image of {height:,} x {width:,} pixels is no JPEG, which has at most "
+                f"{_SIDE_MAX:,} a side.",
+                next_step="Lower dataset.record_length_bytes, or choose another dataset.format.",
+            )
+        encoded = io.BytesIO()
+        pixels = job.stream().take(height * width).reshape(height, width)
+        Image.fromarray(pixels).save(encoded, self._kind, **self._options)
+        out.write(encoded.getbuffer())
 
-    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:
+    def sample_extents(self, path: str, spec: DatasetSpec) -> SampleExtents:  # noqa: ARG002
         """All of the file, whose ends are looked at."""
         with open(path, "rb") as file:
-            begin = file.read(len(self.ends[0]))
+            begin = file.read(len(self._begin))
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - len(self.ends[1])))
+            file.seek(max(0, size - len(self._end)))
             end = file.read()
-        if begin != self.ends[0]:
-            raise bad_file(path, "its beginning", begin, f"{self.ends[0]!r}, a {spec.format}'s")
-        if end != self.ends[1]:
-            raise bad_file(path, "its end", end, f"{self.ends[1]!r}, a {spec.format}'s", size)
+        if begin != self._begin:
+            raise bad_file(path, "its beginning", begin, f"{self._begin!r}, a {self._kind}'s")
+        if end != self._end:
+            raise bad_file(path, "its end", end, f"{self._end!r}, a {self._kind}'s", size)
         return SampleExtents.shared(1, 0, size)
 
     def facts(self, file: GeneratedFile) -> Iterator[tuple[str, object, object]]:
-        if sides := self.sides(file.begin):
-            yield "sample_bytes", math.prod(sides), file.sample_bytes
-
-    @abstractmethod
-    def sides(self, begin: bytes) -> tuple[int, ...]:
-        """Of the picture, by the file's first bytes; empty where they do not say."""
+        with contextlib.suppress(OSError):  # its head is longer than what is known of it
+            yield (
+                "sample_bytes",
+                math.prod(Image.open(io.BytesIO(file.begin)).size),
+                file.sample_bytes,
+            )
 
     def read_sample(self, path: str, spec: DatasetSpec, index: int) -> NDArray[Any]:  # noqa: ARG002
-        from PIL import Image
-
         try:
             with Image.open(path) as opened:
                 return np.asarray(opened)
         except (SyntaxError, OSError) as e:
             if isinstance(e, OSError) and e.errno is not None:
                 raise
-            raise bad_file(path, "the image", e, f"a {spec.format} that Pillow can decode") from e
-
-
-class _Jpeg(_Image):
-    """A grey image of noise, of exactly as many bytes as it has pixels."""
-
-    ends = (b"\xff\xd8\xff", _END)
-
-    def sides(self, begin: bytes) -> tuple[int, ...]:
-        at = 2
-        while at + 9 <= len(begin):
-            if 0xC0 <= (marker := begin[at + 1]) <= 0xCF and marker not in _NO_FRAMES:
-                return struct.unpack_from(">2H", begin, at + 5)
-            at += 2 + int.from_bytes(begin[at + 2 : at + 4], "big")
-        return ()
-
-    def layout(self, spec: DatasetSpec, shape: tuple[int, ...]) -> FileLayout:  # noqa: ARG002
-        """Headers, rows of noise with restart markers, and flat blocks.
-
-        Raises:
-            SourceError: the image is larger than a JPEG can be.
-        """
-        height, width = shape
-        if max(shape) > _SIDE_MAX:
-            raise SourceError(
-                f"an image of {height:,} x {width:,} pixels is no JPEG, which has at most "
-                f"{_SIDE_MAX:,} a side.",
-                next_step="Lower dataset.record_length_bytes, or choose another dataset.format.",
-            )
-        across, down = -(-width // 8), -(-height // 8)
-        head = _jpeg_headers(height, width, across)
-        spare = len(head) + down * (across * _BLOCK + len(_END)) - height * width
-        saved = _BLOCK - len(_FLAT)
-        flat = min(-(-spare // saved), across * down)
-        kept = max(0, flat * saved - spare)
-        whole, coded = divmod(across * down - flat, across)
-        # Each row of blocks ends with a restart marker, so that brightness does not wander away.
-        row = noise(across * _BLOCK, PieceKind.CODES)
-        cycle = tuple(p for i in range(_RESTARTS) for p in (row, text(_restart(i))))
-        partial = noise(coded * _BLOCK + 1 + kept, PieceKind.CODES)
-        flat_rest = text(_END_OF_BLOCK + _flat_rest(whole, down, across, across - coded - 1))
-        last = PieceRun(1, (*cycle[: 2 * (whole % _RESTARTS)], partial, flat_rest))
-        return FileLayout((PieceRun(1, (text(head),)), PieceRun(whole // _RESTARTS, cycle), last))
-
-
-def _flat_rest(row: int, down: int, across: int, left: int) -> bytes:
-    """The blocks that are left of a row, and all rows below."""
-    rows = [_FLAT * left, *[_FLAT * across] * (down - row - 1)]
-    return b"".join(
-        blocks + (_restart(row + i) if row + i < down - 1 else _END)
-        for i, blocks in enumerate(rows)
-    )
-
-
-def _restart(row: int) -> bytes:
-    return bytes((0xFF, 0xD0 + row % _RESTARTS))
-
-
-def _jpeg_headers(height: int, width: int, restart: int) -> bytes:
-    """All before the scan's data: a grey baseline JPEG without quantisation."""
-    sizes = bytes([1] * 8 + [0] * 8 + list(range(7, -1, -1)))  # a code of each length, 1 to 8
-    segments = (
-        (0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0"),
-        (0xDB, b"\0" + b"\1" * 64),
-        (0xC0, struct.pack(">BHHB", 8, height, width, 1) + b"\1\x11\0"),
-        (0xC4, b"\x00" + sizes + b"\x10" + sizes),
-        (0xDD, struct.pack(">H", restart)),
-        (0xDA, b"\1\1\0\0\x3f\0"),
-    )
-    return b"\xff\xd8" + b"".join(
-        struct.pack(">BBH", 0xFF, marker, 2 + len(data)) + data for marker, data in segments
-    )
-
-
-class _Png(_Image):
-    """An 8-bit grey image of noise, which is stored, not compressed."""
-
-    ends = (_PNG_SIGNATURE, b"IEND\xaeB`\x82")
-
-    def sides(self, begin: bytes) -> tuple[int, ...]:
-        return struct.unpack_from(">2L", begin, 16) if len(begin) >= 24 else ()
-
-    def write(self, out: OutputFile, job: FileJob) -> None:
-        height, width = job.shape
-        out.write(_PNG_SIGNATURE + _chunk(b"IHDR", struct.pack(">2L", width, height) + _PNG_GREY_8))
-        packer = zlib.compressobj(level=0)
-        stream = job.stream()
-        at_once = max(1, _PNG_ROWS_BYTES // width)
-        for first in range(0, height, at_once):
-            count = min(at_once, height - first)
-            rows = np.zeros((count, 1 + width), np.uint8)  # each begins with its filter: none
-            rows[:, 1:] = stream.take(count * width).reshape(count, width)
-            if data := packer.compress(rows.data):
-                out.write(_chunk(b"IDAT", data))
-        out.write(_chunk(b"IDAT", packer.flush()) + _chunk(b"IEND", b""))
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    crc = zlib.crc32(data, zlib.crc32(kind))
-    return len(data).to_bytes(4, "big") + kind + data + crc.to_bytes(4, "big")
+            raise bad_file(path, "the image", e, f"a {self._kind} that Pillow can decode") from e
 
 
 FORMATS: dict[str, DatasetFormat] = {
     "csv": _Csv(), "indexed_binary": _IndexedBinary(), "mmap_indexed_binary": _IndexedBinary(),
-    "jpeg": _Jpeg(), "npy": _Npy(), "npz": _Npz(), "png": _Png(),
+    "jpeg": _Image("jpeg"), "npy": _Npy(), "npz": _Npz(), "png": _Image("png"),
     "recorded": _RecordedFiles(), "synthetic": _Synthetic(),
 }  # fmt: skip
