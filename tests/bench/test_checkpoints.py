@@ -107,11 +107,3 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
         writer.save(1, 1)
     assert calls
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
-
-
-def test_unknown_writers_are_refused(tmp_path):
-    share = ModelSpec(ModelSection()).share(0, 1)
-    with pytest.raises(ValueError, match="expected plain, fsync, direct or headrace"):
-        writer_of("fast", str(tmp_path), share)
-    with pytest.raises(ValueError, match="only the writer headrace"):
-        writer_of("plain", str(tmp_path), share, local="x")

@@ -80,11 +80,10 @@ def test_loaders_that_prefetch_themselves_are_asked_after_the_step():
     assert block.duration_s == pytest.approx(0.12)
 
 
-@pytest.mark.parametrize(("barrier", "quick_s"), [(True, 0.15), (False, 0.05)])
-def test_the_barrier_makes_all_wait_for_the_slowest(barrier, quick_s):
+def test_the_barrier_makes_all_wait_for_the_slowest():
     times = np.array([[0.01] * 5, [0.03] * 5])
-    quick, slow = virtually([After(), After()], times, barrier_every_step=barrier)
-    assert (quick.duration_s, slow.duration_s) == pytest.approx((quick_s, 0.15))
+    quick, slow = virtually([After(), After()], times)
+    assert (quick.duration_s, slow.duration_s) == pytest.approx((0.15, 0.15))
 
 
 class Asked(After):

@@ -15,7 +15,6 @@ from headrace.bench.metrics import (
     percentiles,
     phase_figures,
     shares_of,
-    steadiness_of,
     verdict_of,
 )
 
@@ -131,14 +130,6 @@ def test_percentiles_of_known_numbers():
     assert result["p99"] == pytest.approx(990.01)
     assert (result["max"], result["mean"]) == (1000, 500.5)
     assert percentiles([]) == {}
-
-
-def test_a_run_that_slows_down_is_not_steady():
-    assert steadiness_of([block([0] * 20, [1] * 20)], DEFAULT).steady is True
-    slower = block([0] * 10 + [0.2] * 10, [1] * 20)
-    assert steadiness_of([slower], DEFAULT).steady is False
-    assert steadiness_of([slower], DEFAULT).drift == pytest.approx(0.2, rel=0.1)
-    assert steadiness_of([block([0] * 4, [1] * 4)], DEFAULT).steady is None
 
 
 def test_the_confidence_interval_is_students():

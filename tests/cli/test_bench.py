@@ -60,7 +60,6 @@ def test_a_run_may_stage_its_data(bench, tmp_path):
         (["workload=unet3d_h10"], "Did you mean unet3d_h100?", 2),
         (["workload=default", "reader.batch_size=3"], "++workload.reader.batch_size", 2),
         (["workload=default", "--multirun"], "run the command once for each value", 2),
-        (["workload=default", "--barrier=never"], "expected step or epoch", 2),
         (["workload=default", "--simulate=floppy"], "expected one of", 2),
         (["workload=default", "++workload.train.epochs=none"], "expected a whole number", 2),
         (["workload=default"], "headrace bench generate", 3),

@@ -77,9 +77,6 @@ def writer_of(
     Only the writer headrace has a `local` folder, which is written first, and a `run`, which is the same in all
     ranks of a run. Bytes that are not `random` are ones, as DLIO's `randomize_tensor` has it. With `objects`
     the folder is in that bucket: an object is on disk when it is written, so that fsync has nothing to add.
-
-    Raises:
-        ValueError: there is no such writer.
     """
     content = Content(seed) if random else None
     if name == "headrace":
@@ -88,11 +85,6 @@ def writer_of(
             options=CheckpointOptions(keep=None),
         )  # fmt: skip
         return _InBackground(checkpointer, share, rank, content)
-    if name not in ("plain", "fsync", "direct"):
-        expected = "plain, fsync, direct or headrace"
-        raise ValueError(f"the checkpoint writer is {name!r}, expected {expected}")
-    if local is not None:
-        raise ValueError(f"local is {local!r}: only the writer headrace has a local folder")
     return _Streamed(name, folder, share, rank, content, objects)
 
 

@@ -266,7 +266,8 @@ def plan_of(
     data, reader, train = loaded.workload.dataset, loaded.workload.reader, loaded.workload.train
     of_train = split == "train"
     key = "dataset.num_files_train" if of_train else "dataset.num_files_eval"
-    files, batch = data.num_files(split), reader.batch_size if of_train else reader.batch_size_eval
+    files, per_file = data.num_files(split), data.num_samples_per_file
+    batch = reader.batch_size if of_train else reader.batch_size_eval
     # An upper bound, as in DLIO.
     most = train.total_training_steps if of_train and train.total_training_steps > 0 else math.inf
     each, order = batch * accelerators, None
@@ -282,26 +283,24 @@ def plan_of(
             )
         order = replay.order(split, reader.preprocess_time, train.computation_time)
         steps = -(-order.reads // each) if accelerators == 1 else order.reads // each
-        if not steps:
-            raise WorkloadError(
-                f"{data.requests}: {order.reads:,} reads of an epoch are no step of {step}.",
-                next_step="Give fewer accelerators, or a smaller batch.",
-            )
-        seed = train.seed
+        seed, there, takes = (
+            train.seed,
+            f"{data.requests}: {order.reads:,} reads of an epoch",
+            "It takes",
+        )
     else:
-        per_file = data.num_samples_per_file
         steps = files * per_file // each
-        if not steps:
-            raise WorkloadError(
-                f"{loaded.at(key)}: {files:,} files of {per_file:,} samples are 0 steps of {step}, expected "
-                "at least 1.",
-                next_step=f"It takes at least {-(-each // per_file):,} files, or fewer accelerators, or a "
-                "smaller batch.",
-            )
+        there = f"{loaded.at(key)}: {files:,} files of {per_file:,} samples"
+        takes = f"It takes at least {-(-each // per_file):,} files, or"
+    if not steps:
+        raise WorkloadError(
+            f"{there} are 0 steps of {step}, expected at least 1.",
+            next_step=f"{takes} fewer accelerators, or a smaller batch.",
+        )
     files_alone: Shuffle = "files" if reader.file_shuffle != "off" else "none"
     shuffle: Shuffle = "samples" if reader.sample_shuffle != "off" else files_alone
     return StepPlan(
-        split=split, files=files, samples_per_file=data.num_samples_per_file, batch=batch,
+        split=split, files=files, samples_per_file=per_file, batch=batch,
         accelerators=accelerators, steps=int(min(steps, most)), shuffle=shuffle, seed=seed,
         new_order=train.seed_change_epoch, recorded=order,
     )  # fmt: skip

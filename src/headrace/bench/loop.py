@@ -2,8 +2,7 @@
 
 Computing is an absolute deadline: a step that begins at s and computes t seconds ends at s + t, whenever
 this is noticed, and the next step begins there. So lateness does not add up, and is measured. A step begins
-when its batch is there and, with a barrier at every step, when all accelerators have ended the one before,
-as the gradients' exchange makes it.
+when its batch is there and all accelerators have ended the one before, as the gradients' exchange makes it.
 
 What the harness does wrong is never the storage's. A batch that was asked for late, because the loop was late,
 may come so much later; and who does not run cannot read. Both are the harness's part of a wait. A process that
@@ -216,7 +215,6 @@ class StepLoop:
 
     Attributes:
         first: the first accelerator's number among all processes'.
-        barrier_every_step: all accelerators begin each step together.
         ahead: batches may be waited for while the one before is computed upon.
         meet: the barrier with other processes, if there are any: it takes when this process's step ended and
             when it would have without the harness's delays, and returns the latest of all.
@@ -229,7 +227,6 @@ class StepLoop:
     """
 
     first: int = 0
-    barrier_every_step: bool = True
     ahead: bool = True
     meet: Callable[[float, float], tuple[float, float]] | None = None
     check: Callable[[], None] | None = None
@@ -392,17 +389,13 @@ class _Running:
             end_s = now
         steps.step += 1
         steps.end_s = end_s
-        last = steps.step == self._total
-        if self._loop.barrier_every_step:
-            undelayed_s = end_s - float(steps.harness[steps.step - 1])
-            self._barrier_s = max(self._barrier_s, end_s)
-            self._undelayed_s = max(self._undelayed_s, undelayed_s)
-            self._at_barrier += 1
-            if self._at_barrier == self._count:
-                self._pass_barrier()
-        elif not last:
-            self._next(number, end_s)
-        self._finished += last
+        self._barrier_s = max(self._barrier_s, end_s)
+        undelayed_s = end_s - float(steps.harness[steps.step - 1])
+        self._undelayed_s = max(self._undelayed_s, undelayed_s)
+        self._at_barrier += 1
+        self._finished += steps.step == self._total
+        if self._at_barrier == self._count:
+            self._pass_barrier()
 
     def _pass_barrier(self) -> None:
         gate_s, undelayed_s = self._barrier_s, self._undelayed_s

@@ -203,12 +203,6 @@ _STUDENT_95: Final = (
 )  # fmt: skip
 """Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom; above, the normal's is near."""
 
-_DRIFT_MOST: Final = 0.05
-"""More change than this between the halves of a run is a trend, not noise."""
-
-_STEPS_LEAST: Final = 8
-"""Fewer steps say nothing about steadiness."""
-
 
 class TimeShares(NamedTuple):
     """Where the counted time of all accelerators went, in seconds; they add up to `total_s`."""
@@ -258,26 +252,6 @@ def percentiles(values_s: ArrayLike) -> dict[str, float]:
         return {}
     figures = {f"p{q:g}": float(np.percentile(values, q)) for q in (50.0, 90.0, 99.0, 99.9)}
     return figures | {"max": float(values.max()), "mean": float(values.mean())}
-
-
-class Steadiness(NamedTuple):
-    """Whether the second half of a run went as the first; None where too few steps tell."""
-
-    drift: float | None = None
-    """Change of the time of a step from the first half to the second, as a fraction."""
-    steady: bool | None = None
-
-
-def steadiness_of(blocks: Sequence[Block], window: StepWindow) -> Steadiness:
-    """Compare the halves of all counted steps, in the order of time, by their mean."""
-    steps: list[float] = []
-    for block in sorted(blocks, key=lambda b: b.start_s):
-        steps += block.process_s[window.bounds(block.steps)].tolist()
-    half = len(steps) // 2
-    if len(steps) < _STEPS_LEAST or not (first := float(np.mean(steps[:half]))) > 0:
-        return Steadiness()
-    drift = float(np.mean(steps[-half:])) / first - 1
-    return Steadiness(drift, abs(drift) <= _DRIFT_MOST)
 
 
 class Confidence(NamedTuple):

@@ -3,8 +3,8 @@
 The page has no script and no address: it works offline, prints, and nothing in it acts. Each chart is drawn
 where the run's files have what it shows.
 
-Files of results say how long steps waited and computed, not when they began. With a barrier at every step
-all begin together, when the slowest has ended the one before; what then still lacks to the block's end was
+Files of results say how long steps waited and computed, not when they began. All
+begin together, when the slowest has ended the one before; what then still lacks to the block's end was
 the barrier between processes, and is given to all steps alike.
 
 Names and categories of a trace are those that DFTracer's conventions for AI give and DLIO uses: `fetch.iter`
@@ -84,7 +84,7 @@ def report_page(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> str:
 
 def _charts(runs: Sequence[RunResult], blocks: Sequence[RankBlock]) -> Iterator[str]:
     run = runs[-1]
-    phases = phases_of(blocks, barrier=str(run.provenance.get("barrier", "step")))
+    phases = phases_of(blocks)
     target = run.au_target_percent
     line = None if target is None else (target, f"asked for: {number_text(target)} %")
     total = seconds_text(number_at(run.own, "time_to_solution.total_s") or 0.0)
@@ -400,31 +400,25 @@ class SlowStep:
     compute_s: float
 
 
-def phases_of(blocks: Sequence[RankBlock], *, barrier: str = "step") -> list[StepPhase]:
-    """Place all steps in time.
-
-    Args:
-        blocks: of all accelerators. Of those of one phase the steps that all have are taken.
-        barrier: where accelerators met: `step` or `epoch`.
-    """
+def phases_of(blocks: Sequence[RankBlock]) -> list[StepPhase]:
+    """Place all steps of all accelerators in time; of those of one phase the steps that all have."""
     grouped: dict[tuple[int, bool, str], list[RankBlock]] = defaultdict(list)
     for block in blocks:
         grouped[block.epoch, block.kind == "eval", block.name].append(block)
-    phases = [_phase(grouped[key], barrier) for key in sorted(grouped)]
+    phases = [_phase(grouped[key]) for key in sorted(grouped)]
     return [phase for phase in phases if phase is not None]
 
 
-def _phase(parts: Sequence[RankBlock], barrier: str) -> StepPhase | None:
+def _phase(parts: Sequence[RankBlock]) -> StepPhase | None:
     steps = min(block.steps for block in parts)
     if not steps:
         return None
     even = [replace(b, load_s=b.load_s[:steps], compute_s=b.compute_s[:steps]) for b in parts]
     process = np.array([block.process_s for block in even])
-    taken = np.broadcast_to(process.max(axis=0), process.shape) if barrier == "step" else process
-    ends = np.cumsum(taken, axis=1)
+    ends = np.cumsum(np.broadcast_to(process.max(axis=0), process.shape), axis=1)
     starts = [block.start_s for block in even if block.start_s is not None]
     over = [block.end_s for block in even if block.end_s is not None]
-    if starts and over and barrier == "step":
+    if starts and over:
         slack = max(0.0, max(over) - min(starts) - float(ends[0, -1])) / steps
         ends = ends + slack * np.arange(1, steps + 1)
     begins = np.hstack([np.zeros((len(even), 1)), ends[:, :-1]])
@@ -444,14 +438,12 @@ def slowest_steps(phases: Sequence[StepPhase], count: int) -> list[SlowStep]:
     return sorted(slow, key=lambda each: -each.duration_s)[:count]
 
 
-def trace_events(
-    result: RunResult, blocks: Sequence[RankBlock], count: int
-) -> list[dict[str, Any]]:
+def trace_events(blocks: Sequence[RankBlock], count: int) -> list[dict[str, Any]]:
     """The events of the `count` slowest steps on all accelerators, and of the epochs that they are in.
 
     Times are microseconds since 1970, or since the epoch's begin where the run's files do not tell.
     """
-    phases = phases_of(blocks, barrier=str(result.provenance.get("barrier", "step")))
+    phases = phases_of(blocks)
     chosen: dict[int, tuple[StepPhase, set[int]]] = {}
     for slow in slowest_steps(phases, count):
         chosen.setdefault(id(slow.phase), (slow.phase, set()))[1].add(slow.step)

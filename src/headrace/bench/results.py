@@ -421,7 +421,7 @@ def _circumstances(run: RunResult) -> dict[str, str]:
     """What was run, where and with what."""
     own, ran = run.own, run.provenance
     given = {key: own.get(key) for key in ("throughput_formula", "data_loader")}
-    given |= {key: ran.get(key) for key in ("headrace", "kernel", "python", "barrier", "simulated")}
+    given |= {key: ran.get(key) for key in ("headrace", "kernel", "python", "simulated")}
     given |= flat(ran.get("mount"), "mount.")
     given["cold"] = _mapping(own.get("residency_before")).get("cold")
     given["processor"] = run.summary.get("host_processor_name")

@@ -83,7 +83,6 @@ class SessionOptions:
 
     Attributes:
         accelerators: of each process.
-        barrier: at every step, as DLIO has it, or at the end of every epoch only.
         simulate: a slow storage to simulate: a preset's name or a SlowVolume.
         deadline_s: how long a batch may take.
         cold: put the data set out of the page cache before every repeat, and see that it is.
@@ -98,11 +97,10 @@ class SessionOptions:
         progress: called with (what, done, total).
 
     Raises:
-        ValueError: there is no such barrier, formula or simulation.
+        ValueError: there is no such formula or simulation.
     """
 
     accelerators: int = 1
-    barrier: Literal["step", "epoch"] = "step"
     simulate: Any = None
     deadline_s: float = 300.0
     cold: bool = False
@@ -116,8 +114,6 @@ class SessionOptions:
     progress: Callable[[str, int, int | None], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.barrier not in ("step", "epoch"):
-            raise ValueError(f"barrier is {self.barrier!r}, expected step or epoch")
         if self.formula not in ("mlcommons", "upstream"):
             raise ValueError(f"formula is {self.formula!r}, expected mlcommons or upstream")
         if isinstance(self.simulate, str):
@@ -210,8 +206,7 @@ class _Epochs:
                 progress(self._steps_done + steps, total)
 
         self._loop = StepLoop(
-            first=self._first, barrier_every_step=options.barrier == "step", ahead=engine.ahead,
-            meet=meet, check=None if alone else group.check,
+            first=self._first, ahead=engine.ahead, meet=meet, check=None if alone else group.check,
             progress=report, deadline_s=deadline_s,
         )  # fmt: skip
 

@@ -447,8 +447,7 @@ class _Session:
         record.notes = self._report.notes
         record.provenance = provenance(measured_folder, redacted(sys.argv)) | {
             "words": redacted(list(self._words)), "engine": record.engine_figures, "launcher": place.source,
-            "barrier": options.barrier, "simulated": None if name is None else str(name),
-            "staged": options.stage,
+            "simulated": None if name is None else str(name), "staged": options.stage,
         }  # fmt: skip
         return gather_run(self._group, record)
 

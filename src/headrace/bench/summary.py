@@ -293,7 +293,6 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
     step_s = workload.train.computation_time.mean_s
     shares = metrics.shares_of(train, window)
     late = metrics.percentiles(np.concatenate([b.late_s for b in run.blocks])) if train else {}
-    steady = metrics.steadiness_of(train, window)
     # All repeats have as many epochs.
     epochs = max((block.epoch for block in train), default=0) // run.repeats
     repeats = [
@@ -337,8 +336,6 @@ def _of_training(workload: Workload, run: BenchRecord) -> dict[str, Any]:
         ),
         "batch_wait_s": metrics.percentiles(run.batch_waits_s),
         "late_s": late,
-        "steady": steady.steady,
-        "drift": steady.drift,
         "bytes": run.nbytes,
         "page_cache_bytes": max(0, run.nbytes - run.device_bytes),
         "page_cache_share": cached,

@@ -81,8 +81,7 @@ def trace(
     from headrace.bench.results import load_run, rank_blocks
     from headrace.errors import BenchError
 
-    result = load_run(folder)
-    events = trace_events(result, rank_blocks(result), steps)
+    events = trace_events(rank_blocks(load_run(folder)), steps)
     if not events:
         raise BenchError(
             f"{folder} has no steps: its files {{rank}}_output.json are missing or empty.",
@@ -322,7 +321,6 @@ def sweep(
         False, "--cold", help="Put the data out of the page cache before each run."
     ),
     ceiling: bool = Option(True, help="Run without storage, too, to tell storage from harness."),
-    barrier: str = Option("step", help="Where they meet: step, or epoch."),
     repeats: int = Option(1, min=1, help="Of each run."),
     simulate: _Simulate = None,
     output: QuietOutput,
@@ -337,10 +335,7 @@ def sweep(
     numbers, condition = _numbers(accelerators), condition_of(until, changes=False)
     name = workload if "=" in workload else f"workload={workload}"
     given = [name, *(words or []), *context.args, *_overrides({"reader.engine": engine})]
-    options = SessionOptions(
-        barrier=barrier, simulate=simulate,  # type: ignore[arg-type]  # checked there
-        cold=cold, ceiling=ceiling, repeats=repeats,
-    )  # fmt: skip
+    options = SessionOptions(simulate=simulate, cold=cold, ceiling=ceiling, repeats=repeats)
 
     def report_probe(probe: Probe) -> None:
         value = measure_text(probe.value, condition.measure.unit)
@@ -454,9 +449,6 @@ def run(
     stage: str | None = Option(
         None, metavar="DIR", help="Copy the data to DIR, read them there, remove them at the end."
     ),
-    barrier: str = Option(
-        "step", help="Where accelerators meet: at every step (as DLIO), or epoch."
-    ),
     formula: str = Option(
         "mlcommons", help="Throughput in summary.json: mlcommons, or upstream's (steps - 2)."
     ),
@@ -475,8 +467,8 @@ def run(
         "checkpoint.writer": writer,
     })  # fmt: skip
     options: dict[str, Any] = {
-        "accelerators": accelerators, "barrier": barrier, "simulate": simulate,
-        "cold": cold, "ceiling": ceiling, "repeats": repeats, "stage": stage, "formula": formula,
+        "accelerators": accelerators, "simulate": simulate, "cold": cold, "ceiling": ceiling,
+        "repeats": repeats, "stage": stage, "formula": formula,
     }  # fmt: skip
     _print(output, _session(output, given, "running", **options), simulate)
     return 0

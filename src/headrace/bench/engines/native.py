@@ -20,7 +20,7 @@ import time
 from abc import abstractmethod
 from collections import deque
 from dataclasses import replace
-from queue import Full, Queue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -59,9 +59,6 @@ _TRIES_AGAIN: Final = 3
 
 _GROUPS_MAX: Final = 100_000_000
 """Above, the directory of extents alone takes gigabytes."""
-
-_STOP_CHECK_S: Final = 0.2
-"""How often a waiting thread checks whether it is to end."""
 
 
 def native_engine(context: EngineContext) -> Engine:
@@ -445,8 +442,8 @@ class _Preprocessed:
     ) -> None:  # fmt: skip
         self._source, self._steps, self._workers = source, steps, workers
         self._times, self._random = times, random
-        self._done: Queue[tuple[float, Delivered | BaseException]] = Queue(workers)
-        self._stop = threading.Event()
+        self._done: SimpleQueue[tuple[float, Delivered | BaseException]] = SimpleQueue()
+        self._permits, self._stop = threading.Semaphore(workers), threading.Event()
         self._thread = threading.Thread(target=self._work, name="headrace-preprocess", daemon=True)
         self._thread.start()
 
@@ -461,22 +458,14 @@ class _Preprocessed:
                 seconds = float(self._times.draw(self._random, batch.samples).sum())
                 ready_s = time.perf_counter() + seconds
                 heapq.heapreplace(free, ready_s)
-                if not self._put(ready_s, batch):
-                    return
+                self._permits.acquire()  # before it is handed on: no more lie there than workers
+                self._done.put((ready_s, batch))
         except BaseException as e:  # noqa: BLE001 - raised where the batch is waited for
-            self._put(0.0, e)
-
-    def _put(self, ready_s: float, batch: Delivered | BaseException) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._done.put((ready_s, batch), timeout=_STOP_CHECK_S)
-            except Full:
-                continue
-            return True
-        return False
+            self._done.put((0.0, e))
 
     def next(self) -> Delivered:
         ready_s, batch = self._done.get()  # the thread ends with an error or the last batch
+        self._permits.release()
         if isinstance(batch, BaseException):
             raise batch
         time.sleep(max(0.0, ready_s - time.perf_counter()))
@@ -484,6 +473,7 @@ class _Preprocessed:
 
     def close(self) -> None:
         self._stop.set()
+        self._permits.release()
         self._thread.join(5.0)
         if not self._thread.is_alive():
             self._source.close()
