@@ -24,15 +24,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import functools
 import os
 import re
 import shutil
 import stat
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 from headrace.errors import VolumeError
 
@@ -51,7 +49,6 @@ _STRANGE = (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.EISDIR, errno.ENOTDIR,
 """What the kernel says of a name that is no regular file, or leads elsewhere."""
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.part")
-_ATTEMPTS = 20
 _RACES_MAX = 10_000
 """Others may make and remove a lock file all the time; a loop of ours still ends."""
 _POLL_S = 0.02
@@ -147,44 +144,19 @@ def _open_within(within: AnyPath | int, path: AnyPath, flags: int) -> int:
     if not name or name.startswith(b"/") or b".." in name.split(b"/"):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), os.fsdecode(name))
     if isinstance(within, int):
-        return _open_beneath(within, name, flags)
+        return _walk(within, name, flags)
     folder = os.open(within, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return _open_beneath(folder, name, flags)
+        return _walk(folder, name, flags)
     finally:
         os.close(folder)
 
 
-def _open_beneath(folder: int, name: bytes, flags: int) -> int:
-    """Opens `name` below a folder; a symbolic link at any place is ELOOP."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return _openat2(folder, name, flags)
-        except OSError as e:
-            if e.errno == errno.EAGAIN:
-                continue  # something was renamed meanwhile
-            # ENOSYS: a kernel before 5.6. EPERM may be a container's filter; the walk finds out.
-            if e.errno not in (errno.ENOSYS, errno.EPERM):
-                raise
-            break
-    return _walk(folder, name, flags)
-
-
-def _openat2(folder: int, name: bytes, flags: int) -> int:
-    import ctypes
-
-    sys.audit("open", f"/proc/self/fd/{folder}/{os.fsdecode(name)}", None, flags)  # as os.open does
-    # RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH
-    how = (ctypes.c_uint64 * 3)(flags & ~os.O_NOFOLLOW, 0, 0x02 | 0x04 | 0x08)
-    fd: int = _libc().syscall(437, folder, name, how, ctypes.sizeof(how))
-    if fd < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), os.fsdecode(name))
-    return fd
-
-
 def _walk(folder: int, name: bytes, flags: int) -> int:
-    """As `_openat2`, one component after the other."""
+    """Opens `name` below a folder; a symbolic link at any place is ELOOP.
+
+    As openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, which kernels before 5.6 and some containers lack.
+    """
     *above, last = [c for c in name.split(b"/") if c not in (b"", b".")] or [b"."]
     if name.endswith((b"/", b"/.")):
         flags |= os.O_DIRECTORY
@@ -208,13 +180,6 @@ def _walk(folder: int, name: bytes, flags: int) -> int:
     finally:
         if at != folder:
             os.close(at)
-
-
-@functools.cache
-def _libc() -> Any:
-    import ctypes  # slow to import, and most stores need none of it
-
-    return ctypes.CDLL(None, use_errno=True)
 
 
 # -- what may stand there -----------------------------------------------------------------------------
@@ -568,10 +533,10 @@ def sync_folder(path: AnyPath) -> None:
 
 def _renameat2(old: Path, new: Path, flags: int) -> bool:
     """Renames with flags; False where the kernel or the file system has none."""
-    import ctypes
+    import ctypes  # slow to import, and most processes need none of it
 
     try:
-        call: Callable[..., int] = _libc().renameat2
+        call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:
         return False
     here = -100  # AT_FDCWD
