@@ -284,16 +284,23 @@ def _stream(
         labels = file.labels(data, label)
         if any(item.dtype.hasobject for item in items):
             check_heaps(path)
-        count = items[0].shape[0]
-        at_once = _rows_at_once(items)
-        for begin in range(0, count, at_once):
-            end = min(begin + at_once, count)
-            blocks = [item[begin:end] for item in items]
-            for k in range(end - begin):
-                rows = (_row_bytes(block[k]) for block in blocks)
-                parts = tuple(zip(names, rows, strict=True))
-                number = -1 if labels is None else int(labels[begin + k])
-                yield count, StreamedRow(begin + k, parts, number)
+        yield from array_rows(names, items, labels)
+
+
+def array_rows(
+    names: list[bytes], items: list[Any], labels: NDArray[np.int64] | None
+) -> Iterator[tuple[int, StreamedRow]]:
+    """The rows of arrays that are parts, and how many there are; some chunks are read at a time."""
+    count, at_once = items[0].shape[0], _rows_at_once(items)
+    for begin in range(0, count, at_once):
+        blocks = [item[begin : min(begin + at_once, count)] for item in items]
+        for k in range(len(blocks[0])):
+            rows = (_row_bytes(block[k]) for block in blocks)
+            parts = tuple(zip(names, rows, strict=True))
+            yield (
+                count,
+                StreamedRow(begin + k, parts, -1 if labels is None else int(labels[begin + k])),
+            )
 
 
 def _rows_at_once(items: list[Any]) -> int:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.base.extras import import_extra
+from headrace.errors import SourceError
 from headrace.store.sources.arrow import LabelReader, choose_columns, stream_batch, stream_table
+from headrace.store.sources.hdf5 import array_rows
 from headrace.store.sources.scan import (
     SourceOptions,
     Stream,
@@ -30,12 +32,9 @@ from headrace.store.sources.scan import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from headrace.store.sources.arrow import ArrowColumns
     from headrace.store.sources.scan import StreamedRow
 
-_READ_BYTES: Final = 8 << 20
 _ARRAYS_MAX: Final = 10_000
 
 
@@ -65,40 +64,20 @@ def open_zarr(path: str, options: SourceOptions) -> Stream:
     }
 
     def items() -> Iterator[StreamItem]:
-        labels = None if label is None else label_array(_read(rows[label], 0, count), path, label)
-        row_bytes = sum(
-            int(np.prod(rows[n].shape[1:], dtype=object)) * np.dtype(rows[n].dtype).itemsize for n in parts
-        )  # fmt: skip
-        # Whole chunks, as each is decompressed whole.
-        chunk = max(rows[name].chunks[0] for name in parts)
-        step = max(1, _READ_BYTES // max(1, row_bytes) // chunk) * chunk
-        for first in range(0, count, step):
-            end = min(count, first + step)
-            blocks = [np.ascontiguousarray(_read(rows[name], first, end)) for name in parts]
-            for i, name in enumerate(row_names(count, rows=range(first, end))):
-                yield StreamItem(
-                    name,
-                    tuple(
-                        (os.fsencode(p), b[i].tobytes()) for p, b in zip(parts, blocks, strict=True)
-                    ),
-                    -1 if labels is None else int(labels[first + i]),
-                )
-
-    def _read(array: Any, first: int, end: int) -> NDArray[Any]:
         try:
-            return np.asarray(array[first:end])
-        except Exception as e:
+            numbers = None if label is None else label_array(rows[label][:], path, label)
+            arrays = [rows[name] for name in parts]
+            for _, row in array_rows(list(map(os.fsencode, parts)), arrays, numbers):
+                yield StreamItem(row_names(count, rows=[row.row])[0], row.parts, row.label)
+        except SourceError:
+            raise
+        except Exception as e:  # whatever its codecs raise over damaged chunks
             raise unsound(path, "Zarr", e) from e
 
     source = _source("zarr", path, options, arrays=shapes)
     rest = [name for name in arrays if name not in (*names, label)]
-    return Stream(
-        items,
-        source,
-        reason="Zarr's chunks are compressed",
-        count=count,
-        notes=left_out(rest),
-    )
+    reason = "Zarr's chunks are compressed"
+    return Stream(items, source, reason=reason, count=count, notes=left_out(rest))
 
 
 def _arrays(zarr: Any, node: Any) -> dict[str, Any]:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.store.manifest import VolumeEntry
+
 _MAGIC = b"\x93NUMPY"
 _HEADER_BYTES_MAX = 64 << 10
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -72,69 +74,54 @@ class _Array:
 
 def scan_npy(paths: list[str], options: SourceOptions) -> Scan:
     """Lists the rows of a `.npy` or `.npz` file, or of several `.npy` files."""
-    if len(paths) > 1:
-        return _scan_several(paths, options)
-    (path,) = paths
-    with _opened(path) as (f, status):
-        arrays = _list_arrays(f, path)
-        _check_ends(path, arrays, status)
-        given = _labels_among(arrays)
-        labels = None if given is None else _read_labels(f, given, path)
-    rows = [array for array in arrays if array is not given]
-    volume = file_volume(path, status)
-    source = {
-        "kind": "npz" if arrays[0].key else "npy",
-        "path": os.path.abspath(path),
-        "arrays": {a.key: a.to_json() for a in rows},
-        **options.to_json(),
-    }
-    return Scan(_columns(rows, labels), (volume,), source)
-
-
-def _check_ends(path: str, arrays: list[_Array], status: os.stat_result) -> None:
-    for array in arrays:
-        if array.end > status.st_size:
-            what = f"end of array {array.key!r}"
-            most = f"at most the file's size {status.st_size:,}"
-            raise damaged(path, what, f"{array.end:,}", most, array.offset)
-
-
-def _scan_several(paths: list[str], options: SourceOptions) -> Scan:
-    arrays, volumes = [], []
+    arrays: list[_Array] = []
+    volumes = []
+    several = len(paths) > 1
     for path in paths:
         with _opened(path) as (f, status):
-            if f.read(len(_MAGIC)) != _MAGIC:
+            if several and f.read(len(_MAGIC)) != _MAGIC:
                 raise refused(path, "is no .npy file.", "Name .npy files alone, or one .npz.")
             f.seek(0)
-            key = os.path.basename(path).removesuffix(".npy")
-            arrays += _list_arrays(f, path, key)
-            _check_ends(path, arrays[-1:], status)
-            volumes.append(file_volume(path, status))
-    source = source_entry("npy", paths, options)
-    if len({(array.shape[1:], array.dtype) for array in arrays}) == 1:
-        files = []
-        for array, volume in zip(arrays, volumes, strict=True):
-            rows, size = np.arange(array.shape[0], dtype=np.uint64), np.uint64(array.row_bytes)
-            place = rows * size + np.uint64(array.offset), np.full(len(rows), size)
-            files.append(Rows(volume, array.shape[0], {b"": place}))
-        source["arrays"] = {"": arrays[0].to_json()}
-        return scan_rows(paths, files, source, options)
-    if len({array.shape[0] for array in arrays}) > 1:
-        shapes = listed([f"{array.key} {array.shape}" for array in arrays])
-        what = f"these arrays are neither pieces of one nor of one number of rows: {shapes}."
-        raise refused(paths[0], what, "Name those that belong together; or --as files.")
-    given, labels = _labels_among(arrays), None
+            key = os.path.basename(path).removesuffix(".npy") if several else ""
+            here = _list_arrays(f, path, key)
+        for array in here:
+            if array.end > status.st_size:
+                most = f"at most the file's size {status.st_size:,}"
+                what = f"end of array {array.key!r}"
+                raise damaged(path, what, f"{array.end:,}", most, array.offset)
+        arrays += here
+        volumes.append(file_volume(path, status))
+    if several:
+        source = source_entry("npy", paths, options)
+        if len({(array.shape[1:], array.dtype) for array in arrays}) == 1:
+            source["arrays"] = {"": arrays[0].to_json()}
+            return scan_rows(paths, list(map(_rows, arrays, volumes)), source, options)
+        if len({array.shape[0] for array in arrays}) > 1:
+            shapes = listed([f"{array.key} {array.shape}" for array in arrays])
+            what = f"these arrays are neither pieces of one nor of one number of rows: {shapes}."
+            raise refused(paths[0], what, "Name those that belong together; or --as files.")
+    else:
+        kind = "npz" if arrays[0].key else "npy"
+        source = {"kind": kind, "path": os.path.abspath(paths[0]), **options.to_json()}
+    given = _labels_among(arrays)
+    # Each array lies in a file of its own, or all in one.
+    placed = [(a, i if several else 0) for i, a in enumerate(arrays) if a is not given]
+    if len({array.key for array, _ in placed}) < len(placed):
+        how = "Rename one: names are those of parts."
+        raise refused(paths[0], "two arrays have one name.", how)
+    labels = None
     if given is not None:
-        path = paths[arrays.index(given)]
+        path = paths[arrays.index(given) if several else 0]
         with _opened(path) as (f, _):
             labels = _read_labels(f, given, path)
-    kept = [i for i, array in enumerate(arrays) if array is not given]
-    if len({arrays[i].key for i in kept}) < len(kept):
-        raise refused(
-            paths[0], "two arrays have one name.", "Rename one: names are those of parts."
-        )
-    source["arrays"] = {arrays[i].key: arrays[i].to_json() for i in kept}
-    return Scan(_columns([arrays[i] for i in kept], labels, kept), tuple(volumes), source)
+    source["arrays"] = {array.key: array.to_json() for array, _ in placed}
+    return Scan(_columns(placed, labels), tuple(volumes), source)
+
+
+def _rows(array: _Array, volume: VolumeEntry) -> Rows:
+    rows, size = np.arange(array.shape[0], dtype=np.uint64), np.uint64(array.row_bytes)
+    place = rows * size + np.uint64(array.offset), np.full(len(rows), size)
+    return Rows(volume, array.shape[0], {b"": place})
 
 
 @contextlib.contextmanager
@@ -300,14 +287,11 @@ def _read_labels(f: IO[bytes], array: _Array, path: str) -> NDArray[Any]:
     return np.frombuffer(data, array.dtype).astype(np.int64)
 
 
-def _columns(
-    arrays: list[_Array], labels: NDArray[Any] | None, volumes: list[int] | None = None
-) -> DirectoryColumns:
-    """Of rows as parts; each array lies in the volume of this number, or all in the first."""
-    n, k = arrays[0].shape[0], len(arrays)
-    pairs = zip(arrays, volumes or [0] * k, strict=True)
-    placed = sorted(pairs, key=lambda pair: os.fsencode(pair[0].key))
+def _columns(placed: list[tuple[_Array, int]], labels: NDArray[Any] | None) -> DirectoryColumns:
+    """Of rows as parts, of arrays and the numbers of their volumes."""
+    placed = sorted(placed, key=lambda pair: os.fsencode(pair[0].key))
     arrays, volume = [array for array, _ in placed], np.array([number for _, number in placed])
+    n = arrays[0].shape[0]
     rows = np.arange(n, dtype=np.uint64)[:, None]
     starts = np.array([a.offset for a in arrays], np.uint64)
     sizes = np.array([a.row_bytes for a in arrays], np.uint64)
