@@ -16,7 +16,7 @@ import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -421,7 +421,10 @@ class PackingJob:
         if self.progress is not None and first >= len(done.counts):
             self.progress(writer.samples_done, None, writer.bytes_done, None)
 
-    def _prepared(self, items: list[StreamItem]) -> _Prepared:
+    def _prepared(
+        self, items: list[StreamItem]
+    ) -> tuple[PackedSamples, memoryview, RewrittenImages | None]:
+        """A stream's items as they are packed."""
         pieces = [memoryview(data).cast("B") for item in items for _, data in item.parts]
         counts, length = [len(item.parts) for item in items], [len(p) for p in pieces]
         samples = PackedSamples.of(counts, length, [crc32c(p) for p in pieces])
@@ -429,15 +432,7 @@ class PackingJob:
         if self.recipe is not None:
             data, *columns, images = self.recipe.rewrite(data, samples.length, samples.crc)
             samples = PackedSamples.of(counts, *columns)
-        return _Prepared(samples, data, images)
-
-
-class _Prepared(NamedTuple):
-    """A stream's items as they are packed."""
-
-    samples: PackedSamples
-    data: memoryview
-    images: RewrittenImages | None
+        return samples, data, images
 
 
 _AGAIN = "Give the same samples again, or pass resume=False to start over."

@@ -11,8 +11,8 @@ interpreter's lock. `BrokenPictures` notices what any pack can see of pictures w
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -58,10 +58,7 @@ class RewrittenImages:
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `store.json`, and in the journal."""
-        return {
-            "recipe": self.recipe, "rewritten": self.rewritten, "bytes_before": self.bytes_before,
-            "bytes_after": self.bytes_after, "kept": dict(self.kept),
-        }  # fmt: skip
+        return asdict(self)
 
     def add(self, other: RewrittenImages) -> None:
         """Counts others too."""
@@ -94,22 +91,6 @@ def recorded_images(source: Mapping[str, Any]) -> RewrittenImages | None:
     ):
         return None
     return RewrittenImages(images["recipe"], numbers[0], numbers[1], numbers[2], dict(kept))
-
-
-class RewrittenBatch(NamedTuple):
-    """Consecutive extents after rewriting.
-
-    Attributes:
-        data: their bytes, back to back.
-        length: (extents,) uint64.
-        crc: (extents,) uint32.
-        images: what became of the JPEGs among them.
-    """
-
-    data: memoryview
-    length: NDArray[np.uint64]
-    crc: NDArray[np.uint32]
-    images: RewrittenImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +141,16 @@ class ImageRecipe:
 
     def rewrite(
         self, data: memoryview, length: NDArray[np.uint64], crc: NDArray[np.uint32]
-    ) -> RewrittenBatch:
+    ) -> tuple[memoryview, NDArray[np.uint64], NDArray[np.uint32], RewrittenImages]:
         """Extents as they are packed; those that are no JPEGs, or odd ones, as they were.
 
         Args:
             data: their bytes, back to back.
             length: (extents,) uint64.
             crc: (extents,) uint32.
+
+        Returns:
+            The same of the extents as they are packed, and what became of the JPEGs among them.
         """
         images = RewrittenImages(str(self))
         after, lengths, outcomes = _native.rewrite_pictures(
@@ -178,7 +162,7 @@ class ImageRecipe:
             if count and number not in (_OTHER, _REWRITTEN):
                 images.kept[_native.rewrite_outcomes[number]] = count
         if not images.rewritten:
-            return RewrittenBatch(data, length, crc, images)
+            return data, length, crc, images
         changed = outcomes == _REWRITTEN
         images.bytes_before = int(length[changed].sum())
         images.bytes_after = int(lengths[changed].sum())
@@ -186,12 +170,12 @@ class ImageRecipe:
         ends = np.cumsum(lengths.astype(np.int64)).tolist()
         for i in np.flatnonzero(changed).tolist():
             crc[i] = crc32c(view[ends[i] - int(lengths[i]) : ends[i]])
-        return RewrittenBatch(view, lengths, crc, images)
+        return view, lengths, crc, images
 
     def rewrite_one(self, data: bytes) -> bytes:
         """One sample's bytes as they are packed."""
         lengths = np.array([len(data)], np.uint64)
-        return bytes(self.rewrite(memoryview(data), lengths, np.zeros(1, np.uint32)).data)
+        return bytes(self.rewrite(memoryview(data), lengths, np.zeros(1, np.uint32))[0])
 
 
 # -- what is seen on the way -----------------------------------------------------------------------
