@@ -93,7 +93,7 @@ def save(
     Raises:
         TypeError: something in the tree cannot be kept.
         CheckpointError: there is a checkpoint of this step already.
-        VolumeError: the save before failed, or, not asynchronous, this one.
+        VolumeError: the disk is full, or the system refused: the save before, or, not asynchronous, this one.
     """
     checkpointer = _checkpointer(folder, rank, world_size, local, options)
     checkpointer.save(tree, step)
@@ -120,13 +120,13 @@ def load(
         world_size: processes that load together, as many as saved it or not; likewise.
         local: a folder on this node's disk that is read first.
         like: a tree, the model's of now for instance, whose `Sharded` leaves and DTensors say which parts
-            this rank wants. It may lack leaves.
+            this rank wants; DTensors come back as DTensors. It may lack leaves.
 
     Raises:
         CheckpointNotFound: there is none.
         CheckpointError: other ranks saved it, and it has what nobody can share out.
         CorruptCheckpoint: its bytes are not what was saved.
-        VolumeError: a save that was still running failed.
+        VolumeError: a save that was still running failed, or the system refuses to read.
     """
     place = which_rank(rank, world_size)
     running = _open.get((os.path.abspath(folder), place.rank))

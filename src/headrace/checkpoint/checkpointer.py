@@ -182,13 +182,7 @@ class Checkpointer(Closing):
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def save(self, tree: Any, step: int) -> None:
-        """Saves a tree: nested dicts, lists and tuples of arrays, tensors, numbers and strings.
-
-        Raises:
-            TypeError: something in the tree cannot be kept.
-            CheckpointError: there is a checkpoint of this step already, or the save before failed.
-            VolumeError: the disk is full, or the operating system refused, now or in the save before.
-        """
+        """Saves a tree, and raises what the save before failed of; see `headrace.checkpoint.save`."""
         started = time.monotonic()
         self.wait()
         waited = time.monotonic() - started
@@ -277,21 +271,7 @@ class Checkpointer(Closing):
             remove_old(at.folder, step, self.options.keep)
 
     def load(self, step: int | None = None, *, like: Any = None) -> Checkpoint:
-        """Loads this rank's tree of the newest whole checkpoint, or of `step`.
-
-        Another number of ranks than saved it may load it: see `headrace.checkpoint.resharding`.
-
-        Args:
-            step: which one.
-            like: a tree, the model's of now for instance, whose `Sharded` leaves and DTensors say which parts
-                this rank wants; DTensors come back as DTensors. It may lack leaves.
-
-        Raises:
-            CheckpointNotFound: there is none.
-            CheckpointError: other ranks saved it, and it has what nobody can share out.
-            CorruptCheckpoint: its bytes are not what was saved.
-            VolumeError: the operating system refused.
-        """
+        """Loads this rank's tree, as `headrace.checkpoint.load` says."""
         self.wait()
         try:
             return _load(self._target, self._near, step, like)
