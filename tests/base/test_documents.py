@@ -107,7 +107,6 @@ def test_every_value_is_checked_when_it_is_asked_for():
     fields = KIND.decode(KIND.encode(CONTENT), "f")
     assert fields.text("name").startswith("a")
     assert fields.number("rate", 0, 1) == 1e-05
-    assert fields.flag("on")
     assert fields.inner("inner").integers("files", 0, 9) == {"a": 1, "b": 2}
     assert [row.integer("x", 0, 9) for row in fields.each("rows")] == [1, 2]
     assert fields.texts("words") == ("p", "q")
@@ -121,7 +120,6 @@ def test_every_value_is_checked_when_it_is_asked_for():
         (lambda: fields.integer("rate", 0, 9), "1e-05"),
         (lambda: fields.number("on", 0, 9), "a number"),
         (lambda: fields.number("nothing", 0, 9), "is None, expected a number"),
-        (lambda: fields.flag("count"), "true or false"),
         (lambda: fields.inner("rows"), "an object"),
         (lambda: fields.each("words"), "a list of 0 to .* objects"),
         (lambda: fields.each("rows", 3), "a list of 3 to"),

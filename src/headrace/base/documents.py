@@ -221,13 +221,6 @@ class Fields:
             self.refuse(key, f"a number from {low:g} to {high:g}")
         return float(value)
 
-    def flag(self, key: str) -> bool:
-        """True or false."""
-        value = self._values.get(key)
-        if not isinstance(value, bool):
-            self.refuse(key, "true or false")
-        return value
-
     def inner(self, key: str) -> Fields:
         """Another object."""
         value = self._values.get(key)

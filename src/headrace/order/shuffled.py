@@ -153,18 +153,6 @@ class Blocked(Order):
         layout = _Layout(self, epoch)
         return layout.bounds(layout.window_of(position))
 
-    def windows(self, epoch: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Return the bounds of every window that overlaps positions `start` to `stop - 1`.
-
-        Raises:
-            ValueError: the epoch or a position is out of bounds.
-        """
-        epoch = checked("epoch", epoch, 0, EPOCH_MAX)
-        stop = checked("stop", stop, 0, self.length)
-        start = checked("start", start, 0, stop)
-        layout = _Layout(self, epoch)
-        return [layout.bounds(window) for window in layout.windows(start, stop)]
-
     def _indices(self, epoch: int, start: int, stop: int) -> npt.NDArray[np.int64]:
         layout = _Layout(self, epoch)
         shuffled = np.empty(stop - start, np.int64)

@@ -15,13 +15,12 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-import numpy as np
-
 from headrace.base.job import Rank
 from headrace.errors import OrderError, RankError
 from headrace.order.order import checked
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from headrace.base.job import RankDecision
@@ -108,18 +107,6 @@ class Slices:
         first += self.rank * self.batch_size
         return first, first + self.batch_size
 
-    def positions(self, step: int, from_position: int = 0) -> npt.NDArray[np.int64]:
-        """Return the positions within the epoch of this rank's batch, wrapped where padded.
-
-        Returns:
-            int64, shape (batch_size,), or less at the end of an exact tail.
-
-        Raises:
-            ValueError: the step is not 0 to `steps(from_position) - 1`.
-        """
-        start, stop = self.span(step, from_position)
-        return np.arange(start, stop, dtype=np.int64) % self.length
-
     def indices(
         self,
         order: Order,
@@ -127,7 +114,7 @@ class Slices:
         step: int,
         from_position: int = 0,
     ) -> npt.NDArray[np.int64]:
-        """Return the sample indices of this rank's batch; int64, shaped like `positions`.
+        """Return the sample indices of this rank's batch; int64, shape (batch_size,), or less in an exact tail.
 
         Raises:
             ValueError: the order has another length, or the step or epoch is out of bounds.
