@@ -45,7 +45,6 @@ from headrace.store.output_file import WriteBuffer, write_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -217,12 +216,7 @@ class Checkpointer(Closing):
         """`wait`."""
         self.wait()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self.close()
         except HeadraceError as e:

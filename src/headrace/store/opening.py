@@ -122,25 +122,8 @@ def open_store(
 ) -> Store:
     """Opens a packed store, an index, or a source directly: whatever `index` can index.
 
-    Args:
-        path: the store's folder or URL (`s3://`, `gs://`, `az://`, `https://`, ...), an NVMe/TCP
-            namespace that carries it (`nvme+tcp://host:port/nqn?ns=1`), or the source. A source opened
-            directly is listed anew each time and has no checksums (TFRecord excepted).
-        column: sources that are tables or arrays: as for `index`.
-        label: the same.
-        format: what a folder holds, where that is not plain: as for `index`.
-        storage_options: for URLs: endpoint, region, credentials; see docs/howto/object-stores.md and
-            docs/howto/fabric.md.
-        trust: folders, files or URLs outside the store's folder that an index from elsewhere may read;
-            see docs/howto/trust.md.
-
-    Raises:
-        StoreNotFound: there is nothing at `path`.
-        CorruptStore: the store is damaged, or a volume is missing or not the right one.
-        SourceChanged: an indexed file is not as it was.
-        SourceError: `path` is neither a store nor a source that can be opened directly.
-        StoreError: its volumes lie outside its folder, and nobody on this machine has agreed to that.
-        VolumeError: an object cannot be read.
+    Arguments and errors are those of `headrace.open`, but for a job's global store. A namespace of NVMe/TCP
+    that carries a store is `nvme+tcp://host:port/nqn?ns=1`; see docs/howto/fabric.md.
     """
     chosen = source_options(column=column, label=label, format=format)
     where = local_path(path)

@@ -18,7 +18,6 @@ from headrace.errors import VolumeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import TracebackType
 
     import numpy as np
     from numpy.typing import NDArray
@@ -67,12 +66,7 @@ class OutputFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if kind is None:
                 self._finish()
