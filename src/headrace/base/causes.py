@@ -12,18 +12,12 @@ from typing import Final, Self
 
 
 class Cause(StrEnum):
-    """Why a step waited; the order is that of a batch's way.
-
-    Attributes:
-        phrase: what was waited for, within a sentence.
-        sentence: what that means.
-        remedy: what helps, as a clause: what to do.
-    """
+    """Why a step waited; the order is that of a batch's way."""
 
     _value_: str
-    phrase: str
-    sentence: str
-    remedy: str
+    phrase: str  # what was waited for, within a sentence
+    sentence: str  # what that means
+    remedy: str  # what helps, as a clause: what to do
 
     def __new__(cls, word: str, phrase: str, sentence: str, remedy: str) -> Self:
         """A word with its texts."""

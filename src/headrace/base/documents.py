@@ -55,29 +55,19 @@ def unseal(data: bytes) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentKind:
-    """What documents of one kind have in common.
+    """What documents of one kind have in common."""
 
-    Attributes:
-        name: for messages: "the manifest of a checkpoint".
-        version: that is written, with a checksum.
-        error: to raise.
-        next_step: what to do about a document that cannot be used.
-        marks: fields that each document of this kind has, with their values.
-        unchecked: the version that was written without a checksum, and is still read; 0: it said no version.
-        bytes_max: a larger document is refused unread.
-        containers_max: objects and lists in all.
-        depth_max: objects and lists in each other.
-    """
-
-    name: str
-    version: int
-    error: type[HeadraceError]
-    next_step: str
+    name: str  # for messages: "the manifest of a checkpoint"
+    version: int  # that is written, with a checksum
+    error: type[HeadraceError]  # to raise
+    next_step: str  # what to do about a document that cannot be used
     marks: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that each document of this kind has, with their values."""
     unchecked: int | None = None
-    bytes_max: int = 16 << 20
-    containers_max: int = 1_000_000
-    depth_max: int = 64
+    """The version that was written without a checksum, and is still read; 0: it said no version."""
+    bytes_max: int = 16 << 20  # a larger document is refused unread
+    containers_max: int = 1_000_000  # objects and lists in all
+    depth_max: int = 64  # objects and lists in each other
 
     def encode(self, content: Mapping[str, Any], *, indent: int | None = None) -> bytes:
         """The file's content: marks, version, `content` and the checksum."""
@@ -92,8 +82,7 @@ class DocumentKind:
             data: all of it; at most one byte more than `bytes_max` is needed.
             path: for messages.
 
-        Raises:
-            HeadraceError: as `error` says: it is damaged, too large, of another kind or version.
+        Raises HeadraceError as `error` says: it is damaged, too large, of another kind or version.
         """
         if len(data) > self.bytes_max:
             self.refuse(path, "the size", f"over {self.bytes_max:,} bytes", "no more than that")

@@ -27,8 +27,7 @@ def import_extra(module: str, purpose: str) -> ModuleType:
         module: its name, or that of a module inside.
         purpose: what needs it, as the beginning of a sentence: "reading data.h5".
 
-    Raises:
-        MissingPackage: it is not installed, or cannot be imported.
+    Raises MissingPackage if it is not installed, or cannot be imported.
     """
     try:
         return importlib.import_module(module)

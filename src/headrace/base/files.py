@@ -71,10 +71,8 @@ def open_file(
         within: a folder, or a descriptor of one, below which no symbolic link is followed.
         owned: whether the file must belong to this user or to root.
 
-    Raises:
-        FileNotFoundError: nothing stands there.
-        VolumeError: something else than a regular file does, or somebody else's.
-        OSError: the system refuses.
+    Raises FileNotFoundError if nothing stands there; VolumeError if something else than a regular file does,
+    or somebody else's; OSError if the system refuses.
     """
     fd = _open_checked(path, flags | _SAFE, within, stat.S_IFREG, owned=owned)
     # The flag is for the opening alone: some file systems answer reads with EAGAIN under it.
@@ -109,10 +107,8 @@ def open_stream(
 def open_folder(path: AnyPath, *, within: AnyPath | int | None = None, owned: bool = False) -> int:
     """A descriptor of the folder that stands at `path`, which is no symbolic link.
 
-    Raises:
-        FileNotFoundError: nothing stands there.
-        VolumeError: no folder does, or (with `owned`) somebody else's.
-        OSError: the system refuses.
+    Raises FileNotFoundError if nothing stands there; VolumeError if no folder does, or (with `owned`)
+    somebody else's; OSError if the system refuses.
     """
     return _open_checked(path, _FOLDER, within, stat.S_IFDIR, owned=owned)
 
@@ -255,8 +251,7 @@ def _narrowed(mode: int, path: AnyPath) -> int:
 def create_file(path: AnyPath, flags: int = os.O_RDWR, *, mode: int = 0o666) -> int:
     """A descriptor of a new, empty file; its mode is `mode` without the umask and the folder's strangers.
 
-    Raises:
-        FileExistsError: something stands there, whatever it is.
+    Raises FileExistsError if something stands there, whatever it is.
     """
     flags |= os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, _narrowed(mode, path))
@@ -267,8 +262,7 @@ def open_or_create(
 ) -> int:
     """A descriptor of the regular file at `path`, which is made if nothing stands there.
 
-    Raises:
-        VolumeError: something else than a regular file stands there, or (with `owned`) somebody else's.
+    Raises VolumeError if something else than a regular file stands there, or (with `owned`) somebody else's.
     """
     for _ in range(_RACES_MAX):
         with contextlib.suppress(FileNotFoundError):
@@ -286,9 +280,8 @@ def make_folder(path: AnyPath, *, mode: int | None = None, exist_ok: bool = Fals
         mode: who may enter; None: those who may enter its parent.
         exist_ok: whether a folder may stand there, of this user or of root; its mode is left alone.
 
-    Raises:
-        FileExistsError: something stands there.
-        VolumeError: with `exist_ok`, what stands there is no folder, or somebody else's.
+    Raises FileExistsError if something stands there, and VolumeError if, with `exist_ok`, that is
+    no folder, or somebody else's.
     """
     if mode is None:
         mode = _narrowed(0o777, path)
@@ -351,8 +344,7 @@ class NewFile:
             sync: whether the disk has the content before, and the name when this returns.
             replace: put it in the place of whatever stands there.
 
-        Raises:
-            FileExistsError: without `replace`, something stands there.
+        Raises FileExistsError if, without `replace`, something stands there.
         """
         if sync:
             os.fsync(self.fd)
@@ -472,9 +464,8 @@ def lock_path(
     Returns:
         None: another process holds it.
 
-    Raises:
-        VolumeError: what stands there is neither a file nor a folder, or (with `owned`) somebody else's.
-        OSError: the system refuses.
+    Raises VolumeError if what stands there is neither a file nor a folder, or (with `owned`) somebody else's,
+    and OSError if the system refuses.
     """
     for _ in range(_RACES_MAX):
         fd = _open_lock(path, make=make, mode=mode, owned=owned)
@@ -551,8 +542,7 @@ def _renameat2(old: Path, new: Path, flags: int) -> bool:
 def publish_folder(built: Path, target: Path) -> None:
     """Renames the folder `built` to `target`, durably.
 
-    Raises:
-        FileExistsError: something stands at `target`.
+    Raises FileExistsError if something stands at `target`.
     """
     try:
         if not _renameat2(built, target, 1):  # RENAME_NOREPLACE

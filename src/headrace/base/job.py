@@ -124,9 +124,8 @@ def which_rank(
         world_size: processes that share the samples.
         environment: variables to judge by alone; None: this process's own, and its frameworks.
 
-    Raises:
-        ValueError: only one of the two is given.
-        RankError: two that should know disagree, or somebody says half of it.
+    Raises ValueError if only one of the two is given, and RankError if two that should know disagree, or
+    somebody says half of it.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank is {rank} and world_size is {world_size}: give both or neither")
@@ -166,8 +165,7 @@ class RankDecision:
         rank: of this process, given with `world_size`; None: found out later.
         world_size: processes that share the samples.
 
-    Raises:
-        ValueError: only one of the two is given.
+    Raises ValueError if only one of the two is given.
     """
 
     __slots__ = ("_answer", "_pid", "_stated_in")
@@ -185,17 +183,15 @@ class RankDecision:
     def now(self) -> Rank:
         """The answer, or what it would be now.
 
-        Raises:
-            RankError: as `which_rank`.
+        Raises RankError as `which_rank`.
         """
         return which_rank() if self._answer is None else self._answer
 
     def decide(self) -> Rank:
         """The answer, which stands from now on; asked whenever an epoch begins.
 
-        Raises:
-            RankError: as `which_rank`; or it stood, and this process has become another rank; or this is one of
-                several workers of torch's DataLoader, each of which would deliver the same.
+        Raises RankError as `which_rank`, or if the answer stood and this process has become another rank, or is
+        one of several workers of torch's DataLoader, each of which would deliver the same.
         """
         if self._stated_in != os.getpid():
             _refuse_copies()
@@ -232,8 +228,7 @@ class RankDecision:
 
 class _Word(NamedTuple):
     rank: Rank
-    variable: str
-    """Whose presence in a process shows that the launcher had started it."""
+    variable: str  # whose presence in a process shows that the launcher had started it
 
 
 def _words(environment: Mapping[str, str]) -> Iterator[_Word]:
@@ -381,8 +376,7 @@ def _is_task(environment: Mapping[str, str]) -> bool:
     A step's variables are not enough: the shell of `srun -n 4 --pty bash` has them, and so has a batch script
     that was submitted within a step. What Slurm started as this task (SLURM_TASK_PID) tells them apart.
 
-    Raises:
-        RankError: it might be either.
+    Raises RankError if it might be either.
     """
     step, tasks = environment.get("SLURM_STEP_ID", ""), environment.get(_SLURM.size, "")
     if not (step.isdigit() and tasks.isdigit() and int(step) < _NO_STEP):
@@ -490,9 +484,8 @@ def which_node(
         nodes: how many there are.
         environment: defaults to `os.environ`.
 
-    Raises:
-        ValueError: only one of the two is given, or the environment contradicts itself (RankError), or is of
-            an MPI whose ranks do not fill node after node.
+    Raises ValueError if only one of the two is given, or the environment contradicts itself (RankError), or
+    is of an MPI whose ranks do not fill node after node.
     """
     if rank is not None and nodes is not None:
         return NodePlace(rank, nodes)
@@ -587,35 +580,21 @@ _START: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobIdentity:
-    """A job, as a process of it is told.
+    """A job, as a process of it is told."""
 
-    Attributes:
-        job_id: what the scheduler counts jobs with; tasks of an array have one each.
-        alias: how people write it, if otherwise ("17_3" for a task of an array); "" if not.
-        name: of the job.
-        user: who submitted it.
-        account: who pays.
-        gpus: how many it has on this node.
-        gpu_indices: which, as the node counts them; () if that is not said.
-        cpus: how many it has on this node; 0 if that is not said.
-        restarts: how often it was requeued.
-        node: what the scheduler calls this node; "" if that is not said. One machine may be several nodes.
-        partition: that it runs in.
-        memory_bytes: how much it may take on this node; 0 if that is not said.
-    """
-
-    job_id: str
-    alias: str = ""
-    name: str = ""
-    user: str = ""
-    account: str = ""
-    gpus: int = 0
-    gpu_indices: tuple[int, ...] = ()
-    cpus: int = 0
-    restarts: int = 0
+    job_id: str  # what the scheduler counts jobs with; tasks of an array have one each
+    alias: str = ""  # how people write it, if otherwise ("17_3" for a task of an array); "" if not
+    name: str = ""  # of the job
+    user: str = ""  # who submitted it
+    account: str = ""  # who pays
+    gpus: int = 0  # how many it has on this node
+    gpu_indices: tuple[int, ...] = ()  # which, as the node counts them; () if that is not said
+    cpus: int = 0  # how many it has on this node; 0 if that is not said
+    restarts: int = 0  # how often it was requeued
     node: str = ""
-    partition: str = ""
-    memory_bytes: int = 0
+    """What the scheduler calls this node; "" if that is not said. One machine may be several nodes."""
+    partition: str = ""  # that it runs in
+    memory_bytes: int = 0  # how much it may take on this node; 0 if that is not said
 
 
 def identity_of(environment: Mapping[str, str], job_id: str = "") -> JobIdentity | None:

@@ -38,8 +38,7 @@ def binary_text(power_of_two: int) -> str:
 def bytes_of(text: str) -> int:
     """`8G`, `512M`, `1024` in bytes; the units are powers of 1024.
 
-    Raises:
-        ValueError: the text is no size.
+    Raises ValueError if the text is no size.
     """
     number, shift = text.strip().upper().removesuffix("IB").removesuffix("B"), 0
     if number and number[-1] in _SHIFTS:

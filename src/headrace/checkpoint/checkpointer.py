@@ -52,8 +52,7 @@ if TYPE_CHECKING:
     from headrace.checkpoint.tree import Leaf
 
 
-_SHARD_BYTES_MIN = 16 << 20
-"""Smaller shards gain nothing from being written side by side."""
+_SHARD_BYTES_MIN = 16 << 20  # smaller shards gain nothing from being written side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,10 +364,8 @@ def _find(
 
 
 _ALIGNMENT = 64
-_THREADS = 4
-"""That copy: one core does not reach the memory's bandwidth."""
-_ALONE_BYTES = 32 << 20
-"""Smaller trees are copied by one."""
+_THREADS = 4  # that copy: one core does not reach the memory's bandwidth
+_ALONE_BYTES = 32 << 20  # smaller trees are copied by one
 
 
 class TreeSnapshot:

@@ -61,8 +61,7 @@ class ShardRecord:
     file: str
     nbytes: int
     header_crc32c: int
-    crc32c: dict[str, int]
-    """Of each array."""
+    crc32c: dict[str, int]  # of each array
 
 
 def write_shard(
@@ -70,8 +69,7 @@ def write_shard(
 ) -> ShardRecord:
     """Writes arrays into a file that appears when it is whole.
 
-    Raises:
-        VolumeError: the disk is full, or the operating system refuses.
+    Raises VolumeError if the disk is full, or the operating system refuses.
     """
     header = _header(leaves)
     crcs = {}
@@ -101,8 +99,7 @@ def _header(leaves: Sequence[Leaf]) -> bytes:
 def read_headers(folder: str, record: ShardRecord) -> list[tuple[str, tuple[str, tuple[int, ...]]]]:
     """Name, element type and shape of the arrays of a shard, without their bytes.
 
-    Raises:
-        CorruptCheckpoint: the header is not what was saved.
+    Raises CorruptCheckpoint if the header is not what was saved.
     """
     path = os.path.join(folder, record.file)
     with _open(path) as f:
@@ -114,8 +111,7 @@ def read_shard(
 ) -> dict[str, ShardArray]:
     """The arrays of a shard, all or those of some names, each checked.
 
-    Raises:
-        CorruptCheckpoint: they are not what was saved.
+    Raises CorruptCheckpoint if they are not what was saved.
     """
     path = os.path.join(folder, record.file)
     arrays = {}
@@ -228,10 +224,8 @@ class RankRecord:
 
     rank: int
     world_size: int
-    run: str
-    """Which start of the job wrote it: the records of one checkpoint are all of one."""
-    outline: Any
-    """Of the rank's tree."""
+    run: str  # which start of the job wrote it: the records of one checkpoint are all of one
+    outline: Any  # of the rank's tree
     shards: tuple[ShardRecord, ...]
 
     @property
@@ -251,8 +245,7 @@ class CheckpointManifest:
 
     step: int
     world_size: int
-    files: dict[str, int]
-    """Name and size of all that belongs to it."""
+    files: dict[str, int]  # name and size of all that belongs to it
 
 
 def step_folder(folder: str, step: int) -> Path:
@@ -316,9 +309,8 @@ def read_manifest(folder: str, step: int) -> CheckpointManifest | None:
 def read_record(folder: str, step: int, rank: int, world_size: int) -> RankRecord:
     """A rank's record of a whole checkpoint.
 
-    Raises:
-        CheckpointNotFound: the checkpoint is of another number of ranks.
-        CorruptCheckpoint: the record is damaged.
+    Raises CheckpointNotFound if the checkpoint is of another number of ranks, and CorruptCheckpoint if the
+    record is damaged.
     """
     path = step_folder(folder, step) / _record_name(rank, world_size)
     fields = _read(path, _RECORD)

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from headrace.checkpoint.folder import RankRecord, ShardArray
 
 
-_THREADS_MAX = 16
-"""Shards that are read side by side."""
+_THREADS_MAX = 16  # shards that are read side by side
 
 
 class _Box(NamedTuple):
@@ -104,10 +103,9 @@ class Resharding:
     def tree(self, like: Any) -> tuple[Any, int]:
         """The tree, and how many bytes were read for it.
 
-        Raises:
-            CheckpointError: something differs between the ranks, or is not there as a whole.
-            CorruptCheckpoint: its bytes are not what was saved.
-            PartsElsewhereError: only the own record was given, and does not suffice.
+        Raises CheckpointError if something differs between the ranks, or is not there as a whole;
+        CorruptCheckpoint if its bytes are not what was saved; PartsElsewhereError if only the own record was
+        given, and does not suffice.
         """
         outlines = {r: record.outline for r, record in self._records.items()}
         self._build(outlines, like, ())

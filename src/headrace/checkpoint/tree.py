@@ -37,12 +37,10 @@ class Leaf:
     """An array of a tree."""
 
     name: str
-    dtype: str
-    """As in DTYPES' keys."""
+    dtype: str  # as in DTYPES' keys
     shape: tuple[int, ...]
     nbytes: int
-    source: Any
-    """A numpy array or a torch tensor."""
+    source: Any  # a numpy array or a torch tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +97,7 @@ def is_tensor(value: object) -> bool:
 def take_apart(tree: Any) -> tuple[list[Leaf], Any]:
     """The arrays of a tree, and its outline.
 
-    Raises:
-        TypeError: something in it cannot be kept; says where.
+    Raises TypeError if something in it cannot be kept; says where.
     """
     taker = _Taker()
     return taker.leaves, taker.outline(tree, (), 0)

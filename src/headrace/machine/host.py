@@ -118,8 +118,7 @@ class MemoryUsage:
 
     name: str
     limit: int
-    used: int
-    """Bytes, without page cache, which the kernel takes back before it kills."""
+    used: int  # bytes, without page cache, which the kernel takes back before it kills
 
 
 def available_memory(root: Path = Path("/")) -> int:
@@ -199,21 +198,16 @@ def _with_ancestors(base: Path, path: str) -> Iterator[Path]:
 class HostUse(NamedTuple):
     """What happened between two moments; NaN: not known."""
 
-    cpu_share: float
-    """Of the processors, in use."""
-    io_pressure: float
-    """Share of the time in which some task waited for I/O."""
+    cpu_share: float  # of the processors, in use
+    io_pressure: float  # share of the time in which some task waited for I/O
 
 
 class HostCounters(NamedTuple):
     """What the kernel counted so far; NaN: it does not say."""
 
-    at_s: float = math.nan
-    """Monotonic."""
-    busy_s: float = math.nan
-    """Of all processors together."""
-    all_s: float = math.nan
-    """The same, idle time included."""
+    at_s: float = math.nan  # monotonic
+    busy_s: float = math.nan  # of all processors together
+    all_s: float = math.nan  # the same, idle time included
     io_waited_s: float = math.nan
 
     def since(self, before: HostCounters) -> HostUse:
@@ -259,12 +253,9 @@ class Mount:
     """A file system where it is mounted."""
 
     point: str
-    kind: str
-    """As the kernel names it: `ext4`, `nfs4`, `lustre`."""
-    source: str
-    """What is mounted: `server:/export`."""
-    device: str
-    """Major and minor number, as `8:1`."""
+    kind: str  # as the kernel names it: `ext4`, `nfs4`, `lustre`
+    source: str  # what is mounted: `server:/export`
+    device: str  # major and minor number, as `8:1`
     options: tuple[str, ...] = ()
     """Of the mount and of the file system, as the kernel names them: `rw`, `relatime`, `rsize=1048576`."""
 

@@ -31,9 +31,7 @@ from headrace.machine.host import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-DEVICES_MAX: Final = 64
-"""Disks, interfaces, ports or mounts of one sensor."""
-
+DEVICES_MAX: Final = 64  # disks, interfaces, ports or mounts of one sensor
 SensorKey = tuple[str, str]
 """Name of a figure, and what it is of (a device, an interface, a mount; "")."""
 
@@ -156,9 +154,7 @@ def _psi(root: Path, values: _Values) -> str:
     return "" if values.counters else f"{folder} is not there: this kernel tells no pressure"
 
 
-_SECTOR_BYTES: Final = 512
-"""Of /proc/diskstats, whatever the device has."""
-
+_SECTOR_BYTES: Final = 512  # of /proc/diskstats, whatever the device has
 _VIRTUAL_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd", "nbd")
 
 
@@ -368,13 +364,11 @@ class GPU:
     """One GPU at a moment; what it does not tell is None."""
 
     index: int
-    busy: float | None = None
-    """Share of the last sampling period in which a kernel ran, 0 to 1."""
+    busy: float | None = None  # share of the last sampling period in which a kernel ran, 0 to 1
     memory_bytes: float | None = None
     memory_total_bytes: float | None = None
     power_w: float | None = None
-    processes: tuple[int, ...] = ()
-    """Process ids that compute on it."""
+    processes: tuple[int, ...] = ()  # process ids that compute on it
 
 
 def _nvml() -> Any:

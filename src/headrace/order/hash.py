@@ -91,8 +91,7 @@ def keyed(n: int, key: int) -> Permutation:
     Making a table of 4,096 takes about 12 us, more than looking up a batch in it. At most 64 are
     kept: 1 MiB.
 
-    Raises:
-        ValueError: n is not 1 to 2^48.
+    Raises ValueError if n is not 1 to 2^48.
     """
     return Permutation(n, key)
 

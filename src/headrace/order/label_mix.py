@@ -42,14 +42,9 @@ if TYPE_CHECKING:
 
     from headrace.order.order import Order
 
-SAMPLES_MAX = 1 << 20
-"""An epoch of up to so many samples is looked at whole: it takes a second."""
-
-_STEP = 4
-"""Each window is so many times as long as the one before."""
-
-_SPANS = 4
-"""Of a longer epoch: how many of the longest windows are looked at, at even distances."""
+SAMPLES_MAX = 1 << 20  # an epoch of up to so many samples is looked at whole: it takes a second
+_STEP = 4  # each window is so many times as long as the one before
+_SPANS = 4  # of a longer epoch: how many of the longest windows are looked at, at even distances
 
 
 @dataclass(frozen=True, slots=True)

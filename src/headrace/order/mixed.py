@@ -43,15 +43,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-Stop = Literal["first", "last", "never"]
-"""When an epoch of a mixture ends, see `Mixed.stop`."""
-
+Stop = Literal["first", "last", "never"]  # when an epoch of a mixture ends, see `Mixed.stop`
 PARTS_MAX = 1 << 30
 """The most parts that proportions are counted in: products of two fit 64 bits, and 10^-9 is exact enough."""
 
-SOURCES_MAX = 10_000
-"""As `kPeriodSourcesMax` in native/core/assignment.h."""
-
+SOURCES_MAX = 10_000  # as `kPeriodSourcesMax` in native/core/assignment.h
 _GROUPS_MAX = 9
 """The tree's upper part is the best of all trees over so many groups: 3^9 steps, some 20 ms."""
 
@@ -62,9 +58,7 @@ computed in some tenths of a second."""
 _ROOMS = (1.0, 1.05, 1.1, 1.2, 1.4)
 """Half samples that sources may inherit, tried one after another: nearly always the first can be kept to."""
 
-_AHEAD = 8192
-"""Positions that are computed together where they are asked for one after another."""
-
+_AHEAD = 8192  # positions that are computed together where they are asked for one after another
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -110,8 +104,7 @@ class _Pair:
 
     first: _Pair | int
     second: _Pair | int
-    parts: int
-    """Of all sources below it."""
+    parts: int  # of all sources below it
     part: int
     whole: int
 

@@ -192,9 +192,8 @@ EPOCH_MAX = (1 << 32) - 1
 def checked(name: str, value: Any, low: int, high: int | None = None) -> int:
     """Return `value` as a plain int (numpy integers become ints) if it lies in [low, high].
 
-    Raises:
-        TypeError: the value is not a whole number.
-        OrderError: the value is out of bounds; the message carries it.
+    Raises TypeError if the value is not a whole number, and OrderError if the value is out of bounds; the
+    message carries it.
     """
     try:
         number = as_integer(value)

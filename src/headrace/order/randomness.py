@@ -57,12 +57,8 @@ if TYPE_CHECKING:
 
     Terms = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
-_EXACT_TERMS = 128
-"""Terms of a sum that are added one by one before the rest is integrated."""
-
-_NODES = 48
-"""Gauss-Legendre nodes of an integral."""
-
+_EXACT_TERMS = 128  # terms of a sum that are added one by one before the rest is integrated
+_NODES = 48  # Gauss-Legendre nodes of an integral
 _DEEPIO = "DeepIO H/H_full: sum Q*log2(1/P) / sum Q*log2(1/Q)"
 _REPEATING = "level = entropy_share: DeepIO's level needs each sample exactly once"
 

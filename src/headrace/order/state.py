@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 STATE_VERSION = 1
 
-FINGERPRINT_CHARACTERS_MAX = 64
-"""A SHA-256 in hex; keeps a state below 300 bytes of JSON."""
-
+FINGERPRINT_CHARACTERS_MAX = 64  # a SHA-256 in hex; keeps a state below 300 bytes of JSON
 _HASH_DIGITS = 16
 
 

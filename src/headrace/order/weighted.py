@@ -278,8 +278,7 @@ class Balanced(Order):
 def checked_labels(labels: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return labels as a contiguous int64 array.
 
-    Raises:
-        OrderError: they are not whole numbers in one dimension, or there are none.
+    Raises OrderError if they are not whole numbers in one dimension, or there are none.
     """
     array = np.asarray(labels)
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":

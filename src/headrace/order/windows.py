@@ -47,32 +47,25 @@ _PACKED_TOGETHER: Final = 1 << 16
 _PACKED_LENGTH_MAX: Final = 1 << 24
 """The longest window that documents are packed into: the packer takes 8 bytes for each place of it."""
 
-_AT_ONCE: Final = 1 << 20
-"""Documents whose sizes are asked for at once."""
+_AT_ONCE: Final = 1 << 20  # documents whose sizes are asked for at once
 
 
 @dataclass(frozen=True, eq=False)
 class Windows(Order):
     """Every window once an epoch, shuffled by a keyed permutation or one after the other. O(1) memory.
 
-    Raises:
-        OrderError: a number is out of bounds, or the packing is unknown.
+    Raises OrderError if a number is out of bounds, or the packing is unknown.
     """
 
-    samples: int
-    """The number of windows in the data."""
+    samples: int  # the number of windows in the data
 
-    window_tokens: int
-    """Inputs of a window."""
+    window_tokens: int  # inputs of a window
 
-    pack: Packing = "cut"
-    """How documents become windows."""
+    pack: Packing = "cut"  # how documents become windows
 
-    seed: int = 0
-    """Another seed, another sequence of epochs."""
+    seed: int = 0  # another seed, another sequence of epochs
 
-    shuffle: bool = True
-    """Whether windows come in random order."""
+    shuffle: bool = True  # whether windows come in random order
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "samples", checked("samples", self.samples, 1, SAMPLES_MAX))
@@ -103,16 +96,11 @@ class Windows(Order):
 class Pieces(NamedTuple):
     """What some windows consist of; all int64, shape (pieces,), ordered by row and place."""
 
-    row: npt.NDArray[np.int64]
-    """Which of the windows that were asked for."""
-    place: npt.NDArray[np.int64]
-    """Where in the window its first token stands."""
-    document: npt.NDArray[np.int64]
-    """The document's number."""
-    start: npt.NDArray[np.int64]
-    """Its first token within the document."""
-    size: npt.NDArray[np.int64]
-    """Tokens, at least one."""
+    row: npt.NDArray[np.int64]  # which of the windows that were asked for
+    place: npt.NDArray[np.int64]  # where in the window its first token stands
+    document: npt.NDArray[np.int64]  # the document's number
+    start: npt.NDArray[np.int64]  # its first token within the document
+    size: npt.NDArray[np.int64]  # tokens, at least one
 
     def of(self, bounds: npt.NDArray[np.int64], row: int) -> Pieces:
         """Those between two bounds, their rows counted from `row` on."""
@@ -121,15 +109,10 @@ class Pieces(NamedTuple):
 
 
 class WindowPlan(Protocol):
-    """Which pieces of documents make a window.
+    """Which pieces of documents make a window."""
 
-    Attributes:
-        windows: how many there are.
-        tokens: tokens of all documents.
-    """
-
-    windows: int
-    tokens: int
+    windows: int  # how many there are
+    tokens: int  # tokens of all documents
 
     def pieces(self, windows: npt.NDArray[np.int64]) -> Pieces:
         """The pieces of these windows; int64, shape (windows,), each below `windows`."""
@@ -182,8 +165,7 @@ def plan_windows(pack: Packing, documents: int, sizes: Sizes, length: int) -> Wi
         sizes: gives their sizes in tokens; is asked once for all of them, later for some.
         length: inputs of a window.
 
-    Raises:
-        OrderError: the length is no positive number, or the packing is unknown.
+    Raises OrderError if the length is no positive number, or the packing is unknown.
     """
     length = checked("length", length, 1, SAMPLES_MAX)
     if pack not in get_args(Packing):

@@ -55,37 +55,24 @@ _SLICE = 1 << 20
 
 @dataclass(slots=True)
 class DirectoryColumns:
-    """All that a sample directory says of n samples and their m extents.
+    """All that a sample directory says of n samples and their m extents."""
 
-    Attributes:
-        names: (bytes,) uint8, the names back to back in index order.
-        name_offsets: (n+1,) uint64, where each name begins.
-        volume: (m,) unsigned integers.
-        offset: (m,) unsigned integers, in the volume.
-        length: (m,) unsigned integers, in bytes.
-        crc: (m,) uint32, or None for no checksums.
-        mtime: (m,) int64 nanoseconds, or None.
-        first_extent: (n+1,) unsigned integers, or None where extent i is sample i's.
-        part: (m,) unsigned integers into `part_names`, ascending within a sample, or None for one part.
-        part_names: the names of the parts.
-        labels: (n,) integers, -1 for none, or None.
-        class_names: the names of labels 0, 1, ..., or None.
-        columns: more columns of n numbers each, by name.
-    """
-
-    names: NDArray[np.uint8]
-    name_offsets: NDArray[np.uint64]
-    volume: NDArray[Any]
-    offset: NDArray[Any]
-    length: NDArray[Any]
-    crc: NDArray[np.uint32] | None = None
-    mtime: NDArray[np.int64] | None = None
+    names: NDArray[np.uint8]  # (bytes,) uint8, the names back to back in index order
+    name_offsets: NDArray[np.uint64]  # (n+1,) uint64, where each name begins
+    volume: NDArray[Any]  # (m,) unsigned integers
+    offset: NDArray[Any]  # (m,) unsigned integers, in the volume
+    length: NDArray[Any]  # (m,) unsigned integers, in bytes
+    crc: NDArray[np.uint32] | None = None  # (m,) uint32, or None for no checksums
+    mtime: NDArray[np.int64] | None = None  # (m,) int64 nanoseconds, or None
     first_extent: NDArray[Any] | None = None
+    """(n+1,) unsigned integers, or None where extent i is sample i's."""
     part: NDArray[Any] | None = None
-    part_names: tuple[bytes, ...] = (b"",)
-    labels: NDArray[Any] | None = None
-    class_names: tuple[bytes, ...] | None = None
+    """(m,) unsigned integers into `part_names`, ascending within a sample, or None for one part."""
+    part_names: tuple[bytes, ...] = (b"",)  # the names of the parts
+    labels: NDArray[Any] | None = None  # (n,) integers, -1 for none, or None
+    class_names: tuple[bytes, ...] | None = None  # the names of labels 0, 1, ..., or None
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """More columns of n numbers each, by name."""
 
     @property
     def samples(self) -> int:
@@ -155,8 +142,7 @@ def write_directory(columns: DirectoryColumns, target: str | Path | int) -> Dire
     Returns:
         The header as written.
 
-    Raises:
-        SourceError: two samples have the same name, or a column cannot be stored.
+    Raises SourceError if two samples have the same name, or a column cannot be stored.
     """
     _check(columns)
     if isinstance(target, int):

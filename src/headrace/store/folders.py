@@ -23,28 +23,20 @@ if TYPE_CHECKING:
     from headrace.store.segment import OpenSegment
     from headrace.store.store import Store
 
-COMPONENT_BYTES_MAX = 255
-"""Of one component of a path: NAME_MAX of Linux's file systems."""
-
-FOLDER = -1
-"""The part of entries that are folders."""
-
+COMPONENT_BYTES_MAX = 255  # of one component of a path: NAME_MAX of Linux's file systems
+FOLDER = -1  # the part of entries that are folders
 _KIND_FILE, _KIND_FOLDER, _KIND_FILE_PREFIX = 0, 1, 2
 
 
 class Entry(NamedTuple):
     """A file or folder."""
 
-    name: bytes
-    """The last component of its path."""
+    name: bytes  # the last component of its path
     sample: int
     """The sample; of a folder the first one in it, by name, in the first segment that has the folder."""
-    part: int
-    """Number among the store's parts, or `FOLDER`."""
-    size: int
-    """In bytes; 0 for folders."""
-    place: int
-    """Where a listing goes on behind this entry."""
+    part: int  # number among the store's parts, or `FOLDER`
+    size: int  # in bytes; 0 for folders
+    place: int  # where a listing goes on behind this entry
 
     @property
     def is_folder(self) -> bool:
@@ -56,10 +48,8 @@ class FolderPage(NamedTuple):
     """Some entries of a folder."""
 
     entries: list[Entry]
-    hidden: list[int]
-    """Samples directly in this folder whose names have no place in a hierarchy."""
-    place: int
-    """Where to go on, or -1 at the end."""
+    hidden: list[int]  # samples directly in this folder whose names have no place in a hierarchy
+    place: int  # where to go on, or -1 at the end
 
 
 class FolderTree:

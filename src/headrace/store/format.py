@@ -161,9 +161,7 @@ def check_directory_page(page: bytes, file_bytes: int, path: str) -> None:
 
 VOLUME_MAGIC = b"HRVOL\x00\r\n"
 VOLUME_VERSION = 1
-DATA_OFFSET = PAGE_BYTES
-"""Where the first sample's bytes begin."""
-
+DATA_OFFSET = PAGE_BYTES  # where the first sample's bytes begin
 _VOLUME_HEADER = struct.Struct("<8sII16s16sI")
 
 

@@ -44,23 +44,15 @@ _KIND = DocumentKind(
 
 @dataclass(frozen=True, slots=True)
 class VolumeEntry:
-    """One volume of a segment.
+    """One volume of a segment."""
 
-    Attributes:
-        kind: `packed`, `file`, `tree` or `object` (somebody's object, named by its URL).
-        path: absolute, or relative to the store's folder.
-        bytes: exact size; None for a tree.
-        mtime_ns: modification time of a `file`, and of an `object` where known; else None.
-        uuid: 32 hexadecimal digits of a `packed` volume; else None.
-        etag: version of an `object` as its store names it, where known; else None.
-    """
-
-    kind: str
-    path: str
-    bytes: int | None = None
+    kind: str  # `packed`, `file`, `tree` or `object` (somebody's object, named by its URL)
+    path: str  # absolute, or relative to the store's folder
+    bytes: int | None = None  # exact size; None for a tree
     mtime_ns: int | None = None
-    uuid: str | None = None
-    etag: str | None = None
+    """Modification time of a `file`, and of an `object` where known; else None."""
+    uuid: str | None = None  # 32 hexadecimal digits of a `packed` volume; else None
+    etag: str | None = None  # version of an `object` as its store names it, where known; else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +140,7 @@ def fingerprint_of(header_pages: list[bytes]) -> str:
 def load_manifest(folder: str | Path) -> Manifest:
     """Loads and checks `store.json` of a store's folder.
 
-    Raises:
-        StoreNotFound: there is none.
-        CorruptStore: it is damaged or contradicts itself.
+    Raises StoreNotFound if there is none, and CorruptStore if it is damaged or contradicts itself.
     """
     path = os.path.join(os.fspath(folder), FILE_NAME)
     try:

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
     from headrace.fabric.engine import FabricEngine
 
-_SLACK_S = 5.0
-"""The initiator ends reads at their deadline; we only wait longer than it does."""
-
+_SLACK_S = 5.0  # the initiator ends reads at their deadline; we only wait longer than it does
 _REASONS = {
     errno.ETIMEDOUT: "the target does not answer",
     errno.EHOSTDOWN: "the target is gone",
@@ -46,13 +44,9 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class FabricFailure(Failure):
-    """A read that was given up.
+    """A read that was given up."""
 
-    Attributes:
-        code: the errno value that the native engine gave.
-    """
-
-    code: int = errno.EIO
+    code: int = errno.EIO  # the errno value that the native engine gave
 
     @property
     def errno(self) -> int:
@@ -86,8 +80,7 @@ class NamespaceEngine(RangeEngine):
     Attributes:
         policy: what the options come to.
 
-    Raises:
-        ValueError: an option is wrong.
+    Raises ValueError if an option is wrong.
     """
 
     def __init__(self, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -120,9 +113,8 @@ class NamespaceEngine(RangeEngine):
         Returns:
             Its bytes.
 
-        Raises:
-            FabricError: its target cannot be reached or refuses, or it leaves its namespace.
-            ValueError: the URL is none.
+        Raises FabricError if its target cannot be reached or refuses, or it leaves its namespace, and
+        ValueError if the URL is none.
         """
         nbytes = self._volumes.get(url)
         if nbytes is None:
@@ -135,9 +127,8 @@ class NamespaceEngine(RangeEngine):
     def place(self, folder: str, name: str) -> str:
         """The volume that is the file `name` of the store on the namespace `folder`.
 
-        Raises:
-            CorruptStore: the namespace carries no store, a damaged one, or one without this file.
-            FabricError: it cannot be reached.
+        Raises CorruptStore if the namespace carries no store, a damaged one, or one without this file, and
+        FabricError if it cannot be reached.
         """
         catalog = self._catalogs.get(folder)
         if catalog is None:

@@ -92,11 +92,8 @@ def manifest_at(
 ) -> tuple[Manifest, RemoteEngine | None]:
     """The manifest of the store at a folder or URL, and an engine if the store needs one.
 
-    Raises:
-        StoreNotFound: there is none.
-        CorruptStore: it is damaged or contradicts itself.
-        StoreError: volumes lie outside the store's folder, and nobody has agreed to that.
-        VolumeError: it cannot be read.
+    Raises StoreNotFound if there is none; CorruptStore if it is damaged or contradicts itself; StoreError if
+    volumes lie outside the store's folder, and nobody has agreed to that; VolumeError if it cannot be read.
     """
     if is_url(where):
         from headrace.store.remote import fetch_manifest
@@ -240,8 +237,7 @@ def _memory_store(
 def snapshot(store: Store, segments: int | None) -> Store:
     """Opens a store again as it is now, or as it was when it had so many segments.
 
-    Raises:
-        StoreNotFound, CorruptStore, VolumeError: as for `open_store`.
+    Raises StoreNotFound, CorruptStore, VolumeError as for `open_store`.
     """
     options = None if store.objects is None else store.objects.storage_options
     return open_folder(store.path, segments, storage_options=options, trust=ANYWHERE)
@@ -251,14 +247,10 @@ def snapshot(store: Store, segments: int | None) -> Store:
 class StoreAddress:
     """What opens a store again."""
 
-    path: str
-    """Absolute, or a URL."""
-    segments: int
-    """How many of its segments."""
-    fingerprint: str
-    """What must be found there."""
-    direct: SourceOptions | None
-    """How a source that is no store is listed; None: it is a store."""
+    path: str  # absolute, or a URL
+    segments: int  # how many of its segments
+    fingerprint: str  # what must be found there
+    direct: SourceOptions | None  # how a source that is no store is listed; None: it is a store
 
 
 def address_of(store: Store) -> StoreAddress | str:
@@ -294,9 +286,8 @@ def reopen(
 ) -> Store:
     """Opens a store by its address, or a pickled one: the same samples, or an error.
 
-    Raises:
-        SourceChanged: other data lies there.
-        StoreNotFound, CorruptStore, SourceError, VolumeError: as for `open_store`.
+    Raises SourceChanged if other data lies there, and StoreNotFound, CorruptStore, SourceError, VolumeError
+    as for `open_store`.
     """
     if direct is not None:
         store = open_directly(path, direct, cast("ObjectEngine | None", objects))

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-BUFFER_BYTES = 4 << 20
-"""Of one write: beyond it a disk's bandwidth does not grow."""
-
+BUFFER_BYTES = 4 << 20  # of one write: beyond it a disk's bandwidth does not grow
 _ALIGNMENT = 4096
 _DIRECT_BYTES_MIN = 64 << 10
 """Below it a direct write waits longer for the disk than the page cache costs."""
@@ -48,8 +46,7 @@ class OutputFile:
         sync: whether the disk has the file's bytes before it appears. Its name is durable once the folder
             is synced.
 
-    Raises:
-        VolumeError: the disk is full, or the operating system refuses; nothing is left then.
+    Raises VolumeError if the disk is full, or the operating system refuses; nothing is left then.
     """
 
     def __init__(

@@ -131,17 +131,7 @@ def kind_of(source: Mapping[str, Any]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class PackingJob:
-    """One segment being packed: what, into what, and how far it is.
-
-    Attributes:
-        before: the store that the segment is appended to.
-        recipe: how JPEGs are rewritten; None: they are not.
-        shuffle: the seed of the order in which samples are packed; None: in the source's.
-        images: what became of them.
-        unlabelled: how many samples have no label.
-        notes: what the report says beside the source's notes.
-        broken: pictures that are seen to be empty or cut off.
-    """
+    """One segment being packed: what, into what, and how far it is."""
 
     source: Scan | Stream
     partial: Partial
@@ -149,24 +139,25 @@ class PackingJob:
     number: int = 0
     on_error: str
     progress: Progress | None
-    before: Path | None = None
-    recipe: ImageRecipe | None = None
+    before: Path | None = None  # the store that the segment is appended to
+    recipe: ImageRecipe | None = None  # how JPEGs are rewritten; None: they are not
     shuffle: int | None = None
-    images: RewrittenImages | None = None
+    """The seed of the order in which samples are packed; None: in the source's."""
+    images: RewrittenImages | None = None  # what became of them
     skipped: list[Problem] = field(default_factory=list)
     resumed: int = 0
     samples: int = 0
     bytes_done: int = 0
-    unlabelled: int = 0
-    notes: list[str] = field(default_factory=list)
+    unlabelled: int = 0  # how many samples have no label
+    notes: list[str] = field(default_factory=list)  # what the report says beside the source's notes
     broken: BrokenPictures = field(default_factory=BrokenPictures)
+    """Pictures that are seen to be empty or cut off."""
 
     def begin(self, *, resume: bool) -> None:
         """Goes on with what an interrupted run has packed in the same way, or starts over.
 
-        Raises:
-            SourceChanged: it packed other data or in another way.
-            SourceError: the source cannot be read.
+        Raises SourceChanged if it packed other data or in another way, and SourceError if the source cannot
+        be read.
         """
         before = self.partial.interrupted(self.number) if resume else None
         if before is not None:
@@ -520,8 +511,7 @@ def fit_to_store(
         source: what they come from, as the manifest says it.
         place: the store.
 
-    Raises:
-        SourceError: a name is taken, the columns differ, or labels would mean other classes.
+    Raises SourceError if a name is taken, the columns differ, or labels would mean other classes.
     """
     from headrace.store.opening import open_store
 

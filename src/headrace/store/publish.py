@@ -41,8 +41,7 @@ def store_exists(target: Path) -> StoreExists:
 def check_target(target: Path, *, overwrite: bool) -> None:
     """Refuses a target that is taken, or that `overwrite` must not touch.
 
-    Raises:
-        StoreExists: it exists and `overwrite` is false, or it is no store of ours.
+    Raises StoreExists if it exists and `overwrite` is false, or it is no store of ours.
     """
     if not os.path.lexists(target):
         if not target.parent.is_dir():
@@ -66,8 +65,7 @@ def _refused(path: Path, code: int | None, what: str, next_step: str) -> VolumeE
 def locked(path: Path, *, what: str) -> Iterator[None]:
     """Holds an exclusive lock on a folder or file while the block runs.
 
-    Raises:
-        StoreError: another process holds it.
+    Raises StoreError if another process holds it.
     """
     fd = lock_path(path, make=False)
     if fd is None:
@@ -95,8 +93,7 @@ def free_bytes(path: Path) -> int:
 def check_free_space(path: Path, needed_bytes: int) -> None:
     """Refuses to begin what cannot fit.
 
-    Raises:
-        VolumeError: with errno ENOSPC.
+    Raises VolumeError with errno ENOSPC.
     """
     free = free_bytes(path)
     if free < needed_bytes:
@@ -167,8 +164,7 @@ class Partial:
     def resume(self, identity: dict[str, Any]) -> None:
         """Goes on with what is there, or begins where nothing is.
 
-        Raises:
-            SourceChanged: an earlier run packed other data or in another way.
+        Raises SourceChanged if an earlier run packed other data or in another way.
         """
         before = self.interrupted(identity["segment"])
         if before is None:
@@ -191,9 +187,8 @@ class Partial:
     def publish(self, target: Path, *, overwrite: bool) -> None:
         """Makes the built folder stand at `target`.
 
-        Raises:
-            StoreExists: something stands there, and is no store that may be replaced.
-            VolumeError: it stands there, but the system could not make that durable.
+        Raises StoreExists if something stands there, and is no store that may be replaced, and VolumeError if
+        it stands there, but the system could not make that durable.
         """
         built = self.store.stat()
         try:
@@ -236,10 +231,8 @@ def open_partial(path: Path, mode: int = 0o777) -> Iterator[Partial]:
         path: of the folder.
         mode: who may read what is built in it; see `base.files.readers`.
 
-    Raises:
-        StoreError: another process is building there.
-        StoreExists: something stands there that headrace has not made.
-        VolumeError: no folder of this user's stands there, or none can be made.
+    Raises StoreError if another process is building there; StoreExists if something stands there that
+    headrace has not made; VolumeError if no folder of this user's stands there, or none can be made.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, _take(path, mode))

@@ -72,8 +72,7 @@ PART_BYTES = 8 << 20
 DIRECTORY_BYTES_MAX = 64 << 30
 """A billion samples. Directories are held in memory: a larger one is not what it claims to be."""
 
-_FIRST_BYTES = 256 << 10
-"""Most manifests are smaller: one request."""
+_FIRST_BYTES = 256 << 10  # most manifests are smaller: one request
 
 
 def fetch_manifest(url: str, engine: RemoteEngine) -> Manifest:
@@ -190,10 +189,9 @@ class RemoteVolumes(Volumes):
         engine: reads them.
         remote: whether the manifest itself came from `folder`, a URL, and is trusted less.
 
-    Raises:
-        CorruptStore: a remote manifest names local files, or objects of other buckets; that of a namespace
-            names anything but packed volumes, or one that its catalog has not.
-        FabricError: a target cannot be reached.
+    Raises CorruptStore if a remote manifest names local files, or objects of other buckets, or if that
+    of a namespace names anything but packed volumes, or one that its catalog has not; FabricError if a target
+    cannot be reached.
     """
 
     def __init__(
@@ -315,8 +313,7 @@ def _missing_object(entry: VolumeEntry, failure: Failure) -> HeadraceError:
     return kind(error.message, path=error.path, next_step=error.next_step)
 
 
-_FILES_AT_ONCE = 2
-"""Each file is uploaded in several parts at once already."""
+_FILES_AT_ONCE = 2  # each file is uploaded in several parts at once already
 
 
 def publish_remotely(

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from headrace.store.segment import OpenSegment
 
 
-_SYS_CACHESTAT = 451
-"""The same number on every architecture."""
-
+_SYS_CACHESTAT = 451  # the same number on every architecture
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -35,21 +35,14 @@ _SHORT_MAX = 1 << 14
 
 @dataclass(slots=True)
 class RewrittenImages:
-    """What became of the JPEGs among the samples; with `decoded`, of all pictures.
-
-    Attributes:
-        recipe: `lossless` or `decoded`; or `short=512,quality=92` or `decoded,short=256`, which are lossy.
-        rewritten: how many were rewritten.
-        bytes_before: of these, in the source.
-        bytes_after: of these, in the store.
-        kept: how many were kept as they are, by reason.
-    """
+    """What became of the JPEGs among the samples; with `decoded`, of all pictures."""
 
     recipe: str
-    rewritten: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    kept: dict[str, int] = field(default_factory=dict)
+    """`lossless` or `decoded`; or `short=512,quality=92` or `decoded,short=256`, which are lossy."""
+    rewritten: int = 0  # how many were rewritten
+    bytes_before: int = 0  # of these, in the source
+    bytes_after: int = 0  # of these, in the store
+    kept: dict[str, int] = field(default_factory=dict)  # how many were kept as they are, by reason
 
     @property
     def lossy(self) -> bool:
@@ -95,24 +88,17 @@ def recorded_images(source: Mapping[str, Any]) -> RewrittenImages | None:
 
 @dataclass(frozen=True, slots=True)
 class ImageRecipe:
-    """How pictures are rewritten. Threads may share it.
+    """How pictures are rewritten. Threads may share it."""
 
-    Attributes:
-        short: pixels that the short side has at most; 0: nothing is lost.
-        quality: libjpeg's, 1 to 100, of what is reduced.
-        decoded: pictures are stored as their pixels (PPM).
-    """
-
-    short: int = 0
-    quality: int = 92
-    decoded: bool = False
+    short: int = 0  # pixels that the short side has at most; 0: nothing is lost
+    quality: int = 92  # libjpeg's, 1 to 100, of what is reduced
+    decoded: bool = False  # pictures are stored as their pixels (PPM)
 
     @staticmethod
     def parse(text: str) -> ImageRecipe:
         """Of `lossless`, `short=512,quality=92` (`quality` may be left out), `decoded` or `decoded,short=256`.
 
-        Raises:
-            ValueError: it is none of these, or this build has no libjpeg-turbo.
+        Raises ValueError if it is none of these, or this build has no libjpeg-turbo.
         """
         first, _, rest = text.partition(",")
         decoded = first.strip() == "decoded"
@@ -188,17 +174,13 @@ _HEAD_BYTES: Final = 12
 
 @dataclass(slots=True)
 class BrokenPictures:
-    """Samples that are empty, beside pictures, and JPEGs and PNGs without an end.
+    """Samples that are empty, beside pictures, and JPEGs and PNGs without an end."""
 
-    Attributes:
-        pictures: how many there were.
-        empty: samples of one part that are empty, by their numbers.
-        cut_off: samples with a picture that is cut off, likewise.
-    """
-
-    pictures: int = 0
+    pictures: int = 0  # how many there were
     empty: list[int] = field(default_factory=list)
+    """Samples of one part that are empty, by their numbers."""
     cut_off: list[int] = field(default_factory=list)
+    """Samples with a picture that is cut off, likewise."""
 
     def look(
         self, first: int, counts: NDArray[np.int64], length: NDArray[np.uint64], data: memoryview

@@ -126,10 +126,9 @@ class Volumes:
     def check_all(self) -> None:
         """Checks every volume.
 
-        Raises:
-            CorruptStore: a packed volume is missing, damaged, or another one stands in its place.
-            SourceChanged: a foreign file is gone or not as it was.
-            VolumeError: the system refuses to open one.
+        Raises CorruptStore if a packed volume is missing, damaged, or another one stands in its place;
+        SourceChanged if a foreign file is gone or not as it was; VolumeError if the system refuses to open
+        one.
         """
         problems = self.problems()
         if len(problems) == 1:
@@ -187,9 +186,7 @@ class Volumes:
     def read_into(self, number: int, view: memoryview, offset: int) -> int:
         """Fills `view` from `offset` of a file volume; fewer bytes come at its end only.
 
-        Raises:
-            HeadraceError: as for `check_all`.
-            OSError: the system refuses the read.
+        Raises HeadraceError as for `check_all`, and OSError if the system refuses the read.
         """
         fd, close = self.borrow(number)
         try:
@@ -301,19 +298,12 @@ class Extent:
 
 @dataclass(slots=True)
 class OpenSegment:
-    """One segment of an open store.
+    """One segment of an open store."""
 
-    Attributes:
-        entry: its manifest entry.
-        base: global index of its first sample.
-        directory: its sample directory.
-        volumes: its volumes.
-    """
-
-    entry: Segment
-    base: int
-    directory: _native.Directory
-    volumes: Volumes
+    entry: Segment  # its manifest entry
+    base: int  # global index of its first sample
+    directory: _native.Directory  # its sample directory
+    volumes: Volumes  # its volumes
 
     def walk(
         self, begin: int = 0, end: int | None = None, step: int = 1 << 18
@@ -383,9 +373,8 @@ def open_segment(
 ) -> OpenSegment:
     """Opens a segment of the store at a folder or URL, and checks its directory against the manifest.
 
-    Raises:
-        CorruptStore: it is damaged, or not the one that the manifest means.
-        VolumeError: it cannot be read.
+    Raises CorruptStore if it is damaged, or not the one that the manifest means, and VolumeError if it cannot
+    be read.
     """
     if not is_url(where):
         directory = open_directory(os.path.join(where, entry.directory), entry)
@@ -452,10 +441,8 @@ def read_extent(
 ) -> bytearray:
     """The bytes `start` to `start + size - 1` of one extent, fewer at its end.
 
-    Raises:
-        CorruptSample: the bytes differ from the checksum, or end early.
-        SourceChanged: a foreign file is not as it was indexed.
-        VolumeError: the system refuses the read.
+    Raises CorruptSample if the bytes differ from the checksum, or end early; SourceChanged if a foreign file
+    is not as it was indexed; VolumeError if the system refuses the read.
     """
     begin = min(start, extent.length)
     end = extent.length if size is None else min(extent.length, begin + size)

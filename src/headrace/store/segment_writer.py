@@ -40,17 +40,11 @@ _PIECE_BYTES = 16 << 20
 
 
 class PackedSamples(NamedTuple):
-    """Some consecutive samples as packed.
+    """Some consecutive samples as packed."""
 
-    Attributes:
-        counts: (samples,) int64, extents of each; 0 for a sample that was skipped.
-        length: (extents,) uint64.
-        crc: (extents,) uint32.
-    """
-
-    counts: NDArray[np.int64]
-    length: NDArray[np.uint64]
-    crc: NDArray[np.uint32]
+    counts: NDArray[np.int64]  # (samples,) int64, extents of each; 0 for a sample that was skipped
+    length: NDArray[np.uint64]  # (extents,) uint64
+    crc: NDArray[np.uint32]  # (extents,) uint32
 
     @staticmethod
     def of(counts: Any, length: Any, crc: Any) -> PackedSamples:
@@ -155,8 +149,7 @@ def _valid_records(data: bytes) -> tuple[list[bytes], int]:
 
 
 VOLUME_BYTES = 4 << 30
-JOURNAL_BYTES = 64 << 20
-"""Bytes between two records of the journal: what a kill can cost, at most."""
+JOURNAL_BYTES = 64 << 20  # bytes between two records of the journal: what a kill can cost, at most
 
 
 class Placement(NamedTuple):
@@ -248,8 +241,7 @@ class SegmentWriter:
 
         `note`, where it is given, becomes the writer's, with these samples.
 
-        Raises:
-            VolumeError: the disk is full or refuses the data.
+        Raises VolumeError if the disk is full or refuses the data.
         """
         place = self._placer.place(samples.counts, samples.length)
         ends = np.cumsum(samples.length.astype(np.int64)).tolist()

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _SLICE = 1 << 17
 _POWERS = 64
 _BATCH = 256
-_TREE_FILES_ASKED = 500
-"""Files of a folder whose residency stands for the rest."""
+_TREE_FILES_ASKED = 500  # files of a folder whose residency stands for the rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,8 @@ if TYPE_CHECKING:
 
 _TOKENIZER_BYTES_MAX: Final = 1 << 30
 
-_TEXTS_AT_ONCE: Final = 2048
-"""Texts of a stream that are encoded together."""
-
-_READ_BYTES: Final = 4 << 20
-"""Bytes of a source that are read and encoded together."""
+_TEXTS_AT_ONCE: Final = 2048  # texts of a stream that are encoded together
+_READ_BYTES: Final = 4 << 20  # bytes of a source that are read and encoded together
 
 
 _FILES: Final = frozenset({"folder", "objects", "manifest", "tar", "compressed tar"})

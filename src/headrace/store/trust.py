@@ -45,8 +45,7 @@ _SYSTEM_FOLDER = "/var/lib/headrace"
 _SHOWN = 5
 
 _log = logging.getLogger("headrace")
-_agreed: set[str] = set()
-"""By this process, should there be no folder to write it down in."""
+_agreed: set[str] = set()  # by this process, should there be no folder to write it down in
 
 
 def check_trust(kind: Kind, where: str, manifest: Manifest, trust: Trust = None) -> None:
@@ -58,8 +57,7 @@ def check_trust(kind: Kind, where: str, manifest: Manifest, trust: Trust = None)
         manifest: its manifest.
         trust: places that the caller agrees to, from now on.
 
-    Raises:
-        StoreError: nobody has agreed to them.
+    Raises StoreError if nobody has agreed to them.
     """
     places = _places(kind, where, manifest)
     if not places:

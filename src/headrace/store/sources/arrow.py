@@ -52,23 +52,17 @@ _METADATA_BYTES_MAX = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ArrowColumns:
-    """Which columns of a table are used.
+    """Which columns of a table are used."""
 
-    Attributes:
-        data: names of the columns whose values are the samples' parts.
-        label: the name of the column of labels, or None.
-        class_names: what the schema says labels 0, 1, ... are called, or None.
-        numbers: names of the columns of numbers that become columns of the store.
-        left: names of the columns that are not used.
-        dtypes: of the parts that are numbers, or lists of them: of which type.
-    """
-
-    data: tuple[str, ...]
-    label: str | None
+    data: tuple[str, ...]  # names of the columns whose values are the samples' parts
+    label: str | None  # the name of the column of labels, or None
     class_names: tuple[bytes, ...] | None
+    """What the schema says labels 0, 1, ... are called, or None."""
     numbers: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    """Names of the columns of numbers that become columns of the store."""
+    left: tuple[str, ...] = ()  # names of the columns that are not used
     dtypes: dict[str, str] = field(default_factory=dict)
+    """Of the parts that are numbers, or lists of them: of which type."""
 
     @property
     def read(self) -> list[str]:
@@ -243,27 +237,19 @@ def _names(schema: Any, label: str | None) -> tuple[bytes, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Where the values of one array lie.
+    """Where the values of one array lie."""
 
-    Attributes:
-        buffer: the `pyarrow.Buffer` that holds them all, or None where there are no bytes.
-        start: (n,) int64, in `buffer`.
-        length: (n,) int64, in bytes.
-        valid: (n,) bool, false for nulls; None where there are none.
-    """
-
-    buffer: Any
-    start: NDArray[np.int64]
-    length: NDArray[np.int64]
-    valid: NDArray[np.bool_] | None
+    buffer: Any  # the `pyarrow.Buffer` that holds them all, or None where there are no bytes
+    start: NDArray[np.int64]  # (n,) int64, in `buffer`
+    length: NDArray[np.int64]  # (n,) int64, in bytes
+    valid: NDArray[np.bool_] | None  # (n,) bool, false for nulls; None where there are none
 
 
 def values_of(array: Any, path: str) -> Values:
     """Where the values of a `pyarrow.Array` of bytes lie.
 
-    Raises:
-        NotInPlace: its type spreads them over several buffers.
-        SourceError: its offsets leave its buffers or run backwards.
+    Raises NotInPlace if its type spreads them over several buffers, and SourceError if its offsets leave its
+    buffers or run backwards.
     """
     t, kind, count = _types(), array.type, len(array)
     valid = None
@@ -326,8 +312,7 @@ def _offsets(array: Any, path: str) -> NDArray[np.int64]:
 def number_array(array: Any, name: str, path: str) -> NDArray[Any]:
     """(n,) the numbers of a `pyarrow.Array`, or NaN in float64 for nulls, where there are some.
 
-    Raises:
-        SourceError: there are nulls, and integers that float64 does not hold.
+    Raises SourceError if there are nulls, and integers that float64 does not hold.
     """
     if _types().is_boolean(array.type):
         array = array.cast("int8")
@@ -357,8 +342,7 @@ class LabelReader:
     def read(self, array: Any) -> NDArray[np.int64]:
         """(n,) int64 labels, -1 for nulls.
 
-        Raises:
-            SourceError: a label is below -1, or a dictionary contradicts itself.
+        Raises SourceError if a label is below -1, or a dictionary contradicts itself.
         """
         t, name = _types(), self.name or ""
         table = None
@@ -519,8 +503,7 @@ class _Table:
     def place(self, values: Values) -> NDArray[np.uint64]:
         """Where values lie in the file.
 
-        Raises:
-            NotInPlace: they do not.
+        Raises NotInPlace if they do not.
         """
         if values.buffer is None or not int(values.length.sum()):
             return np.zeros(len(values.start), np.uint64)

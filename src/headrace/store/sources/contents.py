@@ -130,8 +130,7 @@ def judge(path: str, formats: Mapping[str, float], wanted: str | None = None) ->
         formats: how many files have each (`format_of`); companions are not counted.
         wanted: the user's own word: `files`, a family, `npy` for rows, `lines`, or one of `SHARD_KINDS`.
 
-    Raises:
-        SourceError: the files are of several kinds, or none is of the wanted one.
+    Raises SourceError if the files are of several kinds, or none is of the wanted one.
     """
     counts = Counter[str]()
     for name, count in formats.items():
@@ -177,8 +176,7 @@ def sort_files(
 ) -> tuple[FolderKind, set[bytes], list[str]]:
     """What the files below a folder are, which of them are no samples, and a line that says so.
 
-    Raises:
-        SourceError: they are of several kinds, or of several splits of one data set.
+    Raises SourceError if they are of several kinds, or of several splits of one data set.
     """
     if wanted == "files":
         return FolderKind("files"), set(), []
@@ -231,8 +229,7 @@ _WORDS: Final = re.compile(r"[^a-z]+")
 def check_splits(path: str, verdict: FolderKind, names: Iterable[bytes]) -> None:
     """Who trains on the test set by mistake is not told by anybody.
 
-    Raises:
-        SourceError: the names are those of several splits; says which one to name.
+    Raises SourceError if the names are those of several splits; says which one to name.
     """
     splits: dict[str, str] = {}
     for name in names:
@@ -257,15 +254,11 @@ def check_splits(path: str, verdict: FolderKind, names: Iterable[bytes]) -> None
 
 @dataclass(frozen=True, slots=True)
 class LibraryFolder:
-    """A data set that a library wrote as a folder.
-
-    Attributes:
-        kind: `zarr`, `lmdb`, `lance`, `mds`, `litdata`, `arrow`, `megatron`; `folder`: another one has it.
-        paths: its shards, or the folder itself.
-    """
+    """A data set that a library wrote as a folder."""
 
     kind: str
-    paths: list[str]
+    """`zarr`, `lmdb`, `lance`, `mds`, `litdata`, `arrow`, `megatron`; `folder`: another one has it."""
+    paths: list[str]  # its shards, or the folder itself
 
 
 _JSON_BYTES_MAX: Final = 64 << 20
@@ -286,8 +279,7 @@ _REFUSED: Final = {
 def library_folder(path: str) -> LibraryFolder | None:
     """What a library wrote, by the files that it puts beside its data; None: a folder of files.
 
-    Raises:
-        SourceError: it cannot be read here; names it, and says what can be done.
+    Raises SourceError if it cannot be read here; names it, and says what can be done.
     """
 
     def has(*names: str) -> bool:

@@ -57,9 +57,7 @@ _OPENERS = {
 }
 """Kinds of which several files make one source: the module, and the function in it that opens them."""
 
-LIBRARIES = frozenset({"zarr", "lmdb", "lance"})
-"""Of which one folder is a data set."""
-
+LIBRARIES = frozenset({"zarr", "lmdb", "lance"})  # of which one folder is a data set
 _IN_OBJECTS = {"tar", "tfrecord", "mds", "parquet", "jsonl", "lines"}
 """Kinds that are read where they lie in an object store."""
 
@@ -88,8 +86,7 @@ def open_source(
         options: how to read it.
         objects: reads URLs; one with default options is made if there are some.
 
-    Raises:
-        SourceError: it is nothing that headrace can read, or is damaged.
+    Raises SourceError if it is nothing that headrace can read, or is damaged.
     """
     opened = _open_any(source, options, objects)
     return _without_labels(opened) if options.label == "" else opened
@@ -232,9 +229,7 @@ def _open_kind(kind: str, paths: list[str], options: SourceOptions) -> Scan | St
 RIEGELI_MAGIC = bytes.fromhex("83af70d10d884a3f0000000000000000 4000000000000000".replace(" ", ""))
 """How each Riegeli file begins: the header of its first block, and where its first chunk ends."""
 
-_LMDB_MAGIC = bytes.fromhex("dec0efbe")
-"""Behind the header of an LMDB's first page."""
-
+_LMDB_MAGIC = bytes.fromhex("dec0efbe")  # behind the header of an LMDB's first page
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 _TABLES: tuple[tuple[str, tuple[bytes, ...], tuple[str, ...]], ...] = (

@@ -39,14 +39,9 @@ if TYPE_CHECKING:
 BATCH_BYTES = 16 << 20
 """Bytes read by one task: long enough to hide its hand-over, short enough to keep few in memory."""
 
-BATCH_SAMPLES = 8192
-"""Samples read by one task, for tiny samples."""
-
-_OPEN_MAX = 8
-"""Files that one task has open at once."""
-
-LARGE_BYTES = 128 << 20
-"""A sample above this is copied in pieces instead of being held in memory."""
+BATCH_SAMPLES = 8192  # samples read by one task, for tiny samples
+_OPEN_MAX = 8  # files that one task has open at once
+LARGE_BYTES = 128 << 20  # a sample above this is copied in pieces instead of being held in memory
 
 
 class ReadPlan(NamedTuple):
@@ -60,25 +55,16 @@ class ReadPlan(NamedTuple):
 
 @dataclass(slots=True)
 class SourceBatch:
-    """The bytes of a batch.
+    """The bytes of a batch."""
 
-    Attributes:
-        plan: which samples.
-        data: their extents back to back (skipped samples' left out); None for a large one.
-        counts: (samples,) int64, extents of each sample; 0 for a skipped one.
-        length: (extents,) uint64.
-        crc: (extents,) uint32.
-        problems: why samples were skipped.
-        buffer: what `data` looks into, to be given back.
-    """
-
-    plan: ReadPlan
-    counts: NDArray[np.int64]
-    length: NDArray[np.uint64]
-    crc: NDArray[np.uint32]
+    plan: ReadPlan  # which samples
+    counts: NDArray[np.int64]  # (samples,) int64, extents of each sample; 0 for a skipped one
+    length: NDArray[np.uint64]  # (extents,) uint64
+    crc: NDArray[np.uint32]  # (extents,) uint32
     data: memoryview | None = None
-    problems: list[Problem] = field(default_factory=list)
-    buffer: bytearray | None = None
+    """Their extents back to back (skipped samples' left out); None for a large one."""
+    problems: list[Problem] = field(default_factory=list)  # why samples were skipped
+    buffer: bytearray | None = None  # what `data` looks into, to be given back
 
 
 def plan_batches(scan: Scan, begin: int = 0, batch_bytes: int = BATCH_BYTES) -> Iterator[ReadPlan]:
@@ -127,9 +113,7 @@ class ScanReader:
     def read(self, plan: ReadPlan) -> SourceBatch:
         """Reads one batch; of a large sample only what is known of it.
 
-        Raises:
-            SourceChanged: a file is not as it was listed.
-            SourceError: a file cannot be read.
+        Raises SourceChanged if a file is not as it was listed, and SourceError if a file cannot be read.
         """
         columns = self._scan.columns
         firsts = self._firsts[plan.begin : plan.end + 1].astype(np.int64)

@@ -46,12 +46,8 @@ if TYPE_CHECKING:
 
 
 _READ_BYTES = 8 << 20
-_CHUNK_BYTES_MAX = 256 << 20
-"""A chunk above this is read in pieces, and decompressed for each."""
-
-_VARIABLE_BYTES = 64 << 10
-"""A guess at a value of variable length."""
-
+_CHUNK_BYTES_MAX = 256 << 20  # a chunk above this is read in pieces, and decompressed for each
+_VARIABLE_BYTES = 64 << 10  # a guess at a value of variable length
 _ERRORS = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError, RecursionError)
 """What h5py raises over damaged files."""
 

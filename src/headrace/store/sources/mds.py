@@ -227,8 +227,7 @@ def _list_rows(
 ) -> tuple[Rows, _Heads]:  # fmt: skip
     """The rows of a shard; of MDS, which says itself what its columns are, without `columns`.
 
-    Raises:
-        SourceError: the shard is damaged, or its parts are not encoded as the first one's `encodings`.
+    Raises SourceError if the shard is damaged, or its parts are not encoded as the first one's `encodings`.
     """
     with Window(path) as window:
         if columns is None:

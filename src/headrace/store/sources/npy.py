@@ -135,15 +135,13 @@ def _opened(path: str) -> Iterator[tuple[IO[bytes], os.stat_result]]:
         raise unreadable(path, e, "Check the file.") from e
 
 
-_FEW: Final = 64
-"""So many files of arrays may be a data set's rows; more are samples."""
+_FEW: Final = 64  # so many files of arrays may be a data set's rows; more are samples
 
 
 def check_not_rows(root: str, names: list[bytes]) -> None:
     """Refuse a folder of a few arrays, of which each file, or each row, could be the sample.
 
-    Raises:
-        SourceError: the folder is such a one.
+    Raises SourceError if the folder is such a one.
     """
     if len(names) > _FEW or any(
         b"/" in name or not name.lower().endswith(b".npy") for name in names
@@ -239,8 +237,7 @@ def read_npy_header(f: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
 
     Numpy's own parser repairs and warns; this one refuses.
 
-    Raises:
-        ValueError: the header is cut off, damaged or larger than any that numpy writes.
+    Raises ValueError if the header is cut off, damaged or larger than any that numpy writes.
     """
     try:
         return _parse_header(f)

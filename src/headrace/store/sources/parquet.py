@@ -152,21 +152,13 @@ _PAGE_NAMES = {0: "PLAIN", 2: "dictionary", 5: "DELTA", 6: "DELTA_LENGTH", 7: "D
 
 @dataclass(frozen=True, slots=True)
 class ColumnChunk:
-    """One column of one row group.
+    """One column of one row group."""
 
-    Attributes:
-        start: offset of its first page in the file.
-        size: bytes of all its pages.
-        rows: values in it, nulls included.
-        width: bytes of each value, or None where each has its length before it.
-        nullable: whether pages may begin with definition levels.
-    """
-
-    start: int
-    size: int
-    rows: int
-    width: int | None
-    nullable: bool
+    start: int  # offset of its first page in the file
+    size: int  # bytes of all its pages
+    rows: int  # values in it, nulls included
+    width: int | None  # bytes of each value, or None where each has its length before it
+    nullable: bool  # whether pages may begin with definition levels
 
 
 def list_values(
@@ -174,9 +166,8 @@ def list_values(
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
     """Offsets and lengths of a chunk's values, each (rows,) uint64.
 
-    Raises:
-        NotInPlace: a page is encoded otherwise, or holds nulls.
-        SourceError: the pages contradict themselves.
+    Raises NotInPlace if a page is encoded otherwise, or holds nulls, and SourceError if the pages contradict
+    themselves.
     """
     path, end = window.path, chunk.start + chunk.size
     if chunk.start < 4 or chunk.size < 0 or end > window.size:
@@ -263,23 +254,16 @@ def _first_value(
 
 @dataclass(frozen=True, slots=True)
 class PageHeader:
-    """What matters of a page's header.
+    """What matters of a page's header."""
 
-    Attributes:
-        size: bytes of the page behind its header.
-        values: values in it, nulls included; None for a page without values of rows.
-        encoding: of the values.
-        levels_bytes: bytes of levels before them, where the header says it (version 2).
-        nulls: nulls among the values, where the header says it (version 2).
-        compressed: whether the header's two sizes differ.
-    """
-
-    size: int
+    size: int  # bytes of the page behind its header
     values: int | None = None
-    encoding: int | None = None
+    """Values in it, nulls included; None for a page without values of rows."""
+    encoding: int | None = None  # of the values
     levels_bytes: int | None = None
-    nulls: int = 0
-    compressed: bool = False
+    """Bytes of levels before them, where the header says it (version 2)."""
+    nulls: int = 0  # nulls among the values, where the header says it (version 2)
+    compressed: bool = False  # whether the header's two sizes differ
 
 
 def read_page_header(window: Window, at: int, end: int) -> tuple[PageHeader, int]:
@@ -325,9 +309,7 @@ def _page_header(fields: dict[int, Any]) -> PageHeader:
     )
 
 
-_READ_BYTES = 16 << 20
-"""Bytes that a stream reads at once, about."""
-
+_READ_BYTES = 16 << 20  # bytes that a stream reads at once, about
 _LABELS_AT_ONCE = 1 << 16
 
 _CODECS = {"1": "SNAPPY", "2": "GZIP", "3": "LZO", "4": "BROTLI", "5": "LZ4", "6": "ZSTD",
@@ -389,8 +371,7 @@ class _File:
     def chunks(self, window: Window, name: str) -> list[ColumnChunk]:
         """The pieces of a column, one for each row group.
 
-        Raises:
-            NotInPlace: it is compressed or nested.
+        Raises NotInPlace if it is compressed or nested.
         """
         chunks = []
         for group in self._row_groups(window):

@@ -129,25 +129,19 @@ def file_volume(path: str, status: os.stat_result) -> VolumeEntry:
 
 @dataclass(slots=True)
 class Scan:
-    """A source whose samples lie at known places.
-
-    Attributes:
-        columns: names, extents, labels. For a tree, offsets are 0 and mtime is set.
-        volumes: what `columns.volume` counts.
-        source: how to scan this again; goes into the manifest.
-        skipped: what was left out (only with `on_error="skip"`).
-        notes: what was left out because it is no sample, and why there are no labels.
-        objects: reads volumes that are objects.
-        modes: st_mode and st_gid of a tree's files and folders, each once.
-    """
+    """A source whose samples lie at known places."""
 
     columns: DirectoryColumns
-    volumes: tuple[VolumeEntry, ...]
-    source: dict[str, Any]
+    """Names, extents, labels. For a tree, offsets are 0 and mtime is set."""
+    volumes: tuple[VolumeEntry, ...]  # what `columns.volume` counts
+    source: dict[str, Any]  # how to scan this again; goes into the manifest
     skipped: list[Problem] = field(default_factory=list)
+    """What was left out (only with `on_error="skip"`)."""
     notes: list[str] = field(default_factory=list)
-    objects: ObjectEngine | None = None
+    """What was left out because it is no sample, and why there are no labels."""
+    objects: ObjectEngine | None = None  # reads volumes that are objects
     modes: set[tuple[int, int]] = field(default_factory=set)
+    """The st_mode and st_gid of a tree's files and folders, each once."""
 
     def readers(self) -> int:
         """Who may read all of it, as the mode of a folder that holds a copy."""
@@ -328,36 +322,25 @@ def check_unchanged(path: str, status: os.stat_result, size: int, mtime_ns: int 
 LABEL_NAMES = ("label", "labels", "y")
 """What a column or an array of labels is called where nobody says which it is."""
 
-ROWS_MAX = 1 << 40
-"""Rows of one file: more is damage, and would not fit into memory as names."""
-
+ROWS_MAX = 1 << 40  # rows of one file: more is damage, and would not fit into memory as names
 _DIGITS = 7
 _PROBLEMS_KEPT = 1000
 
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of one file.
+    """The rows of one file."""
 
-    Attributes:
-        volume: the file.
-        count: rows in the file.
-        parts: for each part, offset and length of each kept row.
-        labels: (kept,) int64, -1 for none, or None.
-        kept: (kept,) int64, which rows are samples; None for all.
-        crc: (kept,) uint32, where rows have one part and a checksum; else None.
-        problems: why the others are not.
-        columns: (kept,) numbers each, by name, which become columns of the store.
-    """
-
-    volume: VolumeEntry
-    count: int
-    parts: dict[bytes, Place]
-    labels: NDArray[np.int64] | None = None
-    kept: NDArray[np.int64] | None = None
+    volume: VolumeEntry  # the file
+    count: int  # rows in the file
+    parts: dict[bytes, Place]  # for each part, offset and length of each kept row
+    labels: NDArray[np.int64] | None = None  # (kept,) int64, -1 for none, or None
+    kept: NDArray[np.int64] | None = None  # (kept,) int64, which rows are samples; None for all
     crc: NDArray[np.uint32] | None = None
-    problems: list[Problem] = field(default_factory=list)
+    """(kept,) uint32, where rows have one part and a checksum; else None."""
+    problems: list[Problem] = field(default_factory=list)  # why the others are not
     columns: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """(kept,) numbers each, by name, which become columns of the store."""
 
 
 class NotInPlace(Exception):
@@ -437,8 +420,7 @@ def choose_label(
 def count_unlabelled(listed: Scan | Stream, columns: DirectoryColumns) -> tuple[int, list[str]]:
     """How many samples have no label, and a note that says so where labels were read.
 
-    Raises:
-        SourceError: labels were asked for by name, and no sample has one.
+    Raises SourceError if labels were asked for by name, and no sample has one.
     """
     labels, source = columns.labels, listed.source
     missing = columns.samples if labels is None else int(np.count_nonzero(labels < 0))
@@ -477,9 +459,8 @@ def scan_rows(
 ) -> Scan:
     """Joins the rows of several files; `notes` are `Scan.notes`.
 
-    Raises:
-        SourceError: an extent leaves its file, the files differ, a row cannot be a sample (unless
-            `on_error` is `skip`), or there are no rows.
+    Raises SourceError if an extent leaves its file, the files differ, a row cannot be a sample (unless
+    `on_error` is `skip`), or there are no rows.
     """
     for file in files:
         _check_places(file)
@@ -526,8 +507,7 @@ def _check_alike(files: Sequence[Rows]) -> None:
 def joined_numbers(pieces: Sequence[NDArray[Any]], name: str, path: str) -> NDArray[Any]:
     """(n,) a column out of its pieces: float64 where any of them is, since nulls are NaN.
 
-    Raises:
-        SourceError: another has integers that float64 does not hold.
+    Raises SourceError if another has integers that float64 does not hold.
     """
     column = np.concatenate(pieces)
     for piece in pieces if column.dtype.kind == "f" else ():
@@ -538,8 +518,7 @@ def joined_numbers(pieces: Sequence[NDArray[Any]], name: str, path: str) -> NDAr
     return column
 
 
-EXACT: Final = 2.0**53
-"""From here on float64 does not hold every integer."""
+EXACT: Final = 2.0**53  # from here on float64 does not hold every integer
 
 
 def inexact(name: str, path: str, example: str) -> SourceError:

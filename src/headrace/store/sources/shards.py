@@ -45,19 +45,13 @@ _BUFFER_BYTES = 1 << 20
 
 
 class ObjectName(str):
-    """A URL with its engine.
-
-    Attributes:
-        engine: reads it.
-        remote: size and version, as the scan met them.
-        head: its first bytes.
-    """
+    """A URL with its engine."""
 
     __slots__ = ("engine", "head", "remote")
 
-    engine: ObjectEngine
-    remote: RemoteObject
-    head: bytes
+    engine: ObjectEngine  # reads it
+    remote: RemoteObject  # size and version, as the scan met them
+    head: bytes  # its first bytes
 
     @classmethod
     def of(cls, remote: RemoteObject, engine: ObjectEngine, head: bytes) -> ObjectName:
@@ -70,8 +64,7 @@ class ObjectName(str):
 def read_head(path: str, size: int) -> bytes:
     """The first bytes of a file or object, `size` or fewer.
 
-    Raises:
-        OSError: it cannot be read.
+    Raises OSError if it cannot be read.
     """
     if isinstance(path, ObjectName):
         if size > len(path.head) < path.remote.size:
@@ -103,9 +96,8 @@ def is_compressed(head: bytes) -> bool:
 def opened(path: str) -> io.BufferedReader:
     """A file or object to be read front to back, decompressed where its own first bytes say so.
 
-    Raises:
-        SourceError: it cannot be opened; when it is read: it is damaged, or ends too early.
-        MissingPackage: it is compressed with zstd, whose library is not installed.
+    Raises SourceError if it cannot be opened, or, when it is read, is damaged or ends too early; MissingPackage
+    if it is compressed with zstd, whose library is not installed.
     """
     head = read_head(path, 8)
     how = _decompressor(path, head) if is_compressed(head) else None
@@ -386,9 +378,8 @@ def open_objects(
 ) -> Scan | Stream:
     """Lists the objects that URLs and patterns stand for.
 
-    Raises:
-        SourceError: there are none, or they cannot be used where they lie.
-        VolumeError: one cannot be read.
+    Raises SourceError if there are none, or they cannot be used where they lie, and VolumeError if one cannot
+    be read.
     """
     from headrace.io.objects.engine import ObjectEngine
     from headrace.io.objects.listing import expand
@@ -428,8 +419,7 @@ def open_objects(
 def _look_at(names: list[str], engine: ObjectEngine) -> tuple[list[ObjectName], list[str]]:
     """Objects with their sizes, versions and first bytes; and those that are empty.
 
-    Raises:
-        VolumeError: one cannot be read.
+    Raises VolumeError if one cannot be read.
     """
     from headrace.io.objects.reading import RemoteObject
 

@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BLOCK = 512
-_EXTENSION_BYTES_MAX = 1 << 20
-"""Longest long name or pax header that is believed."""
-
+_EXTENSION_BYTES_MAX = 1 << 20  # longest long name or pax header that is believed
 _LABEL_PART = b"cls"
 _LABEL_BYTES_MAX = 32
 _EXTENSION_KINDS = (b"L", b"K", b"x", b"g", b"X")

@@ -183,8 +183,7 @@ def parse_line(line: bytes | memoryview, name: str | None = None) -> Any:
         line: in UTF-8.
         name: the field that is wanted: of two that are called so, each reader takes another one.
 
-    Raises:
-        ValueError: it is no JSON in UTF-8, or has the field twice.
+    Raises ValueError if it is no JSON in UTF-8, or has the field twice.
     """
     text = str(line, "utf-8")
     value = json.loads(text)
@@ -349,8 +348,7 @@ def _labels_of_words(
     Returns:
         The labels; and the names of classes 0, 1, ..., sorted, if the cells are words.
 
-    Raises:
-        SourceError: numbers and words are mixed, or a number is not whole or out of range.
+    Raises SourceError if numbers and words are mixed, or a number is not whole or out of range.
     """
 
     def cell(word: str) -> str:
