@@ -125,12 +125,14 @@ def _piece(store: Store, segment: Any, begin: int, end: int) -> dict[str, Any] |
     wanted = np.arange(first, last, dtype=np.int64)
     extents = segment.directory.extents_of(wanted)
     numbers = [store.parts.index(os.fsdecode(p)) for p in segment.directory.part_names]
+    part = np.array(numbers, np.int64)[extents["part"]]
+    order = np.lexsort((part, extents["sample"]))  # as batches have them
     return {
         "names": segment.directory.names(wanted),
-        "length": extents["length"],
+        "length": extents["length"][order],
         "counts": np.bincount(extents["sample"] - first, minlength=last - first).astype(np.int64),
-        "part": np.array(numbers, np.int64)[extents["part"]],
-        "crc": extents["crc"] if segment.directory.has_crc else None,
+        "part": part[order],
+        "crc": extents["crc"][order] if segment.directory.has_crc else None,
     }
 
 
@@ -237,36 +239,21 @@ class Stager:
             raise self._source.failure_error(sample, failure)
         first, last = int(self._firsts[begin]), int(self._firsts[end])
         columns = self._share.columns
-        lengths = columns.length[first:last].astype(np.int64)
-        data = self._in_order(begin, end, batch, lengths)
-        if columns.crc is None:
-            ends = np.cumsum(lengths).tolist()
-            starts = [0, *ends[:-1]]
-            self.crc[first:last] = [crc32c(data[a:b]) for a, b in zip(starts, ends, strict=True)]
-        write_all(self._fd, data, int(columns.offset[first]) if last > first else 0)
-        self.samples_done = end
-        self.bytes_done += len(data)
-        self.source_bytes += max(len(data), int(batch.stats["bytes_read"]))
-
-    def _in_order(
-        self, begin: int, end: int, batch: _native.Batch, lengths: NDArray[np.int64]
-    ) -> NDArray[np.uint8]:
-        """A batch's extents back to back; without a copy where they lie so."""
         counts = np.diff(self._firsts[begin : end + 1])
         slots = np.repeat(np.arange(end - begin, dtype=np.int64), counts) * batch.parts
-        part = self._share.columns.part
-        if part is not None:
-            first, last = int(self._firsts[begin]), int(self._firsts[end])
-            slots += part[first:last].astype(np.int64)
-        starts = batch.offsets[slots]
-        if not np.array_equal(batch.lengths[slots], lengths):
+        if columns.part is not None:
+            slots += columns.part[first:last].astype(np.int64)
+        lengths = columns.length[first:last].astype(np.int64)
+        nbytes = int(lengths.sum())
+        if not np.array_equal(batch.lengths[slots], lengths) or int(batch.lengths.sum()) != nbytes:
             raise AssertionError("the source's sizes changed under an open store")
-        if not len(starts):
-            return np.zeros(0, np.uint8)
-        if np.array_equal(starts[1:], starts[:-1] + lengths[:-1]):
-            return batch.data[int(starts[0]) : int(starts[0]) + int(lengths.sum())]
-        ranges = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-        return np.concatenate([batch.data[a:b] for a, b in ranges])
+        at = int(columns.offset[first]) if last > first else 0
+        checksums = _native.write_samples(self._fd, at, batch, np.arange(end - begin))
+        if columns.crc is None:
+            self.crc[first:last] = checksums[slots]
+        self.samples_done = end
+        self.bytes_done += nbytes
+        self.source_bytes += max(nbytes, int(batch.stats["bytes_read"]))
 
     def _copy_large(self, sample: int) -> None:
         columns = self._share.columns
