@@ -43,7 +43,7 @@ REQUESTS = [
         1,
         "cd",
         ["jpg", "cls"],
-        Direct([".png"], False, ["image"], "label", "files"),
+        Direct((".png",), False, ("image",), "label", "files"),
     ),
     Ask(3, 1, bytes(80), [1, 2]),
     Hurry(3),

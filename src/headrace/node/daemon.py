@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 def automatic_ram_bytes() -> int:
     """Half of the memory that machine and cgroup have left, 2 GiB left alone."""
-    everything = 1 << 60
-    return memory_quota("auto", far=True, data_bytes=everything, available_bytes=available_memory())
+    return memory_quota("auto", far=True, data_bytes=1 << 60, available_bytes=available_memory())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from headrace.errors import HeadraceError, SourceChanged
 from headrace.machine.host import available_memory
 from headrace.node.served import ServedData, Want
@@ -146,13 +148,7 @@ class OpenDatasets:
         direct, options = request.direct, None
         try:
             if direct is not None:
-                options = SourceOptions(
-                    extensions=None if direct.extensions is None else tuple(direct.extensions),
-                    prefix_names=direct.prefix_names,
-                    column=None if direct.column is None else tuple(direct.column),
-                    label=direct.label,
-                    format=direct.format,
-                )
+                options = SourceOptions(**msgspec.structs.asdict(direct))
             path = os.fsdecode(request.path)
             store = reopen(path, request.segments, request.fingerprint, options)
             _ = store.nbytes  # looked at here rather than in the loop

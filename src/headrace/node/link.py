@@ -475,15 +475,8 @@ class Attaching:
 
     def _open(self, link: Link, address: StoreAddress) -> Opened:
         source, ticket = address.direct, link.new_ticket()
-        direct = None
-        if source is not None:
-            direct = Direct(
-                None if source.extensions is None else list(source.extensions),
-                source.prefix_names,
-                None if source.column is None else list(source.column),
-                source.label,
-                source.format,
-            )
+        names = Direct.__struct_fields__
+        direct = None if source is None else Direct(*(getattr(source, name) for name in names))
         link.send(
             Open(
                 ticket, os.fsencode(address.path), address.segments, address.fingerprint,

@@ -68,9 +68,9 @@ class Hello(_Message, frozen=True, tag="hello"):
 class Direct(_Message, frozen=True):
     """How a source that is no store is opened; see `SourceOptions`."""
 
-    extensions: Annotated[list[Text], Meta(max_length=64)] | None
+    extensions: Annotated[tuple[Text, ...], Meta(max_length=64)] | None
     prefix_names: bool
-    column: Annotated[list[Text], Meta(max_length=64)] | None
+    column: Annotated[tuple[Text, ...], Meta(max_length=64)] | None
     label: Text | None
     format: Text | None
 
