@@ -91,7 +91,7 @@ def test_a_limit_can_be_turned_at_run_time():
     assert limit.wait_s(Cost(1.0), 0.0) == pytest.approx(0.01)
     limit.set_rates((None, None, None), 0.0)
     assert limit.wait_s(Cost(1.0), 0.0) == 0.0
-    with pytest.raises(ValueError, match="bytes is 0 per second"):
+    with pytest.raises(ValueError, match="bytes_per_s is 0"):
         limit.set_rates((0, None, None), 0.0)
     assert not limit.limited
 

@@ -49,7 +49,6 @@ class Trial:
     stall: float  # share of the consumer's time that it waited before
     pinned: bool = False
     """Whether the reads in flight were as many as allowed before: each of them counted."""
-    corrections: int = 0  # how often the change was taken back in part
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +120,6 @@ PLAUSIBLE_BYTES_PER_S = 2e9  # up to here a storage may well give several times 
 TRANSITION_MAX_S = 8.0  # so long at most the tuner waits for what was begun under the old setting
 PINNED = 0.9
 """Share of the allowed reads in flight from which on the number allowed is what bounds them."""
-
-CORRECTIONS_MAX = 5
 
 READS, BYTES, DECODE = "reads_in_flight", "buffer_bytes", "decode_threads"
 
@@ -449,41 +446,14 @@ class _Situation:
         return self._took_too_much(trial)
 
     def _took_too_much(self, trial: Trial) -> KnobDecision:
-        """Give back what a lower setting lacks, or all of it."""
+        """Give back what was taken; what it lacked is known now."""
         knob = next(iter(self.short_of()), trial.knob)
         if getattr(trial.before, knob) == getattr(self.knobs, knob):
             knob = trial.knob
         now = getattr(self.knobs, knob)
         text = f"waiting {trial.stall:.1%} -> {self.window.stall:.1%}, short of {knob} at {now:,}"
         memory = self.memory.with_floor(knob, now, self.now_s)
-        between = self._between(trial, knob)
-        if knob == BYTES:
-            wanted = self.need()
-            if wanted is None or self.knobs.buffer_bytes < 0.98 * wanted.buffer_bytes:
-                between = None  # slow reads may hold up the consumer now and then: that takes longer to see
-        if between is not None and trial.corrections < CORRECTIONS_MAX:
-            trial = replace(trial, corrections=trial.corrections + 1)
-            return self.change(between, "correct", text, replace(memory, trial=trial))
         return self.change(trial.before, "roll back", text, replace(memory, trial=None))
-
-    def _between(self, trial: Trial, knob: str) -> Knobs | None:
-        """A setting between the one that served and this one that does not."""
-        window, now, before = (
-            self.window,
-            getattr(self.knobs, knob),
-            getattr(trial.before, knob),
-        )
-        if knob == READS:
-            # Below saturation the rate is proportional to the reads in flight.
-            lack = 1.0 / max(0.2, 1.0 - window.stall)
-            if trial.stall > STALL_OK:
-                lack = self.memory.best_read_rate / max(1.0, window.read_rate)
-            target = max(now + 1, math.ceil(now * max(1.1, min(4.0, lack) * 1.02)))
-        elif knob == BYTES:
-            target = int(max(now + self.batch_bytes(), math.sqrt(now * before)))
-        else:
-            target = now + 1
-        return self.knobs.turned({knob: target}) if target < 0.96 * before else None
 
     def _begin_regime(self, news: str) -> KnobDecision:
         """Storage or consumer have changed: what was learned is no longer true."""
