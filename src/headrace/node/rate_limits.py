@@ -332,15 +332,7 @@ END_S = 1.0
 
 
 class LeaseAgent:
-    """Speaks for one plane, from `start` to `close`.
-
-    Args:
-        endpoint: the controller.
-        limits: keeps to its leases.
-        state: figures for those who watch; called in the agent's thread.
-        leased: called with each lease that counts, in the agent's thread.
-        clock: a monotonic one, the same as that of `limits`.
-    """
+    """Speaks for one plane, from `start` to `close`."""
 
     def __init__(
         self,
@@ -350,11 +342,11 @@ class LeaseAgent:
         leased: Callable[[Lease], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._endpoint = endpoint
-        self._limits = limits
-        self._state = state
-        self._leased = leased
-        self._clock = clock
+        self._endpoint = endpoint  # the controller
+        self._limits = limits  # keeps to its leases
+        self._state = state  # figures for those who watch; called in the agent's thread
+        self._leased = leased  # called with each lease that counts, in the agent's thread
+        self._clock = clock  # a monotonic one, the same as that of `limits`
         self._client = Client(endpoint)
         self._instance = secrets.token_hex(16)
         self._plane = ""
