@@ -160,7 +160,6 @@ _ADDED_UP: Final = (
 
 
 def _error(values: Sequence[float]) -> float:
-    """Standard error of the mean."""
     count = len(values)
     if count < 2:
         return 1.0

@@ -216,7 +216,6 @@ class NodeReads(ReadStage):
         return self._budget_bytes if link is None or not link.ahead_bytes else link.ahead_bytes
 
     def _own_bytes(self) -> int:
-        """Without the daemon's."""
         return self._gatherer.mapped_bytes
 
     def submit(self, indices: NDArray[np.int64]) -> PendingReads:

@@ -315,7 +315,6 @@ class ServedData:
             self._unread[number] = reading
 
     def _done(self, _: int) -> None:
-        """Some batches are done."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._done_fd)
         self.look()

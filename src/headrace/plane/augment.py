@@ -202,7 +202,6 @@ def _policy(images: Images, numbers: _Numbers) -> NDArray[np.float64]:
 
 
 def _blur_kernel(images: Images) -> int:
-    """Pixels of a side of the blur's kernel."""
     return images.blur_kernel or max(images.planes[1:]) // 20 * 2 + 1
 
 

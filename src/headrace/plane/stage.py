@@ -226,7 +226,6 @@ class ReadStage:
         return self._own_bytes() + self._below.mapped_bytes
 
     def _own_bytes(self) -> int:
-        """Memory that it takes itself."""
         return 0
 
     @property

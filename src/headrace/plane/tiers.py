@@ -107,7 +107,6 @@ class MemoryTier(ReadStage):
         self._busy_s = 0.0
 
     def _own_bytes(self) -> int:
-        """Of held samples and of batches."""
         return self._cache.mapped_bytes + self._cache.delivered_bytes
 
     @property
@@ -311,7 +310,6 @@ class DiskTier(ReadStage):
         self._samples = self._bytes = self._local_bytes = self._read_again = 0
 
     def _own_bytes(self) -> int:
-        """Of batches that are put together, or were read here."""
         local = self._local
         return self._assembler.mapped_bytes + (local.reader.mapped_bytes if local else 0)
 
@@ -507,8 +505,6 @@ class _Near:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _DiskPending:
-    """A batch from two tiers."""
-
     tier: DiskTier
     indices: NDArray[np.int64]
     near: _Near | None

@@ -425,7 +425,6 @@ _UNITS: Final = {
 
 
 def _rates(prefix: str, labels: tuple[str, ...], meanings: Mapping[str, str]) -> tuple[Metric, ...]:
-    """One metric for each meaning and unit."""
     return tuple(
         Metric(f"{prefix}_{what}_{unit}", "gauge", labels, text)
         for what, text in meanings.items()

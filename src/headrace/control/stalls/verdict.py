@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What was found."""
-
     causes: Mapping[Cause, float]  # seconds by cause, the largest first
     waits: StepWaits
     reading: ReadWaits
@@ -57,7 +55,6 @@ _READS_MOST: Final = 256
 
 
 def _action_for(main: Cause, case: _Case) -> _Action:
-    """The one thing to do about the largest cause."""
     seconds = case.causes[main]
     own = {Cause.PREFETCH: _prefetch, Cause.LATENCY: _latency, Cause.DECODE: _decode}.get(main)
     if own is not None:
@@ -326,7 +323,6 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def _verdict_text(verdict: Verdict) -> str:
-    """A verdict for people."""
     label = f" [{verdict.simulation}]" if verdict.simulation else ""
     if not verdict.steps:
         return f"verdict{label}: no step was seen"

@@ -255,7 +255,6 @@ class OrderFollower:
         return hits, neutral & ~hits
 
     def _turn_over(self, opened: NDArray[np.int64], head: int) -> None:
-        """The next epoch has begun."""
         # Files that are in no epoch's order are none that is late.
         self._before = self._opened | (self._now.position_of < 0)
         self._now, self._next = self._following_epoch(), None

@@ -67,8 +67,6 @@ class _Demand:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """A file under way."""
-
     path: bytes
     row: tuple[int, ...]
     job: Any  # a FileJob, or the Future of a check or of a large file
@@ -250,7 +248,6 @@ class FarReader:
                 self._reader.close()
 
     def _begin(self, readings: deque[_Reading]) -> None:
-        """Begin reads, as many as may be in flight."""
         while not self._ended and len(readings) < QUEUED * self._allowed:
             item = self._next()
             if item is None:

@@ -378,7 +378,6 @@ class ProgramRun:
                 return
 
     def _take(self, reports: NDArray[np.int64]) -> None:
-        """Take in what was opened."""
         ring = _native.OpenRing
         of_file = (reports[:, 0] >= 0) & (reports[:, 0] < len(self.paths))
         of_file &= np.isin(reports[:, 2], (ring.ORIGINAL, ring.COPY, ring.WRITING, ring.REFUSED))

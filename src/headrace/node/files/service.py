@@ -45,8 +45,6 @@ ENDED_KEPT = 16  # runs that have ended and are still reported
 
 @dataclass(slots=True, eq=False)
 class _Served:
-    """A session's program."""
-
     session: Session
     request: Files
     job: str

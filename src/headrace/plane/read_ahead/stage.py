@@ -506,7 +506,6 @@ class _Sample:
 
 
 def _key(item: Any) -> int | str:
-    """A sample's index, or a path."""
     if type(item) is int:
         return item
     try:

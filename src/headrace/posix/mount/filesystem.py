@@ -151,7 +151,6 @@ class FileSystem:
     # -- the kernel's numbers ---------------------------------------------------------------------
 
     def _number(self, folder: bytes, entry: Entry) -> int:
-        """The number of an entry of a folder."""
         if not entry.is_folder:
             return _FIRST_FILE + entry.sample * self._parts + entry.part
         depth = folder.count(b"/") + 2 if folder else 1

@@ -386,8 +386,6 @@ def _mtime_ns(path: str) -> int:
 
 
 class _Lines(logging.Handler):
-    """Keeps the last lines."""
-
     def __init__(self) -> None:
         super().__init__()
         self.kept: deque[str] = deque(maxlen=_LOG_LINES)
