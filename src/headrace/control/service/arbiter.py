@@ -4,9 +4,9 @@ No socket, no thread, no file, no clock: the caller passes the time of a monoton
 in, a lease goes out. A plane that is silent keeps what its lease gave it until that ends, and then has
 nothing; nobody else is given it before.
 
-All flows are columns of a table, so that deciding about thousands takes milliseconds. A flow is what one
-plane reads for one job on one file system. Rows are reused; jobs, users and file systems are numbered anew
-only when somebody comes or goes, or the policy changes.
+All flows are rows of a table, so that deciding about thousands takes milliseconds. A flow is what one
+plane reads for one job on one file system. Jobs, users and file systems are numbered anew only when somebody
+comes or goes, or the policy changes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ FlowKey = tuple[int, str, str, str]  # plane's number, user, job, file system
 class _Numbers:
     """Who is who, while nobody comes or goes."""
 
-    rows: NDArray[np.int64]  # [flows] rows in use
     systems: list[str]  # names by number
     problem: SharingProblem  # what does not change from one decision to the next
     system_of_flow: NDArray[np.int64]  # [flows]
@@ -67,30 +66,37 @@ class _Numbers:
 
 
 class Table:
-    """The flows.
-
-    Attributes:
-        used: [rows, R] per second, in the last interval.
-        demand: [rows, R] estimates, infinite for all it can get.
-        grant: [rows, R] what the plane was last told; infinite: no limit.
-        target: [rows, R] what was last decided.
-    """
+    """The flows: row by row what each used, wants, was told and is to get; each of shape [flows, R]."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        self.keys: list[FlowKey] = []  # of all flows, by row
         self._row: dict[FlowKey, int] = {}
-        self._free: list[int] = []
-        self.used, self.demand, self.grant, self.target = np.zeros((4, _FIRST_ROWS, R))
-        self._next = 0
+        self._columns = np.zeros((4, _FIRST_ROWS, R))
         self._numbers: _Numbers | None = None
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self.keys)
 
     @property
-    def keys(self) -> Iterable[FlowKey]:
-        """All flows."""
-        return self._row.keys()
+    def used(self) -> NDArray[np.float64]:
+        """Per second, in the last interval."""
+        return self._columns[0, : len(self)]
+
+    @property
+    def demand(self) -> NDArray[np.float64]:
+        """Estimates, infinite for all it can get."""
+        return self._columns[1, : len(self)]
+
+    @property
+    def grant(self) -> NDArray[np.float64]:
+        """What the plane was last told; infinite: no limit."""
+        return self._columns[2, : len(self)]
+
+    @property
+    def target(self) -> NDArray[np.float64]:
+        """What was last decided."""
+        return self._columns[3, : len(self)]
 
     def set_policy(self, policy: Policy) -> None:
         """Go by another policy from now on."""
@@ -101,23 +107,20 @@ class Table:
         """The row of a flow, made if there is none: it has nothing and wants nothing."""
         if key in self._row:
             return self._row[key]
-        if self._free:
-            row = self._free.pop()
-        else:
-            row, self._next = self._next, self._next + 1
-            if row >= len(self.used):
-                for name in ("used", "demand", "grant", "target"):
-                    column = getattr(self, name)
-                    setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
-        for column in (self.used, self.demand, self.grant, self.target):
-            column[row] = 0.0
-        self._row[key] = row
+        row = self._row[key] = len(self)
+        if row == self._columns.shape[1]:
+            self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)], axis=1)
+        self._columns[:, row] = 0.0
+        self.keys.append(key)
         self._numbers = None
         return row
 
     def remove(self, key: FlowKey) -> None:
-        """Forget a flow."""
-        self._free.append(self._row.pop(key))
+        """Forget a flow; the last one takes its row."""
+        row, last = self._row.pop(key), self.keys.pop()
+        if last != key:
+            self.keys[row], self._row[last] = last, row
+            self._columns[:, row] = self._columns[:, len(self)]
         self._numbers = None
 
     def numbers(self) -> _Numbers:
@@ -129,22 +132,15 @@ class Table:
     def problem(self, silent: Sequence[int]) -> SharingProblem:
         """What is to be decided; silent planes, by their numbers, keep what they have."""
         known = self.numbers()
-        return replace(
-            known.problem,
-            demand=self.demand[known.rows],
-            held=np.isin(known.plane_of_flow, silent),
-            grant=self.outstanding(),
-        )
+        held = np.isin(known.plane_of_flow, silent)
+        return replace(known.problem, demand=self.demand, held=held, grant=self.outstanding())
 
     def outstanding(self) -> NDArray[np.float64]:
         """[flows, R] what each may use: its grant; where that has no limit, what it uses."""
-        rows = self.numbers().rows
-        grant = self.grant[rows]
-        return np.where(np.isfinite(grant), grant, self.used[rows])
+        return np.where(np.isfinite(self.grant), self.grant, self.used)
 
     def _number(self) -> _Numbers:
-        keys = list(self._row)
-        policy = self._policy
+        keys, policy = self.keys, self._policy
         systems = sorted({*policy.file_systems, OTHER, *(key[3] for key in keys)})
         users = sorted({(key[3], key[1]) for key in keys})
         jobs = sorted({(key[3], key[1], key[2]) for key in keys})
@@ -173,7 +169,7 @@ class Table:
             grant=np.zeros((flows, R)),
         )
         return _Numbers(
-            _integers(self._row[key] for key in keys), systems, problem,
+            systems, problem,
             _integers(number_of[key[3]] for key in keys), _integers(key[0] for key in keys),
         )  # fmt: skip
 
@@ -373,11 +369,10 @@ class Arbiter:
             return self.shares
         if self._stale or self.shares is None:
             began = time.thread_time()  # a busy machine must not make it decide less often
-            numbers = self._table.numbers()
             limit = self._silent_s
             silent = [p.number for p in self._planes.values() if now - p.reported_s > limit]
             self.shares = decide(self._table.problem(silent))
-            self._table.target[numbers.rows] = self.shares.flows
+            self._table.target[:] = self.shares.flows
             self.decide_s = time.thread_time() - began
             self.decide_s_max = max(self.decide_s_max, self.decide_s)
             self.decide_s_sum += self.decide_s
@@ -413,18 +408,15 @@ class Arbiter:
     def _granted(self, plane: PlaneRecord) -> NDArray[np.float64]:
         """What the plane is told now: its target, as far as others do not hold it still."""
         table, numbers = self._table, self._table.numbers()
-        rows = np.array([table.row(key) for key in plane.seen], np.int64)
-        mine = np.flatnonzero(np.isin(numbers.rows, rows))
-        mine = mine[np.argsort(numbers.rows[mine])][np.argsort(np.argsort(rows))]
+        mine = np.array([table.row(key) for key in plane.seen], np.int64)
         outstanding = table.outstanding()
         outstanding[mine] = 0.0
-        target = table.target[rows]
         problem = numbers.problem
-        granted = target.copy()
+        granted = table.target[mine]
         groups = (numbers.system_of_flow, problem.capacity), (problem.job, problem.job_cap)
         for group, amount in groups:
             granted = np.minimum(granted, _headroom(group, amount, outstanding, granted, mine))
-        table.grant[rows] = granted
+        table.grant[mine] = granted
         return granted
 
     # -- for those who watch ----------------------------------------------------------------------
@@ -495,7 +487,7 @@ class Arbiter:
 
     def _systems(self) -> list[dict[str, Any]]:
         numbers = self._table.numbers()
-        used = self._table.used[numbers.rows]
+        used = self._table.used
         grant = self._table.outstanding()
         return [
             {
