@@ -95,6 +95,16 @@ def _job_shares(
 
 _log = logging.getLogger("headrace.node")
 
+
+def _refusal(error: Exception, path: str | bytes) -> tuple[ReplyStatus, str]:
+    """What a client is told of a data set that cannot be opened, where that is caught."""
+    if isinstance(error, (HeadraceError, OSError)):
+        changed = isinstance(error, SourceChanged)
+        return (ReplyStatus.MISMATCH if changed else ReplyStatus.NOT_FOUND), str(error)
+    _log.exception("%s cannot be opened", path)
+    return ReplyStatus.NOT_FOUND, f"{type(error).__name__}: {error}"
+
+
 DATASETS_MAX = 64
 """Data sets that are open at a time; one more closes the one that nobody uses for the longest."""
 
@@ -155,12 +165,8 @@ class OpenDatasets:
             missing = [part for part in request.parts if part not in store.parts]
             if missing:
                 status, text = ReplyStatus.MISMATCH, f"there is no part {missing[0]!r}"
-        except HeadraceError as e:
-            status = ReplyStatus.MISMATCH if isinstance(e, SourceChanged) else ReplyStatus.NOT_FOUND
-            text = str(e)
         except Exception as e:  # noqa: BLE001 - whatever it is, somebody waits for an answer
-            _log.exception("%s cannot be opened", request.path)
-            status, text = ReplyStatus.NOT_FOUND, f"{type(e).__name__}: {e}"
+            status, text = _refusal(e, request.path)
         self._loop.call_soon(lambda: self._opened(key, store, status, text))
 
     def _opened(
@@ -176,11 +182,8 @@ class OpenDatasets:
                     tiers=replace(self._options.tiers, ram_bytes=1),
                     gathering=self._working, keeping=self._keeping, loop=self._loop,
                 )  # fmt: skip
-            except (HeadraceError, OSError) as e:
-                status, text = ReplyStatus.NOT_FOUND, str(e)
             except Exception as e:  # noqa: BLE001 - as in `_open`
-                _log.exception("%s cannot be read", store.path)
-                status, text = ReplyStatus.NOT_FOUND, f"{type(e).__name__}: {e}"
+                status, text = _refusal(e, store.path)
             else:
                 self._data[key] = data
                 self._next += 1

@@ -135,6 +135,6 @@ def figures_of(state: Mapping[str, Any]) -> Figures:
 
 def _add(figures: Figures, rows: _Rows, report: Mapping[str, Any] | None, **labels: str) -> None:
     """Add what a report has; None: there is none."""
-    for key, name, _ in rows if report is not None else ():
-        if key:
+    for key, name, _ in rows:
+        if key and report is not None:
             figures.add(f"headrace_{name}", report[key], **labels)

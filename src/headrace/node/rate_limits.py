@@ -24,7 +24,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from headrace.base.peers import user_name
 from headrace.control.client import Client, Refusal
@@ -231,14 +231,8 @@ class RateLimits:
             self._lapse(now)
             if not self._leased:
                 return []
-            return [
-                Grant(
-                    job,
-                    system,
-                    cast("tuple[float | None, float | None, float | None]", flow.limit.rates),
-                )
-                for (job, system), flow in self._flows.items()
-            ][:FLOWS_MAX]
+            grants = [Grant(*key, flow.limit.rates) for key, flow in self._flows.items()]
+            return grants[:FLOWS_MAX]
 
     def apply(self, lease: Lease, asked_at: float) -> None:
         """Keep to a lease; its time begins when the controller was asked for it, on this side's clock."""

@@ -346,11 +346,7 @@ class Session:
             self.waiting_bytes -= asked.indices.nbytes
             if size > self._host.window_bytes and size > available_memory() // 2:
                 del self.requests[asked.ticket]
-                self._send(
-                    wire.Samples(
-                        asked.ticket, wire.ReplyStatus.FAILED, f"{size} bytes are too many"
-                    )
-                )
+                self._refuse(asked.ticket, f"{size} bytes are too many")
                 continue
             asked.reserved_bytes = size
             self._begun(asked, job.totals)
@@ -402,9 +398,9 @@ class Session:
         if asked.charge is not None and outcome.bytes_read is not None:
             asked.charge.settle(outcome.bytes_read)
         if batch is None:
-            self._send(wire.Samples(asked.ticket, wire.ReplyStatus.FAILED, outcome.message))
+            self._refuse(asked.ticket, outcome.message)
         elif (memory := batch.shared) is None:
-            self._send(wire.Samples(asked.ticket, wire.ReplyStatus.FAILED, "not in shared memory"))
+            self._refuse(asked.ticket, "not in shared memory")
         else:
             fd, buffer, capacity = memory
             batch.held(round(asked.held_s * 1e9))
@@ -417,6 +413,9 @@ class Session:
             self.batches += 1
             self._send(_samples(asked.ticket, buffer, batch, outcome.ram_bytes))
         self.pump()
+
+    def _refuse(self, ticket: int, why: str) -> None:
+        self._send(wire.Samples(ticket, wire.ReplyStatus.FAILED, why))
 
     def _count(self, asked: _Asked, outcome: ReadOutcome) -> None:
         assert self.job is not None

@@ -218,22 +218,16 @@ class ServedPlane:
         self.share()
 
     def _held_back(self) -> Cause | None:
-        plane = self.plane
-        window, memory, knobs, limits = (
-            plane.window(1.0),
-            plane.history.memory,
-            plane.knobs,
-            plane.limits,
-        )
+        plane, window = self.plane, self.plane.window(1.0)
+        knobs, high = plane.knobs, plane.limits.buffer_bytes.high
         if window.stall <= STALL_BAD:
             return None
         if window.in_flight >= PINNED * knobs.reads_in_flight:
-            in_vain = memory is not None and memory.capped("reads_in_flight", plane.history.now_s)
+            memory, now_s = plane.history.memory, plane.history.now_s
+            in_vain = memory is not None and memory.capped("reads_in_flight", now_s)
             return None if in_vain else Cause.PREFETCH
-        full = knobs.buffer_bytes >= PINNED * limits.buffer_bytes.high
-        return (
-            Cause.WINDOW if full and self._windows.most_bytes <= limits.buffer_bytes.high else None
-        )
+        full = knobs.buffer_bytes >= PINNED * high and self._windows.most_bytes <= high
+        return Cause.WINDOW if full else None
 
     def share(self) -> None:
         """Tell clients how far ahead they may ask: those that were idle for a while get none of the others'."""

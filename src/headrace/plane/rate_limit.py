@@ -121,9 +121,10 @@ class Limit:
         self._held_for = [0.0] * len(LIMITED)
 
     @property
-    def rates(self) -> tuple[float | None, ...]:
+    def rates(self) -> tuple[float | None, float | None, float | None]:
         """Per second; None: no limit."""
-        return tuple(bucket.rate for bucket in self._buckets)
+        bytes_per_s, reads_per_s, metadata_per_s = (bucket.rate for bucket in self._buckets)
+        return bytes_per_s, reads_per_s, metadata_per_s
 
     @property
     def limited(self) -> bool:
