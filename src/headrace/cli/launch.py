@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -15,7 +14,7 @@ from typer import Argument, Option
 
 from headrace.cli import exit_codes
 from headrace.cli.options import Group, QuietOutput
-from headrace.cli.printing import plain
+from headrace.cli.printing import write_json
 from headrace.cluster.launch.plan import LaunchOptions
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def launch(
         return _run_job(launched, report, quiet=quiet)
     shown = preview(launched, os.environ)
     if report is not None:
-        _write_report(report, asdict(shown))
+        write_json(report, asdict(shown))
     else:
         sys.stdout.write(shown.text())
     return exit_codes.OK
@@ -105,7 +104,7 @@ def _run_job(launch: Launch, report: str | None, *, quiet: bool) -> int:
             nodes = conductor.nodes.all if hasattr(conductor, "nodes") else []
             record.finish(job_report, nodes)
             if report is not None:
-                _write_report(report, asdict(job_report))
+                write_json(report, asdict(job_report))
             last = conductor.survivors is None
             if last and launch.options.agent and (text := _agents_report(conductor.job, since_s)):
                 say(f"the job's report\n{text}")
@@ -139,14 +138,6 @@ def _range(text: str | None) -> tuple[int, int] | None:
     if not (least.isdigit() and (most or least).isdigit()):
         raise ValueError(f"nodes is {text!r}, expected MIN-MAX")
     return int(least), int(most or least)
-
-
-def _write_report(where: str, document: object) -> None:
-    text = json.dumps(document, indent=2) + "\n"
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text, encoding="utf-8")
 
 
 def scaling(
@@ -194,7 +185,7 @@ def scaling(
     runs = list(measure(runs_on, options, tell))
     table = scaling_table(runs, tolerance / 100)
     document, text = asdict(table), table_text(table)
-    (out / "scaling.json").write_text(json.dumps(document, indent=2, default=plain) + "\n", "utf-8")
+    write_json(out / "scaling.json", document)
     (out / "scaling.txt").write_text(text, "utf-8")
     output.result(document, text.rstrip("\n"))
     if not output.as_json:

@@ -14,6 +14,7 @@ import signal
 import sys
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.extras import EXTRAS, missing_package
@@ -128,6 +129,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset, tuple)):
         return list(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def write_json(where: str | os.PathLike[str], document: object) -> None:
+    """Write a report into a file; "-" is stdout."""
+    text = json.dumps(document, indent=2, default=plain) + "\n"
+    if where == "-":
+        sys.stdout.write(text)
+    else:
+        Path(where).write_text(text, encoding="utf-8")
 
 
 _WORDS = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typer import Argument, Option
 from headrace.base.text import bytes_of, count_text, printable
 from headrace.cli import exit_codes
 from headrace.cli.options import JsonOutput, QuietEnd, ReportFile, StorageOptions, not_started
-from headrace.cli.printing import log_to_stderr, plain
+from headrace.cli.printing import log_to_stderr, write_json
 from headrace.cli.simulate import SimulateOption
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def run(
     except (FileNotFoundError, PermissionError) as e:
         return not_started(e)
     if report is not None:
-        Path(report).write_text(json.dumps(ended_run.document(), indent=2) + "\n", encoding="utf-8")
+        write_json(report, ended_run.document())
     if not quiet and ended_run.opens:  # else it was said before that nothing is seen
         print(f"headrace run: {ended_run.line()}", file=sys.stderr)
     end_like(ended_run.ended)
@@ -137,8 +136,7 @@ def _tell_recorded(done: Recording, report: str | None, *, quiet: bool) -> None:
     from headrace.insight.record.recording import document_of, lines_of
 
     if report is not None:
-        text = json.dumps(document_of(done), indent=2, default=plain)
-        Path(report).write_text(text + "\n", encoding="utf-8")
+        write_json(report, document_of(done))
     if done.why is not None and not done.run.unseen:
         print(f"headrace record: {printable(str(done.why))}", file=sys.stderr)
     lines = [] if quiet else list(lines_of(done))
