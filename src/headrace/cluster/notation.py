@@ -109,13 +109,10 @@ def _numbers(span: str) -> list[str]:
 
 
 def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    first = last = numbers[0]
-    for number in numbers[1:]:
-        if number != last + 1:
-            yield first, last
-            first = number
-        last = number
-    yield first, last
+    """Of those that follow each other the first and the last; numbers are sorted, each once."""
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        following = [number for _, number in run]
+        yield following[0], following[-1]
 
 
 # -- times ---------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from that.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
@@ -284,10 +283,9 @@ def _example(key: SiteKey, indent: str) -> str:
 
 def _scalar(text: str) -> str:
     """As YAML that is a string whatever it looks like."""
-    plain = text.replace("_", "").replace("-", "")
-    words = ("yes", "no", "on", "off", "true", "false", "null", "y", "n")
-    safe = plain.isalnum() and plain.isascii() and plain[0].isalpha() and text.lower() not in words
-    return text if safe else json.dumps(text)
+    import yaml
+
+    return yaml.safe_dump(text, width=1 << 20).partition("\n")[0]
 
 
 def _derived(snapshot: ClusterSnapshot) -> dict[str, str]:

@@ -153,10 +153,7 @@ _MEMORY = re.compile(r"(?:^|,)mem=([^,\s]+)")
 def read_jobs(text: str) -> tuple[ClusterJob, ...]:
     """All jobs that `scontrol --details show jobs` prints; what waits of an array is one of them."""
     starts = [0] if text.startswith("JobId=") else []
-    at = text.find("\nJobId=")
-    while at >= 0:
-        starts.append(at + 1)
-        at = text.find("\nJobId=", at + 1)
+    starts += [match.start() + 1 for match in re.finditer("\nJobId=", text)]
     jobs = []
     for begin, end in zip(starts, [*starts[1:], len(text)], strict=False):
         try:
