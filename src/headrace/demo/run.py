@@ -52,7 +52,6 @@ class EpochResult:
     epoch: int
     loss: float
     accuracy: float  # share of held-out images that are right
-    recall: float  # mean over the classes of that share: small classes count as much as large ones
     samples: int
     seconds: float
     stall_s: float  # seconds that training waited for data
@@ -136,22 +135,14 @@ _WORKS = {
 
 def show(report: DemoReport) -> None:
     """Print the report."""
-    heads = (
-        "epoch",
-        "loss",
-        "held-out accuracy",
-        "mean recall",
-        "samples/s",
-        "stall s",
-        "accuracy",
-    )
+    heads = ("epoch", "loss", "held-out accuracy", "samples/s", "stall s", "accuracy")
     rows = [
-        (str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}", f"{e.recall:.1%}",
+        (str(e.epoch), f"{e.loss:.3f}", f"{e.accuracy:.1%}",
          f"{e.samples_per_s:,.0f}", f"{e.stall_s:.2f} of {e.seconds:.1f}", _bar(e.accuracy))
         for e in report.epochs
     ]  # fmt: skip
     lines = [*_story(report), "", f"Training, held-out accuracy by chance: {report.chance:.1%}"]
-    lines += [*aligned([heads, *rows], ">>>>>><"), ""]
+    lines += [*aligned([heads, *rows], ">>>>><"), ""]
     for work, title in _WORKS.items():
         passes = [m for m in report.comparison if m.work == work]
         fastest = max(m.samples_per_s for m in passes)
@@ -195,9 +186,8 @@ def _verdict(report: DemoReport) -> str:
     stalls = {m.loader: m.stall_s for m in report.comparison if m.work == "training"}
     waits = ", ".join(f"{stall_s:.2f} s with {name}" for name, stall_s in stalls.items())
     return (
-        f"Held-out accuracy {report.accuracy:.1%} against {report.chance:.1%} by chance "
-        f"(mean recall {report.epochs[-1].recall:.1%} against "
-        f"{1 / len(report.packed.classes):.1%}). Headrace beside torch's better DataLoader: "
+        f"Held-out accuracy {report.accuracy:.1%} against {report.chance:.1%} by chance. Headrace beside "
+        f"torch's better DataLoader: "
         f"{report.speedup('training'):.1f} x in training, {report.speedup('decoding'):.1f} x in decoded "
         f"images. Training waited {waits}. {report.seconds:.0f} s in all."
     )
