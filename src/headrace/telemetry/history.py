@@ -200,7 +200,8 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
     """
     best: dict[tuple[str, str], JobRecord] = {}
     for node, record in records:
-        best[record.job_id, node] = max(best.get((record.job_id, node), record), record, key=_knows)
+        at = record.job_id, node
+        best[at] = max(best.get(at, record), record, key=lambda r: (r.measured, r.seconds))
     jobs: dict[str, JobRecord] = {}
     for (job_id, node), record in sorted(best.items()):
         job = jobs.setdefault(job_id, JobRecord(job_id=job_id, first_s=record.first_s))
@@ -213,10 +214,6 @@ def merged(records: Iterable[tuple[str, JobRecord]]) -> list[JobRecord]:
             before = job.figures.get(key, 0.0)
             job.figures[key] = max(before, value) if key[0] in _LARGEST else before + value
     return list(jobs.values())
-
-
-def _knows(record: JobRecord) -> tuple[bool, float]:
-    return record.measured, record.total("seconds")
 
 
 RECENT_S: Final = 600.0  # what a job did longer ago says little about now

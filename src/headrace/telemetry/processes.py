@@ -153,7 +153,9 @@ class Processes:
         self._known: dict[int, _Known] = {}
         self.elsewhere: dict[str, None] = {}
         """Other nodes' names, by which processes of this machine that were left out call theirs."""
-        self._boot_s = _boot_time(self._proc)
+        lines = (line.partition(" ") for line in lines_of(self._proc / "stat"))
+        boot_s = next((number(value) for name, _, value in lines if name == "btime"), None)
+        self._boot_s = boot_s or time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def job_of(self, pid: int) -> str:
         """The job of a process that was seen at the last look; ''."""
@@ -252,10 +254,3 @@ def _stat(text: str) -> tuple[float, float, int] | None:
         return cpu_s, max(0, int(words[21])) * float(_PAGE_BYTES), int(words[19])
     except ValueError:
         return None
-
-
-def _boot_time(proc: Path) -> float:
-    """When the node was started, in Unix seconds."""
-    lines = (line.partition(" ") for line in lines_of(proc / "stat"))
-    boot_s = next((number(value) for name, _, value in lines if name == "btime"), None)
-    return boot_s or time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

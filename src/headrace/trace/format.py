@@ -69,11 +69,6 @@ _DAMAGED: Final = "The file is damaged: leave it out to read the rest of the run
 _OTHER: Final = "Read it with the version of headrace that wrote it."
 
 
-def trace_name(rank: int, number: int) -> str:
-    """The name of a rank's file: its first has the number 0."""
-    return f"rank-{rank:05d}.trace" if number == 0 else f"rank-{rank:05d}-{number}.trace"
-
-
 def trace_number(name: str) -> tuple[int, int] | None:
     """Rank and number of a file by its name; None: it is no trace."""
     match = _NAMES.fullmatch(name)
@@ -298,7 +293,7 @@ def _new_file(folder: str, rank: int) -> tuple[int, str]:
     """A file that was not there: what another process or an earlier run wrote is left alone."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND
     for number in range(_FILES_MAX):
-        path = str(Path(folder, trace_name(rank, number)))
+        path = str(Path(folder, f"rank-{rank:05d}{f'-{number}' if number else ''}.trace"))
         with suppress(FileExistsError):
             return os.open(path, flags, 0o666), path
     raise FileExistsError(f"{folder} has {_FILES_MAX:,} traces of rank {rank}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.base.causes import Cause, cause_of
 from headrace.base.text import bytes_text, counted, duration_text, rough_text
@@ -177,9 +177,6 @@ class _Gains:
     def _factor(self, rate: float) -> float:
         return rate / max(1e-9, self.torch.per_s)
 
-    def _torch_factor(self, **changes: Any) -> float:
-        return self._factor(torch_rate(replace(self.work, **changes), self.torch.workers))
-
     def _from_to(self, rate: float) -> str:
         before = rough_text(self.torch.per_s)
         return f"{_times(self._factor(rate))}: {before} -> {rough_text(rate)} samples/s"
@@ -251,7 +248,8 @@ class _Gains:
                     factor=self._factor(rate),
                 )  # fmt: skip
         if decode.native_s is None and decode.pixels > 2 * _STORED_SIDE**2:
-            factor = self._torch_factor(decode_s=decode.sample_s * _STORED_SIDE**2 / decode.pixels)
+            work = replace(self.work, decode_s=decode.sample_s * _STORED_SIDE**2 / decode.pixels)
+            factor = self._factor(torch_rate(work, self.torch.workers))
             yield Advice(
                 key="smaller", do="Store the images smaller, once: now all their pixels are decoded in every "
                 "epoch, to be thrown away.",

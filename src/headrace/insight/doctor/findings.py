@@ -408,13 +408,6 @@ def _wait_factor(findings: Findings) -> float:
     return min(2.0, max(0.5, plain_wait_s / wait_s))
 
 
-def fits_in_memory(findings: Findings) -> bool:
-    """Whether the page cache will hold all of the data once they were read."""
-    if findings.data is None or findings.environment is None:
-        return False
-    return 0 < findings.data.nbytes < _MEMORY_SHARE * findings.environment.memory_free_bytes
-
-
 def expected_of(
     findings: Findings, workers: int, wanted_per_s: float | None
 ) -> tuple[Expected, ...]:
@@ -423,7 +416,10 @@ def expected_of(
     if work is None:
         return ()
     scenes = {"": work}
-    if work.cold > 0.1 and fits_in_memory(findings):
+    data, environment = findings.data, findings.environment
+    free_bytes = environment.memory_free_bytes if environment is not None else 0
+    fits = data is not None and 0 < data.nbytes < _MEMORY_SHARE * free_bytes
+    if work.cold > 0.1 and fits:
         scenes[LATER] = replace(work, cold=0.0)
     if work.cold < 0.9 and findings.storage is not None and findings.storage.cold:
         scenes[UNCACHED] = replace(work, cold=1.0)
@@ -477,7 +473,8 @@ def storage_cause(findings: Findings, depth: float) -> str:
         return Cause.METADATA.value
     curve = Curve.through([(float(p.depth), p.per_s) for p in storage.points])
     full = curve.rate(max(1.0, depth)) >= 0.7 * curve.most
-    if full and byte_share(findings) > 0.5:
+    opened, small = storage.opened, storage.small
+    if full and opened is not None and small is not None and opened.per_s < small.per_s / 2:
         return Cause.BANDWIDTH.value
     return Cause.LATENCY.value
 
@@ -497,11 +494,3 @@ def metadata_share(findings: Findings) -> float:
         same = [p.per_s for p in storage.points if p.depth == storage.opened.depth]
         shares += [1.0 - rate / storage.opened.per_s for rate in same]
     return min(1.0, max(0.0, *shares))
-
-
-def byte_share(findings: Findings) -> float:
-    """Share of a read's time at the deepest that depends on how many bytes it has."""
-    storage = findings.storage
-    if storage is None or storage.opened is None or storage.small is None:
-        return 0.0
-    return max(0.0, 1.0 - storage.opened.per_s / storage.small.per_s)

@@ -76,6 +76,11 @@ _FOLDERS_MAX: Final = 1_000_000
 _LOOK_EVERY: Final = 256
 _DEPTH_MAX: Final = 64
 
+_UNREADABLE: Final = "folders cannot be listed, the first: {}"
+_ODD: Final = "names are no regular files (links to nothing, sockets, ...), the first: {}"
+_LOOPS: Final = "links lead back to a folder above; they are not followed"
+_HIDDEN: Final = "names begin with a dot and are left out"
+
 _Folder = tuple[bytes, tuple[tuple[int, int], ...]]
 """A path below the root, and who stands above it."""
 
@@ -98,12 +103,8 @@ class Walk:
     tops: set[bytes] = field(default_factory=set)  # first-level folders with files in them
     loose: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     """Files that lie in no folder, by format: how many, and the first name."""
-    hidden: int = 0
-    loops: int = 0  # links back to a folder above
-    unreadable: int = 0  # folders that could not be listed, and why the first one
-    first_unreadable: str = ""
-    odd: int = 0  # what is no regular file: sockets, devices, links to nothing; and the first one
-    first_odd: str = ""
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """What was passed over, by what is said of it: how many, and the first name."""
 
     @property
     def files_estimated(self) -> float:
@@ -111,6 +112,11 @@ class Walk:
         if self.complete or not self.entered:
             return float(self.files)
         return self.files * (1.0 + self.pending / self.entered)
+
+    def leave_out(self, what: str, name: str = "") -> None:
+        """Count what is passed over."""
+        count, first = self.left_out.get(what, (0, name))
+        self.left_out[what] = count + 1, first
 
     def note_file(self, path: bytes, dice: random.Random) -> None:
         """Count a file; of all, `DRAWN_MAX` are kept, each with the same chance."""
@@ -151,7 +157,7 @@ def walk(
             status = os.stat(path)
             below = (*ancestors, (status.st_dev, status.st_ino))
             if below[-1] in ancestors or len(ancestors) >= _DEPTH_MAX:
-                walk.loops += 1
+                walk.leave_out(_LOOPS)
                 continue
             with os.scandir(path) as entries:
                 walk.entered += 1
@@ -159,8 +165,7 @@ def walk(
         except OSError as e:
             if not folder:
                 raise
-            walk.unreadable += 1
-            walk.first_unreadable = walk.first_unreadable or f"{os.fsdecode(folder)}: {e.strerror}"
+            walk.leave_out(_UNREADABLE, f"{os.fsdecode(folder)}: {e.strerror}")
     walk.pending += len(pending)
     walk.complete = not walk.pending and not walk.cut
     return walk
@@ -182,7 +187,7 @@ def _list(
             is_folder = entry.is_dir()
             is_file = not is_folder and entry.is_file()
         if entry.name.startswith(b"."):
-            walk.hidden += 1
+            walk.leave_out(_HIDDEN)
         elif is_folder:
             walk.folders += 1
             if len(pending) < _FOLDERS_MAX:
@@ -190,17 +195,13 @@ def _list(
             else:
                 walk.pending += 1
         elif is_file:
-            if not _lies_beside(entry.name, endings):
+            name = entry.name
+            if name.lower().endswith(endings) if endings else not is_companion(name):
                 walk.note_file(path, dice)
         else:
-            walk.odd += 1
-            walk.first_odd = walk.first_odd or os.fsdecode(path)
+            walk.leave_out(_ODD, os.fsdecode(path))
     if folder and walk.files > before:
         walk.tops.add(folder.split(b"/", 1)[0])
-
-
-def _lies_beside(name: bytes, endings: tuple[bytes, ...]) -> bool:
-    return not name.lower().endswith(endings) if endings else is_companion(name)
 
 
 _STORE_SAMPLES: Final = 2000
@@ -466,14 +467,7 @@ def _judged(path: str, seen: Walk, notes: list[str]) -> FolderKind:
 
 def _no_files(path: str, seen: Walk, extensions: Sequence[str]) -> SourceError:
     ends = f" that end in {' or '.join(extensions)}" if extensions else ""
-    what = (
-        f"no files{ends}"
-        if not seen.odd
-        else f"no regular files ({printable(seen.first_odd)} is none)"
-    )
-    if seen.unreadable:
-        what += f"; {seen.unreadable} folders cannot be listed ({printable(seen.first_unreadable)})"
-    what += f"; {seen.hidden} names begin with a dot and are left out" if seen.hidden else ""
+    what = "; ".join([f"no files{ends}", *_notes(seen, hidden=True)])
     return _refused(path, f": {what}", "Give the folder with the samples: headrace doctor FOLDER.")
 
 
@@ -494,14 +488,12 @@ def _library(
     )  # fmt: skip
 
 
-def _notes(seen: Walk) -> list[str]:
-    first, odd = printable(seen.first_unreadable), printable(seen.first_odd)
-    notes = {
-        f"folders cannot be listed, the first: {first}": seen.unreadable,
-        f"names are no regular files (links to nothing, sockets, ...), the first: {odd}": seen.odd,
-        "links lead back to a folder above; they are not followed": seen.loops,
-    }
-    return [f"{count} {what}" for what, count in notes.items() if count]
+def _notes(seen: Walk, *, hidden: bool = False) -> list[str]:
+    return [
+        f"{count} {what.format(printable(first))}"
+        for what, (count, first) in seen.left_out.items()
+        if hidden or what != _HIDDEN
+    ]
 
 
 # -- files -------------------------------------------------------------------------------------------

@@ -194,11 +194,6 @@ def is_data(path: bytes) -> bool:
     return not is_system(path) and _CODE.search(path) is None
 
 
-def is_evaluation(name: str) -> bool:
-    """Whether a file is of evaluation, by the folders that it lies in."""
-    return any(part.lower() in _EVALUATION for part in name.split("/")[:-1])
-
-
 def _kind(path: str) -> str:
     """The ending; images of all kinds are one."""
     ending = os.path.splitext(path)[1].lower()
@@ -448,7 +443,8 @@ def job_of(
     if any(not (visit.ranges or visit.mapped) for visit in data):
         why = "headrace reads through rings of the kernel"
         notes.append(f"not all reads were seen ({why}): files that were opened count as read")
-    is_valid = np.array([is_evaluation(name) for name in reads.names], bool)
+    folders = [map(str.lower, name.split("/")[:-1]) for name in reads.names]
+    is_valid = np.array([not _EVALUATION.isdisjoint(parts) for parts in folders], bool)
     is_valid &= not is_valid.all()  # evaluation alone is the job's data
     train = np.flatnonzero(~is_valid[rows["file"]])
     epoch_of = np.full(len(rows), -1, np.int64)
