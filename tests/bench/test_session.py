@@ -616,5 +616,5 @@ def test_another_data_set_is_overwritten_only_when_asked_for(words, tmp_path):
     fewer = (*only, "++workload.dataset.num_files_train=5")
     with pytest.raises(SourceError, match="--overwrite"):
         run_session(words("unet3d_h100", *fewer))
-    run_session(words("unet3d_h100", *fewer), SessionOptions(overwrite=True, generate_threads=2))
+    run_session(words("unet3d_h100", *fewer), SessionOptions(overwrite=True))
     assert len(list((tmp_path / "data/train").glob("*.npz"))) == 5

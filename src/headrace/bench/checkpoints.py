@@ -303,12 +303,6 @@ class RunCheckpointer:
             run=self._run, objects=self._objects,
         )  # fmt: skip
 
-    @property
-    def steps_between(self) -> int | None:
-        """Steps between checkpoints in the middle of epochs; None: none is written there."""
-        steps = self._options.steps_between_checkpoints
-        return steps if steps > 0 else None
-
     def due(self, epoch: int) -> bool:
         """Whether a checkpoint follows an epoch, counted from 1."""
         since = epoch - self._options.checkpoint_after_epoch
@@ -412,15 +406,6 @@ def require_checkpoints(loaded: LoadedWorkload) -> None:
             )  # fmt: skip
 
 
-def _residency(folder: str, *, cold: bool) -> float | None:
-    """The share of the checkpoints in the page cache; made none with `cold`."""
-    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    if cold:
-        advice = "On tmpfs it is impossible. Run without --cold."
-        make_cold(paths, _RESIDENCY_FILES, "the checkpoints", advice)
-    return residency_of(paths, _RESIDENCY_FILES).share
-
-
 def run_checkpoints(
     loaded: LoadedWorkload, accelerators: int, group: RankGroup, *, cold: bool = False,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
@@ -451,7 +436,12 @@ def run_checkpoints(
         if reads:
             readers = checkpointer.shifted()
             if not loaded.workload.storage.is_objects:
-                residency = _residency(options.checkpoint_folder, cold=cold)
+                every = os.walk(options.checkpoint_folder)
+                paths = [os.path.join(place, name) for place, _, names in every for name in names]
+                if cold:
+                    advice = "On tmpfs it is impossible. Run without --cold."
+                    make_cold(paths, _RESIDENCY_FILES, "the checkpoints", advice)
+                residency = residency_of(paths, _RESIDENCY_FILES).share
             for number in range(1, reads + 1):
                 time.sleep(between_s)
                 restored.append(checkpointer.load(1, number, number, readers))

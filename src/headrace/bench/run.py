@@ -91,7 +91,6 @@ class SessionOptions:
         stage: a folder, of each host or of all, to copy the data set to; it is read there, and removed at the
             end.
         overwrite: another data set of ours that is in the way is removed before data is generated.
-        generate_threads: that write data; not given: reader.write_threads, or as many as suit this host.
         formula: DLIO's throughput formula in summary.json.
         trace: write a trace of each accelerator's steps.
         progress: called with (what, done, total).
@@ -108,7 +107,6 @@ class SessionOptions:
     repeats: int = 1
     stage: str | None = None
     overwrite: bool = False
-    generate_threads: int | None = None
     formula: Formula = "mlcommons"
     trace: bool = False
     progress: Callable[[str, int, int | None], None] | None = None
@@ -260,7 +258,7 @@ class _Epochs:
             compute_s = order.compute_s[(step + ranks) % len(order.compute_s)]
         every = steps
         if split == "train" and self.checkpointer is not None:
-            every = self.checkpointer.steps_between or steps
+            every = max(0, self._workload.checkpoint.steps_between_checkpoints) or steps
         opened: dict[int, BatchSource] = {}
 
         def source(number: int) -> BatchSource:

@@ -363,8 +363,8 @@ class _Session:
         report = generate(
             self._workload.dataset, rank=self._group.place.rank,
             world_size=self._group.place.world_size,
-            threads=self._options.generate_threads or self._workload.reader.write_threads,
-            overwrite=self._options.overwrite, progress=progress, objects=self._objects,
+            threads=self._workload.reader.write_threads, overwrite=self._options.overwrite,
+            progress=progress, objects=self._objects,
             ready=lambda: self._group.barrier(_GENERATE_S),
         )  # fmt: skip
         self._group.barrier(_GENERATE_S)

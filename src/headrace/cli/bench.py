@@ -54,16 +54,12 @@ def report(
         path = out or str(Path(folder, "report.html"))
         _write(path, report_page(runs, rank_blocks(runs[-1])))
         output.remark(f"wrote {path}")
-    if output.as_json:
-        output.document({
-            "folder": folder, "runs": [run.folder for run in runs], "html": path,
-            "measures": {m.name: {**value.document(), "unit": m.unit} for m, value in measures.items()},
-            "not_mlperf": NOT_MLPERF,
-        })  # fmt: skip
-    elif not html:
-        for measure, value in measures.items():
-            output.line(f"{measure.title:<34} {with_confidence(value, measure.unit)}")
-        output.line(NOT_MLPERF)
+    lines = [f"{m.title:<34} {with_confidence(v, m.unit)}" for m, v in measures.items()]
+    output.result({
+        "folder": folder, "runs": [run.folder for run in runs], "html": path,
+        "measures": {m.name: {**value.document(), "unit": m.unit} for m, value in measures.items()},
+        "not_mlperf": NOT_MLPERF,
+    }, *([] if html else [*lines, NOT_MLPERF]))  # fmt: skip
     return exit_codes.OK
 
 
@@ -88,10 +84,8 @@ def trace(
             path=folder,
         )
     _write(out, trace_text(events, lines=out.endswith(".pfw")))
-    if output.as_json:
-        output.document({"out": out, "events": len(events)})
-    else:
-        output.remark(f"wrote {len(events)} events to {out}")
+    output.remark(f"wrote {len(events)} events to {out}")
+    output.result({"out": out, "events": len(events)})
     return exit_codes.OK
 
 
@@ -131,20 +125,20 @@ def compare(
     comparison = compare_runs(*runs)
     verdicts = judge(comparison.values, conditions)
     failed = any(verdict.holds for verdict in verdicts)
-    if output.as_json:
-        output.document({
-            "a": a, "b": b, "rows": [row.document() for row in comparison.rows],
-            "differences": [
-                {"what": what, "a": left, "b": right} for what, left, right in comparison.differences
-            ],
-            "conditions": [v.document() for v in verdicts],
-            "failed": failed, "not_mlperf": NOT_MLPERF,
-        })  # fmt: skip
-    else:
-        for name, folder, repeats in zip("AB", (a, b), map(len, runs), strict=True):
-            output.line(f"{name}: {folder}" + (f", {repeats} runs" if repeats > 1 else ""))
-        _print_comparison(output, comparison, verdicts)
-        output.line(NOT_MLPERF)
+    for what, left, right in () if output.as_json else comparison.differences:
+        output.remark(f"note: {what} differs: {left}, {right}")
+    names = [
+        f"{name}: {folder}" + (f", {repeats} runs" if repeats > 1 else "")
+        for name, folder, repeats in zip("AB", (a, b), map(len, runs), strict=True)
+    ]
+    output.result({
+        "a": a, "b": b, "rows": [row.document() for row in comparison.rows],
+        "differences": [
+            {"what": what, "a": left, "b": right} for what, left, right in comparison.differences
+        ],
+        "conditions": [v.document() for v in verdicts],
+        "failed": failed, "not_mlperf": NOT_MLPERF,
+    }, *names, *_comparison_lines(comparison), *_verdict_lines(verdicts), NOT_MLPERF)  # fmt: skip
     return exit_codes.FINDING if failed else exit_codes.OK
 
 
@@ -178,21 +172,14 @@ def _compare_recorded(
         output.remark(f"wrote {svg}")
     verdicts = judge({name: (value, None) for name, value in similarity.values.items()}, conditions)
     failed = any(verdict.holds for verdict in verdicts)
-    if output.as_json:
-        output.document({
-            "a": names[0], "b": names[1], **similarity.document(),
-            "conditions": [v.document() for v in verdicts], "failed": failed,
-        })  # fmt: skip
-    else:
-        for line in like.lines_of(similarity):
-            output.line(line)
-        _print_verdicts(output, verdicts)
+    output.result({
+        "a": names[0], "b": names[1], **similarity.document(),
+        "conditions": [v.document() for v in verdicts], "failed": failed,
+    }, *like.lines_of(similarity), *_verdict_lines(verdicts))  # fmt: skip
     return exit_codes.FINDING if failed else exit_codes.OK
 
 
-def _print_comparison(
-    output: Output, comparison: RunComparison, verdicts: Sequence[ConditionResult]
-) -> None:
+def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
     from headrace.bench.report import with_confidence
 
     cells = [("", "A", "B", "change", "")]
@@ -208,28 +195,21 @@ def _print_comparison(
             row.measure.title, with_confidence(row.a, unit, brief=True),
             with_confidence(row.b, unit, brief=True), change, judgement,
         ))  # fmt: skip
-    for line in aligned(cells, "<>>><"):
-        output.line(line)
+    yield from aligned(cells, "<>>><")
     if any(row.a.half_width is not None or row.b.half_width is not None for row in comparison.rows):
-        output.line("± is the 95 % confidence interval over the repeats.")
+        yield "± is the 95 % confidence interval over the repeats."
     if any(row.worse is not None and row.clear is None for row in comparison.rows):
-        output.line(
-            "Figures without ± on both sides were measured once: their changes may be noise."
-        )
-    for what, left, right in comparison.differences:
-        output.remark(f"note: {what} differs: {left}, {right}")
-    _print_verdicts(output, verdicts)
+        yield "Figures without ± on both sides were measured once: their changes may be noise."
 
 
-def _print_verdicts(output: Output, verdicts: Sequence[ConditionResult]) -> None:
+def _verdict_lines(verdicts: Sequence[ConditionResult]) -> Iterator[str]:
     for verdict in verdicts:
         held = "holds" if verdict.holds else "does not hold"
         condition, unit = verdict.condition, verdict.condition.measure.unit
         value = (
             f"{verdict.value:+.2%}" if condition.change else f"{verdict.value:g} {unit}".rstrip()
         )
-        read = condition.reading
-        output.line(f"{condition.written}{read}: {held} ({condition.measure.name} {value})")
+        yield f"{condition.written}{condition.reading}: {held} ({condition.measure.name} {value})"
 
 
 def _write(path: str, text: str) -> None:
@@ -258,12 +238,8 @@ def storage(
 
     options = StorageOptions(size_bytes=bytes_of(size), seconds=seconds, files=files)
     document = characterise(path, options)
-    if output.as_json:
-        output.document(document)
-        return 0
-    for line in _storage_lines(document):
-        output.line(line)
-    for note in document["notes"]:
+    output.result(document, *_storage_lines(document))
+    for note in () if output.as_json else document["notes"]:
         output.remark(f"note: {note}")
     return 0
 
@@ -371,14 +347,6 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
     from headrace.bench.summary import NOT_MLPERF
     from headrace.pages.html import measure_text
 
-    if output.as_json:
-        output.document({
-            "answer": result.answer, "most": result.most, "limit": result.limit,
-            "until": condition.written, "least_asked": result.range[0],
-            "greatest_asked": result.range[1], "simulated": simulate,
-            "probes": list(result.probes), "not_mlperf": NOT_MLPERF,
-        })  # fmt: skip
-        return
     cells: list[tuple[str, ...]] = [("accelerators", "AU", "samples/s", "MiB/s", "bound by", "")]
     for probe in result.probes:
         values = [
@@ -388,14 +356,18 @@ def _print_sweep(output: Output, result: Sweep, condition: Condition, simulate: 
         cells.append((
             str(probe.accelerators), *values, probe.bound, "too many" if probe.over else "fed",
         ))  # fmt: skip
-    for line in aligned(cells):
-        output.line(line)
+    lines = aligned(cells)
     if (over := result.first_over) is not None:
-        output.line(f"with {over.accelerators}: {over.bound_reason}")
+        lines.append(f"with {over.accelerators}: {over.bound_reason}")
     if simulate is not None:
-        output.line(f"simulated {simulate}: the delays are not real")
-    output.line(f"{result.answer} (until {condition.written})")
-    output.line(NOT_MLPERF)
+        lines.append(f"simulated {simulate}: the delays are not real")
+    lines += [f"{result.answer} (until {condition.written})", NOT_MLPERF]
+    output.result({
+        "answer": result.answer, "most": result.most, "limit": result.limit,
+        "until": condition.written, "least_asked": result.range[0],
+        "greatest_asked": result.range[1], "simulated": simulate,
+        "probes": list(result.probes), "not_mlperf": NOT_MLPERF,
+    }, *lines)  # fmt: skip
 
 
 bench_app = CommandGroup("Measure storage the way training uses it: DLIO's workloads, unchanged.")
@@ -497,19 +469,15 @@ def _print(output: Output, report: SessionReport, simulate: str | None) -> None:
         return  # all of them would say the same
     for note in report.notes:
         output.remark(f"note: {note}")
-    if output.as_json:
-        output.document({
-            "folder": report.folder, "rank": report.rank, "simulated": simulate,
-            "generated_bytes": report.generated_bytes, "summary": report.summary,
-        })  # fmt: skip
-        return
-    for line in report.lines:
-        output.line(line)
-    for line in _explained(report.summary) if report.summary is not None else ():
-        output.line(line)
+    lines = [*report.lines, *(_explained(report.summary) if report.summary is not None else ())]
     if simulate is not None:
-        output.line(f"simulated {simulate}: the delays are not real")
-    output.remark(f"results in {report.folder}")
+        lines.append(f"simulated {simulate}: the delays are not real")
+    output.result({
+        "folder": report.folder, "rank": report.rank, "simulated": simulate,
+        "generated_bytes": report.generated_bytes, "summary": report.summary,
+    }, *lines)  # fmt: skip
+    if not output.as_json:
+        output.remark(f"results in {report.folder}")
 
 
 def _explained(summary: dict[str, Any]) -> Iterator[str]:
@@ -567,9 +535,10 @@ def generate(
     """Generate a DLIO workload's data set, and do nothing else. Goes on where it was interrupted."""
     only = ("generate_data=True", "train=False", "evaluation=False", "checkpoint=False")
     given = [*(words or []), *context.args, *(f"++workload.workflow.{key}" for key in only)]
-    options = {"generate_threads": threads, "overwrite": overwrite}
+    if threads is not None:
+        given += _overrides({"reader.write_threads": str(threads)})
     try:
-        report = _session(output, given, "generating", **options)
+        report = _session(output, given, "generating", overwrite=overwrite)
     except KeyboardInterrupt as e:
         e.add_note("files that are whole are kept; the same command goes on from there")
         raise
@@ -582,7 +551,7 @@ def workloads(*, output: JsonOutput) -> int:
     """List the workloads that come with headrace."""
     from headrace.bench.config import load_workload, parse_command_line, shipped_workloads
 
-    rows = []
+    rows, lines = [], []
     for name in shipped_workloads():
         workload = load_workload(parse_command_line([f"workload={name}"])).workload
         data = workload.dataset
@@ -593,17 +562,13 @@ def workloads(*, output: JsonOutput) -> int:
             "step_s": workload.train.computation_time.mean_s, "epochs": workload.train.epochs,
             "train": workload.workflow.train, "au": workload.metric.au,
         })  # fmt: skip
-    if output.as_json:
-        output.document({"workloads": rows})
-        return 0
-    for row in rows:
-        if row["train"]:
+        summary = "generates data" if "datagen" in name else "checkpoints"
+        if workload.workflow.train:
             summary = (
-                f"{row['format']}, {row['files']:,} x {row['samples_per_file']:,} samples of "
-                f"{row['sample_bytes']:,.0f} bytes, batch {row['batch_size']}, computing "
-                f"{row['step_s']} s a step"
+                f"{data.format}, {data.num_files_train:,} x {data.num_samples_per_file:,} samples of "
+                f"{data.nominal_bytes:,.0f} bytes, batch {workload.reader.batch_size}, computing "
+                f"{workload.train.computation_time.mean_s} s a step"
             )
-        else:
-            summary = "generates data" if "datagen" in str(row["name"]) else "checkpoints"
-        output.line(f"{row['name']:<24} {summary}")
+        lines.append(f"{name:<24} {summary}")
+    output.result({"workloads": rows}, *lines)
     return 0
